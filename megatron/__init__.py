@@ -1,0 +1,1 @@
+"""Pretrain GPT with vocabulary parallelism in pipeline parallelism."""

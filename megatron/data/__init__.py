@@ -1,0 +1,1 @@
+"""Tokenizers, indexed token files, GPT samples, microbatches. Knows nothing of ranks."""

@@ -1,0 +1,28 @@
+"""Where the tokens come from and how they become samples."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Corpus, split and sampling of the three datasets.
+
+    Attributes:
+        data_path: blend as ``(weight, prefix)`` pairs; a prefix names ``PREFIX.bin`` and
+            ``PREFIX.idx``. Weights need not sum to one.
+        split: train, valid, test shares of the documents of every prefix, any positive scale.
+        seq_length: tokens per sample s; each sample holds s + 1 tokens.
+        seed: seed of the document and sample shuffles.
+        eod_token: id of the end-of-document token.
+        eod_mask_loss: no loss where the input token is the end of a document.
+        cache_path: folder of the sample indices; ``None`` puts them beside the data.
+    """
+
+    data_path: tuple[tuple[float, Path], ...]
+    split: tuple[float, float, float]
+    seq_length: int
+    seed: int
+    eod_token: int
+    eod_mask_loss: bool = False
+    cache_path: Path | None = None

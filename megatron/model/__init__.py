@@ -1,0 +1,1 @@
+"""The GPT configuration and what one pipeline stage owns."""

@@ -1,0 +1,1 @@
+"""Flags to configurations, the training loop, metrics and logging."""
