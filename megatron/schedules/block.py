@@ -1,0 +1,83 @@
+"""A building block: one microbatch's passes with their start times, repeated every ``interval``.
+
+A schedule is a block and its unrolling (arXiv 2405.15362, section 2). Times only order the passes:
+the plan that comes out holds no times, and any costs may be simulated with it.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from megatron.schedules.passes import CHUNKED_KINDS, Pass, PassKind
+from megatron.schedules.plan import Plan
+
+
+class Slot(NamedTuple):
+    """A pass of the block on one rank.
+
+    Attributes:
+        start: start time of microbatch 0, in the block's own unit; may be negative.
+        duration: time it occupies; 0 for a pass inserted between two others.
+        kind: what is done.
+        chunk: on which model chunk.
+    """
+
+    start: float
+    duration: float
+    kind: PassKind
+    chunk: int = 0
+
+    @property
+    def end(self) -> float:
+        """End time of microbatch 0."""
+        return self.start + self.duration
+
+
+@dataclass(frozen=True)
+class Block:
+    """One microbatch's passes on every rank.
+
+    Attributes:
+        rows: the slots of every rank.
+        stages: (rank, chunk) of every stage in the order in which the data flows.
+        interval: time after which the next microbatch repeats the block.
+        barriers: as in ``Plan``.
+    """
+
+    rows: tuple[tuple[Slot, ...], ...]
+    stages: tuple[tuple[int, int], ...]
+    interval: float
+    barriers: int | None = None
+
+    def slot(self, stage: int, kind: PassKind) -> Slot:
+        """Return the slot of ``kind`` on ``stage``."""
+        rank, chunk = self.stages[stage]
+        return next(s for s in self.rows[rank] if s.kind == kind and s.chunk == chunk)
+
+
+def _order_at_one_time(slot: Slot) -> int:
+    # Inserted passes have no duration and go before whatever starts at the same moment. Among them
+    # T frees memory that S takes, and S is what the next barrier waits for.
+    return (
+        CHUNKED_KINDS.index(slot.kind) + 4
+        if slot.duration
+        else ["T", "S", "IB", "IF"].index(slot.kind)
+    )
+
+
+def unroll(block: Block, microbatches: int) -> Plan:
+    """Repeat ``block`` for every microbatch and read off the order of the passes.
+
+    Raises:
+        ValueError: if ``microbatches`` is not positive.
+    """
+    if microbatches < 1:
+        raise ValueError(f"an iteration needs at least 1 microbatch, got {microbatches}")
+    rows = []
+    for slots in block.rows:
+        timed = sorted(
+            (slot.start + i * block.interval, _order_at_one_time(slot), i, slot.kind, slot.chunk)
+            for slot in slots
+            for i in range(microbatches)
+        )
+        rows.append(tuple(Pass(kind, i, chunk) for _, _, i, kind, chunk in timed))
+    return Plan(tuple(rows), block.stages, microbatches, block.barriers)

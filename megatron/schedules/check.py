@@ -1,0 +1,127 @@
+"""Prove that a plan can be run: every pass exactly once, no deadlock, memory promise kept."""
+
+from collections.abc import Mapping, Sequence
+
+from megatron.schedules.needs import Comm, needs
+from megatron.schedules.passes import Pass
+from megatron.schedules.plan import Plan
+from megatron.schedules.timing import earliest
+
+
+def check(plan: Plan, in_flight_limit: Sequence[float] | None = None) -> None:
+    """Check ``plan``.
+
+    Args:
+        plan: the plan.
+        in_flight_limit: promised peak of microbatches in flight for every rank, if any.
+
+    Raises:
+        ValueError: naming rank and pass, with the grid around the offending cell.
+    """
+    _check_stages(plan)
+    for rank in range(plan.ranks):
+        _check_row(plan, rank)
+    _check_deadlock(plan)
+    if in_flight_limit is not None:
+        for rank, (peak, limit) in enumerate(zip(in_flight(plan), in_flight_limit, strict=True)):
+            if peak > limit + 1e-9:
+                raise ValueError(
+                    f"rank {rank} holds up to {peak:g} microbatches, "
+                    f"the schedule promises {limit:g}"
+                )
+
+
+def in_flight(plan: Plan) -> list[float]:
+    """Return every rank's peak of microbatches whose activations it holds.
+
+    A microbatch is held from its F to its B (to its W where weight gradients are split off). A
+    chunk counts as its share 1/v of the rank's layers.
+    """
+    return [_peak(row, plan.chunks, "W" if plan.split_backward else "B") for row in plan.rows]
+
+
+def _peak(row: tuple[Pass, ...], chunks: int, release: str) -> float:
+    held = peak = 0
+    for item in row:
+        if item.kind == "F":
+            held += 1
+            peak = max(peak, held)
+        elif item.kind == release:
+            held -= 1
+    return peak / chunks
+
+
+def expected_passes(plan: Plan, rank: int) -> set[Pass]:
+    """Return the passes that ``rank`` must run, each exactly once."""
+    kinds = ["F"] if plan.forward_only else ["F", "B", *(["W"] if plan.split_backward else [])]
+    chunks = [chunk for owner, chunk in plan.stages if owner == rank]
+    names = [(kind, chunk) for kind in kinds for chunk in chunks]
+    if plan.barriers is not None:
+        names += [
+            (kind, 0) for kind in (("S", "IF") if plan.forward_only else ("S", "T", "IF", "IB"))
+        ]
+    return {Pass.parse(f"{kind}{i}")._replace(chunk=chunk)
+            for kind, chunk in names for i in range(plan.microbatches)}  # fmt: skip
+
+
+def _check_stages(plan: Plan) -> None:
+    places = [(rank, chunk) for chunk in range(plan.chunks) for rank in range(plan.ranks)]
+    if sorted(plan.stages) != sorted(places):
+        raise ValueError(
+            f"the stages {plan.stages} do not name every (rank, chunk) of {plan.ranks} ranks and "
+            f"{plan.chunks} chunks exactly once"
+        )
+
+
+def _check_row(plan: Plan, rank: int) -> None:
+    expected = expected_passes(plan, rank)
+    seen: set[Pass] = set()
+    for index, item in enumerate(plan.rows[rank]):
+        if item not in expected:
+            raise ValueError(f"rank {rank} cannot run {item}\n{grid(plan, {rank: index})}")
+        if item in seen:
+            raise ValueError(f"rank {rank} runs {item} twice\n{grid(plan, {rank: index})}")
+        seen.add(item)
+    missing = sorted(expected - seen, key=lambda item: (item.microbatch, item.kind))
+    if missing:
+        names = " ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
+        raise ValueError(f"rank {rank} never runs {names}\n{grid(plan, {rank: len(seen)})}")
+
+
+def _check_deadlock(plan: Plan) -> None:
+    timing = earliest(plan)
+    if not timing.stuck:
+        return
+    reasons = []
+    for rank, index in sorted(timing.stuck.items()):
+        item, done = plan.rows[rank][index], set(plan.rows[rank][:index])
+        missing = [
+            str(need)
+            for need in needs(plan, rank, item)
+            if (need not in timing.ready if isinstance(need, Comm) else need not in done)
+        ]
+        reasons.append(f"rank {rank} waits at {item} for {', '.join(missing)}")
+    raise ValueError("the plan deadlocks: " + "; ".join(reasons) + "\n" + grid(plan, timing.stuck))
+
+
+def grid(plan: Plan, marked: Mapping[int, int] | None = None, around: int = 6) -> str:
+    """Return the plan as text, one row per rank, with one cell per rank ``>marked<``.
+
+    Args:
+        plan: the plan.
+        marked: for some ranks, the index of the pass to mark.
+        around: passes shown on either side of a marked one; rows without a mark are cut alike.
+    """
+    marked = marked or {}
+    lines = []
+    centre = min(marked.values(), default=0)
+    for rank, row in enumerate(plan.rows):
+        at = marked.get(rank)
+        middle = centre if at is None else at
+        first, last = max(0, middle - around), middle + around + 1
+        cells = [f">{item}<" if i == at else str(item) for i, item in enumerate(row)][first:last]
+        if at == len(row):
+            cells.append("> <")
+        head, tail = ("... " if first else ""), (" ..." if last < len(row) else "")
+        lines.append(f"  rank {rank}: {head}{' '.join(cells)}{tail}")
+    return "\n".join(lines)

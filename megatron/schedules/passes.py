@@ -1,0 +1,50 @@
+"""A pass is one unit of work of one microbatch on one rank; its text form is ``F3`` or ``F3.1``."""
+
+import re
+from typing import Final, Literal, NamedTuple, get_args
+
+PassKind = Literal["F", "B", "W", "S", "T", "IF", "IB"]
+"""F forward, B backward (input gradient), W weight gradient, S and T output layer before and
+after its barrier, IF and IB input layer forward and backward (DESIGN section 2)."""
+
+PASS_KINDS: Final[tuple[PassKind, ...]] = get_args(PassKind)
+CHUNKED_KINDS: Final[tuple[PassKind, ...]] = ("F", "B", "W")
+"""Kinds that belong to a model chunk; the vocabulary passes belong to the rank as a whole."""
+
+_TEXT: Final = re.compile(r"(IF|IB|F|B|W|S|T)(\d+)(?:\.(\d+))?")
+
+
+class Pass(NamedTuple):
+    """One unit of work.
+
+    Attributes:
+        kind: what is done.
+        microbatch: for which microbatch, counted from 0 within the iteration.
+        chunk: on which model chunk of the rank; 0 for the vocabulary passes.
+    """
+
+    kind: PassKind
+    microbatch: int
+    chunk: int = 0
+
+    def __str__(self) -> str:
+        """Return the text form, ``F3`` for chunk 0 and ``F3.1`` for chunk 1."""
+        return f"{self.kind}{self.microbatch}" + (f".{self.chunk}" if self.chunk else "")
+
+    @classmethod
+    def parse(cls, text: str) -> "Pass":
+        """Read a text form.
+
+        Raises:
+            ValueError: if ``text`` is no pass.
+        """
+        match = _TEXT.fullmatch(text)
+        if match is None:
+            raise ValueError(
+                f"'{text}' is no pass: write a kind ({' '.join(PASS_KINDS)}), a microbatch and, "
+                "for chunks after the first, a point and the chunk, as in F3 or B3.1"
+            )
+        kind, microbatch, chunk = match.groups()
+        if chunk is not None and kind not in CHUNKED_KINDS:
+            raise ValueError(f"'{text}' names a chunk, but {kind} belongs to no model chunk")
+        return cls(next(k for k in PASS_KINDS if k == kind), int(microbatch), int(chunk or 0))

@@ -1,0 +1,181 @@
+"""Walk a program with given costs: the same program that the runtime executes.
+
+Each rank has a compute lane, and communication lanes that overlap with it. A communication begins
+when every participant has issued it and its lane is free, and ends after its cost.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from megatron.schedules.lower import Program, Run, Start, lane
+from megatron.schedules.needs import Comm, CommKind, participants
+from megatron.schedules.passes import Pass, PassKind
+from megatron.schedules.timing import UNIT_COSTS
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Time of every pass and communication, in any one unit.
+
+    Attributes:
+        passes: time of a pass by kind: one number for all ranks, or one per rank.
+        comms: time of a communication by kind; absent ones are free.
+    """
+
+    passes: Mapping[PassKind, float | Sequence[float]] = field(default_factory=lambda: UNIT_COSTS)
+    comms: Mapping[CommKind, float] = field(default_factory=dict)
+
+    def of_pass(self, rank: int, item: Pass) -> float:
+        """Return the time of ``item`` on ``rank``.
+
+        Raises:
+            ValueError: if no cost is known for its kind.
+        """
+        cost = self.passes.get(item.kind)
+        if cost is None:
+            raise ValueError(f"no cost is given for {item.kind} passes: give {item.kind}=TIME")
+        return cost if isinstance(cost, (int, float)) else cost[rank]
+
+    def of_comm(self, comm: Comm) -> float:
+        """Return the time of ``comm``."""
+        return self.comms.get(comm.kind, 0.0)
+
+
+class Span(NamedTuple):
+    """Something that took time on one rank.
+
+    Attributes:
+        rank: where.
+        lane: ``compute`` or ``comm``.
+        label: text form of the pass or communication.
+        kind: its kind.
+        microbatch: its microbatch.
+        chunk: its model chunk; 0 for communications.
+        start: start time.
+        end: end time.
+    """
+
+    rank: int
+    lane: str
+    label: str
+    kind: str
+    microbatch: int
+    chunk: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What happened when: simulated here, or recorded by the runtime.
+
+    Attributes:
+        ranks: number of ranks.
+        spans: everything that took time, in no particular order.
+    """
+
+    ranks: int
+    spans: tuple[Span, ...]
+
+    @property
+    def end(self) -> float:
+        """End of the last span."""
+        return max((span.end for span in self.spans), default=0.0)
+
+    def compute(self, rank: int) -> list[Span]:
+        """Return the passes of ``rank`` in order."""
+        own = (s for s in self.spans if s.rank == rank and s.lane == "compute")
+        return sorted(own, key=lambda s: (s.start, s.end))
+
+    def work(self, rank: int) -> float:
+        """Return the time that ``rank`` spends in passes."""
+        return sum(s.end - s.start for s in self.compute(rank))
+
+    def bubble_rate(self) -> float:
+        """Return 1 - work / span over all ranks.
+
+        The span is the longest time between a rank's first start and last end, as the zero-bubble
+        papers count (arXiv 2401.10241, section 5.3).
+        """
+        rows = [self.compute(rank) for rank in range(self.ranks)]
+        span = max(row[-1].end - row[0].start for row in rows)
+        return 1 - sum(map(self.work, range(self.ranks))) / (self.ranks * span)
+
+    def bubble_rate_makespan(self) -> float:
+        """Return 1 - work / makespan over all ranks."""
+        return 1 - sum(map(self.work, range(self.ranks))) / (self.ranks * self.end)
+
+
+def simulate(program: Program, costs: Costs | None = None) -> Timeline:
+    """Return the timeline of ``program``.
+
+    Raises:
+        ValueError: if a kind of pass has no cost, or the program deadlocks.
+    """
+    walk = _Walk(program, costs or Costs())
+    awake = list(range(program.plan.ranks))
+    while awake:
+        awake.extend(walk.advance(awake.pop()))
+    if any(at < len(row) for at, row in zip(walk.position, program.rows, strict=True)):
+        raise ValueError("the program deadlocks: it was not lowered from a checked plan")
+    return Timeline(program.plan.ranks, tuple(walk.spans))
+
+
+class _Walk:
+    """The state of one simulation."""
+
+    def __init__(self, program: Program, costs: Costs) -> None:
+        ranks = program.plan.ranks
+        self.program = program
+        self.costs = costs
+        self.position = [0] * ranks
+        self.spans: list[Span] = []
+        self._clock = [0.0] * ranks
+        self._issued: dict[Comm, dict[int, float]] = {}
+        self._done: dict[Comm, float] = {}
+        self._lane_free: dict[tuple[str | int, ...], float] = {}
+        self._sleepers: dict[Comm, list[int]] = {}
+
+    def advance(self, rank: int) -> list[int]:
+        """Let ``rank`` go on until it must wait; return the ranks that this wakes up."""
+        row = self.program.rows[rank]
+        woken: list[int] = []
+        while self.position[rank] < len(row):
+            step = row[self.position[rank]]
+            if isinstance(step, Run):
+                self._run(rank, step.item)
+            elif isinstance(step, Start):
+                woken.extend(self._issue(rank, step.comm))
+            elif step.comm in self._done:
+                self._clock[rank] = max(self._clock[rank], self._done[step.comm])
+            else:
+                self._sleepers.setdefault(step.comm, []).append(rank)
+                break
+            self.position[rank] += 1
+        return woken
+
+    def _run(self, rank: int, item: Pass) -> None:
+        start = self._clock[rank]
+        end = start + self.costs.of_pass(rank, item)
+        self._clock[rank] = end
+        self.spans.append(
+            Span(rank, "compute", str(item), item.kind, item.microbatch, item.chunk, start, end)
+        )
+
+    def _issue(self, rank: int, comm: Comm) -> list[int]:
+        members = participants(self.program.plan, comm)
+        issued = self._issued.setdefault(comm, {})
+        issued[rank] = self._clock[rank]
+        if len(issued) < len(members):
+            return []
+        queue = lane(self.program.plan, comm)
+        start = max(*issued.values(), self._lane_free.get(queue, 0.0))
+        end = start + self.costs.of_comm(comm)
+        self._lane_free[queue] = self._done[comm] = end
+        if end > start:
+            self.spans.extend(
+                Span(member, "comm", str(comm), comm.kind, comm.microbatch, 0, start, end)
+                for member in members
+            )
+        return self._sleepers.pop(comm, [])
