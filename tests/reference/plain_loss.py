@@ -1,0 +1,111 @@
+"""The loss of the plain GPT over a global batch, and its gradients by autograd.
+
+Shapes: b batch, s sequence, V vocabulary.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
+from reference.plain_gpt import GPTOptions, Parameters, logits
+
+
+class Microbatch(Protocol):
+    """What the loss reads of a microbatch; any class with these attributes will do."""
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """Input tokens, int64 [b, s]."""
+
+    @property
+    def labels(self) -> torch.Tensor:
+        """The tokens to predict, int64 [b, s]."""
+
+    @property
+    def loss_mask(self) -> torch.Tensor:
+        """1 where the loss counts and 0 elsewhere, float [b, s]."""
+
+
+@dataclass(frozen=True, eq=False)
+class RandomMicrobatch:
+    """Random tokens and labels, with about a fifth of the losses masked out.
+
+    Attributes:
+        tokens: int64 [b, s].
+        labels: int64 [b, s].
+        loss_mask: float32 [b, s].
+    """
+
+    tokens: torch.Tensor
+    labels: torch.Tensor
+    loss_mask: torch.Tensor
+
+    @classmethod
+    def draw(
+        cls, vocab_size: int, batch: int, sequence: int, seed: int, masked_out: bool = False
+    ) -> "RandomMicrobatch":
+        """Draw from `seed`; with `masked_out`, no loss of this microbatch counts."""
+        generator = torch.Generator().manual_seed(seed)
+        stream = torch.randint(vocab_size, (batch, sequence + 1), generator=generator)
+        kept = torch.rand(batch, sequence, generator=generator) < 0.8
+        return cls(
+            tokens=stream[:, :-1].contiguous(),
+            labels=stream[:, 1:].contiguous(),
+            loss_mask=torch.zeros(batch, sequence) if masked_out else kept.float(),
+        )
+
+
+def token_losses(
+    logits_bsv: torch.Tensor, labels_bs: torch.Tensor, options: GPTOptions
+) -> torch.Tensor:
+    """Loss of every token [b, s]: smoothed cross-entropy, plus z-loss."""
+    losses_bs = F.cross_entropy(
+        logits_bsv.flatten(0, 1),
+        labels_bs.flatten(),
+        reduction="none",
+        label_smoothing=options.label_smoothing,
+    ).view_as(labels_bs)
+    return losses_bs + options.z_loss_coeff * torch.logsumexp(logits_bsv, dim=-1) ** 2
+
+
+def count_valid_tokens(microbatches: Iterable[Microbatch]) -> float:
+    """Tokens of a global batch whose loss counts.
+
+    Raises:
+        ValueError: if there is none, for which the loss is not defined.
+    """
+    count = sum(float(microbatch.loss_mask.sum()) for microbatch in microbatches)
+    if count == 0:
+        raise ValueError("every loss of the global batch is masked out: it has no mean loss")
+    return count
+
+
+def loss_and_gradients(
+    parameters: Parameters, microbatches: Sequence[Microbatch], options: GPTOptions
+) -> tuple[float, Parameters]:
+    """Mean loss over the valid tokens of a global batch, and its gradients.
+
+    Args:
+        parameters: the model's parameters, of any floating dtype; left as they are.
+        microbatches: the global batch. Its division decides nothing but rounding.
+        options: the model.
+
+    Returns:
+        The loss, and a gradient for every parameter, by name, in the parameter's dtype.
+    """
+    valid_tokens = count_valid_tokens(microbatches)
+    leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+    gradients = {name: torch.zeros_like(value) for name, value in parameters.items()}
+    total = 0.0
+    for microbatch in microbatches:
+        logits_bsv = logits(leaves, microbatch.tokens, options)
+        weights_bs = microbatch.loss_mask.to(logits_bsv.dtype) / valid_tokens
+        loss = (weights_bs * token_losses(logits_bsv, microbatch.labels, options)).sum()
+        for gradient, term in zip(
+            gradients.values(), torch.autograd.grad(loss, list(leaves.values())), strict=True
+        ):
+            gradient += term
+        total += loss.item()
+    return total, gradients

@@ -1,0 +1,199 @@
+"""The plain GPT agrees with models put together from PyTorch's own modules and fused functions.
+
+Shapes: b batch, s sequence, h hidden, g query groups, r query heads per group, a = g*r query
+heads, d head width, V vocabulary.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
+from reference.plain_gpt import (
+    GPTOptions,
+    Parameters,
+    logits,
+    parameter_shapes,
+    random_parameters,
+)
+
+LLAMA = GPTOptions(
+    hidden_size=20,
+    num_attention_heads=6,
+    num_query_groups=2,
+    kv_channels=8,
+    position_embedding_type="rope",
+    rotary_base=100,
+    rotary_percent=0.5,
+    normalization="RMSNorm",
+    swiglu=True,
+    qk_layernorm=True,
+    add_bias_linear=False,
+    tie_embeddings=False,
+)
+
+
+def random_tokens(options: GPTOptions, batch: int = 2, sequence: int = 9) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randint(options.vocab_size, (batch, sequence), generator=generator)
+
+
+def encoder_layer(
+    parameters: Parameters, layer: str, options: GPTOptions
+) -> torch.nn.TransformerEncoderLayer:
+    """PyTorch's own pre-norm layer with the parameters of one layer of ours."""
+    h, a, d = options.hidden_size, options.num_attention_heads, options.kv_channels
+    module = torch.nn.TransformerEncoderLayer(
+        h,
+        a,
+        options.ffn_hidden_size,
+        dropout=0.0,
+        activation=lambda x: F.gelu(x, approximate="tanh"),
+        batch_first=True,
+        norm_first=True,
+        dtype=torch.float64,
+    )
+
+    def per_part(value: torch.Tensor) -> torch.Tensor:  # rows by head -> all q, all k, all v
+        return value.unflatten(0, (a, 3, d)).transpose(0, 1).flatten(0, 2)
+
+    ours = {
+        "self_attn.in_proj_": "self_attention.linear_qkv",
+        "self_attn.out_proj.": "self_attention.linear_proj",
+        "linear1.": "mlp.linear_fc1",
+        "linear2.": "mlp.linear_fc2",
+        "norm1.": "input_layernorm",
+        "norm2.": "pre_mlp_layernorm",
+    }
+    state = {
+        theirs + kind: parameters[f"{layer}.{name}.{kind}"]
+        for theirs, name in ours.items()
+        for kind in ("weight", "bias")
+    }
+    state |= {name: per_part(value) for name, value in state.items() if "in_proj" in name}
+    module.load_state_dict(state)
+    return module
+
+
+def test_gpt_equals_torch_encoder_layers_under_a_causal_mask() -> None:
+    options = GPTOptions()
+    parameters = random_parameters(options)
+    tokens_bs = random_tokens(options)
+    s, h = tokens_bs.shape[1], options.hidden_size
+
+    x_bsh = F.embedding(tokens_bs, parameters["embedding.word_embeddings.weight"])
+    x_bsh = x_bsh + parameters["embedding.position_embeddings.weight"][:s]
+    mask_ss = torch.nn.Transformer.generate_square_subsequent_mask(s, dtype=torch.float64)
+    for index in range(options.num_layers):
+        x_bsh = encoder_layer(parameters, f"decoder.layers.{index}", options)(x_bsh, mask_ss)
+    final = [parameters[f"decoder.final_layernorm.{kind}"] for kind in ("weight", "bias")]
+    x_bsh = F.layer_norm(x_bsh, (h,), *final, eps=options.norm_epsilon)
+    expected_bsv = F.linear(x_bsh, parameters["embedding.word_embeddings.weight"])
+
+    torch.testing.assert_close(logits(parameters, tokens_bs, options), expected_bsv)
+
+
+def complex_rope(x_basd: torch.Tensor, width: int, base: int) -> torch.Tensor:
+    """RoPE as the product with exp(i t theta) of the pairs (x_j, x_{j + width/2})."""
+    real, imaginary = x_basd[..., :width].unflatten(-1, (2, width // 2)).unbind(-2)
+    exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
+    positions = torch.arange(x_basd.shape[2], dtype=torch.float64)
+    angles = positions[:, None] / base**exponents
+    turned = torch.complex(real, imaginary) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat((turned.real, turned.imag, x_basd[..., width:]), dim=-1)
+
+
+def llama_attention(p: Parameters, name: str, x_bsh: torch.Tensor) -> torch.Tensor:
+    """Grouped attention with normed and rotated heads, by PyTorch's fused functions."""
+    o = LLAMA
+    r, g, d = o.num_attention_heads // o.num_query_groups, o.num_query_groups, o.kv_channels
+    w_grdh = p[f"{name}.linear_qkv.weight"].unflatten(0, (g, r + 2, d))
+    q, k, v = (
+        (x_bsh @ w.flatten(0, -2).T).unflatten(-1, (-1, d)).transpose(1, 2)
+        for w in (w_grdh[:, :r], w_grdh[:, r], w_grdh[:, r + 1])
+    )
+    q = F.rms_norm(q, (d,), p[f"{name}.q_layernorm.weight"], o.norm_epsilon)
+    k = F.rms_norm(k, (d,), p[f"{name}.k_layernorm.weight"], o.norm_epsilon)
+    q, k = complex_rope(q, d // 2, o.rotary_base), complex_rope(k, d // 2, o.rotary_base)
+    context_basd = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return context_basd.transpose(1, 2).flatten(2) @ p[f"{name}.linear_proj.weight"].T
+
+
+def test_llama_options_equal_fused_functions_and_complex_rotations() -> None:
+    p, tokens_bs = random_parameters(LLAMA), random_tokens(LLAMA)
+
+    def rms_norm(x_bsh: torch.Tensor, name: str) -> torch.Tensor:
+        return F.rms_norm(x_bsh, (LLAMA.hidden_size,), p[f"{name}.weight"], LLAMA.norm_epsilon)
+
+    x_bsh = F.embedding(tokens_bs, p["embedding.word_embeddings.weight"])
+    for index in range(LLAMA.num_layers):
+        layer = f"decoder.layers.{index}"
+        normed_bsh = rms_norm(x_bsh, f"{layer}.input_layernorm")
+        x_bsh = x_bsh + llama_attention(p, f"{layer}.self_attention", normed_bsh)
+        normed_bsh = rms_norm(x_bsh, f"{layer}.pre_mlp_layernorm")
+        gate_fh, up_fh = p[f"{layer}.mlp.linear_fc1.weight"].split(LLAMA.ffn_hidden_size)
+        inner = F.silu(normed_bsh @ gate_fh.T) * (normed_bsh @ up_fh.T)
+        x_bsh = x_bsh + inner @ p[f"{layer}.mlp.linear_fc2.weight"].T
+    expected_bsv = rms_norm(x_bsh, "decoder.final_layernorm") @ p["output_layer.weight"].T
+
+    torch.testing.assert_close(logits(p, tokens_bs, LLAMA), expected_bsv)
+
+
+@pytest.mark.parametrize("options", [GPTOptions(), LLAMA], ids=["gpt", "llama"])
+def test_no_token_sees_a_later_one(options: GPTOptions) -> None:
+    parameters, tokens_bs = random_parameters(options), random_tokens(options)
+    changed_bs = tokens_bs.clone()
+    changed_bs[:, 5] = (changed_bs[:, 5] + 1) % options.vocab_size
+
+    before = logits(parameters, tokens_bs, options)
+    after = logits(parameters, changed_bs, options)
+
+    torch.testing.assert_close(after[:, :5], before[:, :5], rtol=0, atol=1e-12)
+    assert ((after - before).abs().amax(dim=-1)[:, 5:] > 1e-6).all()
+
+
+def test_soft_cap_bounds_the_logits_and_vanishes_when_it_is_far_away() -> None:
+    options = GPTOptions()
+    parameters, tokens_bs = random_parameters(options), random_tokens(options)
+    free = logits(parameters, tokens_bs, options)
+
+    near = logits(parameters, tokens_bs, dataclasses.replace(options, logit_softcap=0.5))
+    far = logits(parameters, tokens_bs, dataclasses.replace(options, logit_softcap=1e6))
+
+    assert free.abs().max() > 1
+    assert near.abs().max() < 0.5
+    torch.testing.assert_close(0.5 * torch.atanh(near / 0.5), free)
+    torch.testing.assert_close(far, free)
+
+
+@pytest.mark.parametrize("normalization", ["LayerNorm", "RMSNorm"])
+@pytest.mark.parametrize("qk_layernorm", [False, True])
+@pytest.mark.parametrize("add_bias_linear", [False, True])
+@pytest.mark.parametrize("position_embedding_type", ["learned_absolute", "rope"])
+@pytest.mark.parametrize("tie_embeddings", [False, True])
+def test_every_parameter_matters_under_every_option(
+    normalization: str,
+    qk_layernorm: bool,
+    add_bias_linear: bool,
+    position_embedding_type: str,
+    tie_embeddings: bool,
+) -> None:
+    options = GPTOptions(
+        normalization=normalization,
+        qk_layernorm=qk_layernorm,
+        add_bias_linear=add_bias_linear,
+        position_embedding_type=position_embedding_type,
+        tie_embeddings=tie_embeddings,
+    )
+    parameters = random_parameters(options)
+    leaves = {name: value.requires_grad_() for name, value in parameters.items()}
+    tokens_bs = random_tokens(options)
+
+    logits(leaves, tokens_bs, options).pow(2).sum().backward()
+
+    shapes = {name: tuple(leaf.grad.shape) for name, leaf in leaves.items()}
+    assert shapes == parameter_shapes(options)
+    idle = {name for name, leaf in leaves.items() if leaf.grad.abs().max() < 1e-8}
+    # A shift common to all unrotated keys moves all scores of a query alike: softmax ignores it.
+    shifts = {name for name in shapes if name.endswith("k_layernorm.bias")}
+    assert idle == (shifts if position_embedding_type == "learned_absolute" else set())
