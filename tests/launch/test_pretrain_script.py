@@ -1,0 +1,269 @@
+"""pretrain_gpt.sh turns environment variables into one torchrun line, or refuses them.
+
+The script runs with ``DRY_RUN=1``: it prints the line, and installs, prepares and starts nothing.
+The machine is made up by stand-ins for ``nvidia-smi`` and ``nproc``.
+"""
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Line(NamedTuple):
+    """The torchrun line in its parts."""
+
+    environment: dict[str, str]
+    torchrun: dict[str, str]
+    training: dict[str, str]
+
+
+class Machine:
+    """A machine with some GPUs and cores, on which the script is run."""
+
+    def __init__(self, folder: Path, gpus: int = 0, cores: int = 8) -> None:
+        self.folder = folder
+        listing = "\n".join(f"echo 'GPU {i}: NVIDIA H200 (UUID: GPU-{i})'" for i in range(gpus))
+        self._stand_in("nvidia-smi", listing or "echo 'no devices were found'; exit 6")
+        self._stand_in("nproc", f"echo {cores}")
+
+    def _stand_in(self, name: str, script: str) -> None:
+        file = self.folder / name
+        file.write_text(f"#!/bin/sh\n{script}\n")
+        file.chmod(0o755)
+
+    def run(self, *flags: str, **variables: str | int) -> subprocess.CompletedProcess[str]:
+        environment = {
+            "PATH": f"{self.folder}:/usr/bin:/bin",
+            "HOME": os.environ.get("HOME", "/"),
+            "DRY_RUN": "1",
+            **{name: str(value) for name, value in variables.items()},
+        }
+        command = ["bash", str(ROOT / "pretrain_gpt.sh"), *flags]
+        return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+    def line(self, *flags: str, **variables: str | int) -> Line:
+        """Return the line that the script prints."""
+        done = self.run(*flags, **variables)
+        assert done.returncode == 0, done.stderr
+        (printed,) = done.stdout.splitlines()
+        words = shlex.split(printed)
+        program = next(i for i, word in enumerate(words) if word.endswith("/torchrun"))
+        script = words.index(str(ROOT / "pretrain_gpt.py"))
+        assert words[0] == "env"
+        return Line(
+            dict(word.split("=", 1) for word in words[1:program]),
+            _flags(words[program + 1 : script]),
+            _flags(words[script + 1 :]),
+        )
+
+    def refusal(self, *flags: str, **variables: str | int) -> str:
+        """Return the message with which the script refuses."""
+        done = self.run(*flags, **variables)
+        assert done.returncode == 2
+        assert done.stdout == ""
+        assert done.stderr.startswith("error: ")
+        return done.stderr
+
+
+def _flags(words: list[str]) -> dict[str, str]:
+    """Return flag -> value, the last one where it stands twice, as the program reads them."""
+    flags: dict[str, str] = {}
+    for word, following in zip(words, [*words[1:], "--"], strict=True):
+        if word.startswith("--"):
+            flags[word] = "" if following.startswith("--") else following
+    return flags
+
+
+@pytest.fixture
+def cpu(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.fixture
+def gpus(tmp_path: Path) -> Machine:
+    return Machine(tmp_path, gpus=8)
+
+
+def test_gpus_get_one_rank_each_and_the_sizes_of_the_original(gpus: Machine) -> None:
+    line = gpus.line()
+    assert line.torchrun["--nproc-per-node"] == "8"
+    expected = {
+        "--pipeline-model-parallel-size": "8",
+        "--num-layers": "32",
+        "--hidden-size": "4096",
+        "--ffn-hidden-size": "16384",
+        "--num-attention-heads": "32",
+        "--seq-length": "2048",
+        "--max-position-embeddings": "2048",
+        "--micro-batch-size": "1",
+        "--global-batch-size": "24",
+        "--train-iters": "1000",
+        "--bf16": "",
+    }
+    assert {flag: line.training.get(flag) for flag in expected} == expected
+    assert "MALLOC_MMAP_MAX_" not in line.environment
+
+
+@pytest.mark.parametrize(("cores", "ranks"), [(1, 2), (2, 2), (3, 3), (4, 4), (64, 4)])
+def test_cores_get_one_rank_each_from_2_to_4(tmp_path: Path, cores: int, ranks: int) -> None:
+    line = Machine(tmp_path, cores=cores).line()
+    assert line.torchrun["--nproc-per-node"] == str(ranks)
+    assert line.training["--pipeline-model-parallel-size"] == str(ranks)
+    assert int(line.training["--num-layers"]) % ranks == 0
+    assert line.environment["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.parametrize(("visible", "ranks"), [("2,5", 2), ("GPU-1", 1), ("", 3), ("-1", 3)])
+def test_hidden_gpus_are_not_used(tmp_path: Path, visible: str, ranks: int) -> None:
+    """Without a visible GPU the three cores get a rank each."""
+    line = Machine(tmp_path, gpus=8, cores=3).line(CUDA_VISIBLE_DEVICES=visible)
+    assert line.torchrun["--nproc-per-node"] == str(ranks)
+
+
+@pytest.mark.parametrize(
+    ("variables", "flags"),
+    [
+        ({}, set()),
+        ({"VOCAB_PARALLEL": "0", "FB_SPLIT": ""}, set()),
+        ({"VOCAB_PARALLEL": "1"}, {"--enable-vocab-parallel"}),
+        (
+            {"VOCAB_PARALLEL": "1", "FB_SPLIT": "1"},
+            {"--enable-vocab-parallel", "--disable-backward-fusion"},
+        ),
+    ],
+)
+def test_the_treatment_of_the_vocabulary(
+    cpu: Machine, variables: dict[str, str], flags: set[str]
+) -> None:
+    training = cpu.line(**variables).training
+    assert training.keys() & {"--enable-vocab-parallel", "--disable-backward-fusion"} == flags
+
+
+def test_every_size_reaches_its_flag(cpu: Machine) -> None:
+    sizes = {
+        "PIPELINE_SIZE": ("--pipeline-model-parallel-size", 3),
+        "LAYERS": ("--num-layers", 6),
+        "HIDDEN_SIZE": ("--hidden-size", 96),
+        "IMM_SIZE": ("--ffn-hidden-size", 100),
+        "ATTENTION_HEADS": ("--num-attention-heads", 12),
+        "SEQ_LENGTH": ("--seq-length", 77),
+        "MICRO_BATCH_SIZE": ("--micro-batch-size", 2),
+        "GLOBAL_BATCH_SIZE": ("--global-batch-size", 10),
+        "EXIT_INTERVAL": ("--train-iters", 11),
+        "LOG_INTERVAL": ("--log-interval", 5),
+        "EVAL_INTERVAL": ("--eval-interval", 4),
+    }
+    line = cpu.line(**{name: value for name, (_, value) in sizes.items()})
+    assert {f: line.training[f] for f, _ in sizes.values()} == {
+        flag: str(value) for flag, value in sizes.values()
+    }
+    assert line.training["--max-position-embeddings"] == "77"
+    assert line.torchrun["--nproc-per-node"] == "3"
+
+
+def test_sizes_that_follow_from_others(cpu: Machine) -> None:
+    training = cpu.line(PIPELINE_SIZE=3, HIDDEN_SIZE=64, MICRO_BATCH_SIZE=2).training
+    assert training["--ffn-hidden-size"] == "256"
+    assert training["--global-batch-size"] == "18"
+
+
+def test_precision_and_profile(gpus: Machine) -> None:
+    assert "--bf16" not in gpus.line(FP32=1).training
+    assert "--profile" not in gpus.line(PROFILED=0).training
+    assert "--profile" in gpus.line(PROFILED=1).training
+
+
+def test_the_command_line_comes_last_and_unchanged(cpu: Machine) -> None:
+    done = cpu.run("--lr", "0.5", "--data-cache-path", "a folder")
+    assert shlex.split(done.stdout)[-4:] == ["--lr", "0.5", "--data-cache-path", "a folder"]
+
+
+def test_an_own_length_or_warm_up_takes_the_place_of_ours(cpu: Machine) -> None:
+    training = cpu.line("--train-samples", "600", "--lr-warmup-samples", "60").training
+    assert not training.keys() & {"--train-iters", "--lr-warmup-fraction", "--exit-interval"}
+
+
+def test_exit_interval_ends_a_run_of_an_own_length(cpu: Machine) -> None:
+    training = cpu.line("--train-iters", "500", EXIT_INTERVAL=40).training
+    assert training["--train-iters"] == "500"
+    assert training["--exit-interval"] == "40"
+
+
+def test_an_own_data_set(cpu: Machine) -> None:
+    training = cpu.line(DATA_PATH="/data/my text", TOKENIZER_MODEL="/data/t.model").training
+    assert training["--data-path"] == "/data/my text"
+    assert training["--tokenizer-model"] == "/data/t.model"
+
+
+@pytest.mark.parametrize("size", ["32k", "64k", "128k", "256k"])
+def test_both_spellings_of_a_vocabulary_size(cpu: Machine, size: str) -> None:
+    assert cpu.line(VOCAB_SIZE=size) == cpu.line(VOCAB_SIZE=size.replace("k", "000"))
+    assert size in cpu.line(VOCAB_SIZE=size).training["--data-path"]
+
+
+def test_one_node_takes_a_free_port_unless_told(cpu: Machine) -> None:
+    assert "--standalone" in cpu.line().torchrun
+    line = cpu.line(MASTER_PORT=4321)
+    assert line.torchrun["--master-port"] == "4321"
+    assert "--standalone" not in line.torchrun
+
+
+def test_several_nodes(gpus: Machine) -> None:
+    line = gpus.line(WORLD_SIZE=4, RANK=3, MASTER_ADDR="node0", GPUS_PER_NODE=2)
+    expected = {
+        "--nnodes": "4",
+        "--node-rank": "3",
+        "--master-addr": "node0",
+        "--master-port": "10086",
+        "--nproc-per-node": "2",
+    }
+    assert line.torchrun == expected
+    assert line.training["--pipeline-model-parallel-size"] == "8"
+
+
+@pytest.mark.parametrize(
+    ("variables", "parts"),
+    [
+        ({"INTERLACED_SCHEDULE": 1}, ["INTERLACED_SCHEDULE=1", "not built", "unset"]),
+        ({"ENABLE_LAYER_REDISTRIBUTION": 1}, ["ENABLE_LAYER_REDISTRIBUTION=1", "not built"]),
+        ({"FINAL_STAGE_LAYERS": 0}, ["FINAL_STAGE_LAYERS=0", "not built", "unset"]),
+        ({"TP_SIZE": 2}, ["TP_SIZE=2", "not built", "PIPELINE_SIZE"]),
+        ({"FB_SPLIT": 1}, ["FB_SPLIT=1", "VOCAB_PARALLEL=1"]),
+        ({"VOCAB_PARALLEL": "yes"}, ["VOCAB_PARALLEL=yes", "0 nor 1"]),
+        ({"VOCAB_SIZE": "50k"}, ["VOCAB_SIZE=50k", "32k, 64k, 128k or 256k"]),
+        ({"VOCAB_SIZE": "32001"}, ["VOCAB_SIZE=32001", "32k, 64k, 128k or 256k"]),
+        ({"DATA_PATH": "/data/x"}, ["DATA_PATH='/data/x'", "TOKENIZER_MODEL", "both"]),
+        (
+            {"DATA_PATH": "/d", "TOKENIZER_MODEL": "/t", "VOCAB_SIZE": "32k"},
+            ["VOCAB_SIZE=32k", "unset"],
+        ),
+        ({"LAYERS": "four"}, ["LAYERS=four", "whole number of at least 1"]),
+        ({"GLOBAL_BATCH_SIZE": 0}, ["GLOBAL_BATCH_SIZE=0", "at least 1"]),
+        ({"HIDDEN_SIZE": -8}, ["HIDDEN_SIZE=-8"]),
+        ({"SEQ_LENGTH": "010"}, ["SEQ_LENGTH=010"]),
+        ({"WORLD_SIZE": 2}, ["WORLD_SIZE=2", "RANK", "MASTER_ADDR"]),
+        ({"RANK": 1}, ["RANK=1", "WORLD_SIZE=1"]),
+        ({"PIPELINE_SIZE": 4, "GPUS_PER_NODE": 2}, ["PIPELINE_SIZE=4", "GPUS_PER_NODE"]),
+    ],
+)
+def test_refusals_name_the_variable_its_value_and_the_way_out(
+    cpu: Machine, variables: dict[str, str | int], parts: list[str]
+) -> None:
+    message = cpu.refusal(**variables)
+    assert [part for part in parts if part not in message] == []
+
+
+def test_more_ranks_than_gpus_are_refused(gpus: Machine) -> None:
+    assert "GPUS_PER_NODE=9" in gpus.refusal(GPUS_PER_NODE=9)
+
+
+def test_a_smaller_pipeline_than_gpus_is_refused(gpus: Machine) -> None:
+    """It would be data parallel, which is not what a pipeline on some of the GPUs is."""
+    assert "PIPELINE_SIZE=4" in gpus.refusal(PIPELINE_SIZE=4)
+    assert gpus.line(PIPELINE_SIZE=4, GPUS_PER_NODE=4).torchrun["--nproc-per-node"] == "4"

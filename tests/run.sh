@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Sets everything up, then checks everything; stops at the first failure.
+#
+#   bash tests/run.sh [--full] [PYTEST_ARGUMENT...]
+#
+# --full runs the tests marked `full` too: larger cases of what the others test in small.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+selection=()
+if [[ "${1:-}" == --full ]]; then
+  selection=(-m "")
+  shift
+fi
+
+section() { printf '\n=== %s\n' "$*"; }
+
+section "set up"
+venv="$(tools/setup_venv.sh test,tools)"
+bin="$venv/bin"
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # tests start several ranks on few cores
+"$bin/python" --version
+
+section "shell syntax"
+for script in pretrain_gpt.sh tests/run.sh tools/*.sh .ci/run; do bash -n "$script"; done
+
+section "format (ruff)"
+"$bin/ruff" format --check .
+
+section "lint (ruff)"
+"$bin/ruff" check .
+
+section "types (mypy)"
+"$bin/mypy"
+
+section "import layers (import-linter)"
+"$bin/lint-imports"
+
+section "tests (pytest)"
+"$bin/python" -m pytest -q --durations=10 ${selection[@]+"${selection[@]}"} "$@"
