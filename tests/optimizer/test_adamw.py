@@ -1,0 +1,105 @@
+"""AdamW steps against the formulas of the paper (arXiv 1711.05101) written out in float64."""
+
+import pytest
+import torch
+from torch import nn
+
+from megatron.optimizer.adamw import MixedPrecisionAdamW
+from megatron.optimizer.config import OptimizerConfig
+from megatron.optimizer.main_gradients import MainGradients
+from megatron.optimizer.parameters import OptimizedParameter, wants_weight_decay
+
+CONFIG = OptimizerConfig(lr=0.1, weight_decay=0.3, adam_beta1=0.8, adam_beta2=0.9, adam_eps=1e-6)
+RATES = [0.1, 0.05, 0.2]
+SHAPES = {"fc.weight": (6, 4), "fc.bias": (6,), "norm.weight": (4,), "table.weight": (9, 4)}
+
+
+def start(name: str) -> torch.Tensor:
+    return torch.randn(SHAPES[name], generator=torch.Generator().manual_seed(len(name)))
+
+
+def gradients() -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(7)
+    return [{n: torch.randn(s, generator=generator) for n, s in SHAPES.items()} for _ in RATES]
+
+
+def train(dtype: torch.dtype) -> tuple[dict[str, nn.Parameter], list[float]]:
+    """Three steps of the class under test; returns the parameters and the norms it was given."""
+    parameters = {name: nn.Parameter(start(name).to(dtype)) for name in SHAPES}
+    main_gradients = MainGradients(list(parameters.values()))
+    optimizer = MixedPrecisionAdamW(
+        [OptimizedParameter(n, p, wants_weight_decay(n, p)) for n, p in parameters.items()], CONFIG
+    )
+    norms = []
+    for lr, grads in zip(RATES, gradients(), strict=True):
+        for name, parameter in parameters.items():
+            parameter.main_grad.copy_(grads[name])
+        norms.append(float(torch.cat([g.flatten() for g in grads.values()]).norm()))
+        optimizer.step(lr, norms[-1])
+        main_gradients.zero()
+    return parameters, norms
+
+
+def by_hand(name: str, dtype: torch.dtype, norms: list[float]) -> torch.Tensor:
+    """The same three steps in float64; decay on the two matrices only."""
+    w = start(name).to(dtype).double()
+    m, v = torch.zeros_like(w), torch.zeros_like(w)
+    decay = CONFIG.weight_decay if name in ("fc.weight", "table.weight") else 0.0
+    for step, (lr, grads) in enumerate(zip(RATES, gradients(), strict=True), start=1):
+        g = grads[name].double() * min(1.0, 1.0 / (norms[step - 1] + 1e-6))
+        m = CONFIG.adam_beta1 * m + (1 - CONFIG.adam_beta1) * g
+        v = CONFIG.adam_beta2 * v + (1 - CONFIG.adam_beta2) * g * g
+        m_hat = m / (1 - CONFIG.adam_beta1**step)
+        v_hat = v / (1 - CONFIG.adam_beta2**step)
+        w = w - lr * decay * w - lr * m_hat / (v_hat.sqrt() + CONFIG.adam_eps)
+    return w
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 1e-5), (torch.float64, 1e-6)])
+def test_full_precision_follows_the_formulas(dtype, rtol):
+    parameters, norms = train(dtype)
+    for name, parameter in parameters.items():
+        expected = by_hand(name, dtype, norms).to(dtype)
+        torch.testing.assert_close(parameter.detach(), expected, rtol=rtol, atol=rtol)
+
+
+def test_bf16_parameters_are_the_rounded_fp32_masters():
+    parameters, norms = train(torch.bfloat16)
+    for name, parameter in parameters.items():
+        expected = by_hand(name, torch.bfloat16, norms)
+        assert parameter.dtype == torch.bfloat16
+        # Half a unit in the last place of bf16: any rounding between the steps would exceed it.
+        error = (parameter.detach().double() - expected).abs()
+        assert torch.all(error <= expected.abs() * 2.0**-8 + 1e-6), name
+
+
+def test_bf16_keeps_steps_too_small_for_bf16():
+    parameter = nn.Parameter(torch.ones(16, 16, dtype=torch.bfloat16))
+    MainGradients([parameter])
+    optimizer = MixedPrecisionAdamW([OptimizedParameter("w", parameter, False)], CONFIG)
+    for _ in range(64):  # 64 steps of 2**-12 are 2**-6; one alone is lost in bf16 (2**-9)
+        parameter.main_grad.fill_(1.0)
+        optimizer.step(2.0**-12, grad_norm=0.5)
+    torch.testing.assert_close(parameter.detach().float(), torch.full((16, 16), 1 - 2.0**-6))
+
+
+@pytest.mark.parametrize("norm", [float("nan"), float("inf")])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_norm_that_is_no_number_changes_nothing(dtype, norm):
+    parameter = nn.Parameter(torch.ones(4, 4, dtype=dtype))
+    MainGradients([parameter])
+    optimizer = MixedPrecisionAdamW([OptimizedParameter("w", parameter, True)], CONFIG)
+    with pytest.raises(FloatingPointError, match=str(norm)):
+        optimizer.step(0.1, norm)
+    assert torch.all(parameter == 1)
+
+
+def test_full_precision_holds_no_second_copy():
+    parameter = nn.Parameter(torch.ones(4, 4))
+    MainGradients([parameter])
+    address = parameter.data_ptr()
+    optimizer = MixedPrecisionAdamW([OptimizedParameter("w", parameter, True)], CONFIG)
+    parameter.main_grad.fill_(1.0)
+    optimizer.step(0.1, 4.0)
+    assert parameter.data_ptr() == address
+    assert torch.all(parameter < 1)

@@ -1,0 +1,81 @@
+"""Main gradients: what autograd leaves in them, and what memory they share."""
+
+import pytest
+import torch
+from torch import nn
+
+from megatron.optimizer.main_gradients import CPU_SLICE_ELEMENTS, MainGradients, accumulate_
+
+
+def microbatches(dtype: torch.dtype) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(5, 8, generator=generator).to(dtype) for _ in range(3)]
+
+
+def linear(dtype: torch.dtype) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(8, 4, dtype=dtype)
+
+
+def backward_all(layer: nn.Linear, inputs: list[torch.Tensor]) -> None:
+    for x_nh in inputs:
+        layer(x_nh).square().sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_full_precision_shares_the_gradient(dtype):
+    layer, reference = linear(dtype), linear(dtype)
+    MainGradients(list(layer.parameters()))
+    backward_all(layer, microbatches(dtype))
+    backward_all(reference, microbatches(dtype))
+    for ours, theirs in zip(layer.parameters(), reference.parameters(), strict=True):
+        assert ours.main_grad.data_ptr() == ours.grad.data_ptr()
+        assert ours.main_grad.dtype == dtype
+        torch.testing.assert_close(ours.main_grad, theirs.grad, rtol=0, atol=0)
+
+
+def test_bf16_sums_in_fp32_and_frees_the_bf16_gradient():
+    layer = linear(torch.bfloat16)
+    MainGradients(list(layer.parameters()))
+    expected = [torch.zeros(p.shape) for p in layer.parameters()]
+    for x_nh in microbatches(torch.bfloat16):
+        reference = linear(torch.bfloat16)
+        backward_all(reference, [x_nh])
+        for total, parameter in zip(expected, reference.parameters(), strict=True):
+            total += parameter.grad.float()
+        backward_all(layer, [x_nh])
+    for parameter, total in zip(layer.parameters(), expected, strict=True):
+        assert parameter.grad is None
+        assert parameter.main_grad.dtype == torch.float32
+        torch.testing.assert_close(parameter.main_grad, total, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_zero_starts_a_new_sum_in_the_same_memory(dtype):
+    layer = linear(dtype)
+    gradients = MainGradients(list(layer.parameters()))
+    address = layer.weight.main_grad.data_ptr()
+    backward_all(layer, microbatches(dtype))
+    first = layer.weight.main_grad.clone()
+    gradients.zero()
+    assert layer.weight.main_grad.count_nonzero() == 0
+    backward_all(layer, microbatches(dtype))
+    torch.testing.assert_close(layer.weight.main_grad, first, rtol=0, atol=0)
+    assert layer.weight.main_grad.data_ptr() == address
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(7,), (3, 5), (2 * CPU_SLICE_ELEMENTS + 3,), (1000, 513), (2, CPU_SLICE_ELEMENTS + 1), (0, 4)],
+)
+def test_slices_add_up_to_the_whole(shape):
+    total, grad = torch.randn(shape), torch.randn(shape).bfloat16()
+    expected = total + grad.float()
+    accumulate_(total, grad)
+    torch.testing.assert_close(total, expected, rtol=0, atol=0)
+
+
+def test_a_transposed_gradient_is_added_in_place():
+    total, grad = torch.zeros(600, 400), torch.randn(400, 600).bfloat16().t()
+    accumulate_(total, grad)
+    torch.testing.assert_close(total, grad.float(), rtol=0, atol=0)
