@@ -1,0 +1,78 @@
+"""The command line, read once: words to flags to checks to one frozen ``RunConfig``."""
+
+import sys
+import time
+from collections.abc import Sequence
+
+import tyro
+
+from megatron.training.config import RunConfig
+from megatron.training.flags import Flags
+from megatron.training.other_flags import settle_other_flags
+from megatron.training.resolve import resolve
+from megatron.training.validate import check_flags
+
+# How long a rank other than 0 keeps silent about a bad command line. Rank 0 says it and ends the
+# job at once; only what rank 0 does not see (a file missing on one machine) is left to say.
+SILENT_SECONDS = 5.0
+
+
+def parse(argv: Sequence[str], world_size: int, speak: bool = True) -> RunConfig:
+    """Read a command line.
+
+    Args:
+        argv: its words, without the program.
+        world_size: ranks of the job.
+        speak: whether help and syntax errors are printed.
+
+    Returns:
+        The configuration of the run.
+
+    Raises:
+        ValueError: a value is missing, wrong or not built; names flag, value and way out.
+        FileNotFoundError: a data file is missing.
+        SystemExit: with 0 after ``--help``, with 2 after a syntax error such as an unknown flag.
+    """
+    words, notes = settle_other_flags(argv)
+    flags = tyro.cli(
+        Flags,
+        prog="pretrain_gpt.py",
+        args=words,
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+        console_outputs=speak,
+    )
+    check_flags(flags, world_size)
+    return resolve(flags, notes)
+
+
+def parse_or_exit(
+    argv: Sequence[str], rank: int, world_size: int, silent_seconds: float = SILENT_SECONDS
+) -> RunConfig:
+    """Read a command line for one rank of a job; a fault ends the process without a traceback.
+
+    Args:
+        argv: the words, without the program.
+        rank: this rank. Rank 0 reports a fault; the others wait for it to end the job, so that
+            the launcher does not end rank 0 before it has spoken.
+        world_size: ranks of the job.
+        silent_seconds: how long the others wait before they report a fault of their own.
+
+    Returns:
+        The configuration of the run.
+
+    Raises:
+        SystemExit: with 2 after a fault, with 0 after ``--help``.
+    """
+    try:
+        return parse(argv, world_size, speak=rank == 0)
+    except (ValueError, FileNotFoundError) as error:
+        fault = f"error: {error}"
+    except SystemExit as end:
+        if rank == 0 or end.code == 0:
+            raise
+        fault = "error: the command line cannot be parsed"
+    if rank > 0:
+        time.sleep(silent_seconds)
+        fault = f"[rank {rank}] {fault}"
+    print(fault, file=sys.stderr, flush=True)
+    sys.exit(2)
