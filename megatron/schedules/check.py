@@ -57,9 +57,7 @@ def expected_passes(plan: Plan, rank: int) -> set[Pass]:
     chunks = [chunk for owner, chunk in plan.stages if owner == rank]
     names = [(kind, chunk) for kind in kinds for chunk in chunks]
     if plan.barriers is not None:
-        names += [
-            (kind, 0) for kind in (("S", "IF") if plan.forward_only else ("S", "T", "IF", "IB"))
-        ]
+        names += [(kind, 0) for kind in ("S", "T", "IF", *(() if plan.forward_only else ("IB",)))]
     return {Pass.parse(f"{kind}{i}")._replace(chunk=chunk)
             for kind, chunk in names for i in range(plan.microbatches)}  # fmt: skip
 

@@ -24,7 +24,7 @@ class Plan:
         microbatches: microbatches m of one iteration.
         barriers: collectives between the last F and its B when the vocabulary is split over the
             ranks; ``None`` when the first and the last stage hold the vocabulary layers whole.
-        forward_only: the plan evaluates: it has no B, W, T and IB.
+        forward_only: the plan evaluates: it has no B, W and IB.
     """
 
     rows: tuple[tuple[Pass, ...], ...]
@@ -115,6 +115,9 @@ class Plan:
 
 
 def forward_only(plan: Plan) -> Plan:
-    """Return the plan that evaluates with the same stages and vocabulary: only IF, F and S."""
-    rows = tuple(tuple(p for p in row if p.kind in ("IF", "F", "S")) for row in plan.rows)
+    """Return the plan that evaluates with the same stages and vocabulary: IF, F, S and T.
+
+    T then only reads the loss from what the barrier has merged.
+    """
+    rows = tuple(tuple(p for p in row if p.kind in ("IF", "F", "S", "T")) for row in plan.rows)
     return Plan(rows, plan.stages, plan.microbatches, plan.barriers, forward_only=True)

@@ -1,0 +1,30 @@
+"""Which rows of the vocabulary a rank holds."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class VocabularyShard:
+    """A contiguous part of the padded vocabulary.
+
+    Attributes:
+        vocab_size: real entries V of the whole vocabulary.
+        first_row: vocabulary id of the shard's first row.
+        rows: rows of the shard, padding included; the same on every rank.
+    """
+
+    vocab_size: int
+    first_row: int
+    rows: int
+
+    @property
+    def real_rows(self) -> int:
+        """Rows that stand for a real entry; the rest, at the end, is padding."""
+        return max(0, min(self.rows, self.vocab_size - self.first_row))
+
+    @classmethod
+    def of(cls, vocab_size: int, padded_size: int, index: int, shards: int) -> "VocabularyShard":
+        """Return shard ``index`` of ``shards`` equal ones of the padded vocabulary."""
+        assert padded_size % shards == 0, f"{padded_size} rows do not split into {shards} shards"
+        rows = padded_size // shards
+        return cls(vocab_size, index * rows, rows)

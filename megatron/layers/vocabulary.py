@@ -1,0 +1,344 @@
+"""The output layer as passes S and T: pure functions of tensors (arXiv 2411.05288, section 4).
+
+Every rank holds a shard of the vocabulary. S does all that needs no other rank, C1 merges a few
+statistics per token, T does the rest. The [n, v] matrix of exponentials exists once, in the
+activation dtype, in tiles of vocabulary columns that stay in cache while they are worked on: the
+running row maximum, as in flash attention, makes each tile relative to the maximum known when it
+was computed, and a factor per token and tile repairs that wherever the tile is used.
+
+Shapes: n tokens (sequence x batch), h hidden size, v rows of this rank's shard without padding,
+t columns of one tile, k tiles, p shards. Statistics are fp32 (float64 for float64 activations).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """What the loss of a token is beyond plain cross-entropy.
+
+    With lse the log-sum-exp over the real vocabulary, y the target's logit and l all logits:
+    ``loss = lse - (1 - smoothing) y - smoothing / V sum(l) + z_loss_coeff lse^2``.
+
+    Attributes:
+        vocab_size: real vocabulary entries V.
+        label_smoothing: share of the target mass spread evenly over the real vocabulary.
+        z_loss_coeff: weight of the squared log-partition.
+        logit_softcap: logits become ``c tanh(logit / c)``; 0 leaves them as they are.
+    """
+
+    vocab_size: int
+    label_smoothing: float = 0.0
+    z_loss_coeff: float = 0.0
+    logit_softcap: float = 0.0
+
+    @property
+    def spread(self) -> float:
+        """Target mass that every real vocabulary entry gets by label smoothing."""
+        return self.label_smoothing / self.vocab_size
+
+
+@dataclass
+class ShardState:
+    """What S leaves for T on one rank, for one microbatch.
+
+    Attributes:
+        x_nh: input of the output layer.
+        exp_tiles: per tile [n, t] the exponentials relative to the maximum known at the tile,
+            times the derivative of the soft-capping where there is one.
+        slope_tiles: per tile [n, t] that derivative, kept only where label smoothing needs it.
+        tile_max_kn: per tile the row maximum that its exponentials are relative to.
+        statistics_4n: local maximum m', sum s', target logit y' (0 elsewhere), sum of logits.
+        target_row_n: row of the target in this shard; 0 where it lies elsewhere.
+        target_slope_n: derivative of the soft-capping at the target (1 without); 0 where the
+            target lies elsewhere.
+        raw_gradient_nh: A = E W relative to m' (Algorithm 2 only).
+        target_gradient_nh: D = G W, what the targets subtract (Algorithm 2 only).
+    """
+
+    x_nh: Tensor
+    exp_tiles: Sequence[Tensor]
+    slope_tiles: list[Tensor]
+    tile_max_kn: Tensor
+    statistics_4n: Tensor
+    target_row_n: Tensor
+    target_slope_n: Tensor
+    raw_gradient_nh: Tensor | None = None
+    target_gradient_nh: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Statistics over the whole vocabulary, the same on every rank after C1.
+
+    Attributes:
+        max_n: m, the row maximum.
+        sum_n: s, the sum of exponentials relative to m.
+        target_n: y, the target's logit.
+        logit_sum_n: the sum of all logits.
+    """
+
+    max_n: Tensor
+    sum_n: Tensor
+    target_n: Tensor
+    logit_sum_n: Tensor
+
+    @property
+    def lse_n(self) -> Tensor:
+        """Log-sum-exp of every token."""
+        return self.max_n + self.sum_n.log()
+
+
+def statistics_dtype(activation: torch.dtype) -> torch.dtype:
+    """Return the dtype of statistics and accumulators: at least fp32."""
+    return torch.promote_types(activation, torch.float32)
+
+
+def tile_widths(rows: int, columns: int) -> list[int]:
+    """Split ``rows`` vocabulary rows into nearly equal tiles of at most ``columns``."""
+    tiles = -(-rows // columns)
+    return [rows * (i + 1) // tiles - rows * i // tiles for i in range(tiles)]
+
+
+ExpTile = Callable[[Tensor, Tensor, Tensor], None]
+"""In place (logits_nt, max_n, sum_n) -> (exponentials, running maximum, running sum)."""
+
+
+def exp_tile(logits_nt: Tensor, max_n: Tensor, sum_n: Tensor) -> None:
+    """Turn one tile of logits into exponentials and carry the running maximum and sum on.
+
+    Args:
+        logits_nt: logits in, exp(logits - new maximum) out, in the activation dtype.
+        max_n: running row maximum; exact in the activation dtype, since maxima are logits.
+        sum_n: running sum of the exponentials relative to the running maximum.
+    """
+    new_max_n = torch.maximum(max_n, logits_nt.amax(1).to(max_n.dtype))
+    logits_nt.sub_(new_max_n.to(logits_nt.dtype).unsqueeze(1)).exp_()
+    sum_n.mul_((max_n - new_max_n).exp_()).add_(logits_nt.sum(1, dtype=sum_n.dtype))
+    max_n.copy_(new_max_n)
+
+
+def output_s(
+    x_nh: Tensor,
+    weight_vh: Tensor,
+    targets_n: Tensor,
+    first_row: int,
+    options: LossOptions,
+    exp_tiles: Sequence[Tensor],
+    *,
+    form_gradient: bool,
+    exp_kernel: ExpTile = exp_tile,
+) -> ShardState:
+    """Pass S: everything of the output layer that one shard can do alone.
+
+    Args:
+        x_nh: input of the output layer.
+        weight_vh: this rank's rows, without padding.
+        targets_n: target ids over the whole vocabulary, int64.
+        first_row: vocabulary id of ``weight_vh[0]``.
+        options: form of the loss.
+        exp_tiles: contiguous [n, t] buffers, their widths summing to v, that receive the
+            exponentials. For evaluation they may share their memory.
+        form_gradient: also form A and D, as Algorithm 2 does.
+        exp_kernel: what turns a tile of logits into exponentials.
+    """
+    state = _initial_state(x_nh, weight_vh, targets_n, first_row, options, len(exp_tiles))
+    state.exp_tiles = exp_tiles
+    max_n, sum_n, _, logit_sum_n = state.statistics_4n
+    gradient_nh = torch.zeros_like(x_nh, dtype=max_n.dtype)
+    spread_nh = torch.zeros_like(gradient_nh)
+    keep_slopes = options.label_smoothing > 0 and options.logit_softcap > 0
+    tiles_th = weight_vh.split([tile.shape[1] for tile in exp_tiles])
+    for tile_nt, tile_th, tile_max_n in zip(exp_tiles, tiles_th, state.tile_max_kn, strict=True):
+        torch.mm(x_nh, tile_th.T, out=tile_nt)
+        slope_nt = _soft_cap(tile_nt, options.logit_softcap)
+        if options.label_smoothing:
+            logit_sum_n += tile_nt.sum(1, dtype=logit_sum_n.dtype)
+        old_max_n = max_n.clone()
+        exp_kernel(tile_nt, max_n, sum_n)
+        tile_max_n.copy_(max_n)
+        if slope_nt is not None:
+            tile_nt.mul_(slope_nt)
+        if keep_slopes and slope_nt is not None:
+            state.slope_tiles.append(slope_nt)
+            spread_nh += slope_nt @ tile_th
+        if form_gradient:
+            rescale_n1 = (old_max_n - max_n).exp_().unsqueeze(1)
+            gradient_nh.mul_(rescale_n1).add_(tile_nt @ tile_th)
+    if form_gradient:
+        state.raw_gradient_nh = gradient_nh
+        state.target_gradient_nh = _target_gradient(state, weight_vh, options)
+        if keep_slopes:
+            state.target_gradient_nh += options.spread * spread_nh
+    return state
+
+
+def _initial_state(
+    x_nh: Tensor,
+    weight_vh: Tensor,
+    targets_n: Tensor,
+    first_row: int,
+    options: LossOptions,
+    tiles: int,
+) -> ShardState:
+    """Return the state before the first tile, with all that concerns the targets."""
+    dtype = statistics_dtype(x_nh.dtype)
+    statistics_4n = torch.zeros((4, len(x_nh)), dtype=dtype, device=x_nh.device)
+    statistics_4n[0] = -torch.inf
+    owned_n = (targets_n >= first_row) & (targets_n < first_row + len(weight_vh))
+    target_row_n = torch.where(owned_n, targets_n - first_row, 0)
+    slope_n = owned_n.to(dtype)
+    if len(weight_vh):
+        # Rounded as the matrix product rounds it, lest a certain token have a loss below zero.
+        logit_n = (x_nh.to(dtype) * weight_vh[target_row_n]).sum(1).to(x_nh.dtype)
+        capped_slope_n = _soft_cap(logit_n, options.logit_softcap)
+        statistics_4n[2] = torch.where(owned_n, logit_n.to(dtype), 0.0)
+        if capped_slope_n is not None:
+            slope_n = slope_n * capped_slope_n
+    tile_max_kn = statistics_4n.new_empty((tiles, len(x_nh)))
+    return ShardState(x_nh, (), [], tile_max_kn, statistics_4n, target_row_n, slope_n)
+
+
+def _soft_cap(logits: Tensor, cap: float) -> Tensor | None:
+    """Cap ``logits`` in place; return the derivative, or ``None`` where nothing is capped."""
+    if not cap:
+        return None
+    logits.div_(cap).tanh_()
+    slope = 1 - logits.square()
+    logits.mul_(cap)
+    return slope
+
+
+def _target_gradient(state: ShardState, weight_vh: Tensor, options: LossOptions) -> Tensor:
+    """Return D: the rows of W that the targets, and without soft-capping the spread, pull at."""
+    factor_n1 = ((1 - options.label_smoothing) * state.target_slope_n).unsqueeze(1)
+    if not len(weight_vh):
+        return torch.zeros_like(state.x_nh, dtype=factor_n1.dtype)
+    gradient_nh = factor_n1 * weight_vh[state.target_row_n]
+    if options.label_smoothing and not options.logit_softcap:
+        gradient_nh += options.spread * weight_vh.sum(0, dtype=factor_n1.dtype)
+    return gradient_nh
+
+
+def merge_statistics(statistics_p4n: Tensor) -> Merged:
+    """Merge the gathered statistics of all shards by log-sum-exp (the arithmetic of C1).
+
+    Args:
+        statistics_p4n: ``ShardState.statistics_4n`` of every rank.
+    """
+    local_max_pn, local_sum_pn = statistics_p4n[:, 0], statistics_p4n[:, 1]
+    max_n = local_max_pn.amax(0)
+    sum_n = (local_sum_pn * (local_max_pn - max_n).exp()).sum(0)
+    return Merged(max_n, sum_n, statistics_p4n[:, 2].sum(0), statistics_p4n[:, 3].sum(0))
+
+
+def token_losses(merged: Merged, options: LossOptions) -> Tensor:
+    """Return the loss of every token [n], before its weight g."""
+    lse_n = merged.lse_n
+    loss_n = lse_n - (1 - options.label_smoothing) * merged.target_n
+    if options.label_smoothing:
+        loss_n = loss_n - options.spread * merged.logit_sum_n
+    if options.z_loss_coeff:
+        loss_n = loss_n + options.z_loss_coeff * lse_n.square()
+    return loss_n
+
+
+def _row_factor(merged: Merged, options: LossOptions) -> Tensor:
+    """Return what turns an exponential relative to m into its part of the gradient, [n]."""
+    factor_n = 1 / merged.sum_n
+    if options.z_loss_coeff:
+        factor_n = factor_n * (1 + 2 * options.z_loss_coeff * merged.lse_n)
+    return factor_n
+
+
+def input_gradient_from_s(
+    state: ShardState, merged: Merged, weight_n: Tensor, options: LossOptions
+) -> Tensor:
+    """Return this shard's part of the input gradient [n, h] in Algorithm 2, once C1 has merged.
+
+    Args:
+        state: what S left, with A and D.
+        merged: statistics over the whole vocabulary.
+        weight_n: g, the weight of each token's loss.
+        options: form of the loss.
+    """
+    assert state.raw_gradient_nh is not None
+    assert state.target_gradient_nh is not None
+    local_max_n = state.statistics_4n[0]
+    factor_n = _row_factor(merged, options) * (local_max_n - merged.max_n).exp()
+    gradient_nh = state.raw_gradient_nh * (weight_n * factor_n).unsqueeze(1)
+    gradient_nh -= state.target_gradient_nh * weight_n.unsqueeze(1)
+    return gradient_nh.to(state.x_nh.dtype)
+
+
+def input_gradient_in_t(
+    state: ShardState,
+    weight_vh: Tensor,
+    merged: Merged,
+    weight_n: Tensor,
+    options: LossOptions,
+) -> Tensor:
+    """Return this shard's part of the input gradient [n, h] in Algorithm 1, where T forms it."""
+    factor_kn = tile_factors(state, merged, weight_n, options)
+    gradient_nh = _target_gradient(state, weight_vh, options) * -weight_n.unsqueeze(1)
+    tiles_th = weight_vh.split([tile.shape[1] for tile in state.exp_tiles])
+    for tile_nt, tile_th, factor_n in zip(state.exp_tiles, tiles_th, factor_kn, strict=True):
+        gradient_nh.addcmul_((tile_nt @ tile_th).to(gradient_nh.dtype), factor_n.unsqueeze(1))
+    row = 0
+    for slope_nt in state.slope_tiles:
+        product_nh = slope_nt @ weight_vh[row : row + slope_nt.shape[1]]
+        gradient_nh -= (options.spread * weight_n).unsqueeze(1) * product_nh
+        row += slope_nt.shape[1]
+    return gradient_nh.to(state.x_nh.dtype)
+
+
+def tile_factors(
+    state: ShardState, merged: Merged, weight_n: Tensor, options: LossOptions
+) -> Tensor:
+    """Return [k, n] what turns each tile's exponentials into the gradient of the logits."""
+    return (state.tile_max_kn - merged.max_n).exp() * (weight_n * _row_factor(merged, options))
+
+
+def add_weight_gradient(
+    gradient_vh: Tensor,
+    exp_tiles: Sequence[Tensor],
+    x_nh: Tensor,
+    factor_kn: Tensor,
+) -> None:
+    """Add the softmax part of the weight gradient, E^T X, to ``gradient_vh`` (pass T).
+
+    The rows of X are scaled, never the [n, v] matrix. The tokens may be those of several
+    microbatches: one product and one pass over the gradient serve them all.
+
+    Args:
+        gradient_vh: fp32 gradient of this rank's rows, without padding.
+        exp_tiles: per tile [n, t], as S left them.
+        x_nh: input of the output layer.
+        factor_kn: as ``tile_factors``.
+    """
+    gradients_th = gradient_vh.split([tile.shape[1] for tile in exp_tiles])
+    for gradient_th, tile_nt, factor_n in zip(gradients_th, exp_tiles, factor_kn, strict=True):
+        gradient_th.add_(tile_nt.T @ (x_nh * factor_n.unsqueeze(1)).to(x_nh.dtype))
+
+
+def subtract_target_gradient(
+    gradient_vh: Tensor, state: ShardState, weight_n: Tensor, options: LossOptions
+) -> None:
+    """Subtract what the targets and the label smoothing contribute to the weight gradient (T)."""
+    if not len(gradient_vh):
+        return
+    weighted_nh = state.x_nh * weight_n.unsqueeze(1)
+    pull_n1 = ((1 - options.label_smoothing) * state.target_slope_n).unsqueeze(1)
+    pulled_nh = (weighted_nh * pull_n1).to(gradient_vh.dtype)
+    gradient_vh.index_add_(0, state.target_row_n, pulled_nh, alpha=-1)
+    if options.label_smoothing and not options.logit_softcap:
+        gradient_vh -= options.spread * weighted_nh.sum(0)
+    row = 0
+    for slope_nt in state.slope_tiles:
+        part_th = slope_nt.T @ (options.spread * weighted_nh).to(slope_nt.dtype)
+        gradient_vh[row : row + len(part_th)] -= part_th
+        row += len(part_th)

@@ -1,0 +1,222 @@
+"""What one pipeline rank owns of the model, and the forward mathematics of its stages.
+
+A rank owns one chunk of transformer layers per stage placed on it; the first stage adds the
+position table, the last one the final norm. The vocabulary matrices are whole on the first and the
+last stage, or a shard of them is on every rank. Backwards, order and communication are not here:
+the runtime runs these parts as passes.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from megatron.layers.dropout import seed_dropout
+from megatron.layers.input_layer import InputLayer
+from megatron.layers.norm import build_norm
+from megatron.layers.output_layer import OutputLayer
+from megatron.layers.shard import VocabularyShard
+from megatron.layers.vocabulary import LossOptions
+from megatron.model.config import ModelConfig
+from megatron.model.init import (
+    FINAL_NORM,
+    OUTPUT_LAYER,
+    POSITION_EMBEDDINGS,
+    WORD_EMBEDDINGS,
+    init_layer,
+    init_parameter,
+    init_vocabulary_rows,
+    layer_prefix,
+)
+from megatron.model.position_embedding import PositionEmbedding
+from megatron.model.transformer_layer import TransformerLayer, rotary_table
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which parts of the model one rank owns.
+
+    Attributes:
+        chunks: for every chunk of the rank, the global indices of its layers.
+        first_chunk: chunk that is the first stage of the model, if it is on this rank.
+        last_chunk: chunk that is the last stage of the model, if it is on this rank.
+        input_shard: rows of the input embedding held here, if any.
+        output_shard: rows of the output matrix held here, if any.
+    """
+
+    chunks: tuple[range, ...]
+    first_chunk: int | None
+    last_chunk: int | None
+    input_shard: VocabularyShard | None
+    output_shard: VocabularyShard | None
+
+
+def place(
+    config: ModelConfig,
+    stages: Sequence[tuple[int, int]],
+    rank: int,
+    *,
+    padded_vocab_size: int,
+    split_vocabulary: bool,
+) -> Placement:
+    """Return what ``rank`` owns, the layers spread evenly over the stages.
+
+    Args:
+        config: the model.
+        stages: (rank, chunk) of every stage in the order in which the data flows.
+        rank: pipeline rank.
+        padded_vocab_size: rows of the whole vocabulary matrix.
+        split_vocabulary: a shard on every rank, instead of all on the first and the last stage.
+    """
+    ranks = 1 + max(owner for owner, _ in stages)
+    own = {chunk: stage for stage, (owner, chunk) in enumerate(stages) if owner == rank}
+    assert config.num_layers % len(stages) == 0, "the flags check this"
+    layers = config.num_layers // len(stages)
+    last_stage = len(stages) - 1
+    stage_chunk = {stage: chunk for chunk, stage in own.items()}
+    index, shards = (rank, ranks) if split_vocabulary else (0, 1)
+    shard = VocabularyShard.of(config.vocab_size, padded_vocab_size, index, shards)
+    return Placement(
+        chunks=tuple(range(own[c] * layers, (own[c] + 1) * layers) for c in sorted(own)),
+        first_chunk=stage_chunk.get(0),
+        last_chunk=stage_chunk.get(last_stage),
+        input_shard=shard if split_vocabulary or 0 in stage_chunk else None,
+        output_shard=shard if split_vocabulary or last_stage in stage_chunk else None,
+    )
+
+
+class RankModel(nn.Module):
+    """The parts of the model on one rank.
+
+    Args:
+        config: the model.
+        placement: what this rank owns.
+        dtype: of parameters and activations.
+        device: of the parameters.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        placement: Placement,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.placement = placement
+        self.rotary = rotary_table(config, device)
+        self.chunks = nn.ModuleList(
+            nn.ModuleList(TransformerLayer(config, i, device, dtype) for i in layers)
+            for layers in placement.chunks
+        )
+        h = config.hidden_size
+        self.input_layer = self.output_layer = None
+        if placement.input_shard is not None:
+            self.input_layer = InputLayer(placement.input_shard, h, dtype, device)
+        if placement.output_shard is not None:
+            self.output_layer = self._make_output_layer(placement.output_shard, dtype, device)
+        self.positions = self.final_norm = None
+        if (
+            placement.first_chunk is not None
+            and config.position_embedding_type == "learned_absolute"
+        ):
+            self.positions = PositionEmbedding(
+                config.max_position_embeddings, h, device=device, dtype=dtype
+            )
+        if placement.last_chunk is not None:
+            self.final_norm = build_norm(
+                config.normalization, h, config.norm_epsilon, dtype, device
+            )
+
+    def _make_output_layer(
+        self, shard: VocabularyShard, dtype: torch.dtype, device: torch.device
+    ) -> OutputLayer:
+        config = self.config
+        options = LossOptions(
+            config.vocab_size, config.label_smoothing, config.z_loss_coeff, config.logit_softcap
+        )
+        if config.tie_embeddings and self.input_layer is not None:
+            weight = self.input_layer.weight
+        else:
+            shape = (shard.rows, config.hidden_size)
+            weight = nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
+        return OutputLayer(shard, weight, options)
+
+    @property
+    def holds_tied_copy(self) -> bool:
+        """Whether the output matrix here is a copy of the embedding on another rank.
+
+        Its gradient must be summed with the embedding's, and it does not count in the norm.
+        """
+        return (
+            self.config.tie_embeddings
+            and self.output_layer is not None
+            and self.input_layer is None
+        )
+
+    def forward(
+        self, chunk: int, x_bsh: Tensor, seed: int, iteration: int, microbatch: int
+    ) -> Tensor:
+        """Run one stage: from the embedding or the previous stage's output to this one's.
+
+        Dropout is seeded by layer and microbatch, so that it does not depend on the placement.
+
+        Args:
+            chunk: chunk of this rank.
+            x_bsh: word embeddings on the first stage, else the previous stage's output.
+            seed: of the run.
+            iteration: iteration of the run, from 0.
+            microbatch: microbatch of the iteration.
+        """
+        config = self.config
+        dropout = self.training and (config.hidden_dropout > 0 or config.attention_dropout > 0)
+        if chunk == self.placement.first_chunk:
+            if self.positions is not None:
+                x_bsh = self.positions(x_bsh)
+            if dropout:
+                seed_dropout(x_bsh.device, seed, iteration, microbatch, -1)
+            x_bsh = nn.functional.dropout(x_bsh, config.hidden_dropout, self.training)
+        for index, layer in zip(self.placement.chunks[chunk], self.chunks[chunk], strict=True):
+            if dropout:
+                seed_dropout(x_bsh.device, seed, iteration, microbatch, index)
+            x_bsh = layer(x_bsh, self.rotary)
+        if chunk == self.placement.last_chunk:
+            assert self.final_norm is not None
+            x_bsh = self.final_norm(x_bsh)
+        return x_bsh
+
+    def initialise(self, seed: int) -> None:
+        """Draw all weights: the same numbers for every placement."""
+        config, std = self.config, self.config.init_method_std
+        for layers, chunk in zip(self.placement.chunks, self.chunks, strict=True):
+            for index, layer in zip(layers, chunk, strict=True):
+                init_layer(layer, index, config, seed)
+        if self.positions is not None:
+            init_parameter(self.positions.weight, POSITION_EMBEDDINGS, seed, std)
+        for part, name in ((self.input_layer, WORD_EMBEDDINGS), (self.output_layer, OUTPUT_LAYER)):
+            if part is not None:
+                matrix = WORD_EMBEDDINGS if config.tie_embeddings else name
+                shard = part.shard
+                init_vocabulary_rows(
+                    part.weight, matrix, seed, std, shard.first_row, config.vocab_size
+                )
+
+    def global_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield every parameter of this rank once, with its name in the whole model."""
+        if self.input_layer is not None:
+            yield WORD_EMBEDDINGS, self.input_layer.weight
+        if self.positions is not None:
+            yield POSITION_EMBEDDINGS, self.positions.weight
+        for layers, chunk in zip(self.placement.chunks, self.chunks, strict=True):
+            for index, layer in zip(layers, chunk, strict=True):
+                for name, parameter in layer.named_parameters():
+                    yield layer_prefix(index) + name, parameter
+        if self.final_norm is not None:
+            for name, parameter in self.final_norm.named_parameters():
+                yield f"{FINAL_NORM}.{name}", parameter
+        if self.output_layer is not None and not self.config.tie_embeddings:
+            yield OUTPUT_LAYER, self.output_layer.weight
+        elif self.holds_tied_copy and self.output_layer is not None:
+            yield WORD_EMBEDDINGS, self.output_layer.weight

@@ -1,0 +1,77 @@
+"""The rank grid and its process groups, passed explicitly to whoever communicates.
+
+Vocabulary collectives and the two directions of point-to-point have a group of their own each: on
+NCCL a group is a communicator, and two streams of traffic on one communicator would wait for each
+other.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class PipelineGroups:
+    """One rank's view of the pipeline.
+
+    Attributes:
+        rank: pipeline rank, 0 to size - 1.
+        size: pipeline ranks p.
+        device: where this rank computes.
+        vocabulary: group of the vocabulary collectives C0, C1, C2, CIF, CIB.
+        forward: group of activations on their way to the next stage.
+        backward: group of gradients on their way to the previous stage.
+        control: group of everything outside the schedule: losses, gradient norm, messages.
+        ends: group of the first and the last rank, which may hold copies of tied weights; ``None``
+            on the others.
+    """
+
+    rank: int
+    size: int
+    device: torch.device
+    vocabulary: dist.ProcessGroup | None = None
+    forward: dist.ProcessGroup | None = None
+    backward: dist.ProcessGroup | None = None
+    control: dist.ProcessGroup | None = None
+    ends: dist.ProcessGroup | None = None
+
+    def all_reduce(self, value: torch.Tensor, op: dist.ReduceOp.RedOpType | None = None) -> None:
+        """Reduce ``value`` in place over the pipeline (a sum unless ``op`` says otherwise)."""
+        if self.size > 1:
+            dist.all_reduce(value, op or dist.ReduceOp.SUM, group=self.control)
+
+    def all_gather_object(self, value: object) -> list[object]:
+        """Return every rank's ``value``, in the order of the ranks."""
+        gathered: list[object] = [value]
+        if self.size > 1:
+            gathered = [None] * self.size
+            dist.all_gather_object(gathered, value, group=self.control)
+        return gathered
+
+    def barrier(self) -> None:
+        """Wait until every rank of the pipeline is here."""
+        if self.size > 1:
+            dist.barrier(group=self.control)
+
+
+def single_rank(device: torch.device) -> PipelineGroups:
+    """Return the view of a pipeline of one rank, which needs no process group."""
+    return PipelineGroups(0, 1, device)
+
+
+def make_groups(device: torch.device, timeout: timedelta) -> PipelineGroups:
+    """Make the groups of this rank; every rank of the job calls it once, after initialisation."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if size == 1:
+        return single_rank(device)
+    ranks = list(range(size))
+    vocabulary, forward, backward, control = (
+        dist.new_group(ranks, timeout=timeout, group_desc=name)
+        for name in ("vocabulary", "forward", "backward", "control")
+    )
+    ends = dist.new_group([0, size - 1], timeout=timeout, group_desc="ends")
+    if rank not in (0, size - 1):
+        ends = None
+    return PipelineGroups(rank, size, device, vocabulary, forward, backward, control, ends)

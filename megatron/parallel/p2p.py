@@ -1,0 +1,33 @@
+"""Point-to-point transfers between stages, asynchronous on both sides."""
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A transfer under way; keeps the tensor alive until it is waited for."""
+
+    tensor: Tensor
+    work: dist.Work
+
+    def wait(self) -> Tensor:
+        """Return the tensor; on CUDA the current stream waits for the transfer, not the host."""
+        self.work.wait()
+        return self.tensor
+
+
+def send(tensor: Tensor, destination: int, group: dist.ProcessGroup | None) -> Transfer:
+    """Start sending a contiguous ``tensor`` to a rank of ``group``."""
+    work = dist.isend(tensor, group=group, group_dst=destination)
+    assert work is not None, "this rank is not in the group"
+    return Transfer(tensor, work)
+
+
+def receive(buffer: Tensor, source: int, group: dist.ProcessGroup | None) -> Transfer:
+    """Start receiving into ``buffer`` from a rank of ``group``."""
+    work = dist.irecv(buffer, group=group, group_src=source)
+    assert work is not None, "this rank is not in the group"
+    return Transfer(buffer, work)

@@ -1,0 +1,44 @@
+"""One iteration's microbatches on the device, with the weight of every token's loss."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from megatron.data.microbatch import Microbatch
+
+
+@dataclass(frozen=True)
+class DeviceMicrobatch:
+    """A microbatch where the passes read it.
+
+    Attributes:
+        tokens_bs: input ids.
+        targets_n: target ids, flattened.
+        weight_n: g, the weight of each token's loss: its mask over the valid tokens of the
+            iteration, so that the sum of weighted losses is the mean over those tokens.
+    """
+
+    tokens_bs: Tensor
+    targets_n: Tensor
+    weight_n: Tensor
+
+
+def to_device(
+    microbatches: Sequence[Microbatch], device: torch.device, dtype: torch.dtype = torch.float32
+) -> list[DeviceMicrobatch]:
+    """Move an iteration's microbatches to ``device`` and derive the loss weights in ``dtype``.
+
+    If no token of the iteration counts, all weights are zero.
+    """
+    valid = sum(float(m.loss_mask.sum(dtype=torch.float64)) for m in microbatches)
+    scale = 1.0 / valid if valid else 0.0
+    return [
+        DeviceMicrobatch(
+            m.tokens.to(device, non_blocking=True),
+            m.labels.flatten().to(device, non_blocking=True),
+            (m.loss_mask.flatten().to(dtype) * scale).to(device, non_blocking=True),
+        )
+        for m in microbatches
+    ]

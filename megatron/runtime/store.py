@@ -1,0 +1,48 @@
+"""The activation store: everything that one pass leaves for another, by name and microbatch.
+
+Nothing is kept anywhere else, so what the store holds is what the schedule costs in memory: its
+count of microbatches in flight is compared with the plan's.
+"""
+
+from collections.abc import Hashable
+from typing import Any
+
+
+class ActivationStore:
+    """Values under (name, microbatch, place) keys; each is put once and taken once.
+
+    Attributes:
+        peak_in_flight: highest number of microbatch chunks that were between F and B.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[Hashable, Any] = {}
+        self._in_flight = 0
+        self.peak_in_flight = 0
+
+    def put(self, name: str, microbatch: int, value: Any, place: int = 0) -> None:
+        """Keep ``value`` until it is taken."""
+        key = (name, microbatch, place)
+        assert key not in self._values, f"{key} is there already"
+        self._values[key] = value
+        if name == "graph":
+            self._in_flight += 1
+            self.peak_in_flight = max(self.peak_in_flight, self._in_flight)
+
+    def get(self, name: str, microbatch: int, place: int = 0) -> Any:
+        """Return a value and keep it."""
+        return self._values[name, microbatch, place]
+
+    def take(self, name: str, microbatch: int, place: int = 0) -> Any:
+        """Return a value and let go of it."""
+        if name == "graph":
+            self._in_flight -= 1
+        return self._values.pop((name, microbatch, place))
+
+    def holds(self, name: str, microbatch: int, place: int = 0) -> bool:
+        """Return whether there is such a value."""
+        return (name, microbatch, place) in self._values
+
+    def __len__(self) -> int:
+        """Return the number of values held."""
+        return len(self._values)

@@ -1,0 +1,111 @@
+"""Record when the passes and collectives of an iteration really ran, in the simulator's format.
+
+On a CPU the host's monotonic clock is read; on CUDA events are recorded on the stream that does the
+work, and read after the iteration. Point-to-point transfers are not recorded: the host only knows
+when they were issued and when somebody stopped waiting for them.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import torch
+
+from megatron.schedules.needs import Comm
+from megatron.schedules.passes import Pass
+from megatron.simulator.simulate import Span, Timeline
+
+T = TypeVar("T")
+
+
+class _Mark(NamedTuple):
+    lane: str
+    item: Pass | Comm
+    start: "float | torch.cuda.Event"
+    end: "float | torch.cuda.Event"
+
+
+class Recorder:
+    """Records one rank's iteration.
+
+    Args:
+        rank: pipeline rank.
+        device: decides the clock.
+    """
+
+    def __init__(self, rank: int, device: torch.device) -> None:
+        self._rank = rank
+        self._cuda = device.type == "cuda"
+        self._marks: list[_Mark] = []
+        self._origin = self._now()
+
+    def begin(self) -> None:
+        """Forget what was recorded and count time from now, right after a barrier."""
+        self._marks = []
+        self._origin = self._now()
+
+    @contextmanager
+    def span(self, item: Pass) -> Iterator[None]:
+        """Record a pass."""
+        start = self._now()
+        yield
+        self._marks.append(_Mark("compute", item, start, self._now()))
+
+    def timed(self, comm: Comm, work: Callable[[], T]) -> Callable[[], T]:
+        """Return ``work`` that records itself in the communication lane."""
+
+        def recorded() -> T:
+            start = self._now()
+            value = work()
+            self._marks.append(_Mark("comm", comm, start, self._now()))
+            return value
+
+        return recorded
+
+    def spans(self) -> list[Span]:
+        """Return what was recorded, in seconds since ``begin``; on CUDA waits for the device."""
+        if self._cuda:
+            torch.cuda.synchronize()
+        return [
+            Span(
+                self._rank,
+                mark.lane,
+                str(mark.item),
+                mark.item.kind,
+                mark.item.microbatch,
+                mark.item.chunk if isinstance(mark.item, Pass) else 0,
+                self._seconds(mark.start),
+                self._seconds(mark.end),
+            )
+            for mark in self._marks
+        ]
+
+    def _now(self) -> "float | torch.cuda.Event":
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _seconds(self, mark: "float | torch.cuda.Event") -> float:
+        if isinstance(mark, float):
+            assert isinstance(self._origin, float)
+            return mark - self._origin
+        assert isinstance(self._origin, torch.cuda.Event)
+        return self._origin.elapsed_time(mark) / 1000
+
+
+def save_timeline(timeline: Timeline, path: Path) -> None:
+    """Write ``timeline`` as JSON: the number of ranks and a list of spans with named fields."""
+    spans = [span._asdict() for span in sorted(timeline.spans, key=lambda s: (s.start, s.rank))]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"ranks": timeline.ranks, "spans": spans}, indent=0) + "\n")
+
+
+def load_timeline(path: Path) -> Timeline:
+    """Read what ``save_timeline`` wrote."""
+    document = json.loads(path.read_text())
+    return Timeline(document["ranks"], tuple(Span(**span) for span in document["spans"]))
