@@ -1,0 +1,73 @@
+"""Files that other processes read: complete or absent, and made by one process at a time.
+
+A reader never sees half a file because writers work under a temporary name in the same folder and
+rename it when done; processes that would do the same slow work twice wait for each other on a lock.
+"""
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def cache_root() -> Path:
+    """Folder of everything this project makes on the user's machine and can make again.
+
+    Returns:
+        ``$MEGATRON_CACHE``, else ``$XDG_CACHE_HOME/megatron-vocab-parallel``, else the same name
+        under ``~/.cache``. The folder need not exist.
+    """
+    if chosen := os.environ.get("MEGATRON_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "megatron-vocab-parallel"
+
+
+def temporary_name(path: Path) -> Path:
+    """A hidden name beside ``path`` that no other process or call uses."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def sync(path: Path) -> None:
+    """Forces a finished file to disk, so that a later rename cannot outlive its content."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Lets the block write a temporary file that becomes ``path`` when the block succeeds.
+
+    Processes may race: each renames its own complete file and the last one stays.
+
+    Args:
+        path: the file to make; its folder must exist.
+
+    Yields:
+        The temporary name to write to.
+    """
+    temporary = temporary_name(path)
+    try:
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds an exclusive lock while the block runs; others wait.
+
+    The kernel drops the lock when its holder dies, so a killed process blocks nobody. The lock
+    file itself stays: removing it would let a third process lock a different file of that name.
+
+    Args:
+        path: the lock file; it and its folder are made when missing.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

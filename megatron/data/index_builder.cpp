@@ -1,0 +1,66 @@
+// The two sequential loops of sampling, for corpora with many millions of documents.
+//
+// `NumpyIndexBuilder` in index_builder.py computes the same arrays without a compiler; its
+// docstrings define shapes, dtypes and meaning. Arguments are validated there, by the callers.
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace py = pybind11;
+
+template <typename T>
+using Array = py::array_t<T, py::array::c_style>;
+
+// Walks the shuffled documents once and notes where every seq_length-th token lies.
+Array<int64_t> sample_index(const Array<int32_t> &lengths, const Array<int32_t> &document_index,
+                            int64_t seq_length, int64_t num_samples) {
+  Array<int64_t> result({num_samples + 1, int64_t{2}});
+  const auto length_of = lengths.unchecked<1>();
+  const auto documents = document_index.unchecked<1>();
+  auto out = result.mutable_unchecked<2>();
+  int64_t position = 0;  // in document_index
+  int64_t offset = 0;    // in that document, at or past its end while the walk is under way
+  for (int64_t sample = 0; sample <= num_samples; ++sample, offset += seq_length) {
+    while (offset >= length_of(documents(position))) {
+      offset -= length_of(documents(position));
+      ++position;
+    }
+    out(sample, 0) = position;
+    out(sample, 1) = offset;
+  }
+  return result;
+}
+
+// Gives each draw to the dataset that is furthest below its share.
+py::tuple blend_index(const Array<double> &weights, int64_t size) {
+  Array<int16_t> dataset(size);
+  Array<int64_t> dataset_sample(size);
+  const auto weight = weights.unchecked<1>();
+  auto chosen = dataset.mutable_unchecked<1>();
+  auto within = dataset_sample.mutable_unchecked<1>();
+  std::vector<int64_t> drawn(static_cast<size_t>(weights.shape(0)), 0);
+  for (int64_t step = 0; step < size; ++step) {
+    const double total = static_cast<double>(std::max<int64_t>(step, 1));
+    size_t best = 0;
+    double largest = weight(0) * total - static_cast<double>(drawn[0]);
+    for (size_t i = 1; i < drawn.size(); ++i) {
+      const double deficit = weight(i) * total - static_cast<double>(drawn[i]);
+      if (deficit > largest) {
+        largest = deficit;
+        best = i;
+      }
+    }
+    chosen(step) = static_cast<int16_t>(best);
+    within(step) = drawn[best]++;
+  }
+  return py::make_tuple(dataset, dataset_sample);
+}
+
+PYBIND11_MODULE(MODULE_NAME, module) {
+  module.def("sample_index", &sample_index);
+  module.def("blend_index", &blend_index);
+}

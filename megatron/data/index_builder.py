@@ -1,0 +1,160 @@
+"""Builds sampling indices in C++ where a compiler is at hand, in NumPy where none is.
+
+The C++ file is compiled on first use, once per machine, into the cache folder; both builders give
+the same arrays, so ranks on different machines agree whichever they use.
+"""
+
+import hashlib
+import importlib.util
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Protocol, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from megatron.data.files import atomic_path, locked
+
+_SOURCE = Path(__file__).with_name("index_builder.cpp")
+_LOG = logging.getLogger(__name__)
+
+
+class IndexBuilder(Protocol):
+    """What both builders can do."""
+
+    def sample_index(
+        self,
+        lengths: NDArray[np.int32],
+        document_index: NDArray[np.int32],
+        seq_length: int,
+        num_samples: int,
+    ) -> NDArray[np.int64]:
+        """Where each sample begins in the concatenation of the shuffled documents.
+
+        Args:
+            lengths: tokens of every document, int32 [n].
+            document_index: documents in the order they are read, int32 [d].
+            seq_length: tokens s from one sample's start to the next one's.
+            num_samples: samples N; the documents hold at least N * s + 1 tokens.
+
+        Returns:
+            int64 [N + 1, 2]: position in ``document_index`` and offset within that document of
+            token i * s, for i = 0 ... N. Sample i runs from row i to row i + 1, both included.
+        """
+        ...
+
+    def blend_index(
+        self, weights: NDArray[np.float64], size: int
+    ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+        """Interleaves datasets so that every prefix of the blend is close to the weights.
+
+        Step i goes to the dataset with the largest ``weights[k] * max(i, 1) - drawn[k]``, the
+        first one among equals, as in Megatron-LM.
+
+        Args:
+            weights: share of each dataset, float64 [k], summing to one.
+            size: draws in all.
+
+        Returns:
+            int16 [size] the dataset of each draw, and int64 [size] its running number within it.
+        """
+        ...
+
+
+class NumpyIndexBuilder:
+    """Index building without a compiler; see `IndexBuilder` for the contract."""
+
+    def sample_index(
+        self,
+        lengths: NDArray[np.int32],
+        document_index: NDArray[np.int32],
+        seq_length: int,
+        num_samples: int,
+    ) -> NDArray[np.int64]:
+        """Finds all starts at once by bisection in the documents' cumulative lengths."""
+        sizes = lengths[document_index].astype(np.int64)
+        ends = np.cumsum(sizes)
+        starts = np.arange(num_samples + 1, dtype=np.int64) * seq_length
+        position = np.searchsorted(ends, starts, side="right")
+        return np.stack((position, starts - (ends - sizes)[position]), axis=1)
+
+    def blend_index(
+        self, weights: NDArray[np.float64], size: int
+    ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+        """Takes the steps one by one: each depends on all before it."""
+        dataset = np.empty(size, np.int16)
+        dataset_sample = np.empty(size, np.int64)
+        drawn = np.zeros(len(weights), np.int64)
+        for step in range(size):
+            best = int(np.argmax(weights * float(max(step, 1)) - drawn))
+            dataset[step] = best
+            dataset_sample[step] = drawn[best]
+            drawn[best] += 1
+        return dataset, dataset_sample
+
+
+def load_index_builder(cache: Path) -> IndexBuilder:
+    """The C++ builder, compiled if need be, else the NumPy one.
+
+    Args:
+        cache: folder of compiled modules; one process compiles, the others wait for it.
+
+    Returns:
+        A builder. When it is not the C++ one, the log says why.
+    """
+    try:
+        return _import(_compiled(cache))
+    except (OSError, ImportError, subprocess.SubprocessError) as error:
+        detail = getattr(error, "stderr", None) or str(error)
+        _LOG.warning("sampling indices are built in NumPy, slower but the same: %s", detail.strip())
+        return NumpyIndexBuilder()
+
+
+def _compiled(cache: Path) -> Path:
+    """Path of the compiled module for this source, Python and torch, compiling it when missing."""
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    identity = f"{_SOURCE.read_text()}{sys.version}{torch.__version__}"
+    name = f"index_builder_{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+    library = cache / f"{name}{suffix}"
+    if library.exists():
+        return library
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        raise FileNotFoundError("no C++ compiler (c++, g++ or $CXX) found")
+    with locked(cache / f".{name}.lock"):
+        if not library.exists():
+            with atomic_path(library) as temporary:
+                _compile(compiler, name, temporary)
+    return library
+
+
+def _compile(compiler: str, name: str, output: Path) -> None:
+    """Compiles the source; torch brings the pybind11 headers, so nothing more is required."""
+    include = (Path(torch.__file__).parent / "include", Path(sysconfig.get_path("include")))
+    command = [
+        *compiler.split(),
+        # A fused multiply-add would round the blend's deficits differently from NumPy.
+        *("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off"),
+        *(["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []),
+        *(f"-I{folder}" for folder in include),
+        f"-DMODULE_NAME={name}",
+        *(str(_SOURCE), "-o", str(output)),
+    ]
+    _LOG.info("compiling %s, once per machine", _SOURCE.name)
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+
+
+def _import(library: Path) -> IndexBuilder:
+    name = library.name.split(".")[0]
+    spec = importlib.util.spec_from_file_location(name, library)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{library} is not importable by this Python")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return cast(IndexBuilder, module)

@@ -1,0 +1,180 @@
+"""Text to a tokenizer and token files, as one folder that is complete or absent.
+
+The tokenizer is a byte-pair encoding with byte fallback that keeps every blank and line end, so
+decoding gives the text back (but for U+2581, sentencepiece's own sign for a blank). Documents end
+with ``</s>``, a control token that no text encodes to.
+"""
+
+import io
+import shutil
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
+
+from megatron.data.corpus import Corpus
+from megatron.data.files import locked, temporary_name
+from megatron.data.indexed import IndexedWriter
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with a stage's name, the work done in it and all its work (``None``: not known)."""
+
+_TRAINING_BYTES = 64 << 20  # more text hardly changes the pieces but the time
+_CHUNK = 4096  # characters; the trainer fails on words of 65536 and skips lines that long
+_BATCH_BYTES = 1 << 20
+_UNUSED = 5  # SentencePiece.Type in sentencepiece's model format
+
+
+def prepare(
+    corpus: Corpus, vocab_size: int, cache: Path, progress: Progress, num_threads: int = 1
+) -> Path:
+    """Makes a tokenizer of ``vocab_size`` entries for ``corpus`` and tokenises it, once.
+
+    Args:
+        corpus: the text.
+        vocab_size: size of the vocabulary, special tokens and bytes included.
+        cache: folder of all prepared corpora.
+        progress: told about every step.
+        num_threads: threads that encode.
+
+    Returns:
+        A folder with ``tokenizer.model``, ``text_document.bin`` and ``text_document.idx``. When it
+        exists the call returns at once; when another process is making it the call waits.
+
+    Raises:
+        ValueError: the corpus holds no text.
+    """
+    target = cache / f"{corpus.name}-{vocab_size // 1000}k"
+    if target.is_dir():
+        return target
+    with locked(cache / f".{target.name}.lock"):
+        if target.is_dir():
+            return target
+        # Whoever holds the lock is alone, so what lies here was left by a killed process.
+        for stale in cache.glob(f".{target.name}.*-*"):
+            shutil.rmtree(stale)
+        folder = temporary_name(target)
+        folder.mkdir()
+        try:
+            model = train_tokenizer(corpus, vocab_size, progress)
+            (folder / "tokenizer.model").write_bytes(model)
+            tokenise(corpus, model, folder / "text_document", progress, num_threads)
+            folder.rename(target)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    return target
+
+
+def train_tokenizer(corpus: Corpus, vocab_size: int, progress: Progress) -> bytes:
+    """Trains a byte-pair encoding on at most 64 MB, taken evenly from the corpus.
+
+    Args:
+        corpus: the text.
+        vocab_size: entries of the model: ``<unk> <s> </s>``, the line feed, 256 bytes, pieces, and
+            ``<unusedN>`` where the text has too few different words for that many pieces.
+        progress: told about the text read.
+
+    Returns:
+        A serialized sentencepiece model of exactly ``vocab_size`` entries.
+
+    Raises:
+        ValueError: the corpus holds no text.
+    """
+    model = io.BytesIO()
+    try:
+        SentencePieceTrainer.train(
+            sentence_iterator=_training_lines(corpus, progress),
+            model_writer=model,
+            vocab_size=vocab_size,
+            hard_vocab_limit=False,
+            model_type="bpe",
+            byte_fallback=True,
+            # Rare characters are left to the bytes; with all of them kept, text in a script of
+            # many characters could use the vocabulary up.
+            character_coverage=0.9999,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            add_dummy_prefix=False,
+            allow_whitespace_only_pieces=True,
+            user_defined_symbols=["\n"],
+            max_sentence_length=1 << 30,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        if "sentences_.empty()" in str(error):
+            raise ValueError(
+                f"{corpus.paths[0]}: there is no text in it, only line ends"
+            ) from error
+        raise
+    return _filled(model.getvalue(), vocab_size)
+
+
+def tokenise(
+    corpus: Corpus, model: bytes, prefix: Path, progress: Progress, num_threads: int
+) -> None:
+    """Writes every non-empty document, ended by ``</s>``, to ``PREFIX.bin`` and ``PREFIX.idx``.
+
+    Args:
+        corpus: the text.
+        model: serialized sentencepiece model.
+        prefix: where to write.
+        progress: told about the bytes encoded.
+        num_threads: threads that encode.
+    """
+    processor = SentencePieceProcessor()
+    processor.load_from_serialized_proto(model)
+    end = processor.eos_id()
+    done = 0
+    with IndexedWriter(prefix, processor.vocab_size()) as writer:
+        for batch in _batches(corpus):
+            for ids in processor.encode(batch, num_threads=num_threads):
+                writer.add_document(np.asarray([*ids, end]))
+            done += sum(len(document.encode()) for document in batch)
+            progress("tokenising", min(done, corpus.num_bytes), corpus.num_bytes)
+
+
+def _training_lines(corpus: Corpus, progress: Progress) -> Iterator[str]:
+    stride = -(-corpus.num_bytes // _TRAINING_BYTES)
+    done = 0
+    for number, document in enumerate(corpus.documents()):
+        done += len(document.encode())
+        progress("reading text", min(done, corpus.num_bytes), corpus.num_bytes)
+        if number % stride == 0:
+            for line in document.split("\n"):
+                for start in range(0, len(line), _CHUNK):
+                    yield line[start : start + _CHUNK]
+    progress("training the tokenizer", 0, None)
+
+
+def _batches(corpus: Corpus) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for document in corpus.documents():
+        if document:
+            batch.append(document)
+            size += len(document)
+        if size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _filled(model: bytes, vocab_size: int) -> bytes:
+    """Appends unused pieces up to ``vocab_size``.
+
+    A model is a protobuf message whose field 1 repeats a piece (string 1, score 2, type 3), and
+    protobuf messages may be extended by appending further repetitions.
+    """
+    processor = SentencePieceProcessor()
+    processor.load_from_serialized_proto(model)
+    missing = vocab_size - processor.vocab_size()
+    parts = [model]
+    for number in range(missing):
+        name = f"<unused{number}>".encode()
+        piece = b"\x0a" + bytes([len(name)]) + name
+        piece += b"\x15" + struct.pack("<f", 0.0) + b"\x18" + bytes([_UNUSED])
+        parts.append(b"\x0a" + bytes([len(piece)]) + piece)
+    return b"".join(parts)

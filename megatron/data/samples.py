@@ -1,0 +1,242 @@
+"""GPT samples: shuffled documents, concatenated over epochs, cut every s tokens, shuffled again.
+
+Sample i reads s + 1 tokens, of which the last is the first of the sample after it, and spans as
+many documents as that takes. Everything follows from (lengths, seed, s, epochs), in Megatron-LM's
+order for the same seed.
+"""
+
+import hashlib
+import json
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron.data.files import atomic_path
+from megatron.data.index_builder import IndexBuilder
+from megatron.data.indexed import IndexedDataset
+
+_FORMAT = 1  # raise when the meaning of a cached array changes
+_FINAL_EPOCH_THRESHOLD = 0.80  # of an epoch; from here on the last one is mixed in
+_Integer = TypeVar("_Integer", bound=np.integer)
+
+
+class SampleDataset(Protocol):
+    """Numbered samples of s + 1 tokens, from one corpus or from a blend.
+
+    Attributes:
+        seq_length: s.
+        masked_token: input token that bears no loss, or ``None`` when all bear it.
+    """
+
+    seq_length: int
+    masked_token: int | None
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        ...
+
+    def read(self, index: int, out: NDArray[np.int64]) -> None:
+        """Writes sample ``index`` into ``out`` [s + 1].
+
+        Raises:
+            ValueError: the sample holds an id outside the vocabulary.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class SampleIndices:
+    """The three arrays that turn a sample's number into tokens.
+
+    Attributes:
+        documents: sequences in reading order over all epochs, int32 [d].
+        samples: see `IndexBuilder.sample_index`, int64 [N + 1, 2].
+        shuffle: sample in reading order for each sample number, int64 [N].
+    """
+
+    documents: NDArray[np.int32]
+    samples: NDArray[np.int64]
+    shuffle: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """How often a split is read to get the samples asked for.
+
+    When little of the last epoch is needed, mixing it in would show some documents once more than
+    others from the start; it is then shuffled by itself and comes last.
+
+    Attributes:
+        count: epochs concatenated.
+        separate_final: whether the last one is shuffled by itself.
+    """
+
+    count: int
+    separate_final: bool
+
+    @classmethod
+    def needed(cls, tokens: int, seq_length: int, num_samples: int) -> "Epochs":
+        """The fewest epochs of ``tokens`` tokens that hold ``num_samples`` samples."""
+        count = -(-(num_samples * seq_length + 1) // tokens)
+        if count == 1:
+            return cls(1, separate_final=False)
+        from_final = num_samples - _num_samples(count - 1, tokens, seq_length)
+        per_epoch = _num_samples(1, tokens, seq_length)
+        return cls(count, from_final < int(_FINAL_EPOCH_THRESHOLD * per_epoch))
+
+
+class GPTDataset:
+    """Samples of one range of one corpus; a `SampleDataset`.
+
+    Args:
+        source: the corpus.
+        indices: from `build_sample_indices` for the same corpus and s.
+        seq_length: tokens per sample s.
+        vocab_size: every id read must be below it.
+        masked_token: input token that bears no loss.
+    """
+
+    def __init__(
+        self,
+        source: IndexedDataset,
+        indices: SampleIndices,
+        seq_length: int,
+        vocab_size: int,
+        masked_token: int | None = None,
+    ) -> None:
+        self.seq_length = seq_length
+        self.masked_token = masked_token
+        self._source = source
+        self._indices = indices
+        self._vocab_size = vocab_size
+
+    def __len__(self) -> int:
+        return len(self._indices.shuffle)
+
+    def read(self, index: int, out: NDArray[np.int64]) -> None:
+        """Writes sample ``index`` into ``out``; see `SampleDataset.read`."""
+        row = int(self._indices.shuffle[index])
+        (first, offset), (last, last_offset) = self._indices.samples[row : row + 2].tolist()
+        filled = 0
+        for position in range(first, last + 1):
+            sequence = int(self._indices.documents[position])
+            start = offset if position == first else 0
+            stop = last_offset + 1 if position == last else int(self._source.lengths[sequence])
+            out[filled : filled + stop - start] = self._source.read(sequence, start, stop)
+            filled += stop - start
+        assert filled == len(out) == self.seq_length + 1
+        # As unsigned numbers negative ids are huge, so one comparison finds both kinds.
+        if out.view(np.uint64).max() >= self._vocab_size:
+            self._refuse_tokens(index, out)
+
+    def _refuse_tokens(self, index: int, out: NDArray[np.int64]) -> None:
+        raise ValueError(
+            f"{self._source.prefix}: sample {index} holds token ids {out.min()}..{out.max()}, "
+            f"outside the vocabulary of {self._vocab_size} entries; train with the tokenizer that "
+            "made the data (--tokenizer-model) or a --vocab-size that holds its ids"
+        )
+
+
+def build_sample_indices(
+    source: IndexedDataset,
+    sequences: range,
+    seq_length: int,
+    num_samples: int,
+    seed: int,
+    cache: Path,
+    builder: IndexBuilder,
+) -> SampleIndices:
+    """Builds the indices, or maps them when an earlier run or another rank has built them.
+
+    The file names carry a hash of everything the content depends on, so a file that exists is
+    right; ranks that race write the same bytes.
+
+    Args:
+        source: the corpus.
+        sequences: its range that belongs to the split.
+        seq_length: tokens per sample s.
+        num_samples: samples needed; there may be more, to the end of the last epoch.
+        seed: of both shuffles.
+        cache: folder of the arrays, made when missing.
+        builder: from `load_index_builder`.
+
+    Returns:
+        Indices of at least ``num_samples`` samples.
+
+    Raises:
+        ValueError: the range is too short for one sample, or the cache cannot be written.
+    """
+    lengths = source.lengths[sequences.start : sequences.stop]
+    tokens = int(lengths.sum(dtype=np.int64))
+    if tokens <= seq_length:
+        raise ValueError(
+            f"{source.prefix}: a split of {len(sequences)} documents holds {tokens} tokens, too "
+            f"few for one sample of --seq-length {seq_length} + 1; give it a larger share of "
+            "--split, or more text"
+        )
+    epochs = Epochs.needed(tokens, seq_length, num_samples)
+    identity = json.dumps(
+        [_FORMAT, sequences.start, sequences.stop, seq_length, seed, *astuple(epochs)]
+    )
+    digest = hashlib.sha256(identity.encode())
+    digest.update(source.lengths.tobytes())
+    stem = f"{source.prefix.name}-{digest.hexdigest()[:16]}"
+    paths = {name: cache / f"{stem}-{name}.npy" for name in ("documents", "samples", "shuffle")}
+    if not all(path.exists() for path in paths.values()):
+        built = _build(source.lengths, sequences, tokens, seq_length, epochs, seed, builder)
+        try:
+            _save(built, paths)
+        except OSError as error:
+            raise ValueError(
+                f"cannot write sample indices to {cache} ({error}); name a writable folder "
+                "with --data-cache-path"
+            ) from error
+    return SampleIndices(*(_map(path) for path in paths.values()))
+
+
+def _num_samples(epochs: int, tokens: int, seq_length: int) -> int:
+    """Whole samples in so many epochs; the last token is only ever a label."""
+    return (epochs * tokens - 1) // seq_length
+
+
+def _build(
+    lengths: NDArray[np.int32],
+    sequences: range,
+    tokens: int,
+    seq_length: int,
+    epochs: Epochs,
+    seed: int,
+    builder: IndexBuilder,
+) -> SampleIndices:
+    # The legacy generator, because its stream is frozen for ever and is Megatron-LM's.
+    random = np.random.RandomState(seed)
+    one_epoch = np.arange(sequences.start, sequences.stop, dtype=np.int32)
+    total = _num_samples(epochs.count, tokens, seq_length)
+    groups, boundary = [epochs.count], total
+    if epochs.separate_final:
+        groups, boundary = [epochs.count - 1, 1], _num_samples(epochs.count - 1, tokens, seq_length)
+    documents = np.concatenate([_shuffled(random, np.tile(one_epoch, n)) for n in groups])
+    samples = builder.sample_index(np.ascontiguousarray(lengths), documents, seq_length, total)
+    shuffle = [_shuffled(random, np.arange(boundary))]
+    if boundary < total:
+        shuffle.append(_shuffled(random, np.arange(boundary, total)))
+    return SampleIndices(documents, samples, np.concatenate(shuffle))
+
+
+def _shuffled(random: np.random.RandomState, array: NDArray[_Integer]) -> NDArray[_Integer]:
+    random.shuffle(array)
+    return array
+
+
+def _save(indices: SampleIndices, paths: dict[str, Path]) -> None:
+    for name, path in paths.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_path(path) as temporary, temporary.open("wb") as file:
+            np.save(file, getattr(indices, name))
+
+
+def _map(path: Path) -> NDArray[Any]:
+    return np.asarray(np.load(path, mmap_mode="r"))

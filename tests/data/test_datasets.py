@@ -1,0 +1,144 @@
+"""From a `DataConfig` to samples: splits, blends, and only what is asked for."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron.data.config import DataConfig
+from megatron.data.datasets import build_datasets, split_ranges
+from megatron.data.indexed import IndexedDataset
+from megatron.data.samples import GPTDataset, SampleDataset
+
+Write = Callable[..., IndexedDataset]
+
+
+@pytest.fixture(autouse=True)
+def _compiled_once(compiler_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEGATRON_CACHE", str(compiler_cache))
+
+
+def config_of(*blend: tuple[float, IndexedDataset], **changes: object) -> DataConfig:
+    values: dict[str, object] = {
+        "data_path": tuple((weight, source.prefix) for weight, source in blend),
+        "split": (90.0, 8.0, 2.0),
+        "seq_length": 8,
+        "seed": 3,
+        "eod_token": 1,
+    }
+    return DataConfig(**{**values, **changes})
+
+
+def samples(dataset: SampleDataset | None, count: int) -> np.ndarray:
+    assert dataset is not None
+    out = np.empty((count, dataset.seq_length + 1), np.int64)
+    for index, row in enumerate(out):
+        dataset.read(index, row)
+    return out
+
+
+def test_splits_share_no_token(write_corpus: Write) -> None:
+    source = write_corpus([30] * 50)
+    datasets = build_datasets(config_of((1.0, source)), (100, 10, 3), 70000)
+    train, valid, test = (
+        set(samples(dataset, count).ravel().tolist())
+        for dataset, count in (
+            (datasets.train, 100),
+            (datasets.valid, 10),
+            (datasets.test, 3),
+        )
+    )
+    assert max(train) < 45 * 30 <= min(valid)
+    assert max(valid) < 49 * 30 <= min(test)
+
+
+def test_a_single_corpus_is_not_wrapped(write_corpus: Write) -> None:
+    datasets = build_datasets(config_of((0.3, write_corpus([30] * 50))), (10, 0, 0), 70000)
+    assert type(datasets.train) is GPTDataset
+
+
+def test_splits_not_asked_for_are_not_built_and_may_be_empty(write_corpus: Write) -> None:
+    source = write_corpus([100])
+    datasets = build_datasets(config_of((1.0, source)), (5, 0, 0), 70000)
+    assert (datasets.valid, datasets.test) == (None, None)
+    with pytest.raises(ValueError, match="too few for one sample"):
+        build_datasets(config_of((1.0, source)), (5, 1, 0), 70000)
+
+
+def test_blend_draws_by_weight_and_in_each_corpus_its_own_order(write_corpus: Write) -> None:
+    sources = [write_corpus([30] * 20, f"c{i}", first=10000 * i) for i in range(3)]
+    weights = (5.0, 3.0, 2.0)
+    config = config_of(*zip(weights, sources, strict=True))
+    drawn = samples(build_datasets(config, (100, 0, 0), 70000).train, 100)
+    origin = drawn[:, 0] // 10000
+    assert Counter(origin.tolist()) == {0: 50, 1: 30, 2: 20}
+    for number, source in enumerate(sources):
+        count = int((origin == number).sum())
+        alone = build_datasets(config_of((1.0, source)), (count, 0, 0), 70000).train
+        np.testing.assert_array_equal(drawn[origin == number], samples(alone, count))
+
+
+def test_blend_of_more_corpora_than_samples(write_corpus: Write) -> None:
+    sources = [write_corpus([30] * 20, f"c{i}", first=10000 * i) for i in range(3)]
+    config = config_of(*zip((1.0, 1.0, 9.0), sources, strict=True))
+    dataset = build_datasets(config, (1, 0, 0), 70000).train
+    assert len(dataset) == 1
+    assert samples(dataset, 1).min() >= 20000
+
+
+def test_eod_masking_follows_the_config(write_corpus: Write) -> None:
+    source = write_corpus([30] * 20)
+    for eod_mask_loss, expected in ((False, None), (True, 1)):
+        config = config_of((1.0, source), eod_mask_loss=eod_mask_loss)
+        dataset = build_datasets(config, (5, 0, 0), 70000).train
+        assert dataset is not None
+        assert dataset.masked_token == expected
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_indices_lie_where_the_config_says(
+    write_corpus: Write, tmp_path: Path, chosen: bool
+) -> None:
+    cache = tmp_path / "chosen" if chosen else None
+    build_datasets(config_of((1.0, write_corpus([30] * 9)), cache_path=cache), (5, 0, 0), 70000)
+    folder = cache or tmp_path / "sample_indices"
+    assert {path.name.rsplit("-")[-1] for path in folder.iterdir()} == {
+        "documents.npy",
+        "samples.npy",
+        "shuffle.npy",
+    }
+
+
+@given(
+    st.integers(0, 5000),
+    st.lists(st.floats(0, 1000), min_size=3, max_size=3).filter(lambda split: sum(split) > 0.1),
+)
+def test_split_ranges_tile_the_corpus_in_proportion(count: int, split: list[float]) -> None:
+    ranges = split_ranges(count, split)
+    assert [index for part in ranges for index in part] == list(range(count))
+    for part, share in zip(ranges, split, strict=True):
+        assert abs(len(part) - count * share / sum(split)) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize(
+    "split", [(0.0, 0.0, 0.0), (1.0, -0.1, 0.0), (float("nan"), 1.0, 0.0), (float("inf"), 1, 0)]
+)
+def test_senseless_split_is_refused(split: tuple[float, float, float]) -> None:
+    with pytest.raises(ValueError, match=r"--split .*for example 949,50,1"):
+        split_ranges(10, split)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_senseless_weight_is_refused(write_corpus: Write, weight: float) -> None:
+    source = write_corpus([30] * 20)
+    with pytest.raises(ValueError, match="--data-path weights"):
+        build_datasets(config_of((1.0, source), (weight, source)), (5, 0, 0), 70000)
+
+
+def test_empty_blend_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"--data-path is empty.*tools/sample_data\.py"):
+        build_datasets(config_of(), (5, 0, 0), 70000)

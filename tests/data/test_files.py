@@ -1,0 +1,50 @@
+"""Complete-or-absent files and the choice of the cache folder."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from megatron.data.files import atomic_path, cache_root
+
+
+def test_success_replaces_the_file_at_once(tmp_path: Path) -> None:
+    target = tmp_path / "x.txt"
+    target.write_text("old")
+    with atomic_path(target) as temporary:
+        temporary.write_text("new")
+        assert target.read_text() == "old"
+    assert target.read_text() == "new"
+    assert os.listdir(tmp_path) == ["x.txt"]
+
+
+def test_failure_leaves_no_trace(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        with atomic_path(tmp_path / "x.txt") as temporary:
+            temporary.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("chosen", "xdg", "expected"),
+    [
+        ("/a/b", "/x", "/a/b"),
+        (None, "/x", "/x/megatron-vocab-parallel"),
+        (None, None, "/home/me/.cache/megatron-vocab-parallel"),
+        ("", "", "/home/me/.cache/megatron-vocab-parallel"),
+    ],
+)
+def test_cache_root_follows_the_environment(
+    monkeypatch: pytest.MonkeyPatch, chosen: str | None, xdg: str | None, expected: str
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    for name, value in (("MEGATRON_CACHE", chosen), ("XDG_CACHE_HOME", xdg)):
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    assert cache_root() == Path(expected)

@@ -1,0 +1,93 @@
+"""Microbatches: shapes, shift, mask, and an order that depends on consumed samples alone."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from megatron.data.microbatch import Microbatch, MicrobatchLoader
+
+
+class Numbered:
+    """Sample i is 10 i, 10 i + 1, ..., so that every token tells its place."""
+
+    def __init__(self, count: int, seq_length: int = 4, masked_token: int | None = None) -> None:
+        self.seq_length = seq_length
+        self.masked_token = masked_token
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def read(self, index: int, out: NDArray[np.int64]) -> None:
+        out[:] = 10 * index + np.arange(self.seq_length + 1)
+
+
+def sample_numbers(batch: list[Microbatch]) -> list[list[int]]:
+    return [(microbatch.tokens[:, 0] // 10).tolist() for microbatch in batch]
+
+
+def test_labels_are_the_tokens_shifted_by_one() -> None:
+    (microbatch,) = MicrobatchLoader(Numbered(9), 3, 1, consumed_samples=2).next_batch()
+    assert microbatch.tokens.tolist() == [[20, 21, 22, 23], [30, 31, 32, 33], [40, 41, 42, 43]]
+    assert microbatch.labels.tolist() == [[21, 22, 23, 24], [31, 32, 33, 34], [41, 42, 43, 44]]
+    assert microbatch.loss_mask.tolist() == [[1.0] * 4] * 3
+    for tensor, dtype in (
+        (microbatch.tokens, torch.int64),
+        (microbatch.labels, torch.int64),
+        (microbatch.loss_mask, torch.float32),
+    ):
+        assert tensor.dtype == dtype
+        assert tensor.is_contiguous()
+
+
+def test_no_loss_where_the_input_is_the_masked_token() -> None:
+    (microbatch,) = MicrobatchLoader(Numbered(2, masked_token=12), 2, 1).next_batch()
+    assert microbatch.loss_mask.tolist() == [[1, 1, 1, 1], [1, 1, 0, 1]]
+
+
+@given(
+    micro=st.integers(1, 3),
+    count=st.integers(1, 4),
+    dp_size=st.integers(1, 3),
+    consumed=st.integers(0, 9),
+)
+def test_ranks_read_consecutive_slices_of_consecutive_samples(
+    micro: int, count: int, dp_size: int, consumed: int
+) -> None:
+    loaders = [
+        MicrobatchLoader(Numbered(1000), micro, count, consumed, rank, dp_size)
+        for rank in range(dp_size)
+    ]
+    for _ in range(2):
+        batches = [sample_numbers(loader.next_batch()) for loader in loaders]
+        read = [index for j in range(count) for batch in batches for index in batch[j]]
+        assert read == list(range(consumed, consumed + micro * count * dp_size))
+        consumed += micro * count * dp_size
+        assert {loader.consumed_samples for loader in loaders} == {consumed}
+
+
+@given(st.sampled_from([(1, 6), (2, 3), (3, 2), (6, 1)]))
+def test_order_of_samples_is_the_same_for_every_cut_into_microbatches(cut: tuple[int, int]) -> None:
+    loader = MicrobatchLoader(Numbered(12), *cut)
+    read = [
+        index for _ in range(2) for part in sample_numbers(loader.next_batch()) for index in part
+    ]
+    assert read == list(range(12))
+
+
+def test_resuming_continues_where_the_count_says() -> None:
+    straight = MicrobatchLoader(Numbered(100), 2, 3)
+    straight.next_batch()
+    resumed = MicrobatchLoader(Numbered(100), 2, 3, straight.consumed_samples)
+    assert sample_numbers(resumed.next_batch()) == sample_numbers(straight.next_batch())
+
+
+def test_end_of_data_is_an_error_and_consumes_nothing() -> None:
+    loader = MicrobatchLoader(Numbered(11), 2, 3)
+    loader.next_batch()
+    with pytest.raises(ValueError, match=r"data ends at sample 11, within .* samples 6 to 12"):
+        loader.next_batch()
+    assert loader.consumed_samples == 6

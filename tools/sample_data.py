@@ -1,0 +1,137 @@
+"""Makes tokenised text and a tokenizer to train on, from what lies on this machine.
+
+Without ``--text`` the text is the standard library of the running Python. The last two lines of
+the output name the results, for a shell to read:
+
+    DATA_PATH=<folder>/text_document
+    TOKENIZER_MODEL=<folder>/tokenizer.model
+
+A second call finds them made. Documents end with the token ``</s>``.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from megatron.data.corpus import standard_library, text_files
+from megatron.data.files import cache_root
+from megatron.data.prepare import prepare
+
+_VOCAB_SIZES = (32000, 64000, 128000, 256000)
+
+
+def parse_vocab_size(text: str) -> int:
+    """Reads ``32k`` or ``32000`` and so on.
+
+    Raises:
+        ValueError: it is none of the four sizes.
+    """
+    for size in _VOCAB_SIZES:
+        if text.lower() in (str(size), f"{size // 1000}k"):
+            return size
+    choices = ", ".join(f"{size // 1000}k" for size in _VOCAB_SIZES)
+    raise ValueError(f"VOCAB_SIZE / --vocab-size {text}: choose one of {choices} (32k is 32000)")
+
+
+class Reporter:
+    """Progress on stderr: bars on a terminal, a line per stage and tenth elsewhere."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._bars = Progress(
+            TextColumn("{task.description:<24}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._tenths: dict[str, int] = {}
+
+    def __enter__(self) -> "Reporter":
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bars.stop()
+
+    def __call__(self, stage: str, done: int, total: int | None) -> None:
+        """Takes one step's report, as `megatron.data.prepare.Progress` defines it."""
+        if self._console.is_terminal:
+            self._show(stage, done, total)
+        else:
+            self._print(stage, done, total)
+
+    def _show(self, stage: str, done: int, total: int | None) -> None:
+        if stage not in self._tasks:
+            for task in self._bars.tasks:  # the stage before this one is over, known total or not
+                self._bars.update(task.id, total=task.total or 1, completed=task.total or 1)
+            self._tasks[stage] = self._bars.add_task(stage, total=total)
+        self._bars.update(self._tasks[stage], completed=done, total=total)
+
+    def _print(self, stage: str, done: int, total: int | None) -> None:
+        tenth = 10 * done // total if total else 0
+        if self._tenths.get(stage) != tenth:
+            self._tenths[stage] = tenth
+            self._console.print(f"{stage}: {10 * tenth} %" if total else stage)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--vocab-size", required=True, help="32k, 64k, 128k or 256k")
+    parser.add_argument(
+        "--text", nargs="+", type=Path, metavar="FILE", help="your own text files (UTF-8)"
+    )
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=cache_root(),
+        help="where results are kept (default: $MEGATRON_CACHE, or %(default)s)",
+    )
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Makes the data and prints where it is.
+
+    Returns:
+        The exit status: 2 for a user's mistake, which is printed in one line, 130 when interrupted.
+    """
+    flags = parse(argv)
+    try:
+        vocab_size = parse_vocab_size(flags.vocab_size)
+        corpus = text_files(flags.text) if flags.text else standard_library()
+        with Reporter() as report:
+            folder = prepare(
+                corpus, vocab_size, flags.cache.absolute(), report, os.cpu_count() or 1
+            )
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; nothing was kept, the next call starts anew", file=sys.stderr)
+        return 130
+    print(f"DATA_PATH={folder / 'text_document'}")
+    print(f"TOKENIZER_MODEL={folder / 'tokenizer.model'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
