@@ -16,21 +16,22 @@ from megatron.layers.dropout import seed_dropout
 from megatron.layers.input_layer import InputLayer
 from megatron.layers.norm import build_norm
 from megatron.layers.output_layer import OutputLayer
+from megatron.layers.rope import RotaryEmbedding
 from megatron.layers.shard import VocabularyShard
 from megatron.layers.vocabulary import LossOptions
 from megatron.model.config import ModelConfig
 from megatron.model.init import (
-    FINAL_NORM,
-    OUTPUT_LAYER,
-    POSITION_EMBEDDINGS,
-    WORD_EMBEDDINGS,
     init_layer,
     init_parameter,
     init_vocabulary_rows,
     layer_prefix,
 )
-from megatron.model.position_embedding import PositionEmbedding
-from megatron.model.transformer_layer import TransformerLayer, rotary_table
+from megatron.model.transformer_layer import TransformerLayer
+
+WORD_EMBEDDINGS = "embedding.word_embeddings.weight"
+POSITION_EMBEDDINGS = "embedding.position_embeddings.weight"
+FINAL_NORM = "decoder.final_layernorm"
+OUTPUT_LAYER = "output_layer.weight"
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class RankModel(nn.Module):
         super().__init__()
         self.config = config
         self.placement = placement
-        self.rotary = rotary_table(config, device)
+        self.rope = _rope(config, device)
         self.chunks = nn.ModuleList(
             nn.ModuleList(TransformerLayer(config, i, device, dtype) for i in layers)
             for layers in placement.chunks
@@ -122,8 +123,8 @@ class RankModel(nn.Module):
             placement.first_chunk is not None
             and config.position_embedding_type == "learned_absolute"
         ):
-            self.positions = PositionEmbedding(
-                config.max_position_embeddings, h, device=device, dtype=dtype
+            self.positions = nn.Embedding(
+                config.max_position_embeddings, h, dtype=dtype, device=device
             )
         if placement.last_chunk is not None:
             self.final_norm = build_norm(
@@ -174,14 +175,14 @@ class RankModel(nn.Module):
         dropout = self.training and (config.hidden_dropout > 0 or config.attention_dropout > 0)
         if chunk == self.placement.first_chunk:
             if self.positions is not None:
-                x_bsh = self.positions(x_bsh)
+                x_bsh = x_bsh + self.positions.weight[: x_bsh.shape[1]]
             if dropout:
-                seed_dropout(x_bsh.device, seed, iteration, microbatch, -1)
+                seed_dropout(seed, iteration, microbatch, -1)
             x_bsh = nn.functional.dropout(x_bsh, config.hidden_dropout, self.training)
         for index, layer in zip(self.placement.chunks[chunk], self.chunks[chunk], strict=True):
             if dropout:
-                seed_dropout(x_bsh.device, seed, iteration, microbatch, index)
-            x_bsh = layer(x_bsh, self.rotary)
+                seed_dropout(seed, iteration, microbatch, index)
+            x_bsh = layer(x_bsh, self.rope)
         if chunk == self.placement.last_chunk:
             assert self.final_norm is not None
             x_bsh = self.final_norm(x_bsh)
@@ -220,3 +221,11 @@ class RankModel(nn.Module):
             yield OUTPUT_LAYER, self.output_layer.weight
         elif self.holds_tied_copy and self.output_layer is not None:
             yield WORD_EMBEDDINGS, self.output_layer.weight
+
+
+def _rope(config: ModelConfig, device: torch.device) -> RotaryEmbedding | None:
+    if config.position_embedding_type != "rope":
+        return None
+    return RotaryEmbedding(
+        config.kv_channels, config.seq_length, config.rotary_percent, config.rotary_base, device
+    )
