@@ -1,0 +1,123 @@
+"""Causal self-attention with one fused projection for queries, keys and values.
+
+Shapes: b batch, s sequence, h hidden, g query groups (key/value heads), r query heads per group,
+a = g r query heads, d channels of a head.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from megatron.layers.causal import causal_attention
+from megatron.layers.linear import build_linear
+from megatron.layers.rope import RotaryEmbedding
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Sizes of a self-attention layer.
+
+    Attributes:
+        hidden_size: h.
+        num_heads: query heads a.
+        num_groups: key/value heads g; equal to ``num_heads`` without grouped-query attention.
+        head_size: channels d of a head; a d need not equal h.
+    """
+
+    hidden_size: int
+    num_heads: int
+    num_groups: int
+    head_size: int
+
+    def __post_init__(self) -> None:
+        """Refuse groups of unequal size."""
+        if self.num_groups < 1 or self.num_heads % self.num_groups:
+            raise ValueError(
+                f"{self.num_heads} attention heads cannot form {self.num_groups} query groups: "
+                "the number of heads must be a multiple of the number of groups"
+            )
+
+    @property
+    def heads_per_group(self) -> int:
+        """Query heads r that share one key/value head."""
+        return self.num_heads // self.num_groups
+
+
+class SelfAttention(nn.Module):
+    """Multi-head or grouped-query causal attention.
+
+    The rows of ``linear_qkv.weight`` [g (r + 2) d, h] follow Megatron's checkpoints: for every
+    group its r query heads, then its key, then its value. Weights are unset until
+    ``megatron.model.init`` draws them.
+
+    Args:
+        shape: sizes.
+        bias: biases in both projections.
+        dropout: probability of dropping an attention weight in training.
+        qk_norms: norms over d of the queries and of the keys, applied before the rotation.
+        device: where the parameters live.
+        dtype: type of the parameters.
+    """
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        *,
+        bias: bool,
+        dropout: float,
+        qk_norms: tuple[nn.Module, nn.Module] | None,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self.shape = shape
+        self.dropout = dropout
+        query_size = shape.num_heads * shape.head_size
+        self.linear_qkv = build_linear(
+            shape.hidden_size,
+            query_size + 2 * shape.num_groups * shape.head_size,
+            bias=bias,
+            device=device,
+            dtype=dtype,
+        )
+        self.linear_proj = build_linear(
+            query_size, shape.hidden_size, bias=bias, device=device, dtype=dtype
+        )
+        self.q_layernorm: nn.Module | None = None
+        self.k_layernorm: nn.Module | None = None
+        if qk_norms is not None:
+            self.q_layernorm, self.k_layernorm = qk_norms
+
+    def forward(self, x_bsh: Tensor, rope: RotaryEmbedding | None = None) -> Tensor:
+        """Let every position attend to itself and to those before it.
+
+        Args:
+            x_bsh: input [b, s, h].
+            rope: rotation for at least s positions, or None for no rotation.
+
+        Returns:
+            The attention's output after its projection, [b, s, h].
+        """
+        q_bsad, k_bsgd, v_bsgd = self._project(x_bsh)
+        if self.q_layernorm is not None and self.k_layernorm is not None:
+            q_bsad, k_bsgd = self.q_layernorm(q_bsad), self.k_layernorm(k_bsgd)
+        if rope is not None:
+            q_bsad, k_bsgd = rope(q_bsad), rope(k_bsgd)
+        context_basd = causal_attention(
+            q_bsad.transpose(1, 2),
+            k_bsgd.transpose(1, 2),
+            v_bsgd.transpose(1, 2),
+            dropout=self.dropout if self.training else 0.0,
+        )
+        return self.linear_proj(context_basd.transpose(1, 2).flatten(2))
+
+    def _project(self, x_bsh: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [b, s, a, d], keys and values [b, s, g, d]; views wherever strides allow."""
+        shape = self.shape
+        qkv = self.linear_qkv(x_bsh).unflatten(
+            -1, (shape.num_groups, shape.heads_per_group + 2, shape.head_size)
+        )
+        # one split, so that the backward writes the fused gradient once instead of adding parts
+        q, k, v = qkv.split([shape.heads_per_group, 1, 1], dim=3)
+        return q.flatten(2, 3), k.squeeze(3), v.squeeze(3)

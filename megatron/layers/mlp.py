@@ -1,0 +1,50 @@
+"""The feed-forward half of a block: h -> ffn -> h.
+
+Shapes: b batch, s sequence, h hidden, f ffn.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from megatron.layers.activation import gelu, swiglu
+from megatron.layers.linear import build_linear
+
+
+class MLP(nn.Module):
+    """Two linear layers around GELU (tanh approximation) or SwiGLU (arXiv 2002.05202).
+
+    With SwiGLU ``linear_fc1.weight`` is [2f, h], the gate's rows first, as in Megatron's
+    checkpoints. Weights are unset until ``megatron.model.init`` draws them.
+
+    Args:
+        hidden_size: h.
+        ffn_hidden_size: f.
+        gated: SwiGLU instead of GELU.
+        bias: biases in both linear layers.
+        device: where the parameters live.
+        dtype: type of the parameters.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        ffn_hidden_size: int,
+        *,
+        gated: bool,
+        bias: bool,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        inner_rows = 2 * ffn_hidden_size if gated else ffn_hidden_size
+        self.linear_fc1 = build_linear(
+            hidden_size, inner_rows, bias=bias, device=device, dtype=dtype
+        )
+        self.linear_fc2 = build_linear(
+            ffn_hidden_size, hidden_size, bias=bias, device=device, dtype=dtype
+        )
+        self._activation = swiglu if gated else gelu
+
+    def forward(self, x_bsh: Tensor) -> Tensor:
+        """[b, s, h] -> [b, s, h]."""
+        return self.linear_fc2(self._activation(self.linear_fc1(x_bsh)))

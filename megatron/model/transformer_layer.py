@@ -1,0 +1,82 @@
+"""One pre-norm GPT block: x + attention(norm(x)), then x + mlp(norm(x)).
+
+Shapes: b batch, s sequence, h hidden.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from megatron.layers.attention import AttentionShape, SelfAttention
+from megatron.layers.mlp import MLP
+from megatron.layers.norm import build_norm
+from megatron.layers.rope import RotaryEmbedding
+from megatron.model.config import ModelConfig
+
+
+class TransformerLayer(nn.Module):
+    """A transformer layer with the parameter names of Megatron's checkpoints.
+
+    Weights are unset until ``megatron.model.init.init_layer`` draws them.
+
+    Args:
+        config: the model.
+        layer_number: index of the layer in the whole model, from 0.
+        device: where the parameters live.
+        dtype: type of the parameters and of the activations.
+    """
+
+    def __init__(
+        self, config: ModelConfig, layer_number: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.layer_number = layer_number
+        self.hidden_dropout = config.hidden_dropout
+
+        def norm(size: int) -> nn.Module:
+            return build_norm(config.normalization, size, config.norm_epsilon, dtype, device)
+
+        shape = AttentionShape(
+            hidden_size=config.hidden_size,
+            num_heads=config.num_attention_heads,
+            num_groups=config.num_query_groups,
+            head_size=config.kv_channels,
+        )
+        self.input_layernorm = norm(config.hidden_size)
+        self.self_attention = SelfAttention(
+            shape,
+            bias=config.add_bias_linear,
+            dropout=config.attention_dropout,
+            qk_norms=(
+                (norm(config.kv_channels), norm(config.kv_channels))
+                if config.qk_layernorm
+                else None
+            ),
+            device=device,
+            dtype=dtype,
+        )
+        self.pre_mlp_layernorm = norm(config.hidden_size)
+        self.mlp = MLP(
+            config.hidden_size,
+            config.ffn_hidden_size,
+            gated=config.swiglu,
+            bias=config.add_bias_linear,
+            device=device,
+            dtype=dtype,
+        )
+
+    def forward(self, x_bsh: Tensor, rope: RotaryEmbedding | None = None) -> Tensor:
+        """The block's output.
+
+        Args:
+            x_bsh: residual stream [b, s, h].
+            rope: rotation shared by all layers; None with learned positions.
+
+        Returns:
+            [b, s, h].
+        """
+        x_bsh = x_bsh + self._drop(self.self_attention(self.input_layernorm(x_bsh), rope))
+        return x_bsh + self._drop(self.mlp(self.pre_mlp_layernorm(x_bsh)))
+
+    def _drop(self, x_bsh: Tensor) -> Tensor:
+        return functional.dropout(x_bsh, self.hidden_dropout, self.training)

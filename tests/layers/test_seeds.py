@@ -1,0 +1,36 @@
+"""Seeds: equal for equal names in every process, different otherwise."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from megatron.layers.dropout import seed_dropout
+from megatron.layers.seeds import stable_seed
+
+
+def test_seed_fits_63_bits_and_tells_neighbours_apart() -> None:
+    seeds = [stable_seed(s, n, b) for s in range(5) for n in ("a", "b") for b in range(20)]
+    seeds += [stable_seed(1, 11), stable_seed(11, 1), stable_seed("1", "1", "1")]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_seed_is_the_same_in_another_process() -> None:
+    code = "from megatron.layers.seeds import stable_seed; print(stable_seed(7, 'name', 3))"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert int(other.stdout) == stable_seed(7, "name", 3)
+
+
+@pytest.mark.parametrize("other", [(2, 3, 4, 5), (1, 4, 4, 5), (1, 3, 5, 5), (1, 3, 4, -1)])
+def test_dropout_mask_belongs_to_seed_iteration_microbatch_and_layer(
+    other: tuple[int, int, int, int],
+) -> None:
+    def mask(key: tuple[int, int, int, int]) -> torch.Tensor:
+        seed_dropout(*key)
+        return torch.nn.functional.dropout(torch.ones(256), 0.5)
+
+    first = mask((1, 3, 4, 5))
+    assert not torch.equal(first, mask(other))
+    assert torch.equal(first, mask((1, 3, 4, 5)))

@@ -1,0 +1,119 @@
+"""Initial values: the same in every layout, and of the promised spread."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from megatron.model.config import ModelConfig
+from megatron.model.init import (
+    VOCABULARY_BLOCK,
+    init_layer,
+    init_parameter,
+    init_vocabulary_rows,
+)
+from megatron.model.transformer_layer import TransformerLayer
+
+CPU = torch.device("cpu")
+CONFIG = ModelConfig(
+    num_layers=8,
+    hidden_size=128,
+    ffn_hidden_size=256,
+    num_attention_heads=4,
+    num_query_groups=4,
+    kv_channels=32,
+    seq_length=16,
+    max_position_embeddings=16,
+    vocab_size=1000,
+    qk_layernorm=True,
+    init_method_std=0.05,
+)
+
+
+def vocabulary_rows(
+    first_row: int, rows: int, real_rows: int, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    weight = nn.Parameter(torch.full((rows, 8), math.nan, dtype=dtype))
+    init_vocabulary_rows(weight, "output_layer.weight", 5, 0.02, first_row, real_rows)
+    return weight.detach()
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 4, 7])
+def test_shards_of_a_vocabulary_are_rows_of_the_whole(shards: int) -> None:
+    real_rows = 3 * VOCABULARY_BLOCK + 17
+    padded = math.ceil(real_rows / (84 * 20)) * 84 * 20  # divisible by every number of shards
+    whole = vocabulary_rows(0, padded, real_rows)
+    rows = padded // shards
+    parts = [vocabulary_rows(i * rows, rows, real_rows) for i in range(shards)]
+    assert torch.equal(torch.cat(parts), whole)
+    assert not whole[real_rows:].any()
+    assert whole[:real_rows].all()
+
+
+def test_the_amount_of_padding_changes_no_real_row() -> None:
+    assert torch.equal(vocabulary_rows(0, 1500, 1100)[:1100], vocabulary_rows(0, 1100, 1100))
+
+
+@pytest.mark.parametrize("first_row", [1100, 1110, 2048, 5000])
+def test_a_shard_of_padding_only_is_zero(first_row: int) -> None:
+    assert not vocabulary_rows(first_row, 200, 1100).any()
+
+
+def test_bf16_values_are_the_fp32_ones_rounded() -> None:
+    wide = vocabulary_rows(100, 2000, 4000)
+    assert torch.equal(vocabulary_rows(100, 2000, 4000, torch.bfloat16), wide.bfloat16())
+
+
+def test_blocks_differ_and_spread_as_asked() -> None:
+    weight = vocabulary_rows(0, 4 * VOCABULARY_BLOCK, 10**6)
+    assert len({tuple(block[0].tolist()) for block in weight.split(VOCABULARY_BLOCK)}) == 4
+    assert weight.std().item() == pytest.approx(0.02, rel=0.02)
+    assert abs(weight.mean().item()) < 5e-4
+
+
+def test_a_parameter_depends_on_its_name_and_the_seed_only() -> None:
+    def draw(name: str, seed: int) -> torch.Tensor:
+        parameter = nn.Parameter(torch.empty(32, 32))
+        torch.rand(3)  # the default generator plays no part
+        init_parameter(parameter, name, seed, 1.0)
+        return parameter.detach()
+
+    assert torch.equal(draw("a", 1), draw("a", 1))
+    assert not torch.equal(draw("a", 1), draw("b", 1))
+    assert not torch.equal(draw("a", 1), draw("a", 2))
+
+
+def initialised(layer_number: int, dtype: torch.dtype = torch.float32) -> TransformerLayer:
+    layer = TransformerLayer(CONFIG, layer_number, CPU, dtype)
+    init_layer(layer, layer_number, CONFIG, seed=3)
+    return layer
+
+
+def test_a_layer_has_megatrons_spreads() -> None:
+    residual = 0.05 / math.sqrt(2 * 8)
+    for name, parameter in initialised(2).named_parameters():
+        if name.endswith("bias"):
+            assert not parameter.any(), name
+        elif "layernorm" in name:
+            assert (parameter == 1).all(), name
+        else:
+            writes_residual = "linear_proj" in name or "linear_fc2" in name
+            expected = residual if writes_residual else 0.05
+            assert parameter.std().item() == pytest.approx(expected, rel=0.03), name
+
+
+def test_layers_differ_and_bf16_starts_from_the_same_numbers() -> None:
+    layer, same, narrow, other = (
+        dict(initialised(number, dtype).named_parameters())
+        for number, dtype in [(2, torch.float32)] * 2 + [(2, torch.bfloat16), (3, torch.float32)]
+    )
+    for name, parameter in layer.items():
+        assert torch.equal(parameter, same[name])
+        assert torch.equal(parameter.bfloat16(), narrow[name])
+        if parameter.dim() == 2:
+            assert not torch.equal(parameter, other[name])
+    assert not torch.equal(
+        layer["self_attention.linear_proj.weight"].flatten()[:64],
+        layer["mlp.linear_fc2.weight"].flatten()[:64],
+    )

@@ -1,0 +1,110 @@
+"""The block: its formula, its parameter names, its dropout."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from megatron.layers.dropout import seed_dropout
+from megatron.layers.rope import RotaryEmbedding
+from megatron.model.config import ModelConfig
+from megatron.model.init import init_layer
+from megatron.model.transformer_layer import TransformerLayer
+
+CPU = torch.device("cpu")
+GPT = ModelConfig(
+    num_layers=2,
+    hidden_size=16,
+    ffn_hidden_size=40,
+    num_attention_heads=4,
+    num_query_groups=4,
+    kv_channels=4,
+    seq_length=8,
+    max_position_embeddings=8,
+    vocab_size=100,
+    attention_dropout=0.0,
+    hidden_dropout=0.0,
+    init_method_std=0.5,
+)
+LLAMA = replace(
+    GPT,
+    num_query_groups=2,
+    position_embedding_type="rope",
+    normalization="RMSNorm",
+    swiglu=True,
+    qk_layernorm=True,
+    add_bias_linear=False,
+)
+
+
+def make_layer(config: ModelConfig, dtype: torch.dtype = torch.float64) -> TransformerLayer:
+    layer = TransformerLayer(config, 0, CPU, dtype)
+    init_layer(layer, 0, config, seed=1)
+    return layer
+
+
+@pytest.mark.parametrize("config", [GPT, LLAMA], ids=["gpt", "llama"])
+def test_both_branches_read_normed_and_add_to_the_stream(config: ModelConfig) -> None:
+    layer = make_layer(config)
+    for norm in (layer.input_layernorm, layer.pre_mlp_layernorm):
+        torch.nn.init.normal_(norm.weight)  # or the one would pass for the other
+    rope = RotaryEmbedding(4, 8, 1.0, 10000, CPU) if config is LLAMA else None
+    x = torch.randn(2, 8, 16, dtype=torch.float64)
+    middle = x + layer.self_attention(layer.input_layernorm(x), rope)
+    expected = middle + layer.mlp(layer.pre_mlp_layernorm(middle))
+    torch.testing.assert_close(layer(x, rope), expected)
+
+
+def test_gradients_of_the_whole_block() -> None:
+    layer = make_layer(replace(GPT, qk_layernorm=True, num_query_groups=2))
+    x = torch.randn(1, 3, 16, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(layer, (x,))
+
+
+def test_parameters_have_megatrons_names_and_shapes() -> None:
+    shapes = {name: tuple(p.shape) for name, p in make_layer(LLAMA).named_parameters()}
+    assert shapes == {
+        "input_layernorm.weight": (16,),
+        "self_attention.linear_qkv.weight": (2 * (2 + 2) * 4, 16),
+        "self_attention.linear_proj.weight": (16, 16),
+        "self_attention.q_layernorm.weight": (4,),
+        "self_attention.k_layernorm.weight": (4,),
+        "pre_mlp_layernorm.weight": (16,),
+        "mlp.linear_fc1.weight": (80, 16),
+        "mlp.linear_fc2.weight": (16, 40),
+    }
+    names = {name for name, _ in make_layer(GPT).named_parameters()}
+    assert {n for n in names if n.endswith("bias")} == {
+        "input_layernorm.bias",
+        "self_attention.linear_qkv.bias",
+        "self_attention.linear_proj.bias",
+        "pre_mlp_layernorm.bias",
+        "mlp.linear_fc1.bias",
+        "mlp.linear_fc2.bias",
+    }
+
+
+@pytest.mark.parametrize("which", ["hidden_dropout", "attention_dropout"])
+def test_dropout_follows_its_seed_and_stops_in_evaluation(which: str) -> None:
+    layer = make_layer(replace(GPT, **{which: 0.5}))
+    x = torch.randn(2, 8, 16, dtype=torch.float64)
+
+    def run(microbatch: int) -> torch.Tensor:
+        seed_dropout(1, 0, microbatch, 0)
+        return layer(x)
+
+    first = run(0)
+    assert torch.equal(first, run(0))
+    assert not torch.equal(first, run(1))
+    layer.eval()
+    torch.testing.assert_close(layer(x), make_layer(GPT)(x))
+
+
+def test_bf16_stays_close_to_float64() -> None:
+    config = replace(GPT, init_method_std=0.1)
+    x = torch.randn(2, 8, 16).bfloat16()
+    narrow = make_layer(config, torch.bfloat16)(x)
+    wide_layer = make_layer(config, torch.bfloat16).double()
+    wide = wide_layer(x.double())
+    assert narrow.dtype == torch.bfloat16
+    assert ((narrow.double() - wide).norm() / wide.norm()).item() < 1e-2
