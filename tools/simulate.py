@@ -19,7 +19,7 @@ from megatron.schedules.check import in_flight
 from megatron.schedules.lower import lower
 from megatron.schedules.needs import COMM_KINDS, CommKind
 from megatron.schedules.passes import PASS_KINDS, PassKind
-from megatron.schedules.plan import Plan
+from megatron.schedules.plan import VOCABULARY_BARRIERS
 from megatron.schedules.registry import SCHEDULES, VOCABULARY_TREATMENTS, make_plan
 from megatron.schedules.timing import UNIT_COSTS
 from megatron.simulator.picture import Panel, draw_svg
@@ -58,23 +58,24 @@ class Case:
         Raises:
             ValueError: for an unknown name, a count below 1, or times for another count of ranks.
         """
-        plan = make_plan(self.schedule, self.vocab, self.ranks, self.microbatches)
         for kind, times in self.passes.items():
             if isinstance(times, Sequence) and len(times) != self.ranks:
                 raise ValueError(
                     f"{kind} has {len(times)} times for {self.ranks} ranks: give one, or one a rank"
                 )
-        passes = {**UNIT_COSTS, **self._output_layer(plan), **self.passes}
-        return simulate(lower(plan), Costs(passes, self.comms)), in_flight(plan)
+        costs = Costs({**UNIT_COSTS, **self._output_layer(), **self.passes}, self.comms)
+        plan = make_plan(self.schedule, self.vocab, self.ranks, self.microbatches, costs.of_pass)
+        return simulate(lower(plan, costs.of_pass), costs), in_flight(plan)
 
-    def _output_layer(self, plan: Plan) -> PassTimes:
+    def _output_layer(self) -> PassTimes:
         """Return the times of the passes that hold the output layer (DESIGN section 3)."""
-        share = self.output_layer / self.ranks
-        if plan.barriers == 2:  # S: the logits; T: both gradients
+        share = self.output_layer / max(self.ranks, 1)  # make_plan refuses 0 ranks
+        barriers = VOCABULARY_BARRIERS.get(self.vocab)
+        if barriers == 2:  # S: the logits; T: both gradients
             return {"S": share, "T": 2 * share}
-        if plan.barriers == 1:  # S: the logits and the input's gradient; T: the weight's
+        if barriers == 1:  # S: the logits and the input's gradient; T: the weight's
             return {"S": 2 * share, "T": share}
-        here = [float(rank == plan.stages[-1][0]) for rank in range(self.ranks)]
+        here = [float(rank == self.ranks - 1) for rank in range(self.ranks)]
         return {
             "F": [UNIT_COSTS["F"] + self.output_layer * last for last in here],
             "B": [UNIT_COSTS["B"] + 2 * self.output_layer * last for last in here],

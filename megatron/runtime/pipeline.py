@@ -1,6 +1,6 @@
 """One rank of the pipeline, ready to run: model, plan, programs, store and executor."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,9 @@ from megatron.runtime.stage_passes import StagePasses
 from megatron.runtime.store import ActivationStore
 from megatron.runtime.timeline import Recorder
 from megatron.schedules.lower import Program, lower
+from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan, forward_only
+from megatron.schedules.timing import unit_cost
 from megatron.simulator.simulate import Span, Timeline
 
 
@@ -28,6 +30,7 @@ class PipelineRank:
         activation_shape: [b, s, h] of what travels between stages.
         dtype: of activations.
         seed: of the run, for dropout.
+        cost: assumed duration of a pass on a rank; decides where communication is issued.
     """
 
     def __init__(
@@ -38,12 +41,13 @@ class PipelineRank:
         activation_shape: tuple[int, int, int],
         dtype: torch.dtype,
         seed: int,
+        cost: Callable[[int, Pass], float] = unit_cost,
     ) -> None:
         self.model = model
         self.store = ActivationStore()
         self._groups = groups
-        self._train_program = lower(plan)
-        self._evaluation_program = lower(forward_only(plan))
+        self._train_program = lower(plan, cost)
+        self._evaluation_program = lower(forward_only(plan), cost)
         self._passes = StagePasses(model, plan, groups.rank, self.store, seed)
         self._communicator = Communicator(groups, plan, self._passes, activation_shape, dtype)
         self._executor = Executor(self._passes, self._communicator)

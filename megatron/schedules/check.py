@@ -37,18 +37,31 @@ def in_flight(plan: Plan) -> list[float]:
     A microbatch is held from its F to its B (to its W where weight gradients are split off). A
     chunk counts as its share 1/v of the rank's layers.
     """
-    return [_peak(row, plan.chunks, "W" if plan.split_backward else "B") for row in plan.rows]
+    return [peaks_held(plan, rank)[0] / plan.chunks for rank in range(plan.ranks)]
 
 
-def _peak(row: tuple[Pass, ...], chunks: int, release: str) -> float:
-    held = peak = 0
-    for item in row:
-        if item.kind == "F":
-            held += 1
-            peak = max(peak, held)
-        elif item.kind == release:
-            held -= 1
-    return peak / chunks
+def held_changes(plan: Plan, item: Pass) -> tuple[int, int, int]:
+    """Return by how much ``item`` changes what its rank holds.
+
+    Counted are the activations of a chunk between F and B (or W), the exponentials of the output
+    layer between S and T, and the embeddings between IF and the F of chunk 0.
+    """
+    release = "W" if plan.split_backward else "B"
+    return (
+        (item.kind == "F") - (item.kind == release),
+        (item.kind == "S") - (item.kind == "T"),
+        (item.kind == "IF") - (item.kind == "F" and item.chunk == 0 and plan.barriers is not None),
+    )
+
+
+def peaks_held(plan: Plan, rank: int) -> tuple[int, int, int]:
+    """Return the peaks of what ``held_changes`` counts on ``rank``."""
+    held, peaks = [0, 0, 0], [0, 0, 0]
+    for item in plan.rows[rank]:
+        for i, change in enumerate(held_changes(plan, item)):
+            held[i] += change
+            peaks[i] = max(peaks[i], held[i])
+    return peaks[0], peaks[1], peaks[2]
 
 
 def expected_passes(plan: Plan, rank: int) -> set[Pass]:

@@ -36,6 +36,10 @@ class Timing:
     stuck: Mapping[int, int]
 
 
+SHORTEST: Final = 1e-9
+"""Least duration assumed, so that no two events that depend on each other fall together."""
+
+
 def unit_cost(_rank: int, item: Pass) -> float:
     """Return the assumed duration of ``item``."""
     return UNIT_COSTS[item.kind]
@@ -48,7 +52,7 @@ def earliest(plan: Plan, cost: Callable[[int, Pass], float] = unit_cost) -> Timi
 
     Args:
         plan: any plan, also one that deadlocks (see ``Timing.stuck``).
-        cost: duration of a pass on a rank, positive.
+        cost: duration of a pass on a rank.
     """
     run = _Run(plan, cost)
     awake = list(range(plan.ranks))
@@ -70,7 +74,7 @@ class _Run:
         self.ready: dict[Comm, float] = {}
         self._done: list[set[Pass]] = [set() for _ in plan.rows]
         self._sleepers: dict[Comm, list[int]] = defaultdict(list)
-        self._feeds = _Feeds(plan)
+        self._feeds = Feeds(plan)
 
     def advance(self, rank: int) -> list[int]:
         """Let ``rank`` go on until it must wait; return the ranks that this wakes up."""
@@ -81,7 +85,7 @@ class _Run:
             start = self._earliest_start(rank, item, ends[-1] if ends else 0.0)
             if start is None:
                 break
-            end = start + self.cost(rank, item)
+            end = start + max(self.cost(rank, item), SHORTEST)
             starts.append(start)
             ends.append(end)
             self._done[rank].add(item)
@@ -104,7 +108,7 @@ class _Run:
         return start
 
 
-class _Feeds:
+class Feeds:
     """Counts, for every communication that somebody needs, the sources that are still to end."""
 
     def __init__(self, plan: Plan) -> None:

@@ -15,6 +15,7 @@ from megatron.runtime.pipeline import PipelineRank
 from megatron.schedules.plan import Plan
 from megatron.schedules.registry import make_plan
 from megatron.training.config import ParallelConfig, RunConfig
+from megatron.training.pass_costs import pass_costs
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,13 @@ def connect(config: ParallelConfig, local_rank: int) -> PipelineGroups:
 def build_trainer(config: RunConfig, groups: PipelineGroups) -> Trainer:
     """Build this rank's model with its initial weights, and what trains it."""
     parallel, train, model_config = config.parallel, config.train, config.model
+    cost = pass_costs(model_config, parallel, train.micro_batch_size)
     plan = make_plan(
         parallel.pipeline_schedule,
         parallel.vocab_parallel,
         parallel.pipeline_size,
         train.num_microbatches,
+        cost,
     )
     placement = place(
         model_config,
@@ -85,7 +88,7 @@ def build_trainer(config: RunConfig, groups: PipelineGroups) -> Trainer:
     return Trainer(
         groups=groups,
         plan=plan,
-        pipeline=PipelineRank(model, plan, groups, shape, train.dtype, train.seed),
+        pipeline=PipelineRank(model, plan, groups, shape, train.dtype, train.seed, cost),
         parameters=parameters,
         gradients=gradients,
         optimizer=MixedPrecisionAdamW(parameters, config.optimizer),
