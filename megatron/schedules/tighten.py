@@ -54,7 +54,7 @@ class _Hoist:
     def __init__(self, plan: Plan, cost: Callable[[int, Pass], float]) -> None:
         self._plan = plan
         self._cost = cost
-        self._limits = [peaks_held(plan, rank) for rank in range(plan.ranks)]
+        self._limits = [_limits(plan, rank) for rank in range(plan.ranks)]
         self._held = [[0, 0, 0] for _ in plan.rows]
         self._free = [0.0] * plan.ranks
         self._queues = [_queues(row) for row in plan.rows]
@@ -109,6 +109,17 @@ class _Hoist:
             # Whoever is idle at that moment looks again; whoever works will look when it is free.
             for other in participants(self._plan, comm):
                 heapq.heappush(self._events, (self._ready[comm], other))
+
+
+def _limits(plan: Plan, rank: int) -> tuple[int, int, int]:
+    """Return how much of what ``held_changes`` counts a rank may hold.
+
+    Only the first stage keeps embeddings. The other ranks must look them up that much earlier
+    before their own F as it comes later, up to one microbatch a rank.
+    """
+    activations, exponentials, embeddings = peaks_held(plan, rank)
+    ahead = 0 if rank == plan.stages[0][0] else plan.ranks
+    return activations, exponentials, embeddings + ahead
 
 
 def _queues(row: Sequence[Pass]) -> list[Queue]:
