@@ -22,8 +22,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.data.corpus import standard_library, text_files
-from megatron.data.files import cache_root
 from megatron.data.prepare import prepare
+from megatron.native.files import cache_root
 
 _VOCAB_SIZES = (32000, 64000, 128000, 256000)
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from megatron.data.blend import BlendedDataset, normalised
 from megatron.data.config import DataConfig
-from megatron.data.files import cache_root
 from megatron.data.index_builder import IndexBuilder, load_index_builder
 from megatron.data.indexed import IndexedDataset
 from megatron.data.samples import GPTDataset, SampleDataset, build_sample_indices
+from megatron.native.files import cache_root
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,8 @@ The C++ file is compiled on first use, once per machine, into the cache folder; 
 the same arrays, so ranks on different machines agree whichever they use.
 """
 
-import hashlib
 import importlib.util
 import logging
-import os
-import shutil
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -19,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from megatron.data.files import atomic_path, locked
+from megatron.native.compile import COMPILE_ERRORS, compile_library, reason
 
 _SOURCE = Path(__file__).with_name("index_builder.cpp")
 _LOG = logging.getLogger(__name__)
@@ -110,44 +106,25 @@ def load_index_builder(cache: Path) -> IndexBuilder:
     """
     try:
         return _import(_compiled(cache))
-    except (OSError, ImportError, subprocess.SubprocessError) as error:
-        detail = getattr(error, "stderr", None) or str(error)
-        _LOG.warning("sampling indices are built in NumPy, slower but the same: %s", detail.strip())
+    except (*COMPILE_ERRORS, ImportError) as error:
+        _LOG.warning("sampling indices are built in NumPy, slower but the same: %s", reason(error))
         return NumpyIndexBuilder()
 
 
 def _compiled(cache: Path) -> Path:
-    """Path of the compiled module for this source, Python and torch, compiling it when missing."""
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    identity = f"{_SOURCE.read_text()}{sys.version}{torch.__version__}"
-    name = f"index_builder_{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
-    library = cache / f"{name}{suffix}"
-    if library.exists():
-        return library
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        raise FileNotFoundError("no C++ compiler (c++, g++ or $CXX) found")
-    with locked(cache / f".{name}.lock"):
-        if not library.exists():
-            with atomic_path(library) as temporary:
-                _compile(compiler, name, temporary)
-    return library
+    """Path of the compiled module for this source, Python and torch, compiling it when missing.
 
-
-def _compile(compiler: str, name: str, output: Path) -> None:
-    """Compiles the source; torch brings the pybind11 headers, so nothing more is required."""
+    torch brings the pybind11 headers, so nothing more is required.
+    """
     include = (Path(torch.__file__).parent / "include", Path(sysconfig.get_path("include")))
-    command = [
-        *compiler.split(),
+    return compile_library(
+        _SOURCE,
         # A fused multiply-add would round the blend's deficits differently from NumPy.
-        *("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off"),
-        *(["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []),
-        *(f"-I{folder}" for folder in include),
-        f"-DMODULE_NAME={name}",
-        *(str(_SOURCE), "-o", str(output)),
-    ]
-    _LOG.info("compiling %s, once per machine", _SOURCE.name)
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+        ("-O2", "-ffp-contract=off", *(f"-I{folder}" for folder in include)),
+        identity=f"{sys.version} {torch.__version__}",
+        cache=cache,
+        suffix=str(sysconfig.get_config_var("EXT_SUFFIX")),
+    )
 
 
 def _import(library: Path) -> IndexBuilder:

@@ -24,7 +24,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron.data.files import sync, temporary_name
+from megatron.native.files import sync, temporary_name
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _VERSION = 1

@@ -15,8 +15,8 @@ import numpy as np
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
 from megatron.data.corpus import Corpus
-from megatron.data.files import locked, temporary_name
 from megatron.data.indexed import IndexedWriter
+from megatron.native.files import locked, temporary_name
 
 Progress = Callable[[str, int, int | None], None]
 """Called with a stage's name, the work done in it and all its work (``None``: not known)."""

@@ -14,9 +14,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron.data.files import atomic_path
 from megatron.data.index_builder import IndexBuilder
 from megatron.data.indexed import IndexedDataset
+from megatron.native.files import atomic_path
 
 _FORMAT = 1  # raise when the meaning of a cached array changes
 _FINAL_EPOCH_THRESHOLD = 0.80  # of an epoch; from here on the last one is mixed in

@@ -1,37 +1,26 @@
 """The output layer of one rank: its shard of the matrix, and the passes S and T over microbatches.
 
-The mathematics is in ``vocabulary``; here live the buffers. The exponentials of a few microbatches
-share one set of tiles, so that T can form their weight gradient in one product and pass over the
-fp32 gradient once: that pass costs as much as the product itself where a microbatch is short.
-Buffers are reused from iteration to iteration.
+The mathematics is in ``vocabulary``; here live the buffers of the exponentials, reused from
+microbatch to microbatch. T adds the weight gradients of two microbatches to the fp32 gradient at
+once: a pass over that gradient takes as long as a product where a microbatch is short.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from megatron.layers import vocabulary
+from megatron.layers.kernels import make_kernels
 from megatron.layers.shard import VocabularyShard
-from megatron.layers.vocabulary import LossOptions, Merged, ShardState
+from megatron.layers.vocabulary import LossOptions, Merged, ShardState, WeightGradientPart
 
-TILE_COLUMNS = {"cpu": 2048, "cuda": 16384}
-"""Columns of a tile: on a CPU its [n, t] part should stay in the second-level cache; on a GPU it
-should fill the device, where more tiles only cost launches."""
+TILE_ROWS = {"cpu": 2048, "cuda": 16384}
+"""Vocabulary rows of a tile: on a CPU its [t, n] part should stay in the second-level cache; on a
+GPU it should fill the device, where more tiles only cost launches."""
 
 MICROBATCHES_PER_PRODUCT = 2
-"""Microbatches whose weight gradients T forms together."""
-
-
-@dataclass
-class _Group:
-    """Microbatches that share tiles, and what their T passes have left so far."""
-
-    size: int
-    tiles: list[Tensor]
-    left: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """x_nh and factor_kn by the microbatch's place in the group."""
+"""Microbatches whose weight gradients T adds up before it adds them to the fp32 gradient."""
 
 
 class OutputLayer(nn.Module):
@@ -48,14 +37,17 @@ class OutputLayer(nn.Module):
         self.shard = shard
         self.weight = weight
         self.options = options
+        self._kernels = make_kernels(weight.device, weight.dtype)
         self._microbatches = 0
-        self._groups: dict[int, _Group] = {}
-        self._free: list[list[Tensor]] = []
+        self._finished = 0
+        self._waiting: list[WeightGradientPart] = []
+        self._free: list[Sequence[Tensor]] = []
 
     def begin(self, microbatches: int) -> None:
         """Start an iteration of ``microbatches``."""
-        assert not self._groups, "an S was never followed by its T"
+        assert not self._waiting, "an iteration ended before its last T"
         self._microbatches = microbatches
+        self._finished = 0
 
     @property
     def real_weight(self) -> Tensor:
@@ -63,56 +55,43 @@ class OutputLayer(nn.Module):
         return self.weight.detach()[: self.shard.real_rows]
 
     @torch.no_grad()
-    def s(
-        self, microbatch: int, x_nh: Tensor, targets_n: Tensor, form_gradient: bool
-    ) -> ShardState:
+    def s(self, x_nh: Tensor, targets_n: Tensor, form_gradient: bool) -> ShardState:
         """Pass S: exponentials and statistics of this shard; with ``form_gradient`` A and D too."""
-        index, place = divmod(microbatch, MICROBATCHES_PER_PRODUCT)
-        if index not in self._groups:
-            self._groups[index] = self._new_group(index, x_nh)
-        n = len(x_nh)
-        tiles = [tile[place * n : (place + 1) * n] for tile in self._groups[index].tiles]
-        return self._statistics(x_nh, targets_n, tiles, form_gradient)
+        return self._statistics(x_nh, targets_n, self._take_tiles(x_nh), form_gradient)
 
     @torch.no_grad()
     def evaluate(self, x_nh: Tensor, targets_n: Tensor) -> ShardState:
         """Pass S of an evaluation: statistics only, over one tile of scratch memory."""
-        widths = self._tile_widths(x_nh)
-        scratch = x_nh.new_empty(len(x_nh) * max(widths, default=0))
-        tiles = [scratch[: len(x_nh) * width].view(len(x_nh), width) for width in widths]
+        heights = self._tile_heights(x_nh)
+        scratch = x_nh.new_empty(max(heights, default=0), len(x_nh))
+        tiles = [scratch[:height] for height in heights]
         return self._statistics(x_nh, targets_n, tiles, form_gradient=False)
 
     @torch.no_grad()
     def input_gradient(self, state: ShardState, merged: Merged, weight_n: Tensor) -> Tensor:
         """Return this shard's part of the input gradient [n, h], formed in T (Algorithm 1)."""
         return vocabulary.input_gradient_in_t(
-            state, self.real_weight, merged, weight_n, self.options
+            state, self.real_weight, merged, weight_n, self.options, self._kernels
         )
 
     @torch.no_grad()
-    def t(self, microbatch: int, state: ShardState, merged: Merged, weight_n: Tensor) -> None:
+    def t(self, state: ShardState, merged: Merged, weight_n: Tensor) -> None:
         """Pass T: the weight gradient, into ``main_grad``.
 
-        The product waits for the last microbatch of a group; the passes before it only leave what
-        it needs.
+        The products wait until ``MICROBATCHES_PER_PRODUCT`` microbatches, or the last ones of the
+        iteration, are together.
         """
         main_grad: Tensor = self.weight.main_grad
         gradient_vh = main_grad[: self.shard.real_rows]
         vocabulary.subtract_target_gradient(gradient_vh, state, weight_n, self.options)
-        index, place = divmod(microbatch, MICROBATCHES_PER_PRODUCT)
-        group = self._groups[index]
         factor_kn = vocabulary.tile_factors(state, merged, weight_n, self.options)
-        group.left[place] = (state.x_nh, factor_kn)
-        if len(group.left) == group.size:
-            parts = [group.left[i] for i in range(group.size)]
-            x_nh = torch.cat([x for x, _ in parts])
-            vocabulary.add_weight_gradient(
-                gradient_vh,
-                [tile[: len(x_nh)] for tile in group.tiles],
-                x_nh,
-                torch.cat([factor for _, factor in parts], dim=1),
-            )
-            self._free.append(self._groups.pop(index).tiles)
+        self._waiting.append(WeightGradientPart(state.exp_tiles, state.x_nh, factor_kn))
+        self._finished += 1
+        together = len(self._waiting) == MICROBATCHES_PER_PRODUCT
+        if together or self._finished == self._microbatches:
+            vocabulary.add_weight_gradient(gradient_vh, self._waiting, self._kernels)
+            self._free.extend(part.exp_tiles for part in self._waiting)
+            self._waiting = []
 
     def _statistics(
         self, x_nh: Tensor, targets_n: Tensor, tiles: Sequence[Tensor], form_gradient: bool
@@ -125,17 +104,16 @@ class OutputLayer(nn.Module):
             self.options,
             tiles,
             form_gradient=form_gradient,
+            kernels=self._kernels,
         )
 
-    def _tile_widths(self, x_nh: Tensor) -> list[int]:
-        return vocabulary.tile_widths(self.shard.real_rows, TILE_COLUMNS[x_nh.device.type])
+    def _tile_heights(self, x_nh: Tensor) -> list[int]:
+        return vocabulary.tile_heights(self.shard.real_rows, TILE_ROWS[x_nh.device.type])
 
-    def _new_group(self, index: int, x_nh: Tensor) -> _Group:
-        first = index * MICROBATCHES_PER_PRODUCT
-        size = min(MICROBATCHES_PER_PRODUCT, self._microbatches - first)
-        tokens = len(x_nh) * min(MICROBATCHES_PER_PRODUCT, self._microbatches)
-        widths = self._tile_widths(x_nh)
-        if self._free and (not widths or len(self._free[-1][0]) >= tokens):
-            return _Group(size, self._free.pop())
-        self._free.clear()  # the microbatches have grown
-        return _Group(size, [x_nh.new_empty(tokens, width) for width in widths])
+    def _take_tiles(self, x_nh: Tensor) -> Sequence[Tensor]:
+        """Return free buffers for one microbatch's exponentials, or new ones."""
+        while self._free:
+            tiles = self._free.pop()
+            if not tiles or tiles[0].shape[1] == len(x_nh):
+                return tiles
+        return [x_nh.new_empty(height, len(x_nh)) for height in self._tile_heights(x_nh)]

@@ -1,20 +1,23 @@
 """The output layer as passes S and T: pure functions of tensors (arXiv 2411.05288, section 4).
 
 Every rank holds a shard of the vocabulary. S does all that needs no other rank, C1 merges a few
-statistics per token, T does the rest. The [n, v] matrix of exponentials exists once, in the
-activation dtype, in tiles of vocabulary columns that stay in cache while they are worked on: the
-running row maximum, as in flash attention, makes each tile relative to the maximum known when it
-was computed, and a factor per token and tile repairs that wherever the tile is used.
+statistics per token, T does the rest. The [v, n] matrix of exponentials exists once, in the
+activation dtype, in tiles of vocabulary rows that stay in cache while they are worked on: the
+running maximum, as in flash attention, makes each tile relative to the maximum known when it was
+computed, and a factor per token and tile repairs that wherever the tile is used. Vocabulary comes
+first and tokens second because two of the three products then read the large matrices as they lie.
 
 Shapes: n tokens (sequence x batch), h hidden size, v rows of this rank's shard without padding,
-t columns of one tile, k tiles, p shards. Statistics are fp32 (float64 for float64 activations).
+t rows of one tile, k tiles, p shards. Statistics are fp32 (float64 for float64 activations).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from megatron.layers.kernels import Kernels
 
 
 @dataclass(frozen=True)
@@ -48,10 +51,10 @@ class ShardState:
 
     Attributes:
         x_nh: input of the output layer.
-        exp_tiles: per tile [n, t] the exponentials relative to the maximum known at the tile,
+        exp_tiles: per tile [t, n] the exponentials relative to the maximum known at the tile,
             times the derivative of the soft-capping where there is one.
-        slope_tiles: per tile [n, t] that derivative, kept only where label smoothing needs it.
-        tile_max_kn: per tile the row maximum that its exponentials are relative to.
+        slope_tiles: per tile [t, n] that derivative, kept only where label smoothing needs it.
+        tile_max_kn: per tile the maximum that its exponentials are relative to.
         statistics_4n: local maximum m', sum s', target logit y' (0 elsewhere), sum of logits.
         target_row_n: row of the target in this shard; 0 where it lies elsewhere.
         target_slope_n: derivative of the soft-capping at the target (1 without); 0 where the
@@ -76,7 +79,7 @@ class Merged:
     """Statistics over the whole vocabulary, the same on every rank after C1.
 
     Attributes:
-        max_n: m, the row maximum.
+        max_n: m, the maximum.
         sum_n: s, the sum of exponentials relative to m.
         target_n: y, the target's logit.
         logit_sum_n: the sum of all logits.
@@ -98,28 +101,10 @@ def statistics_dtype(activation: torch.dtype) -> torch.dtype:
     return torch.promote_types(activation, torch.float32)
 
 
-def tile_widths(rows: int, columns: int) -> list[int]:
-    """Split ``rows`` vocabulary rows into nearly equal tiles of at most ``columns``."""
-    tiles = -(-rows // columns)
+def tile_heights(rows: int, at_most: int) -> list[int]:
+    """Split ``rows`` vocabulary rows into nearly equal tiles of ``at_most`` rows."""
+    tiles = -(-rows // at_most)
     return [rows * (i + 1) // tiles - rows * i // tiles for i in range(tiles)]
-
-
-ExpTile = Callable[[Tensor, Tensor, Tensor], None]
-"""In place (logits_nt, max_n, sum_n) -> (exponentials, running maximum, running sum)."""
-
-
-def exp_tile(logits_nt: Tensor, max_n: Tensor, sum_n: Tensor) -> None:
-    """Turn one tile of logits into exponentials and carry the running maximum and sum on.
-
-    Args:
-        logits_nt: logits in, exp(logits - new maximum) out, in the activation dtype.
-        max_n: running row maximum; exact in the activation dtype, since maxima are logits.
-        sum_n: running sum of the exponentials relative to the running maximum.
-    """
-    new_max_n = torch.maximum(max_n, logits_nt.amax(1).to(max_n.dtype))
-    logits_nt.sub_(new_max_n.to(logits_nt.dtype).unsqueeze(1)).exp_()
-    sum_n.mul_((max_n - new_max_n).exp_()).add_(logits_nt.sum(1, dtype=sum_n.dtype))
-    max_n.copy_(new_max_n)
 
 
 def output_s(
@@ -131,7 +116,7 @@ def output_s(
     exp_tiles: Sequence[Tensor],
     *,
     form_gradient: bool,
-    exp_kernel: ExpTile = exp_tile,
+    kernels: Kernels,
 ) -> ShardState:
     """Pass S: everything of the output layer that one shard can do alone.
 
@@ -141,10 +126,10 @@ def output_s(
         targets_n: target ids over the whole vocabulary, int64.
         first_row: vocabulary id of ``weight_vh[0]``.
         options: form of the loss.
-        exp_tiles: contiguous [n, t] buffers, their widths summing to v, that receive the
+        exp_tiles: contiguous [t, n] buffers, their heights summing to v, that receive the
             exponentials. For evaluation they may share their memory.
         form_gradient: also form A and D, as Algorithm 2 does.
-        exp_kernel: what turns a tile of logits into exponentials.
+        kernels: elementwise work on tiles.
     """
     state = _initial_state(x_nh, weight_vh, targets_n, first_row, options, len(exp_tiles))
     state.exp_tiles = exp_tiles
@@ -152,23 +137,23 @@ def output_s(
     gradient_nh = torch.zeros_like(x_nh, dtype=max_n.dtype)
     spread_nh = torch.zeros_like(gradient_nh)
     keep_slopes = options.label_smoothing > 0 and options.logit_softcap > 0
-    tiles_th = weight_vh.split([tile.shape[1] for tile in exp_tiles])
-    for tile_nt, tile_th, tile_max_n in zip(exp_tiles, tiles_th, state.tile_max_kn, strict=True):
-        torch.mm(x_nh, tile_th.T, out=tile_nt)
-        slope_nt = _soft_cap(tile_nt, options.logit_softcap)
+    tiles_th = weight_vh.split([len(tile) for tile in exp_tiles])
+    for tile_tn, tile_th, tile_max_n in zip(exp_tiles, tiles_th, state.tile_max_kn, strict=True):
+        torch.mm(tile_th, x_nh.T, out=tile_tn)
+        slope_tn = _soft_cap(tile_tn, options.logit_softcap)
         if options.label_smoothing:
-            logit_sum_n += tile_nt.sum(1, dtype=logit_sum_n.dtype)
+            logit_sum_n += tile_tn.sum(0, dtype=logit_sum_n.dtype)
         old_max_n = max_n.clone()
-        exp_kernel(tile_nt, max_n, sum_n)
+        kernels.exp_tile(tile_tn, max_n, sum_n)
         tile_max_n.copy_(max_n)
-        if slope_nt is not None:
-            tile_nt.mul_(slope_nt)
-        if keep_slopes and slope_nt is not None:
-            state.slope_tiles.append(slope_nt)
-            spread_nh += slope_nt @ tile_th
+        if slope_tn is not None:
+            tile_tn.mul_(slope_tn)
+        if keep_slopes and slope_tn is not None:
+            state.slope_tiles.append(slope_tn)
+            spread_nh += slope_tn.T @ tile_th
         if form_gradient:
-            rescale_n1 = (old_max_n - max_n).exp_().unsqueeze(1)
-            gradient_nh.mul_(rescale_n1).add_(tile_nt @ tile_th)
+            product_nh = kernels.transposed(tile_tn) @ tile_th
+            kernels.rescale_add(gradient_nh, (old_max_n - max_n).exp_(), product_nh)
     if form_gradient:
         state.raw_gradient_nh = gradient_nh
         state.target_gradient_nh = _target_gradient(state, weight_vh, options)
@@ -281,18 +266,20 @@ def input_gradient_in_t(
     merged: Merged,
     weight_n: Tensor,
     options: LossOptions,
+    kernels: Kernels,
 ) -> Tensor:
     """Return this shard's part of the input gradient [n, h] in Algorithm 1, where T forms it."""
     factor_kn = tile_factors(state, merged, weight_n, options)
     gradient_nh = _target_gradient(state, weight_vh, options) * -weight_n.unsqueeze(1)
-    tiles_th = weight_vh.split([tile.shape[1] for tile in state.exp_tiles])
-    for tile_nt, tile_th, factor_n in zip(state.exp_tiles, tiles_th, factor_kn, strict=True):
-        gradient_nh.addcmul_((tile_nt @ tile_th).to(gradient_nh.dtype), factor_n.unsqueeze(1))
+    tiles_th = weight_vh.split([len(tile) for tile in state.exp_tiles])
+    for tile_tn, tile_th, factor_n in zip(state.exp_tiles, tiles_th, factor_kn, strict=True):
+        product_nh = kernels.transposed(tile_tn) @ tile_th
+        gradient_nh.addcmul_(product_nh.to(gradient_nh.dtype), factor_n.unsqueeze(1))
     row = 0
-    for slope_nt in state.slope_tiles:
-        product_nh = slope_nt @ weight_vh[row : row + slope_nt.shape[1]]
+    for slope_tn in state.slope_tiles:
+        product_nh = slope_tn.T @ weight_vh[row : row + len(slope_tn)]
         gradient_nh -= (options.spread * weight_n).unsqueeze(1) * product_nh
-        row += slope_nt.shape[1]
+        row += len(slope_tn)
     return gradient_nh.to(state.x_nh.dtype)
 
 
@@ -303,26 +290,46 @@ def tile_factors(
     return (state.tile_max_kn - merged.max_n).exp() * (weight_n * _row_factor(merged, options))
 
 
-def add_weight_gradient(
-    gradient_vh: Tensor,
-    exp_tiles: Sequence[Tensor],
-    x_nh: Tensor,
-    factor_kn: Tensor,
-) -> None:
-    """Add the softmax part of the weight gradient, E^T X, to ``gradient_vh`` (pass T).
+@dataclass(frozen=True)
+class WeightGradientPart:
+    """What T needs of one microbatch for the softmax part of the weight gradient.
 
-    The rows of X are scaled, never the [n, v] matrix. The tokens may be those of several
-    microbatches: one product and one pass over the gradient serve them all.
-
-    Args:
-        gradient_vh: fp32 gradient of this rank's rows, without padding.
-        exp_tiles: per tile [n, t], as S left them.
+    Attributes:
+        exp_tiles: per tile [t, n], as S left them.
         x_nh: input of the output layer.
         factor_kn: as ``tile_factors``.
     """
-    gradients_th = gradient_vh.split([tile.shape[1] for tile in exp_tiles])
-    for gradient_th, tile_nt, factor_n in zip(gradients_th, exp_tiles, factor_kn, strict=True):
-        gradient_th.add_(tile_nt.T @ (x_nh * factor_n.unsqueeze(1)).to(x_nh.dtype))
+
+    exp_tiles: Sequence[Tensor]
+    x_nh: Tensor
+    factor_kn: Tensor
+
+
+def add_weight_gradient(
+    gradient_vh: Tensor, parts: Sequence[WeightGradientPart], kernels: Kernels
+) -> None:
+    """Add the softmax part of the weight gradient, E^T X, to ``gradient_vh`` (pass T).
+
+    The rows of X are scaled, never the [v, n] matrix. Several microbatches share one pass over the
+    gradient, which is as long as a product where microbatches are short.
+
+    Args:
+        gradient_vh: fp32 gradient of this rank's rows, without padding.
+        parts: the microbatches, at least one.
+        kernels: elementwise work on tiles.
+    """
+    row = 0
+    for k, tile_tn in enumerate(parts[0].exp_tiles):
+        product_th: Tensor | None = None
+        for part in parts:
+            scaled_nh = kernels.scaled(part.x_nh, part.factor_kn[k])
+            if product_th is None:
+                product_th = part.exp_tiles[k] @ scaled_nh
+            else:
+                product_th.addmm_(part.exp_tiles[k], scaled_nh)
+        assert product_th is not None
+        kernels.add(gradient_vh[row : row + len(tile_tn)], product_th)
+        row += len(tile_tn)
 
 
 def subtract_target_gradient(
@@ -338,7 +345,7 @@ def subtract_target_gradient(
     if options.label_smoothing and not options.logit_softcap:
         gradient_vh -= options.spread * weighted_nh.sum(0)
     row = 0
-    for slope_nt in state.slope_tiles:
-        part_th = slope_nt.T @ (options.spread * weighted_nh).to(slope_nt.dtype)
+    for slope_tn in state.slope_tiles:
+        part_th = slope_tn @ (options.spread * weighted_nh).to(slope_tn.dtype)
         gradient_vh[row : row + len(part_th)] -= part_th
         row += len(part_th)

@@ -154,7 +154,7 @@ class StagePasses:
         x_nh = self.store.take("x", i).flatten(0, 1)
         targets_n = self.batch[i].targets_n
         if self._training:
-            state = layer.s(i, x_nh, targets_n, form_gradient=self.plan.barriers != 2)
+            state = layer.s(x_nh, targets_n, form_gradient=self.plan.barriers != 2)
         else:
             state = layer.evaluate(x_nh, targets_n)
         # The maximum may be -inf, on a shard that is all padding; the sum then is 0.
@@ -183,7 +183,7 @@ class StagePasses:
             return
         if self.plan.barriers == 2:
             self.store.put("partial_gradient", i, layer.input_gradient(state, merged, weight_n))
-        layer.t(i, state, merged, weight_n)
+        layer.t(state, merged, weight_n)
 
     def input_forward(self, item: Pass) -> None:
         """IF: the embeddings of the tokens of this rank's shard."""

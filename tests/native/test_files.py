@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.data.files import atomic_path, cache_root
+from megatron.native.files import atomic_path, cache_root
 
 
 def test_success_replaces_the_file_at_once(tmp_path: Path) -> None:
