@@ -118,7 +118,7 @@ def run_rank(case: Case, result: Path) -> None:
         Microbatch(*_random_tokens(case, i), torch.ones(1, case.seq_length))
         for i in range(case.microbatches)
     ]
-    own: dict[str, Any] = {"rates": matrix_rates(case, groups.device)}
+    own: dict[str, Any] = {}
     device_batch = to_device(batch, groups.device)
     _step(trainer, device_batch, 0, None)
     recorder = Recorder(groups.rank, groups.device)
@@ -126,6 +126,8 @@ def run_rank(case: Case, result: Path) -> None:
     recorder.begin()
     own |= _step(trainer, device_batch, 1, recorder)
     own["memory"] = peak_memory(groups.device).held
+    groups.barrier()
+    own["rates"] = matrix_rates(case, groups.device)
     own["in_flight"] = trainer.pipeline.store.peak_in_flight
     timeline = trainer.pipeline.timeline(recorder)
     ranks = groups.all_gather_object(own)

@@ -115,7 +115,7 @@ def _row(case: Case, runs: Sequence[Mapping[str, Any]], base: Row | None) -> Row
 
 
 def write_report(rows: Sequence[Row], case: Case, command: str, rounds: int, folder: Path) -> None:
-    """Write ``report.md``, ``report.json`` and ``report.png`` into ``folder``, and print the table."""
+    """Write ``report.md``, ``.json`` and ``.png`` into ``folder``, and print the table."""
     folder.mkdir(parents=True, exist_ok=True)
     document = {"command": command, "machine": machine(), "rounds": rounds}
     document["rows"] = [asdict(row) for row in rows]
@@ -147,18 +147,18 @@ def markdown(rows: Sequence[Row], case: Case, command: str, rounds: int) -> str:
 
     {command}
 
-{machine()}; p = {case.ranks}, m = {case.microbatches}, {case.layers} layers, h = {case.hidden_size},
-{case.heads} heads, s = {case.seq_length}, {case.dtype}, untied, microbatch 1; medians of {rounds}
-rounds, the cases in turn, each in fresh processes.
+{machine()}; p = {case.ranks}, m = {case.microbatches}, {case.layers} layers,
+h = {case.hidden_size}, {case.heads} heads, s = {case.seq_length}, {case.dtype}, untied, microbatch
+1; medians of {rounds} rounds, the cases in turn, each in fresh processes.
 
 {table(rows)}
 
 *vs none*: times as fast as none, whole iterations. *of ideal*: share of the iteration that is
 compute, (passes and updates of all ranks) / p over the iteration. *simulated*: the simulator's
 schedule from the mean pass times over the measured one. *floor*: iteration over model FLOPs /
-(p x rate of a rank), with the rate of the output layer's product [n, h] x [h, 128000] in one piece;
-*peak floor* and *MFU*: with the rate of the best square product. Both rates are measured in the same
-run, on all ranks at once.
+(p x rate of a rank), with the rate of the output layer's product [n, h] x [h, 128000] in one
+piece; *peak floor* and *MFU*: with the rate of the best square product. Both rates are measured in
+the same run, on all ranks at once.
 
 ![ms per iteration]({"report.png"})
 
@@ -173,8 +173,8 @@ Mean ms of a pass, by rank.
 def table(rows: Sequence[Row]) -> str:
     """Return the main table in markdown."""
     lines = [
-        "| V | vocabulary | ms / iteration | schedule | update | tokens/s | MFU | vs none | of ideal "
-        "| simulated | floor | peak floor | GB by rank | in flight |",
+        "| V | vocabulary | ms / iteration | schedule | update | tokens/s | MFU | vs none "
+        "| of ideal | simulated | floor | peak floor | GB by rank | in flight |",
         "|--:|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|---|",
     ]
     for row in rows:
