@@ -1,0 +1,72 @@
+"""What moves where: by hand, on the smallest plans that show it."""
+
+import pytest
+
+from megatron.schedules.needs import Comm, needs, participants, sources
+from megatron.schedules.passes import Pass
+from megatron.schedules.plan import Plan
+
+V_SHAPE = Plan.from_text(
+    "microbatches 1\nstages 0.0 1.0 1.1 0.1\nbarriers none\n"
+    "0: F0 F0.1 B0.1 B0\n"
+    "1: F0 F0.1 B0.1 B0\n"
+)
+VOCABULARY = Plan.from_text(
+    "microbatches 1\nstages 0.0 1.0\nbarriers 2\n0: IF0 F0 S0 T0 B0 IB0\n1: IF0 F0 S0 T0 B0 IB0\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("rank", "item", "expected"),
+    [
+        (0, "F0", []),
+        (1, "F0", ["X0 from 0"]),
+        (1, "F0.1", ["F0"]),  # the turn of the V stays on its rank
+        (0, "F0.1", ["X0 from 2"]),
+        (0, "B0.1", ["F0.1"]),
+        (1, "B0.1", ["F0.1", "G0 from 3"]),
+        (1, "B0", ["F0", "B0.1"]),
+        (0, "B0", ["F0", "G0 from 1"]),
+        (0, "W0.1", ["B0.1"]),
+    ],
+)
+def test_v_shape(rank: int, item: str, expected: list[str]) -> None:
+    assert list(map(str, needs(V_SHAPE, rank, Pass.parse(item)))) == expected
+
+
+@pytest.mark.parametrize(
+    ("rank", "item", "expected"),
+    [
+        (0, "IF0", []),
+        (0, "F0", ["CIF 0"]),
+        (1, "F0", ["X0 from 0"]),
+        (0, "S0", ["C0 0"]),
+        (1, "S0", ["F0"]),  # what the last stage broadcasts is its own
+        (0, "T0", ["S0", "C1 0"]),
+        (1, "B0", ["F0", "C2 0"]),
+        (0, "IB0", ["IF0", "B0"]),
+        (1, "IB0", ["IF0", "CIB 0"]),
+    ],
+)
+def test_vocabulary(rank: int, item: str, expected: list[str]) -> None:
+    assert list(map(str, needs(VOCABULARY, rank, Pass.parse(item)))) == expected
+
+
+@pytest.mark.parametrize(
+    ("comm", "from_ranks", "pass_moved", "members"),
+    [
+        (Comm("X", 0, 0), [0], "F0", (0, 1)),
+        (Comm("G", 0, 1), [1], "B0", (1, 0)),
+        (Comm("C0", 0), [1], "F0", (0, 1)),
+        (Comm("C1", 0), [0, 1], "S0", (0, 1)),
+        (Comm("C2", 0), [0, 1], "T0", (0, 1)),
+        (Comm("CIF", 0), [0, 1], "IF0", (0, 1)),
+        (Comm("CIB", 0), [0], "B0", (0, 1)),
+    ],
+)
+def test_what_a_communication_moves(
+    comm: Comm, from_ranks: list[int], pass_moved: str, members: tuple[int, ...]
+) -> None:
+    expected = [(rank, Pass.parse(pass_moved)) for rank in from_ranks]
+    assert list(sources(VOCABULARY, comm)) == expected
+    assert participants(VOCABULARY, comm) == members

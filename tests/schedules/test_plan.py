@@ -1,0 +1,76 @@
+"""A plan has a text form that can be saved, edited and loaded; evaluation keeps its forwards."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schedules import by_hand
+from schedules.cases import Case, RandomCosts, blocks, cases, seeds
+
+from megatron.schedules.block import Block, unroll
+from megatron.schedules.check import check
+from megatron.schedules.plan import Plan, forward_only
+
+TEXT = """\
+microbatches 1
+stages 0.0 1.0
+barriers none
+0: F0 B0
+1: F0 B0
+"""
+
+
+@settings(max_examples=30)
+@given(cases(ranks=8), st.booleans())
+def test_text_round_trip(case: Case, evaluate: bool) -> None:
+    plan = forward_only(case.plan) if evaluate else case.plan
+    assert Plan.from_text(plan.to_text()) == plan
+
+
+@given(blocks(), st.integers(1, 5))
+def test_text_round_trip_of_any_stages(block: Block, microbatches: int) -> None:
+    plan = unroll(block, microbatches)
+    assert Plan.from_text(plan.to_text()) == plan
+
+
+def test_comments_and_blank_lines_are_skipped() -> None:
+    text = "# by hand\n\n" + TEXT.replace("1: F0", "1: F0 # the last stage\n#").replace("# B0", "")
+    assert Plan.from_text(TEXT.replace("none\n", "none # whole\n\n# rows\n")) == Plan.from_text(
+        TEXT
+    )
+    assert Plan.from_text(text).rows[1] == Plan.from_text(TEXT).rows[1][:1]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("1: F0 B0", "1: F0 Q0", "line 5: 'Q0' is no pass"),
+        ("1: F0 B0", "1: F0 S0.1", "line 5: 'S0.1' names a chunk"),
+        ("1: F0 B0", "2: F0 B0", "line 5: expected the row of rank 1, got '2:'"),
+        ("0: F0 B0\n", "", "line 4: expected the row of rank 0, got '1:'"),
+        ("microbatches 1\n", "", "a plan begins with the lines 'microbatches M'.*microbatches"),
+        ("microbatches 1", "microbatches one", "a plan begins with .*'one'"),
+        ("stages 0.0 1.0", "stages 0 1", "a plan begins with .*'stages RANK.CHUNK"),
+        ("barriers none", "barriers some", "a plan begins with .*'barriers none|N'.*'some'"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_named(old: str, new: str, message: str) -> None:
+    assert old in TEXT
+    with pytest.raises(ValueError, match=message):
+        Plan.from_text(TEXT.replace(old, new))
+
+
+@settings(max_examples=40)
+@given(cases(ranks=8), seeds)
+def test_evaluation_is_a_plan_of_its_own(case: Case, seed: int) -> None:
+    plan = forward_only(case.plan)
+    check(plan)
+    assert by_hand.end_times(plan, RandomCosts(seed, case.ranks))
+    kinds = {p.kind for row in plan.rows for p in row}
+    assert kinds == ({"F"} if case.vocabulary == "none" else {"F", "S", "T", "IF"})
+
+
+@settings(max_examples=20)
+@given(cases(ranks=8))
+def test_evaluation_keeps_the_order_of_what_it_keeps(case: Case) -> None:
+    for all_passes, kept in zip(case.plan.rows, forward_only(case.plan).rows, strict=True):
+        assert list(kept) == [p for p in all_passes if p in set(kept)]
