@@ -2,7 +2,8 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import tyro
 
@@ -11,6 +12,8 @@ from megatron.training.flags import Flags
 from megatron.training.other_flags import settle_other_flags
 from megatron.training.resolve import resolve
 from megatron.training.validate import check_flags
+
+T = TypeVar("T")
 
 # How long a rank other than 0 keeps silent about a bad command line. Rank 0 says it and ends the
 # job at once; only what rank 0 does not see (a file missing on one machine) is left to say.
@@ -63,14 +66,33 @@ def parse_or_exit(
     Raises:
         SystemExit: with 2 after a fault, with 0 after ``--help``.
     """
+
+    def read() -> RunConfig:
+        try:
+            return parse(argv, world_size, speak=rank == 0)
+        except SystemExit as end:
+            if rank == 0 or end.code == 0:
+                raise
+            raise ValueError("the command line cannot be parsed") from end
+
+    return or_exit(read, rank, silent_seconds)
+
+
+def or_exit(work: Callable[[], T], rank: int, silent_seconds: float = SILENT_SECONDS) -> T:
+    """Return what ``work`` returns; end the process without a traceback if the user must mend it.
+
+    Args:
+        work: what every rank does alike, alone, before any process group exists.
+        rank: this rank; see ``parse_or_exit``.
+        silent_seconds: how long ranks other than 0 wait before they report.
+
+    Raises:
+        SystemExit: with 2 if ``work`` raised a ``ValueError`` or ``FileNotFoundError``.
+    """
     try:
-        return parse(argv, world_size, speak=rank == 0)
+        return work()
     except (ValueError, FileNotFoundError) as error:
         fault = f"error: {error}"
-    except SystemExit as end:
-        if rank == 0 or end.code == 0:
-            raise
-        fault = "error: the command line cannot be parsed"
     if rank > 0:
         time.sleep(silent_seconds)
         fault = f"[rank {rank}] {fault}"

@@ -12,13 +12,13 @@ from typing import NoReturn
 
 import torch
 
-from megatron.data.datasets import build_datasets
 from megatron.data.microbatch import MicrobatchLoader
 from megatron.optimizer.grad_norm import local_sum_of_squares
 from megatron.optimizer.lr_schedule import learning_rate
 from megatron.runtime.batch import DeviceMicrobatch, to_device
 from megatron.runtime.timeline import Recorder, save_timeline
 from megatron.training.config import RunConfig
+from megatron.training.data import Data
 from megatron.training.flops import FLOPS_CONVENTION, iteration_flops
 from megatron.training.log_line import (
     IterationValues,
@@ -32,28 +32,32 @@ from megatron.training.profile import profiler
 from megatron.training.setup import Trainer
 
 
-def train(config: RunConfig, trainer: Trainer) -> None:
+def train(config: RunConfig, trainer: Trainer, data: Data) -> None:
     """Train to the end of ``config``.
+
+    Args:
+        config: the run.
+        trainer: this rank.
+        data: what ``open_data`` returned.
 
     Raises:
         FloatingPointError: the loss or the gradient is infinite or NaN; names the iteration and
             the rank that saw it first.
     """
     say = print if trainer.groups.rank == 0 else _silent
-    loader, evaluation_loader = _loaders(config)
     peak = peak_of_rank(trainer.groups.device, config.train.dtype, config.log.peak_tflops)
     _introduce(config, trainer, peak, say)
     meter = _Meter(config, trainer, peak, say)
     with profiler(config.log, trainer.groups.rank) as step_profiler:
         for iteration in range(config.train.train_iters):
             recorder = _recorder(config, trainer, iteration)
-            loss, grad_norm = train_step(config, trainer, loader, iteration, recorder)
-            meter.finished(iteration + 1, loss, grad_norm, loader.consumed_samples)
+            loss, grad_norm = train_step(config, trainer, data.train, iteration, recorder)
+            meter.finished(iteration + 1, loss, grad_norm, data.train.consumed_samples)
             if recorder is not None:
                 _save_timeline(config, trainer, recorder)
-            if evaluation_loader is not None and _is_due(iteration, config.train.eval_interval):
+            if data.valid is not None and _is_due(iteration, config.train.eval_interval):
                 with meter.paused():
-                    loss = evaluate(config, trainer, evaluation_loader)
+                    loss = evaluate(config, trainer, data.valid)
                 say(evaluation_lines(iteration + 1, loss), flush=True)
             step_profiler.step()
             if _is_due(iteration, config.train.exit_interval):
@@ -104,25 +108,6 @@ def evaluate(config: RunConfig, trainer: Trainer, loader: MicrobatchLoader) -> f
         total += trainer.pipeline.evaluate(batch)
     trainer.groups.all_reduce(total)
     return float(total) / config.train.eval_iters
-
-
-def _loaders(config: RunConfig) -> tuple[MicrobatchLoader, MicrobatchLoader | None]:
-    """Open the data of training and, where there is evaluation, of validation."""
-    train_config = config.train
-    evaluations = 0
-    if train_config.eval_interval is not None:
-        evaluations = train_config.train_iters // train_config.eval_interval
-    samples = evaluations * train_config.eval_iters * train_config.global_batch_size
-    datasets = build_datasets(
-        config.data, (train_config.train_samples, samples, 0), config.model.vocab_size
-    )
-
-    def loader(dataset: object) -> MicrobatchLoader:
-        return MicrobatchLoader(
-            dataset, train_config.micro_batch_size, train_config.num_microbatches
-        )
-
-    return loader(datasets.train), loader(datasets.valid) if samples else None
 
 
 def _report_not_finite(
