@@ -41,12 +41,27 @@ class Block:
         stages: (rank, chunk) of every stage in the order in which the data flows.
         interval: time after which the next microbatch repeats the block.
         barriers: as in ``Plan``.
+
+    Raises:
+        ValueError: if repetitions of a rank's slots overlap.
     """
 
     rows: tuple[tuple[Slot, ...], ...]
     stages: tuple[tuple[int, int], ...]
     interval: float
     barriers: int | None = None
+
+    def __post_init__(self) -> None:
+        for rank, row in enumerate(self.rows):
+            busy = sorted((slot.start % self.interval, slot) for slot in row if slot.duration)
+            following = [*busy[1:], *((start + self.interval, slot) for start, slot in busy[:1])]
+            for (start, slot), (later, other) in zip(busy, following, strict=True):
+                if start + slot.duration > later:
+                    raise ValueError(
+                        f"rank {rank}: {slot.kind} at {slot.start:g} runs into {other.kind} at "
+                        f"{other.start:g} when repeated every {self.interval:g}: move one of them "
+                        "or make the interval longer"
+                    )
 
     def slot(self, stage: int, kind: PassKind) -> Slot:
         """Return the slot of ``kind`` on ``stage``."""

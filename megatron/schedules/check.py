@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from megatron.schedules.needs import Comm, needs
 from megatron.schedules.passes import Pass
-from megatron.schedules.plan import Plan
+from megatron.schedules.plan import VOCABULARY_BARRIERS, Plan
 from megatron.schedules.timing import earliest
 
 
@@ -18,7 +18,7 @@ def check(plan: Plan, in_flight_limit: Sequence[float] | None = None) -> None:
     Raises:
         ValueError: naming rank and pass, with the grid around the offending cell.
     """
-    _check_stages(plan)
+    _check_header(plan)
     for rank in range(plan.ranks):
         _check_row(plan, rank)
     _check_deadlock(plan)
@@ -75,7 +75,14 @@ def expected_passes(plan: Plan, rank: int) -> set[Pass]:
             for kind, chunk in names for i in range(plan.microbatches)}  # fmt: skip
 
 
-def _check_stages(plan: Plan) -> None:
+def _check_header(plan: Plan) -> None:
+    if plan.microbatches < 1:
+        raise ValueError(f"a plan needs at least 1 microbatch, this one has {plan.microbatches}")
+    if plan.barriers not in VOCABULARY_BARRIERS.values():
+        raise ValueError(
+            f"{plan.barriers} barriers are none that the output layer has: write 1, 2, or none "
+            "where the vocabulary is not split"
+        )
     places = [(rank, chunk) for chunk in range(plan.chunks) for rank in range(plan.ranks)]
     if sorted(plan.stages) != sorted(places):
         raise ValueError(

@@ -8,11 +8,11 @@ everything that waits for anything.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from megatron.schedules.needs import COMM_KINDS, Comm, needs, participants, sources
+from megatron.schedules.needs import Comm, needs, participants, sources
 from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan
 from megatron.schedules.timing import Timing, earliest, unit_cost
@@ -75,10 +75,7 @@ def lower(plan: Plan, cost: Callable[[int, Pass], float] = unit_cost) -> Program
     """
     timing = earliest(plan, cost)
     assert not timing.stuck, "lower takes checked plans"
-    order = sorted(
-        timing.ready,
-        key=lambda c: (timing.ready[c], COMM_KINDS.index(c.kind), c.microbatch, c.stage),
-    )
+    order = sorted(timing.ready, key=timing.ready.__getitem__)  # stable: see Timing.ready
     issued: list[list[Comm]] = [[] for _ in plan.rows]
     for comm in order:
         for rank in participants(plan, comm):
@@ -95,7 +92,7 @@ def _lower_row(plan: Plan, rank: int, timing: Timing, comms: list[Comm]) -> tupl
     issue = _Issue(plan, rank, comms, used, timing.ready)
     waited: set[Comm] = set()
     for index, (item, user) in enumerate(zip(row, users, strict=True)):
-        issue.before(index, timing.ends[rank][index])
+        issue.before(index, timing.ends[rank][index], user)
         for comm in user:
             if comm not in waited:
                 waited.add(comm)
@@ -121,6 +118,7 @@ class _Issue:
         self._comms = comms
         self._used = used
         self._ready = ready
+        self._position = {comm: position for position, comm in enumerate(comms)}
         self._next = 0
         place = {item: index for index, item in enumerate(plan.rows[rank])}
         self._own = [
@@ -133,12 +131,13 @@ class _Issue:
         self._fed = 0
         self._sent: dict[tuple[object, ...], list[Comm]] = defaultdict(list)
 
-    def before(self, index: int, now: float) -> None:
+    def before(self, index: int, now: float, needed: Iterable[Comm]) -> None:
         """Issue what can go before pass ``index`` of the row, which ends at ``now``.
 
         What this rank feeds goes as soon as its own part exists. What it only receives goes when
-        its data will exist before the pass ends, or when the common order puts it before something
-        that goes now: a receive that nobody answers yet occupies the device.
+        the pass needs it, when its data will exist before the pass ends, or when the common order
+        puts it before something that goes now: a receive that nobody answers yet occupies the
+        device.
         """
         end = self._next
         while self._fed < len(self._own) and self._own[self._fed][1] < index:
@@ -147,7 +146,7 @@ class _Issue:
         limit = self._own[self._fed][0] if self._fed < len(self._own) else len(self._comms)
         while end < limit and self._ready[self._comms[end]] < now:
             end += 1
-        self._start_until(end)
+        self._start_until(max([end, *(self._position[comm] + 1 for comm in needed)]))
 
     def rest(self) -> None:
         """Issue all that is left and wait for every message that this rank only sends."""

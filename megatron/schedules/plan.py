@@ -4,6 +4,7 @@ It knows no times and no communication. Dependencies follow from it by ``needs``
 added by ``lower``; times come out of the simulator.
 """
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -76,42 +77,56 @@ class Plan:
         rows: list[tuple[Pass, ...]] = []
         for number, raw in enumerate(text.splitlines(), 1):
             line = raw.split("#")[0].strip()
-            if not line:
-                continue
-            name, _, value = line.partition(" ")
-            if not name.endswith(":"):
-                header[name] = value.strip()
-                continue
-            if name != f"{len(rows)}:":
-                raise ValueError(
-                    f"line {number}: expected the row of rank {len(rows)}, got '{name}'"
-                )
             try:
-                rows.append(tuple(Pass.parse(word) for word in value.split()))
+                name, _, value = line.partition(" ")
+                if name.endswith(":"):
+                    rows.append(_row(name, value, len(rows)))
+                elif line:
+                    _add_header(header, name, value.strip())
             except ValueError as error:
                 raise ValueError(f"line {number}: {error}") from error
-        return cls._from_header(header, tuple(rows))
+        missing = [name for name in ("microbatches", "stages", "barriers") if name not in header]
+        if missing:
+            raise ValueError(f"a plan begins with its {', '.join(missing)}: add that line")
+        return cls(
+            rows=tuple(rows),
+            stages=_stages(header["stages"]),
+            microbatches=int(header["microbatches"]),
+            barriers=None if header["barriers"] == "none" else int(header["barriers"]),
+            forward_only="forward" in header,
+        )
 
-    @classmethod
-    def _from_header(cls, header: dict[str, str], rows: tuple[tuple[Pass, ...], ...]) -> "Plan":
-        try:
-            words = header["stages"].split()
-            stages = tuple(
-                (int(rank), int(chunk)) for rank, _, chunk in (w.partition(".") for w in words)
-            )
-            barriers = header["barriers"]
-            return cls(
-                rows=rows,
-                stages=stages,
-                microbatches=int(header["microbatches"]),
-                barriers=None if barriers == "none" else int(barriers),
-                forward_only=header.get("forward") == "only",
-            )
-        except (KeyError, ValueError) as error:
-            raise ValueError(
-                "a plan begins with the lines 'microbatches M', 'stages RANK.CHUNK ...' and "
-                f"'barriers none|N': {error}"
-            ) from error
+
+_HEADER: Final = {
+    "microbatches": re.compile(r"\d+"),
+    "stages": re.compile(r"\d+\.\d+( +\d+\.\d+)*"),
+    "barriers": re.compile(r"none|\d+"),
+    "forward": re.compile("only"),
+}
+
+
+def _add_header(header: dict[str, str], name: str, value: str) -> None:
+    if name not in _HEADER:
+        raise ValueError(f"'{name}' is no header line: write one of {', '.join(_HEADER)}")
+    if name in header:
+        raise ValueError(f"'{name}' stands there twice")
+    if not _HEADER[name].fullmatch(value):
+        raise ValueError(
+            f"'{name} {value}' cannot be read: write 'microbatches M', 'stages RANK.CHUNK ...', "
+            "'barriers none' or 'barriers N', or 'forward only'"
+        )
+    header[name] = value
+
+
+def _stages(text: str) -> tuple[tuple[int, int], ...]:
+    places = (word.partition(".") for word in text.split())
+    return tuple((int(rank), int(chunk)) for rank, _, chunk in places)
+
+
+def _row(name: str, value: str, rank: int) -> tuple[Pass, ...]:
+    if name != f"{rank}:":
+        raise ValueError(f"expected the row of rank {rank}, got '{name}'")
+    return tuple(Pass.parse(word) for word in value.split())
 
 
 def forward_only(plan: Plan) -> Plan:

@@ -16,7 +16,7 @@ from megatron.schedules.check import held_changes, peaks_held
 from megatron.schedules.needs import Comm, needs, participants
 from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan
-from megatron.schedules.timing import SHORTEST, Feeds, earliest, unit_cost
+from megatron.schedules.timing import Feeds, earliest, unit_cost
 
 Queue = deque[tuple[int, Pass]]
 """Passes of one kind and chunk still to do, each with its place in the original row."""
@@ -25,8 +25,10 @@ Queue = deque[tuple[int, Pass]]
 def tighten(plan: Plan, cost: Callable[[int, Pass], float] = unit_cost) -> Plan:
     """Return ``plan`` with passes hoisted into idle time.
 
-    The peaks of what a rank holds (``held_changes``) do not grow, and neither does the time of the
-    plan under ``cost``: where hoisting does not pay, the plan comes back as it was.
+    The peaks of activations and exponentials that a rank holds do not grow, nor do those of the
+    embeddings on the first stage; the others may look up p microbatches further ahead. The time of
+    the plan under ``cost`` does not grow either: where hoisting does not pay, the plan comes back
+    as it was.
 
     Args:
         plan: a checked plan.
@@ -98,7 +100,7 @@ class _Hoist:
         return True
 
     def _run(self, rank: int, item: Pass, now: float) -> None:
-        end = now + max(self._cost(rank, item), SHORTEST)
+        end = now + self._cost(rank, item)
         self._ends[rank][item] = end
         self._free[rank] = end
         for i, change in enumerate(held_changes(self._plan, item)):

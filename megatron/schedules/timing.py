@@ -16,7 +16,7 @@ from megatron.schedules.plan import Plan
 UNIT_COSTS: Final[Mapping[PassKind, float]] = {
     "F": 1.0, "B": 2.0, "W": 1.0, "S": 0.5, "T": 0.5, "IF": 0.05, "IB": 0.05
 }  # fmt: skip
-"""Durations assumed where nothing was measured; all positive, and only their order matters."""
+"""Durations assumed where nothing was measured; only their order matters."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Timing:
     Attributes:
         starts: for every rank, the start of each pass of its row.
         ends: for every rank, the end of each pass of its row.
-        ready: for every communication, the time at which its last source has ended.
+        ready: for every communication, the time at which its last source has ended. In an order in
+            which each follows all that it depends on, also where times are equal.
         stuck: for every rank that cannot finish its row, the index of the pass it stops at.
     """
 
@@ -34,10 +35,6 @@ class Timing:
     ends: tuple[tuple[float, ...], ...]
     ready: Mapping[Comm, float]
     stuck: Mapping[int, int]
-
-
-SHORTEST: Final = 1e-9
-"""Least duration assumed, so that no two events that depend on each other fall together."""
 
 
 def unit_cost(_rank: int, item: Pass) -> float:
@@ -85,7 +82,7 @@ class _Run:
             start = self._earliest_start(rank, item, ends[-1] if ends else 0.0)
             if start is None:
                 break
-            end = start + max(self.cost(rank, item), SHORTEST)
+            end = start + self.cost(rank, item)
             starts.append(start)
             ends.append(end)
             self._done[rank].add(item)
@@ -112,17 +109,17 @@ class Feeds:
     """Counts, for every communication that somebody needs, the sources that are still to end."""
 
     def __init__(self, plan: Plan) -> None:
-        wanted = {
-            need
+        # No set: its order differs from process to process, and the ranks must agree.
+        self.latest: dict[Comm, float] = {
+            need: 0.0
             for rank, row in enumerate(plan.rows)
             for item in row
             for need in needs(plan, rank, item)
             if isinstance(need, Comm)
         }
-        self.latest: dict[Comm, float] = dict.fromkeys(wanted, 0.0)
         self._missing: dict[Comm, int] = {}
         self._fed_by: dict[tuple[int, Pass], list[Comm]] = defaultdict(list)
-        for comm in wanted:
+        for comm in self.latest:
             feeding = sources(plan, comm)
             self._missing[comm] = len(feeding)
             for source in feeding:

@@ -67,3 +67,9 @@ def test_a_slot_is_found_by_stage() -> None:
     )
     assert [block.slot(stage, "F").start for stage in range(4)] == [0, 1, 2, 3]
     assert block.slot(3, "F").end == 4
+
+
+@pytest.mark.parametrize("second", [1, 3, -1])
+def test_slots_that_run_into_each_other_are_refused(second: float) -> None:
+    with pytest.raises(ValueError, match=r"rank 0: . at .* runs into . at .* every 2: move one"):
+        Block(((Slot(0, 2, "F"), Slot(second, 2, "B")),), ((0, 0),), 2)

@@ -152,3 +152,16 @@ def test_the_grid_is_cut_around_the_mark() -> None:
         "  rank 1: ... F18 F19 >F20< F21 F22 ...",
     ]
     assert grid(plan, {0: 40}, around=1).splitlines()[0] == "  rank 0: ... F39 > <"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("barriers none", "barriers 3", "3 barriers are none that the output layer has"),
+        ("microbatches 1", "microbatches 0", "at least 1 microbatch, this one has 0"),
+    ],
+)
+def test_a_header_that_means_nothing_is_refused(old: str, new: str, message: str) -> None:
+    text = "microbatches 1\nstages 0.0\nbarriers none\n0: F0 B0\n"
+    with pytest.raises(ValueError, match=message):
+        check(Plan.from_text(text.replace(old, new)))

@@ -47,10 +47,13 @@ def test_comments_and_blank_lines_are_skipped() -> None:
         ("1: F0 B0", "1: F0 S0.1", "line 5: 'S0.1' names a chunk"),
         ("1: F0 B0", "2: F0 B0", "line 5: expected the row of rank 1, got '2:'"),
         ("0: F0 B0\n", "", "line 4: expected the row of rank 0, got '1:'"),
-        ("microbatches 1\n", "", "a plan begins with the lines 'microbatches M'.*microbatches"),
-        ("microbatches 1", "microbatches one", "a plan begins with .*'one'"),
-        ("stages 0.0 1.0", "stages 0 1", "a plan begins with .*'stages RANK.CHUNK"),
-        ("barriers none", "barriers some", "a plan begins with .*'barriers none|N'.*'some'"),
+        ("microbatches 1\n", "", "a plan begins with its microbatches: add that line"),
+        ("microbatches 1", "microbatches one", "line 1: 'microbatches one' cannot be read"),
+        ("stages 0.0 1.0", "stages 0 1", "line 2: 'stages 0 1' cannot be read"),
+        ("barriers none", "barriers some", "line 3: 'barriers some' cannot be read"),
+        ("barriers none", "barriers none\nforward onyl", "line 4: 'forward onyl' cannot be read"),
+        ("barriers none", "barriers none\nbarriers 1", "line 4: 'barriers' stands there twice"),
+        ("barriers none", "barriers none\nnonsense", "line 4: 'nonsense' is no header line"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_named(old: str, new: str, message: str) -> None:
