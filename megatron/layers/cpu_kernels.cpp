@@ -48,7 +48,7 @@ inline float exp_nonpositive(float x) {
 
 // logits [t, n] in place -> exp(logits - new maximum); maximum [n] and sum [n] carried on.
 EXPORT void exp_tile_bf16(uint16_t *logits, int64_t t, int64_t n, float *maximum, float *sum) {
-  constexpr int64_t kColumns = 64;  // tokens at a time: their maxima and sums stay in registers
+  constexpr int64_t kColumns = 512;  // tokens at a time: long enough for the prefetcher
   for (int64_t first = 0; first < n; first += kColumns) {
     const int64_t columns = n - first < kColumns ? n - first : kColumns;
     float new_max[kColumns], column_sum[kColumns] = {};

@@ -15,7 +15,7 @@ from megatron.layers.kernels import make_kernels
 from megatron.layers.shard import VocabularyShard
 from megatron.layers.vocabulary import LossOptions, Merged, ShardState, WeightGradientPart
 
-TILE_ROWS = {"cpu": 2048, "cuda": 16384}
+TILE_ROWS = {"cpu": 1024, "cuda": 16384}
 """Vocabulary rows of a tile: on a CPU its [t, n] part should stay in the second-level cache; on a
 GPU it should fill the device, where more tiles only cost launches."""
 

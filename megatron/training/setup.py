@@ -6,7 +6,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from megatron.model.stage import RankModel, place
+from megatron.model.stage import WORD_EMBEDDINGS, RankModel, place
 from megatron.optimizer.adamw import MixedPrecisionAdamW
 from megatron.optimizer.main_gradients import MainGradients
 from megatron.optimizer.parameters import OptimizedParameter, wants_weight_decay
@@ -24,19 +24,22 @@ class Trainer:
 
     Attributes:
         groups: the pipeline and its process groups.
-        plan: the plan of a training iteration.
-        pipeline: runs it.
+        pipeline: runs the plan of a training iteration.
         parameters: this rank's parameters as the optimizer sees them.
         gradients: their main gradients.
         optimizer: steps on them.
     """
 
     groups: PipelineGroups
-    plan: Plan
     pipeline: PipelineRank
     parameters: tuple[OptimizedParameter, ...]
     gradients: MainGradients
     optimizer: MixedPrecisionAdamW
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of a training iteration."""
+        return self.pipeline.train_program.plan
 
 
 def connect(config: ParallelConfig, local_rank: int) -> PipelineGroups:
@@ -54,41 +57,63 @@ def connect(config: ParallelConfig, local_rank: int) -> PipelineGroups:
     return PipelineGroups(0, 1, device)
 
 
-def build_trainer(config: RunConfig, groups: PipelineGroups) -> Trainer:
-    """Build this rank's model with its initial weights, and what trains it."""
-    parallel, train, model_config = config.parallel, config.train, config.model
-    cost = pass_costs(model_config, parallel, train.micro_batch_size)
-    plan = make_plan(
-        parallel.pipeline_schedule,
-        parallel.vocab_parallel,
-        parallel.pipeline_size,
-        train.num_microbatches,
-        cost,
-    )
+def make_model(config: RunConfig, groups: PipelineGroups) -> RankModel:
+    """Build this rank's part of the model with its initial weights."""
+    parallel, train = config.parallel, config.train
     placement = place(
-        model_config,
-        plan.stages,
+        config.model,
+        make_run_plan(config).stages,
         groups.rank,
         padded_vocab_size=parallel.padded_vocab_size,
         split_vocabulary=parallel.vocab_parallel != "none",
     )
-    model = RankModel(model_config, placement, train.dtype, groups.device)
+    model = RankModel(config.model, placement, train.dtype, groups.device)
     model.initialise(train.seed)
+    return model
+
+
+def make_run_plan(config: RunConfig) -> Plan:
+    """Return the plan of a training iteration, the same on every rank."""
+    parallel, train = config.parallel, config.train
+    return make_plan(
+        parallel.pipeline_schedule,
+        parallel.vocab_parallel,
+        parallel.pipeline_size,
+        train.num_microbatches,
+        pass_costs(config.model, parallel, train.micro_batch_size),
+    )
+
+
+def make_pipeline(config: RunConfig, groups: PipelineGroups, model: RankModel) -> PipelineRank:
+    """Return what runs the plan of ``config`` on this rank's ``model``."""
+    train = config.train
+    return PipelineRank(
+        model,
+        make_run_plan(config),
+        groups,
+        (train.micro_batch_size, config.model.seq_length, config.model.hidden_size),
+        train.dtype,
+        train.seed,
+        pass_costs(config.model, config.parallel, train.micro_batch_size),
+    )
+
+
+def build_trainer(config: RunConfig, groups: PipelineGroups) -> Trainer:
+    """Build this rank's model with its initial weights, and what trains it."""
+    model = make_model(config, groups)
     parameters = tuple(
         OptimizedParameter(
             name,
             parameter,
             wants_weight_decay(name, parameter),
-            counts_in_norm=not (model.holds_tied_copy and parameter is model.output_layer.weight),
+            counts_in_norm=not (model.holds_tied_copy and name == WORD_EMBEDDINGS),
         )
         for name, parameter in model.global_parameters()
     )
     gradients = MainGradients([p.parameter for p in parameters])
-    shape = (train.micro_batch_size, model_config.seq_length, model_config.hidden_size)
     return Trainer(
         groups=groups,
-        plan=plan,
-        pipeline=PipelineRank(model, plan, groups, shape, train.dtype, train.seed, cost),
+        pipeline=make_pipeline(config, groups, model),
         parameters=parameters,
         gradients=gradients,
         optimizer=MixedPrecisionAdamW(parameters, config.optimizer),
