@@ -1,0 +1,68 @@
+"""Evaluation gives the plain GPT's loss in every layout and leaves training as it was."""
+
+import pytest
+from correctness.job import LAYOUTS, Job, Layout
+from correctness.rank_runs import RankRun, assemble, train_on_rank
+from harness.rank_pool import RankPool
+from reference.plain_gpt import GPTOptions
+from reference.plain_loss import loss_and_gradients
+
+JOB = Job(
+    GPTOptions(num_layers=4, vocab_size=37, z_loss_coeff=1e-2, logit_softcap=3.0),
+    micro_batch_size=3,
+    microbatches=3,
+    masked_out=(1,),
+    iterations=4,
+)
+
+
+def run(ranks: RankPool, job: Job, layout: Layout, evaluate_after: tuple[int, ...]) -> RankRun:
+    results = ranks.run(
+        train_on_rank,
+        layout.ranks,
+        config=job.config(layout),
+        batches=job.batches(),
+        evaluation_batches=job.batches(seed=1),
+        evaluate_after=evaluate_after,
+    )
+    assert all(own.evaluations == results[0].evaluations for own in results)
+    final = assemble([own.final for own in results], job.options.vocab_size)
+    results[0].final = {name: (0, value) for name, value in final.items()}
+    return results[0]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_evaluation_under_every_treatment(layout: Layout, ranks: RankPool) -> None:
+    """After the last iteration, so that the reference can evaluate the weights that came out."""
+    result = run(ranks, JOB, layout, evaluate_after=(JOB.iterations - 1,))
+    weights = {name: value.double() for name, (_, value) in result.final.items()}
+    first_two = JOB.batches(seed=1)[:2]  # eval_iters
+    losses = [loss_and_gradients(weights, batch, JOB.options)[0] for batch in first_two]
+    assert result.evaluations == pytest.approx([sum(losses) / 2], rel=1e-6)
+
+
+@pytest.mark.parametrize("layout", [x for x in LAYOUTS if x.ranks == 2], ids=str)
+def test_training_goes_on_as_if_nothing_had_been_evaluated(
+    layout: Layout, ranks: RankPool
+) -> None:
+    """Even with dropout, which evaluation does without."""
+    job = Job(JOB.options, microbatches=3, iterations=4, dropout=0.2)
+    without = run(ranks, job, layout, evaluate_after=())
+    between = run(ranks, job, layout, evaluate_after=(0, 2))
+    assert len(between.evaluations) == 2
+    assert between.losses == without.losses
+
+
+def test_evaluation_has_no_dropout(ranks: RankPool) -> None:
+    """Two runs whose weights have not changed yet evaluate alike with and without dropout."""
+    first = [
+        run(
+            ranks,
+            Job(JOB.options, microbatches=3, iterations=2, lr=0.0, dropout=dropout),
+            Layout(2, "vocab-2"),
+            evaluate_after=(0,),
+        )
+        for dropout in (0.0, 0.5)
+    ]
+    assert first[0].evaluations == first[1].evaluations
+    assert first[0].losses != first[1].losses

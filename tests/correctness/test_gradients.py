@@ -1,0 +1,131 @@
+"""In float64 the framework's gradients are those of the plain GPT to the last digits.
+
+In fp32 a small mistake hides in the rounding. Here it cannot: loss and gradients of one batch are
+compared to 1e-10 for models and batches that together cover every option with every layout.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from correctness.job import Job, Layout
+from correctness.rank_runs import assemble, gradients_on_rank
+from harness.rank_pool import RankPool
+from reference.plain_gpt import GPTOptions, random_parameters
+from reference.plain_loss import loss_and_gradients
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job of one batch."""
+
+    name: str
+    job: Job
+
+
+def case(name: str, b: int, m: int, masked_out: tuple[int, ...] = (), **options: object) -> Case:
+    model = GPTOptions(**{"num_layers": 4, **options})
+    return Case(name, Job(model, b, m, masked_out, iterations=1, sequence=6))
+
+
+CASES = [
+    case("uneven vocabulary", 1, 5, vocab_size=61),
+    case("even vocabulary", 3, 4, vocab_size=64, tie_embeddings=False),
+    case("two entries", 1, 3, vocab_size=2, label_smoothing=0.1),
+    case("untied, shards of padding", 1, 2, vocab_size=5, tie_embeddings=False, z_loss_coeff=0.1),
+    case("one microbatch", 3, 1, logit_softcap=2.0, tie_embeddings=False),
+    case("fewer microbatches than ranks", 1, 2, label_smoothing=0.3, logit_softcap=1.5),
+    case("masked out", 3, 6, (0, 3, 5), label_smoothing=0.1, z_loss_coeff=0.1, logit_softcap=3.0),
+    case("all but one masked out", 1, 4, (0, 1, 2), tie_embeddings=False, label_smoothing=0.2),
+    case(
+        "llama",
+        1,
+        9,
+        position_embedding_type="rope",
+        rotary_base=500,
+        normalization="RMSNorm",
+        norm_epsilon=1e-3,
+        swiglu=True,
+        num_query_groups=2,
+        add_bias_linear=False,
+        tie_embeddings=False,
+    ),
+    case(
+        "one query group, wide heads, layer norm on queries",
+        1,
+        3,
+        num_query_groups=1,
+        kv_channels=6,
+        qk_layernorm=True,
+        position_embedding_type="rope",
+        rotary_percent=0.7,
+        z_loss_coeff=1e-2,
+        logit_softcap=1.0,
+    ),
+    case("rms norm on queries", 3, 2, qk_layernorm=True, normalization="RMSNorm", swiglu=True),
+]
+LAYOUTS = {
+    str(layout): layout
+    for p in (1, 2, 3, 4)
+    for layout in (Layout(p, "none"), Layout(p, "vocab-1"), Layout(p, "vocab-2"))
+}
+
+
+def check(ranks: RankPool, job: Job, layout: Layout) -> None:
+    """Compare loss and gradients of the job's first batch with the plain GPT's."""
+    parameters = random_parameters(job.options)
+    [batch] = job.batches()
+    # The angles of rotary embeddings are kept in fp32, whatever the activations are.
+    tolerance = 1e-6 if job.options.position_embedding_type == "rope" else 1e-10
+    loss, expected = loss_and_gradients(parameters, batch, job.options)
+    results = ranks.run(
+        gradients_on_rank,
+        layout.ranks,
+        config=job.config(layout, torch.float64),
+        parameters=parameters,
+        batch=batch,
+    )
+    assert [own for own, _ in results] == pytest.approx([loss] * layout.ranks, rel=tolerance)
+    gradients = assemble([held for _, held in results], job.options.vocab_size)
+    assert gradients.keys() == expected.keys()
+    errors = {
+        name: float((gradients[name] - expected[name]).norm() / expected[name].norm())
+        for name in expected
+    }
+    assert max(errors.values()) < tolerance, errors
+
+
+@pytest.mark.parametrize("layout", ["p1-vocab-2", "p2-none", "p2-vocab-1", "p4-vocab-2"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_loss_and_gradients_to_the_last_digits(case: Case, layout: str, ranks: RankPool) -> None:
+    check(ranks, case.job, LAYOUTS[layout])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if not name.startswith("p3")])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_loss_and_gradients_in_every_layout(case: Case, layout: str, ranks: RankPool) -> None:
+    check(ranks, case.job, LAYOUTS[layout])
+
+
+@pytest.mark.parametrize("layout", ["p3-none", "p3-vocab-1", "p3-vocab-2"])
+def test_an_odd_number_of_ranks(layout: str, ranks: RankPool) -> None:
+    options = GPTOptions(num_layers=3, vocab_size=29)
+    check(ranks, Job(options, microbatches=4, iterations=1, sequence=6), LAYOUTS[layout])
+
+
+@pytest.mark.parametrize("vocabulary", ["none", "vocab-1", "vocab-2"])
+def test_a_batch_without_any_loss_has_zero_gradients(vocabulary: str, ranks: RankPool) -> None:
+    """The plain loss is not defined there; training must go on undisturbed, though."""
+    job = Job(GPTOptions(z_loss_coeff=0.1), microbatches=2, masked_out=(0, 1), iterations=1)
+    [batch] = job.batches()
+    results = ranks.run(
+        gradients_on_rank,
+        2,
+        config=job.config(Layout(2, vocabulary), torch.float64),
+        parameters=random_parameters(job.options),
+        batch=batch,
+    )
+    for loss, held in results:
+        assert loss == 0
+        assert not any(gradient.any() for _, gradient in held.values())
