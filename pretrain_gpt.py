@@ -5,12 +5,10 @@ import sys
 import time
 import traceback
 
-import torch.distributed as dist
-
 from megatron.training.arguments import SILENT_SECONDS, or_exit, parse_or_exit
 from megatron.training.data import open_data
 from megatron.training.loop import train
-from megatron.training.setup import build_trainer, connect
+from megatron.training.setup import build_trainer, connect, leave
 
 
 def main() -> None:
@@ -21,9 +19,7 @@ def main() -> None:
     data = or_exit(lambda: open_data(config), rank)
     groups = connect(config.parallel, int(os.environ.get("LOCAL_RANK", "0")))
     train(config, build_trainer(config, groups), data)
-    if dist.is_initialized():
-        dist.barrier()
-        dist.destroy_process_group()
+    leave(groups)
 
 
 def end_the_job(rank: int) -> None:
@@ -47,5 +43,7 @@ def end_the_job(rank: int) -> None:
 if __name__ == "__main__":
     try:
         main()
+    except KeyboardInterrupt:
+        os._exit(130)  # a normal exit would join the lane's thread, which may wait for a peer
     except Exception:
         end_the_job(int(os.environ.get("RANK", "0")))

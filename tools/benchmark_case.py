@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from megatron.data.config import DataConfig
 from megatron.data.microbatch import Microbatch
@@ -23,7 +22,14 @@ from megatron.training.config import LogConfig, ParallelConfig, RunConfig, Train
 from megatron.training.flops import iteration_flops
 from megatron.training.memory import peak_memory
 from megatron.training.peak import measure_tflops
-from megatron.training.setup import Trainer, build_trainer, connect, make_pipeline
+from megatron.training.setup import (
+    Trainer,
+    build_trainer,
+    connect,
+    leave,
+    make_pipeline,
+    make_run_plan,
+)
 
 WARM_UP_ITERATIONS = 2
 WARM_UP_MICROBATCHES = 8
@@ -138,8 +144,7 @@ def run_rank(case: Case, result: Path) -> None:
         document = _measurements(case, config, trainer.pipeline.train_program, timeline, ranks)
         result.write_text(json.dumps(document))
     trainer.pipeline.close()
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    leave(groups)
 
 
 def _warm_up(case: Case, config: RunConfig, trainer: Trainer, batch: list[Any]) -> None:
@@ -150,7 +155,7 @@ def _warm_up(case: Case, config: RunConfig, trainer: Trainer, batch: list[Any]) 
     """
     microbatches = min(case.microbatches, WARM_UP_MICROBATCHES)
     short = replace(config, train=replace(config.train, global_batch_size=microbatches))
-    pipeline = make_pipeline(short, trainer.groups, trainer.pipeline.model)
+    pipeline = make_pipeline(short, trainer.groups, make_run_plan(short), trainer.pipeline.model)
     warming = replace(trainer, pipeline=pipeline)
     for iteration in range(WARM_UP_ITERATIONS):
         _step(warming, batch[:microbatches], iteration, None)
@@ -228,7 +233,7 @@ def _measurements(
     return {
         "schedule_s": schedule,
         "update_s": update,
-        "ideal_s": (sum(work) + sum(rank["update"] for rank in ranks)) / case.ranks,
+        "ideal_s": sum(work) / case.ranks,
         "simulated_s": simulate(program, Costs(means)).end,
         "pass_ms": {kind: [1e3 * value for value in values] for kind, values in means.items()},
         "flops": iteration_flops(config.model, case.microbatches),

@@ -29,8 +29,8 @@ class Row:
         memory_gb: peak of every rank.
         in_flight: microbatches in flight seen on every rank.
         to_none: how many times faster than ``none`` at the same V, iteration against iteration.
-        of_ideal: the share of the iteration that is not waiting: (compute time of all passes and
-            updates, summed over ranks, measured in the same run) / p, over the iteration.
+        of_ideal: the share of the schedule that is not waiting: (compute time of all passes, summed
+            over ranks, measured in the same run) / p, over the schedule.
         simulated: the simulator's schedule from the mean pass times, over the measured one.
         to_floor: iteration over the GEMM floor, model FLOPs / (p x rate), with the rate of the
             output layer's own product in one piece.
@@ -94,7 +94,7 @@ def _row(case: Case, runs: Sequence[Mapping[str, Any]], base: Row | None) -> Row
         ],
         in_flight=list(runs[0]["in_flight"]),
         to_none=base.iteration_ms / iteration_ms if base is not None else None,
-        of_ideal=median(lambda run: run["ideal_s"] / iteration(run)),
+        of_ideal=median(lambda run: run["ideal_s"] / run["schedule_s"]),
         simulated=median(lambda run: run["simulated_s"] / run["schedule_s"]),
         to_floor=median(
             lambda run: iteration(run) * case.ranks * run["product_tflops"] * 1e12 / flops
@@ -153,8 +153,8 @@ h = {case.hidden_size}, {case.heads} heads, s = {case.seq_length}, {case.dtype},
 
 {table(rows)}
 
-*vs none*: times as fast as none, whole iterations. *of ideal*: share of the iteration that is
-compute, (passes and updates of all ranks) / p over the iteration. *simulated*: the simulator's
+*vs none*: times as fast as none, whole iterations. *of ideal*: share of the schedule that is
+compute, (time in passes, all ranks) / p over the schedule. *simulated*: the simulator's
 schedule from the mean pass times over the measured one. *floor*: iteration over model FLOPs /
 (p x rate of a rank), with the rate of the output layer's product [n, h] x [h, 128000] in one
 piece; *peak floor* and *MFU*: with the rate of the best square product. Both rates are measured in
@@ -204,7 +204,7 @@ def pass_table(rows: Sequence[Row]) -> str:
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """Draw iteration time over the vocabulary size, a line for each treatment, and the floor."""
+    """Draw iteration time over the vocabulary size, a line for each treatment."""
     import matplotlib as mpl
 
     mpl.use("Agg")

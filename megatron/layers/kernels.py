@@ -54,8 +54,9 @@ class TorchKernels:
     def exp_tile(self, logits_tn: Tensor, max_n: Tensor, sum_n: Tensor) -> None:
         """See ``Kernels``."""
         new_max_n = torch.maximum(max_n, logits_tn.amax(0).to(max_n.dtype))
-        logits_tn.sub_(new_max_n.to(logits_tn.dtype)).exp_()
-        sum_n.mul_((max_n - new_max_n).exp_()).add_(logits_tn.sum(0, dtype=sum_n.dtype))
+        exp_tn = (logits_tn - new_max_n).exp_()  # in the dtype of statistics
+        sum_n.mul_((max_n - new_max_n).exp_()).add_(exp_tn.sum(0))
+        logits_tn.copy_(exp_tn)
         max_n.copy_(new_max_n)
 
     def transposed(self, tile_tn: Tensor) -> Tensor:

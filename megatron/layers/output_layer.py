@@ -20,7 +20,8 @@ TILE_ROWS = {"cpu": 1024, "cuda": 16384}
 GPU it should fill the device, where more tiles only cost launches."""
 
 MICROBATCHES_PER_PRODUCT = 2
-"""Microbatches whose weight gradients T adds up before it adds them to the fp32 gradient."""
+"""Microbatches whose weight gradients T adds up before it adds them to the fp32 gradient. Costs
+the exponentials of one microbatch beyond what the plan counts between S and T."""
 
 
 class OutputLayer(nn.Module):
@@ -57,7 +58,7 @@ class OutputLayer(nn.Module):
     @torch.no_grad()
     def s(self, x_nh: Tensor, targets_n: Tensor, form_gradient: bool) -> ShardState:
         """Pass S: exponentials and statistics of this shard; with ``form_gradient`` A and D too."""
-        return self._statistics(x_nh, targets_n, self._take_tiles(x_nh), form_gradient)
+        return self._statistics(x_nh, targets_n, self._take_tiles(x_nh), form_gradient, True)
 
     @torch.no_grad()
     def evaluate(self, x_nh: Tensor, targets_n: Tensor) -> ShardState:
@@ -65,7 +66,7 @@ class OutputLayer(nn.Module):
         heights = self._tile_heights(x_nh)
         scratch = x_nh.new_empty(max(heights, default=0), len(x_nh))
         tiles = [scratch[:height] for height in heights]
-        return self._statistics(x_nh, targets_n, tiles, form_gradient=False)
+        return self._statistics(x_nh, targets_n, tiles, form_gradient=False, t_follows=False)
 
     @torch.no_grad()
     def input_gradient(self, state: ShardState, merged: Merged, weight_n: Tensor) -> Tensor:
@@ -94,7 +95,12 @@ class OutputLayer(nn.Module):
             self._waiting = []
 
     def _statistics(
-        self, x_nh: Tensor, targets_n: Tensor, tiles: Sequence[Tensor], form_gradient: bool
+        self,
+        x_nh: Tensor,
+        targets_n: Tensor,
+        tiles: Sequence[Tensor],
+        form_gradient: bool,
+        t_follows: bool,
     ) -> ShardState:
         return vocabulary.output_s(
             x_nh,
@@ -104,6 +110,7 @@ class OutputLayer(nn.Module):
             self.options,
             tiles,
             form_gradient=form_gradient,
+            t_follows=t_follows,
             kernels=self._kernels,
         )
 

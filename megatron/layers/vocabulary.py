@@ -73,6 +73,10 @@ class ShardState:
     raw_gradient_nh: Tensor | None = None
     target_gradient_nh: Tensor | None = None
 
+    def drop_gradient(self) -> None:
+        """Let go of A and D, once the stream that reads them has been waited for."""
+        self.raw_gradient_nh = self.target_gradient_nh = None
+
 
 @dataclass(frozen=True)
 class Merged:
@@ -116,6 +120,7 @@ def output_s(
     exp_tiles: Sequence[Tensor],
     *,
     form_gradient: bool,
+    t_follows: bool = True,
     kernels: Kernels,
 ) -> ShardState:
     """Pass S: everything of the output layer that one shard can do alone.
@@ -129,6 +134,7 @@ def output_s(
         exp_tiles: contiguous [t, n] buffers, their heights summing to v, that receive the
             exponentials. For evaluation they may share their memory.
         form_gradient: also form A and D, as Algorithm 2 does.
+        t_follows: keep what T needs; an evaluation only wants the statistics.
         kernels: elementwise work on tiles.
     """
     state = _initial_state(x_nh, weight_vh, targets_n, first_row, options, len(exp_tiles))
@@ -136,7 +142,7 @@ def output_s(
     max_n, sum_n, _, logit_sum_n = state.statistics_4n
     gradient_nh = torch.zeros_like(x_nh, dtype=max_n.dtype)
     spread_nh = torch.zeros_like(gradient_nh)
-    keep_slopes = options.label_smoothing > 0 and options.logit_softcap > 0
+    with_slopes = options.label_smoothing > 0 and options.logit_softcap > 0
     tiles_th = weight_vh.split([len(tile) for tile in exp_tiles])
     for tile_tn, tile_th, tile_max_n in zip(exp_tiles, tiles_th, state.tile_max_kn, strict=True):
         torch.mm(tile_th, x_nh.T, out=tile_tn)
@@ -148,16 +154,17 @@ def output_s(
         tile_max_n.copy_(max_n)
         if slope_tn is not None:
             tile_tn.mul_(slope_tn)
-        if keep_slopes and slope_tn is not None:
+        if with_slopes and t_follows and slope_tn is not None:
             state.slope_tiles.append(slope_tn)
-            spread_nh += slope_tn.T @ tile_th
+            if form_gradient:
+                spread_nh += slope_tn.T @ tile_th
         if form_gradient:
             product_nh = kernels.transposed(tile_tn) @ tile_th
             kernels.rescale_add(gradient_nh, (old_max_n - max_n).exp_(), product_nh)
     if form_gradient:
         state.raw_gradient_nh = gradient_nh
         state.target_gradient_nh = _target_gradient(state, weight_vh, options)
-        if keep_slopes:
+        if with_slopes:
             state.target_gradient_nh += options.spread * spread_nh
     return state
 

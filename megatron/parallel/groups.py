@@ -37,10 +37,10 @@ class PipelineGroups:
     control: dist.ProcessGroup | None = None
     ends: dist.ProcessGroup | None = None
 
-    def all_reduce(self, value: torch.Tensor, op: dist.ReduceOp.RedOpType | None = None) -> None:
-        """Reduce ``value`` in place over the pipeline (a sum unless ``op`` says otherwise)."""
+    def all_reduce(self, value: torch.Tensor) -> None:
+        """Sum ``value`` in place over the pipeline."""
         if self.size > 1:
-            dist.all_reduce(value, op or dist.ReduceOp.SUM, group=self.control)
+            dist.all_reduce(value, group=self.control)
 
     def all_gather_object(self, value: object) -> list[object]:
         """Return every rank's ``value``, in the order of the ranks."""

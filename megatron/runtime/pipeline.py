@@ -15,7 +15,7 @@ from megatron.runtime.store import ActivationStore
 from megatron.runtime.timeline import Recorder
 from megatron.schedules.lower import Program, lower
 from megatron.schedules.passes import Pass
-from megatron.schedules.plan import Plan, forward_only
+from megatron.schedules.plan import Plan, evaluation_plan
 from megatron.schedules.timing import unit_cost
 from megatron.simulator.simulate import Span, Timeline
 
@@ -47,7 +47,7 @@ class PipelineRank:
         self.store = ActivationStore()
         self._groups = groups
         self._train_program = lower(plan, cost)
-        self._evaluation_program = lower(forward_only(plan), cost)
+        self._evaluation_program = lower(evaluation_plan(plan), cost)
         self._passes = StagePasses(model, plan, groups.rank, self.store, seed)
         self._communicator = Communicator(groups, plan, self._passes, activation_shape, dtype)
         self._executor = Executor(self._passes, self._communicator)

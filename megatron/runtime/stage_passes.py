@@ -123,6 +123,7 @@ class StagePasses:
             self.store.put("merged", i, merged)
             if self._training:
                 gradient_nh = self.gradient_after_merge(i, state, merged)
+                state.drop_gradient()
                 self.store.put("output_gradient", i, gradient_nh, stage)
             else:
                 self.output_t(Pass("T", i))
@@ -162,13 +163,14 @@ class StagePasses:
         self.store.put("state", i, state)
 
     def gradient_after_merge(self, i: int, state: ShardState, merged: Merged) -> Tensor:
-        """Return this shard's part of the output layer's input gradient (Algorithm 2, in C1)."""
+        """Return this shard's part of the output layer's input gradient.
+
+        In C1 (Algorithm 2), or in F where one rank holds the whole vocabulary.
+        """
         assert self.model.output_layer is not None
-        gradient_nh = input_gradient_from_s(
+        return input_gradient_from_s(
             state, merged, self.batch[i].weight_n, self.model.output_layer.options
         )
-        state.raw_gradient_nh = state.target_gradient_nh = None
-        return gradient_nh
 
     def output_t(self, item: Pass) -> None:
         """T: the loss, the weight gradient; with two barriers the input gradient before it."""

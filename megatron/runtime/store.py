@@ -39,10 +39,6 @@ class ActivationStore:
             self._in_flight -= 1
         return self._values.pop((name, microbatch, place))
 
-    def holds(self, name: str, microbatch: int, place: int = 0) -> bool:
-        """Return whether there is such a value."""
-        return (name, microbatch, place) in self._values
-
     def __len__(self) -> int:
         """Return the number of values held."""
         return len(self._values)

@@ -5,9 +5,9 @@ the plan that comes out holds no times, and any costs may be simulated with it.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from megatron.schedules.passes import CHUNKED_KINDS, Pass, PassKind
+from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
 
 
@@ -69,14 +69,9 @@ class Block:
         return next(s for s in self.rows[rank] if s.kind == kind and s.chunk == chunk)
 
 
-def _order_at_one_time(slot: Slot) -> int:
-    # Inserted passes have no duration and go before whatever starts at the same moment. Among them
-    # T frees memory that S takes, and S is what the next barrier waits for.
-    return (
-        CHUNKED_KINDS.index(slot.kind) + 4
-        if slot.duration
-        else ["T", "S", "IB", "IF"].index(slot.kind)
-    )
+_ORDER_AT_ONE_TIME: Final[tuple[PassKind, ...]] = ("T", "S", "IB", "IF", "F", "B", "W")
+"""Inserted passes have no duration and go before whatever starts at the same moment. Among them T
+frees memory that S takes, and S is what the next barrier waits for."""
 
 
 def unroll(block: Block, microbatches: int) -> Plan:
@@ -90,7 +85,13 @@ def unroll(block: Block, microbatches: int) -> Plan:
     rows = []
     for slots in block.rows:
         timed = sorted(
-            (slot.start + i * block.interval, _order_at_one_time(slot), i, slot.kind, slot.chunk)
+            (
+                slot.start + i * block.interval,
+                _ORDER_AT_ONE_TIME.index(slot.kind),
+                i,
+                slot.kind,
+                slot.chunk,
+            )
             for slot in slots
             for i in range(microbatches)
         )

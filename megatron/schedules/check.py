@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from megatron.schedules.needs import Comm, needs
-from megatron.schedules.passes import Pass
+from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import VOCABULARY_BARRIERS, Plan
 from megatron.schedules.timing import earliest
 
@@ -66,13 +66,16 @@ def peaks_held(plan: Plan, rank: int) -> tuple[int, int, int]:
 
 def expected_passes(plan: Plan, rank: int) -> set[Pass]:
     """Return the passes that ``rank`` must run, each exactly once."""
-    kinds = ["F"] if plan.forward_only else ["F", "B", *(["W"] if plan.split_backward else [])]
+    kinds: list[PassKind] = ["F"] if plan.forward_only else ["F", "B"]
+    if plan.split_backward:
+        kinds.append("W")
     chunks = [chunk for owner, chunk in plan.stages if owner == rank]
-    names = [(kind, chunk) for kind in kinds for chunk in chunks]
+    places: list[tuple[PassKind, int]] = [(kind, chunk) for kind in kinds for chunk in chunks]
     if plan.barriers is not None:
-        names += [(kind, 0) for kind in ("S", "T", "IF", *(() if plan.forward_only else ("IB",)))]
-    return {Pass.parse(f"{kind}{i}")._replace(chunk=chunk)
-            for kind, chunk in names for i in range(plan.microbatches)}  # fmt: skip
+        places += [("S", 0), ("T", 0), ("IF", 0)]
+        if not plan.forward_only:
+            places.append(("IB", 0))
+    return {Pass(kind, i, chunk) for kind, chunk in places for i in range(plan.microbatches)}
 
 
 def _check_header(plan: Plan) -> None:

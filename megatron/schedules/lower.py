@@ -3,7 +3,7 @@
 Every communication gets a place in one total order, that of the times at which its data exists when
 the plan runs with the assumed costs. All ranks issue their communications in this order, each as
 early as it can, and wait for them as late as they can. Nothing can deadlock at run time whatever
-the real costs are: passes by start and communications by ready time are one topological order of
+the real costs are: passes by end and communications by ready time are one topological order of
 everything that waits for anything.
 """
 
@@ -59,7 +59,8 @@ def lane(plan: Plan, comm: Comm) -> tuple[str | int, ...]:
     """Return the queue in which ``comm`` runs.
 
     There is one per directed link and kind, and one for all collectives. Communications of one lane
-    have the same participants and run one after another.
+    have the same participants and run one after another. (On NCCL the links of one direction that
+    meet on a rank share a communicator and run one after another too; that is not modelled.)
     """
     if comm.kind in ("X", "G"):
         return (comm.kind, *participants(plan, comm))

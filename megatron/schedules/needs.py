@@ -1,7 +1,7 @@
 """What a pass needs before it may start: the only place that knows the dependencies.
 
 A need is either an earlier pass of the same rank or a communication. A communication in turn has
-sources, the passes whose results it moves, and users, the ranks that receive something. Checking,
+sources, the passes whose results it moves, and participants, the ranks that take part. Checking,
 lowering, simulating and executing all ask here.
 """
 

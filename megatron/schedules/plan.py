@@ -129,7 +129,7 @@ def _row(name: str, value: str, rank: int) -> tuple[Pass, ...]:
     return tuple(Pass.parse(word) for word in value.split())
 
 
-def forward_only(plan: Plan) -> Plan:
+def evaluation_plan(plan: Plan) -> Plan:
     """Return the plan that evaluates with the same stages and vocabulary: IF, F, S and T.
 
     T then only reads the loss from what the barrier has merged.

@@ -1,7 +1,7 @@
 """A whole run as frozen data: what the flags become, once, at the entrypoint.
 
-Every default is resolved here; nothing below the entrypoint sees a flag or a ``None`` that means
-"derive it". The narrow configurations of the layers below are reused as they are.
+Every default is resolved here but the peak of the device, which is measured late; nothing below the
+entrypoint sees a flag. The narrow configurations of the layers below are reused as they are.
 """
 
 from dataclasses import dataclass
@@ -43,19 +43,9 @@ class ParallelConfig:
     timeout_minutes: int
 
     @property
-    def world_size(self) -> int:
-        """Ranks of the job; the pipeline is the only axis of the grid so far."""
-        return self.pipeline_size
-
-    @property
     def vocab_shards(self) -> int:
         """Parts P into which the vocabulary matrix is cut."""
         return 1 if self.vocab_parallel == "none" else self.pipeline_size
-
-    @property
-    def vocab_barriers(self) -> int:
-        """Collectives that hold the backward back: 0, 2 (vocab-1) or 1 (vocab-2)."""
-        return {"none": 0, "vocab-1": 2, "vocab-2": 1}[self.vocab_parallel]
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,7 @@ class LogFlags:
     profile_dir: Path = Path("profile")
     """Folder of the traces."""
     record_timeline: Annotated[Path | None, _unset("none", "PATH")] = None
-    """File for the measured timeline, in the simulator's format."""
+    """File for the measured timeline of the last iteration, in the simulator's format."""
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ def train(config: RunConfig, trainer: Trainer, data: Data) -> None:
             the rank that saw it first.
     """
     say = print if trainer.groups.rank == 0 else _silent
+    trainer.groups.barrier()  # a measured peak holds for all ranks at work
     peak = peak_of_rank(trainer.groups.device, config.train.dtype, config.log.peak_tflops)
     _introduce(config, trainer, peak, say)
     meter = _Meter(config, trainer, peak, say)
@@ -54,15 +55,18 @@ def train(config: RunConfig, trainer: Trainer, data: Data) -> None:
             loss, grad_norm = train_step(config, trainer, data.train, iteration, recorder)
             meter.finished(iteration + 1, loss, grad_norm, data.train.consumed_samples)
             if recorder is not None:
-                _save_timeline(config, trainer, recorder)
+                with meter.paused():
+                    _save_timeline(config, trainer, recorder)
             if data.valid is not None and _is_due(iteration, config.train.eval_interval):
                 with meter.paused():
                     loss = evaluate(config, trainer, data.valid)
                 say(evaluation_lines(iteration + 1, loss), flush=True)
-            step_profiler.step()
+            with meter.paused():  # it may write its trace
+                step_profiler.step()
             if _is_due(iteration, config.train.exit_interval):
                 say(f"exiting at iteration {iteration + 1} (--exit-interval)", flush=True)
                 break
+    meter.report_memory(iteration + 1)
     trainer.pipeline.close()
 
 
@@ -202,14 +206,18 @@ class _Meter:
             grad_norm=grad_norm,
         )
         self._say(iteration_line(values), flush=True)
-        if not self._memory_reported:
-            self._memory_reported = True
-            device = self._trainer.groups.device
-            peaks = self._trainer.groups.all_gather_object(peak_memory(device))
-            for rank, memory in enumerate(peaks):
-                self._say(memory_line(rank, iteration, memory), flush=True)
+        self.report_memory(iteration)
         self._losses = []
         self._begin = time.perf_counter()
+
+    def report_memory(self, iteration: int) -> None:
+        """Print the peak memory of every rank, once in a run."""
+        if self._memory_reported:
+            return
+        self._memory_reported = True
+        peaks = self._trainer.groups.all_gather_object(peak_memory(self._trainer.groups.device))
+        for rank, memory in enumerate(peaks):
+            self._say(memory_line(rank, iteration, memory), flush=True)
 
 
 class _Paused(AbstractContextManager[None]):
@@ -224,10 +232,9 @@ class _Paused(AbstractContextManager[None]):
 
 
 def _recorder(config: RunConfig, trainer: Trainer, iteration: int) -> Recorder | None:
-    """Return a recorder for the one iteration whose timeline is wanted, else ``None``."""
-    last = (config.train.exit_interval or config.train.train_iters) - 1
-    wanted = min(config.log.profile_step_start, last, config.train.train_iters - 1)
-    if config.log.record_timeline is None or iteration != wanted:
+    """Return a recorder for the last iteration if its timeline is wanted, else ``None``."""
+    last = min(config.train.exit_interval or config.train.train_iters, config.train.train_iters)
+    if config.log.record_timeline is None or iteration + 1 != last:
         return None
     recorder = Recorder(trainer.groups.rank, trainer.groups.device)
     trainer.groups.barrier()

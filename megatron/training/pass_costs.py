@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from megatron.model.config import ModelConfig
 from megatron.schedules.passes import Pass, PassKind
+from megatron.schedules.plan import VOCABULARY_BARRIERS
 from megatron.training.config import ParallelConfig
 from megatron.training.flops import layer_forward_flops, output_forward_flops
 
@@ -15,31 +16,32 @@ bytes an element, on devices that do about a hundred operations in the time of o
 def pass_costs(
     model: ModelConfig, parallel: ParallelConfig, micro_batch_size: int
 ) -> Callable[[int, Pass], float]:
-    """Return the assumed duration of a pass on a rank, in FLOPs.
+    """Return the assumed duration of a pass on a rank, in FLOPs; stage i is on rank i.
 
-    Backwards cost twice the forward. The output layer has three matrix products: S forms one of
-    them with two barriers and two with one, T the rest; without vocabulary parallelism all are on
-    the last stage, one in F and two in B.
+    Backwards cost twice the forward. Of the output layer's three matrix products S forms one with
+    two barriers and else two, T the rest; without vocabulary parallelism S runs in the last stage's
+    F and T in its B.
     """
     ranks = parallel.pipeline_size
+    barriers = VOCABULARY_BARRIERS[parallel.vocab_parallel]
+    products_in_s = 1 if barriers == 2 else 2
     layers = layer_forward_flops(model, micro_batch_size) * model.num_layers / ranks
-    output = float(output_forward_flops(model, micro_batch_size))
+    product = float(output_forward_flops(model, micro_batch_size))
+    in_s, in_t = products_in_s * product, (3 - products_in_s) * product
     lookup = LOOKUP_FLOPS_PER_ELEMENT * micro_batch_size * model.seq_length * model.hidden_size
-    share = output / ranks
-    in_s = {"none": 0, "vocab-1": 1, "vocab-2": 2}[parallel.vocab_parallel]
     costs: dict[PassKind, float] = {
         "F": layers,
         "B": 2 * layers,
-        "S": in_s * share,
-        "T": (3 - in_s) * share,
+        "S": in_s / ranks,
+        "T": in_t / ranks,
         "IF": lookup,
         "IB": lookup,
     }
-    last = {"F": layers + output, "B": 2 * (layers + output)}
+    last_whole = {"F": layers + in_s, "B": 2 * layers + in_t}
 
     def cost(rank: int, item: Pass) -> float:
-        if parallel.vocab_parallel == "none" and rank == ranks - 1:
-            return last.get(item.kind, costs[item.kind])
+        if barriers is None and rank == ranks - 1:
+            return last_whole[item.kind]
         return costs[item.kind]
 
     return cost

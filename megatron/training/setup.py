@@ -1,7 +1,10 @@
 """From a configuration to a rank that can train: device, groups, plan, model, optimizer."""
 
+import os
+import sys
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -10,7 +13,7 @@ from megatron.model.stage import WORD_EMBEDDINGS, RankModel, place
 from megatron.optimizer.adamw import MixedPrecisionAdamW
 from megatron.optimizer.main_gradients import MainGradients
 from megatron.optimizer.parameters import OptimizedParameter, wants_weight_decay
-from megatron.parallel.groups import PipelineGroups, make_groups
+from megatron.parallel.groups import PipelineGroups, make_groups, single_rank
 from megatron.runtime.pipeline import PipelineRank
 from megatron.schedules.plan import Plan
 from megatron.schedules.registry import make_plan
@@ -51,18 +54,34 @@ def connect(config: ParallelConfig, local_rank: int) -> PipelineGroups:
         torch.cuda.set_device(device)
     if config.pipeline_size > 1:
         # One communicator per group is made at once: a lazy one is made while others are in use.
+        # The price: transfers of one direction that meet on a rank then run one after another.
         device_id = device if config.backend == "nccl" else None
         dist.init_process_group(config.backend, timeout=timeout, device_id=device_id)
         return make_groups(device, timeout)
-    return PipelineGroups(0, 1, device)
+    return single_rank(device)
 
 
-def make_model(config: RunConfig, groups: PipelineGroups) -> RankModel:
+def leave(groups: PipelineGroups) -> NoReturn:
+    """End this process in good order, when every rank is done.
+
+    Without the interpreter's own end: after it, destructors of PyTorch 2.13 abort about one process
+    in fifteen ("terminate called without an active exception"), and torchrun would report a job
+    that has succeeded as failed.
+    """
+    groups.barrier()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def make_model(config: RunConfig, groups: PipelineGroups, plan: Plan) -> RankModel:
     """Build this rank's part of the model with its initial weights."""
     parallel, train = config.parallel, config.train
     placement = place(
         config.model,
-        make_run_plan(config).stages,
+        plan.stages,
         groups.rank,
         padded_vocab_size=parallel.padded_vocab_size,
         split_vocabulary=parallel.vocab_parallel != "none",
@@ -84,12 +103,14 @@ def make_run_plan(config: RunConfig) -> Plan:
     )
 
 
-def make_pipeline(config: RunConfig, groups: PipelineGroups, model: RankModel) -> PipelineRank:
-    """Return what runs the plan of ``config`` on this rank's ``model``."""
+def make_pipeline(
+    config: RunConfig, groups: PipelineGroups, plan: Plan, model: RankModel
+) -> PipelineRank:
+    """Return what runs ``plan`` on this rank's ``model``."""
     train = config.train
     return PipelineRank(
         model,
-        make_run_plan(config),
+        plan,
         groups,
         (train.micro_batch_size, config.model.seq_length, config.model.hidden_size),
         train.dtype,
@@ -100,7 +121,8 @@ def make_pipeline(config: RunConfig, groups: PipelineGroups, model: RankModel) -
 
 def build_trainer(config: RunConfig, groups: PipelineGroups) -> Trainer:
     """Build this rank's model with its initial weights, and what trains it."""
-    model = make_model(config, groups)
+    plan = make_run_plan(config)
+    model = make_model(config, groups, plan)
     parameters = tuple(
         OptimizedParameter(
             name,
@@ -113,7 +135,7 @@ def build_trainer(config: RunConfig, groups: PipelineGroups) -> Trainer:
     gradients = MainGradients([p.parameter for p in parameters])
     return Trainer(
         groups=groups,
-        pipeline=make_pipeline(config, groups, model),
+        pipeline=make_pipeline(config, groups, plan, model),
         parameters=parameters,
         gradients=gradients,
         optimizer=MixedPrecisionAdamW(parameters, config.optimizer),

@@ -108,9 +108,7 @@ class Job:
 
     def reference(self, parameters: Parameters) -> Training:
         """What the plain GPT makes of it, from these parameters."""
-        return train(
-            parameters, self.batches(), self.learning_rates(), self.options, self.adamw
-        )
+        return train(parameters, self.batches(), self.learning_rates(), self.options, self.adamw)
 
     def config(self, layout: Layout, dtype: torch.dtype = torch.float32) -> RunConfig:
         """The framework's configuration for a layout."""

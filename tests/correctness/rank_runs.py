@@ -166,7 +166,9 @@ def assemble(by_rank: Sequence[Pieces], vocab_size: int) -> Parameters:
         for name, (row, value) in own.items():
             copy = found.setdefault(name, {}).setdefault(row, value)
             assert torch.equal(copy, value), f"the copies of {name} differ"
-    whole = {name: torch.cat([parts[row] for row in sorted(parts)]) for name, parts in found.items()}
+    whole = {
+        name: torch.cat([parts[row] for row in sorted(parts)]) for name, parts in found.items()
+    }
     for name in VOCABULARY_MATRICES:
         if name in whole:
             assert not whole[name][vocab_size:].any(), f"the padding of {name} is not zero"

@@ -33,9 +33,9 @@ def test_every_iteration_and_microbatch_drops_something_else(ranks: RankPool) ->
         ranks.run(
             train_on_rank,
             1,
-            config=Job(
-                JOB.options, microbatches=m, iterations=3, dropout=0.3, lr=0.0
-            ).config(LAYOUTS[0]),
+            config=Job(JOB.options, microbatches=m, iterations=3, dropout=0.3, lr=0.0).config(
+                LAYOUTS[0]
+            ),
             batches=[[microbatch] * m] * 3,
         )[0].losses
         for m in (1, 2)

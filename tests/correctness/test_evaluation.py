@@ -42,9 +42,7 @@ def test_evaluation_under_every_treatment(layout: Layout, ranks: RankPool) -> No
 
 
 @pytest.mark.parametrize("layout", [x for x in LAYOUTS if x.ranks == 2], ids=str)
-def test_training_goes_on_as_if_nothing_had_been_evaluated(
-    layout: Layout, ranks: RankPool
-) -> None:
+def test_training_goes_on_as_if_nothing_had_been_evaluated(layout: Layout, ranks: RankPool) -> None:
     """Even with dropout, which evaluation does without."""
     job = Job(JOB.options, microbatches=3, iterations=4, dropout=0.2)
     without = run(ranks, job, layout, evaluate_after=())

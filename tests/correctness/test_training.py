@@ -102,7 +102,7 @@ def test_losses_and_gradient_norms_of_every_iteration(
     by_rank = runs(name, layout)
     assert all(own.losses == by_rank[0].losses for own in by_rank)
     assert by_rank[0].losses == pytest.approx(expected.losses, rel=1e-5)
-    assert by_rank[0].gradient_norms == pytest.approx(expected.gradient_norms, rel=1e-4)
+    assert by_rank[0].gradient_norms == pytest.approx(expected.gradient_norms, rel=1e-5)
     assert max(expected.gradient_norms) > JOBS[name].adamw.clip_grad, "nothing was clipped"
 
 
@@ -120,9 +120,7 @@ def test_gradients_of_every_parameter(
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("name", JOBS)
-def test_initial_weights_do_not_depend_on_the_layout(
-    name: str, layout: Layout, runs: Runs
-) -> None:
+def test_initial_weights_do_not_depend_on_the_layout(name: str, layout: Layout, runs: Runs) -> None:
     job = JOBS[name]
     alone = whole(job, runs(name, LAYOUTS[0]), "initial")
     spread = whole(job, runs(name, layout), "initial")
@@ -139,4 +137,4 @@ def test_weights_after_training(
     expected = references(name).parameters
     final = whole(JOBS[name], runs(name, layout), "final")
     errors = {key: relative_error(final[key], expected[key]) for key in expected}
-    assert max(errors.values()) < 1e-2, errors
+    assert max(errors.values()) < 5e-3, errors

@@ -1,4 +1,4 @@
-"""The output layer of a rank over the microbatches of many iterations, alone and with other ranks."""
+"""The output layer of a rank over microbatches and iterations, alone and with other ranks."""
 
 from collections.abc import Sequence
 

@@ -227,9 +227,7 @@ def test_every_shape_of_shards_and_tiles(
     # against what is subtracted.
     size = max(1.0, float(problem.x_nh.norm()))
     torch.testing.assert_close(answer.losses_n, expected.losses_n, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(
-        answer.x_gradient_nh, expected.x_gradient_nh, rtol=1e-10, atol=1e-10
-    )
+    torch.testing.assert_close(answer.x_gradient_nh, expected.x_gradient_nh, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(
         answer.weight_gradient_vh, expected.weight_gradient_vh, rtol=1e-10, atol=1e-10 * size
     )
@@ -248,7 +246,7 @@ def test_large_logits_do_not_overflow(
     dtype: torch.dtype,
     tolerance: float,
 ) -> None:
-    """exp of such logits is infinite in fp32; only differences to the maximum may be taken."""
+    """Exp of such logits is infinite in fp32; only differences to the maximum may be taken."""
     problem = draw(17, 8, 37, LossOptions(37, *losses), magnitude).to(dtype)
     # Rounding a logit of 1e5 to fp32 shifts its softmax: the reference starts from fp32, too.
     expected = by_autograd(problem)
@@ -323,3 +321,24 @@ def test_tiles_are_nearly_equal_and_as_few_as_can_be(rows: int, at_most: int) ->
     assert len(heights) == -(-rows // at_most)
     assert max(heights, default=0) <= at_most
     assert max(heights, default=0) - min(heights, default=0) <= 1
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs CUDA: the kernels there are others"
+)
+@pytest.mark.parametrize("barriers", [1, 2])
+@pytest.mark.parametrize(
+    ("dtype", "factor"),
+    [(torch.float64, 0.0), (torch.float32, 0.0), (torch.bfloat16, 1.5)],
+    ids=str,
+)
+def test_shards_on_cuda(dtype: torch.dtype, factor: float, barriers: int) -> None:
+    """To 1e-10 and 1e-5 of float64; in bf16 as exact as a plain implementation on the device."""
+    drawn = draw(150, 64, 1000, LossOptions(1000, 0.1, 1e-2, 2.0), magnitude=3.0).to(dtype)
+    moved = [t.cuda() for t in (drawn.x_nh, drawn.weight_vh, drawn.targets_n, drawn.weight_n)]
+    problem = Problem(*moved, drawn.options)
+    exact, plain = by_autograd(problem.to(torch.float64)), by_autograd(problem)
+    answer = by_shards(problem, 4, barriers, 100, kernels=make_kernels(problem.x_nh.device, dtype))
+    for name in ("losses_n", "x_gradient_nh", "weight_gradient_vh"):
+        own, usual = (error(getattr(a, name), getattr(exact, name)) for a in (answer, plain))
+        assert own < max(factor * usual, 1e-10 if dtype == torch.float64 else 1e-5)

@@ -62,6 +62,12 @@ def test_error_is_raised_by_the_wait_and_by_no_other(thread_lane: ThreadLane) ->
         failing.wait()
 
 
+def submit_until_refused(lane: Lane) -> None:
+    """Return by the lane's error: it has closed, and dropped what had not begun."""
+    while True:
+        lane.submit(lambda: None)
+
+
 def test_closing_drops_what_has_not_begun() -> None:
     lane, begun, go_on = ThreadLane("test"), threading.Event(), threading.Event()
     ran: list[str] = []
@@ -70,9 +76,8 @@ def test_closing_drops_what_has_not_begun() -> None:
     begun.wait(60)
     closing = threading.Thread(target=lane.close)
     closing.start()
-    with pytest.raises(RuntimeError, match="shutdown"):  # until then the second might begin
-        while True:
-            lane.submit(lambda: None)
+    with pytest.raises(RuntimeError, match="shutdown"):
+        submit_until_refused(lane)
     go_on.set()
     closing.join(60)
     first.wait()

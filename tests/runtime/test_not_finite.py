@@ -12,7 +12,9 @@ from megatron.training.config import RunConfig
 from megatron.training.loop import train_step
 from megatron.training.setup import build_trainer
 
-JOB = Job(GPTOptions(num_layers=2, vocab_size=8, tie_embeddings=False), microbatches=3, iterations=3)
+JOB = Job(
+    GPTOptions(num_layers=2, vocab_size=8, tie_embeddings=False), microbatches=3, iterations=3
+)
 
 
 def train_with_a_flaw(

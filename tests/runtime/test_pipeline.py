@@ -64,9 +64,7 @@ def layout(request: pytest.FixtureRequest) -> Layout:
 @pytest.fixture(scope="module")
 def observed(layout: Layout, ranks: RankPool) -> list[Observed]:
     """Two iterations of a job in which every pipeline can fill."""
-    return ranks.run(
-        run_recorded, layout.ranks, config=JOB.config(layout), batches=JOB.batches()
-    )
+    return ranks.run(run_recorded, layout.ranks, config=JOB.config(layout), batches=JOB.batches())
 
 
 def test_activations_in_flight_are_those_of_the_plan(observed: list[Observed]) -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from schedules.cases import Case, cases
 
 from megatron.schedules.check import check, grid, in_flight, peaks_held
-from megatron.schedules.plan import Plan, forward_only
+from megatron.schedules.plan import Plan, evaluation_plan
 
 TEXT = """\
 microbatches 2
@@ -130,7 +130,7 @@ def test_exponentials_and_embeddings_held() -> None:
 def test_any_pass_left_out_or_doubled_is_found(
     case: Case, evaluate: bool, data: st.DataObject
 ) -> None:
-    plan = forward_only(case.plan) if evaluate else case.plan
+    plan = evaluation_plan(case.plan) if evaluate else case.plan
     rank = data.draw(st.integers(0, plan.ranks - 1))
     at = data.draw(st.integers(0, len(plan.rows[rank]) - 1))
     item = plan.rows[rank][at]

@@ -18,7 +18,7 @@ from megatron.schedules.block import Block, unroll
 from megatron.schedules.lower import IN_FLIGHT_SENDS, Program, Run, Start, Wait, lane, lower
 from megatron.schedules.needs import COMM_KINDS, Comm
 from megatron.schedules.passes import PASS_KINDS, PassKind
-from megatron.schedules.plan import VOCABULARY_BARRIERS, Plan, forward_only
+from megatron.schedules.plan import VOCABULARY_BARRIERS, Plan, evaluation_plan
 from megatron.schedules.registry import make_plan
 from megatron.schedules.vocabulary import with_vocabulary
 from megatron.simulator.simulate import Costs, simulate
@@ -32,7 +32,7 @@ def any_block(block: Block, vocabulary: str, microbatches: int) -> Plan:
 
 
 def of_case(case: Case, evaluate: bool) -> Plan:
-    return forward_only(case.plan) if evaluate else case.plan
+    return evaluation_plan(case.plan) if evaluate else case.plan
 
 
 plans = st.builds(of_case, cases(ranks=16), st.booleans()) | st.builds(

@@ -8,7 +8,7 @@ from schedules.cases import Case, RandomCosts, blocks, cases, seeds
 
 from megatron.schedules.block import Block, unroll
 from megatron.schedules.check import check
-from megatron.schedules.plan import Plan, forward_only
+from megatron.schedules.plan import Plan, evaluation_plan
 
 TEXT = """\
 microbatches 1
@@ -22,7 +22,7 @@ barriers none
 @settings(max_examples=30)
 @given(cases(ranks=8), st.booleans())
 def test_text_round_trip(case: Case, evaluate: bool) -> None:
-    plan = forward_only(case.plan) if evaluate else case.plan
+    plan = evaluation_plan(case.plan) if evaluate else case.plan
     assert Plan.from_text(plan.to_text()) == plan
 
 
@@ -65,7 +65,7 @@ def test_a_line_that_cannot_be_read_is_named(old: str, new: str, message: str) -
 @settings(max_examples=40)
 @given(cases(ranks=8), seeds)
 def test_evaluation_is_a_plan_of_its_own(case: Case, seed: int) -> None:
-    plan = forward_only(case.plan)
+    plan = evaluation_plan(case.plan)
     check(plan)
     assert by_hand.end_times(plan, RandomCosts(seed, case.ranks))
     kinds = {p.kind for row in plan.rows for p in row}
@@ -75,5 +75,5 @@ def test_evaluation_is_a_plan_of_its_own(case: Case, seed: int) -> None:
 @settings(max_examples=20)
 @given(cases(ranks=8))
 def test_evaluation_keeps_the_order_of_what_it_keeps(case: Case) -> None:
-    for all_passes, kept in zip(case.plan.rows, forward_only(case.plan).rows, strict=True):
+    for all_passes, kept in zip(case.plan.rows, evaluation_plan(case.plan).rows, strict=True):
         assert list(kept) == [p for p in all_passes if p in set(kept)]

@@ -13,7 +13,7 @@ from schedules.cases import Case, RandomCosts, blocks, cases, seeds
 from megatron.schedules.block import Block, unroll
 from megatron.schedules.check import check
 from megatron.schedules.needs import Comm
-from megatron.schedules.plan import Plan, forward_only
+from megatron.schedules.plan import Plan, evaluation_plan
 from megatron.schedules.timing import earliest, unit_cost
 from megatron.schedules.vocabulary import with_vocabulary
 
@@ -30,7 +30,7 @@ def assert_longest_paths(plan: Plan, costs: RandomCosts) -> None:
 @settings(max_examples=40)
 @given(cases(), seeds, st.booleans())
 def test_times_are_longest_paths(case: Case, seed: int, evaluate: bool) -> None:
-    plan = forward_only(case.plan) if evaluate else case.plan
+    plan = evaluation_plan(case.plan) if evaluate else case.plan
     assert_longest_paths(plan, RandomCosts(seed, case.ranks))
 
 

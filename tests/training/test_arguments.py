@@ -114,26 +114,26 @@ def test_a_model_flag_changes_its_attributes_alone(run, flags, changes):
 
 
 @pytest.mark.parametrize(
-    ("flags", "treatment", "shards", "barriers", "padded"),
+    ("flags", "treatment", "shards", "padded"),
     [
-        ("", "none", 1, 0, 1024),
-        ("--vocab-parallel none", "none", 1, 0, 1024),
-        ("--vocab-parallel vocab-1", "vocab-1", 4, 2, 1024),
-        ("--vocab-parallel vocab-2", "vocab-2", 4, 1, 1024),
-        ("--enable-vocab-parallel", "vocab-2", 4, 1, 1024),
-        ("--enable-vocab-parallel --disable-backward-fusion", "vocab-1", 4, 2, 1024),
-        ("--enable-vocab-parallel --vocab-parallel vocab-2", "vocab-2", 4, 1, 1024),
-        ("--make-vocab-size-divisible-by 1", "none", 1, 0, 1000),
-        ("--make-vocab-size-divisible-by 7", "none", 1, 0, 1001),
-        ("--make-vocab-size-divisible-by 7 --enable-vocab-parallel", "vocab-2", 4, 1, 1008),
+        ("", "none", 1, 1024),
+        ("--vocab-parallel none", "none", 1, 1024),
+        ("--vocab-parallel vocab-1", "vocab-1", 4, 1024),
+        ("--vocab-parallel vocab-2", "vocab-2", 4, 1024),
+        ("--enable-vocab-parallel", "vocab-2", 4, 1024),
+        ("--enable-vocab-parallel --disable-backward-fusion", "vocab-1", 4, 1024),
+        ("--enable-vocab-parallel --vocab-parallel vocab-2", "vocab-2", 4, 1024),
+        ("--make-vocab-size-divisible-by 1", "none", 1, 1000),
+        ("--make-vocab-size-divisible-by 7", "none", 1, 1001),
+        ("--make-vocab-size-divisible-by 7 --enable-vocab-parallel", "vocab-2", 4, 1008),
     ],
 )
-def test_treatment_of_the_vocabulary(run, flags, treatment, shards, barriers, padded):
+def test_treatment_of_the_vocabulary(run, flags, treatment, shards, padded):
     parallel = run(f"--pipeline-model-parallel-size 4 {flags}", world_size=4).parallel
     assert parallel.vocab_parallel == treatment
-    assert (parallel.vocab_shards, parallel.vocab_barriers) == (shards, barriers)
+    assert parallel.vocab_shards == shards
     assert parallel.padded_vocab_size == padded
-    assert parallel.world_size == 4
+    assert parallel.pipeline_size == 4
 
 
 def test_length_in_samples(run):
