@@ -1,5 +1,6 @@
 """Pretrain a GPT: flags to configurations to training. torchrun starts one process per rank."""
 
+import logging
 import os
 import sys
 import time
@@ -15,6 +16,8 @@ def main() -> None:
     """Train as the command line says."""
     rank = int(os.environ.get("RANK", "0"))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    # Rank 0 speaks for all: what is compiled on first use, what runs slower for want of a compiler.
+    logging.basicConfig(level=logging.INFO if rank == 0 else logging.ERROR, format="%(message)s")
     config = parse_or_exit(sys.argv[1:], rank, world_size)
     data = or_exit(lambda: open_data(config), rank)
     groups = connect(config.parallel, int(os.environ.get("LOCAL_RANK", "0")))

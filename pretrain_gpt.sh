@@ -15,8 +15,10 @@
 #   PIPELINE_SIZE        pipeline ranks p; all ranks by default
 #   LAYERS HIDDEN_SIZE IMM_SIZE ATTENTION_HEADS SEQ_LENGTH     size of the model (IMM_SIZE: the MLP)
 #   MICRO_BATCH_SIZE GLOBAL_BATCH_SIZE                         in samples
-#   EXIT_INTERVAL        iterations to train: 1000 with GPUs, 30 without
-#   LOG_INTERVAL EVAL_INTERVAL                                 in iterations
+#   EXIT_INTERVAL        iterations to train, which the learning rate is planned over too: 1000
+#                        with GPUs, 30 without
+#   LOG_INTERVAL EVAL_INTERVAL                                 in iterations; without the latter
+#                        there is no evaluation
 #   FP32                 switch: fp32 instead of bf16
 #   PROFILED             switch: profile a few iterations
 #   GPUS_PER_NODE        ranks on this node; all GPUs by default, or the cores, 2 to 4
@@ -147,6 +149,9 @@ else
 fi
 ranks="$((nodes * ranks_per_node))"
 p="${PIPELINE_SIZE:-$ranks}"
+((p <= ranks)) ||
+  die "PIPELINE_SIZE=$p is more than the $nodes x $ranks_per_node ranks (WORLD_SIZE x" \
+    "GPUS_PER_NODE): lower it, or add nodes"
 ((p == ranks)) ||
   die "PIPELINE_SIZE=$p with $nodes x $ranks_per_node ranks would be data parallel, which is not" \
     "built yet: set GPUS_PER_NODE and WORLD_SIZE so that their product is PIPELINE_SIZE"
@@ -161,17 +166,21 @@ if ((gpus > 0)); then
   ATTENTION_HEADS="${ATTENTION_HEADS:-32}"
   SEQ_LENGTH="${SEQ_LENGTH:-2048}"
   iterations=1000
-  rates=(--lr 3.0e-4 --min-lr 3.0e-5 --init-method-std 0.006 --eval-iters 40)
+  eval_iterations=40
+  options=(--device cuda --init-method-std 0.006)
+  rates=(--lr 3.0e-4 --min-lr 3.0e-5 --lr-decay-style cosine)
 else
   LAYERS="${LAYERS:-$((2 * p))}"
   HIDDEN_SIZE="${HIDDEN_SIZE:-256}"
   ATTENTION_HEADS="${ATTENTION_HEADS:-8}"
   SEQ_LENGTH="${SEQ_LENGTH:-256}"
   iterations=30
-  rates=(--lr 2.0e-3 --min-lr 2.0e-4 --init-method-std 0.02 --eval-iters 10)
+  eval_iterations=10
+  options=(--device cpu --init-method-std 0.02)
+  rates=(--lr 2.0e-3 --min-lr 2.0e-4 --lr-decay-style cosine)
 fi
 
-options=(
+options+=(
   --pipeline-model-parallel-size "$p"
   --num-layers "$LAYERS"
   --hidden-size "$HIDDEN_SIZE"
@@ -184,25 +193,32 @@ options=(
   --hidden-dropout 0
   --micro-batch-size "$MICRO_BATCH_SIZE"
   --global-batch-size "$GLOBAL_BATCH_SIZE"
-  "${rates[@]}"
-  --lr-decay-style cosine
   --weight-decay 0.1
   --adam-beta1 0.9
   --adam-beta2 0.95
   --clip-grad 1.0
   --log-interval "${LOG_INTERVAL:-1}"
-  --eval-interval "${EVAL_INTERVAL:-10000}"
   --split "98,2,0"
   --tokenizer-type GPTSentencePieceTokenizer
 )
-# The run's length and its warm-up have several spellings that exclude one another: an own one on
-# the command line takes the place of ours.
-if [[ " $*" != *" --train-"* ]]; then
+# Some flags exclude one another, or make sense together only: an own one on the command line takes
+# the place of ours. (Flags may be written with underscores, too.)
+given=" ${*//_/-} "
+if [[ "$given" =~ \ --(lr|min-lr|lr-decay-style)[=\ ] ]]; then
+  [[ "$given" =~ \ --lr[=\ ] ]] || options+=("${rates[@]:0:2}")
+else
+  options+=("${rates[@]}")
+fi
+if [[ -n "${EVAL_INTERVAL:-}" || "$given" == *" --eval-interval"* ]]; then
+  [[ -z "${EVAL_INTERVAL:-}" ]] || options+=(--eval-interval "$EVAL_INTERVAL")
+  options+=(--eval-iters "$eval_iterations")
+fi
+if [[ "$given" != *" --train-"* ]]; then
   options+=(--train-iters "${EXIT_INTERVAL:-$iterations}")
 elif [[ -n "${EXIT_INTERVAL:-}" ]]; then
   options+=(--exit-interval "$EXIT_INTERVAL")
 fi
-[[ " $*" == *" --lr-warmup-"* ]] || options+=(--lr-warmup-fraction 0.1)
+[[ "$given" == *" --lr-warmup-"* ]] || options+=(--lr-warmup-fraction 0.1)
 if ! on FP32 && { ((gpus > 0)) || cpu_has_bf16; }; then options+=(--bf16); fi
 if on VOCAB_PARALLEL; then options+=(--enable-vocab-parallel); fi
 if on FB_SPLIT; then options+=(--disable-backward-fusion); fi
@@ -219,6 +235,8 @@ if ((gpus > 0)); then
   # The vocabulary's collectives and both directions of point-to-point run on streams of their own;
   # with few connections to the GPU, streams queue behind one another.
   environment+=("CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-8}")
+  # Transfers are issued one by one on purpose: batches would tie them to one another.
+  environment+=("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING=false")
 else
   # glibc gives a freed block above a limit back to the kernel at once, and asks for it, page fault
   # by page fault, at the next pass. Logits of 256k columns are such blocks: keeping them saves a

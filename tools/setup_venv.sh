@@ -53,6 +53,10 @@ install() {
   local python="${PYTHON:-python3}"
   local wanted="base${extras:+,$extras}"
   check_python "$python"
+  if [[ -d "$venv" && ! -e "$state" && -n "$(ls -A "$venv")" ]] && ! has_pip; then
+    die "$venv was not made by this script and has no pip: move it away, or set VENV=$venv to use" \
+      "it as it is"
+  fi
   if [[ -e "$venv" ]] && { [[ "$(head -n 1 "$state" 2>/dev/null)" == unfinished ]] || ! has_pip; }; then
     say "Removing the unfinished or broken environment $venv"
     rm -rf "$venv"

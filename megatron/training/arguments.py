@@ -87,11 +87,11 @@ def or_exit(work: Callable[[], T], rank: int, silent_seconds: float = SILENT_SEC
         silent_seconds: how long ranks other than 0 wait before they report.
 
     Raises:
-        SystemExit: with 2 if ``work`` raised a ``ValueError`` or ``FileNotFoundError``.
+        SystemExit: with 2 if ``work`` raised a ``ValueError`` or ``OSError``.
     """
     try:
         return work()
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         fault = f"error: {error}"
     if rank > 0:
         time.sleep(silent_seconds)

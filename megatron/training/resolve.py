@@ -152,7 +152,7 @@ def optimizer_config(
     decay = flags.lr_decay_samples or (flags.lr_decay_iters or 0) * batch
     decay = decay or given.train_samples or train.train_samples
     warmup = flags.lr_warmup_samples or flags.lr_warmup_iters * batch
-    if flags.lr_warmup_fraction is not None:
+    if flags.lr_warmup_fraction:
         warmup = round(flags.lr_warmup_fraction * decay)
     if warmup >= decay:
         raise ValueError(

@@ -4,6 +4,7 @@ The order is that of the flags' groups; the first fault found is the one reporte
 which a flag would have no effect are faults too: no flag is accepted and ignored.
 """
 
+import os
 from pathlib import Path
 
 import torch
@@ -128,6 +129,13 @@ def _check_device(parallel: ParallelFlags) -> None:
             "CUDA build of PyTorch and a driver"
         )
     on_cuda = cuda and parallel.device != "cpu"
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if on_cuda and local_ranks > torch.cuda.device_count():
+        raise ValueError(
+            f"--nproc-per-node {local_ranks}: this machine has {torch.cuda.device_count()} CUDA "
+            "devices and every rank needs its own: start as many ranks as devices, or use "
+            "--device cpu"
+        )
     if parallel.distributed_backend == "nccl" and not on_cuda:
         raise ValueError(
             "--distributed-backend nccl needs CUDA, and this run computes on CPUs: use gloo, or "
@@ -202,6 +210,12 @@ def _check_learning_rate(optimizer: OptimizerFlags) -> None:
         raise ValueError(
             f"--min-lr {optimizer.min_lr} has no effect with --lr-decay-style constant: leave it "
             "out, or let the rate decay (linear, cosine)"
+        )
+    decay = optimizer.lr_decay_iters or optimizer.lr_decay_samples
+    if optimizer.lr_decay_style == "constant" and decay and not optimizer.lr_warmup_fraction:
+        raise ValueError(
+            f"a decay over {decay} (--lr-decay-iters, --lr-decay-samples) has no effect with "
+            "--lr-decay-style constant: leave it out, or let the rate decay (linear, cosine)"
         )
     warmups = _given(
         ("--lr-warmup-iters", optimizer.lr_warmup_iters),

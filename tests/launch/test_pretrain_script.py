@@ -189,6 +189,39 @@ def test_an_own_length_or_warm_up_takes_the_place_of_ours(cpu: Machine) -> None:
     assert not training.keys() & {"--train-iters", "--lr-warmup-fraction", "--exit-interval"}
 
 
+@pytest.mark.parametrize(
+    ("own", "gone", "kept"),
+    [
+        (("--lr", "1e-4"), {"--min-lr", "--lr-decay-style"}, set()),
+        (("--lr-decay-style=constant",), {"--min-lr"}, {"--lr"}),
+        (("--min_lr", "0"), {"--lr-decay-style"}, {"--lr"}),
+        (("--train_iters", "7"), {"--train-iters"}, {"--lr", "--min-lr"}),
+        (("--lr_warmup_iters", "7"), {"--lr-warmup-fraction"}, {"--lr", "--min-lr"}),
+        (("--eval-interval", "7"), set(), {"--eval-iters"}),
+    ],
+)
+def test_an_own_flag_takes_the_place_of_what_does_not_go_with_it(
+    cpu: Machine, own: tuple[str, ...], gone: set[str], kept: set[str]
+) -> None:
+    words = shlex.split(cpu.run(*own).stdout)[: -len(own)]
+    assert not gone & set(words)
+    assert kept <= set(words)
+
+
+def test_without_an_interval_there_is_no_evaluation(cpu: Machine) -> None:
+    assert not cpu.line().training.keys() & {"--eval-interval", "--eval-iters"}
+    assert cpu.line(EVAL_INTERVAL=5).training["--eval-iters"] == "10"
+
+
+def test_python_must_find_the_gpus_that_the_script_found(cpu: Machine, gpus: Machine) -> None:
+    assert cpu.line().training["--device"] == "cpu"
+    assert gpus.line().training["--device"] == "cuda"
+
+
+def test_more_stages_than_ranks_is_not_data_parallelism(gpus: Machine) -> None:
+    assert "more than the 1 x 8 ranks" in gpus.refusal(PIPELINE_SIZE=16)
+
+
 def test_exit_interval_ends_a_run_of_an_own_length(cpu: Machine) -> None:
     training = cpu.line("--train-iters", "500", EXIT_INTERVAL=40).training
     assert training["--train-iters"] == "500"

@@ -114,6 +114,16 @@ def test_an_environment_whose_python_is_gone_is_made_anew(checkout: Checkout) ->
     assert (checkout.venv / "bin/python").exists()
 
 
+def test_somebody_elses_environment_is_not_removed(checkout: Checkout) -> None:
+    (checkout.venv / "bin").mkdir(parents=True)
+    (checkout.venv / "bin/python").write_text("#!/bin/sh\nexit 1\n")
+    (checkout.venv / "bin/python").chmod(0o755)
+    done = checkout.setup()
+    assert done.returncode != 0
+    assert "was not made by this script" in done.stderr
+    assert (checkout.venv / "bin/python").exists()
+
+
 def test_of_two_at_once_one_installs(checkout: Checkout) -> None:
     with ThreadPoolExecutor() as pool:
         both = [pool.submit(checkout.setup, PIP_SECONDS="0.3") for _ in range(2)]

@@ -148,6 +148,7 @@ def test_length_in_samples(run):
     [
         ("--lr-warmup-iters 3", 60, 18),
         ("--lr-warmup-fraction 0.1", 60, 6),
+        ("--lr-warmup-iters 3 --lr-warmup-fraction 0", 60, 18),
         ("--lr-decay-iters 20 --lr-warmup-fraction 0.25", 120, 30),
         ("--train-samples 600 --lr-warmup-samples 7", 600, 7),
         ("--train-samples 600 --lr-decay-samples 50 --lr-warmup-fraction 0.5", 50, 25),

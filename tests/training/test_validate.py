@@ -101,6 +101,7 @@ def refusal(base, flags: str = "", world_size: int = 1, without: tuple[str, ...]
         ("--lr nan", 1, "--lr nan greater than 0"),
         ("--min-lr 1", 1, "--min-lr 1.0 --lr 0.001 lower"),
         ("--min-lr 1e-4 --lr-decay-style constant", 1, "--min-lr 0.0001 constant leave"),
+        ("--lr-decay-iters 9 --lr-decay-style constant", 1, "--lr-decay-iters 9 constant leave"),
         ("--lr-warmup-init 1e-5", 1, "--lr-warmup-init 1e-05 --lr-warmup-iters"),
         ("--lr-warmup-iters 1 --lr-warmup-fraction 0.1", 1, "--lr-warmup-iters 1 0.1 give one"),
         ("--lr-warmup-iters 10", 1, "--lr-warmup-iters 10 20 samples shorten"),
@@ -170,11 +171,13 @@ def test_cuda_asked_for_where_there_is_none(base, monkeypatch):
 
 def test_gloo_is_refused_on_cuda(base, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert "nccl" in refusal(base, "--device cuda --distributed-backend gloo")
 
 
 def test_cuda_is_taken_where_there_is_one(base, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     parallel = parse(command_line(base, "--device auto"), 1).parallel
     assert (parallel.device, parallel.backend) == ("cuda", "nccl")
 
@@ -243,3 +246,12 @@ def test_help_is_printed_once_and_is_no_fault(rank, capsys):
     assert caught.value.code == 0
     printed = capsys.readouterr().out
     assert ("--pipeline-model-parallel-size" in printed) == (rank == 0)
+
+
+def test_every_rank_needs_a_gpu_of_its_own(base, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    message = refusal(base, "--device cuda")
+    assert "--nproc-per-node 2" in message
+    assert "1 CUDA" in message
