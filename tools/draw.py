@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Draw the pictures of images/ anew: ``python tools/draw.py``.
+"""Draw the pictures of images/ anew, or a recorded run: seconds, one row of passes per rank.
+
+python tools/draw.py
+python tools/draw.py --timeline timeline.json    # what --record-timeline wrote, to timeline.svg
 
 The output layer's time is that of V = 256k at hidden size 4096, sequence length 2048 and 4
 transformer layers a stage: V / (12 h + 2 s) = 4.8 layers (arXiv 2411.05288, section 2), or 1.2
@@ -16,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.schedules.needs import CommKind
 from megatron.simulator.picture import Panel, draw_svg
+from megatron.simulator.timeline_file import load_timeline
 from tools.simulate import Case
 
 OUTPUT_LAYER: Final = 1.2
@@ -46,6 +50,18 @@ def draw(cases: Mapping[str, Case]) -> str:
     return draw_svg(panels, unit="F")
 
 
+def draw_recorded(path: Path) -> None:
+    """Draw a recorded timeline beside its file."""
+    try:
+        timeline = load_timeline(path)
+    except (OSError, ValueError) as error:
+        sys.exit(f"error: {error}")
+    title = f"{path.stem}: {timeline.bubble_rate():.0%} idle"
+    picture = path.with_suffix(".svg")
+    picture.write_text(draw_svg([Panel(title, timeline)], width=1800, unit="s"))
+    print(picture)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(
@@ -53,7 +69,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     images = Path(__file__).resolve().parents[1] / "images"
     parser.add_argument("--into", type=Path, default=images, help="folder (default: images/)")
-    folder = parser.parse_args(argv).into
+    parser.add_argument("--timeline", type=Path, help="draw this recorded timeline instead")
+    options = parser.parse_args(argv)
+    if options.timeline is not None:
+        draw_recorded(options.timeline)
+        return
+    folder = options.into
     folder.mkdir(parents=True, exist_ok=True)
     for name, cases in PICTURES.items():
         (folder / name).write_text(draw(cases))

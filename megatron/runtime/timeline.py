@@ -5,18 +5,16 @@ work, and read after the iteration. Point-to-point transfers are not recorded: t
 when they were issued and when somebody stopped waiting for them.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import torch
 
 from megatron.schedules.needs import Comm
 from megatron.schedules.passes import Pass
-from megatron.simulator.simulate import Span, Timeline
+from megatron.simulator.simulate import Span
 
 T = TypeVar("T")
 
@@ -96,16 +94,3 @@ class Recorder:
             return mark - self._origin
         assert isinstance(self._origin, torch.cuda.Event)
         return self._origin.elapsed_time(mark) / 1000
-
-
-def save_timeline(timeline: Timeline, path: Path) -> None:
-    """Write ``timeline`` as JSON: the number of ranks and a list of spans with named fields."""
-    spans = [span._asdict() for span in sorted(timeline.spans, key=lambda s: (s.start, s.rank))]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"ranks": timeline.ranks, "spans": spans}, indent=0) + "\n")
-
-
-def load_timeline(path: Path) -> Timeline:
-    """Read what ``save_timeline`` wrote."""
-    document = json.loads(path.read_text())
-    return Timeline(document["ranks"], tuple(Span(**span) for span in document["spans"]))

@@ -16,7 +16,8 @@ from megatron.data.microbatch import MicrobatchLoader
 from megatron.optimizer.grad_norm import local_sum_of_squares
 from megatron.optimizer.lr_schedule import learning_rate
 from megatron.runtime.batch import DeviceMicrobatch, to_device
-from megatron.runtime.timeline import Recorder, save_timeline
+from megatron.runtime.timeline import Recorder
+from megatron.simulator.timeline_file import save_timeline
 from megatron.training.config import RunConfig
 from megatron.training.data import Data
 from megatron.training.flops import FLOPS_CONVENTION, iteration_flops

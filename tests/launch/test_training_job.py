@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from megatron.data.indexed import IndexedWriter
-from megatron.runtime.timeline import load_timeline
+from megatron.simulator.timeline_file import load_timeline
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 120

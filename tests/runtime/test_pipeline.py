@@ -12,10 +12,11 @@ from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
 from megatron.runtime.batch import to_device
-from megatron.runtime.timeline import Recorder, load_timeline, save_timeline
+from megatron.runtime.timeline import Recorder
 from megatron.schedules.check import expected_passes, in_flight
 from megatron.schedules.plan import Plan
 from megatron.simulator.simulate import Timeline
+from megatron.simulator.timeline_file import load_timeline, save_timeline
 from megatron.training.config import RunConfig
 from megatron.training.setup import build_trainer
 

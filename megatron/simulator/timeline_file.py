@@ -1,0 +1,29 @@
+"""Timelines as files: the same format whether they were simulated or recorded."""
+
+import json
+from pathlib import Path
+
+from megatron.simulator.simulate import Span, Timeline
+
+
+def save_timeline(timeline: Timeline, path: Path) -> None:
+    """Write ``timeline`` as JSON: the number of ranks and a list of spans with named fields."""
+    spans = [span._asdict() for span in sorted(timeline.spans, key=lambda s: (s.start, s.rank))]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"ranks": timeline.ranks, "spans": spans}, indent=0) + "\n")
+
+
+def load_timeline(path: Path) -> Timeline:
+    """Read what ``save_timeline`` wrote.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file holds something else.
+    """
+    try:
+        document = json.loads(path.read_text())
+        return Timeline(int(document["ranks"]), tuple(Span(**s) for s in document["spans"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} holds no timeline: give a file that --record-timeline wrote ({error})"
+        ) from error

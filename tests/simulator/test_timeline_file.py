@@ -1,0 +1,40 @@
+"""Timelines on disk: what is saved comes back, anything else is refused, and it can be drawn."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from megatron.schedules.lower import lower
+from megatron.schedules.registry import make_plan
+from megatron.simulator.simulate import simulate
+from megatron.simulator.timeline_file import load_timeline, save_timeline
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_timeline_survives_its_file(tmp_path: Path) -> None:
+    timeline = simulate(lower(make_plan("1f1b", "vocab-2", 2, 3)))
+    save_timeline(timeline, tmp_path / "new folder" / "t.json")
+    loaded = load_timeline(tmp_path / "new folder" / "t.json")
+    assert loaded.ranks == timeline.ranks
+    assert sorted(loaded.spans) == sorted(timeline.spans)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"ranks": 2, "spans": [{"rank": 0}]}'])
+def test_another_file_is_refused_by_name(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"other\.json holds no timeline: .*--record-timeline"):
+        load_timeline(path)
+
+
+def test_a_recorded_timeline_is_drawn_beside_its_file(tmp_path: Path) -> None:
+    save_timeline(simulate(lower(make_plan("1f1b", "none", 2, 3))), tmp_path / "run.json")
+    command = [sys.executable, str(ROOT / "tools/draw.py"), "--timeline"]
+    subprocess.run([*command, str(tmp_path / "run.json")], check=True, capture_output=True)
+    assert (tmp_path / "run.svg").read_text().count("F2") >= 2
+    missing = subprocess.run([*command, str(tmp_path / "no.json")], capture_output=True, text=True)
+    assert missing.returncode != 0
+    assert missing.stderr.startswith("error: ")
