@@ -17,8 +17,8 @@ from megatron.layers.vocabulary import LossOptions, Merged, ShardState, WeightGr
 
 TILE_ROWS = {"cpu": 1000, "cuda": 16384}
 """Vocabulary rows of a tile: on a CPU its [t, n] part should stay in the second-level cache; on a
-GPU it should fill the device, where more tiles only cost launches. No power of two on a CPU: rows of
-the transposed tile that are 2048 bytes apart fall into the same cache sets, which costs 5 %."""
+GPU it should fill the device, where more tiles only cost launches. No power of two on a CPU: rows
+of the transposed tile 2048 bytes apart fall into the same cache sets, which costs 5 %."""
 
 MICROBATCHES_PER_PRODUCT = 2
 """Microbatches whose weight gradients T adds up before it adds them to the fp32 gradient. Costs
