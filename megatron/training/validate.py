@@ -211,11 +211,14 @@ def _check_learning_rate(optimizer: OptimizerFlags) -> None:
             f"--min-lr {optimizer.min_lr} has no effect with --lr-decay-style constant: leave it "
             "out, or let the rate decay (linear, cosine)"
         )
-    decay = optimizer.lr_decay_iters or optimizer.lr_decay_samples
-    if optimizer.lr_decay_style == "constant" and decay and not optimizer.lr_warmup_fraction:
+    decays = _given(
+        ("--lr-decay-iters", optimizer.lr_decay_iters),
+        ("--lr-decay-samples", optimizer.lr_decay_samples),
+    )
+    if optimizer.lr_decay_style == "constant" and decays and not optimizer.lr_warmup_fraction:
         raise ValueError(
-            f"a decay over {decay} (--lr-decay-iters, --lr-decay-samples) has no effect with "
-            "--lr-decay-style constant: leave it out, or let the rate decay (linear, cosine)"
+            f"{decays[0]} has no effect with --lr-decay-style constant: leave it out, or let the "
+            "rate decay (linear, cosine)"
         )
     warmups = _given(
         ("--lr-warmup-iters", optimizer.lr_warmup_iters),

@@ -213,9 +213,12 @@ def test_without_an_interval_there_is_no_evaluation(cpu: Machine) -> None:
     assert cpu.line(EVAL_INTERVAL=5).training["--eval-iters"] == "10"
 
 
-def test_python_must_find_the_gpus_that_the_script_found(cpu: Machine, gpus: Machine) -> None:
-    assert cpu.line().training["--device"] == "cpu"
+def test_python_must_find_the_gpus_that_the_script_found(gpus: Machine) -> None:
     assert gpus.line().training["--device"] == "cuda"
+
+
+def test_python_must_not_find_gpus_that_the_script_did_not(cpu: Machine) -> None:
+    assert cpu.line().training["--device"] == "cpu"
 
 
 def test_more_stages_than_ranks_is_not_data_parallelism(gpus: Machine) -> None:
