@@ -106,7 +106,7 @@ def statistics_dtype(activation: torch.dtype) -> torch.dtype:
 
 
 def tile_heights(rows: int, at_most: int) -> list[int]:
-    """Split ``rows`` vocabulary rows into nearly equal tiles of ``at_most`` rows."""
+    """Split ``rows`` vocabulary rows into nearly equal tiles of no more than ``at_most``."""
     tiles = -(-rows // at_most)
     return [rows * (i + 1) // tiles - rows * i // tiles for i in range(tiles)]
 

@@ -84,7 +84,7 @@ def make_model(config: RunConfig, groups: PipelineGroups, plan: Plan) -> RankMod
         plan.stages,
         groups.rank,
         padded_vocab_size=parallel.padded_vocab_size,
-        split_vocabulary=parallel.vocab_parallel != "none",
+        split_vocabulary=plan.barriers is not None,
     )
     model = RankModel(config.model, placement, train.dtype, groups.device)
     model.initialise(train.seed)
