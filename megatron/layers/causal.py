@@ -1,15 +1,16 @@
-"""Causal attention: PyTorch's fused kernels, with a faster backward for short sequences on CPU.
+"""Causal attention: PyTorch's fused kernels, and a faster one for short sequences on a CPU.
 
-The backward of PyTorch's CPU kernel works in tiles too small for the matrix units of the core: six
-times its forward where the arithmetic asks for two and a half. As long as a slice of the scores
-stays in cache, a few batched matrix products over blocks of queries do better; they recompute the
-probabilities from queries and keys, so that nothing quadratic in s outlives the pass.
+PyTorch's CPU kernel works in tiles too small for the matrix units of the core. As long as the
+scores of a block of queries stay near the core, batched matrix products with a softmax between them
+do better: in bf16, where ours is fused, in both directions, otherwise in the backward, where they
+also round less (the gradients of a row's scores sum to zero). The backward recomputes the
+probabilities, so that nothing quadratic in s outlives a pass.
 
 Shapes: b batch, a query heads, g key/value heads, r = a / g, s sequence, d channels of a head,
 x = b g; q queries of a block times r, k keys up to the end of that block.
 """
 
-import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,9 +18,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-# bf16, 8 heads of 64 channels, one core, backward in ms, PyTorch / ours:
-# s = 512: 10.6 / 5.6, s = 1024: 25 / 20 to 24, s = 2048 with 128 channels: 108 / 230.
+from megatron.layers.cpu_library import expect, library_for
+
+# bf16, 8 heads of 64 channels, one core of a Zen 5, forward and backward in ms, PyTorch / ours:
+# s = 128: 2.9 / 0.9, s = 512: 20 / 6.6, s = 1024: 50 / 22. Blocks of 128 and of 512 are no faster.
 # Ours allocates: where the C library returns freed memory to the system, page faults eat the gain.
+_LONGEST_COMPILED = 1024
 _LONGEST = 512
 _BLOCK = 256
 
@@ -36,7 +40,8 @@ def causal_attention(q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, *, dropout:
     Returns:
         [b, a, s, d], laid out in memory as [b, s, a, d] where the kernel allows.
     """
-    if q_basd.device.type == "cpu" and dropout == 0.0 and q_basd.shape[2] <= _LONGEST:
+    longest = _LONGEST if library_for(q_basd) is None else _LONGEST_COMPILED
+    if q_basd.device.type == "cpu" and dropout == 0.0 and q_basd.shape[2] <= longest:
         return _ShortCausalAttention.apply(q_basd, k_bgsd, v_bgsd)
     return _fused(q_basd, k_bgsd, v_bgsd, dropout)
 
@@ -54,58 +59,117 @@ def _fused(q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: float) -> Te
 
 
 class _ShortCausalAttention(torch.autograd.Function):
-    """PyTorch's forward, our backward."""
+    """One block of queries after the other, each against the keys up to its end."""
 
     @staticmethod
     def forward(ctx: Any, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor) -> Tensor:
-        ctx.save_for_backward(q_basd, k_bgsd, v_bgsd)
-        return _fused(q_basd, k_bgsd, v_bgsd, dropout=0.0)
+        # batched products want dense matrices: small copies save as many strided ones
+        q_xrsd = _by_group(q_basd, k_bgsd.shape[1])
+        k_xsd, v_xsd = (t.flatten(0, 1).contiguous() for t in (k_bgsd, v_bgsd))
+        if library_for(q_basd) is None:
+            ctx.save_for_backward(q_xrsd, k_xsd, v_xsd)
+            return _fused(q_basd, k_bgsd, v_bgsd, dropout=0.0)
+        batch, heads, seq_length, size = q_basd.shape
+        out_basd = q_basd.new_empty(batch, seq_length, heads, size).transpose(1, 2)
+        log_sums = []
+        for start, end in _blocks(seq_length):
+            prob_xqk = q_xrsd[:, :, start:end].flatten(1, 2) @ k_xsd[:, :end].mT
+            log_sums.append(_softmax(prob_xqk, end - start, size**-0.5))
+            out_block = out_basd[:, :, start:end]
+            out_block.copy_((prob_xqk @ v_xsd[:, :end]).view(out_block.shape))
+        ctx.save_for_backward(q_xrsd, k_xsd, v_xsd, *log_sums)
+        return out_basd
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_basd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q_basd, k_bgsd, v_bgsd = ctx.saved_tensors
-        groups = k_bgsd.shape[1]
-        # batched products want dense matrices: four small copies save as many strided ones
-        k_xsd, v_xsd = (t.flatten(0, 1).contiguous() for t in (k_bgsd, v_bgsd))
-        q_xrsd, grad_xrsd = (
-            t.unflatten(1, (groups, -1)).flatten(0, 1).contiguous() for t in (q_basd, grad_basd)
-        )
-        gradients = _backward(q_xrsd, k_xsd, v_xsd, grad_xrsd)
-        return tuple(g.view(t.shape) for g, t in zip(gradients, ctx.saved_tensors, strict=True))
+        q_xrsd, k_xsd, v_xsd, *log_sums = ctx.saved_tensors
+        log_sums = log_sums or [None] * len(_blocks(q_xrsd.shape[2]))
+        groups = len(k_xsd) // len(grad_basd)
+        grad_xrsd = _by_group(grad_basd, groups)
+        dq_xrsd, dk_xsd, dv_xsd = _backward(q_xrsd, k_xsd, v_xsd, log_sums, grad_xrsd)
+        dk_bgsd, dv_bgsd = (t.unflatten(0, (-1, groups)) for t in (dk_xsd, dv_xsd))
+        return dq_xrsd.view(grad_basd.shape), dk_bgsd, dv_bgsd
+
+
+def _by_group(t_basd: Tensor, groups: int) -> Tensor:
+    """[x, r, s, d], dense."""
+    return t_basd.unflatten(1, (groups, -1)).flatten(0, 1).contiguous()
+
+
+def _blocks(seq_length: int) -> list[tuple[int, int]]:
+    """First position of every block, and the one after its last."""
+    return [(i, min(i + _BLOCK, seq_length)) for i in range(0, seq_length, _BLOCK)]
 
 
 def _backward(
-    q_xrsd: Tensor, k_xsd: Tensor, v_xsd: Tensor, grad_xrsd: Tensor
+    q_xrsd: Tensor,
+    k_xsd: Tensor,
+    v_xsd: Tensor,
+    log_sums: Sequence[Tensor | None],
+    grad_xrsd: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values, one block of queries after the other."""
+    """Gradients of queries, keys and values, in the layouts given."""
     heads, seq_length, size = q_xrsd.shape[1:]
-    scale = 1 / math.sqrt(size)
-    q_xrsd = q_xrsd * scale
     dq_xrsd, dk_xsd, dv_xsd = (torch.empty_like(t) for t in (q_xrsd, k_xsd, v_xsd))
     # from the last block, which sees all keys: it writes dk and dv, the others add to them
-    for start in reversed(range(0, seq_length, _BLOCK)):
-        end = min(start + _BLOCK, seq_length)
+    for (start, end), log_sum_xq in zip(_blocks(seq_length)[::-1], log_sums[::-1], strict=True):
         q_xqd, grad_xqd = (t[:, :, start:end].flatten(1, 2) for t in (q_xrsd, grad_xrsd))
         k_xkd, v_xkd = k_xsd[:, :end], v_xsd[:, :end]
-        prob_xqk = _probabilities(q_xqd, k_xkd, heads, start)
-        dprob_xqk = grad_xqd @ v_xkd.mT
-        dv_xkd = prob_xqk.mT @ grad_xqd
-        dscore_xqk = torch._softmax_backward_data(dprob_xqk, prob_xqk, -1, prob_xqk.dtype)
-        dk_xkd = dscore_xqk.mT @ q_xqd
+        prob_xqk, dscore_xqk = q_xqd @ k_xkd.mT, grad_xqd @ v_xkd.mT
+        _softmax_backward(prob_xqk, dscore_xqk, log_sum_xq, end - start, size**-0.5)
+        dv_xkd, dk_xkd = prob_xqk.mT @ grad_xqd, dscore_xqk.mT @ q_xqd
         dq_xrsd[:, :, start:end] = (dscore_xqk @ k_xkd).unflatten(1, (heads, -1))
         if end == seq_length:
             dk_xsd, dv_xsd = dk_xkd, dv_xkd
         else:
             dk_xsd[:, :end] += dk_xkd
             dv_xsd[:, :end] += dv_xkd
-    return dq_xrsd.mul_(scale), dk_xsd, dv_xsd
+    return dq_xrsd, dk_xsd, dv_xsd
 
 
-def _probabilities(q_xqd: Tensor, k_xkd: Tensor, heads: int, start: int) -> Tensor:
-    """Softmax of the scaled scores of a block of queries, whose first one is at ``start``."""
-    score_xqk = q_xqd @ k_xkd.mT
-    block = score_xqk.shape[-1] - start
-    future = torch.full((block, block), -math.inf, dtype=q_xqd.dtype).triu_(1)
-    score_xqk.unflatten(1, (heads, block))[..., start:] += future
-    return torch.softmax(score_xqk, dim=-1)
+def _softmax(score_xqk: Tensor, queries: int, scale: float) -> Tensor:
+    """Turn products of queries and keys into probabilities, in place.
+
+    Args:
+        score_xqk: bf16; the last ``queries`` keys are those of the block's own positions.
+        queries: positions of the block.
+        scale: of the products.
+
+    Returns:
+        [x, q], fp32: the logarithm of each row's sum of exponentials.
+    """
+    library = library_for(score_xqk)
+    assert library is not None
+    expect(torch.bfloat16, score_xqk)
+    log_sum_xq = score_xqk.new_empty(score_xqk.shape[:-1], dtype=torch.float32)
+    rows, keys = log_sum_xq.numel(), score_xqk.shape[-1]
+    library.causal_softmax_bf16(
+        score_xqk.data_ptr(), rows, queries, keys, scale, log_sum_xq.data_ptr()
+    )
+    return log_sum_xq
+
+
+def _softmax_backward(
+    score_xqk: Tensor, dprob_xqk: Tensor, log_sum_xq: Tensor | None, queries: int, scale: float
+) -> None:
+    """Turn products into probabilities, their gradients into those of the products, in place."""
+    library = library_for(score_xqk)
+    if log_sum_xq is None or library is None:
+        prob_xqk = torch.softmax(_hide_future(score_xqk.mul_(scale), queries), dim=-1)
+        dscore_xqk = torch._softmax_backward_data(dprob_xqk, prob_xqk, -1, prob_xqk.dtype)
+        score_xqk.copy_(prob_xqk)
+        torch.mul(dscore_xqk, scale, out=dprob_xqk)
+        return
+    expect(torch.bfloat16, score_xqk, dprob_xqk)
+    expect(torch.float32, log_sum_xq)
+    rows, keys = log_sum_xq.numel(), score_xqk.shape[-1]
+    pointers = (t.data_ptr() for t in (score_xqk, dprob_xqk, log_sum_xq))
+    library.causal_softmax_backward_bf16(*pointers, rows, queries, keys, scale)
+
+
+def _hide_future(score_xqk: Tensor, queries: int) -> Tensor:
+    """Make the scores of keys after their query minus infinity, in place."""
+    future = torch.full((queries, queries), -torch.inf, dtype=score_xqk.dtype).triu_(1)
+    score_xqk.unflatten(1, (-1, queries))[..., -queries:] += future
+    return score_xqk

@@ -1,20 +1,13 @@
 """The elementwise work of S and T on tiles: fused C++ on a CPU in bf16, PyTorch elsewhere."""
 
 import ctypes
-import logging
 from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from megatron.native.compile import COMPILE_ERRORS, compile_library, processor, reason
-from megatron.native.files import cache_root
-
-_SOURCE = Path(__file__).with_name("cpu_kernels.cpp")
-_OPTIONS = ("-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp-simd", "-fno-math-errno")
-_PORTABLE_OPTIONS = ("-O3", "-fopenmp-simd")
-_LOG = logging.getLogger(__name__)
+from megatron.layers.cpu_library import cpu_library, expect
 
 
 class Kernels(Protocol):
@@ -83,71 +76,52 @@ class NativeKernels:
         library: compiled from ``cpu_kernels.cpp``.
     """
 
-    def __init__(self, library: Path) -> None:
-        functions = ctypes.CDLL(str(library))
-        pointer, size = ctypes.c_void_p, ctypes.c_int64
-        self._exp_tile = functions.exp_tile_bf16
-        self._exp_tile.argtypes = (pointer, size, size, pointer, pointer)
-        self._transpose = functions.transpose_bf16
-        self._transpose.argtypes = (pointer, size, size, pointer)
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
         self._scratch = torch.empty(0, dtype=torch.bfloat16)
-        self._rescale_add = functions.rescale_add_bf16
-        self._rescale_add.argtypes = (pointer, pointer, pointer, size, size)
-        self._scale = functions.scale_bf16
-        self._scale.argtypes = (pointer, pointer, size, size, pointer)
-        self._add = functions.add_bf16
-        self._add.argtypes = (pointer, pointer, size)
-        for name in ("exp_tile", "transpose", "rescale_add", "scale", "add"):
-            getattr(self, f"_{name}").restype = None
 
     def exp_tile(self, logits_tn: Tensor, max_n: Tensor, sum_n: Tensor) -> None:
         """See ``Kernels``."""
-        _expect(torch.bfloat16, logits_tn)
-        _expect(torch.float32, max_n, sum_n)
+        expect(torch.bfloat16, logits_tn)
+        expect(torch.float32, max_n, sum_n)
         t, n = logits_tn.shape
-        self._exp_tile(logits_tn.data_ptr(), t, n, max_n.data_ptr(), sum_n.data_ptr())
+        self._library.exp_tile_bf16(logits_tn.data_ptr(), t, n, max_n.data_ptr(), sum_n.data_ptr())
 
     def transposed(self, tile_tn: Tensor) -> Tensor:
         """See ``Kernels``; oneDNN takes twice as long for a product with a transposed view."""
-        _expect(torch.bfloat16, tile_tn)
+        expect(torch.bfloat16, tile_tn)
         if self._scratch.numel() < tile_tn.numel():
             self._scratch = torch.empty(tile_tn.numel(), dtype=torch.bfloat16)
         t, n = tile_tn.shape
         tile_nt = self._scratch[: t * n].view(n, t)
-        self._transpose(tile_tn.data_ptr(), t, n, tile_nt.data_ptr())
+        self._library.transpose_bf16(tile_tn.data_ptr(), t, n, tile_nt.data_ptr())
         return tile_nt
 
     def rescale_add(self, total_nh: Tensor, factor_n: Tensor, part_nh: Tensor) -> None:
         """See ``Kernels``."""
-        _expect(torch.bfloat16, part_nh)
-        _expect(torch.float32, total_nh, factor_n)
+        expect(torch.bfloat16, part_nh)
+        expect(torch.float32, total_nh, factor_n)
         assert total_nh.shape == part_nh.shape
         n, h = total_nh.shape
-        self._rescale_add(total_nh.data_ptr(), factor_n.data_ptr(), part_nh.data_ptr(), n, h)
+        self._library.rescale_add_bf16(
+            total_nh.data_ptr(), factor_n.data_ptr(), part_nh.data_ptr(), n, h
+        )
 
     def scaled(self, x_nh: Tensor, factor_n: Tensor) -> Tensor:
         """See ``Kernels``."""
-        _expect(torch.bfloat16, x_nh)
-        _expect(torch.float32, factor_n)
+        expect(torch.bfloat16, x_nh)
+        expect(torch.float32, factor_n)
         result_nh = torch.empty_like(x_nh)
         n, h = x_nh.shape
-        self._scale(x_nh.data_ptr(), factor_n.data_ptr(), n, h, result_nh.data_ptr())
+        self._library.scale_bf16(x_nh.data_ptr(), factor_n.data_ptr(), n, h, result_nh.data_ptr())
         return result_nh
 
     def add(self, total_th: Tensor, part_th: Tensor) -> None:
         """See ``Kernels``."""
-        _expect(torch.bfloat16, part_th)
-        _expect(torch.float32, total_th)
+        expect(torch.bfloat16, part_th)
+        expect(torch.float32, total_th)
         assert total_th.shape == part_th.shape
-        self._add(total_th.data_ptr(), part_th.data_ptr(), total_th.numel())
-
-
-def _expect(dtype: torch.dtype, *tensors: Tensor) -> None:
-    """C++ sees pointers only: whatever it is told must be so."""
-    for tensor in tensors:
-        assert tensor.dtype == dtype
-        assert tensor.is_contiguous()
-        assert tensor.device.type == "cpu"
+        self._library.add_bf16(total_th.data_ptr(), part_th.data_ptr(), total_th.numel())
 
 
 def make_kernels(device: torch.device, dtype: torch.dtype, cache: Path | None = None) -> Kernels:
@@ -160,12 +134,5 @@ def make_kernels(device: torch.device, dtype: torch.dtype, cache: Path | None = 
     """
     if device.type != "cpu" or dtype != torch.bfloat16:
         return TorchKernels()
-    folder = cache or cache_root()
-    try:
-        try:
-            return NativeKernels(compile_library(_SOURCE, _OPTIONS, processor(), folder))
-        except COMPILE_ERRORS:  # a compiler that does not know the processor's options
-            return NativeKernels(compile_library(_SOURCE, _PORTABLE_OPTIONS, processor(), folder))
-    except COMPILE_ERRORS as error:
-        _LOG.warning("the output layer runs in PyTorch, slower but the same: %s", reason(error))
-        return TorchKernels()
+    library = cpu_library(cache)
+    return TorchKernels() if library is None else NativeKernels(library)

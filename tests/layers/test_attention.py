@@ -77,19 +77,65 @@ def test_gradcheck_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.autograd.gradcheck(lambda *t: causal_attention(*t, dropout=0.0), qkv)
 
 
-@pytest.mark.parametrize("size", [16, 24])
-def test_bf16_gradients_stay_within_bf16_rounding(size: int) -> None:
-    narrow = random_qkv(1, 4, 2, 320, size, torch.bfloat16)
+def attention_in_bf16(
+    batch: int, heads: int, groups: int, seq: int, size: int, scale: float = 1.0
+) -> list[tuple[Tensor, Tensor]]:
+    """Output and gradients, each with what the formula gives in float64 for the same inputs."""
+    narrow = [
+        (t * scale).detach().requires_grad_()
+        for t in random_qkv(batch, heads, groups, seq, size, torch.bfloat16)
+    ]
     wide = [t.detach().double().requires_grad_() for t in narrow]
     output, expected = causal_attention(*narrow, dropout=0.0), explicit_attention(*wide)
     grad = torch.randn(expected.shape).bfloat16()
+    got = torch.autograd.grad(output, narrow, grad)
+    want = torch.autograd.grad(expected, wide, grad.double())
+    return [(output, expected), *zip(got, want, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "groups", "seq", "size"),
+    [
+        pytest.param(1, 4, 4, 1, 16, id="one position"),
+        pytest.param(2, 4, 4, 33, 24, id="one block"),
+        pytest.param(2, 6, 2, 33, 16, id="one block, grouped"),
+        pytest.param(1, 2, 2, 512, 16, id="two blocks"),
+        pytest.param(2, 4, 1, 700, 8, id="uneven blocks, grouped"),
+        pytest.param(1, 4, 2, 1030, 8, id="kernel of PyTorch, grouped"),
+    ],
+)
+def test_bf16_stays_within_bf16_rounding(
+    batch: int, heads: int, groups: int, seq: int, size: int
+) -> None:
+    (output, expected), *gradients = attention_in_bf16(batch, heads, groups, seq, size)
     assert relative_error(output.double(), expected) < 5e-3
-    gradients = zip(
-        torch.autograd.grad(output, narrow, grad),
-        torch.autograd.grad(expected, wide, grad.double()),
-        strict=True,
-    )
     for got, want in gradients:
+        assert (got.double() - want).norm() <= 1e-2 * want.norm() + 1e-12
+
+
+def test_scores_of_any_size_and_blocks_of_few_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(causal, "_BLOCK", 3)
+    for got, want in attention_in_bf16(2, 6, 2, 17, 16, scale=4.0):
+        assert relative_error(got.double(), want) < 5e-2  # scores up to 50 have an error of 1/8
+    assert len(causal._blocks(17)) == 6
+
+
+def test_what_is_not_finite_reaches_only_those_who_see_it() -> None:
+    q, k, v = (t.detach() for t in random_qkv(1, 2, 2, 9, 16, torch.bfloat16))
+    q, k, v = (t.requires_grad_() for t in (q, k.index_fill(2, torch.tensor(5), math.nan), v))
+    output = causal_attention(q, k, v, dropout=0.0)
+    assert output[:, :, :5].isfinite().all()
+    assert output[:, :, 5:].isnan().all()
+    output.sum().backward()
+    assert q.grad is not None
+    assert q.grad[:, :, 5:].isnan().all()
+
+
+def test_without_a_compiler_bf16_stays_within_its_rounding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(causal, "library_for", lambda _: None)
+    for got, want in attention_in_bf16(2, 4, 2, 320, 16):
         assert relative_error(got.double(), want) < 1e-2
 
 

@@ -89,5 +89,5 @@ def test_without_a_compiler_pytorch_serves_and_the_log_says_why(
     monkeypatch.setenv("CXX", compiler)
     with caplog.at_level(logging.WARNING):
         assert isinstance(make_kernels(CPU, torch.bfloat16, cache=tmp_path), TorchKernels)
-    assert "the output layer runs in PyTorch" in caplog.text
+    assert "elementwise work runs in PyTorch" in caplog.text
     assert compiler in caplog.text

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from megatron.layers import activation
 from megatron.layers.activation import gelu, swiglu
 from megatron.layers.mlp import MLP
 
@@ -25,14 +26,23 @@ def test_gelu_is_the_tanh_formula_at_every_magnitude() -> None:
     torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
 
 
-def test_gelu_of_bf16_is_rounded_once() -> None:
-    x = torch.linspace(-8, 8, 4096).bfloat16().requires_grad_()
+@pytest.mark.parametrize("compiled", [True, False])
+def test_gelu_of_bf16_is_rounded_once(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert activation.library_for(torch.ones(1).bfloat16()), "the tests need a C++ compiler"
+    if not compiled:
+        monkeypatch.setattr(activation, "library_for", lambda _: None)
+    x = torch.linspace(-60, 60, 30_001).bfloat16().requires_grad_()
     wide = x.detach().double().requires_grad_()
     output, expected = gelu(x), explicit_gelu(wide)
     assert output.dtype == torch.bfloat16
     torch.testing.assert_close(output.double(), expected, rtol=2**-8, atol=1e-6)
     (got,), (want,) = (torch.autograd.grad(y.sum(), i) for y, i in ((output, x), (expected, wide)))
     torch.testing.assert_close(got.double(), want, rtol=2**-8, atol=1e-5)
+
+
+def test_gelu_of_what_is_not_finite_is_not_hidden() -> None:
+    x = torch.tensor([math.nan, math.inf] * 20).bfloat16()
+    assert not gelu(x).isfinite().any()
 
 
 def test_gelu_takes_strided_input() -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from megatron.optimizer import main_gradients
 from megatron.optimizer.main_gradients import CPU_SLICE_ELEMENTS, MainGradients, accumulate_
 
 
@@ -68,7 +69,10 @@ def test_zero_starts_a_new_sum_in_the_same_memory(dtype):
     "shape",
     [(7,), (3, 5), (2 * CPU_SLICE_ELEMENTS + 3,), (1000, 513), (2, CPU_SLICE_ELEMENTS + 1), (0, 4)],
 )
-def test_slices_add_up_to_the_whole(shape):
+@pytest.mark.parametrize("compiled", [True, False])
+def test_bf16_is_added_to_fp32_without_rounding(shape, compiled, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr(main_gradients, "library_for", lambda _: None)
     total, grad = torch.randn(shape), torch.randn(shape).bfloat16()
     expected = total + grad.float()
     accumulate_(total, grad)

@@ -1,0 +1,72 @@
+"""The compiled functions of ``cpu_kernels.cpp``, for whoever has a slower twin in PyTorch."""
+
+import ctypes
+import logging
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from megatron.native.compile import COMPILE_ERRORS, compile_library, processor, reason
+from megatron.native.files import cache_root
+
+_SOURCE = Path(__file__).with_name("cpu_kernels.cpp")
+_OPTIONS = ("-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp-simd", "-fno-math-errno")
+_PORTABLE_OPTIONS = ("-O3", "-fopenmp-simd")
+_LOG = logging.getLogger(__name__)
+
+_ARGUMENTS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
+_SIGNATURES = {
+    "exp_tile_bf16": "piipp",
+    "transpose_bf16": "piip",
+    "rescale_add_bf16": "pppii",
+    "scale_bf16": "ppiip",
+    "add_bf16": "ppi",
+    "gelu_bf16": "pipp",
+    "causal_softmax_bf16": "piiifp",
+    "causal_softmax_backward_bf16": "pppiiif",
+}
+"""Arguments of every function: pointer, 64-bit integer, float."""
+
+
+@cache
+def cpu_library(folder: Path | None = None) -> ctypes.CDLL | None:
+    """Return the library, compiled on first use, or ``None`` where nothing can be compiled.
+
+    The log says once why it could not be. All functions work in the calling thread, without the
+    interpreter's lock.
+
+    Args:
+        folder: of compiled libraries, by default the project's.
+    """
+    folder = folder or cache_root()
+    try:
+        try:
+            path = compile_library(_SOURCE, _OPTIONS, processor(), folder)
+        except COMPILE_ERRORS:  # a compiler that does not know the processor's options
+            path = compile_library(_SOURCE, _PORTABLE_OPTIONS, processor(), folder)
+    except COMPILE_ERRORS as error:
+        _LOG.warning("elementwise work runs in PyTorch, slower but the same: %s", reason(error))
+        return None
+    library = ctypes.CDLL(str(path))
+    for name, letters in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes = [_ARGUMENTS[letter] for letter in letters]
+        function.restype = None
+    return library
+
+
+def library_for(tensor: Tensor) -> ctypes.CDLL | None:
+    """Return the library if it serves ``tensor``: bf16 on a CPU."""
+    if tensor.device.type != "cpu" or tensor.dtype != torch.bfloat16:
+        return None
+    return cpu_library()
+
+
+def expect(dtype: torch.dtype, *tensors: Tensor) -> None:
+    """Assert that ``tensors`` are what C++, which sees pointers only, takes them for."""
+    for tensor in tensors:
+        assert tensor.dtype == dtype
+        assert tensor.is_contiguous()
+        assert tensor.device.type == "cpu"
