@@ -1,6 +1,6 @@
 """One rank of the pipeline, ready to run: model, plan, programs, store and executor."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -13,10 +13,9 @@ from megatron.runtime.executor import Executor
 from megatron.runtime.stage_passes import StagePasses
 from megatron.runtime.store import ActivationStore
 from megatron.runtime.timeline import Recorder
+from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.lower import Program, lower
-from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan, evaluation_plan
-from megatron.schedules.timing import unit_cost
 from megatron.simulator.simulate import Span, Timeline
 
 
@@ -30,7 +29,7 @@ class PipelineRank:
         activation_shape: [b, s, h] of what travels between stages.
         dtype: of activations.
         seed: of the run, for dropout.
-        cost: assumed duration of a pass on a rank; decides where communication is issued.
+        costs: assumed durations; decide where communication is issued.
     """
 
     def __init__(
@@ -41,13 +40,13 @@ class PipelineRank:
         activation_shape: tuple[int, int, int],
         dtype: torch.dtype,
         seed: int,
-        cost: Callable[[int, Pass], float] = unit_cost,
+        costs: Costs = UNIT_COSTS,
     ) -> None:
         self.model = model
         self.store = ActivationStore()
         self._groups = groups
-        self._train_program = lower(plan, cost)
-        self._evaluation_program = lower(evaluation_plan(plan), cost)
+        self._train_program = lower(plan, costs)
+        self._evaluation_program = lower(evaluation_plan(plan), costs)
         self._passes = StagePasses(model, plan, groups.rank, self.store, seed)
         self._communicator = Communicator(groups, plan, self._passes, activation_shape, dtype)
         self._executor = Executor(self._passes, self._communicator)

@@ -1,5 +1,8 @@
 """A building block: one microbatch's passes with their start times, repeated every ``interval``.
 
+Where chunks take turns (interleaved), a group of microbatches goes through one chunk before the
+next: the microbatches of a group follow one another by ``interval``, groups by ``period``.
+
 A schedule is a block and its unrolling (arXiv 2405.15362, section 2). Times only order the passes:
 the plan that comes out holds no times, and any costs may be simulated with it.
 """
@@ -39,8 +42,10 @@ class Block:
     Attributes:
         rows: the slots of every rank.
         stages: (rank, chunk) of every stage in the order in which the data flows.
-        interval: time after which the next microbatch repeats the block.
+        interval: time after which the next microbatch of the group repeats the block.
         barriers: as in ``Plan``.
+        group: microbatches of a group; 0 where chunks do not take turns.
+        synchronous: as in ``Plan``.
 
     Raises:
         ValueError: if repetitions of a rank's slots overlap.
@@ -50,11 +55,19 @@ class Block:
     stages: tuple[tuple[int, int], ...]
     interval: float
     barriers: int | None = None
+    group: int = 0
+    synchronous: bool = False
 
     def __post_init__(self) -> None:
+        period = self.period
         for rank, row in enumerate(self.rows):
-            busy = sorted((slot.start % self.interval, slot) for slot in row if slot.duration)
-            following = [*busy[1:], *((start + self.interval, slot) for start, slot in busy[:1])]
+            busy = sorted(
+                ((slot.start + i * self.interval) % period, slot)
+                for slot in row
+                for i in range(max(self.group, 1))
+                if slot.duration
+            )
+            following = [*busy[1:], *((start + period, slot) for start, slot in busy[:1])]
             for (start, slot), (later, other) in zip(busy, following, strict=True):
                 if start + slot.duration > later:
                     raise ValueError(
@@ -63,15 +76,32 @@ class Block:
                         "or make the interval longer"
                     )
 
+    @property
+    def chunks(self) -> int:
+        """Model chunks per rank v."""
+        return 1 + max(chunk for _, chunk in self.stages)
+
+    @property
+    def period(self) -> float:
+        """Time after which the next group repeats the block."""
+        return self.interval * max(self.group * self.chunks, 1)
+
+    def start(self, slot: Slot, microbatch: int) -> float:
+        """Return when ``slot`` starts for ``microbatch``."""
+        group, place = divmod(microbatch, max(self.group, 1))
+        return slot.start + group * self.period + place * self.interval
+
     def slot(self, stage: int, kind: PassKind) -> Slot:
         """Return the slot of ``kind`` on ``stage``."""
         rank, chunk = self.stages[stage]
         return next(s for s in self.rows[rank] if s.kind == kind and s.chunk == chunk)
 
 
-_ORDER_AT_ONE_TIME: Final[tuple[PassKind, ...]] = ("T", "S", "IB", "IF", "F", "B", "W")
+_ORDER_AT_ONE_TIME: Final[tuple[PassKind, ...]] = ("T", "E", "S", "IB", "IF", "F", "B", "W")
 """Inserted passes have no duration and go before whatever starts at the same moment. Among them T
-frees memory that S takes, and S is what the next barrier waits for."""
+frees memory that S takes, and E and S are what the next barriers wait for."""
+_ORDER_IN_STEP: Final[tuple[PassKind, ...]] = ("S", "T", "IB", "IF", "F", "B", "W")
+"""Where the output layer is synchronous, its T follows its S."""
 
 
 def unroll(block: Block, microbatches: int) -> Plan:
@@ -82,12 +112,13 @@ def unroll(block: Block, microbatches: int) -> Plan:
     """
     if microbatches < 1:
         raise ValueError(f"an iteration needs at least 1 microbatch, got {microbatches}")
+    order = _ORDER_IN_STEP if block.synchronous else _ORDER_AT_ONE_TIME
     rows = []
     for slots in block.rows:
         timed = sorted(
             (
-                slot.start + i * block.interval,
-                _ORDER_AT_ONE_TIME.index(slot.kind),
+                block.start(slot, i),
+                order.index(slot.kind),
                 i,
                 slot.kind,
                 slot.chunk,
@@ -96,4 +127,10 @@ def unroll(block: Block, microbatches: int) -> Plan:
             for i in range(microbatches)
         )
         rows.append(tuple(Pass(kind, i, chunk) for _, _, i, kind, chunk in timed))
-    return Plan(tuple(rows), block.stages, microbatches, block.barriers)
+    return Plan(
+        tuple(rows),
+        block.stages,
+        microbatches,
+        block.barriers,
+        synchronous=block.synchronous,
+    )

@@ -1,11 +1,17 @@
 """Prove that a plan can be run: every pass exactly once, no deadlock, memory promise kept."""
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
+from megatron.schedules.costs import Costs
+from megatron.schedules.memory import in_flight
 from megatron.schedules.needs import Comm, needs
-from megatron.schedules.passes import Pass, PassKind
-from megatron.schedules.plan import VOCABULARY_BARRIERS, Plan
+from megatron.schedules.passes import PASS_KINDS, Pass
+from megatron.schedules.plan import VOCABULARY_BARRIERS, Plan, passes_of
 from megatron.schedules.timing import earliest
+
+_NO_TIME: Final = Costs(dict.fromkeys(PASS_KINDS, 0.0))
+"""What is possible at all does not depend on durations."""
 
 
 def check(plan: Plan, in_flight_limit: Sequence[float] | None = None) -> None:
@@ -31,51 +37,13 @@ def check(plan: Plan, in_flight_limit: Sequence[float] | None = None) -> None:
                 )
 
 
-def in_flight(plan: Plan) -> list[float]:
-    """Return every rank's peak of microbatches whose activations it holds.
-
-    A microbatch is held from its F to its B (to its W where weight gradients are split off). A
-    chunk counts as its share 1/v of the rank's layers.
-    """
-    return [peaks_held(plan, rank)[0] / plan.chunks for rank in range(plan.ranks)]
-
-
-def held_changes(plan: Plan, item: Pass) -> tuple[int, int, int]:
-    """Return by how much ``item`` changes what its rank holds.
-
-    Counted are the activations of a chunk between F and B (or W), the exponentials of the output
-    layer between S and T, and the embeddings between IF and the F of chunk 0.
-    """
-    release = "W" if plan.split_backward else "B"
-    return (
-        (item.kind == "F") - (item.kind == release),
-        (item.kind == "S") - (item.kind == "T"),
-        (item.kind == "IF") - (item.kind == "F" and item.chunk == 0 and plan.barriers is not None),
-    )
-
-
-def peaks_held(plan: Plan, rank: int) -> tuple[int, int, int]:
-    """Return the peaks of what ``held_changes`` counts on ``rank``."""
-    held, peaks = [0, 0, 0], [0, 0, 0]
-    for item in plan.rows[rank]:
-        for i, change in enumerate(held_changes(plan, item)):
-            held[i] += change
-            peaks[i] = max(peaks[i], held[i])
-    return peaks[0], peaks[1], peaks[2]
-
-
 def expected_passes(plan: Plan, rank: int) -> set[Pass]:
     """Return the passes that ``rank`` must run, each exactly once."""
-    kinds: list[PassKind] = ["F"] if plan.forward_only else ["F", "B"]
-    if plan.split_backward:
-        kinds.append("W")
-    chunks = [chunk for owner, chunk in plan.stages if owner == rank]
-    places: list[tuple[PassKind, int]] = [(kind, chunk) for kind in kinds for chunk in chunks]
-    if plan.barriers is not None:
-        places += [("S", 0), ("T", 0), ("IF", 0)]
-        if not plan.forward_only:
-            places.append(("IB", 0))
-    return {Pass(kind, i, chunk) for kind, chunk in places for i in range(plan.microbatches)}
+    return {
+        Pass(kind, i, chunk)
+        for kind, _, chunk in passes_of(plan, rank)
+        for i in range(plan.microbatches)
+    }
 
 
 def _check_header(plan: Plan) -> None:
@@ -83,7 +51,7 @@ def _check_header(plan: Plan) -> None:
         raise ValueError(f"a plan needs at least 1 microbatch, this one has {plan.microbatches}")
     if plan.barriers not in VOCABULARY_BARRIERS.values():
         raise ValueError(
-            f"{plan.barriers} barriers are none that the output layer has: write 1, 2, or none "
+            f"{plan.barriers} barriers are none that the output layer has: write 1, 2, 3, or none "
             "where the vocabulary is not split"
         )
     places = [(rank, chunk) for chunk in range(plan.chunks) for rank in range(plan.ranks)]
@@ -110,7 +78,7 @@ def _check_row(plan: Plan, rank: int) -> None:
 
 
 def _check_deadlock(plan: Plan) -> None:
-    timing = earliest(plan)
+    timing = earliest(plan, _NO_TIME)
     if not timing.stuck:
         return
     reasons = []

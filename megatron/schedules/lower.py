@@ -8,14 +8,16 @@ everything that waits for anything.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from megatron.schedules.needs import Comm, needs, participants, sources
+from megatron.schedules.costs import UNIT_COSTS, Costs
+from megatron.schedules.graph import Graph
+from megatron.schedules.needs import Comm, participants
 from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan
-from megatron.schedules.timing import Timing, earliest, unit_cost
+from megatron.schedules.timing import Walk, walk
 
 IN_FLIGHT_SENDS = 2
 """Buffers that a rank keeps per lane for messages that it sends and does not need itself."""
@@ -67,37 +69,73 @@ def lane(plan: Plan, comm: Comm) -> tuple[str | int, ...]:
     return ("vocabulary",)
 
 
-def lower(plan: Plan, cost: Callable[[int, Pass], float] = unit_cost) -> Program:
+def lower(plan: Plan, costs: Costs = UNIT_COSTS) -> Program:
     """Return the program of a checked ``plan``.
 
     Args:
         plan: a plan that ``check`` accepts.
-        cost: assumed duration of a pass on a rank; decides the order only.
+        costs: durations; decide the order only.
     """
-    timing = earliest(plan, cost)
-    assert not timing.stuck, "lower takes checked plans"
-    order = sorted(timing.ready, key=timing.ready.__getitem__)  # stable: see Timing.ready
-    issued: list[list[Comm]] = [[] for _ in plan.rows]
-    for comm in order:
-        for rank in participants(plan, comm):
-            issued[rank].append(comm)
-    return Program(
-        plan, tuple(_lower_row(plan, rank, timing, issued[rank]) for rank in range(plan.ranks))
-    )
+    graph = Graph(plan, costs)
+    rows = [graph.row(rank, row) for rank, row in enumerate(plan.rows)]
+    run = walk(graph, rows)
+    assert not run.stuck, "lower takes checked plans"
+    messages = _Messages(plan, graph, rows, run)
+    return Program(plan, tuple(_lower_row(messages, rank) for rank in range(plan.ranks)))
 
 
-def _lower_row(plan: Plan, rank: int, timing: Timing, comms: list[Comm]) -> tuple[Instruction, ...]:
-    row = plan.rows[rank]
-    users = [[n for n in needs(plan, rank, item) if isinstance(n, Comm)] for item in row]
-    used = {comm for user in users for comm in user}
-    issue = _Issue(plan, rank, comms, used, timing.ready)
-    waited: set[Comm] = set()
-    for index, (item, user) in enumerate(zip(row, users, strict=True)):
-        issue.before(index, timing.ends[rank][index], user)
-        for comm in user:
-            if comm not in waited:
-                waited.add(comm)
-                issue.program.append(Wait(comm))
+class _Messages:
+    """The communications of a plan, numbered as in ``Graph``, and what all ranks know of them.
+
+    Attributes:
+        order: all communications in the common order, that in which their data exists.
+        starts: the instruction that issues each.
+        waits: the instruction that waits for each.
+        lanes: kind and lane of each, its microbatch left out.
+        blocking: for each, its microbatch left out, whether a rank that takes part waits on the
+            spot.
+    """
+
+    def __init__(self, plan: Plan, graph: Graph, rows: Sequence[Sequence[int]], run: Walk) -> None:
+        m = graph.microbatches
+        self.plan, self.graph, self.rows, self.run = plan, graph, rows, run
+        comms = [comm._replace(microbatch=i) for comm in graph.comms for i in range(m)]
+        self.starts = list(map(Start, comms))
+        self.waits = list(map(Wait, comms))
+        self.lanes = [(comm.kind, *lane(plan, comm)) for comm in graph.comms]
+        self.blocking = [plan.synchronous and c.kind in ("C0", "C1", "C2") for c in graph.comms]
+        self.order = self._common_order()
+
+    def _common_order(self) -> list[int]:
+        """Return all communications by the time at which their data exists.
+
+        Where ranks meet for the output layer, its broadcast comes when the last of them is there:
+        it would block whoever takes part earlier.
+        """
+        when = [(time, 0) for time in self.run.latest]
+        if self.plan.synchronous:
+            m, kinds = self.graph.microbatches, [item.kind for item in self.graph.passes]
+            broadcast = next(c for c, comm in enumerate(self.graph.comms) if comm.kind == "C0")
+            for row, starts in zip(self.rows, self.run.starts, strict=True):
+                for item, start in zip(row, starts, strict=True):
+                    if kinds[item // m] == "S":
+                        comm = broadcast * m + item % m
+                        when[comm] = max(when[comm], (start, 1))
+        return sorted(self.run.complete, key=when.__getitem__)  # stable: each after what it needs
+
+
+def _lower_row(messages: _Messages, rank: int) -> tuple[Instruction, ...]:
+    plan, graph, m = messages.plan, messages.graph, messages.graph.microbatches
+    issue = _Issue(messages, rank)
+    waited = bytearray(m * len(graph.comms))
+    ends = messages.run.ends[rank]
+    for index, (item, number) in enumerate(zip(plan.rows[rank], messages.rows[rank], strict=True)):
+        needed = [comm * m + item.microbatch for comm in graph.comm_needs[number // m]]
+        issue.before(index, ends[index], needed)
+        for comm in needed:
+            if not waited[comm] and not messages.blocking[comm // m]:
+                waited[comm] = 1
+                issue.program.append(messages.waits[comm])
         issue.program.append(Run(item))
     issue.rest()
     return tuple(issue.program)
@@ -106,60 +144,63 @@ def _lower_row(plan: Plan, rank: int, timing: Timing, comms: list[Comm]) -> tupl
 class _Issue:
     """Issues one rank's communications in the common order while its passes go by."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        rank: int,
-        comms: list[Comm],
-        used: set[Comm],
-        ready: Mapping[Comm, float],
-    ) -> None:
+    def __init__(self, messages: _Messages, rank: int) -> None:
+        graph, m = messages.graph, messages.graph.microbatches
         self.program: list[Instruction] = []
-        self._plan = plan
-        self._comms = comms
-        self._used = used
-        self._ready = ready
-        self._position = {comm: position for position, comm in enumerate(comms)}
+        self._messages, self._microbatches = messages, m
+        member = [rank in members for members in graph.members]
+        self._comms = [comm for comm in messages.order if member[comm // m]]
+        self._position = {comm: position for position, comm in enumerate(self._comms)}
+        own = {number // m for number in messages.rows[rank]}
+        self._used = {comm for number in own for comm in graph.comm_needs[number]}
         self._next = 0
-        place = {item: index for index, item in enumerate(plan.rows[rank])}
-        self._own = [
-            (position, place[item])
-            for position, comm in enumerate(comms)
-            for r, item in sources(plan, comm)
-            if r == rank
-        ]
+        self._own = sorted(
+            (self._position[comm * m + number % m], index)
+            for index, number in enumerate(messages.rows[rank])
+            for comm in graph.feeds[number // m]
+            if not (messages.blocking[comm] and graph.comms[comm].kind == "C0")
+        )
         """(position in the order, index of the pass that feeds it) of all that this rank feeds."""
         self._fed = 0
-        self._sent: dict[tuple[object, ...], list[Comm]] = defaultdict(list)
+        self._sent: dict[tuple[object, ...], list[int]] = defaultdict(list)
 
-    def before(self, index: int, now: float, needed: Iterable[Comm]) -> None:
+    def before(self, index: int, now: float, needed: Iterable[int]) -> None:
         """Issue what can go before pass ``index`` of the row, which ends at ``now``.
 
         What this rank feeds goes as soon as its own part exists. What it only receives goes when
         the pass needs it, when its data will exist before the pass ends, or when the common order
         puts it before something that goes now: a receive that nobody answers yet occupies the
-        device.
+        device. What would block the rank never goes ahead of need.
         """
         end = self._next
-        while self._fed < len(self._own) and self._own[self._fed][1] < index:
-            end = self._own[self._fed][0] + 1
+        own, latest, m = self._own, self._messages.run.latest, self._microbatches
+        while self._fed < len(own) and own[self._fed][1] < index:
+            end = own[self._fed][0] + 1
             self._fed += 1
-        limit = self._own[self._fed][0] if self._fed < len(self._own) else len(self._comms)
-        while end < limit and self._ready[self._comms[end]] < now:
+        limit = own[self._fed][0] if self._fed < len(own) else len(self._comms)
+        while end < limit and latest[comm := self._comms[end]] < now:
+            if self._messages.blocking[comm // m]:
+                break
             end += 1
         self._start_until(max([end, *(self._position[comm] + 1 for comm in needed)]))
 
     def rest(self) -> None:
         """Issue all that is left and wait for every message that this rank only sends."""
         self._start_until(len(self._comms))
-        self.program.extend(Wait(comm) for queue in self._sent.values() for comm in queue)
+        waits = self._messages.waits
+        self.program.extend(waits[comm] for queue in self._sent.values() for comm in queue)
 
     def _start_until(self, end: int) -> None:
+        messages, m = self._messages, self._microbatches
         for comm in self._comms[self._next : end]:
-            if comm not in self._used:
-                queue = self._sent[comm.kind, lane(self._plan, comm)]
+            kind = comm // m
+            if messages.blocking[kind]:
+                self.program += [messages.starts[comm], messages.waits[comm]]
+                continue
+            if kind not in self._used:
+                queue = self._sent[messages.lanes[kind]]
                 if len(queue) == IN_FLIGHT_SENDS:
-                    self.program.append(Wait(queue.pop(0)))
+                    self.program.append(messages.waits[queue.pop(0)])
                 queue.append(comm)
-            self.program.append(Start(comm))
+            self.program.append(messages.starts[comm])
         self._next = end

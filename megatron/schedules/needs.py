@@ -7,17 +7,23 @@ lowering, simulating and executing all ask here.
 
 from typing import Final, Literal, NamedTuple, get_args
 
-from megatron.schedules.passes import Pass
+from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
 
-CommKind = Literal["X", "G", "C0", "C1", "C2", "CIF", "CIB"]
+CommKind = Literal["X", "G", "C0", "C1", "C2", "C3", "CIF", "CIB"]
 """X activation to the next stage, G gradient to the previous one; C0 broadcast of the last stage's
-output, C1 and C2 the barriers of the output layer (DESIGN section 3); CIF reduction of the input
+output, C1 to C3 the barriers of the output layer (DESIGN section 3); CIF reduction of the input
 embedding to the first stage, CIB broadcast of its gradient from there."""
 
 COMM_KINDS: Final[tuple[CommKind, ...]] = get_args(CommKind)
-_MERGED: Final[dict[CommKind, Literal["S", "T", "IF"]]] = {"C1": "S", "C2": "T", "CIF": "IF"}
-"""Collectives that gather from every rank, and the pass that each rank contributes."""
+_BARRIERS: Final[dict[int, dict[CommKind, PassKind]]] = {
+    1: {"C1": "S"},
+    2: {"C1": "S", "C2": "T"},
+    3: {"C1": "S", "C2": "E", "C3": "T"},
+}
+"""The barriers of the output layer in order, and the pass that each rank contributes to each. The
+backward waits for the last; the passes after S wait for the barrier of the pass before them, T of
+one barrier for the only one."""
 
 
 class Comm(NamedTuple):
@@ -53,15 +59,32 @@ def needs(plan: Plan, rank: int, item: Pass) -> tuple[Need, ...]:
     if kind == "W":
         return (Pass("B", microbatch, chunk),)
     if kind == "S":
-        last, chunk = plan.stages[-1]
-        return (Pass("F", microbatch, chunk) if rank == last else Comm("C0", microbatch),)
-    if kind == "T":
-        return (Pass("S", microbatch), Comm("C1", microbatch))
+        return _output_needs(plan, rank, microbatch)
+    if kind in ("E", "T"):
+        barrier, merged = _barrier_before(plan, kind)
+        return (Pass(merged, microbatch), Comm(barrier, microbatch))
     if kind == "IB":
         first, chunk = plan.stages[0]
         gradient = Pass("B", microbatch, chunk) if rank == first else Comm("CIB", microbatch)
         return (Pass("IF", microbatch), gradient)
     return ()
+
+
+def _output_needs(plan: Plan, rank: int, microbatch: int) -> tuple[Need, ...]:
+    """Return what S waits for: the output of the last stage, which has it without a broadcast.
+
+    Where ranks meet for the output layer, the last stage waits for the others too.
+    """
+    last, chunk = plan.stages[-1]
+    own: tuple[Need, ...] = (Pass("F", microbatch, chunk),) if rank == last else ()
+    return own if own and not plan.synchronous else (*own, Comm("C0", microbatch))
+
+
+def _barrier_before(plan: Plan, kind: PassKind) -> tuple[CommKind, PassKind]:
+    """Return the barrier that an output layer pass after S waits for, and what it merges."""
+    chain = list(_BARRIERS[plan.barriers or 0].items())
+    own = next((i for i, (_, merged) in enumerate(chain) if merged == kind), len(chain))
+    return chain[own - 1]
 
 
 def _forward_needs(plan: Plan, rank: int, item: Pass) -> tuple[Need, ...]:
@@ -80,7 +103,7 @@ def _backward_needs(plan: Plan, rank: int, item: Pass) -> tuple[Need, ...]:
     if stage == len(plan.stages) - 1:
         if plan.barriers is None:
             return (own,)
-        return (own, Comm("C1" if plan.barriers == 1 else "C2", item.microbatch))
+        return (own, Comm(list(_BARRIERS[plan.barriers])[-1], item.microbatch))
     source, chunk = plan.stages[stage + 1]
     if source == rank:
         return (own, Pass("B", item.microbatch, chunk))
@@ -89,7 +112,8 @@ def _backward_needs(plan: Plan, rank: int, item: Pass) -> tuple[Need, ...]:
 
 def sources(plan: Plan, comm: Comm) -> tuple[tuple[int, Pass], ...]:
     """Return the (rank, pass) pairs whose results ``comm`` moves."""
-    merged = _MERGED.get(comm.kind)
+    barriers = _BARRIERS.get(plan.barriers or 0, {})
+    merged = "IF" if comm.kind == "CIF" else barriers.get(comm.kind)
     if merged is not None:
         return tuple((rank, Pass(merged, comm.microbatch)) for rank in range(plan.ranks))
     stage = {"C0": len(plan.stages) - 1, "CIB": 0}.get(comm.kind, comm.stage)

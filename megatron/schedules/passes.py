@@ -3,15 +3,16 @@
 import re
 from typing import Final, Literal, NamedTuple, get_args
 
-PassKind = Literal["F", "B", "W", "S", "T", "IF", "IB"]
+PassKind = Literal["F", "B", "W", "S", "E", "T", "IF", "IB"]
 """F forward, B backward (input gradient), W weight gradient, S and T output layer before and
-after its barrier, IF and IB input layer forward and backward (DESIGN section 2)."""
+after its barrier, IF and IB input layer forward and backward (DESIGN section 2). E is the middle
+pass of the naive treatment: exponentials, between the barriers of the maximum and of the sum."""
 
 PASS_KINDS: Final[tuple[PassKind, ...]] = get_args(PassKind)
 CHUNKED_KINDS: Final[tuple[PassKind, ...]] = ("F", "B", "W")
 """Kinds that belong to a model chunk; the vocabulary passes belong to the rank as a whole."""
 
-_TEXT: Final = re.compile(r"(IF|IB|F|B|W|S|T)(\d+)(?:\.(\d+))?")
+_TEXT: Final = re.compile(r"(IF|IB|F|B|W|S|E|T)(\d+)(?:\.(\d+))?")
 
 
 class Pass(NamedTuple):

@@ -5,14 +5,18 @@ added by ``lower``; times come out of the simulator.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
-from megatron.schedules.passes import Pass
+from megatron.schedules.passes import Pass, PassKind
 
-VOCABULARY_BARRIERS: Final[dict[str, int | None]] = {"none": None, "vocab-1": 2, "vocab-2": 1}
-"""Barriers between the last stage's F and its B: Algorithm 1 has C1 and C2, Algorithm 2 only C1."""
+VOCABULARY_BARRIERS: Final[dict[str, int | None]] = {
+    "none": None, "redis": None, "naive": 3, "vocab-1": 2, "vocab-2": 1, "interlaced": 2
+}  # fmt: skip
+"""Barriers between the last stage's F and its B for every treatment of the vocabulary: Algorithm 2
+has only C1, Algorithm 1 also C2, and the naive order one for the maximum, the sum and the gradient
+each (arXiv 2411.05288, section 4). Interlaced is Algorithm 1 with nothing between its passes."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,8 @@ class Plan:
         barriers: collectives between the last F and its B when the vocabulary is split over the
             ranks; ``None`` when the first and the last stage hold the vocabulary layers whole.
         forward_only: the plan evaluates: it has no B, W and IB.
+        synchronous: every rank waits for each collective of the vocabulary as soon as it takes
+            part (``interlaced``); S and T of a microbatch stand next to each other.
     """
 
     rows: tuple[tuple[Pass, ...], ...]
@@ -33,6 +39,7 @@ class Plan:
     microbatches: int
     barriers: int | None = None
     forward_only: bool = False
+    synchronous: bool = False
 
     @property
     def ranks(self) -> int:
@@ -63,6 +70,8 @@ class Plan:
         ]
         if self.forward_only:
             header.append("forward only")
+        if self.synchronous:
+            header.append("collectives synchronous")
         rows = (f"{rank}: {' '.join(map(str, row))}" for rank, row in enumerate(self.rows))
         return "\n".join([*header, *rows]) + "\n"
 
@@ -94,6 +103,7 @@ class Plan:
             microbatches=int(header["microbatches"]),
             barriers=None if header["barriers"] == "none" else int(header["barriers"]),
             forward_only="forward" in header,
+            synchronous="collectives" in header,
         )
 
 
@@ -102,6 +112,7 @@ _HEADER: Final = {
     "stages": re.compile(r"\d+\.\d+( +\d+\.\d+)*"),
     "barriers": re.compile(r"none|\d+"),
     "forward": re.compile("only"),
+    "collectives": re.compile("synchronous"),
 }
 
 
@@ -113,7 +124,7 @@ def _add_header(header: dict[str, str], name: str, value: str) -> None:
     if not _HEADER[name].fullmatch(value):
         raise ValueError(
             f"'{name} {value}' cannot be read: write 'microbatches M', 'stages RANK.CHUNK ...', "
-            "'barriers none' or 'barriers N', or 'forward only'"
+            "'barriers none' or 'barriers N', 'forward only', or 'collectives synchronous'"
         )
     header[name] = value
 
@@ -129,10 +140,24 @@ def _row(name: str, value: str, rank: int) -> tuple[Pass, ...]:
     return tuple(Pass.parse(word) for word in value.split())
 
 
+def passes_of(plan: Plan, rank: int) -> tuple[Pass, ...]:
+    """Return the passes of microbatch 0 that ``rank`` must run; every microbatch has the same."""
+    kinds: list[PassKind] = ["F"] if plan.forward_only else ["F", "B"]
+    if plan.split_backward:
+        kinds.append("W")
+    chunks = [chunk for owner, chunk in plan.stages if owner == rank]
+    passes = [Pass(kind, 0, chunk) for kind in kinds for chunk in chunks]
+    if plan.barriers is not None:
+        inserted: list[PassKind] = ["S", "E", "T"] if plan.barriers == 3 else ["S", "T"]
+        inserted += ["IF"] if plan.forward_only else ["IF", "IB"]
+        passes += [Pass(kind, 0) for kind in inserted]
+    return tuple(passes)
+
+
 def evaluation_plan(plan: Plan) -> Plan:
-    """Return the plan that evaluates with the same stages and vocabulary: IF, F, S and T.
+    """Return the plan that evaluates with the same stages and vocabulary: IF, F, S, E and T.
 
     T then only reads the loss from what the barrier has merged.
     """
-    rows = tuple(tuple(p for p in row if p.kind in ("IF", "F", "S", "T")) for row in plan.rows)
-    return Plan(rows, plan.stages, plan.microbatches, plan.barriers, forward_only=True)
+    rows = tuple(tuple(p for p in row if p.kind in ("IF", "F", "S", "E", "T")) for row in plan.rows)
+    return replace(plan, rows=rows, forward_only=True)

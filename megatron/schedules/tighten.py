@@ -1,131 +1,193 @@
-"""Fill idle time: let a rank do a later pass that is ready while the next one must wait.
+"""Shorten a plan without letting any rank hold more: try several ways, keep the best.
 
-A block orders its passes as if every microbatch came one interval after the last. In the warm-up
-and the cool-down that is not so, and a rank that follows the order stands idle in front of a pass
-whose need is still on its way. Tightening hoists the earliest ready pass into that gap, never
-beyond what the rank holds in the plan as it came (arXiv 2405.15362, section 4.2, does so for F, B
-and W).
+A block orders its passes as if every microbatch came one interval after the last, and as if passes
+took the times of the block. In the warm-up, in the cool-down and with real costs that is not so.
+Every trial starts from rows that run, so the plan that comes back is never longer than the one that
+went in (arXiv 2405.15362, section 4.2, hoists F, B and W by a greedy rule; here that rule is one
+trial among several).
 """
 
-import heapq
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from random import Random
+from typing import Final
 
-from megatron.schedules.check import held_changes, peaks_held
-from megatron.schedules.needs import Comm, needs, participants
-from megatron.schedules.passes import Pass
+from megatron.schedules.automatic import greedy
+from megatron.schedules.costs import UNIT_COSTS, Costs, Time
+from megatron.schedules.graph import Graph
+from megatron.schedules.guide import guided_keys
+from megatron.schedules.justify import Scheduled, justify, planned, scheduled, to_the_left
+from megatron.schedules.list_schedule import Problem, Rows, Rule, list_schedule
+from megatron.schedules.memory import Held, held_changes, peak_held
+from megatron.schedules.passes import PassKind
 from megatron.schedules.plan import Plan
-from megatron.schedules.timing import Feeds, earliest, unit_cost
 
-Queue = deque[tuple[int, Pass]]
-"""Passes of one kind and chunk still to do, each with its place in the original row."""
+EFFORT: Final = 600_000
+"""Passes that all trials of a plan with a split backward may place: some seconds."""
+EFFORT_FUSED: Final = 12_000
+"""The same where nothing is there to fill gaps with: the block is nearly always the best."""
+PATIENCE: Final = 30
+"""Trials in a row that may bring nothing."""
+
+_SLACKS: Final = ((0.5, 0.0), (1.0, 0.0, 1.0), (0.0, 0.0), (0.25, 0.25))
+_GREEDY_SLACKS: Final = tuple(
+    (slack, filler)
+    for slack in (0.35, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 1.0)
+    for filler in (0.7, 1.0)
+)
+_EPSILON: Final = 1e-9
 
 
-def tighten(plan: Plan, cost: Callable[[int, Pass], float] = unit_cost) -> Plan:
-    """Return ``plan`` with passes hoisted into idle time.
+def tighten(
+    plan: Plan,
+    costs: Costs = UNIT_COSTS,
+    limits: Sequence[Held] | None = None,
+    kept: float = 1.0,
+    searched: bool = False,
+    guide: Plan | None = None,
+) -> Plan:
+    """Return the shortest plan found of the passes of ``plan``.
 
-    The peaks of activations and exponentials that a rank holds do not grow, nor do those of the
-    embeddings on the first stage; the others may look up p microbatches further ahead. The time of
-    the plan under ``cost`` does not grow either: where hoisting does not pay, the plan comes back
-    as it was.
+    "Shortest" is the span, the longest time between a rank's first start and last end.
 
     Args:
         plan: a checked plan.
-        cost: assumed duration of a pass on a rank.
+        costs: durations that decide.
+        limits: what every rank may hold; what it holds in ``plan`` if that is more, or by default.
+        kept: share of a microbatch's activations that stays from B to W.
+        searched: start from list scheduling by urgency too, which needs no block.
+        guide: a tightened plan of the same pipeline without its vocabulary, whose shape to follow.
     """
-    rows = _Hoist(plan, cost).rows()
-    if rows is None:
-        return plan
-    hoisted = replace(plan, rows=rows)
-    return hoisted if _makespan(hoisted, cost) < _makespan(plan, cost) else plan
+    search = _Search(plan, costs, limits, kept, searched)
+    if guide is not None:
+        search.guides = [guided_keys(plan, search.graph, guide, costs, held) for held in (0.0, 1.0)]
+    best = search.best(search.rows(plan))
+    return replace(plan, rows=tuple(search.graph.plan_row(row) for row in best.rows))
 
 
-def _makespan(plan: Plan, cost: Callable[[int, Pass], float]) -> float:
-    timing = earliest(plan, cost)
-    assert not timing.stuck
-    return max(row[-1] for row in timing.ends)
+class _Search:
+    """The trials of one plan."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        costs: Costs,
+        limits: Sequence[Held] | None,
+        kept: float,
+        searched: bool,
+    ) -> None:
+        self.guides: list[list[list[float]]] = []
+        self._plan, self._searched = plan, searched
+        self.graph = Graph(plan, costs)
+        peaks = [peak_held(plan, row, kept) for row in plan.rows]
+        allowed = [
+            Held(*map(max, peak, limit)) for peak, limit in zip(peaks, limits or peaks, strict=True)
+        ]
+        changes = [held_changes(plan, item, kept) for item in self.graph.passes]
+        self._problem = Problem(self.graph, changes, allowed)
+        self._ideal = Problem(Graph(plan, _evened(plan, costs)), changes, allowed)
+        self._passes = sum(map(len, plan.rows))
+
+    def rows(self, plan: Plan) -> Rows:
+        """Return the numbered rows of a plan."""
+        return [self.graph.row(rank, row) for rank, row in enumerate(plan.rows)]
+
+    def best(self, base: Rows) -> Scheduled:
+        """Return the shortest schedule of all trials that the effort allows."""
+        best = scheduled(self._problem, base)
+        floor = self._work()
+        left = EFFORT if self._plan.split_backward else EFFORT_FUSED
+        idle = 0
+        for found, placed in self._trials(best):
+            better = (found.span, found.end) < (best.span - _EPSILON * floor, best.end)
+            idle = 0 if better else idle + 1
+            if better:
+                best = found
+            left -= placed * self._passes
+            if left <= 0 or best.span <= floor * (1 + _EPSILON) or idle > PATIENCE:
+                break
+        return best
+
+    def _work(self) -> float:
+        """Return the time that the busiest rank works, below which no schedule can come."""
+        work = [0.0] * self._plan.ranks
+        for rank, time in zip(self.graph.ranks, self.graph.times, strict=True):
+            work[rank] += time * self.graph.microbatches
+        return max(work)
+
+    def _trials(self, start: Scheduled) -> Iterator[tuple[Scheduled, int]]:
+        """Yield schedules, each with how many times all passes were placed for it."""
+        found = [start]
+
+        def trial(schedule: Scheduled, placed: int) -> tuple[Scheduled, int]:
+            found.append(schedule)
+            return schedule, placed
+
+        yield trial(to_the_left(self._problem, start, 0.0), 1)
+        starts = [start]
+        if self._searched:
+            starts += self._greedy()
+            yield trial(starts[-1], len(_GREEDY_SLACKS))
+        for keys in self.guides:
+            rows = list_schedule(self._problem, start.rows, Rule(0.5, keys=keys))
+            starts.append(scheduled(self._problem, rows))
+            yield trial(starts[-1], 1)
+            yield trial(justify(self._problem, starts[-1], [0.5, 0.0]), 4)
+        for base in starts if self._plan.split_backward else ():
+            for schedule, placed in self._evened(base):
+                yield trial(schedule, placed)
+        for slacks in _SLACKS:
+            for base in starts:
+                yield trial(justify(self._problem, base, slacks), 2 * len(slacks))
+        if self._plan.split_backward:
+            yield from self._shaken(min(found, key=lambda s: (s.span, s.end)))
+
+    def _greedy(self) -> list[Scheduled]:
+        """Return the best two schedules by urgency alone, the better one last."""
+        rows = (greedy(self._plan, self._problem, *slacks) for slacks in _GREEDY_SLACKS)
+        return sorted((scheduled(self._problem, r) for r in rows), key=lambda s: -s.span)[-2:]
+
+    def _shaken(self, current: Scheduled) -> Iterator[tuple[Scheduled, int]]:
+        """Yield schedules that come of shaking the best one, for ever (iterated local search).
+
+        All ranks draw the same numbers: they must find the same plan.
+        """
+        random = Random(0)
+        mean = sum(self.graph.times) / len(self.graph.times)
+        while True:
+            spread = mean * random.choice([0.5, 1, 2, 4, 8])
+            starts = planned(self._problem, current.rows, current.starts)
+            keys = [sorted(time + random.gauss(0, spread) for time in row) for row in starts]
+            rule = Rule(random.choice([0, 0.25, 0.5, 0.75, 1]), keys=keys)
+            shaken = scheduled(self._problem, list_schedule(self._problem, current.rows, rule))
+            slacks = random.choice([(0.5, 0.0), (0.0, 0.0), (0.5, 0.5), (1.0, 0.0), (0.25,)])
+            found = justify(self._problem, shaken, slacks)
+            if found.span <= current.span * (1 + _EPSILON):
+                current = found
+            yield found, 1 + 2 * len(slacks)
+
+    def _evened(self, start: Scheduled) -> Iterator[tuple[Scheduled, int]]:
+        """Yield what comes of shortening for even costs first, then for the real ones."""
+        ideal = scheduled(self._ideal, start.rows)
+        for slack in (1.0, 0.0):
+            even = justify(self._ideal, to_the_left(self._ideal, ideal, slack), [slack] * 2)
+            real = scheduled(self._problem, even.rows)
+            yield justify(self._problem, real, [0.0, 0.0]), 9
+            yield justify(self._problem, real, [0.5, 0.0]), 4
 
 
-class _Hoist:
-    """List scheduling: whenever a rank is free it takes the first ready pass of its row.
+def _evened(plan: Plan, costs: Costs) -> Costs:
+    """Return costs in which F, B and W take the same time on all ranks, and communication none.
 
-    Passes of one kind and chunk keep their order, so a rank chooses among a handful.
+    For these a block's structure is at its best, and often the best start for the real costs.
     """
-
-    def __init__(self, plan: Plan, cost: Callable[[int, Pass], float]) -> None:
-        self._plan = plan
-        self._cost = cost
-        self._limits = [_limits(plan, rank) for rank in range(plan.ranks)]
-        self._held = [[0, 0, 0] for _ in plan.rows]
-        self._free = [0.0] * plan.ranks
-        self._queues = [_queues(row) for row in plan.rows]
-        self._ends: list[dict[Pass, float]] = [{} for _ in plan.rows]
-        self._ready: dict[Comm, float] = {}
-        self._feeds = Feeds(plan)
-        self._events = [(0.0, rank) for rank in range(plan.ranks)]
-
-    def rows(self) -> tuple[tuple[Pass, ...], ...] | None:
-        """Return the new rows, or ``None`` if taking what is ready leads into a dead end."""
-        rows: list[list[Pass]] = [[] for _ in self._plan.rows]
-        while self._events:
-            now, rank = heapq.heappop(self._events)
-            item = self._choose(rank, now) if now >= self._free[rank] else None
-            if item is not None:
-                rows[rank].append(item)
-                self._run(rank, item, now)
-        if any(len(new) < len(old) for new, old in zip(rows, self._plan.rows, strict=True)):
-            return None
-        return tuple(map(tuple, rows))
-
-    def _choose(self, rank: int, now: float) -> Pass | None:
-        """Take the ready pass that came first in the original row off its queue."""
-        best: Queue | None = None
-        for queue in self._queues[rank]:
-            if queue and (best is None or queue[0] < best[0]) and self._may(rank, queue[0][1], now):
-                best = queue
-        return best.popleft()[1] if best is not None else None
-
-    def _may(self, rank: int, item: Pass, now: float) -> bool:
-        changes = held_changes(self._plan, item)
-        for held, change, limit in zip(self._held[rank], changes, self._limits[rank], strict=True):
-            if change > 0 and held + change > limit:
-                return False
-        for need in needs(self._plan, rank, item):
-            if isinstance(need, Comm):
-                if self._ready.get(need, float("inf")) > now:
-                    return False
-            elif need not in self._ends[rank]:
-                return False
-        return True
-
-    def _run(self, rank: int, item: Pass, now: float) -> None:
-        end = now + self._cost(rank, item)
-        self._ends[rank][item] = end
-        self._free[rank] = end
-        for i, change in enumerate(held_changes(self._plan, item)):
-            self._held[rank][i] += change
-        heapq.heappush(self._events, (end, rank))
-        for comm in self._feeds.finished(rank, item, end):
-            self._ready[comm] = self._feeds.latest.pop(comm)
-            # Whoever is idle at that moment looks again; whoever works will look when it is free.
-            for other in participants(self._plan, comm):
-                heapq.heappush(self._events, (self._ready[comm], other))
-
-
-def _limits(plan: Plan, rank: int) -> tuple[int, int, int]:
-    """Return how much of what ``held_changes`` counts a rank may hold.
-
-    Only the first stage keeps embeddings. The other ranks must look them up that much earlier
-    before their own F as it comes later, up to one microbatch a rank.
-    """
-    activations, exponentials, embeddings = peaks_held(plan, rank)
-    ahead = 0 if rank == plan.stages[0][0] else plan.ranks
-    return activations, exponentials, embeddings + ahead
-
-
-def _queues(row: Sequence[Pass]) -> list[Queue]:
-    queues: dict[tuple[str, int], Queue] = {}
-    for place, item in enumerate(row):
-        queues.setdefault((item.kind, item.chunk), deque()).append((place, item))
-    return list(queues.values())
+    times: dict[PassKind, list[float]] = {}
+    graph = Graph(plan, costs)
+    for item, time in zip(graph.passes, graph.times, strict=True):
+        times.setdefault(item.kind, []).append(time)
+    mean = {kind: sum(all_) / len(all_) for kind, all_ in times.items()}
+    if "W" in mean:
+        third = (mean["F"] + mean["B"] + mean["W"]) / 3
+        mean |= {"F": third, "B": third, "W": third}
+    even: dict[PassKind, Time] = dict(mean.items())
+    return Costs(even)

@@ -1,22 +1,16 @@
-"""When every pass of a plan starts if each rank works as soon as it can and communication is free.
+"""When every pass of a plan starts if each rank works as soon as it can.
 
 This is the plan's own notion of time: ``check`` uses it to prove that nothing deadlocks, ``lower``
 to put communication into one order that all ranks agree on.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
-from megatron.schedules.needs import Comm, needs, sources
-from megatron.schedules.passes import Pass, PassKind
+from megatron.schedules.costs import UNIT_COSTS, Costs
+from megatron.schedules.graph import Graph
+from megatron.schedules.needs import Comm
 from megatron.schedules.plan import Plan
-
-UNIT_COSTS: Final[Mapping[PassKind, float]] = {
-    "F": 1.0, "B": 2.0, "W": 1.0, "S": 0.5, "T": 0.5, "IF": 0.05, "IB": 0.05
-}  # fmt: skip
-"""Durations assumed where nothing was measured; only their order matters."""
 
 
 @dataclass(frozen=True)
@@ -36,101 +30,115 @@ class Timing:
     ready: Mapping[Comm, float]
     stuck: Mapping[int, int]
 
+    @property
+    def end(self) -> float:
+        """End of the last pass."""
+        return max((row[-1] for row in self.ends if row), default=0.0)
 
-def unit_cost(_rank: int, item: Pass) -> float:
-    """Return the assumed duration of ``item``."""
-    return UNIT_COSTS[item.kind]
 
-
-def earliest(plan: Plan, cost: Callable[[int, Pass], float] = unit_cost) -> Timing:
+def earliest(plan: Plan, costs: Costs = UNIT_COSTS) -> Timing:
     """Run ``plan`` on paper: every rank takes its passes in order, as soon as their needs are met.
 
-    Linear in the number of passes: a rank that must wait sleeps until that communication is ready.
+    Communications take their time and never wait for one another.
 
     Args:
-        plan: any plan, also one that deadlocks (see ``Timing.stuck``).
-        cost: duration of a pass on a rank.
+        plan: any plan of the right passes, also one that deadlocks (see ``Timing.stuck``).
+        costs: durations.
     """
-    run = _Run(plan, cost)
-    awake = list(range(plan.ranks))
+    graph, m = Graph(plan, costs), plan.microbatches
+    run = walk(graph, [graph.row(rank, row) for rank, row in enumerate(plan.rows)])
+    ready = {graph.comms[c // m]._replace(microbatch=c % m): run.latest[c] for c in run.complete}
+    return Timing(tuple(map(tuple, run.starts)), tuple(map(tuple, run.ends)), ready, run.stuck)
+
+
+def walk(graph: Graph, rows: Sequence[Sequence[int]]) -> "Walk":
+    """Do what ``earliest`` does with rows of numbered passes.
+
+    Linear in the number of passes: a rank that must wait sleeps until that communication is ready.
+    """
+    run = Walk(graph, rows)
+    awake = list(range(len(rows)))
     while awake:
         awake.extend(run.advance(awake.pop()))
-    starts, ends = run.starts, run.ends
-    stuck = {r: len(ends[r]) for r in range(plan.ranks) if len(ends[r]) < len(plan.rows[r])}
-    return Timing(tuple(map(tuple, starts)), tuple(map(tuple, ends)), run.ready, stuck)
+    return run
 
 
-class _Run:
-    """The state of one walk over a plan."""
+class Walk:
+    """The state of one walk over a plan.
 
-    def __init__(self, plan: Plan, cost: Callable[[int, Pass], float]) -> None:
-        self.plan = plan
-        self.cost = cost
-        self.starts: list[list[float]] = [[] for _ in plan.rows]
-        self.ends: list[list[float]] = [[] for _ in plan.rows]
-        self.ready: dict[Comm, float] = {}
-        self._done: list[set[Pass]] = [set() for _ in plan.rows]
-        self._sleepers: dict[Comm, list[int]] = defaultdict(list)
-        self._feeds = Feeds(plan)
+    Attributes:
+        starts: for every rank, the start of each pass so far.
+        ends: for every rank, the end of each pass so far.
+        latest: for every communication and microbatch, the end of its latest source so far.
+        complete: the communications whose sources have all ended, in that order.
+    """
+
+    def __init__(self, graph: Graph, rows: Sequence[Sequence[int]]) -> None:
+        m = graph.microbatches
+        self.starts: list[list[float]] = [[] for _ in rows]
+        self.ends: list[list[float]] = [[] for _ in rows]
+        self.latest = [0.0] * (m * len(graph.comms))
+        self.complete: list[int] = []
+        self._graph = graph
+        self._rows = rows
+        self._done = bytearray(m * len(graph.passes))
+        self._missing = [count for count in graph.sources for _ in range(m)]
+        self._sleepers: dict[int, list[int]] = {}
+
+    @property
+    def stuck(self) -> dict[int, int]:
+        """For every rank that has not finished its row, the index of the pass it stands at."""
+        lengths = [(len(ends), len(row)) for ends, row in zip(self.ends, self._rows, strict=True)]
+        return {rank: done for rank, (done, length) in enumerate(lengths) if done < length}
 
     def advance(self, rank: int) -> list[int]:
         """Let ``rank`` go on until it must wait; return the ranks that this wakes up."""
-        row, starts, ends = self.plan.rows[rank], self.starts[rank], self.ends[rank]
+        row, starts, ends = self._rows[rank], self.starts[rank], self.ends[rank]
+        m, times = self._graph.microbatches, self._graph.times
         woken: list[int] = []
+        now = ends[-1] if ends else 0.0
         while len(ends) < len(row):
             item = row[len(ends)]
-            start = self._earliest_start(rank, item, ends[-1] if ends else 0.0)
+            number, microbatch = divmod(item, m)
+            start = self._earliest_start(rank, number, microbatch, now)
             if start is None:
                 break
-            end = start + self.cost(rank, item)
+            now = start + times[number]
             starts.append(start)
-            ends.append(end)
-            self._done[rank].add(item)
-            for comm in self._feeds.finished(rank, item, end):
-                self.ready[comm] = self._feeds.latest.pop(comm)
-                woken.extend(self._sleepers.pop(comm, ()))
+            ends.append(now)
+            self._done[item] = 1
+            for comm in self._graph.feeds[number]:
+                woken.extend(self._feed(comm * m + microbatch, now))
         return woken
 
-    def _earliest_start(self, rank: int, item: Pass, free: float) -> float | None:
+    def _earliest_start(self, rank: int, number: int, microbatch: int, free: float) -> float | None:
+        graph, m = self._graph, self._graph.microbatches
         start = free
-        for need in needs(self.plan, rank, item):
-            if isinstance(need, Comm):
-                ready = self.ready.get(need)
-                if ready is None:
-                    self._sleepers[need].append(rank)
-                    return None
-                start = max(start, ready)
-            elif need not in self._done[rank]:
+        needed = [need * m + microbatch for need in graph.comm_needs[number]]
+        for comm in needed + self._blocking(rank) if graph.waits_after else needed:
+            if self._missing[comm]:
+                self._sleepers.setdefault(comm, []).append(rank)
+                return None
+            start = max(start, self.latest[comm] + graph.comm_times[comm // m])
+        for own in graph.own_needs[number]:
+            if not self._done[own * m + microbatch]:
                 return None  # it stands later in the same row, or nowhere: stuck for good
         return start
 
+    def _blocking(self, rank: int) -> list[int]:
+        """Return what ``rank`` waits for on the spot after its last pass."""
+        if not self.ends[rank]:
+            return []
+        m = self._graph.microbatches
+        number, microbatch = divmod(self._rows[rank][len(self.ends[rank]) - 1], m)
+        comm = self._graph.waits_after.get(number)
+        return [] if comm is None else [comm * m + microbatch]
 
-class Feeds:
-    """Counts, for every communication that somebody needs, the sources that are still to end."""
-
-    def __init__(self, plan: Plan) -> None:
-        # No set: its order differs from process to process, and the ranks must agree.
-        self.latest: dict[Comm, float] = {
-            need: 0.0
-            for rank, row in enumerate(plan.rows)
-            for item in row
-            for need in needs(plan, rank, item)
-            if isinstance(need, Comm)
-        }
-        self._missing: dict[Comm, int] = {}
-        self._fed_by: dict[tuple[int, Pass], list[Comm]] = defaultdict(list)
-        for comm in self.latest:
-            feeding = sources(plan, comm)
-            self._missing[comm] = len(feeding)
-            for source in feeding:
-                self._fed_by[source].append(comm)
-
-    def finished(self, rank: int, item: Pass, end: float) -> list[Comm]:
-        """Note the end of a pass; return the communications whose last source it was."""
-        complete = []
-        for comm in self._fed_by.get((rank, item), ()):
-            self.latest[comm] = max(self.latest[comm], end)
-            self._missing[comm] -= 1
-            if not self._missing[comm]:
-                complete.append(comm)
-        return complete
+    def _feed(self, comm: int, end: float) -> list[int]:
+        """Note the end of a source; return the ranks that the last one wakes up."""
+        self.latest[comm] = max(self.latest[comm], end)
+        self._missing[comm] -= 1
+        if self._missing[comm]:
+            return []
+        self.complete.append(comm)
+        return self._sleepers.pop(comm, [])

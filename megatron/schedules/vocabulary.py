@@ -4,7 +4,7 @@ The input and output layers are split over all ranks, so each rank runs its shar
 microbatch, in time with the block:
 
 * S follows the last stage's F as soon as the rank is between two passes; T follows S one interval
-  later, when C1 is done;
+  later, when C1 is done, or two where E and the barrier of the sums come between (naive);
 * every barrier holds the backwards back by one interval, in which its collective hides;
 * IF runs one interval ahead of the first F, IB one interval behind the first stage's B, so that
   CIF and CIB hide too.
@@ -13,6 +13,7 @@ The inserted passes have no duration: they widen the interval of every rank alik
 of the passes need not know.
 """
 
+from dataclasses import replace
 from math import ceil, floor
 
 from megatron.schedules.block import Block, Slot
@@ -23,18 +24,19 @@ def with_vocabulary(block: Block, barriers: int) -> Block:
 
     Args:
         block: any block with the vocabulary layers left out.
-        barriers: 2 for Algorithm 1 (C1, then C2 after T), 1 for Algorithm 2 (C1 only).
+        barriers: 1 for Algorithm 2 (C1), 2 for Algorithm 1 (C1, and C2 after T), 3 for the naive
+            order (C1, C2 after E, C3 after T).
 
     Raises:
         ValueError: if the block already has vocabulary passes, or for another count of barriers.
     """
     if block.barriers is not None:
         raise ValueError("the block already has vocabulary passes")
-    if barriers not in (1, 2):
-        raise ValueError(f"the output layer has 1 or 2 barriers, got {barriers}")
+    if barriers not in (1, 2, 3):
+        raise ValueError(f"the output layer has 1, 2 or 3 barriers, got {barriers}")
     last_forward = block.slot(len(block.stages) - 1, "F").end
     held = tuple(tuple(_hold_back(s, barriers * block.interval) for s in row) for row in block.rows)
-    waiting = Block(held, block.stages, block.interval, barriers)
+    waiting = replace(block, rows=held, barriers=barriers)
     first_forward = waiting.slot(0, "F").start
     first_backward = waiting.slot(0, "B").end
     rows = []
@@ -42,12 +44,13 @@ def with_vocabulary(block: Block, barriers: int) -> Block:
         s_time = _boundary_after(row, last_forward, block.interval)
         inserted = (
             Slot(s_time, 0, "S"),
-            Slot(s_time + block.interval, 0, "T"),
+            *([Slot(s_time + block.interval, 0, "E")] if barriers == 3 else []),
+            Slot(s_time + block.interval * (2 if barriers == 3 else 1), 0, "T"),
             Slot(_boundary_before(row, first_forward - block.interval, block.interval), 0, "IF"),
             Slot(_boundary_after(row, first_backward + block.interval, block.interval), 0, "IB"),
         )
         rows.append(row + inserted)
-    return Block(tuple(rows), block.stages, block.interval, barriers)
+    return replace(waiting, rows=tuple(rows))
 
 
 def _hold_back(slot: Slot, delay: float) -> Slot:

@@ -4,42 +4,14 @@ Each rank has a compute lane, and communication lanes that overlap with it. A co
 when every participant has issued it and its lane is free, and ends after its cost.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
+from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.lower import Program, Run, Start, lane
-from megatron.schedules.needs import Comm, CommKind, participants
-from megatron.schedules.passes import Pass, PassKind
-from megatron.schedules.timing import UNIT_COSTS
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Time of every pass and communication, in any one unit.
-
-    Attributes:
-        passes: time of a pass by kind: one number for all ranks, or one per rank.
-        comms: time of a communication by kind; absent ones are free.
-    """
-
-    passes: Mapping[PassKind, float | Sequence[float]] = field(default_factory=lambda: UNIT_COSTS)
-    comms: Mapping[CommKind, float] = field(default_factory=dict)
-
-    def of_pass(self, rank: int, item: Pass) -> float:
-        """Return the time of ``item`` on ``rank``.
-
-        Raises:
-            ValueError: if no cost is known for its kind.
-        """
-        cost = self.passes.get(item.kind)
-        if cost is None:
-            raise ValueError(f"no cost is given for {item.kind} passes: give {item.kind}=TIME")
-        return cost if isinstance(cost, (int, float)) else cost[rank]
-
-    def of_comm(self, comm: Comm) -> float:
-        """Return the time of ``comm``."""
-        return self.comms.get(comm.kind, 0.0)
+from megatron.schedules.needs import Comm, participants
+from megatron.schedules.passes import Pass
 
 
 class Span(NamedTuple):
@@ -85,8 +57,17 @@ class Timeline:
 
     def compute(self, rank: int) -> list[Span]:
         """Return the passes of ``rank`` in order."""
-        own = (s for s in self.spans if s.rank == rank and s.lane == "compute")
-        return sorted(own, key=lambda s: (s.start, s.end))
+        return self._compute[rank]
+
+    @cached_property
+    def _compute(self) -> list[list[Span]]:
+        rows: list[list[Span]] = [[] for _ in range(self.ranks)]
+        for span in self.spans:
+            if span.lane == "compute":
+                rows[span.rank].append(span)
+        for row in rows:
+            row.sort(key=lambda s: (s.start, s.end))
+        return rows
 
     def work(self, rank: int) -> float:
         """Return the time that ``rank`` spends in passes."""
@@ -96,10 +77,10 @@ class Timeline:
         """Return 1 - work / span over all ranks.
 
         The span is the longest time between a rank's first start and last end, as the zero-bubble
-        papers count (arXiv 2401.10241, section 5.3).
+        papers count (arXiv 2401.10241, section 5.3); passes that take no time do not count.
         """
-        rows = [self.compute(rank) for rank in range(self.ranks)]
-        span = max(row[-1].end - row[0].start for row in rows)
+        rows = [[s for s in self.compute(rank) if s.end > s.start] for rank in range(self.ranks)]
+        span = max(row[-1].end - row[0].start for row in rows if row)
         return 1 - sum(map(self.work, range(self.ranks))) / (self.ranks * span)
 
     def bubble_rate_makespan(self) -> float:
@@ -107,13 +88,13 @@ class Timeline:
         return 1 - sum(map(self.work, range(self.ranks))) / (self.ranks * self.end)
 
 
-def simulate(program: Program, costs: Costs | None = None) -> Timeline:
+def simulate(program: Program, costs: Costs = UNIT_COSTS) -> Timeline:
     """Return the timeline of ``program``.
 
     Raises:
         ValueError: if a kind of pass has no cost, or the program deadlocks.
     """
-    walk = _Walk(program, costs or Costs())
+    walk = _Walk(program, costs)
     awake = list(range(program.plan.ranks))
     while awake:
         awake.extend(walk.advance(awake.pop()))
@@ -157,7 +138,7 @@ class _Walk:
 
     def _run(self, rank: int, item: Pass) -> None:
         start = self._clock[rank]
-        end = start + self.costs.of_pass(rank, item)
+        end = start + self.costs.of_pass(self.program.plan, rank, item)
         self._clock[rank] = end
         self.spans.append(
             Span(rank, "compute", str(item), item.kind, item.microbatch, item.chunk, start, end)

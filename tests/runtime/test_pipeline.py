@@ -13,7 +13,8 @@ from reference.plain_gpt import GPTOptions
 
 from megatron.runtime.batch import to_device
 from megatron.runtime.timeline import Recorder
-from megatron.schedules.check import expected_passes, in_flight
+from megatron.schedules.check import expected_passes
+from megatron.schedules.memory import in_flight
 from megatron.schedules.plan import Plan
 from megatron.simulator.simulate import Timeline
 from megatron.simulator.timeline_file import load_timeline, save_timeline

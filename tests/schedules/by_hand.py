@@ -7,14 +7,13 @@ and finds the cycles.
 
 import graphlib
 from collections import defaultdict
-from collections.abc import Callable
 from itertools import pairwise
 
-from megatron.schedules.passes import Pass
+from megatron.schedules.costs import Costs
 from megatron.schedules.plan import Plan
 
 Node = tuple[int, str]
-"""(rank, label of a pass); rank -1 for a barrier, which takes no time."""
+"""(rank, label of a pass); rank -1 for a communication, whose label begins with its kind."""
 
 
 def label(kind: str, microbatch: int, chunk: int) -> str:
@@ -32,7 +31,8 @@ def predecessors(plan: Plan) -> dict[Node, set[Node]]:
     for microbatch in range(plan.microbatches):
         _flow(plan, microbatch, before)
         if plan.barriers is not None:
-            _vocabulary(plan, microbatch, before)
+            _input_layer(plan, microbatch, before)
+            _output_layer(plan, microbatch, before)
     return before
 
 
@@ -40,51 +40,89 @@ def _flow(plan: Plan, i: int, before: dict[Node, set[Node]]) -> None:
     """The forward goes up the stages, the backward comes down, both within the microbatch."""
     forwards = [(rank, label("F", i, chunk)) for rank, chunk in plan.stages]
     for source, target in pairwise(forwards):
-        before[target].add(source)
+        _send("X", source, target, before)
     if plan.forward_only:
         return
     backwards = [(rank, label("B", i, chunk)) for rank, chunk in plan.stages]
     for forward, backward in zip(forwards, backwards, strict=True):
         before[backward].add(forward)
     for target, source in pairwise(backwards):
-        before[target].add(source)
+        _send("G", source, target, before)
     if any(p.kind == "W" for row in plan.rows for p in row):
         for (rank, chunk), backward in zip(plan.stages, backwards, strict=True):
             before[rank, label("W", i, chunk)].add(backward)
 
 
-def _vocabulary(plan: Plan, i: int, before: dict[Node, set[Node]]) -> None:
-    """S and T on every rank around the barriers, IF ahead of the first F, IB behind its B."""
-    ranks = range(plan.ranks)
-    (first, first_chunk), (last, last_chunk) = plan.stages[0], plan.stages[-1]
-    every = {kind: {(rank, f"{kind}{i}") for rank in ranks} for kind in ("S", "T", "IF", "IB")}
-    for kind in ("S", "T", "IF"):
-        before[-1, f"all {kind}{i}"] = every[kind]
-    before[first, label("F", i, first_chunk)].add((-1, f"all IF{i}"))
-    for rank in ranks:
-        before[rank, f"S{i}"].add((last, label("F", i, last_chunk)))
-        before[rank, f"T{i}"].add((-1, f"all S{i}"))
+def _send(kind: str, source: Node, target: Node, before: dict[Node, set[Node]]) -> None:
+    """A message takes time between two ranks, and does not exist within one."""
+    if source[0] == target[0]:
+        before[target].add(source)
+    else:
+        message = -1, f"{kind} {source}"
+        before[message] = {source}
+        before[target].add(message)
+
+
+def _input_layer(plan: Plan, i: int, before: dict[Node, set[Node]]) -> None:
+    """IF of all ranks ahead of the first F; IB of every rank behind the B of that stage."""
+    ranks, (first, chunk) = range(plan.ranks), plan.stages[0]
+    before[-1, f"CIF {i}"] = {(rank, f"IF{i}") for rank in ranks}
+    before[first, label("F", i, chunk)].add((-1, f"CIF {i}"))
     if plan.forward_only:
         return
-    barrier = {1: "S", 2: "T"}[plan.barriers or 0]
-    before[last, label("B", i, last_chunk)].add((-1, f"all {barrier}{i}"))
-    for node in every["IB"]:
-        before[node] |= {(first, label("B", i, first_chunk)), (node[0], f"IF{i}")}
+    backward = first, label("B", i, chunk)
+    before[-1, f"CIB {i}"] = {backward}
+    for rank in ranks:
+        source = backward if rank == first else (-1, f"CIB {i}")
+        before[rank, f"IB{i}"] |= {source, (rank, f"IF{i}")}
 
 
-def end_times(plan: Plan, cost: Callable[[int, Pass], float]) -> list[list[float]]:
-    """Return when every pass of every row ends, communication being free: longest paths.
+def _output_layer(plan: Plan, i: int, before: dict[Node, set[Node]]) -> None:
+    """S after the last F, and from barrier to barrier over E and T to the last stage's B."""
+    ranks, (last, chunk) = range(plan.ranks), plan.stages[-1]
+    before[-1, f"C0 {i}"] = {(last, label("F", i, chunk))}
+    for rank in ranks:
+        own = rank == last and not plan.synchronous  # it has what it broadcasts
+        before[rank, f"S{i}"].add((last, label("F", i, chunk)) if own else (-1, f"C0 {i}"))
+    # The pass before each barrier, and the pass after it on every rank.
+    steps = {1: ["ST"], 2: ["ST", "T"], 3: ["SE", "ET", "T"]}[plan.barriers or 0]
+    for number, (merged, *following) in enumerate(steps, 1):
+        before[-1, f"C{number} {i}"] = {(rank, f"{merged}{i}") for rank in ranks}
+        for rank in ranks:
+            for kind in following:
+                before[rank, f"{kind}{i}"] |= {(-1, f"C{number} {i}"), (rank, f"{merged}{i}")}
+    if not plan.forward_only:
+        before[last, label("B", i, chunk)].add((-1, f"C{len(steps)} {i}"))
+
+
+def end_times(plan: Plan, costs: Costs) -> list[list[float]]:
+    """Return when every pass of every row ends, if communications never wait: longest paths.
 
     Raises:
         graphlib.CycleError: if the plan deadlocks.
     """
     before = predecessors(plan)
-    costs = {(rank, str(p)): cost(rank, p) for rank, row in enumerate(plan.rows) for p in row}
+    lengths = {
+        (rank, str(item)): costs.of_pass(plan, rank, item)
+        for rank, row in enumerate(plan.rows)
+        for item in row
+    }
+    comms = {str(kind): time for kind, time in costs.comms.items()}
     ends: dict[Node, float] = {}
     for node in graphlib.TopologicalSorter(before).static_order():
         start = max((ends[earlier] for earlier in before[node]), default=0.0)
-        ends[node] = start + (0.0 if node[0] < 0 else costs[node])
+        length = comms.get(node[1].split()[0], 0.0) if node[0] < 0 else lengths[node]
+        ends[node] = start + length
     return [[ends[rank, str(p)] for p in row] for rank, row in enumerate(plan.rows)]
+
+
+def span(plan: Plan, costs: Costs) -> float:
+    """Return the longest time between a rank's first start and last end; no pass may be free."""
+    ends = end_times(plan, costs)
+    begins = [
+        row[0] - costs.of_pass(plan, rank, plan.rows[rank][0]) for rank, row in enumerate(ends)
+    ]
+    return max(row[-1] - begin for row, begin in zip(ends, begins, strict=True))
 
 
 def one_f_one_b_row(ranks: int, rank: int, microbatches: int) -> list[str]:
@@ -94,3 +132,43 @@ def one_f_one_b_row(ranks: int, rank: int, microbatches: int) -> list[str]:
     for i in range(microbatches - warm_up):
         row += [f"F{warm_up + i}", f"B{i}"]
     return row + [f"B{i}" for i in range(microbatches - warm_up, microbatches)]
+
+
+def gpipe_row(microbatches: int) -> list[str]:
+    """Return a row of GPipe: all forwards, then all backwards, in the order of the microbatches."""
+    return [f"{kind}{i}" for kind in "FB" for i in range(microbatches)]
+
+
+def interleaved_row(ranks: int, rank: int, microbatches: int, chunks: int) -> list[str]:
+    """Return a row of interleaved 1F1B (arXiv 2104.04473, section 2.2).
+
+    ``microbatches`` is a multiple of ``ranks``. Groups of p microbatches take one chunk after the
+    other, backwards from the last chunk down. The warm-up is that of Megatron-LM.
+    """
+    order = [
+        (group * ranks + i, chunk)
+        for group in range(microbatches // ranks)
+        for chunk in range(chunks)
+        for i in range(ranks)
+    ]
+    forwards = [label("F", i, chunk) for i, chunk in order]
+    backwards = [label("B", i, chunks - 1 - chunk) for i, chunk in order]
+    warm_up = min(2 * (ranks - rank - 1) + (chunks - 1) * ranks, len(order))
+    row = forwards[:warm_up]
+    for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
+        row += [forward, backward]
+    return row + backwards[len(order) - warm_up :]
+
+
+def zb_h1_row(ranks: int, rank: int, microbatches: int) -> list[str]:
+    """Return a row of ZB-H1: 1F1B, and rank i is i microbatches late with its weight gradients.
+
+    They all fill the cool-down then, and every rank holds p microbatches (arXiv 2401.10241,
+    section 2.2.1 and figure 3).
+    """
+    row = []
+    for item in one_f_one_b_row(ranks, rank, microbatches):
+        row.append(item)
+        if item[0] == "B" and int(item[1:]) >= rank:
+            row.append(f"W{int(item[1:]) - rank}")
+    return row + [f"W{i}" for i in range(max(microbatches - rank, 0), microbatches)]

@@ -3,62 +3,161 @@
 Costs are small whole numbers, so that times compare exactly and ties are common.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from random import Random
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+import pytest
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from megatron.schedules.block import Block, Slot
-from megatron.schedules.passes import PASS_KINDS, Pass, PassKind
+from megatron.schedules import tighten
+from megatron.schedules.block import Block, Slot, unroll
+from megatron.schedules.catalogue import SCHEDULES
+from megatron.schedules.costs import UNIT_COSTS, Costs
+from megatron.schedules.needs import COMM_KINDS
+from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS, PassKind
 from megatron.schedules.plan import Plan
 from megatron.schedules.registry import make_plan
+from megatron.schedules.vocabulary import with_vocabulary
 
-BARRIERS = {"none": 0, "vocab-2": 1, "vocab-1": 2}
-vocabularies = st.sampled_from(["none", "vocab-1", "vocab-2"])
+BARRIERS: Final = {
+    "none": 0, "redis": 0, "naive": 3, "vocab-1": 2, "vocab-2": 1, "interlaced": 2
+}  # fmt: skip
+"""Barriers of every treatment, each of which keeps one microbatch more in flight."""
+PIPELINED: Final = ("none", "vocab-2", "vocab-1", "naive")
+"""The treatments that make plans of different kinds, the synchronous one left out."""
+NAMES: Final = (*SCHEDULES, "zb-auto")
+vocabularies = st.sampled_from(PIPELINED)
+seeds = st.integers(0, 999)
 
 
 class Case(NamedTuple):
-    """A plan of 1F1B by its parameters, so that a failing example reads well."""
+    """A plan by its parameters, so that a failing example reads well.
 
+    Attributes:
+        schedule: a name of ``NAMES``.
+        vocabulary: a name of ``BARRIERS``.
+        ranks: pipeline ranks.
+        microbatches: microbatches of an iteration.
+        chunks: model chunks of a rank; 1 for zb-auto.
+        seed: of the costs that place the passes; ``None`` for the block's own order, untightened.
+    """
+
+    schedule: str
     vocabulary: str
     ranks: int
     microbatches: int
+    chunks: int
+    seed: int | None = None
 
     @property
     def plan(self) -> Plan:
-        return _plan(*self)
+        """The plan, made once."""
+        return _plan(self)
+
+    @property
+    def barriers(self) -> int:
+        """How many more microbatches may be in flight for the vocabulary."""
+        return BARRIERS[self.vocabulary]
+
+    @property
+    def costs(self) -> Costs:
+        """The costs that placed the passes."""
+        if self.seed is None:
+            return UNIT_COSTS
+        return random_costs(self.seed, self.ranks, self.chunks)
+
+    @property
+    def memory_limit(self) -> float | None:
+        """Microbatches that zb-auto may hold: between what ZB-H1 and ZB-H2 do, with barriers."""
+        if self.schedule != "zb-auto":
+            return None
+        return float(self.ranks + (self.seed or 0) % self.ranks + self.barriers)
+
+
+@contextmanager
+def few_trials() -> Iterator[None]:
+    """Let ``tighten`` give up early: what holds for every trial needs no long search."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tighten, "PATIENCE", 4)
+        yield
 
 
 @cache
-def _plan(vocabulary: str, ranks: int, microbatches: int) -> Plan:
-    return make_plan("1f1b", vocabulary, ranks, microbatches)
+def _plan(case: Case) -> Plan:
+    free_chunks = case.schedule in SCHEDULES and SCHEDULES[case.schedule].chunks is None
+    with few_trials():
+        return make_plan(
+            case.schedule,
+            case.vocabulary,
+            case.ranks,
+            case.microbatches,
+            case.costs,
+            chunks=case.chunks if free_chunks else None,
+            memory_limit=case.memory_limit,
+            tightened=case.seed is not None,
+        )
 
 
 @st.composite
 def cases(
-    draw: st.DrawFn, ranks: int = 16, vocabulary: st.SearchStrategy[str] = vocabularies
+    draw: st.DrawFn,
+    schedules: Sequence[str] = NAMES,
+    vocabulary: st.SearchStrategy[str] = vocabularies,
+    passes: int = 400,
+    tightened: bool = False,
 ) -> Case:
-    """Draw a 1F1B of up to ``ranks`` ranks and four microbatches per rank."""
-    p = draw(st.integers(1, ranks))
-    return Case(draw(vocabulary), p, draw(st.integers(1, 4 * p)))
+    """Draw a plan of 1 to 32 ranks, mostly few, and of up to four microbatches a rank.
+
+    Args:
+        draw: given by hypothesis.
+        schedules: names to draw from.
+        vocabulary: treatments to draw from.
+        passes: bound of ranks x microbatches x chunks, which is what a plan costs.
+        tightened: draw costs too, and have the plan tightened by them.
+    """
+    schedule = draw(st.sampled_from(schedules))
+    known = SCHEDULES[schedule].chunks if schedule in SCHEDULES else 1
+    chunks = draw(st.integers(2, 4)) if known is None else known
+    ranks = draw(st.integers(1, 7) | st.integers(8, 32))
+    ranks = min(ranks, passes // chunks)
+    microbatches = draw(st.integers(1, max(1, min(4 * ranks, passes // (chunks * ranks)))))
+    treatment = draw(vocabulary)
+    assume(not (schedule == "zb-auto" and treatment == "interlaced"))  # refused
+    seed = draw(seeds) if tightened or schedule == "zb-auto" else None
+    return Case(schedule, treatment, ranks, microbatches, chunks, seed)
 
 
-class RandomCosts:
-    """A duration of 1 to 9 for every kind of pass on every rank, drawn from ``seed``."""
+def random_costs(seed: int, ranks: int, chunks: int = 1) -> Costs:
+    """Return a duration of 1 to 9 for every kind of pass on every rank, and chunk if it has any.
 
-    def __init__(self, seed: int, ranks: int) -> None:
-        random = Random(seed)
-        self.passes: dict[PassKind, list[float]] = {
-            kind: [float(random.randint(1, 9)) for _ in range(ranks)] for kind in PASS_KINDS
+    Communication is free: see ``with_comms``.
+    """
+    random = Random(seed)
+    return Costs(
+        {
+            kind: [
+                [float(random.randint(1, 9)) for _ in range(chunks if kind in CHUNKED_KINDS else 1)]
+                for _ in range(ranks)
+            ]
+            for kind in PASS_KINDS
         }
-
-    def __call__(self, rank: int, item: Pass) -> float:
-        return self.passes[item.kind][rank]
+    )
 
 
-seeds = st.integers(0, 999)
+def with_comms(costs: Costs, seed: int, longest: int = 9) -> Costs:
+    """Return ``costs`` with communications of every kind that take 0 to ``longest``."""
+    random = Random(seed)
+    return Costs(costs.passes, {kind: float(random.randint(0, longest)) for kind in COMM_KINDS})
+
+
+def plan_of_block(block: Block, vocabulary: str, microbatches: int) -> Plan:
+    """Return the plan of ``block`` with a treatment of ``PIPELINED``."""
+    barriers = BARRIERS[vocabulary]
+    return unroll(with_vocabulary(block, barriers) if barriers else block, microbatches)
 
 
 @st.composite
@@ -103,3 +202,6 @@ def blocks(draw: st.DrawFn) -> Block:
         if "W" in kinds:
             place(at, "W", now)
     return Block(tuple(map(tuple, rows)), stages, interval)
+
+
+plans_of_blocks = st.builds(plan_of_block, blocks(), vocabularies, st.integers(1, 6))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from schedules import by_hand
-from schedules.cases import RandomCosts, blocks, seeds
+from schedules.cases import blocks, random_costs, seeds
 
 from megatron.schedules.block import Block, Slot, unroll
 from megatron.schedules.check import check
@@ -26,13 +26,33 @@ def test_a_block_that_keeps_its_needs_unrolls_to_a_plan_without_deadlock(
 ) -> None:
     plan = unroll(block, microbatches)
     check(plan)
-    assert by_hand.end_times(plan, RandomCosts(seed, plan.ranks))
+    assert by_hand.end_times(plan, random_costs(seed, plan.ranks, plan.chunks))
 
 
 def test_passes_without_duration_go_first_and_t_frees_before_s_takes() -> None:
-    inserted = (Slot(4, 0, "IF"), Slot(4, 0, "IB"), Slot(4, 0, "S"), Slot(4, 0, "T"))
-    block = Block(((Slot(0, 1, "F"), Slot(4, 1, "B"), *inserted),), ((0, 0),), 6, barriers=1)
-    assert " ".join(map(str, unroll(block, 1).rows[0])) == "F0 T0 S0 IB0 IF0 B0"
+    inserted = tuple(Slot(4, 0, kind) for kind in ("IF", "IB", "S", "E", "T"))
+    block = Block(((Slot(0, 1, "F"), Slot(4, 1, "B"), *inserted),), ((0, 0),), 6, barriers=3)
+    assert " ".join(map(str, unroll(block, 1).rows[0])) == "F0 T0 E0 S0 IB0 IF0 B0"
+
+
+def test_where_the_output_layer_is_synchronous_t_follows_its_s() -> None:
+    slots = (Slot(0, 1, "F"), Slot(1, 0, "S"), Slot(1, 0, "T"), Slot(4, 1, "B"))
+    block = Block((slots,), ((0, 0),), 3, barriers=2, synchronous=True)
+    plan = unroll(block, 2)
+    assert plan.synchronous
+    assert " ".join(map(str, plan.rows[0])) == "F0 S0 T0 F1 S1 T1 B0 B1"
+
+
+def test_microbatches_of_a_group_pass_a_chunk_before_the_next() -> None:
+    """Two chunks take turns every 2 microbatches: a group comes 2 x 2 intervals after the last."""
+    slots = (Slot(0, 1, "F", 0), Slot(6, 1, "F", 1), Slot(7, 2, "B", 1), Slot(13, 2, "B", 0))
+    block = Block((slots,), ((0, 0), (0, 1)), 3, group=2)
+    assert (block.chunks, block.period) == (2, 12)
+    assert [block.start(slots[1], i) for i in range(5)] == [6, 9, 18, 21, 30]
+    plan = unroll(block, 3)
+    check(plan)
+    row = "F0 F1 F0.1 B0.1 F1.1 B1.1 F2 B0 B1 F2.1 B2.1 B2"
+    assert " ".join(map(str, plan.rows[0])) == row
 
 
 def test_a_v_shaped_block() -> None:

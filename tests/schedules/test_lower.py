@@ -11,37 +11,47 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import by_hand
-from schedules.cases import Case, RandomCosts, blocks, cases, seeds, vocabularies
+from schedules.cases import (
+    PIPELINED,
+    Case,
+    cases,
+    plans_of_blocks,
+    random_costs,
+    seeds,
+    with_comms,
+)
 
 from megatron.schedules import lower as lowering
-from megatron.schedules.block import Block, unroll
+from megatron.schedules.costs import Costs
 from megatron.schedules.lower import IN_FLIGHT_SENDS, Program, Run, Start, Wait, lane, lower
-from megatron.schedules.needs import COMM_KINDS, Comm
+from megatron.schedules.needs import Comm
 from megatron.schedules.passes import PASS_KINDS, PassKind
-from megatron.schedules.plan import VOCABULARY_BARRIERS, Plan, evaluation_plan
-from megatron.schedules.registry import make_plan
-from megatron.schedules.vocabulary import with_vocabulary
-from megatron.simulator.simulate import Costs, simulate
+from megatron.schedules.plan import Plan, evaluation_plan
+from megatron.schedules.timing import earliest
+from megatron.simulator import simulate as simulating
+from megatron.simulator.simulate import simulate
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def any_block(block: Block, vocabulary: str, microbatches: int) -> Plan:
-    barriers = VOCABULARY_BARRIERS[vocabulary]
-    return unroll(block if barriers is None else with_vocabulary(block, barriers), microbatches)
 
 
 def of_case(case: Case, evaluate: bool) -> Plan:
     return evaluation_plan(case.plan) if evaluate else case.plan
 
 
-plans = st.builds(of_case, cases(ranks=16), st.booleans()) | st.builds(
-    any_block, blocks(), vocabularies, st.integers(1, 6)
-)
+def some_cases(*treatments: str) -> st.SearchStrategy[Case]:
+    """Draw large plans in the order of their block, and small ones that costs have tightened."""
+    vocabulary = st.sampled_from(treatments)
+    return cases(vocabulary=vocabulary, passes=150) | cases(
+        vocabulary=vocabulary, passes=30, tightened=True
+    )
+
+
+overlapped = st.builds(of_case, some_cases(*PIPELINED), st.booleans()) | plans_of_blocks
+plans = overlapped | st.builds(of_case, some_cases("interlaced"), st.booleans())
 
 
 def lowered(plan: Plan, seed: int) -> Program:
-    return lower(plan, RandomCosts(seed, plan.ranks))
+    return lower(plan, random_costs(seed, plan.ranks, plan.chunks))
 
 
 def started(program: Program, rank: int) -> list[Comm]:
@@ -65,11 +75,15 @@ def test_passes_stay_in_the_order_of_the_plan(plan: Plan, seed: int) -> None:
 def test_every_rank_takes_part_in_exactly_what_concerns_it(plan: Plan, seed: int) -> None:
     program = lowered(plan, seed)
     expected = [Counter[str]() for _ in plan.rows]
-    collectives = [] if plan.barriers is None else ["CIF", "C1"]
-    if plan.barriers == 2 and not plan.forward_only:
-        collectives.append("C2")
-    if plan.barriers is not None and plan.ranks > 1:  # what one rank broadcasts to the others
-        collectives += ["C0"] if plan.forward_only else ["C0", "CIB"]
+    collectives = []
+    if plan.barriers is not None:
+        collectives += ["CIF", *(f"C{i + 1}" for i in range(plan.barriers))]
+        if plan.forward_only and plan.barriers > 1:
+            collectives.pop()  # the last barrier is only for the backward
+        if plan.ranks > 1 or plan.synchronous:
+            collectives.append("C0")
+        if plan.ranks > 1 and not plan.forward_only:
+            collectives.append("CIB")
     for i in range(plan.microbatches):
         for stage, (source, target) in enumerate(pairwise(rank for rank, _ in plan.stages)):
             if source != target:
@@ -112,6 +126,8 @@ def test_all_ranks_agree_on_the_order(plan: Plan, seed: int) -> None:
 def test_a_rank_sends_what_it_has(plan: Plan, seed: int) -> None:
     """A rank's own part of a communication exists before the rank issues it."""
     made_by = {"X": "F", "G": "B", "C0": "F", "C1": "S", "C2": "T", "CIF": "IF", "CIB": "B"}
+    if plan.barriers == 3:
+        made_by |= {"C2": "E", "C3": "T"}
     for rank, steps in enumerate(lowered(plan, seed).rows):
         done: set[str] = set()
         for step in steps:
@@ -121,7 +137,7 @@ def test_a_rank_sends_what_it_has(plan: Plan, seed: int) -> None:
                 comm = step.comm
                 at = {"C0": len(plan.stages) - 1, "CIB": 0}.get(comm.kind, comm.stage)
                 sender, chunk = plan.stages[at]
-                if comm.kind in ("C1", "C2", "CIF"):
+                if comm.kind in ("C1", "C2", "C3", "CIF"):
                     sender, chunk = rank, 0
                 if sender == rank:
                     assert by_hand.label(made_by[comm.kind], comm.microbatch, chunk) in done
@@ -140,36 +156,66 @@ def test_messages_that_nobody_here_waits_for_are_few(plan: Plan, seed: int) -> N
             assert all(count <= IN_FLIGHT_SENDS for count in open_sends.values())
 
 
-@given(plans, seeds, seeds, st.sampled_from([0.0, 0.5, 7.0]))
+@given(plans, seeds, seeds, st.sampled_from([0, 2, 40]))
 def test_no_other_costs_make_it_deadlock_or_start_too_early(
-    plan: Plan, assumed: int, real: int, comm: float
+    plan: Plan, assumed: int, real: int, longest: int
 ) -> None:
     """Run with costs it was not lowered for: it ends, and no pass starts before its needs."""
-    costs = RandomCosts(real, plan.ranks)
-    comms = {kind: comm * (1 + i) for i, kind in enumerate(COMM_KINDS)}
-    found = simulated_ends(lowered(plan, assumed), Costs(costs.passes, comms))
+    costs = with_comms(random_costs(real, plan.ranks, plan.chunks), real, longest)
+    found = simulated_ends(lowered(plan, assumed), costs)
     for real_row, least_row in zip(found, by_hand.end_times(plan, costs), strict=True):
         assert all(end >= least for end, least in zip(real_row, least_row, strict=True))
 
 
-@given(plans, seeds)
-def test_with_true_costs_and_free_communication_it_takes_the_time_of_the_plan(
-    plan: Plan, seed: int
+@given(overlapped, seeds, st.sampled_from([0, 2, 40]))
+def test_with_true_costs_it_takes_the_time_of_the_plan(
+    plan: Plan, seed: int, longest: int
 ) -> None:
-    """Every wait is as late as it may be, except that a rank short of buffers waits for one."""
-    costs = RandomCosts(seed, plan.ranks)
+    """Everything is started as early, and waited for as late, as it may be.
+
+    The plan lets a communication begin as soon as its data exists. A real one differs in two
+    things and no other, and both are taken away here: it waits until the one before it in its lane
+    is done, and of the messages that a rank sends, but does not need, the third waits for the first.
+    """
+    costs = with_comms(random_costs(seed, plan.ranks, plan.chunks), seed, longest)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lowering, "IN_FLIGHT_SENDS", 10**6)
-        program = lower(plan, costs)
-    assert simulated_ends(program, Costs(costs.passes)) == by_hand.end_times(plan, costs)
+        patch.setattr(simulating, "lane", lambda plan, comm: comm)
+        found = simulated_ends(lower(plan, costs), costs)
+    assert found == by_hand.end_times(plan, costs)
+    assert found == [list(row) for row in earliest(plan, costs).ends]
 
 
-@settings(max_examples=25)
-@given(cases(vocabulary=st.just("none")), seeds)
-def test_two_buffers_cost_1f1b_no_time(case: Case, seed: int) -> None:
-    costs = RandomCosts(seed, case.ranks)
-    program = lower(case.plan, costs)
-    assert simulated_ends(program, Costs(costs.passes)) == by_hand.end_times(case.plan, costs)
+@given(some_cases("none"), seeds, st.integers(0, 40))
+def test_messages_no_longer_than_the_passes_cost_what_they_do_in_the_plan(
+    case: Case, seed: int, longest: int
+) -> None:
+    """A link is free again before its rank has the next message, and two buffers are enough."""
+    costs = random_costs(seed, case.ranks, case.chunks)
+    forward, backward = (
+        min(float(time) for row in costs.passes[kind] for time in row) for kind in ("F", "B")
+    )
+    comms = {"X": min(forward, longest / 4), "G": min(backward, longest / 4)}
+    real = Costs(costs.passes, comms)
+    assert simulated_ends(lower(case.plan, real), real) == by_hand.end_times(case.plan, real)
+
+
+@given(some_cases("interlaced"), seeds, st.integers(0, 9))
+def test_ranks_meet_for_a_synchronous_output_layer(case: Case, seed: int, longest: int) -> None:
+    """S begins on all ranks at one time, and so does T, and nobody works before C2 is done."""
+    costs = with_comms(random_costs(seed, case.ranks, case.chunks), seed, longest)
+    timeline = simulate(lower(case.plan, costs), costs)
+    rows = [timeline.compute(rank) for rank in range(case.ranks)]
+    for i in range(case.microbatches):
+        at = [[span.label for span in row].index(f"S{i}") for row in rows]
+        met = [(row[n], row[n + 1]) for row, n in zip(rows, at, strict=True)]
+        assert {second.label for _, second in met} == {f"T{i}"}
+        assert len({first.start for first, _ in met}) == 1
+        assert {second.start for _, second in met} == {
+            max(first.end for first, _ in met) + costs.comms["C1"]
+        }
+        done = max(second.end for _, second in met) + costs.comms["C2"]
+        assert all(row[n + 2].start >= done for row, n in zip(rows, at, strict=True))
 
 
 @given(plans)
@@ -190,7 +236,9 @@ def test_every_process_lowers_to_the_same_program() -> None:
     code = (
         "from megatron.schedules.lower import lower\n"
         "from megatron.schedules.registry import make_plan\n"
-        "print(*(lower(make_plan('1f1b', v, 4, 9)) for v in ('none', 'vocab-1', 'vocab-2')))\n"
+        "for vocabulary in ('none', 'vocab-1', 'vocab-2', 'naive', 'interlaced'):\n"
+        "    for schedule in ('1f1b', 'interleaved', 'zb-1p', 'v-half'):\n"
+        "        print(lower(make_plan(schedule, vocabulary, 4, 6)))\n"
     )
     programs = set()
     for seed in ("1", "2", "3"):
@@ -200,12 +248,18 @@ def test_every_process_lowers_to_the_same_program() -> None:
 
 
 @settings(max_examples=60)
-@given(cases(ranks=6), st.sets(st.sampled_from(PASS_KINDS)), seeds, st.sampled_from([1, 1e9]))
-def test_passes_may_take_no_time(case: Case, free: set[PassKind], seed: int, unit: float) -> None:
+@given(
+    cases(passes=30, tightened=True),
+    st.sets(st.sampled_from(PASS_KINDS)),
+    st.sampled_from([1, 1e9]),
+)
+def test_passes_may_take_no_time(case: Case, free: set[PassKind], unit: float) -> None:
     """Whatever the unit of time is: nothing small is added to keep what depends on it apart."""
-    costs = RandomCosts(seed, case.ranks)
-    for kind, times in costs.passes.items():
-        costs.passes[kind] = [0.0 if kind in free else time * unit for time in times]
-    plan = make_plan("1f1b", *case, costs)
-    found = simulated_ends(lower(plan, costs), Costs(costs.passes))
-    assert max(map(max, found)) == pytest.approx(max(map(max, by_hand.end_times(plan, costs))))
+    costs = Costs(
+        {
+            kind: [[0.0 if kind in free else time * unit for time in row] for row in times]
+            for kind, times in case.costs.passes.items()
+        }
+    )
+    found = simulated_ends(lower(case.plan, costs), costs)
+    assert max(map(max, found)) == pytest.approx(max(map(max, by_hand.end_times(case.plan, costs))))

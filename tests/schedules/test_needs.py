@@ -2,7 +2,7 @@
 
 import pytest
 
-from megatron.schedules.needs import Comm, needs, participants, sources
+from megatron.schedules.needs import Comm, CommKind, needs, participants, sources
 from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan
 
@@ -34,6 +34,13 @@ def test_v_shape(rank: int, item: str, expected: list[str]) -> None:
     assert list(map(str, needs(V_SHAPE, rank, Pass.parse(item)))) == expected
 
 
+NAIVE = Plan.from_text(
+    "microbatches 1\nstages 0.0 1.0\nbarriers 3\n"
+    "0: IF0 F0 S0 E0 T0 B0 IB0\n1: IF0 F0 S0 E0 T0 B0 IB0\n"
+)
+SYNCHRONOUS = Plan.from_text(VOCABULARY.to_text().replace("2\n0:", "2\ncollectives synchronous\n0:"))
+
+
 @pytest.mark.parametrize(
     ("rank", "item", "expected"),
     [
@@ -50,6 +57,35 @@ def test_v_shape(rank: int, item: str, expected: list[str]) -> None:
 )
 def test_vocabulary(rank: int, item: str, expected: list[str]) -> None:
     assert list(map(str, needs(VOCABULARY, rank, Pass.parse(item)))) == expected
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        ("S0", ["F0"]),
+        ("E0", ["S0", "C1 0"]),
+        ("T0", ["E0", "C2 0"]),
+        ("B0", ["F0", "C3 0"]),
+    ],
+)
+def test_naive_merges_maximum_sum_and_gradient_one_after_the_other(
+    item: str, expected: list[str]
+) -> None:
+    assert list(map(str, needs(NAIVE, 1, Pass.parse(item)))) == expected
+
+
+@pytest.mark.parametrize(("barrier", "merged"), [("C1", "S0"), ("C2", "E0"), ("C3", "T0")])
+def test_what_the_barriers_of_naive_merge(barrier: CommKind, merged: str) -> None:
+    comm = Comm(barrier, 0)
+    assert list(sources(NAIVE, comm)) == [(rank, Pass.parse(merged)) for rank in (0, 1)]
+    assert participants(NAIVE, comm) == (0, 1)
+
+
+@pytest.mark.parametrize(("rank", "expected"), [(0, ["C0 0"]), (1, ["F0", "C0 0"])])
+def test_a_synchronous_broadcast_is_one_that_its_own_rank_waits_for(
+    rank: int, expected: list[str]
+) -> None:
+    assert list(map(str, needs(SYNCHRONOUS, rank, Pass.parse("S0")))) == expected
 
 
 @pytest.mark.parametrize(

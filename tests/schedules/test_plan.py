@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import by_hand
-from schedules.cases import Case, RandomCosts, blocks, cases, seeds
+from schedules.cases import BARRIERS, Case, blocks, cases, random_costs, seeds
 
 from megatron.schedules.block import Block, unroll
 from megatron.schedules.check import check
@@ -19,8 +19,11 @@ barriers none
 """
 
 
-@settings(max_examples=30)
-@given(cases(ranks=8), st.booleans())
+anything = cases(vocabulary=st.sampled_from([*BARRIERS]), passes=100)
+
+
+@settings(max_examples=60)
+@given(anything, st.booleans())
 def test_text_round_trip(case: Case, evaluate: bool) -> None:
     plan = evaluation_plan(case.plan) if evaluate else case.plan
     assert Plan.from_text(plan.to_text()) == plan
@@ -54,6 +57,7 @@ def test_comments_and_blank_lines_are_skipped() -> None:
         ("barriers none", "barriers none\nforward onyl", "line 4: 'forward onyl' cannot be read"),
         ("barriers none", "barriers none\nbarriers 1", "line 4: 'barriers' stands there twice"),
         ("barriers none", "barriers none\nnonsense", "line 4: 'nonsense' is no header line"),
+        ("barriers none", "collectives slow", "line 3: 'collectives slow' cannot be read"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_named(old: str, new: str, message: str) -> None:
@@ -63,17 +67,19 @@ def test_a_line_that_cannot_be_read_is_named(old: str, new: str, message: str) -
 
 
 @settings(max_examples=40)
-@given(cases(ranks=8), seeds)
+@given(anything, seeds)
 def test_evaluation_is_a_plan_of_its_own(case: Case, seed: int) -> None:
     plan = evaluation_plan(case.plan)
     check(plan)
-    assert by_hand.end_times(plan, RandomCosts(seed, case.ranks))
+    assert by_hand.end_times(plan, random_costs(seed, case.ranks, case.chunks))
     kinds = {p.kind for row in plan.rows for p in row}
-    assert kinds == ({"F"} if case.vocabulary == "none" else {"F", "S", "T", "IF"})
+    whole = {"F"} if case.barriers == 0 else {"F", "S", "T", "IF"}
+    assert kinds == (whole | {"E"} if case.vocabulary == "naive" else whole)
+    assert plan.synchronous == (case.vocabulary == "interlaced")
 
 
 @settings(max_examples=20)
-@given(cases(ranks=8))
+@given(anything)
 def test_evaluation_keeps_the_order_of_what_it_keeps(case: Case) -> None:
     for all_passes, kept in zip(case.plan.rows, evaluation_plan(case.plan).rows, strict=True):
         assert list(kept) == [p for p in all_passes if p in set(kept)]

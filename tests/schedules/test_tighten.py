@@ -5,51 +5,46 @@ from collections import defaultdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import by_hand
-from schedules.cases import RandomCosts, blocks, seeds, vocabularies
+from schedules.cases import (
+    BARRIERS,
+    Case,
+    cases,
+    few_trials,
+    plans_of_blocks,
+    random_costs,
+    seeds,
+    with_comms,
+)
 
-from megatron.schedules.block import Block, unroll
-from megatron.schedules.check import check, peaks_held
+from megatron.schedules.automatic import one_by_one
+from megatron.schedules.block import unroll
+from megatron.schedules.check import check
+from megatron.schedules.costs import Costs
+from megatron.schedules.graph import Graph
+from megatron.schedules.justify import justify, scheduled, to_the_left
+from megatron.schedules.list_schedule import Problem
+from megatron.schedules.memory import Held, held_changes, peak_held
 from megatron.schedules.one_f_one_b import one_f_one_b
 from megatron.schedules.passes import Pass
-from megatron.schedules.plan import VOCABULARY_BARRIERS, Plan
+from megatron.schedules.plan import Plan
 from megatron.schedules.tighten import tighten
-from megatron.schedules.vocabulary import with_vocabulary
+
+any_plan = plans_of_blocks | st.builds(
+    lambda case: case.plan, cases(vocabulary=st.sampled_from([*BARRIERS]), passes=40)
+)
+kept_shares = st.sampled_from([1.0, 0.5])
+slack_shares = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=4)
 
 
-def plan_of(block: Block, vocabulary: str, microbatches: int) -> Plan:
-    barriers = VOCABULARY_BARRIERS[vocabulary]
-    return unroll(block if barriers is None else with_vocabulary(block, barriers), microbatches)
+def costs_of(plan: Plan, seed: int) -> Costs:
+    return with_comms(random_costs(seed, plan.ranks, plan.chunks), seed, 3)
 
 
-any_plan = st.builds(plan_of, blocks(), vocabularies, st.integers(1, 6))
-
-
-@given(any_plan, seeds)
-def test_it_is_never_slower_and_still_a_plan(plan: Plan, seed: int) -> None:
-    costs = RandomCosts(seed, plan.ranks)
-    tightened = tighten(plan, costs)
-    check(tightened)
-    before, after = (by_hand.end_times(each, costs) for each in (plan, tightened))
-    assert max(map(max, after)) < max(map(max, before)) or tightened == plan
-
-
-@given(any_plan, seeds)
-def test_it_holds_no_more(plan: Plan, seed: int) -> None:
-    """Neither activations nor exponentials; embeddings are kept on the first stage only."""
-    tightened = tighten(plan, RandomCosts(seed, plan.ranks))
-    for rank in range(plan.ranks):
-        before, after = peaks_held(plan, rank), peaks_held(tightened, rank)
-        assert after[:2] <= before[:2]
-        assert after[0] <= before[0]
-        assert after[1] <= before[1]
-        assert after[2] <= before[2] + (0 if rank == plan.stages[0][0] else plan.ranks)
-
-
-@given(any_plan, seeds)
-def test_passes_of_one_kind_and_chunk_keep_their_order(plan: Plan, seed: int) -> None:
-    tightened = tighten(plan, RandomCosts(seed, plan.ranks))
-    for before, after in zip(plan.rows, tightened.rows, strict=True):
-        assert by_kind(before) == by_kind(after)
+def problem_of(plan: Plan, costs: Costs, kept: float = 1.0) -> Problem:
+    """Return the problem whose ranks may hold what they do in ``plan``."""
+    graph = Graph(plan, costs)
+    limits = [peak_held(plan, row, kept) for row in plan.rows]
+    return Problem(graph, [held_changes(plan, item, kept) for item in graph.passes], limits)
 
 
 def by_kind(row: tuple[Pass, ...]) -> dict[tuple[str, int], list[int]]:
@@ -59,11 +54,93 @@ def by_kind(row: tuple[Pass, ...]) -> dict[tuple[str, int], list[int]]:
     return found
 
 
+def assert_within(plan: Plan, limits: list[Held], kept: float) -> None:
+    for row, limit in zip(plan.rows, limits, strict=True):
+        held = peak_held(plan, row, kept)
+        assert all(one <= most + 1e-9 for one, most in zip(held, limit, strict=True))
+
+
+@settings(max_examples=60)
+@given(any_plan, seeds, kept_shares)
+def test_it_is_never_longer_holds_no_more_and_keeps_the_order_of_each_kind(
+    plan: Plan, seed: int, kept: float
+) -> None:
+    costs = costs_of(plan, seed)
+    with few_trials():
+        tightened = tighten(plan, costs, kept=kept)
+    check(tightened)
+    assert by_hand.span(tightened, costs) <= by_hand.span(plan, costs)
+    assert_within(tightened, [peak_held(plan, row, kept) for row in plan.rows], kept)
+    for before, after in zip(plan.rows, tightened.rows, strict=True):
+        assert by_kind(before) == by_kind(after)
+
+
+@settings(max_examples=30)
+@given(any_plan, seeds, st.integers(0, 3))
+def test_higher_limits_are_kept_and_allow_no_longer_plan(
+    plan: Plan, seed: int, more: int
+) -> None:
+    costs = costs_of(plan, seed)
+    limits = [Held(*(most + more for most in peak_held(plan, row))) for row in plan.rows]
+    with few_trials():
+        tightened = tighten(plan, costs, limits)
+    assert by_hand.span(tightened, costs) <= by_hand.span(plan, costs)
+    assert_within(tightened, limits, 1.0)
+
+
+@settings(max_examples=20)
+@given(any_plan, seeds, st.integers(0, 3))
+def test_a_search_without_a_block_keeps_limits_and_is_not_longer_than_its_start(
+    plan: Plan, seed: int, more: int
+) -> None:
+    costs = costs_of(plan, seed)
+    slow = one_by_one(plan)
+    check(slow)
+    limits = [Held(*(most + more for most in peak_held(slow, row))) for row in slow.rows]
+    with few_trials():
+        tightened = tighten(slow, costs, limits, searched=True)
+    check(tightened)
+    assert by_hand.span(tightened, costs) <= by_hand.span(slow, costs)
+    assert_within(tightened, limits, 1.0)
+
+
+@settings(max_examples=60)
+@given(any_plan, seeds, kept_shares, slack_shares)
+def test_every_schedule_on_the_way_runs_within_the_limits(
+    plan: Plan, seed: int, kept: float, slacks: list[float]
+) -> None:
+    """List scheduling from any plan comes to an end, whatever it is allowed to delay."""
+    costs = costs_of(plan, seed)
+    problem = problem_of(plan, costs, kept)
+    start = scheduled(problem, [problem.graph.row(r, row) for r, row in enumerate(plan.rows)])
+    moved = to_the_left(problem, start, slacks[0])
+    justified = justify(problem, start, slacks)
+    assert justified.span <= start.span
+    for found in (moved, justified):
+        rows = tuple(problem.graph.plan_row(row) for row in found.rows)
+        done = Plan(
+            rows, plan.stages, plan.microbatches, plan.barriers, synchronous=plan.synchronous
+        )
+        check(done)
+        assert found.span == by_hand.span(done, costs)
+        assert_within(done, list(problem.limits), kept)
+        for before, after in zip(plan.rows, done.rows, strict=True):
+            assert by_kind(before) == by_kind(after)
+
+
+@given(cases(vocabulary=st.just("interlaced"), passes=30, tightened=True))
+def test_where_the_output_layer_is_synchronous_t_still_follows_its_s(case: Case) -> None:
+    for row in case.plan.rows:
+        for i, item in enumerate(row):
+            if item.kind == "S":
+                assert row[i + 1] == Pass("T", item.microbatch)
+
+
 @settings(max_examples=30)
 @given(st.integers(1, 8), st.integers(1, 20))
 def test_1f1b_has_nothing_to_gain(ranks: int, microbatches: int) -> None:
     plan = unroll(one_f_one_b(ranks), microbatches)
-    assert tighten(plan) is plan
+    assert tighten(plan) == plan
 
 
 def test_a_weight_gradient_fills_the_gap_before_the_next_backward() -> None:
@@ -73,8 +150,11 @@ def test_a_weight_gradient_fills_the_gap_before_the_next_backward() -> None:
         "0: F0 F1 B0 B1 W0 W1\n"
         "1: F0 B0 W0 F1 B1 W1\n"
     )
-    expected = slow.to_text().replace("B0 B1 W0 W1", "B0 W0 B1 W1")
-    assert tighten(slow, lambda rank, item: 1.0).to_text() == expected
+    unit = Costs({"F": 1, "B": 1, "W": 1})
+    assert by_hand.span(slow, unit) == 9
+    tightened = tighten(slow, unit)
+    assert by_hand.span(tightened, unit) < 9
+    assert " ".join(map(str, tightened.rows[0])) == "F0 F1 B0 W0 B1 W1"
 
 
 def test_a_forward_is_not_hoisted_beyond_the_memory_of_the_plan() -> None:
@@ -82,4 +162,7 @@ def test_a_forward_is_not_hoisted_beyond_the_memory_of_the_plan() -> None:
     plan = Plan.from_text(
         "microbatches 2\nstages 0.0 1.0\nbarriers none\n0: F0 B0 F1 B1\n1: F0 B0 F1 B1\n"
     )
-    assert tighten(plan, lambda rank, item: 1.0) is plan
+    unit = Costs({"F": 1, "B": 1})
+    assert tighten(plan, unit) == plan
+    room = [Held(2, 0, 0), Held(1, 0, 0)]
+    assert tighten(plan, unit, room).rows[0] == tuple(map(Pass.parse, "F0 F1 B0 B1".split()))

@@ -8,41 +8,41 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import by_hand
-from schedules.cases import Case, RandomCosts, blocks, cases, seeds
+from schedules.cases import BARRIERS, Case, cases, plans_of_blocks, random_costs, seeds, with_comms
 
-from megatron.schedules.block import Block, unroll
 from megatron.schedules.check import check
+from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.needs import Comm
 from megatron.schedules.plan import Plan, evaluation_plan
-from megatron.schedules.timing import earliest, unit_cost
-from megatron.schedules.vocabulary import with_vocabulary
+from megatron.schedules.timing import earliest
 
 
-def assert_longest_paths(plan: Plan, costs: RandomCosts) -> None:
+def assert_longest_paths(plan: Plan, costs: Costs) -> None:
     timing = earliest(plan, costs)
     assert not timing.stuck
     assert [list(row) for row in timing.ends] == by_hand.end_times(plan, costs)
     for rank, row in enumerate(plan.rows):
         lasted = [e - s for s, e in zip(timing.starts[rank], timing.ends[rank], strict=True)]
-        assert lasted == [costs(rank, item) for item in row]
+        assert lasted == [costs.of_pass(plan, rank, item) for item in row]
 
 
-@settings(max_examples=40)
-@given(cases(), seeds, st.booleans())
+anything = cases(vocabulary=st.sampled_from([*BARRIERS]), passes=200)
+
+
+@settings(max_examples=60)
+@given(anything, seeds, st.booleans())
 def test_times_are_longest_paths(case: Case, seed: int, evaluate: bool) -> None:
     plan = evaluation_plan(case.plan) if evaluate else case.plan
-    assert_longest_paths(plan, RandomCosts(seed, case.ranks))
+    costs = random_costs(seed, case.ranks, case.chunks)
+    assert_longest_paths(plan, with_comms(costs, seed))
 
 
-@given(blocks(), st.sampled_from([None, 1, 2]), st.integers(1, 5), seeds)
-def test_times_are_longest_paths_for_any_stages(
-    block: Block, barriers: int | None, microbatches: int, seed: int
-) -> None:
-    plan = unroll(with_vocabulary(block, barriers) if barriers else block, microbatches)
-    assert_longest_paths(plan, RandomCosts(seed, plan.ranks))
+@given(plans_of_blocks, seeds)
+def test_times_are_longest_paths_for_any_stages(plan: Plan, seed: int) -> None:
+    assert_longest_paths(plan, with_comms(random_costs(seed, plan.ranks, plan.chunks), seed))
 
 
-@given(cases(ranks=5), st.integers(0, 10**6), st.integers(1, 6))
+@given(cases(vocabulary=st.sampled_from([*BARRIERS]), passes=30), st.integers(0, 10**6), st.integers(1, 6))
 def test_stuck_exactly_if_the_needs_run_in_a_circle(case: Case, seed: int, swaps: int) -> None:
     """Swap neighbours in some rows: now and then the plan survives it."""
     random = Random(seed)
@@ -53,7 +53,7 @@ def test_stuck_exactly_if_the_needs_run_in_a_circle(case: Case, seed: int, swaps
         row[at : at + 2] = reversed(row[at : at + 2])
     plan = replace(case.plan, rows=tuple(map(tuple, rows)))
     try:
-        ends = by_hand.end_times(plan, unit_cost)
+        ends = by_hand.end_times(plan, UNIT_COSTS)
     except graphlib.CycleError:
         assert earliest(plan).stuck
         with pytest.raises(ValueError, match="the plan deadlocks: rank"):
@@ -70,8 +70,12 @@ def test_a_communication_is_ready_when_its_last_source_has_ended() -> None:
         "0: IF0 F0 S0 T0 B0 IB0\n"
         "1: IF0 F0 S0 T0 B0 IB0\n"
     )
-    length = {"IF": 1, "F": 2, "S": 3, "T": 4, "B": 5, "IB": 6}
-    timing = earliest(plan, lambda rank, item: length[item.kind] * (10.0 if rank else 1.0))
+    timing = earliest(
+        plan,
+        Costs(
+            {"IF": [1, 10], "F": [2, 20], "S": [3, 30], "T": [4, 40], "B": [5, 50], "IB": [6, 60]}
+        ),
+    )
     assert timing.ready == {
         Comm("CIF", 0): 10,  # rank 1 takes 10, rank 0 only 1
         Comm("X", 0, 0): 12,

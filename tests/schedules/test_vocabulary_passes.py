@@ -4,14 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from schedules import by_hand
-from schedules.cases import RandomCosts, blocks, seeds
+from schedules.cases import blocks, random_costs, seeds
 
 from megatron.schedules.block import Block, Slot, unroll
-from megatron.schedules.check import check, in_flight
+from megatron.schedules.check import check
+from megatron.schedules.memory import in_flight
 from megatron.schedules.one_f_one_b import one_f_one_b
 from megatron.schedules.vocabulary import with_vocabulary
 
-barriers = st.sampled_from([1, 2])
+barriers = st.sampled_from([1, 2, 3])
 
 
 @given(blocks(), barriers, st.integers(1, 6), seeds)
@@ -20,7 +21,7 @@ def test_any_block_becomes_a_plan_without_deadlock(
 ) -> None:
     plan = unroll(with_vocabulary(block, barriers), microbatches)
     check(plan)
-    assert by_hand.end_times(plan, RandomCosts(seed, plan.ranks))
+    assert by_hand.end_times(plan, random_costs(seed, plan.ranks, plan.chunks))
 
 
 @given(blocks(), barriers)
@@ -48,10 +49,13 @@ def test_the_block_keeps_its_own_order(block: Block, barriers: int, microbatches
 def test_one_share_of_exponentials_at_a_time(
     block: Block, barriers: int, microbatches: int
 ) -> None:
-    """T of a microbatch frees what S of the next one takes."""
+    """T of a microbatch frees what S of the next one takes; or of the one after, if E is between."""
     for row in unroll(with_vocabulary(block, barriers), microbatches).rows:
         labels = [str(p) for p in row if p.kind in ("S", "T")]
-        assert labels == [f"{kind}{i}" for i in range(microbatches) for kind in ("S", "T")]
+        late = 1 if barriers == 3 else 0
+        turns = [(i, "S", i) for i in range(microbatches)]
+        turns += [(i + late, "T", i) for i in range(microbatches)]
+        assert labels == [f"{kind}{i}" for _, kind, i in sorted(turns)]
 
 
 @given(blocks(), barriers)
@@ -61,7 +65,8 @@ def test_inserted_passes_interrupt_nothing(block: Block, barriers: int) -> None:
     for row in done.rows:
         timed = [slot for slot in row if slot.duration]
         inserted = [slot for slot in row if not slot.duration]
-        assert sorted(slot.kind for slot in inserted) == ["IB", "IF", "S", "T"]
+        expected = ["E", "IB", "IF", "S", "T"] if barriers == 3 else ["IB", "IF", "S", "T"]
+        assert sorted(slot.kind for slot in inserted) == expected
         for slot in inserted:
             for other in timed:
                 into = (slot.start - other.start) % block.interval
@@ -70,13 +75,15 @@ def test_inserted_passes_interrupt_nothing(block: Block, barriers: int) -> None:
 
 @given(st.integers(1, 16), barriers)
 def test_collectives_have_an_interval_to_hide_in(ranks: int, barriers: int) -> None:
-    """From S to T and IF to F an interval passes, and two barriers take two (DESIGN section 3)."""
+    """From S to T and IF to F an interval passes, over E two; each barrier holds B back by one."""
     block = with_vocabulary(one_f_one_b(ranks), barriers)
     times = [{slot.kind: slot for slot in row} for row in block.rows]
     last_s = max(row["S"].start for row in times)
     for row in times:
         assert row["S"].start >= times[-1]["F"].end
-        assert row["T"].start == row["S"].start + block.interval
+        assert row["T"].start == row["S"].start + max(1, barriers - 1) * block.interval
+        if barriers == 3:
+            assert row["E"].start == row["S"].start + block.interval
         assert row["IF"].start <= times[0]["F"].start - block.interval
         assert row["IB"].start >= times[0]["B"].end + block.interval
     original = one_f_one_b(ranks).slot(ranks - 1, "B").start
@@ -89,9 +96,9 @@ def test_a_block_has_its_vocabulary_passes_once() -> None:
         with_vocabulary(with_vocabulary(one_f_one_b(2), 1), 1)
 
 
-@pytest.mark.parametrize("barriers", [0, 3])
-def test_only_one_or_two_barriers(barriers: int) -> None:
-    with pytest.raises(ValueError, match=f"1 or 2 barriers, got {barriers}"):
+@pytest.mark.parametrize("barriers", [0, 4])
+def test_only_one_to_three_barriers(barriers: int) -> None:
+    with pytest.raises(ValueError, match=f"1, 2 or 3 barriers, got {barriers}"):
         with_vocabulary(one_f_one_b(2), barriers)
 
 

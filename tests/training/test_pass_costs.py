@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from megatron.model.config import ModelConfig
-from megatron.schedules.passes import Pass
+from megatron.schedules.costs import Costs
+from megatron.schedules.passes import Pass, PassKind
+from megatron.schedules.registry import make_plan
 from megatron.training.config import ParallelConfig
 from megatron.training.flops import iteration_flops
 from megatron.training.pass_costs import pass_costs
@@ -32,26 +34,46 @@ PARALLEL = ParallelConfig(
 )
 
 
-KINDS = {"none": ("F", "B"), "vocab-1": ("F", "B", "S", "T"), "vocab-2": ("F", "B", "S", "T")}
+WHOLE: tuple[PassKind, ...] = ("F", "B")
+KINDS: dict[str, tuple[PassKind, ...]] = {
+    "none": WHOLE, "vocab-1": (*WHOLE, "S", "T"), "vocab-2": (*WHOLE, "S", "T")
+}  # fmt: skip
+
+
+def cost(costs: Costs, treatment: str, ranks: int, rank: int, kind: PassKind) -> float:
+    return costs.of_pass(make_plan("1f1b", treatment, ranks, 1), rank, Pass(kind, 0))
 
 
 @pytest.mark.parametrize("treatment", KINDS)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_a_microbatch_costs_its_share_of_the_iteration(treatment: str, ranks: int) -> None:
     parallel = replace(PARALLEL, vocab_parallel=treatment, pipeline_size=ranks)
-    cost = pass_costs(MODEL, parallel, micro_batch_size=3)
-    total = sum(cost(rank, Pass(kind, 0)) for rank in range(ranks) for kind in KINDS[treatment])
+    costs = pass_costs(MODEL, parallel, micro_batch_size=3)
+    total = sum(
+        cost(costs, treatment, ranks, rank, kind)
+        for rank in range(ranks)
+        for kind in KINDS[treatment]
+    )
     assert total == pytest.approx(iteration_flops(MODEL, global_batch_size=3))
 
 
 def test_only_none_makes_the_last_rank_slower() -> None:
     for treatment, kinds in KINDS.items():
-        cost = pass_costs(MODEL, replace(PARALLEL, vocab_parallel=treatment), 1)
-        slower = [cost(3, Pass(kind, 0)) > cost(0, Pass(kind, 0)) for kind in kinds]
+        costs = pass_costs(MODEL, replace(PARALLEL, vocab_parallel=treatment), 1)
+        slower = [
+            cost(costs, treatment, 4, 3, kind) > cost(costs, treatment, 4, 0, kind)
+            for kind in kinds
+        ]
         assert all(slower) if treatment == "none" else not any(slower)
 
 
 def test_s_forms_one_product_of_three_with_two_barriers_and_two_with_one() -> None:
-    vocab_1 = pass_costs(MODEL, replace(PARALLEL, vocab_parallel="vocab-1"), 1)
-    vocab_2 = pass_costs(MODEL, replace(PARALLEL, vocab_parallel="vocab-2"), 1)
-    assert vocab_1(0, Pass("S", 0)) == vocab_2(0, Pass("T", 0)) == vocab_1(0, Pass("T", 0)) / 2
+    found = {
+        (treatment, kind): cost(
+            pass_costs(MODEL, replace(PARALLEL, vocab_parallel=treatment), 1), treatment, 4, 0, kind
+        )
+        for treatment in ("vocab-1", "vocab-2")
+        for kind in ("S", "T")
+    }
+    one_product = found["vocab-1", "S"]
+    assert found["vocab-2", "T"] == one_product == found["vocab-1", "T"] / 2

@@ -1,0 +1,61 @@
+"""The schedules by name: how each is made, and how much it promises to hold at most."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from megatron.schedules.block import Block
+from megatron.schedules.gpipe import gpipe
+from megatron.schedules.interleaved import interleaved
+from megatron.schedules.one_f_one_b import one_f_one_b
+from megatron.schedules.v_shape import v_half, v_min, zb_v
+from megatron.schedules.zero_bubble import zb_h1, zb_h2
+
+PAPER_KEPT: Final = 32 / 74
+"""Share of a microbatch's activations that W needs in arXiv 2401.10241 (section 4.1): 32 of
+34 + 5 a s / h, at the a s / h = 8 of its models from 6.2B on, whose attention is not flash
+attention. ZB-2p counts its limit so; everything else here counts what B leaves as a whole."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A schedule that has a building block.
+
+    Attributes:
+        block: makes the block from ranks, microbatches and chunks.
+        promise: microbatches in flight at most on any rank, without vocabulary passes, from the
+            same three counts.
+        chunks: model chunks of a rank; ``None`` where any number from 2 on will do.
+        split: whether weight gradients are passes of their own.
+        kept: share of the activations that counts as held from B to W.
+        searched: the block is one start among others for a search that the costs decide.
+    """
+
+    block: Callable[[int, int, int], Block]
+    promise: Callable[[int, int, int], float]
+    chunks: int | None = 1
+    split: bool = True
+    kept: float = 1.0
+    searched: bool = False
+
+
+SCHEDULES: Final[Mapping[str, Schedule]] = {
+    "gpipe": Schedule(lambda p, m, v: gpipe(p, m), lambda p, m, v: m, split=False),
+    "1f1b": Schedule(lambda p, m, v: one_f_one_b(p), lambda p, m, v: p, split=False),
+    "interleaved": Schedule(
+        lambda p, m, v: interleaved(p, v),
+        lambda p, m, v: (v - 1) * p / v + (2 * (p - 1) + 1) / v,
+        chunks=None,
+        split=False,
+    ),
+    "zb-h1": Schedule(lambda p, m, v: zb_h1(p), lambda p, m, v: p),
+    "zb-h2": Schedule(lambda p, m, v: zb_h2(p), lambda p, m, v: 2 * p - 1),
+    "zb-1p": Schedule(lambda p, m, v: zb_h1(p), lambda p, m, v: p, searched=True),
+    "zb-2p": Schedule(
+        lambda p, m, v: zb_h2(p), lambda p, m, v: 2 * p, kept=PAPER_KEPT, searched=True
+    ),
+    "zb-v": Schedule(lambda p, m, v: zb_v(p), lambda p, m, v: p, chunks=2),
+    "v-half": Schedule(lambda p, m, v: v_half(p), lambda p, m, v: p / 2 + 1, chunks=2),
+    "v-min": Schedule(lambda p, m, v: v_min(p), lambda p, m, v: p / 3 + 2, chunks=2),
+}
+"""Name -> schedule, for those with a block; ``make_plan`` knows some more."""

@@ -1,0 +1,106 @@
+"""How long passes and communications take: what places passes, and what the simulator charges.
+
+Costs decide the order of a plan and the times of a timeline, never whether a run is right.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Final
+
+from megatron.schedules.needs import Comm, CommKind
+from megatron.schedules.passes import CHUNKED_KINDS, Pass, PassKind
+from megatron.schedules.plan import Plan
+
+Time = float | Sequence[float] | Sequence[Sequence[float]]
+"""One time for all ranks, one for each rank, or one for each rank and chunk."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Time of every pass and communication, in any one unit.
+
+    Attributes:
+        passes: time of one pass of one chunk, by kind. B without W is the whole backward; with W it
+            is the input gradient, and a plan that does not split the backward runs B + W as one.
+        comms: time of a communication, by kind; absent ones are free.
+
+    Raises:
+        ValueError: if a time is negative, infinite or no number.
+    """
+
+    passes: Mapping[PassKind, Time]
+    comms: Mapping[CommKind, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for kind, time in [*self.passes.items(), *self.comms.items()]:
+            for value in _flat(time):
+                if not (isfinite(value) and value >= 0):
+                    raise ValueError(
+                        f"{kind}={value:g} is no cost: a time is a finite number, 0 or more"
+                    )
+
+    def of_pass(self, plan: Plan, rank: int, item: Pass) -> float:
+        """Return the time of ``item`` on ``rank``.
+
+        Raises:
+            ValueError: if no cost is known for its kind, or none for that rank or chunk.
+        """
+        time = self._of(item.kind, rank, item.chunk)
+        if item.kind == "B" and "W" in self.passes and not plan.split_backward:
+            time += self._of("W", rank, item.chunk)
+        return time
+
+    def of_comm(self, comm: Comm) -> float:
+        """Return the time of ``comm``."""
+        return self.comms.get(comm.kind, 0.0)
+
+    def per_chunk(self, chunks: int) -> "Costs":
+        """Return the costs of one of ``chunks`` equal chunks, these being those of all together."""
+        passes = dict(self.passes)
+        for kind in CHUNKED_KINDS:
+            if kind in passes:
+                passes[kind] = _divided(passes[kind], chunks)
+        return Costs(passes, self.comms)
+
+    def _of(self, kind: PassKind, rank: int, chunk: int) -> float:
+        time = self.passes.get(kind)
+        if time is None:
+            raise ValueError(f"no cost is given for {kind} passes: give {kind}=TIME")
+        for index, word in ((rank, "rank"), (chunk, "chunk")):
+            if isinstance(time, (int, float)):
+                break
+            if index >= len(time):
+                raise ValueError(
+                    f"{kind} has {len(time)} times and none for {word} {index}: give one time, or "
+                    f"one for each {word}"
+                )
+            time = time[index]
+        assert isinstance(time, (int, float))
+        return time
+
+
+def _flat(time: Time) -> Iterator[float]:
+    if isinstance(time, (int, float)):
+        yield time
+    else:
+        for part in time:
+            yield from _flat(part)
+
+
+def _divided(time: Time, parts: int) -> Time:
+    if isinstance(time, (int, float)):
+        return time / parts
+    return [_of_rank(part, parts) for part in time]
+
+
+def _of_rank(time: float | Sequence[float], parts: int) -> float:
+    if isinstance(time, (int, float)):
+        return time / parts
+    raise ValueError("costs by chunk cannot be divided into other chunks: give one time for a rank")
+
+
+UNIT_COSTS: Final = Costs(
+    {"F": 1.0, "B": 1.0, "W": 1.0, "S": 0.25, "E": 0.05, "T": 0.25, "IF": 0.05, "IB": 0.05}
+)
+"""Durations assumed where nothing was measured; only their order matters."""

@@ -1,0 +1,112 @@
+"""One microbatch's passes and communications, numbered: what each needs and how long it takes.
+
+Dependencies never cross microbatches, and costs do not depend on the microbatch. So ``needs`` is
+asked once, for microbatch 0, and whoever walks a plan of many microbatches works with small whole
+numbers: pass ``n`` of microbatch ``i`` is ``n * m + i``. Communications are numbered likewise, in a
+numbering of their own.
+"""
+
+from collections.abc import Iterable
+from copy import copy
+
+from megatron.schedules.costs import Costs
+from megatron.schedules.needs import Comm, needs, participants, sources
+from megatron.schedules.passes import Pass
+from megatron.schedules.plan import Plan, passes_of
+
+
+class Graph:
+    """The numbered passes and communications of a plan's header; its rows do not matter.
+
+    Attributes:
+        microbatches: microbatches m.
+        ranks: for every pass, its rank.
+        passes: for every pass, its kind and chunk, as the pass of microbatch 0.
+        times: for every pass, its duration.
+        own_needs: for every pass, the passes of the same rank that it needs.
+        comm_needs: for every pass, the communications that it needs.
+        feeds: for every pass, the communications that move its result.
+        comms: for every communication, its kind and stage, as that of microbatch 0.
+        comm_times: for every communication, its duration.
+        sources: for every communication, how many passes feed it.
+        members: for every communication, the ranks that take part.
+        fillers: for every pass, whether nobody waits for it: W, IB, and T after the only barrier.
+        waits_after: for a pass after which its rank waits on the spot, the communication: T and its
+            barrier where the output layer is synchronous.
+        followed_by: for a pass that nothing may come after but one other, that other: S and T where
+            the output layer is synchronous.
+    """
+
+    def __init__(self, plan: Plan, costs: Costs) -> None:
+        self.microbatches = plan.microbatches
+        places = [(rank, item) for rank in range(plan.ranks) for item in passes_of(plan, rank)]
+        self.ranks = [rank for rank, _ in places]
+        self.passes = [item for _, item in places]
+        self.times = [costs.of_pass(plan, rank, item) for rank, item in places]
+        self._numbers = {(rank, item.kind, item.chunk): n for n, (rank, item) in enumerate(places)}
+        needed = [needs(plan, rank, item) for rank, item in places]
+        # No set: its order differs from process to process, and the ranks must agree.
+        self.comms = list(dict.fromkeys(c for all_ in needed for c in all_ if isinstance(c, Comm)))
+        numbers = {comm: c for c, comm in enumerate(self.comms)}
+        self.own_needs = [
+            tuple(
+                self._numbers[rank, need.kind, need.chunk] for need in own if isinstance(need, Pass)
+            )
+            for rank, own in zip(self.ranks, needed, strict=True)
+        ]
+        self.comm_needs = [
+            tuple(numbers[c] for c in all_ if isinstance(c, Comm)) for all_ in needed
+        ]
+        self.comm_times = [costs.of_comm(comm) for comm in self.comms]
+        self.members = [participants(plan, comm) for comm in self.comms]
+        feeding = [sources(plan, comm) for comm in self.comms]
+        self.sources = [len(passes) for passes in feeding]
+        self.feeds: list[list[int]] = [[] for _ in places]
+        for c, passes in enumerate(feeding):
+            for rank, item in passes:
+                self.feeds[self._numbers[rank, item.kind, item.chunk]].append(c)
+
+        self.fillers = [
+            item.kind in ("W", "IB", "T") and not feeds
+            for item, feeds in zip(self.passes, self.feeds, strict=True)
+        ]
+        self.followed_by: dict[int, int] = {}
+        self.waits_after: dict[int, int] = {}
+        if plan.synchronous:
+            for rank in range(plan.ranks):
+                t = self._numbers[rank, "T", 0]
+                self.followed_by[self._numbers[rank, "S", 0]] = t
+                if self.feeds[t]:
+                    self.waits_after[t] = self.feeds[t][0]
+
+    def reversed(self) -> "Graph":
+        """Return the graph of the same passes with time running backwards.
+
+        Microbatches are numbered from the last one on.
+        """
+        mirror = copy(self)
+        own: list[list[int]] = [[] for _ in self.passes]
+        users: list[list[int]] = [[] for _ in self.comms]
+        for number, needed in enumerate(self.own_needs):
+            for need in needed:
+                own[need].append(number)
+        for number, comms in enumerate(self.comm_needs):
+            for comm in comms:
+                users[comm].append(number)
+        mirror.own_needs = [tuple(numbers) for numbers in own]
+        mirror.comm_needs = [tuple(fed) for fed in self.feeds]
+        mirror.feeds = [list(needed) for needed in self.comm_needs]
+        mirror.waits_after = {}
+        mirror.followed_by = {after: before for before, after in self.followed_by.items()}
+        mirror.sources = [len(numbers) for numbers in users]
+        return mirror
+
+    def row(self, rank: int, row: tuple[Pass, ...]) -> list[int]:
+        """Return the numbers of a rank's passes, each with its microbatch."""
+        m, numbers = self.microbatches, self._numbers
+        return [numbers[rank, kind, chunk] * m + i for kind, i, chunk in row]
+
+    def plan_row(self, row: Iterable[int]) -> tuple[Pass, ...]:
+        """Return the passes of numbers, each with its microbatch: the inverse of ``row``."""
+        m, passes = self.microbatches, self.passes
+        return tuple(Pass(passes[n // m].kind, n % m, passes[n // m].chunk) for n in row)
