@@ -16,8 +16,9 @@ from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.grad_norm import local_sum_of_squares
 from megatron.runtime.batch import to_device
 from megatron.runtime.timeline import Recorder
+from megatron.schedules.costs import Costs
 from megatron.schedules.lower import Program
-from megatron.simulator.simulate import Costs, Timeline, simulate
+from megatron.simulator.simulate import Timeline, simulate
 from megatron.training.config import LogConfig, ParallelConfig, RunConfig, TrainConfig
 from megatron.training.flops import iteration_flops
 from megatron.training.memory import peak_memory

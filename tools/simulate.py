@@ -1,166 +1,232 @@
 #!/usr/bin/env python3
 """Simulate a schedule: how long it takes, how much of that is idle, how much is in flight.
 
-python tools/simulate.py --vocab vocab-2 -p 4 -m 8 --output-layer 1.2 --text
-python tools/simulate.py --vocab none -p 4 -m 8 --cost F=1,B=2:2:2:4.4,X=0.1 --draw plan.svg
+python tools/simulate.py --schedule 1f1b --vocab vocab-2 -p 4 -m 8 --text
+python tools/simulate.py --schedule zb-v --vocab vocab-2 -p 8 -m 24 --draw zb-v.svg
+python tools/simulate.py --cost F=1,B=2:2:2:4.4,p2p=0.1 --json
+python tools/simulate.py --vocab redis --output-layer 1.2 --layers 32
+
+Times have no unit but that of the costs, and are those of one pass of one chunk; for 'auto', which
+compares schedules, of all chunks of a rank together. With W, B is the input gradient, and schedules
+that do not split the backward run both as one pass; without W, B is all of it. 'none' and 'redis'
+have no passes of the output layer: there only --output-layer adds it, to the last stage.
 """
 
 import argparse
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from megatron.schedules.check import in_flight
-from megatron.schedules.lower import lower
-from megatron.schedules.needs import COMM_KINDS, CommKind
-from megatron.schedules.passes import PASS_KINDS, PassKind
-from megatron.schedules.plan import VOCABULARY_BARRIERS
-from megatron.schedules.registry import SCHEDULES, VOCABULARY_TREATMENTS, make_plan
-from megatron.schedules.timing import UNIT_COSTS
-from megatron.simulator.picture import Panel, draw_svg
-from megatron.simulator.simulate import Costs, Timeline, simulate
+from megatron.schedules.costs import Costs
+from megatron.schedules.needs import COMM_KINDS
+from megatron.schedules.passes import PASS_KINDS
+from megatron.schedules.request import (
+    DEFAULT_SECONDS,
+    SCHEDULE_NAMES,
+    VOCABULARY_TREATMENTS,
+    Request,
+)
+from megatron.simulator.cost_file import DEFAULT_COSTS, CostFile, load_costs, parse_costs
+from megatron.simulator.memory import peak_bytes
+from megatron.simulator.picture import Panel, Picture, lay_out
+from megatron.simulator.simulation import LAYERS_PER_STAGE, Case, Simulation, run
+from megatron.simulator.svg import paint_svg
 from megatron.simulator.text import draw_text
+from megatron.simulator.trace import chrome_trace
+from tools.png import paint_png
 
-PassTimes = Mapping[PassKind, float | Sequence[float]]
-
-
-@dataclass(frozen=True)
-class Case:
-    """What is simulated; times have no unit but that of the costs.
-
-    Attributes:
-        schedule: a name of ``SCHEDULES``.
-        vocab: a name of ``VOCABULARY_TREATMENTS``.
-        ranks: pipeline ranks p.
-        microbatches: microbatches m of an iteration.
-        output_layer: time of the whole output layer's forward; its backward takes twice that.
-        passes: times of passes, in place of the usual: a stage's F takes 1 and its B 2, and the
-            output layer is added where it runs. One number, or one for each rank.
-        comms: times of communications; those not named take none.
-    """
-
-    schedule: str
-    vocab: str
-    ranks: int
-    microbatches: int
-    output_layer: float = 1.0
-    passes: PassTimes = field(default_factory=dict)
-    comms: Mapping[CommKind, float] = field(default_factory=dict)
-
-    def run(self) -> tuple[Timeline, list[float]]:
-        """Return the timeline, and every rank's peak of microbatches in flight.
-
-        Raises:
-            ValueError: for an unknown name, a count below 1, or times for another count of ranks.
-        """
-        for kind, times in self.passes.items():
-            if isinstance(times, Sequence) and len(times) != self.ranks:
-                raise ValueError(
-                    f"{kind} has {len(times)} times for {self.ranks} ranks: give one, or one a rank"
-                )
-        costs = Costs({**UNIT_COSTS, **self._output_layer(), **self.passes}, self.comms)
-        plan = make_plan(self.schedule, self.vocab, self.ranks, self.microbatches, costs.of_pass)
-        return simulate(lower(plan, costs.of_pass), costs), in_flight(plan)
-
-    def _output_layer(self) -> PassTimes:
-        """Return the times of the passes that hold the output layer (DESIGN section 3)."""
-        share = self.output_layer / max(self.ranks, 1)  # make_plan refuses 0 ranks
-        barriers = VOCABULARY_BARRIERS.get(self.vocab)
-        if barriers == 2:  # S: the logits; T: both gradients
-            return {"S": share, "T": 2 * share}
-        if barriers == 1:  # S: the logits and the input's gradient; T: the weight's
-            return {"S": 2 * share, "T": share}
-        here = [float(rank == self.ranks - 1) for rank in range(self.ranks)]
-        return {
-            "F": [UNIT_COSTS["F"] + self.output_layer * last for last in here],
-            "B": [UNIT_COSTS["B"] + 2 * self.output_layer * last for last in here],
-        }
+PICTURE_ENDINGS = (".svg", ".png")
 
 
-def parse_costs(text: str) -> tuple[PassTimes, Mapping[CommKind, float]]:
-    """Read ``F=1,B=2:2:4,C1=0.1``: the times of passes and those of communications.
+class Parser(argparse.ArgumentParser):
+    """A parser that says what is wrong in one line, as all errors here."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with status 2."""
+        self.exit(2, f"error: {message}\n")
+
+
+def number(least: float, kind: type[int] | type[float] = int) -> Callable[[str], float]:
+    """Return what reads a finite number of at least ``least``."""
+
+    def read(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = kind(least) - 1
+        if not least <= value < math.inf:
+            wanted = "whole number" if kind is int else "number"
+            raise argparse.ArgumentTypeError(f"'{text}': give a {wanted}, {least:g} or more")
+        return value
+
+    return read
+
+
+def picture_file(text: str) -> Path:
+    """Read the name of a picture's file."""
+    path = Path(text)
+    if path.suffix.lower() not in PICTURE_ENDINGS:
+        raise argparse.ArgumentTypeError(f"'{text}': end it in {' or '.join(PICTURE_ENDINGS)}")
+    return path
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    _add_plan_flags(parser)
+    _add_cost_flags(parser)
+    add = parser.add_argument
+    add("--json", action="store_true", help="print the figures and rows as one JSON object")
+    add("--text", action="store_true", help="draw the timeline as text")
+    add("--draw", type=picture_file, metavar="FILE", help="draw it as .svg, or .png (matplotlib)")
+    trace = "write a Chrome trace, for Perfetto; a unit of time is shown as a microsecond"
+    add("--trace", type=Path, metavar="FILE.json", help=trace)
+    save = "write the plan in text form, to be edited and given to --file"
+    add("--save-plan", type=Path, metavar="FILE", help=save)
+    return parser.parse_args(argv)
+
+
+def _add_plan_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--schedule", default="1f1b", choices=SCHEDULE_NAMES, help="default: %(default)s")
+    add("--vocab", default="none", choices=VOCABULARY_TREATMENTS, help="default: %(default)s")
+    add("-p", "--ranks", type=number(1), default=4, help="default: %(default)s")
+    add("-m", "--microbatches", type=number(1), default=8, help="default: %(default)s")
+    chunks = "model chunks of a rank, for interleaved (default: 2)"
+    add("-v", "--chunks", type=number(1), help=chunks)
+    limit = "microbatches of a rank that may be in flight"
+    add("--memory-limit", type=number(1, float), metavar="MICROBATCHES", help=limit)
+    add("--split-backward", action="store_true", help="make W a pass of its own")
+    add("--file", type=Path, help="the plan in text form, for --schedule file")
+    seconds = "time for --schedule optimal (default: %(default)g)"
+    add("--seconds", type=number(0, float), default=DEFAULT_SECONDS, help=seconds)
+
+
+def _add_cost_flags(parser: argparse.ArgumentParser) -> None:
+    costs = parser.add_mutually_exclusive_group()
+    cost = (
+        f"times of passes ({' '.join(PASS_KINDS)}; several for the ranks, as in F=1:1:2) and "
+        f"communications ({' '.join(COMM_KINDS)}, and p2p for X and G); what is not named takes no "
+        "time, F and B must be (default: F=1,B=1,W=1,S=0.25,T=0.25)"
+    )
+    costs.add_argument("--cost", metavar="KIND=TIME,...", help=cost)
+    file = "costs by rank and chunk, and bytes: see megatron/simulator/cost_file.py"
+    costs.add_argument("--costs", type=Path, metavar="FILE.json", help=file)
+    add = parser.add_argument
+    layer = "forward of the whole output layer: S and T have their times from it"
+    add("--output-layer", type=number(0, float), metavar="TIME", help=layer)
+    layers = f"of the model, for redis (default: {LAYERS_PER_STAGE} a stage)"
+    add("--layers", type=number(1), help=layers)
+    last = "layers of the last stage, for redis (default: balanced)"
+    add("--final-stage-layers", type=number(0), metavar="LAYERS", help=last)
+
+
+def read_costs(arguments: argparse.Namespace) -> CostFile:
+    """Return the costs that the flags give.
 
     Raises:
-        ValueError: if a word is no ``KIND=TIME``, or a time is negative or no number.
+        ValueError: if they are none, naming the flag.
     """
-    passes: dict[PassKind, float | Sequence[float]] = {}
-    comms: dict[CommKind, float] = {}
-    for word in text.split(","):
-        name, _, value = word.partition("=")
-        times = [_parse_time(word, part) for part in value.split(":")]
-        pass_kind = next((kind for kind in PASS_KINDS if kind == name), None)
-        comm_kind = next((kind for kind in COMM_KINDS if kind == name), None)
-        if pass_kind is not None:
-            passes[pass_kind] = times if len(times) > 1 else times[0]
-        elif comm_kind is not None and len(times) == 1:
-            comms[comm_kind] = times[0]
-        else:
-            raise ValueError(
-                f"'{word}' is no cost: write KIND=TIME with a kind of {' '.join(PASS_KINDS)} "
-                f"{' '.join(COMM_KINDS)}; a pass may have one time for each rank, as in F=1:1:2"
-            )
-    return passes, comms
-
-
-def _parse_time(word: str, text: str) -> float:
+    flag = "--cost" if arguments.costs is None else "--costs"
     try:
-        time = float(text)
-    except ValueError:
-        time = math.nan
-    if not 0 <= time < math.inf:
-        raise ValueError(f"'{word}' is no cost: '{text}' is not a time of 0 or more")
-    return time
+        if arguments.cost is not None:
+            return CostFile(parse_costs(arguments.cost), None)
+        if arguments.costs is not None:
+            return load_costs(arguments.costs)
+    except ValueError as error:
+        raise ValueError(f"{flag}: {error}") from error
+    return CostFile(DEFAULT_COSTS, None)
 
 
-def summary(case: Case, timeline: Timeline, held: Sequence[float]) -> dict[str, object]:
-    """Return the figures of a simulation, ready for JSON."""
+def read_case(arguments: argparse.Namespace, costs: Costs) -> Case:
+    """Return what the flags ask for.
+
+    Raises:
+        ValueError: if they say twice what the output layer takes.
+    """
+    given = arguments.cost is not None or arguments.costs is not None
+    if arguments.output_layer is not None and given and (costs.passes["S"] or costs.passes["T"]):
+        raise ValueError(
+            f"--output-layer {arguments.output_layer:g} and the costs of S and T both say what the "
+            "output layer takes: give one of them"
+        )
+    request = Request(
+        arguments.schedule,
+        arguments.vocab,
+        arguments.ranks,
+        arguments.microbatches,
+        costs,
+        arguments.chunks,
+        arguments.memory_limit,
+        arguments.split_backward,
+        arguments.file,
+        arguments.seconds,
+    )
+    return Case(request, arguments.output_layer, arguments.layers, arguments.final_stage_layers)
+
+
+def figures(case: Case, done: Simulation, held: Sequence[float] | None) -> dict[str, object]:
+    """Return what ``--json`` prints; ``held`` is every rank's peak in bytes, if known."""
     return {
-        "schedule": case.schedule,
-        "vocab": case.vocab,
-        "ranks": case.ranks,
-        "microbatches": case.microbatches,
-        "end": timeline.end,
-        "bubble_rate": timeline.bubble_rate(),
-        "bubble_rate_makespan": timeline.bubble_rate_makespan(),
-        "work": [timeline.work(rank) for rank in range(case.ranks)],
-        "in_flight": list(held),
+        "schedule": case.request.schedule,
+        "vocab": case.request.vocabulary,
+        "p": case.request.ranks,
+        "m": case.request.microbatches,
+        "iteration_time": done.timeline.end,
+        "bubble_rate": done.timeline.bubble_rate(),
+        "bubble_rate_makespan": done.timeline.bubble_rate_makespan(),
+        "peak_in_flight": list(done.in_flight),
+        "peak_bytes": held,
+        "rows": [" ".join(map(str, row)) for row in done.plan.rows],
     }
 
 
-def _report(case: Case, timeline: Timeline, held: Sequence[float]) -> str:
-    heading = (
-        f"{case.schedule}, vocabulary {case.vocab}, p = {case.ranks}, m = {case.microbatches}: "
-        f"ends at {timeline.end:.4g}, {timeline.bubble_rate():.1%} idle"
+def heading(case: Case, done: Simulation) -> str:
+    """Return a simulation in one line."""
+    request, timeline = case.request, done.timeline
+    return (
+        f"{request.schedule}, vocabulary {request.vocabulary}, p = {request.ranks}, "
+        f"m = {request.microbatches}: ends at {timeline.end:.6g}, {timeline.bubble_rate():.1%} idle"
     )
-    rows = (
-        f"  rank {rank}: works {timeline.work(rank):.4g}, holds up to {peak:g} microbatches"
-        for rank, peak in enumerate(held)
-    )
-    return "\n".join([heading, *rows])
 
 
-def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--schedule", default="1f1b", choices=sorted(SCHEDULES), help="default: %(default)s")
-    add("--vocab", default="none", choices=VOCABULARY_TREATMENTS, help="default: %(default)s")
-    add("-p", "--ranks", type=int, default=4, help="pipeline ranks (default: %(default)s)")
-    add("-m", "--microbatches", type=int, default=8, help="of one iteration (default: %(default)s)")
-    layer = "forward of the whole output layer; a stage's F takes 1 (default: %(default)s)"
-    add("--output-layer", default="1", metavar="TIME", help=layer)
-    cost = f"times of passes ({' '.join(PASS_KINDS)}) and communications ({' '.join(COMM_KINDS)})"
-    add("--cost", metavar="KIND=TIME,...", help=cost)
-    add("--text", action="store_true", help="draw the timeline as text")
-    add("--draw", type=Path, metavar="FILE.svg", help="draw the timeline as a picture")
-    add("--json", action="store_true", help="print the figures and all spans as JSON instead")
-    return parser.parse_args(argv)
+def report(case: Case, done: Simulation, held: Sequence[float] | None) -> str:
+    """Return a simulation in one line, and one for each rank."""
+    lines = [heading(case, done)]
+    for rank, peak in enumerate(done.in_flight):
+        work = f"  rank {rank}: works {done.timeline.work(rank):.6g}"
+        lines.append(
+            f"{work}, holds up to {peak:.4g} microbatches"
+            + (f", {held[rank] / 2**30:.4g} GiB" if held else "")
+        )
+    return "\n".join(lines)
+
+
+def write_picture(picture: Picture, path: Path) -> None:
+    """Write ``picture`` in the format that the file's name ends in.
+
+    Raises:
+        ValueError: if it is a PNG and matplotlib is missing, or the picture too large for that.
+    """
+    if path.suffix.lower() == ".png":
+        paint_png(picture, path)
+    else:
+        path.write_text(paint_svg(picture))
+
+
+def write_files(arguments: argparse.Namespace, case: Case, done: Simulation) -> None:
+    """Write what is asked for besides the report."""
+    if arguments.draw:
+        write_picture(lay_out([Panel(heading(case, done), done.timeline)]), arguments.draw)
+    if arguments.trace:
+        arguments.trace.write_text(json.dumps(chrome_trace(done.plan, done.timeline)))
+    if arguments.save_plan:
+        arguments.save_plan.write_text(done.plan.to_text())
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -168,33 +234,30 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     Raises:
         ValueError: for arguments that make no simulation.
+        OSError: if a file cannot be written.
     """
-    arguments = _parse_arguments(argv)
-    passes, comms = parse_costs(arguments.cost) if arguments.cost else ({}, {})
-    case = Case(
-        arguments.schedule,
-        arguments.vocab,
-        arguments.ranks,
-        arguments.microbatches,
-        _parse_time(f"--output-layer {arguments.output_layer}", arguments.output_layer),
-        passes,
-        comms,
+    arguments = parse_arguments(argv)
+    costs, sizes = read_costs(arguments)
+    case = read_case(arguments, costs)
+    done = run(case)
+    held = None if sizes is None else peak_bytes(done.plan, sizes)
+    write_files(arguments, case, done)
+    print(
+        json.dumps(figures(case, done, held), indent=1)
+        if arguments.json
+        else report(case, done, held)
     )
-    timeline, held = case.run()
-    report = _report(case, timeline, held)
-    if arguments.json:
-        spans = [span._asdict() for span in timeline.spans]
-        print(json.dumps({**summary(case, timeline, held), "spans": spans}, indent=1))
-    else:
-        print(report)
-        if arguments.text:
-            print(draw_text(timeline))
-    if arguments.draw:
-        arguments.draw.write_text(draw_svg([Panel(report.splitlines()[0], timeline)]))
+    besides = sys.stderr if arguments.json else sys.stdout
+    if done.bound is not None:
+        print(f"no plan within the memory limit ends before {done.bound:.6g}", file=besides)
+    if arguments.text:
+        print(draw_text(done.timeline), file=besides)
 
 
 if __name__ == "__main__":
     try:
         main()
+    except OSError as error:
+        sys.exit(f"error: cannot write {error.filename}: {error.strerror}: name another file")
     except ValueError as error:
         sys.exit(f"error: {error}")

@@ -1,54 +1,21 @@
-"""Draw timelines as an SVG picture: one row per rank, time to the right, one scale for all panels.
+"""Lay a picture of timelines out: one row per rank, time to the right, one scale for all panels.
 
 Every rank has a row of passes, with the microbatch's number in each box that has room for it, and
-below it as many thin lanes as it ever has communications under way at once.
+below it as many thin lanes as it ever has communications under way at once. What comes out is
+boxes, texts and lines in pixels, which ``svg`` and ``tools/png.py`` only have to paint.
 """
 
-from collections.abc import Iterator, Mapping, Sequence, Set
-from html import escape
-from math import floor, log10
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Sequence
+from math import ceil, floor, log10
+from statistics import median
+from typing import Final, Literal, NamedTuple
 
 from megatron.schedules.needs import COMM_KINDS
-from megatron.schedules.passes import PASS_KINDS
+from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS
+from megatron.simulator.palette import GLYPH, MEANINGS, Role
 from megatron.simulator.simulate import Span, Timeline
 
-COLOURS: Final[Mapping[str, str]] = {
-    "F": "#6ea8e8",
-    "B": "#f2a65a",
-    "W": "#7cc47f",
-    "S": "#f7e08a",
-    "T": "#e3bb2e",
-    "IF": "#c3a5e6",
-    "IB": "#9a6fd0",
-    "X": "#2f6db5",
-    "G": "#c06a14",
-    "C0": "#8d8d8d",
-    "C1": "#d1495b",
-    "C2": "#7d1d2e",
-    "CIF": "#8f79c9",
-    "CIB": "#5b3a99",
-}
-"""Fill of every kind of pass and communication; the paler shades carry the numbers."""
-
-MEANINGS: Final[Mapping[str, str]] = {
-    "F": "forward",
-    "B": "backward",
-    "W": "weight gradient",
-    "S": "output layer before its barrier",
-    "T": "after it",
-    "IF": "input layer forward",
-    "IB": "backward",
-    "X": "activation",
-    "G": "gradient",
-    "C0": "broadcast for S",
-    "C1": "barrier 1",
-    "C2": "barrier 2",
-    "CIF": "embedding",
-    "CIB": "its gradient",
-}
-"""What the legend says of every kind."""
-
+LEAST_WIDTH: Final = 900
 _MARGIN: Final = 12
 _LEFT: Final = 58  # where time 0 lies: room for "rank 15"
 _RIGHT: Final = 20  # room for half of the axis' last number
@@ -60,17 +27,6 @@ _GAP: Final = 4
 _AXIS: Final = 26
 _TICK_ROOM: Final = 60
 _LEGEND_LINE: Final = 18
-_FONT: Final = 9.5
-_GLYPH: Final = 0.58 * _FONT  # a digit, or the mean letter with some room to spare
-_LATER_CHUNK_OPACITY: Final = 0.5  # of a rank's chunks after its first
-
-_STYLE: Final = (
-    f"text{{font:{_FONT}px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;"
-    "fill:#1f2328}.number,.tick{text-anchor:middle}.title{font-size:13px;font-weight:600}"
-    ".pass{stroke:#1f2328;stroke-opacity:.45;stroke-width:.5}"
-    f".later{{fill-opacity:{_LATER_CHUNK_OPACITY}}}"
-    ".idle{fill:#f3f4f6}.axis{stroke:#8c959f}"
-)
 
 
 class Panel(NamedTuple):
@@ -80,16 +36,62 @@ class Panel(NamedTuple):
     timeline: Timeline
 
 
-def draw_svg(panels: Sequence[Panel], width: int = 900, unit: str = "") -> str:
-    """Return an SVG document with ``panels`` below one another, on one time scale.
+class Box(NamedTuple):
+    """A rectangle, its left upper corner and size in pixels.
 
-    The picture has a background of its own, so that it can be read on light and dark pages. Each
-    panel's time is counted from its first span. Passes too short for their number have none; every
-    box has its label and times as a tooltip.
+    Attributes:
+        look: ``pass`` has an edge, ``later`` (a rank's chunks after its first) is paler as well,
+            ``comm`` has no edge, ``idle`` is what lies behind a row.
+        kind: the kind of pass or communication, which decides the colour; none for ``idle``.
+        note: what a reader learns by pointing at it.
+    """
+
+    look: Literal["pass", "later", "comm", "idle"]
+    kind: str
+    x: float
+    y: float
+    width: float
+    height: float
+    note: str = ""
+
+
+class Label(NamedTuple):
+    """A text whose baseline begins, or is centred by its role, at a point in pixels."""
+
+    role: Role
+    x: float
+    y: float
+    text: str
+
+
+class Line(NamedTuple):
+    """A line from one point in pixels to another; only axes are made of them."""
+
+    x: float
+    y: float
+    to_x: float
+    to_y: float
+
+
+class Picture(NamedTuple):
+    """What to paint, in pixels from the left upper corner; later boxes cover earlier ones."""
+
+    width: int
+    height: int
+    boxes: list[Box]
+    labels: list[Label]
+    lines: list[Line]
+
+
+def lay_out(panels: Sequence[Panel], width: int | None = None, unit: str = "") -> Picture:
+    """Return a picture of ``panels`` below one another, on one time scale.
+
+    Each panel's time is counted from its first span. What takes no time is left out, and passes too
+    short for their number have none; every box has its label and times as a note.
 
     Args:
-        panels: at least one, each with at least one span.
-        width: width of the document in pixels; the height follows.
+        panels: at least one, each with something that takes time.
+        width: in pixels, the height follows; by default wide enough for numbers in the passes.
         unit: unit of time, written at the axis.
 
     Raises:
@@ -97,93 +99,147 @@ def draw_svg(panels: Sequence[Panel], width: int = 900, unit: str = "") -> str:
     """
     if not panels:
         raise ValueError("a picture needs at least one timeline")
-    for panel in panels:
-        if not panel.timeline.spans:
-            raise ValueError(f"the timeline '{panel.title}' has no spans to draw")
+    started = [Panel(title, _from_zero(title, timeline)) for title, timeline in panels]
+    if width is None:
+        width = _wide_enough(started)
     if width < 2 * _LEFT:
         raise ValueError(f"a picture of width {width} has no room: use at least {2 * _LEFT}")
-    started = [Panel(title, _from_zero(timeline)) for title, timeline in panels]
     duration = max(timeline.end for _, timeline in started)
-    scale = _Scale((width - _LEFT - _RIGHT) / duration if duration else 0.0)
-    body: list[str] = []
+    sheet = _Sheet((width - _LEFT - _RIGHT) / duration)
     y = _MARGIN
     for panel in started:
-        lines, y = _draw_panel(panel, y, scale, unit)
-        body += lines
-    kinds = {span.kind for panel in panels for span in panel.timeline.spans}
-    legend, y = _draw_legend(kinds, y, width)
-    height = y + _MARGIN
-    colours = "".join(f".{kind}{{fill:{COLOURS[kind]}}}" for kind in COLOURS if kind in kinds)
-    head = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}">',
-        f"<style>{_STYLE}{colours}</style>",
-        f'<rect x=".5" y=".5" width="{width - 1}" height="{height - 1}" rx="6" '
-        'fill="#ffffff" stroke="#d0d7de"/>',
-    ]
-    return "\n".join([*head, *body, *legend, "</svg>"]) + "\n"
+        y = sheet.draw_panel(panel, y, unit)
+    y = sheet.draw_legend(y, width)
+    return Picture(width, y + _MARGIN, sheet.boxes, sheet.labels, sheet.lines)
 
 
-class _Scale(NamedTuple):
-    """How time becomes pixels."""
-
-    pixels_per_unit: float
-
-    def x(self, time: float) -> str:
-        """Return where ``time`` lies."""
-        return _short(_LEFT + time * self.pixels_per_unit)
-
-    def rect(self, kind: str, start: float, end: float, y: int, height: int) -> str:
-        """Return the opening of a box of class ``kind`` over a span of time."""
-        length = _short((end - start) * self.pixels_per_unit)
-        return (
-            f'<rect class="{kind}" x="{self.x(start)}" y="{y}" width="{length}" height="{height}"'
-        )
+def _from_zero(title: str, timeline: Timeline) -> Timeline:
+    """Return what takes time in ``timeline``, counted from its first start."""
+    seen = [span for span in timeline.spans if span.end > span.start]
+    if not seen:
+        raise ValueError(f"the timeline '{title}' has nothing to draw: nothing in it takes time")
+    origin = min(span.start for span in seen)
+    return Timeline(
+        timeline.ranks,
+        tuple(s._replace(start=s.start - origin, end=s.end - origin) for s in seen),
+    )
 
 
-def _from_zero(timeline: Timeline) -> Timeline:
-    origin = min(span.start for span in timeline.spans)
-    spans = (s._replace(start=s.start - origin, end=s.end - origin) for s in timeline.spans)
-    return Timeline(timeline.ranks, tuple(spans))
+def _wide_enough(panels: Sequence[Panel]) -> int:
+    """Return the width at which passes have room for their numbers.
+
+    A number takes at most half of a transformer pass, and fits into all kinds that are not shorter
+    than a quarter of one: to show the shortest would make pictures too wide to look at.
+    """
+    lengths: dict[str, list[float]] = {}
+    digits = 1
+    for _, timeline in panels:
+        for span in timeline.spans:
+            if span.lane == "compute":
+                lengths.setdefault(span.kind, []).append(span.end - span.start)
+                digits = max(digits, len(str(span.microbatch)))
+    if not lengths:
+        return LEAST_WIDTH
+    usual = {kind: median(of_kind) for kind, of_kind in lengths.items()}
+    whole = min((usual[kind] for kind in CHUNKED_KINDS if kind in usual), default=0.0)
+    shown = min(length for length in usual.values() if length >= whole / 4 * (1 - 1e-9))
+    pixels_per_unit = _room(digits) / min(shown, whole / 2 or shown)
+    duration = max(timeline.end for _, timeline in panels)
+    return max(LEAST_WIDTH, _LEFT + ceil(duration * pixels_per_unit) + _RIGHT)
 
 
-def _draw_panel(panel: Panel, y: int, scale: _Scale, unit: str) -> tuple[list[str], int]:
-    """Return a panel whose top is ``y``, and the y below it."""
-    timeline = panel.timeline
-    lines = [f'<text class="title" x="{_MARGIN}" y="{y + 14}">{escape(panel.title)}</text>']
-    y += _TITLE
-    for rank in range(timeline.ranks):
-        lines.append(f'<text x="{_MARGIN}" y="{y + _BASELINE}">rank {rank}</text>')
-        lines.append(scale.rect("idle", 0.0, timeline.end, y, _BOX) + "/>")
-        for span in timeline.compute(rank):
-            lines += _draw_pass(span, y, scale)
-        y += _BOX + 1
-        comms = [s for s in timeline.spans if s.rank == rank and s.lane == "comm"]
-        for lane in _pack(comms):
-            lines += [
-                scale.rect(s.kind, s.start, s.end, y, _LANE) + f">{_tooltip(s)}</rect>"
-                for s in lane
-            ]
-            y += _LANE + 1
-        y += _GAP
-    lines += _draw_axis(timeline.end, y - _GAP + 1, scale, unit)
-    return lines, y + _AXIS
+def _room(digits: int) -> float:
+    """Return the least width of a box with a number in it."""
+    return digits * GLYPH + 1.5
 
 
-def _draw_pass(span: Span, y: int, scale: _Scale) -> Iterator[str]:
-    kind = f"pass {span.kind}" + (" later" if span.chunk else "")
-    yield scale.rect(kind, span.start, span.end, y, _BOX) + f">{_tooltip(span)}</rect>"
-    number = str(span.microbatch)
-    if (span.end - span.start) * scale.pixels_per_unit > len(number) * _GLYPH + 1:
-        middle = scale.x((span.start + span.end) / 2)
-        yield f'<text class="number" x="{middle}" y="{y + _BASELINE}">{number}</text>'
+class _Sheet:
+    """Collects what panels and the legend consist of.
+
+    Args:
+        scale: pixels per unit of time.
+    """
+
+    def __init__(self, scale: float) -> None:
+        self.boxes: list[Box] = []
+        self.labels: list[Label] = []
+        self.lines: list[Line] = []
+        self._scale = scale
+
+    def draw_panel(self, panel: Panel, y: int, unit: str) -> int:
+        """Draw a panel whose top is ``y``; return the y below it."""
+        timeline = panel.timeline
+        self.labels.append(Label("title", _MARGIN, y + 14, panel.title))
+        y += _TITLE
+        comms: list[list[Span]] = [[] for _ in range(timeline.ranks)]
+        for span in timeline.spans:
+            if span.lane == "comm":
+                comms[span.rank].append(span)
+        for rank in range(timeline.ranks):
+            self.labels.append(Label("plain", _MARGIN, y + _BASELINE, f"rank {rank}"))
+            self.boxes.append(Box("idle", "", _LEFT, y, timeline.end * self._scale, _BOX))
+            for span in timeline.compute(rank):
+                self._draw_pass(span, y)
+            y += _BOX + 1
+            for lane in _pack(comms[rank]):
+                self.boxes += [self._box("comm", span, y, _LANE) for span in lane]
+                y += _LANE + 1
+            y += _GAP
+        self._draw_axis(timeline.end, y - _GAP + 1, unit)
+        return y + _AXIS
+
+    def draw_legend(self, y: int, width: int) -> int:
+        """Say what the boxes mean, passes and communications apart; return the y below it."""
+        kinds = {box.kind for box in self.boxes}
+        paler = any(box.look == "later" for box in self.boxes)
+        for group in (PASS_KINDS, COMM_KINDS):
+            x = float(_LEFT)
+            entries = {f"{kind} {MEANINGS[kind]}": str(kind) for kind in group if kind in kinds}
+            if group is PASS_KINDS and paler:
+                entries["paler: later chunks of a rank"] = ""
+            for text, kind in entries.items():
+                room = 26 + len(text) * GLYPH
+                if x > _LEFT and x + room > width - _MARGIN:
+                    x, y = float(_LEFT), y + _LEGEND_LINE
+                if kind:
+                    self.boxes.append(Box("pass", kind, x, y, 10, 10))
+                self.labels.append(Label("plain", x + 14, y + 8.5, text))
+                x += room
+            if x > _LEFT:
+                y += _LEGEND_LINE
+        return y - _LEGEND_LINE + 10
+
+    def _draw_pass(self, span: Span, y: int) -> None:
+        box = self._box("later" if span.chunk else "pass", span, y, _BOX)
+        self.boxes.append(box)
+        number = str(span.microbatch)
+        if box.width >= _room(len(number)) * (1 - 1e-9):
+            self.labels.append(Label("number", box.x + box.width / 2, y + _BASELINE, number))
+
+    def _box(self, look: Literal["pass", "later", "comm"], span: Span, y: int, height: int) -> Box:
+        x, width = _LEFT + span.start * self._scale, (span.end - span.start) * self._scale
+        note = f"{span.label}: {span.start:.4g} to {span.end:.4g}"
+        return Box(look, span.kind, x, y, width, height, note)
+
+    def _draw_axis(self, duration: float, y: int, unit: str) -> None:
+        """Draw the axis from 0 to ``duration``, with ticks at round numbers."""
+        self.lines.append(Line(_LEFT, y, _LEFT + duration * self._scale, y))
+        step = self._tick_step()
+        last = floor(duration / step + 1e-9)
+        for index in range(last + 1):
+            x = _LEFT + index * step * self._scale
+            text = f"{index * step:g}" + (f" {unit}" if unit and index == last else "")
+            self.lines.append(Line(x, y, x, y + 3))
+            self.labels.append(Label("tick", x, y + 13, text))
+
+    def _tick_step(self) -> float:
+        """Return the least of 1, 2 and 5 times a power of ten that leaves room for the numbers."""
+        least = _TICK_ROOM / self._scale
+        power = 10.0 ** floor(log10(least))
+        return next(step for m in (1, 2, 5, 10) if (step := m * power) >= least * (1 - 1e-9))
 
 
-def _tooltip(span: Span) -> str:
-    return f"<title>{escape(span.label)}: {span.start:.4g} to {span.end:.4g}</title>"
-
-
-def _pack(spans: Sequence[Span]) -> list[list[Span]]:
+def _pack(spans: Iterable[Span]) -> list[list[Span]]:
     """Spread ``spans`` over as few lanes as keep them from overlapping."""
     lanes: list[list[Span]] = []
     for span in sorted(spans, key=lambda s: (s.start, s.end)):
@@ -193,49 +249,3 @@ def _pack(spans: Sequence[Span]) -> list[list[Span]]:
         else:
             free.append(span)
     return lanes
-
-
-def _draw_axis(duration: float, y: int, scale: _Scale, unit: str) -> Iterator[str]:
-    """Yield the axis from 0 to ``duration``, with ticks at round numbers."""
-    yield f'<path class="axis" d="M{_LEFT} {y}H{scale.x(duration)}"/>'
-    step = _tick_step(duration, scale)
-    last = floor(duration / step + 1e-9) if step else 0
-    for index in range(last + 1):
-        x = scale.x(index * step)
-        text = f"{index * step:g}" + (f" {unit}" if unit and index == last else "")
-        yield f'<path class="axis" d="M{x} {y}v3"/>'
-        yield f'<text class="tick" x="{x}" y="{y + 13}">{escape(text)}</text>'
-
-
-def _tick_step(duration: float, scale: _Scale) -> float:
-    """Return the least of 1, 2 and 5 times a power of ten that leaves room for the numbers."""
-    if not duration:
-        return 0.0
-    least = _TICK_ROOM / scale.pixels_per_unit
-    power = 10.0 ** floor(log10(least))
-    return next(step for m in (1, 2, 5, 10) if (step := m * power) >= least * (1 - 1e-9))
-
-
-def _draw_legend(kinds: Set[str], y: int, width: int) -> tuple[list[str], int]:
-    """Return the legend of ``kinds``, passes and communications apart, and the y below it."""
-    lines: list[str] = []
-    for group in (PASS_KINDS, COMM_KINDS):
-        x = float(_LEFT)
-        for kind in (k for k in group if k in kinds):
-            text = f"{kind} {MEANINGS[kind]}"
-            room = 26 + len(text) * _GLYPH
-            if x > _LEFT and x + room > width - _MARGIN:
-                x, y = float(_LEFT), y + _LEGEND_LINE
-            lines.append(
-                f'<rect class="pass {kind}" x="{_short(x)}" y="{y}" width="10" height="10"/>'
-            )
-            lines.append(f'<text x="{_short(x + 14)}" y="{y + 8.5}">{text}</text>')
-            x += room
-        if x > _LEFT:
-            y += _LEGEND_LINE
-    return lines, y - _LEGEND_LINE + 10
-
-
-def _short(number: float) -> str:
-    """Return ``number`` with at most two decimals."""
-    return f"{number:.2f}".rstrip("0").rstrip(".")

@@ -1,4 +1,4 @@
-"""tools/simulate.py prints what the simulator finds, for costs given on the command line."""
+"""tools/simulate.py as users run it: what it prints, what it writes, and what it refuses."""
 
 import json
 import subprocess
@@ -9,7 +9,14 @@ from xml.etree import ElementTree
 
 import pytest
 
+from megatron.schedules.plan import Plan
+from megatron.schedules.registry import make_plan
+
 TOOL = Path(__file__).resolve().parents[2] / "tools/simulate.py"
+KEYS = [
+    *("schedule", "vocab", "p", "m", "iteration_time", "bubble_rate", "bubble_rate_makespan"),
+    *("peak_in_flight", "peak_bytes", "rows"),
+]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -27,53 +34,105 @@ def figures(*arguments: str) -> dict[str, Any]:
 def test_1f1b_takes_the_time_of_the_textbook() -> None:
     """With F = 1 and B = 2 on every rank: m + p - 1 slots of 3, of which p - 1 are idle."""
     p, m = 4, 8
-    found = figures("-p", str(p), "-m", str(m), "--output-layer", "0")
-    assert found["end"] == pytest.approx(3 * (m + p - 1))
+    found = figures("-p", str(p), "-m", str(m), "--cost", "F=1,B=2")
+    assert list(found) == KEYS
+    assert found["iteration_time"] == pytest.approx(3 * (m + p - 1))
     assert found["bubble_rate_makespan"] == pytest.approx((p - 1) / (m + p - 1))
-    assert found["in_flight"] == [4, 3, 2, 1]
+    assert found["peak_in_flight"] == [4, 3, 2, 1]
+    assert found["peak_bytes"] is None
+    assert [found[key] for key in ("schedule", "vocab", "p", "m")] == ["1f1b", "none", p, m]
+    rows = [" ".join(map(str, row)) for row in make_plan("1f1b", "none", p, m).rows]
+    assert found["rows"] == rows
 
 
-@pytest.mark.parametrize("vocab", ["vocab-1", "vocab-2"])
-def test_the_output_layer_is_the_same_work_wherever_it_runs(vocab: str) -> None:
-    whole = figures("--vocab", "none", "--output-layer", "1.7")
-    split = figures("--vocab", vocab, "--output-layer", "1.7", "--cost", "IF=0,IB=0")
-    assert sum(split["work"]) == pytest.approx(sum(whole["work"]))
-    assert max(split["work"]) == pytest.approx(min(split["work"]))
-    assert max(whole["work"]) == whole["work"][-1] > whole["work"][0]
+def test_a_message_delays_the_next_stage_by_its_time() -> None:
+    """One microbatch over three ranks: all passes and four messages in a row."""
+    found = figures("-p", "3", "-m", "1", "--cost", "F=3:5:7,B=11,p2p=0.5")
+    assert found["iteration_time"] == pytest.approx(3 + 5 + 7 + 3 * 11 + 4 * 0.5)
 
 
-def test_costs_of_a_pass_of_a_rank_and_of_a_communication() -> None:
-    spans = figures("-p", "2", "-m", "1", "--cost", "F=3:5,B=7,X=0.5")["spans"]
-    taken = {(s["rank"], s["kind"]): s["end"] - s["start"] for s in spans}
-    assert taken == pytest.approx(
-        {(0, "F"): 3, (1, "F"): 5, (0, "B"): 7, (1, "B"): 7, (0, "X"): 0.5, (1, "X"): 0.5}
-    )
+def test_costs_from_a_file_and_bytes(tmp_path: Path) -> None:
+    """Of 1F1B on two ranks the first holds two microbatches, the last one."""
+    file = tmp_path / "costs.json"
+    sizes = {"static": [1000, 2000], "activation": 10}
+    file.write_text(json.dumps({"passes": {"F": [1, 2], "B": 4}, "bytes": sizes}))
+    found = figures("-p", "2", "-m", "2", "--costs", str(file))
+    assert found["iteration_time"] == pytest.approx(1 + 2 * (2 + 4) + 4)
+    assert found["peak_bytes"] == [1020, 2010]
+    assert "GiB" in run("-p", "2", "-m", "2", "--costs", str(file)).stdout
 
 
-def test_text_and_picture(tmp_path: Path) -> None:
-    file = tmp_path / "plan.svg"
-    done = run("--vocab", "vocab-2", "-p", "3", "--text", "--draw", str(file))
-    assert done.stdout.splitlines()[0].startswith("1f1b, vocabulary vocab-2, p = 3, m = 8: ends at")
-    assert sum(line.startswith("rank ") for line in done.stdout.splitlines()) == 3
-    assert ElementTree.parse(file).getroot().tag.endswith("svg")
+def test_everything_at_once_prints_one_object_and_writes_files(tmp_path: Path) -> None:
+    svg, trace, plan = tmp_path / "a.svg", tmp_path / "a.json", tmp_path / "a.txt"
+    options = ["--schedule", "zb-v", "--vocab", "vocab-2", "-p", "3", "--json", "--text"]
+    files = ["--draw", str(svg), "--trace", str(trace), "--save-plan", str(plan)]
+    done = run(*options, *files)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert sum(line.startswith("rank ") for line in done.stderr.splitlines()) == 3
+    assert ElementTree.parse(svg).getroot().tag.endswith("svg")
+    events = json.loads(trace.read_text())["traceEvents"]
+    passes = [event for event in events if event.get("cat") == "compute"]
+    assert len(passes) == sum(len(row.split()) for row in rows)
+    assert {event["pid"] for event in events} == {0, 1, 2}
+    assert [" ".join(map(str, row)) for row in Plan.from_text(plan.read_text()).rows] == rows
+    loaded = figures("--schedule", "file", "--file", str(plan), "--vocab", "vocab-2", "-p", "3")
+    assert loaded["rows"] == rows
+
+
+def test_the_report_for_people() -> None:
+    lines = run("--vocab", "vocab-2", "-p", "3", "--text").stdout.splitlines()
+    assert lines[0].startswith("1f1b, vocabulary vocab-2, p = 3, m = 8: ends at")
+    assert sum(line.startswith("  rank ") for line in lines) == 3
+    assert sum(line.startswith("rank ") for line in lines) == 3
+
+
+def test_a_png(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "plan.png"
+    done = run("-p", "2", "-m", "2", "--draw", str(file))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert file.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "status", "message"),
     [
-        (["--cost", "Q=1"], "'Q=1' is no cost"),
-        (["--cost", "F"], "'F' is no cost: '' is not a time"),
-        (["--cost", "F=-1"], "'-1' is not a time of 0 or more"),
-        (["--cost", "F=nan"], "'nan' is not a time"),
-        (["--cost", "X=1:2"], "'X=1:2' is no cost"),
-        (["--cost", "F=1:2"], "F has 2 times for 4 ranks"),
-        (["--output-layer", "big"], "--output-layer big"),
-        (["-p", "0"], "at least 1 rank, got 0"),
-        (["-m", "0"], "at least 1 microbatch, got 0"),
+        (["--cost", "Q=1"], 1, "--cost: 'Q' is no communication, nor a pass"),
+        (["--cost", "F"], 1, "--cost: 'F' is no cost"),
+        (["--cost", "F=-1,B=2"], 1, "--cost: F=-1 is no cost"),
+        (["--cost", "F=nan,B=2"], 1, "--cost: F=nan is no cost"),
+        (["--cost", "F=1:2,B=1"], 1, "F has 2 times for 4 ranks"),
+        (["--cost", "F=1,B=2", "--schedule", "zb-v"], 1, "the costs have no W: give W=TIME"),
+        (["--costs", "/no/such.json"], 1, "--costs: cannot read /no/such.json"),
+        (["--cost", "F=1,B=1,S=1", "--output-layer", "2"], 1, "--output-layer 2 and the costs of"),
+        (["--draw", "/no/such/folder/a.svg"], 1, "cannot write /no/such/folder/a.svg: No"),
+        (["--schedule", "zb-auto"], 1, "give it a memory limit"),
+        (["--schedule", "zb-h1", "--memory-limit", "2"], 1, "memory limit of 2: raise it to that"),
+        (["--cost", "F=1,B=1", "--costs", "x"], 2, "not allowed with argument --cost"),
+        (["--draw", "a.gif"], 2, "--draw: 'a.gif': end it in .svg or .png"),
+        (["--output-layer", "big"], 2, "--output-layer: 'big': give a number, 0 or more"),
+        (["--memory-limit", "nan"], 2, "--memory-limit: 'nan': give a number, 1 or more"),
+        (["-p", "0"], 2, "-p/--ranks: '0': give a whole number, 1 or more"),
+        (["-m", "2.5"], 2, "-m/--microbatches: '2.5': give a whole number, 1 or more"),
+        (["--schedule", "dualpipe"], 2, "invalid choice: 'dualpipe'"),
     ],
 )
-def test_what_makes_no_simulation_is_refused(arguments: list[str], message: str) -> None:
+def test_what_makes_no_simulation_is_refused_in_one_line(
+    arguments: list[str], status: int, message: str
+) -> None:
     done = run(*arguments)
-    assert done.returncode != 0
+    assert (done.returncode, done.stdout) == (status, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+
+
+def test_a_plan_with_a_doubled_pass_is_shown_with_the_pass_marked(tmp_path: Path) -> None:
+    file = tmp_path / "plan.txt"
+    file.write_text("microbatches 1\nstages 0.0 1.0\nbarriers none\n0: F0 B0\n1: F0 F0 B0\n")
+    done = run("--schedule", "file", "--file", str(file), "-p", "2", "-m", "1")
+    assert done.returncode == 1
     assert done.stderr.startswith("error: ")
-    assert message in done.stderr
+    assert "rank 1 runs F0 twice" in done.stderr
+    assert ">F0<" in done.stderr

@@ -10,15 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.lower import lower
 from megatron.schedules.needs import COMM_KINDS
 from megatron.schedules.passes import PASS_KINDS
 from megatron.schedules.registry import make_plan
-from megatron.simulator.picture import COLOURS, MEANINGS, Panel, draw_svg
-from megatron.simulator.simulate import Costs, Span, Timeline, simulate
+from megatron.simulator.palette import COLOURS, MEANINGS
+from megatron.simulator.picture import Panel, lay_out
+from megatron.simulator.simulate import Span, Timeline, simulate
+from megatron.simulator.svg import paint_svg
 
 ROOT = Path(__file__).resolve().parents[2]
 SVG = "{http://www.w3.org/2000/svg}"
+
+
+def draw_svg(panels: list[Panel], width: int | None = 900) -> str:
+    return paint_svg(lay_out(panels, width))
 
 
 def boxes(svg: str) -> list[dict[str, str]]:
@@ -43,16 +50,18 @@ def passes_on_one_rank(*times: tuple[float, float]) -> Timeline:
 
 @settings(max_examples=20, deadline=None)
 @given(
-    vocabulary=st.sampled_from(["none", "vocab-1", "vocab-2"]),
+    schedule=st.sampled_from(["1f1b", "zb-h1", "v-half"]),
+    vocabulary=st.sampled_from(["none", "naive", "vocab-1", "vocab-2", "interlaced"]),
     ranks=st.integers(1, 4),
     microbatches=st.integers(1, 5),
     comm=st.floats(0.05, 2),
 )
 def test_every_span_is_a_box_and_boxes_of_a_row_do_not_overlap(
-    vocabulary: str, ranks: int, microbatches: int, comm: float
+    schedule: str, vocabulary: str, ranks: int, microbatches: int, comm: float
 ) -> None:
-    program = lower(make_plan("1f1b", vocabulary, ranks, microbatches))
-    timeline = simulate(program, Costs(comms=dict.fromkeys(COMM_KINDS, comm)))
+    costs = Costs(UNIT_COSTS.passes, dict.fromkeys(COMM_KINDS, comm))
+    plan = make_plan(schedule, vocabulary, ranks, microbatches, costs)
+    timeline = simulate(lower(plan, costs), costs)
     svg = draw_svg([Panel("a plan", timeline)])
     drawn = boxes(svg)
     assert sorted(b["tooltip"].split(":")[0] for b in drawn) == sorted(
@@ -89,6 +98,25 @@ def test_a_number_stands_only_where_it_has_room() -> None:
     assert texts(draw_svg([Panel("a", passes_on_one_rank(wide, narrow))]), "number") == ["0"]
 
 
+@pytest.mark.parametrize("count", [10, 100])
+def test_by_default_the_usual_pass_has_room_for_its_number(count: int) -> None:
+    """Also where one is a hundred times as long: the width follows the content."""
+    times = [(float(i), float(i + 1)) for i in range(count - 1)] + [(count - 1.0, count + 99.0)]
+    svg = draw_svg([Panel("a", passes_on_one_rank(*times))], width=None)
+    assert texts(svg, "number") == [str(i) for i in range(count)]
+
+
+def test_passes_a_quarter_as_long_as_a_forward_have_room_too() -> None:
+    costs = Costs({"F": 1, "B": 2, "S": 0.25, "T": 0.25, "IF": 0.01, "IB": 0.01})
+    timeline = simulate(lower(make_plan("1f1b", "vocab-2", 4, 8, costs), costs), costs)
+    svg = draw_svg([Panel("a", timeline)], width=None)
+    assert len(texts(svg, "number")) == sum(s.kind not in ("IF", "IB") for s in timeline.spans)
+
+
+def test_what_takes_no_time_is_left_out() -> None:
+    assert len(boxes(draw_svg([Panel("a", passes_on_one_rank((0, 1), (1, 1)))]))) == 1
+
+
 def test_the_legend_names_what_is_drawn_and_nothing_else() -> None:
     drawn = draw_svg([Panel("a", simulate(lower(make_plan("1f1b", "vocab-2", 2, 2))))])
     shown = {t.split()[0] for t in texts(drawn) if t in {f"{k} {m}" for k, m in MEANINGS.items()}}
@@ -106,6 +134,13 @@ def test_later_chunks_look_different() -> None:
     assert first["class"] != second["class"]
 
 
+def test_the_legend_says_what_paler_means_only_where_something_is() -> None:
+    spans = (Span(0, "compute", "F0", "F", 0, 0, 0, 1), Span(0, "compute", "F0.1", "F", 0, 1, 1, 2))
+    for shown, expected in ((spans, 1), (spans[:1], 0)):
+        legend = texts(draw_svg([Panel("a", Timeline(1, shown))]), "plain")
+        assert sum("paler" in text for text in legend) == expected
+
+
 def test_a_title_is_text_and_not_markup() -> None:
     svg = draw_svg([Panel("p < 4 & m > 2", passes_on_one_rank((0, 1)))])
     assert texts(svg, "title") == ["p < 4 & m > 2"]
@@ -115,7 +150,8 @@ def test_a_title_is_text_and_not_markup() -> None:
     ("panels", "width", "message"),
     [
         ([], 900, "at least one timeline"),
-        ([Panel("empty", Timeline(2, ()))], 900, "'empty' has no spans"),
+        ([Panel("empty", Timeline(2, ()))], 900, "'empty' has nothing to draw"),
+        ([Panel("still", passes_on_one_rank((1, 1)))], 900, "'still' has nothing to draw"),
         ([Panel("a", passes_on_one_rank((0, 1)))], 50, "width 50 has no room"),
     ],
 )

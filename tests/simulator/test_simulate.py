@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.lower import Instruction, Program, Run, Start, Wait, lower
 from megatron.schedules.needs import COMM_KINDS, Comm, CommKind
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
 from megatron.schedules.registry import make_plan
-from megatron.simulator.simulate import Costs, Span, Timeline, simulate
+from megatron.simulator.simulate import Span, Timeline, simulate
 
 F0, F1, F2 = (Run(Pass("F", i)) for i in range(3))
 X0, X1 = (Comm("X", i) for i in range(2))
@@ -116,14 +117,14 @@ def test_free_communication_leaves_no_span() -> None:
     st.sampled_from(["none", "vocab-1", "vocab-2"]),
     st.integers(1, 6),
     st.integers(1, 12),
-    st.lists(st.integers(0, 5), min_size=7, max_size=7),
+    st.lists(st.integers(0, 5), min_size=len(COMM_KINDS), max_size=len(COMM_KINDS)),
 )
 def test_nothing_overlaps_that_cannot(
     vocabulary: str, ranks: int, microbatches: int, times: list[int]
 ) -> None:
     """A rank runs one pass at a time, a link and the collectives carry one message at a time."""
     program = lower(make_plan("1f1b", vocabulary, ranks, microbatches))
-    costs = Costs(comms=dict(zip(COMM_KINDS, map(float, times), strict=True)))
+    costs = Costs(UNIT_COSTS.passes, dict(zip(COMM_KINDS, map(float, times), strict=True)))
     timeline = simulate(program, costs)
     lanes: dict[tuple[int, str], list[tuple[float, float]]] = {}
     for span in timeline.spans:
@@ -146,7 +147,7 @@ def test_slower_communication_never_ends_sooner(
     vocabulary: str, ranks: int, microbatches: int, kind: CommKind
 ) -> None:
     program = lower(make_plan("1f1b", vocabulary, ranks, microbatches))
-    ends = [simulate(program, Costs(comms={kind: time})).end for time in (0.0, 0.5, 1.0, 4.0)]
+    ends = [simulate(program, Costs(UNIT_COSTS.passes, {kind: time})).end for time in (0.0, 0.5, 1.0, 4.0)]
     assert ends == sorted(ends)
 
 

@@ -3,9 +3,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megatron.schedules.costs import Costs
 from megatron.schedules.lower import lower
 from megatron.schedules.registry import make_plan
-from megatron.simulator.simulate import Costs, Span, Timeline, simulate
+from megatron.simulator.simulate import Span, Timeline, simulate
 from megatron.simulator.text import draw_text
 
 
@@ -21,7 +22,7 @@ def test_a_drawing_by_hand() -> None:
 
 @settings(max_examples=40)
 @given(
-    st.sampled_from(["none", "vocab-1", "vocab-2"]),
+    st.sampled_from(["none", "naive", "vocab-1", "vocab-2", "interlaced"]),
     st.integers(1, 12),
     st.integers(1, 12),
     st.integers(30, 200),

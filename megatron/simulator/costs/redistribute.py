@@ -1,0 +1,58 @@
+"""Spread transformer layers over stages of which some have other work as well (``redis``)."""
+
+from collections.abc import Sequence
+from math import isfinite
+
+
+def redistribute(
+    layers: int,
+    stages: int,
+    layer_time: float,
+    extra: Sequence[float],
+    last: int | None = None,
+) -> list[int]:
+    """Return the layers of every stage such that the slowest stage is as fast as possible.
+
+    Layers are handed out one by one, each to the stage that it makes the least slow. Since every
+    layer takes the same time, no other distribution has a faster slowest stage. Among equally slow
+    stages the last takes the layer: with 1F1B the later a stage, the fewer microbatches it holds.
+
+    Args:
+        layers: transformer layers of the model.
+        stages: pipeline stages; a stage may end up without a layer.
+        layer_time: time of one layer, in any unit.
+        extra: for each stage, the time of its other work: the input layer's on the first, the
+            output layer's on the last.
+        last: layers of the last stage, where the user has decided that.
+
+    Raises:
+        ValueError: for a count below 0 (of stages below 1), times that are negative or no numbers,
+            another number of ``extra`` than of stages, or a ``last`` that the model cannot fill.
+    """
+    _check(layers, stages, layer_time, extra, last)
+    counts = [0] * stages
+    free = range(stages)[::-1]
+    if last is not None:
+        counts[-1] = last
+        free = free[1:]
+    for _ in range(layers - sum(counts)):
+        lightest = min(free, key=lambda stage: extra[stage] + counts[stage] * layer_time)
+        counts[lightest] += 1
+    return counts
+
+
+def _check(
+    layers: int, stages: int, layer_time: float, extra: Sequence[float], last: int | None
+) -> None:
+    if layers < 0 or stages < 1:
+        raise ValueError(f"{layers} layers cannot be spread over {stages} stages")
+    if len(extra) != stages:
+        raise ValueError(f"{len(extra)} extra times for {stages} stages: give one for each stage")
+    for time in (layer_time, *extra):
+        if not (isfinite(time) and time >= 0):
+            raise ValueError(f"{time:g} is no time of a layer or stage: give a number, 0 or more")
+    if last is not None and not (layers if stages == 1 else 0) <= last <= layers:
+        raise ValueError(
+            f"the last of {stages} stages cannot have {last} of {layers} layers: give it "
+            + (f"all {layers}" if stages == 1 else f"0 to {layers}")
+        )

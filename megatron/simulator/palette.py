@@ -1,0 +1,82 @@
+"""The colours and words of every kind of pass and communication, for all pictures alike."""
+
+from collections.abc import Mapping
+from typing import Final, Literal, NamedTuple
+
+COLOURS: Final[Mapping[str, str]] = {
+    "F": "#6ea8e8",
+    "B": "#f2a65a",
+    "W": "#7cc47f",
+    "S": "#f9e79b",
+    "E": "#f0d05c",
+    "T": "#dcb11f",
+    "IF": "#c3a5e6",
+    "IB": "#9a6fd0",
+    "X": "#2f6db5",
+    "G": "#c06a14",
+    "C0": "#8d8d8d",
+    "C1": "#d1495b",
+    "C2": "#7d1d2e",
+    "C3": "#3d0f18",
+    "CIF": "#8f79c9",
+    "CIB": "#5b3a99",
+}
+"""Fill of every kind of pass and communication; the paler shades carry the numbers."""
+
+MEANINGS: Final[Mapping[str, str]] = {
+    "F": "forward",
+    "B": "backward",
+    "W": "weight gradient",
+    "S": "output layer before its barrier",
+    "E": "between barriers",
+    "T": "after it",
+    "IF": "input layer forward",
+    "IB": "backward",
+    "X": "activation",
+    "G": "gradient",
+    "C0": "broadcast for S",
+    "C1": "barrier 1",
+    "C2": "barrier 2",
+    "C3": "barrier 3",
+    "CIF": "embedding",
+    "CIB": "its gradient",
+}
+"""What the legend says of every kind."""
+
+BACKGROUND: Final = "#ffffff"
+FRAME: Final = "#d0d7de"
+IDLE: Final = "#f3f4f6"
+EDGE: Final = "#1f2328"
+EDGE_OPACITY: Final = 0.45
+EDGE_WIDTH: Final = 0.5
+AXIS: Final = "#8c959f"
+INK: Final = "#1f2328"
+LATER_CHUNK_OPACITY: Final = 0.5  # of a rank's chunks after its first
+
+FONT_SIZE: Final = 9.5
+GLYPH: Final = 0.58 * FONT_SIZE
+"""Width of a digit, or of the mean letter with some room to spare, in pixels."""
+
+Role = Literal["plain", "number", "tick", "title"]
+
+
+class Font(NamedTuple):
+    """How a text of some role looks.
+
+    Attributes:
+        size: in pixels.
+        centred: whether its place is its middle; otherwise its beginning.
+        bold: whether it stands out.
+    """
+
+    size: float
+    centred: bool
+    bold: bool
+
+
+FONTS: Final[Mapping[Role, Font]] = {
+    "plain": Font(FONT_SIZE, centred=False, bold=False),
+    "number": Font(FONT_SIZE, centred=True, bold=False),
+    "tick": Font(FONT_SIZE, centred=True, bold=False),
+    "title": Font(13.0, centred=False, bold=True),
+}

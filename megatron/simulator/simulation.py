@@ -1,0 +1,148 @@
+"""From what is asked for to what comes out: make the plan, lower it, simulate it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from megatron.schedules.catalogue import SCHEDULES
+from megatron.schedules.costs import Costs
+from megatron.schedules.lower import lower
+from megatron.schedules.memory import in_flight
+from megatron.schedules.plan import VOCABULARY_BARRIERS, Plan
+from megatron.schedules.registry import kept_share, make_plan, optimum
+from megatron.schedules.request import Request
+from megatron.simulator.output_layer import (
+    Stages,
+    place_output_layer,
+    redistribute_layers,
+    spread_output_layer,
+)
+from megatron.simulator.simulate import Timeline, simulate
+
+LAYERS_PER_STAGE: Final = 4
+"""Transformer layers of an even stage where ``redis`` is not told how many the model has."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is simulated.
+
+    Attributes:
+        request: the plan that is wanted, with costs; those of ``redis`` are of an even distribution
+            of the layers, unless they differ by rank.
+        output_layer: time of the whole output layer's forward, to be added wherever it runs; by
+            default S and T have their times from the costs, and stages no output layer.
+        layers: transformer layers of the model, for ``redis``; by default 4 a stage.
+        last_stage_layers: those of the last stage, for ``redis``; by default balanced.
+    """
+
+    request: Request
+    output_layer: float | None = None
+    layers: int | None = None
+    last_stage_layers: int | None = None
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What came out.
+
+    Attributes:
+        plan: the plan.
+        timeline: when everything ran.
+        in_flight: every rank's peak of microbatches in flight, as the schedule's promise counts.
+        bound: time that no plan within the limit is below, where ``optimal`` looked for one.
+    """
+
+    plan: Plan
+    timeline: Timeline
+    in_flight: Sequence[float]
+    bound: float | None = None
+
+
+def run(case: Case) -> Simulation:
+    """Make the plan of ``case`` and simulate it.
+
+    Raises:
+        ValueError: for what ``make_plan`` refuses, costs of other ranks or chunks than there are,
+            and options that the treatment of the vocabulary has no use for.
+    """
+    _check_ranks(case.request.costs, case.request.ranks)
+    _check_weight_gradient(case.request)
+    request = replace(case.request, costs=_costs(case))
+    bound = None
+    if request.schedule == "optimal":
+        found = optimum(request)
+        plan, bound = found.plan, found.bound
+    else:
+        plan = make_plan(**vars(request))
+    costs = request.costs
+    if request.schedule == "auto":  # whose costs are those of all chunks of a rank together
+        costs = costs.per_chunk(plan.chunks)
+    _check_chunks(costs, plan.chunks)
+    timeline = simulate(lower(plan, costs), costs)
+    if not timeline.end:
+        raise ValueError("nothing takes time: give some pass a time above 0")
+    return Simulation(plan, timeline, in_flight(plan, kept_share(request.schedule)), bound)
+
+
+def _costs(case: Case) -> Costs:
+    """Return the costs of ``case`` with its output layer."""
+    request, time = case.request, case.output_layer
+    costs, barriers = request.costs, VOCABULARY_BARRIERS.get(request.vocabulary)
+    redistributed = case.layers is not None or case.last_stage_layers is not None
+    if redistributed and request.vocabulary != "redis":
+        raise ValueError(
+            f"the treatment '{request.vocabulary}' leaves the layers evenly spread: take 'redis' "
+            "to give their number, or that of the last stage"
+        )
+    if time is None and not redistributed:
+        return costs
+    if barriers is not None:
+        assert time is not None
+        return spread_output_layer(costs, request.ranks, barriers, time)
+    stages = _stages(request)
+    if request.vocabulary != "redis":
+        return place_output_layer(costs, stages, time or 0.0)
+    layers = LAYERS_PER_STAGE * len(stages) if case.layers is None else case.layers
+    return redistribute_layers(costs, stages, layers, time or 0.0, case.last_stage_layers)
+
+
+def _stages(request: Request) -> Stages:
+    """Return the stages of the plan to be made: the costs depend on them, and it on the costs."""
+    if request.schedule == "auto":
+        raise ValueError(
+            "'auto' compares schedules whose last stages are on different ranks: take a treatment "
+            "that spreads the output layer, or one schedule after the other"
+        )
+    if request.schedule in SCHEDULES or request.schedule == "file":
+        return make_plan(**vars(replace(request, tightened=False, memory_limit=None))).stages
+    return tuple((rank, 0) for rank in range(request.ranks))
+
+
+def _check_ranks(costs: Costs, ranks: int) -> None:
+    for kind, time in costs.passes.items():
+        if not isinstance(time, (int, float)) and len(time) != ranks:
+            raise ValueError(
+                f"{kind} has {len(time)} times for {ranks} ranks: give one, or one for each rank"
+            )
+
+
+def _check_weight_gradient(request: Request) -> None:
+    """Refuse to guess what share of a whole backward the weight gradient takes."""
+    known = SCHEDULES.get(request.schedule)
+    splits = request.schedule in ("zb-auto", "optimal", "auto") if known is None else known.split
+    if (splits or request.split_backward) and "W" not in request.costs.passes:
+        raise ValueError(
+            f"{request.schedule} splits the backward, and the costs have no W: give W=TIME, B "
+            "being the input gradient alone then, or take 1f1b, gpipe or interleaved unsplit"
+        )
+
+
+def _check_chunks(costs: Costs, chunks: int) -> None:
+    for kind, time in costs.passes.items():
+        for own in () if isinstance(time, (int, float)) else time:
+            if not isinstance(own, (int, float)) and len(own) != chunks:
+                raise ValueError(
+                    f"{kind} has {len(own)} times for {chunks} chunks of a rank: give one, or one "
+                    "for each chunk"
+                )

@@ -1,0 +1,95 @@
+"""Costs as users write them: what is meant arrives, what cannot be meant is refused by name."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from megatron.simulator.cost_file import load_costs, parse_costs
+from megatron.simulator.memory import Sizes
+
+
+def written(folder: Path, document: object) -> Path:
+    path = folder / "costs.json"
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    return path
+
+
+def test_words() -> None:
+    costs = parse_costs("F=1,B=2:3, S=.5,p2p=0.1,C1=0.2")
+    assert costs.passes == {"F": 1, "B": [2, 3], "S": 0.5, "E": 0, "T": 0, "IF": 0, "IB": 0}
+    assert costs.comms == {"X": 0.1, "G": 0.1, "C1": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("F", "'F' is no cost"),
+        ("F=", "'F=' is no cost"),
+        ("F=one", "'F=one' is no cost"),
+        ("", "'' is no cost"),
+        ("Q=1", "'Q' is no communication, nor a pass"),
+        ("C1=1:2", "'C1=1:2': only passes"),
+        ("F=-1", "F=-1 is no cost"),
+        ("F=1:nan", "F=nan is no cost"),
+        ("p2p=inf", "X=inf is no cost"),
+        ("F=1,F=2", "F is given twice"),
+        ("p2p=1,G=2", "G is given twice"),
+    ],
+)
+def test_words_that_make_no_costs(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse_costs(text)
+
+
+def test_a_file(tmp_path: Path) -> None:
+    document = {
+        "passes": {"F": 1, "B": [2, 3], "W": [[1, 2], [3, 4]]},
+        "comms": {"p2p": 0.5, "C0": 1},
+        "bytes": {"static": [5, 6], "activation": [[7, 8], [9, 10]], "embedding": 11},
+    }
+    costs, sizes = load_costs(written(tmp_path, document))
+    assert {kind: costs.passes[kind] for kind in ("F", "B", "W")} == document["passes"]
+    assert costs.comms == {"X": 0.5, "G": 0.5, "C0": 1}
+    assert sizes == Sizes([5, 6], [[7, 8], [9, 10]], 0.0, 11)
+
+
+def test_a_file_without_bytes(tmp_path: Path) -> None:
+    assert load_costs(written(tmp_path, {"passes": {"F": 1}})).sizes is None
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ("{", "costs.json: Expecting property name"),
+        ([1], "the file is [1]"),
+        ({"pass": {}}, "'pass' is no section"),
+        ({"passes": [1]}, "passes is [1]"),
+        ({"passes": {"Q": 1}}, "'Q' is no pass"),
+        ({"passes": {"C1": 1}}, "'C1' is no pass"),
+        ({"passes": {"F": "1"}}, 'F is "1": write a number or a list'),
+        ({"passes": {"F": True}}, "F is true: write a number"),
+        ({"passes": {"F": []}}, "F is []: write a number"),
+        ({"passes": {"F": [[[1]]]}}, "F is [1]: write a number"),
+        ({"passes": {"F": -2}}, "F=-2 is no cost"),
+        ('{"passes": {"F": NaN}}', "F=nan is no cost"),
+        ('{"passes": {"F": 1, "F": 2}}', "'F' is given twice"),
+        ({"comms": {"p2p": [1, 2]}}, "p2p is [1, 2]: write a number"),
+        ({"comms": {"F": 1}}, "'F' is no communication"),
+        ({"bytes": {"weights": 1}}, "bytes has no 'weights': write static"),
+        ({"bytes": {"static": [[1]]}}, "static is [1]: write a number"),
+        ({"bytes": {"activation": -1}}, "activation=-1 is no size"),
+    ],
+)
+def test_other_files_are_refused_by_name(document: object, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        load_costs(written(tmp_path, document))
+    assert str(tmp_path / "costs.json") in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"cannot read .*no\.json: No such file"):
+        load_costs(tmp_path / "no.json")
+    with pytest.raises(ValueError, match=r"cannot read .*: Is a directory"):
+        load_costs(tmp_path)

@@ -1,0 +1,110 @@
+"""Times from a model: the same work wherever it runs, each part where it belongs."""
+
+from dataclasses import replace
+
+import pytest
+
+from megatron.simulator.costs.device import UNFUSED, Device, Traffic
+from megatron.simulator.costs.from_model import (
+    ModelTimes,
+    balanced_layers,
+    even_layers,
+    model_costs,
+)
+from megatron.simulator.costs.shape import Shape
+
+SHAPE = Shape(1024, 16, 512, 50_000)
+DEVICE = Device(
+    peak_flops=100e12,
+    attained={"forward": 0.6, "backward": 0.5, "output": 0.8},
+    memory_bandwidth=1e12,
+    link_bandwidth=1e11,
+    link_latency=1e-4,
+)
+NO_TRAFFIC = Traffic(0, 0, 0, 0, 0, 0, 0, 0)
+V_SHAPE = ((0, 0), (1, 0), (1, 1), (0, 1))
+
+
+def test_a_pass_takes_its_products_its_traffic_and_its_overhead() -> None:
+    times = ModelTimes(SHAPE, replace(DEVICE, overhead={"S": 1e-3})).vocabulary_passes(2, 2)
+    product = 2 * 512 * 1024 * 50_000 / (100e12 * 0.8)
+    moved = 38 * 512 * 50_000 / 1e12
+    assert times["S"] == pytest.approx((product + moved) / 2 + 1e-3)
+
+
+@pytest.mark.parametrize("barriers", [1, 2, 3])
+def test_shards_together_do_the_products_of_the_whole_output_layer(barriers: int) -> None:
+    times = ModelTimes(SHAPE, DEVICE, NO_TRAFFIC)
+    passes = times.vocabulary_passes(4, barriers)
+    assert 4 * (passes["S"] + passes["T"]) == pytest.approx(sum(times.whole_output().values()))
+
+
+def test_vocabulary_layers_are_on_the_first_and_the_last_stage() -> None:
+    times = ModelTimes(SHAPE, DEVICE)
+    costs = model_costs(times, V_SHAPE, [1, 2, 3, 4], "none").passes
+    layer, output, embedding = times.layer(), times.whole_output(), times.whole_input()
+    for kind in ("F", "B", "W"):
+        assert costs[kind] == [
+            [layer[kind] + embedding[kind], 4 * layer[kind] + output[kind]],
+            [2 * layer[kind], 3 * layer[kind]],
+        ]
+    assert "S" not in costs
+
+
+@pytest.mark.parametrize(
+    ("treatment", "collectives"),
+    [
+        ("redis", set()),
+        ("vocab-2", {"C0", "C1", "CIF", "CIB"}),
+        ("vocab-1", {"C0", "C1", "C2", "CIF", "CIB"}),
+        ("interlaced", {"C0", "C1", "C2", "CIF", "CIB"}),
+        ("naive", {"C0", "C1", "C2", "C3", "CIF", "CIB"}),
+    ],
+)
+def test_communications_of_a_treatment(treatment: str, collectives: set[str]) -> None:
+    comms = model_costs(ModelTimes(SHAPE, DEVICE), V_SHAPE, [1] * 4, treatment).comms
+    assert set(comms) == {"X", "G"} | collectives
+    assert comms["X"] == pytest.approx(1e-4 + 2 * 512 * 1024 / 1e11)
+
+
+def test_recomputation_runs_the_forward_again() -> None:
+    usual = ModelTimes(SHAPE, DEVICE, NO_TRAFFIC).layer()
+    again = ModelTimes(replace(SHAPE, kept="input"), DEVICE, NO_TRAFFIC).layer()
+    forward_at_backward_rate = usual["F"] * 0.6 / 0.5
+    assert again["B"] == pytest.approx(usual["B"] + forward_at_backward_rate)
+    assert (again["F"], again["W"]) == (usual["F"], usual["W"])
+
+
+def test_redis_makes_the_slowest_stage_faster() -> None:
+    times = ModelTimes(SHAPE, DEVICE)
+    layer = sum(times.layer().values())
+    output = sum(times.whole_output().values())
+    assert output > layer
+    counts = balanced_layers(times, 32, 4)
+    assert sum(counts) == 32
+    assert counts[-1] < 8
+    slowest = max(layer * max(counts[:-1]), layer * counts[-1] + output)
+    assert slowest < 8 * layer + output
+    assert balanced_layers(times, 32, 4, last=2)[-1] == 2
+    assert even_layers(34, 4) == [8, 8, 9, 9]
+
+
+def test_what_makes_no_costs_is_refused() -> None:
+    times = ModelTimes(SHAPE, DEVICE)
+    with pytest.raises(ValueError, match="unknown vocabulary treatment 'vocab-3'"):
+        model_costs(times, V_SHAPE, [1] * 4, "vocab-3")
+    with pytest.raises(ValueError, match="given for 3 of 4 stages"):
+        model_costs(times, V_SHAPE, [1] * 3, "none")
+    with pytest.raises(ValueError, match="memory_bandwidth=0 is no rate"):
+        replace(DEVICE, memory_bandwidth=0.0)
+    with pytest.raises(ValueError, match="attained output=-1 is no rate"):
+        replace(DEVICE, attained={"output": -1.0})
+    with pytest.raises(ValueError, match="overhead S=-1 is no time"):
+        replace(DEVICE, overhead={"S": -1.0})
+    with pytest.raises(ValueError, match="backward products attain is not given"):
+        replace(DEVICE, attained={"forward": 1.0}).product("backward", 1.0)
+
+
+def test_the_loss_moves_less_back_than_forth() -> None:
+    """What calibration needs: two slopes that tell products and traffic apart."""
+    assert 2 * UNFUSED.loss_forward > UNFUSED.loss_backward

@@ -1,0 +1,59 @@
+"""Layers spread over stages: no other distribution has a faster slowest stage."""
+
+from itertools import product
+from math import nan
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron.simulator.costs import redistribute
+
+times = st.floats(0, 10)
+
+
+def slowest(counts: list[int], layer_time: float, extra: list[float]) -> float:
+    return max(e + count * layer_time for e, count in zip(extra, counts, strict=True))
+
+
+@given(st.integers(0, 7), st.lists(times, min_size=1, max_size=4), times)
+def test_no_distribution_is_better(layers: int, extra: list[float], layer_time: float) -> None:
+    counts = redistribute(layers, len(extra), layer_time, extra)
+    others = (c for c in product(range(layers + 1), repeat=len(extra)) if sum(c) == layers)
+    least = min(slowest(list(other), layer_time, extra) for other in others)
+    assert sum(counts) == layers
+    assert slowest(counts, layer_time, extra) == pytest.approx(least)
+
+
+def test_without_other_work_the_rest_goes_to_the_last_stages() -> None:
+    assert redistribute(10, 4, 1.0, [0.0] * 4) == [2, 2, 3, 3]
+
+
+def test_an_output_layer_of_six_layers_leaves_the_last_stage_without() -> None:
+    assert redistribute(32, 8, 1.0, [0.0] * 7 + [6.25]) == [4, 4, 4, 5, 5, 5, 5, 0]
+
+
+@given(st.integers(0, 6), st.integers(2, 4), st.data())
+def test_the_last_count_may_be_given(layers: int, stages: int, data: st.DataObject) -> None:
+    last = data.draw(st.integers(0, layers))
+    counts = redistribute(layers, stages, 1.0, [0.0] * stages, last)
+    assert counts[-1] == last
+    assert sum(counts) == layers
+    assert max(counts[:-1]) - min(counts[:-1]) <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((-1, 2, 1.0, [0.0, 0.0]), "-1 layers cannot be spread over 2 stages"),
+        ((4, 0, 1.0, []), "over 0 stages"),
+        ((4, 2, 1.0, [0.0]), "1 extra times for 2 stages"),
+        ((4, 2, nan, [0.0, 0.0]), "nan is no time"),
+        ((4, 2, 1.0, [0.0, -3.0]), "-3 is no time"),
+        ((4, 2, 1.0, [0.0, 0.0], 5), "cannot have 5 of 4 layers: give it 0 to 4"),
+        ((4, 1, 1.0, [0.0], 3), "cannot have 3 of 4 layers: give it all 4"),
+    ],
+)
+def test_what_makes_no_distribution_is_refused(arguments: tuple, message: str) -> None:  # type: ignore[type-arg]
+    with pytest.raises(ValueError, match=message):
+        redistribute(*arguments)
