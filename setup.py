@@ -18,6 +18,7 @@ setup(
         "rich>=13",
     ],
     extras_require={
+        "solver": ["ortools>=9.10"],
         "tools": ["matplotlib>=3.8"],
         "test": [
             "hypothesis>=6.100",

@@ -16,7 +16,7 @@ fi
 section() { printf '\n=== %s\n' "$*"; }
 
 section "set up"
-venv="$(tools/setup_venv.sh test,tools)"
+venv="$(tools/setup_venv.sh test,tools,solver)"
 bin="$venv/bin"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # tests start several ranks on few cores
 "$bin/python" --version

@@ -83,11 +83,11 @@ class Cell:
     def paper_job(self, devices: Devices) -> Job:
         """Return what the paper ran.
 
-        Its 1F1B follows the order of the block. Its V-Half places passes by profiled times, as
-        filling idle time does here.
+        Its passes follow the order of the block; only its V-Half with the vocabulary places them by
+        profiled times, as filling idle time does here.
         """
         treatment = METHODS[self.method.lower()]
-        tightened = self.schedule == "v-half"
+        tightened = self.schedule == "v-half" and treatment != "none"
         return self.job(self.schedule, treatment, devices, tightened=tightened)
 
 
@@ -134,10 +134,7 @@ def _number(row: Mapping[str, str | None], column: str) -> float:
 
 
 def measured_devices(path: Path) -> Devices:
-    """Return what the 8 GPUs attained, for every treatment of the vocabulary.
-
-    ``naive`` was not measured and overlaps its collectives as vocab-1 does.
-    """
+    """Return what the 8 GPUs attained, for every treatment of the vocabulary that was measured."""
     layers, hidden, heads = MODELS["1f1b"][8]
     setting = Setting(
         lambda run: Shape(hidden, heads, run.seq_length, run.vocab_size),
@@ -146,7 +143,7 @@ def measured_devices(path: Path) -> Devices:
         LINK_BANDWIDTH,
     )
     devices = calibrate(read_measured(path), setting)
-    return {**devices, "redis": devices["none"], "naive": devices["vocab-1"]}
+    return {**devices, "redis": devices["none"]}
 
 
 def describe(devices: Devices) -> Iterator[str]:

@@ -37,7 +37,9 @@ def one_by_one(plan: Plan) -> Plan:
     return replace(plan, rows=tuple(map(row, range(plan.ranks))))
 
 
-def greedy(plan: Plan, problem: Problem, slack: float, filler_slack: float) -> Rows:
+def greedy(
+    plan: Plan, problem: Problem, slack: float, filler_slack: float, warm_up_slack: float
+) -> Rows:
     """Return rows of the same passes by list scheduling with fixed urgencies.
 
     Args:
@@ -45,6 +47,7 @@ def greedy(plan: Plan, problem: Problem, slack: float, filler_slack: float) -> R
         problem: durations and limits.
         slack: share of a pass by which it may delay a more urgent one that is sure to come.
         filler_slack: the same for passes that nobody waits for.
+        warm_up_slack: the same before a rank's first B.
     """
     graph, m = problem.graph, plan.microbatches
     keys = []
@@ -52,7 +55,7 @@ def greedy(plan: Plan, problem: Problem, slack: float, filler_slack: float) -> R
         first = _urgency(plan, graph, number) * m
         keys.append([first + i for i in range(m)])
     base = [graph.row(rank, row) for rank, row in enumerate(one_by_one(plan).rows)]
-    return list_schedule(problem, base, Rule(slack, filler_slack, keys=keys))
+    return list_schedule(problem, base, Rule(slack, filler_slack, warm_up_slack, keys=keys))
 
 
 def _urgency(plan: Plan, graph: Graph, number: int) -> float:

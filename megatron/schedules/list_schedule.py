@@ -54,6 +54,8 @@ class Rule:
             as can be.
         filler_slack: the same for passes that nobody waits for (``Graph.fillers``); as ``slack`` if
             ``None``.
+        warm_up_slack: the same for all passes until the rank runs its first B; as later if
+            ``None``.
         keys: for every pass number and microbatch, its key. Without keys the order of the base
             decides, and ``planned`` tells when a pass is expected that is not yet sure to come.
         planned: for every pass number and microbatch, its start in the base.
@@ -62,6 +64,7 @@ class Rule:
 
     slack: float = 0.0
     filler_slack: float | None = None
+    warm_up_slack: float | None = None
     keys: Sequence[Sequence[float]] = ()
     planned: Sequence[Sequence[float]] = ()
     begin: Sequence[float] = ()
@@ -91,6 +94,7 @@ class _Rank:
     own: list[int]
     base: list[int]
     head: int = 0
+    warming_up: bool = True
     held: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
 
 
@@ -110,10 +114,15 @@ class _Run:
             self._ranks[rank].own.append(number)
         self._following = [0] * len(graph.passes)
         filler_slack = rule.slack if rule.filler_slack is None else rule.filler_slack
-        self._undisturbed = [
-            time * (1 - (filler_slack if filler else rule.slack))
-            for time, filler in zip(graph.times, graph.fillers, strict=True)
-        ]
+        slacks = [filler_slack if filler else rule.slack for filler in graph.fillers]
+        self._later = [t * (1 - s) for t, s in zip(graph.times, slacks, strict=True)]
+        warm_up_slack = rule.warm_up_slack
+        self._warm_up = (
+            self._later
+            if warm_up_slack is None
+            else [time * (1 - warm_up_slack) for time in graph.times]
+        )
+        """How long each pass must run before it is in nobody's way; in the warm-up likewise."""
         self._all_changes = problem.changes
         self._changes = [[(i, c) for i, c in enumerate(all_) if c] for all_ in problem.changes]
         self._takes = [[(i, c) for i, c in own if c > 0] for own in self._changes]
@@ -145,7 +154,7 @@ class _Run:
             if arrival > now:
                 urgent = min(urgent, arrival)
                 continue
-            end = now + self._undisturbed[number]
+            end = now + (self._warm_up if state.warming_up else self._later)[number]
             # Where others wait on the spot for this rank, it must not wait for them in turn.
             harmless = end <= urgent + _EPSILON or number in self._graph.followed_by
             if harmless and self._fits(state, number, self._limits[rank]):
@@ -217,6 +226,7 @@ class _Run:
         while head < len(base) and base[head] % m < following[base[head] // m]:
             head += 1
         state.head = head
+        state.warming_up = state.warming_up and graph.passes[number].kind != "B"
         for i, change in self._changes[number]:
             state.held[i] += change
         self.free[rank] = end = now + graph.times[number]

@@ -82,7 +82,10 @@ class OrderSearch:
             [model.new_int_var(0, horizon, "") for _ in range(known.microbatches)]
             for _ in self._times
         ]
-        self._hint(timing)
+        self._hints = self._known_starts(timing)
+        for variables, values in zip(self._starts, self._hints, strict=True):
+            for variable, value in zip(variables, values, strict=True):
+                model.add_hint(variable, value)
         for number in range(len(self._times)):
             self._order(number)
         total = model.new_int_var(self.work, max(self.work, longest), "")
@@ -130,16 +133,14 @@ class OrderSearch:
     def _end(self, number: int, microbatch: int) -> "cp_model.LinearExprT":
         return self._starts[number][microbatch] + self._times[number]
 
-    def _hint(self, timing: Timing) -> None:
-        """Start from the known plan, with the passes of one kind in the order of microbatches."""
+    def _known_starts(self, timing: Timing) -> list[list[int]]:
+        """Return the known plan's starts of every pass, in the order of microbatches."""
         m = self._graph.microbatches
-        hints: list[list[int]] = [[] for _ in self._starts]
+        known: list[list[int]] = [[] for _ in self._starts]
         for rank, row in enumerate(self._known.rows):
             for item, start in zip(self._graph.row(rank, row), timing.starts[rank], strict=True):
-                hints[item // m].append(int(start))
-        for variables, values in zip(self._starts, hints, strict=True):
-            for variable, value in zip(variables, sorted(values), strict=True):
-                self._model.add_hint(variable, value)
+                known[item // m].append(int(start))
+        return [sorted(starts) for starts in known]
 
     def _order(self, number: int) -> None:
         """A pass comes after what it needs, and after the same pass of the microbatch before."""
@@ -204,6 +205,8 @@ class OrderSearch:
             known = self._model.new_bool_var("")
             self._model.add(self._starts[second][j] >= self._end(first, i)).only_enforce_if(known)
             self._model.add(self._starts[first][i] >= self._end(second, j)).only_enforce_if(~known)
+            end = self._hints[first][i] + self._times[first]
+            self._model.add_hint(known, self._hints[second][j] >= end)
             self._orders[first, i, second, j] = known
             self._orders[second, j, first, i] = ~known
         return known

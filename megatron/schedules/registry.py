@@ -155,9 +155,9 @@ def _limits(plan: Plan, microbatches: float, split: bool) -> list[Held]:
     """Return what every rank may hold: ``microbatches``, and of the rest what it does anyway.
 
     Without W there is little to fill gaps with, and the later ranks keep to the less that they
-    hold, give or take a chunk. One microbatch of exponentials more lets T wait for idle time. Only
-    the first stage keeps embeddings: the other ranks must look them up that much earlier before
-    their own F as it comes later, up to one microbatch a rank.
+    hold, give or take a chunk. With W, one microbatch of exponentials more lets T wait for idle
+    time as well. Only the first stage keeps embeddings: the other ranks must look them up that much
+    earlier before their own F as it comes later, up to one microbatch a rank.
     """
     promised = float(floor(microbatches * plan.chunks + 1e-9))
     limits = []
@@ -165,7 +165,7 @@ def _limits(plan: Plan, microbatches: float, split: bool) -> list[Held]:
         peak = peak_held(plan, row)
         ahead = 0 if rank == plan.stages[0][0] else plan.ranks
         activations = promised if split else min(promised, peak.activations + 1)
-        limits.append(Held(activations, peak.exponentials + 1, peak.embeddings + ahead))
+        limits.append(Held(activations, peak.exponentials + split, peak.embeddings + ahead))
     return limits
 
 

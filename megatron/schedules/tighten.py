@@ -25,16 +25,18 @@ from megatron.schedules.plan import Plan
 EFFORT: Final = 600_000
 """Passes that all trials of a plan with a split backward may place: some seconds."""
 EFFORT_FUSED: Final = 12_000
-"""The same where nothing is there to fill gaps with: the block is nearly always the best."""
+"""The same where nothing is there to fill gaps with and the block is nearly always the best; times
+the square of the chunks, whose turns leave more to gain."""
 PATIENCE: Final = 30
 """Trials in a row that may bring nothing."""
 
 _SLACKS: Final = ((0.5, 0.0), (1.0, 0.0, 1.0), (0.0, 0.0), (0.25, 0.25))
 _GREEDY_SLACKS: Final = tuple(
-    (slack, filler)
-    for slack in (0.35, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 1.0)
-    for filler in (0.7, 1.0)
+    (slack, filler, warm_up)
+    for slack, filler in ((0.35, 0.7), (0.5, 1.0), (0.75, 1.0), (0.75, 0.7), (0.85, 1.0))
+    for warm_up in (0.0, 0.1, 0.25, 0.4, 0.5, 0.55, 0.7, 0.85)
 )
+"""Slacks that list scheduling by urgency tries: afterwards, for fillers, and in the warm-up."""
 _EPSILON: Final = 1e-9
 
 
@@ -96,7 +98,8 @@ class _Search:
         """Return the shortest schedule of all trials that the effort allows."""
         best = scheduled(self._problem, base)
         floor = self._work()
-        left = EFFORT if self._plan.split_backward else EFFORT_FUSED
+        fused = EFFORT_FUSED * self._plan.chunks**2
+        left = EFFORT if self._plan.split_backward else fused
         idle = 0
         for found, placed in self._trials(best):
             better = (found.span, found.end) < (best.span - _EPSILON * floor, best.end)

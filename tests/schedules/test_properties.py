@@ -1,0 +1,171 @@
+"""What every schedule with every treatment of the vocabulary keeps, whatever the costs are.
+
+How plans are lowered is checked in ``test_lower``, that times are right in ``test_timing``.
+"""
+
+from collections import defaultdict
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schedules import by_hand
+from schedules.cases import BARRIERS, NAMES, Case, cases, random_costs, seeds, with_comms
+
+from megatron.schedules.catalogue import SCHEDULES
+from megatron.schedules.check import check
+from megatron.schedules.lower import lower
+from megatron.schedules.memory import in_flight
+from megatron.schedules.plan import Plan
+from megatron.schedules.registry import kept_share, make_plan
+from megatron.simulator.simulate import Span, simulate
+
+treatments = st.sampled_from([*BARRIERS])
+
+
+def assert_sound(case: Case, seed: int) -> None:
+    """Check all that a plan and its program promise."""
+    plan = case.plan
+    assert_every_pass_once(case)
+    check(plan)
+    assert_memory_promise(case)
+    assert Plan.from_text(plan.to_text()) == plan
+    costs = with_comms(random_costs(seed, case.ranks, case.chunks), seed)
+    timeline = simulate(lower(plan, costs), costs)
+    spans = [timeline.compute(rank) for rank in range(plan.ranks)]
+    for row, least in zip(spans, by_hand.end_times(plan, costs), strict=True):
+        assert all(span.end >= end for span, end in zip(row, least, strict=True))
+    if plan.barriers is not None:
+        assert_vocabulary_in_order(case, spans)
+
+
+def assert_every_pass_once(case: Case) -> None:
+    kinds = ["F", "B"] if case.schedule in ("gpipe", "1f1b", "interleaved") else ["F", "B", "W"]
+    chunked = [by_hand.label(kind, 0, chunk) for kind in kinds for chunk in range(case.chunks)]
+    inserted = {0: "", 1: "S T IF IB", 2: "S T IF IB", 3: "S E T IF IB"}[case.barriers]
+    expected = sorted(
+        label.replace("0", str(i), 1)
+        for label in [*chunked, *(f"{kind}0" for kind in inserted.split())]
+        for i in range(case.microbatches)
+    )
+    for row in case.plan.rows:
+        assert sorted(map(str, row)) == expected
+
+
+def assert_memory_promise(case: Case) -> None:
+    """A rank holds what the schedule promises, and one microbatch more for every barrier.
+
+    Where ranks meet for the output layer, all passes of a rank keep to one interval, and
+    microbatches live half as long again, or as long as 1F1B's where the schedule holds less.
+    """
+    peak = max(in_flight(case.plan, kept_share(case.schedule)))
+    assert peak <= case.microbatches
+    if case.memory_limit is not None:
+        assert peak <= case.memory_limit
+        return
+    promise = SCHEDULES[case.schedule].promise(case.ranks, case.microbatches, case.chunks)
+    if case.vocabulary == "interlaced":
+        assert peak <= max(1.5 * promise + 1, case.ranks + 1, promise + 2)
+    else:
+        assert peak <= promise + case.barriers + 1e-9
+
+
+def assert_vocabulary_in_order(case: Case, rows: list[list[Span]]) -> None:
+    """IF of all ranks before the first F, each barrier after all its passes and before its users.
+
+    Read off a simulated run: what starts when, and what has ended by then.
+    """
+    starts: dict[tuple[str, int], dict[int, float]] = defaultdict(dict)
+    ends: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for rank, row in enumerate(rows):
+        for span in row:
+            starts[by_hand.label(span.kind, 0, span.chunk), span.microbatch][rank] = span.start
+            ends[span.kind, span.microbatch].append(span.end)
+    (first, first_chunk), (last, last_chunk) = case.plan.stages[0], case.plan.stages[-1]
+    chain = {1: "SB", 2: "STB", 3: "SETB"}[case.barriers]
+    for i in range(case.microbatches):
+        assert starts[by_hand.label("F", 0, first_chunk), i][first] >= max(ends["IF", i])
+        for merged, user in zip(chain, chain[1:], strict=False):
+            if user == "B":
+                begins = [starts[by_hand.label("B", 0, last_chunk), i][last]]
+            else:
+                begins = [*starts[f"{user}0", i].values()]
+            assert min(begins) >= max(ends[merged, i])
+        if case.barriers == 1:  # T waits for the only barrier as the backward does
+            assert min(starts["T0", i].values()) >= max(ends["S", i])
+
+
+@pytest.mark.parametrize("schedule", NAMES)
+@settings(max_examples=20)
+@given(data=st.data(), seed=seeds)
+def test_in_the_order_of_the_block(schedule: str, data: st.DataObject, seed: int) -> None:
+    assert_sound(data.draw(cases([schedule], treatments, passes=200)), seed)
+
+
+@pytest.mark.parametrize("schedule", NAMES)
+@settings(max_examples=12)
+@given(data=st.data(), seed=seeds)
+def test_tightened_by_unequal_costs(schedule: str, data: st.DataObject, seed: int) -> None:
+    assert_sound(data.draw(cases([schedule], treatments, passes=32, tightened=True)), seed)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("schedule", NAMES)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data(), seed=seeds)
+def test_large_ones_in_the_order_of_the_block(
+    schedule: str, data: st.DataObject, seed: int
+) -> None:
+    assert_sound(data.draw(cases([schedule], treatments, passes=4096)), seed)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("schedule", NAMES)
+@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data(), seed=seeds)
+def test_large_ones_tightened_by_unequal_costs(
+    schedule: str, data: st.DataObject, seed: int
+) -> None:
+    assert_sound(data.draw(cases([schedule], treatments, passes=512, tightened=True)), seed)
+
+
+def block_peak(schedule: str, vocabulary: str, ranks: int, chunks: int | None = None) -> float:
+    """Return the most that a rank holds with as many microbatches as fill the pipeline."""
+    plan = make_plan(schedule, vocabulary, ranks, 4 * ranks, chunks=chunks, tightened=False)
+    return max(in_flight(plan))
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 16))
+def test_what_the_blocks_hold_is_what_the_papers_say(p: int) -> None:
+    assert block_peak("gpipe", "none", p) == 4 * p
+    for schedule in ("1f1b", "zb-h1", "zb-v"):
+        assert block_peak(schedule, "none", p) == p
+    assert block_peak("zb-h2", "none", p) == 2 * p - 1
+    assert p / 2 < block_peak("v-half", "none", p) <= p / 2 + 1
+    assert p / 3 < block_peak("v-min", "none", p) <= p / 3 + 2
+
+
+@settings(max_examples=30)
+@given(st.integers(2, 16), st.integers(2, 4))
+def test_what_interleaved_holds_is_what_megatrons_does(p: int, v: int) -> None:
+    """A warm-up of (v - 1) p + 2 (p - 1) chunks on rank 0, and the one in hand."""
+    assert block_peak("interleaved", "none", p, v) == ((v - 1) * p + 2 * (p - 1) + 1) / v
+
+
+@settings(max_examples=30)
+@given(
+    st.sampled_from(sorted({*SCHEDULES} - {"gpipe", "interleaved"})),
+    st.sampled_from(["vocab-2", "vocab-1", "naive"]),
+    st.integers(1, 12),
+)
+def test_each_barrier_holds_one_microbatch_more(schedule: str, vocabulary: str, p: int) -> None:
+    without = make_plan(schedule, "none", p, 4 * p + 3, tightened=False)
+    held = in_flight(make_plan(schedule, vocabulary, p, 4 * p + 3, tightened=False))
+    assert held == [most + BARRIERS[vocabulary] for most in in_flight(without)]
+
+
+@settings(max_examples=15)
+@given(st.integers(1, 24))
+def test_interlaced_1f1b_lives_half_as_long_again(p: int) -> None:
+    """F to B of a microbatch takes 1.5 p intervals instead of p, as neighbours meet at one time."""
+    assert block_peak("1f1b", "interlaced", p) in (1.5 * p - 0.5, 1.5 * p, 1.5 * p + 0.5)

@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""Compare the schedules with published bubbles and with themselves: docs/benchmarks/schedules.md.
+
+python tools/schedule_report.py --tables ../shared/reference --seconds 60 > report.md
+
+The published tables (arXiv 2401.10241, tables 5 and 8) come as CSV: model, p, m, the times of F, B
+and W and of one transfer in microseconds, and the bubble rate of every schedule.
+"""
+
+import argparse
+import csv
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from megatron.schedules.costs import Costs
+from megatron.schedules.request import Request
+from megatron.simulator.simulation import Case, Simulation, run
+
+CHUNKS: Final[Mapping[str, int]] = {"1.5B": 3, "6.2B": 4, "14.6B": 3, "28.3B": 2}
+"""Chunks of a rank of 1F1B-I in table 5: one transformer layer each. In table 8 there are two."""
+NAMES: Final[Mapping[str, str]] = {
+    "1F1B": "1f1b",
+    "1F1B-I": "interleaved",
+    "ZB-H1": "zb-h1",
+    "ZB-H2": "zb-h2",
+    "ZB-1p": "zb-1p",
+    "ZB-2p": "zb-2p",
+    "ZB-V": "zb-v",
+}
+ANCHORS: Final = ("1f1b", "interleaved", "zb-h1", "zb-v", "v-half", "v-min")
+PROVEN: Final = ((2, 4), (2, 8), (3, 6), (3, 9), (4, 8))
+"""(p, m) that CP-SAT is asked about."""
+
+
+def published(folder: Path) -> Iterator[str]:
+    """Yield the table of published bubbles and ours, in percent."""
+    columns = list(NAMES)
+    yield "| model | p | m | " + " | ".join(columns) + " |"
+    yield "|---|--:|--:|" + "--:|" * len(columns)
+    for table in ("5", "8"):
+        with (folder / f"zero_bubble_table{table}.csv").open() as file:
+            for row in csv.DictReader(file):
+                cells = [_against(row, name, table) if name in row else "" for name in columns]
+                yield f"| {row['model']} | {row['p']} | {row['m']} | " + " | ".join(cells) + " |"
+
+
+def _against(row: Mapping[str, str], name: str, table: str) -> str:
+    """Return ours beside the published bubble."""
+    simulated = run(Case(_published_request(row, name, table)))
+    return f"{simulated.timeline.bubble_rate():.2%} ({float(row[name]):.2%})"
+
+
+def _published_request(row: Mapping[str, str], name: str, table: str) -> Request:
+    prefix, whole = ("", 1) if table == "5" else ("chunk_", 2)  # table 8 gives half a stage
+    if name == "1F1B-I":
+        chunks = CHUNKS[row["model"]] if table == "5" else 2
+    else:
+        chunks = 2 if name == "ZB-V" else 1
+    times = {kind: float(row[f"{prefix}{kind}_us"]) * whole / chunks for kind in "FBW"}
+    transfer = float(row["p2p_us"])
+    costs = Costs(
+        {"F": times["F"], "B": times["B"], "W": times["W"]}, {"X": transfer, "G": transfer}
+    )
+    return Request(
+        NAMES[name],
+        "none",
+        int(row["p"]),
+        int(row["m"]),
+        costs,
+        chunks=chunks if name == "1F1B-I" else None,
+    )
+
+
+def anchors() -> Iterator[str]:
+    """Yield what vocabulary parallelism costs in bubble, at F = B = W = 1 and S = T = 0.25."""
+    yield "| schedule | m | none | vocab-2 | vocab-1 | naive | interlaced |"
+    yield "|---|--:|--:|--:|--:|--:|--:|"
+    for name in ANCHORS:
+        for microbatches in (24, 64):
+            cells = []
+            for vocabulary in ("none", "vocab-2", "vocab-1", "naive", "interlaced"):
+                found = _unit(name, vocabulary, 8, microbatches)
+                held = f"{max(found.in_flight):g}"
+                cells.append(f"{found.timeline.bubble_rate():.2%} ({held})")
+            yield f"| {name} | {microbatches} | " + " | ".join(cells) + " |"
+
+
+def _unit(
+    name: str, vocabulary: str, ranks: int, microbatches: int, **options: float
+) -> Simulation:
+    chunks = 2 if name in ("interleaved", "zb-v", "v-half", "v-min") else 1
+    stage = 1 / chunks
+    costs = Costs(
+        {"F": stage, "B": stage, "W": stage, "S": 0.25, "E": 0, "T": 0.25, "IF": 0, "IB": 0}
+    )
+    return run(Case(Request(name, vocabulary, ranks, microbatches, costs, **options)))
+
+
+def proven(seconds: float) -> Iterator[str]:
+    """Yield what CP-SAT proves for one chunk a rank, beside what we find without it."""
+    yield "| p | m | vocabulary | limit | zb-auto | optimal | bound | seconds |"
+    yield "|--:|--:|---|--:|--:|--:|--:|--:|"
+    for ranks, microbatches in PROVEN:
+        for vocabulary, more in (("none", 0), ("vocab-2", 1), ("vocab-1", 2)):
+            limit = float(ranks + more)
+            ours = _unit("zb-auto", vocabulary, ranks, microbatches, memory_limit=limit)
+            begun = time.monotonic()
+            best = _unit(
+                "optimal", vocabulary, ranks, microbatches, memory_limit=limit, seconds=seconds
+            )
+            took = time.monotonic() - begun
+            work = sum(ours.timeline.work(rank) for rank in range(ranks)) / ranks
+            floor = 1 - work / best.bound if best.bound else 0.0
+            yield (
+                f"| {ranks} | {microbatches} | {vocabulary} | {limit:g} "
+                f"| {ours.timeline.bubble_rate():.2%} | {best.timeline.bubble_rate():.2%} "
+                f"| {floor:.2%} | {took:.0f} |"
+            )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the tables as they come."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tables", type=Path, required=True, help="folder of the published CSVs")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for each proof")
+    options = parser.parse_args(argv)
+    for title, lines in (
+        ("Published bubbles: ours (published)", published(options.tables)),
+        ("What the vocabulary costs: bubble (microbatches in flight)", anchors()),
+        ("What is proven", proven(options.seconds)),
+    ):
+        print(f"\n## {title}\n")
+        for line in lines:
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
