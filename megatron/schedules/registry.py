@@ -3,6 +3,7 @@
 from dataclasses import replace
 from math import floor, inf
 from pathlib import Path
+from typing import Final
 
 from megatron.schedules.automatic import one_by_one
 from megatron.schedules.block import Block, Slot, unroll
@@ -18,9 +19,12 @@ from megatron.schedules.request import (
     Request,
     refuse,
 )
-from megatron.schedules.tighten import tighten
+from megatron.schedules.tighten import EFFORT, tighten
 from megatron.schedules.timing import earliest
 from megatron.schedules.vocabulary import with_vocabulary
+
+TRIALS_WITH_GUIDE: Final = 12
+"""Trials that the effort must allow for a plan without vocabulary to be worth its own search."""
 
 
 def make_plan(
@@ -107,7 +111,8 @@ def _from_block(request: Request, schedule: Schedule) -> Plan:
         return plan
     limits = _limits(plan, schedule.promise(p, m, v) + request.barriers, schedule.split)
     guide = None
-    if schedule.split and plan.barriers is not None and not plan.synchronous:
+    small = sum(map(len, plan.rows)) <= EFFORT // TRIALS_WITH_GUIDE
+    if schedule.split and small and plan.barriers is not None and not plan.synchronous:
         guide = _from_block(replace(request, vocabulary="none"), schedule)
     return tighten(plan, request.costs, limits, schedule.kept, schedule.searched, guide)
 
@@ -180,31 +185,19 @@ def _within(request: Request, limit: float) -> Plan:
 
 
 def _best(request: Request) -> Plan:
-    """Return the plan that ends first of all schedules within the limit.
-
-    Raises:
-        ValueError: if none is, naming the least limit that would do.
-    """
+    """Return the plan that ends first of all schedules within the limit; zb-auto fits any."""
     limit = inf if request.memory_limit is None else request.memory_limit
     plans: list[tuple[float, int, Plan]] = []
-    least = inf
     for name, schedule in SCHEDULES.items():
-        chunks = schedule.chunks or 2
         if name == "zb-2p":
             continue  # its limit counts less than it holds: zb-auto takes the limit as it is
-        costs = request.costs.per_chunk(chunks)
+        costs = request.costs.per_chunk(schedule.chunks or 2)
         plan = _from_block(replace(request, schedule=name, costs=costs, chunks=None), schedule)
-        least = min(least, max(in_flight(plan)))
         if max(in_flight(plan)) <= limit:
             plans.append((earliest(plan, costs).end, len(plans), plan))
     if request.memory_limit is not None:
         plan = _within(request, request.memory_limit)
         plans.append((earliest(plan, request.costs).end, len(plans), plan))
-    if not plans:
-        raise ValueError(
-            f"no schedule fits a memory limit of {limit:g} microbatches a rank: the least that one "
-            f"fits is {least:g}"
-        )
     return min(plans)[2]
 
 

@@ -73,7 +73,10 @@ def refuse(request: Request) -> None:
         raise ValueError(f"an iteration needs at least 1 microbatch, got {request.microbatches}")
     limit = request.memory_limit
     if limit is not None and not 1 <= limit < inf:
-        raise ValueError(f"a memory limit of {limit:g} microbatches: give 1 or more")
+        raise ValueError(
+            f"a memory limit of {limit:g} microbatches a rank fits no schedule: the least that would "
+            "is 1"
+        )
     if (request.schedule == "file") != (request.file is not None):
         raise ValueError("a plan file goes with the schedule 'file', and that needs one")
     if request.schedule == "optimal" and request.vocabulary == "interlaced":

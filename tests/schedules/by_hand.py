@@ -91,8 +91,14 @@ def _output_layer(plan: Plan, i: int, before: dict[Node, set[Node]]) -> None:
         for rank in ranks:
             for kind in following:
                 before[rank, f"{kind}{i}"] |= {(-1, f"C{number} {i}"), (rank, f"{merged}{i}")}
-    if not plan.forward_only:
-        before[last, label("B", i, chunk)].add((-1, f"C{len(steps)} {i}"))
+    if plan.forward_only:
+        return
+    before[last, label("B", i, chunk)].add((-1, f"C{len(steps)} {i}"))
+    if plan.synchronous:  # and nobody works while C2 runs
+        for rank, row in enumerate(plan.rows):
+            for item, following in pairwise(row):
+                if (item.kind, item.microbatch) == ("T", i):
+                    before[rank, str(following)].add((-1, f"C2 {i}"))
 
 
 def end_times(plan: Plan, costs: Costs) -> list[list[float]]:

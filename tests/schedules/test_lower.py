@@ -41,8 +41,8 @@ def of_case(case: Case, evaluate: bool) -> Plan:
 def some_cases(*treatments: str) -> st.SearchStrategy[Case]:
     """Draw large plans in the order of their block, and small ones that costs have tightened."""
     vocabulary = st.sampled_from(treatments)
-    return cases(vocabulary=vocabulary, passes=150) | cases(
-        vocabulary=vocabulary, passes=30, tightened=True
+    return cases(vocabulary=vocabulary, passes=100) | cases(
+        vocabulary=vocabulary, passes=20, tightened=True
     )
 
 
@@ -65,12 +65,14 @@ def simulated_ends(program: Program, costs: Costs) -> list[list[float]]:
     return [[span.end for span in timeline.compute(rank)] for rank in range(timeline.ranks)]
 
 
+@settings(max_examples=50)
 @given(plans, seeds)
 def test_passes_stay_in_the_order_of_the_plan(plan: Plan, seed: int) -> None:
     for row, steps in zip(plan.rows, lowered(plan, seed).rows, strict=True):
         assert tuple(step.item for step in steps if isinstance(step, Run)) == row
 
 
+@settings(max_examples=50)
 @given(plans, seeds)
 def test_every_rank_takes_part_in_exactly_what_concerns_it(plan: Plan, seed: int) -> None:
     program = lowered(plan, seed)
@@ -97,6 +99,7 @@ def test_every_rank_takes_part_in_exactly_what_concerns_it(plan: Plan, seed: int
         assert Counter(map(str, started(program, rank))) == counter
 
 
+@settings(max_examples=50)
 @given(plans, seeds)
 def test_every_start_has_one_wait_and_it_comes_later(plan: Plan, seed: int) -> None:
     for steps in lowered(plan, seed).rows:
@@ -112,6 +115,7 @@ def test_every_start_has_one_wait_and_it_comes_later(plan: Plan, seed: int) -> N
         assert not under_way
 
 
+@settings(max_examples=50)
 @given(plans, seeds)
 def test_all_ranks_agree_on_the_order(plan: Plan, seed: int) -> None:
     """Any two ranks issue what they share in one order: on both sides of a link, in a group."""
@@ -122,6 +126,7 @@ def test_all_ranks_agree_on_the_order(plan: Plan, seed: int) -> None:
         assert [c for c in one if c in shared] == [c for c in other if c in shared]
 
 
+@settings(max_examples=50)
 @given(plans, seeds)
 def test_a_rank_sends_what_it_has(plan: Plan, seed: int) -> None:
     """A rank's own part of a communication exists before the rank issues it."""
@@ -143,6 +148,7 @@ def test_a_rank_sends_what_it_has(plan: Plan, seed: int) -> None:
                     assert by_hand.label(made_by[comm.kind], comm.microbatch, chunk) in done
 
 
+@settings(max_examples=50)
 @given(plans, seeds)
 def test_messages_that_nobody_here_waits_for_are_few(plan: Plan, seed: int) -> None:
     """At most two sends of a link at a time; so few buffers does the runtime keep."""
@@ -156,6 +162,7 @@ def test_messages_that_nobody_here_waits_for_are_few(plan: Plan, seed: int) -> N
             assert all(count <= IN_FLIGHT_SENDS for count in open_sends.values())
 
 
+@settings(max_examples=50)
 @given(plans, seeds, seeds, st.sampled_from([0, 2, 40]))
 def test_no_other_costs_make_it_deadlock_or_start_too_early(
     plan: Plan, assumed: int, real: int, longest: int
@@ -167,15 +174,14 @@ def test_no_other_costs_make_it_deadlock_or_start_too_early(
         assert all(end >= least for end, least in zip(real_row, least_row, strict=True))
 
 
+@settings(max_examples=50)
 @given(overlapped, seeds, st.sampled_from([0, 2, 40]))
-def test_with_true_costs_it_takes_the_time_of_the_plan(
-    plan: Plan, seed: int, longest: int
-) -> None:
+def test_with_true_costs_it_takes_the_time_of_the_plan(plan: Plan, seed: int, longest: int) -> None:
     """Everything is started as early, and waited for as late, as it may be.
 
     The plan lets a communication begin as soon as its data exists. A real one differs in two
     things and no other, and both are taken away here: it waits until the one before it in its lane
-    is done, and of the messages that a rank sends, but does not need, the third waits for the first.
+    is done, and a rank waits for the first of three messages that it sends and does not need.
     """
     costs = with_comms(random_costs(seed, plan.ranks, plan.chunks), seed, longest)
     with pytest.MonkeyPatch.context() as patch:
@@ -186,6 +192,7 @@ def test_with_true_costs_it_takes_the_time_of_the_plan(
     assert found == [list(row) for row in earliest(plan, costs).ends]
 
 
+@settings(max_examples=50)
 @given(some_cases("none"), seeds, st.integers(0, 40))
 def test_messages_no_longer_than_the_passes_cost_what_they_do_in_the_plan(
     case: Case, seed: int, longest: int
@@ -200,6 +207,7 @@ def test_messages_no_longer_than_the_passes_cost_what_they_do_in_the_plan(
     assert simulated_ends(lower(case.plan, real), real) == by_hand.end_times(case.plan, real)
 
 
+@settings(max_examples=50)
 @given(some_cases("interlaced"), seeds, st.integers(0, 9))
 def test_ranks_meet_for_a_synchronous_output_layer(case: Case, seed: int, longest: int) -> None:
     """S begins on all ranks at one time, and so does T, and nobody works before C2 is done."""
@@ -218,6 +226,7 @@ def test_ranks_meet_for_a_synchronous_output_layer(case: Case, seed: int, longes
         assert all(row[n + 2].start >= done for row, n in zip(rows, at, strict=True))
 
 
+@settings(max_examples=50)
 @given(plans)
 def test_communications_of_one_lane_have_the_same_members(plan: Plan) -> None:
     members: dict[tuple[object, ...], set[frozenset[int]]] = defaultdict(set)
@@ -237,8 +246,8 @@ def test_every_process_lowers_to_the_same_program() -> None:
         "from megatron.schedules.lower import lower\n"
         "from megatron.schedules.registry import make_plan\n"
         "for vocabulary in ('none', 'vocab-1', 'vocab-2', 'naive', 'interlaced'):\n"
-        "    for schedule in ('1f1b', 'interleaved', 'zb-1p', 'v-half'):\n"
-        "        print(lower(make_plan(schedule, vocabulary, 4, 6)))\n"
+        "    for schedule in ('1f1b', 'zb-1p'):\n"
+        "        print(lower(make_plan(schedule, vocabulary, 3, 3)))\n"
     )
     programs = set()
     for seed in ("1", "2", "3"):

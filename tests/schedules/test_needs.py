@@ -38,7 +38,9 @@ NAIVE = Plan.from_text(
     "microbatches 1\nstages 0.0 1.0\nbarriers 3\n"
     "0: IF0 F0 S0 E0 T0 B0 IB0\n1: IF0 F0 S0 E0 T0 B0 IB0\n"
 )
-SYNCHRONOUS = Plan.from_text(VOCABULARY.to_text().replace("2\n0:", "2\ncollectives synchronous\n0:"))
+SYNCHRONOUS = Plan.from_text(
+    VOCABULARY.to_text().replace("2\n0:", "2\ncollectives synchronous\n0:")
+)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_vocabulary_passes_are_in_order_on_every_rank(case: Case) -> None:
 
 
 @settings(max_examples=40)
-@given(st.integers(1, 12), st.integers(1, 40))
+@given(st.integers(1, 10), st.integers(1, 24))
 def test_1f1b_takes_the_time_of_the_textbook(p: int, m: int) -> None:
     """F = 1 and B = 2: m + p - 1 slots of 3 (arXiv 2104.04473, section 2.2)."""
     assert span(make_plan("1f1b", "none", p, m)) == 3 * (m + p - 1)

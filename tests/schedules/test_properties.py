@@ -4,6 +4,7 @@ How plans are lowered is checked in ``test_lower``, that times are right in ``te
 """
 
 from collections import defaultdict
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -84,7 +85,7 @@ def assert_vocabulary_in_order(case: Case, rows: list[list[Span]]) -> None:
     chain = {1: "SB", 2: "STB", 3: "SETB"}[case.barriers]
     for i in range(case.microbatches):
         assert starts[by_hand.label("F", 0, first_chunk), i][first] >= max(ends["IF", i])
-        for merged, user in zip(chain, chain[1:], strict=False):
+        for merged, user in pairwise(chain):
             if user == "B":
                 begins = [starts[by_hand.label("B", 0, last_chunk), i][last]]
             else:

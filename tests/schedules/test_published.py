@@ -18,7 +18,7 @@ from megatron.simulator.simulate import simulate
 
 DATA: Final = Path(__file__).resolve().parents[1] / "data"
 QUICK: Final = {"1F1B": 2000, "1F1B-I": 1000, "ZB-V": 800}
-QUICK_OTHERS: Final = 260
+QUICK_OTHERS: Final = 200
 """Ranks x microbatches up to which a schedule is checked every time."""
 INTERLEAVED_CHUNKS: Final = {"1.5B": 3, "6.2B": 4, "14.6B": 3, "28.3B": 2}
 """Chunks of 1F1B-I in table 5: the most that the layers of the models can be divided into."""
@@ -124,8 +124,6 @@ def test_1f1b_i_and_zb_1p_are_within_0_002(row: str, schedule: str, published: f
 
 
 @cells("ZB-V", "ZB-2p")
-def test_zb_v_and_zb_2p_are_at_most_0_002_above(
-    row: str, schedule: str, published: float
-) -> None:
+def test_zb_v_and_zb_2p_are_at_most_0_002_above(row: str, schedule: str, published: float) -> None:
     """They are heuristics: less is welcome."""
     assert bubble(row, schedule) <= published + 0.002

@@ -77,9 +77,7 @@ def test_it_is_never_longer_holds_no_more_and_keeps_the_order_of_each_kind(
 
 @settings(max_examples=30)
 @given(any_plan, seeds, st.integers(0, 3))
-def test_higher_limits_are_kept_and_allow_no_longer_plan(
-    plan: Plan, seed: int, more: int
-) -> None:
+def test_higher_limits_are_kept_and_allow_no_longer_plan(plan: Plan, seed: int, more: int) -> None:
     costs = costs_of(plan, seed)
     limits = [Held(*(most + more for most in peak_held(plan, row))) for row in plan.rows]
     with few_trials():
@@ -128,6 +126,7 @@ def test_every_schedule_on_the_way_runs_within_the_limits(
             assert by_kind(before) == by_kind(after)
 
 
+@settings(max_examples=40)
 @given(cases(vocabulary=st.just("interlaced"), passes=30, tightened=True))
 def test_where_the_output_layer_is_synchronous_t_still_follows_its_s(case: Case) -> None:
     for row in case.plan.rows:
@@ -165,4 +164,9 @@ def test_a_forward_is_not_hoisted_beyond_the_memory_of_the_plan() -> None:
     unit = Costs({"F": 1, "B": 1})
     assert tighten(plan, unit) == plan
     room = [Held(2, 0, 0), Held(1, 0, 0)]
-    assert tighten(plan, unit, room).rows[0] == tuple(map(Pass.parse, "F0 F1 B0 B1".split()))
+    assert tighten(plan, unit, room).rows[0] == (
+        Pass("F", 0),
+        Pass("F", 1),
+        Pass("B", 0),
+        Pass("B", 1),
+    )

@@ -42,7 +42,11 @@ def test_times_are_longest_paths_for_any_stages(plan: Plan, seed: int) -> None:
     assert_longest_paths(plan, with_comms(random_costs(seed, plan.ranks, plan.chunks), seed))
 
 
-@given(cases(vocabulary=st.sampled_from([*BARRIERS]), passes=30), st.integers(0, 10**6), st.integers(1, 6))
+@given(
+    cases(vocabulary=st.sampled_from([*BARRIERS]), passes=30),
+    st.integers(0, 10**6),
+    st.integers(1, 6),
+)
 def test_stuck_exactly_if_the_needs_run_in_a_circle(case: Case, seed: int, swaps: int) -> None:
     """Swap neighbours in some rows: now and then the plan survives it."""
     random = Random(seed)

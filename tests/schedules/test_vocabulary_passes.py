@@ -49,7 +49,7 @@ def test_the_block_keeps_its_own_order(block: Block, barriers: int, microbatches
 def test_one_share_of_exponentials_at_a_time(
     block: Block, barriers: int, microbatches: int
 ) -> None:
-    """T of a microbatch frees what S of the next one takes; or of the one after, if E is between."""
+    """T of a microbatch frees what S of the next one takes, or of the one after if E is between."""
     for row in unroll(with_vocabulary(block, barriers), microbatches).rows:
         labels = [str(p) for p in row if p.kind in ("S", "T")]
         late = 1 if barriers == 3 else 0

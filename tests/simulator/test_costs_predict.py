@@ -17,10 +17,10 @@ JOB = Job(Shape(1024, 16, 512, 50_000), 16, ranks=4, microbatches=8, device=DEVI
 @pytest.mark.parametrize("schedule", list(SCHEDULES))
 @pytest.mark.parametrize("treatment", ["none", "vocab-1", "vocab-2", "interlaced"])
 def test_no_plan_beats_the_bound(schedule: str, treatment: str) -> None:
-    job = replace(JOB, schedule=schedule, vocabulary=treatment)
+    job = replace(JOB, schedule=schedule, vocabulary=treatment, ranks=3, microbatches=5)
     prediction = job.predict()
     assert prediction.seconds >= job.least_seconds() * (1 - 1e-9)
-    assert len(prediction.peak_bytes) == 4
+    assert len(prediction.peak_bytes) == 3
 
 
 def test_the_bound_of_1f1b_is_its_time_on_equal_stages() -> None:
@@ -42,7 +42,7 @@ def test_mfu_by_hand() -> None:
 def test_the_best_is_the_fastest_that_fits() -> None:
     jobs = [
         replace(JOB, schedule=schedule, vocabulary=treatment)
-        for schedule in ("1f1b", "zb-v", "gpipe")
+        for schedule in ("1f1b", "zb-h1", "gpipe")
         for treatment in ("none", "vocab-2")
     ]
     all_ = [job.predict() for job in jobs]

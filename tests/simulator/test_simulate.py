@@ -147,7 +147,10 @@ def test_slower_communication_never_ends_sooner(
     vocabulary: str, ranks: int, microbatches: int, kind: CommKind
 ) -> None:
     program = lower(make_plan("1f1b", vocabulary, ranks, microbatches))
-    ends = [simulate(program, Costs(UNIT_COSTS.passes, {kind: time})).end for time in (0.0, 0.5, 1.0, 4.0)]
+    ends = [
+        simulate(program, Costs(UNIT_COSTS.passes, {kind: time})).end
+        for time in (0.0, 0.5, 1.0, 4.0)
+    ]
     assert ends == sorted(ends)
 
 
