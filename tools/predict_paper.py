@@ -3,7 +3,7 @@
 
 python tools/predict_paper.py ../shared/reference --auto > tables.md
 
-What the device attains comes from measured pass times of one model on 8 GPUs, nothing from the
+What the device attains comes from measured pass times of one model on 8 GPUs, no rate from the
 tables. Each line is a cell of the paper's tables; ``--auto`` adds what the fastest of all schedules
 and treatments of this project that fits the memory would reach.
 """
@@ -83,8 +83,9 @@ class Cell:
     def paper_job(self, devices: Devices) -> Job:
         """Return what the paper ran.
 
-        Its passes follow the order of the block; only its V-Half with the vocabulary places them by
-        profiled times, as filling idle time does here.
+        Passes follow the order of the block. V-Half with the vocabulary is the exception, and fills
+        idle time: in the order of our block it stays far below what was measured, so the paper's
+        plan cannot have been that one. See docs/predictions.md for what the choice is worth.
         """
         treatment = METHODS[self.method.lower()]
         tightened = self.schedule == "v-half" and treatment != "none"

@@ -8,6 +8,7 @@ the plan that comes out holds no times, and any costs may be simulated with it.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, NamedTuple
 
 from megatron.schedules.passes import Pass, PassKind
@@ -76,12 +77,12 @@ class Block:
                         "or make the interval longer"
                     )
 
-    @property
+    @cached_property
     def chunks(self) -> int:
         """Model chunks per rank v."""
         return 1 + max(chunk for _, chunk in self.stages)
 
-    @property
+    @cached_property
     def period(self) -> float:
         """Time after which the next group repeats the block."""
         return self.interval * max(self.group * self.chunks, 1)

@@ -46,19 +46,18 @@ def held_changes(plan: Plan, item: Pass, kept: float = 1.0) -> Held:
 
 def peak_held(plan: Plan, row: Iterable[Pass], kept: float = 1.0) -> Held:
     """Return the peaks of what a rank with this ``row`` holds, each by itself."""
-    changes = {item: held_changes(plan, item, kept) for item in passes_by_kind(row)}
+    known: dict[tuple[str, int], list[tuple[int, float]]] = {}
     held, peaks = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
     for item in row:
-        for i, change in enumerate(changes[item._replace(microbatch=0)]):
-            if change:
-                held[i] += change
-                peaks[i] = max(peaks[i], held[i])
+        changes = known.get((item.kind, item.chunk))
+        if changes is None:
+            changes = [(i, c) for i, c in enumerate(held_changes(plan, item, kept)) if c]
+            known[item.kind, item.chunk] = changes
+        for i, change in changes:
+            held[i] += change
+            if held[i] > peaks[i]:
+                peaks[i] = held[i]
     return Held(*peaks)
-
-
-def passes_by_kind(row: Iterable[Pass]) -> set[Pass]:
-    """Return the distinct passes of ``row`` with the microbatch left out."""
-    return {item._replace(microbatch=0) for item in row}
 
 
 def in_flight(plan: Plan, kept: float = 1.0) -> list[float]:

@@ -100,16 +100,13 @@ def optimal(
     begins = [int(first) if objective == "span" else 0 for first, _ in firsts]
     search = OrderSearch(model, known, in_ticks(known, costs, tick, floor), begins)
     search.limit_memory(capacities, kept)
-    status = solver.status_name(solver.solve(model))
-    assert status in ("OPTIMAL", "FEASIBLE", "UNKNOWN"), f"{status}, but a plan is known"
-    if status != "UNKNOWN":
-        plans.append(search.plan(solver))
+    found, least = search.solve(solver)
     best = min(
-        (plan for plan in plans if _fits(plan, capacities, kept)),
+        (plan for plan in (found, known) if _fits(plan, capacities, kept)),
         key=lambda plan: duration(plan, costs, objective),
     )
     time = duration(best, costs, objective)
-    bound = min(time, max(search.work, solver.best_objective_bound) * float(tick))
+    bound = min(time, least * float(tick))
     return Optimum(best, time, bound, proven=time - bound <= TOLERANCE * time)
 
 

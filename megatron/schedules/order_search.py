@@ -49,9 +49,6 @@ class OrderSearch:
     """The model: a start time for every pass, to be read back as a plan.
 
     Memory is unlimited until ``limit_memory`` is called.
-
-    Attributes:
-        work: what the busiest rank has to do, in ticks: no plan takes less.
     """
 
     def __init__(
@@ -70,12 +67,15 @@ class OrderSearch:
         self._graph = Graph(known, ticks)
         self._times = [int(time) for time in self._graph.times]
         self._orders: dict[tuple[int, int, int, int], cp_model.BoolVarT] = {}
-        self.work = known.microbatches * max(
+        # No plan takes less than the busiest rank has to do.
+        self._work = known.microbatches * max(
             sum(self._times[n] for n in self._own(rank)) for rank in range(known.ranks)
         )
         timing = earliest(known, ticks)
         lasts = [int(last) for _, last in working_times(timing)]
-        longest = max(last - begin for last, begin in zip(lasts, begins, strict=True))
+        self._longest = longest = max(
+            last - begin for last, begin in zip(lasts, begins, strict=True)
+        )
         # Passes that take no time may stand at the very end, behind communications that do.
         horizon = longest + max(begins) + int(sum(self._graph.comm_times))
         self._starts = [
@@ -88,7 +88,7 @@ class OrderSearch:
                 model.add_hint(variable, value)
         for number in range(len(self._times)):
             self._order(number)
-        total = model.new_int_var(self.work, max(self.work, longest), "")
+        total = model.new_int_var(self._work, max(self._work, longest), "")
         for rank, begin in enumerate(begins):
             self._one_at_a_time(rank, total + begin)
         model.minimize(total)
@@ -109,7 +109,16 @@ class OrderSearch:
                 if capacity < len(takes) * self._graph.microbatches:
                     self._hold(holdings, _parts(capacity))
 
-    def plan(self, solver: "cp_model.CpSolver") -> Plan:
+    def solve(self, solver: "cp_model.CpSolver") -> tuple[Plan, float]:
+        """Return the best plan known in the end, and how many ticks every plan takes at least."""
+        if self._longest <= self._work:
+            return self._known, self._work  # there is nothing to gain
+        status = solver.status_name(solver.solve(self._model))
+        assert status in ("OPTIMAL", "FEASIBLE", "UNKNOWN"), f"{status}, but a plan is known"
+        plan = self._known if status == "UNKNOWN" else self._plan(solver)
+        return plan, max(self._work, solver.best_objective_bound)
+
+    def _plan(self, solver: "cp_model.CpSolver") -> Plan:
         """Return the checked plan of the solution that ``solver`` has found.
 
         Of passes that take no time several may start at once: they go by microbatch, and within

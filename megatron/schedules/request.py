@@ -74,8 +74,8 @@ def refuse(request: Request) -> None:
     limit = request.memory_limit
     if limit is not None and not 1 <= limit < inf:
         raise ValueError(
-            f"a memory limit of {limit:g} microbatches a rank fits no schedule: the least that would "
-            "is 1"
+            f"a memory limit of {limit:g} microbatches a rank fits no schedule: the least that "
+            "would is 1"
         )
     if (request.schedule == "file") != (request.file is not None):
         raise ValueError("a plan file goes with the schedule 'file', and that needs one")

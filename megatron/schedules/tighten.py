@@ -89,6 +89,7 @@ class _Search:
         self._problem = Problem(self.graph, changes, allowed)
         self._ideal = Problem(Graph(plan, _evened(plan, costs)), changes, allowed)
         self._passes = sum(map(len, plan.rows))
+        self._left = EFFORT if plan.split_backward else EFFORT_FUSED * plan.chunks**2
 
     def rows(self, plan: Plan) -> Rows:
         """Return the numbered rows of a plan."""
@@ -98,18 +99,20 @@ class _Search:
         """Return the shortest schedule of all trials that the effort allows."""
         best = scheduled(self._problem, base)
         floor = self._work()
-        fused = EFFORT_FUSED * self._plan.chunks**2
-        left = EFFORT if self._plan.split_backward else fused
         idle = 0
-        for found, placed in self._trials(best):
+        for found in self._trials(best):
             better = (found.span, found.end) < (best.span - _EPSILON * floor, best.end)
             idle = 0 if better else idle + 1
             if better:
                 best = found
-            left -= placed * self._passes
-            if left <= 0 or best.span <= floor * (1 + _EPSILON) or idle > PATIENCE:
+            if best.span <= floor * (1 + _EPSILON) or idle > PATIENCE:
                 break
         return best
+
+    def _affords(self, placements: int) -> bool:
+        """Whether the effort still allows to place all passes so many times; then it is spent."""
+        self._left -= placements * self._passes
+        return self._left >= 0
 
     def _work(self) -> float:
         """Return the time that the busiest rank works, below which no schedule can come."""
@@ -118,46 +121,50 @@ class _Search:
             work[rank] += time * self.graph.microbatches
         return max(work)
 
-    def _trials(self, start: Scheduled) -> Iterator[tuple[Scheduled, int]]:
-        """Yield schedules, each with how many times all passes were placed for it."""
-        found = [start]
-
-        def trial(schedule: Scheduled, placed: int) -> tuple[Scheduled, int]:
+    def _trials(self, start: Scheduled) -> Iterator[Scheduled]:
+        """Yield schedules until the effort is spent, the quick ones first."""
+        found = [start, to_the_left(self._problem, start, 0.0)]  # once, however long it takes
+        yield found[-1]
+        self._affords(1)
+        for schedule in self._others(start):
             found.append(schedule)
-            return schedule, placed
-
-        yield trial(to_the_left(self._problem, start, 0.0), 1)
-        starts = [start]
-        if self._searched:
-            starts += self._greedy()
-            yield trial(starts[-1], len(_GREEDY_SLACKS))
-        for keys in self.guides:
-            rows = list_schedule(self._problem, start.rows, Rule(0.5, keys=keys))
-            starts.append(scheduled(self._problem, rows))
-            yield trial(starts[-1], 1)
-            yield trial(justify(self._problem, starts[-1], [0.5, 0.0]), 4)
-        for base in starts if self._plan.split_backward else ():
-            for schedule, placed in self._evened(base):
-                yield trial(schedule, placed)
-        for slacks in _SLACKS:
-            for base in starts:
-                yield trial(justify(self._problem, base, slacks), 2 * len(slacks))
+            yield schedule
         if self._plan.split_backward:
             yield from self._shaken(min(found, key=lambda s: (s.span, s.end)))
+
+    def _others(self, start: Scheduled) -> Iterator[Scheduled]:
+        """Yield what comes of all ways to start and to justify."""
+        starts = [start]
+        if self._searched and self._affords(len(_GREEDY_SLACKS)):
+            starts += self._greedy()
+            yield starts[-1]
+        for keys in self.guides:
+            if self._affords(1):
+                rows = list_schedule(self._problem, start.rows, Rule(0.5, keys=keys))
+                starts.append(scheduled(self._problem, rows))
+                yield starts[-1]
+        for base in starts if self._plan.split_backward else ():
+            for slack in (1.0, 0.0):
+                if self._affords(13):
+                    yield from self._evened(base, slack)
+        for slacks in _SLACKS:
+            for base in starts:
+                if self._affords(2 * len(slacks)):
+                    yield justify(self._problem, base, slacks)
 
     def _greedy(self) -> list[Scheduled]:
         """Return the best two schedules by urgency alone, the better one last."""
         rows = (greedy(self._plan, self._problem, *slacks) for slacks in _GREEDY_SLACKS)
         return sorted((scheduled(self._problem, r) for r in rows), key=lambda s: -s.span)[-2:]
 
-    def _shaken(self, current: Scheduled) -> Iterator[tuple[Scheduled, int]]:
-        """Yield schedules that come of shaking the best one, for ever (iterated local search).
+    def _shaken(self, current: Scheduled) -> Iterator[Scheduled]:
+        """Yield what comes of shaking the best one again and again (iterated local search).
 
         All ranks draw the same numbers: they must find the same plan.
         """
         random = Random(0)
         mean = sum(self.graph.times) / len(self.graph.times)
-        while True:
+        while self._affords(5):
             spread = mean * random.choice([0.5, 1, 2, 4, 8])
             starts = planned(self._problem, current.rows, current.starts)
             keys = [sorted(time + random.gauss(0, spread) for time in row) for row in starts]
@@ -167,16 +174,15 @@ class _Search:
             found = justify(self._problem, shaken, slacks)
             if found.span <= current.span * (1 + _EPSILON):
                 current = found
-            yield found, 1 + 2 * len(slacks)
+            yield found
 
-    def _evened(self, start: Scheduled) -> Iterator[tuple[Scheduled, int]]:
+    def _evened(self, start: Scheduled, slack: float) -> Iterator[Scheduled]:
         """Yield what comes of shortening for even costs first, then for the real ones."""
         ideal = scheduled(self._ideal, start.rows)
-        for slack in (1.0, 0.0):
-            even = justify(self._ideal, to_the_left(self._ideal, ideal, slack), [slack] * 2)
-            real = scheduled(self._problem, even.rows)
-            yield justify(self._problem, real, [0.0, 0.0]), 9
-            yield justify(self._problem, real, [0.5, 0.0]), 4
+        even = justify(self._ideal, to_the_left(self._ideal, ideal, slack), [slack] * 2)
+        real = scheduled(self._problem, even.rows)
+        yield justify(self._problem, real, [0.0, 0.0])
+        yield justify(self._problem, real, [0.5, 0.0])
 
 
 def _evened(plan: Plan, costs: Costs) -> Costs:

@@ -76,6 +76,17 @@ def test_it_is_never_longer_holds_no_more_and_keeps_the_order_of_each_kind(
 
 
 @settings(max_examples=30)
+@given(cases(passes=24, tightened=True), seeds)
+def test_what_is_tight_already_is_not_lengthened(case: Case, seed: int) -> None:
+    """No trial of the second search is taken unless it is shorter than the best of the first."""
+    costs = with_comms(case.costs, seed, 3)
+    with few_trials():
+        once = tighten(case.plan, costs)
+        twice = tighten(once, costs)
+    assert by_hand.span(twice, costs) <= by_hand.span(once, costs)
+
+
+@settings(max_examples=30)
 @given(any_plan, seeds, st.integers(0, 3))
 def test_higher_limits_are_kept_and_allow_no_longer_plan(plan: Plan, seed: int, more: int) -> None:
     costs = costs_of(plan, seed)
