@@ -27,8 +27,9 @@ EFFORT: Final = 600_000
 EFFORT_SEARCHED: Final = 2_000_000
 """The same for a plan that is nothing but a search."""
 EFFORT_FUSED: Final = 12_000
-"""The same where nothing is there to fill gaps with and the block is nearly always the best; times
-the square of the chunks, whose turns leave more to gain."""
+"""The same where nothing is there to fill gaps with: the block is nearly always the best."""
+EFFORT_TURNS: Final = 200_000
+"""The same with several chunks, whose turns leave something to gain."""
 PATIENCE: Final = 30
 """Trials in a row that may bring nothing."""
 
@@ -93,7 +94,7 @@ class _Search:
         self._passes = sum(map(len, plan.rows))
         self._left = EFFORT_SEARCHED if searched else EFFORT
         if not plan.split_backward:
-            self._left = EFFORT_FUSED * plan.chunks**2
+            self._left = EFFORT_FUSED if plan.chunks == 1 else EFFORT_TURNS
 
     def rows(self, plan: Plan) -> Rows:
         """Return the numbered rows of a plan."""
@@ -158,7 +159,7 @@ class _Search:
 
     def _greedy(self) -> list[Scheduled]:
         """Return the best two schedules by urgency alone, the better one last."""
-        found = []
+        found: list[Scheduled] = []
         for slacks in _GREEDY_SLACKS:
             if not found or self._affords(1):
                 rows = greedy(self._plan, self._problem, *slacks)
