@@ -109,19 +109,24 @@ class _Messages:
     def _common_order(self) -> list[int]:
         """Return all communications by the time at which their data exists.
 
-        Where ranks meet for the output layer, its broadcast comes when the last of them is there:
-        it would block whoever takes part earlier.
+        Where ranks meet for the output layer, its broadcast comes when the last of them is there,
+        just before C1: it would block whoever takes part earlier.
         """
-        when = [(time, 0) for time in self.run.latest]
-        if self.plan.synchronous:
-            m, kinds = self.graph.microbatches, [item.kind for item in self.graph.passes]
-            broadcast = next(c for c, comm in enumerate(self.graph.comms) if comm.kind == "C0")
-            for row, starts in zip(self.rows, self.run.starts, strict=True):
-                for item, start in zip(row, starts, strict=True):
-                    if kinds[item // m] == "S":
-                        comm = broadcast * m + item % m
-                        when[comm] = max(when[comm], (start, 1))
-        return sorted(self.run.complete, key=when.__getitem__)  # stable: each after what it needs
+        latest = self.run.latest
+        order = sorted(
+            self.run.complete, key=latest.__getitem__
+        )  # stable: each after what it needs
+        if not self.plan.synchronous:
+            return order
+        m, kinds = self.graph.microbatches, [comm.kind for comm in self.graph.comms]
+        broadcast = kinds.index("C0")
+        met: list[int] = []
+        for comm in order:
+            if kinds[comm // m] == "C1":
+                met.append(broadcast * m + comm % m)
+            if comm // m != broadcast:
+                met.append(comm)
+        return met
 
 
 def _lower_row(messages: _Messages, rank: int) -> tuple[Instruction, ...]:

@@ -106,7 +106,7 @@ class _Search:
         floor = self._work()
         idle = 0
         for found in self._trials(best):
-            better = (found.span, found.end) < (best.span - _EPSILON * floor, best.end)
+            better = _shorter(found, best, _EPSILON * floor)
             idle = 0 if better else idle + 1
             if better:
                 best = found
@@ -192,6 +192,13 @@ class _Search:
         real = scheduled(self._problem, even.rows)
         yield justify(self._problem, real, [0.0, 0.0])
         yield justify(self._problem, real, [0.5, 0.0])
+
+
+def _shorter(found: Scheduled, best: Scheduled, tolerance: float) -> bool:
+    """Whether ``found`` has the shorter span, or the same and ends earlier."""
+    if abs(found.span - best.span) <= tolerance:
+        return found.end < best.end - tolerance
+    return found.span < best.span
 
 
 def _evened(plan: Plan, costs: Costs) -> Costs:

@@ -21,7 +21,7 @@ QUICK: Final = {"1F1B": 2000, "1F1B-I": 1000, "ZB-V": 800}
 QUICK_OTHERS: Final = 200
 """Ranks x microbatches up to which a schedule is checked every time."""
 INTERLEAVED_CHUNKS: Final = {"1.5B": 3, "6.2B": 4, "14.6B": 3, "28.3B": 2}
-"""Chunks of 1F1B-I in table 5: the most that the layers of the models can be divided into."""
+"""Chunks of 1F1B-I in table 5: the number whose bubbles come nearest to the published ones."""
 
 
 class Row(NamedTuple):
