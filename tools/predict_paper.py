@@ -159,14 +159,19 @@ def describe(devices: Devices) -> Iterator[str]:
         )
 
 
-def fastest(cell: Cell, devices: Devices, limit_gib: float) -> Prediction | None:
-    """Return the fastest of all schedules and treatments for a cell's model and GPUs."""
+def fastest(
+    cell: Cell, devices: Devices, limit_gib: float, indifference: float
+) -> Prediction | None:
+    """Return the fastest of all schedules and treatments for a cell's model and GPUs.
+
+    A schedule that cannot be faster by the share ``indifference`` is not looked at.
+    """
     jobs = (
         cell.job(schedule, treatment, devices, tightened=True)
         for treatment in devices
         for schedule in SCHEDULES
     )
-    return best(jobs, limit_gib * GIBIBYTE)
+    return best(jobs, limit_gib * GIBIBYTE, indifference)
 
 
 def line(cell: Cell, prediction: Prediction, auto: Prediction | None) -> str:
@@ -208,9 +213,11 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("reference", type=Path, help=f"folder with {MEASURED}, {' and '.join(TABLES.values())}")
-    add("--auto", action="store_true", help="also try all schedules and treatments (an hour)")
+    add("--auto", action="store_true", help="also try all schedules and treatments")
     memory = "GiB that a device of --auto has (default: %(default)s, an A100 of 80 GB)"
     add("--memory", type=float, default=79.0, metavar="GIB", help=memory)
+    within = "percent by which a further schedule must be able to be faster (default: %(default)s)"
+    add("--within", type=float, default=1.0, metavar="PERCENT", help=within)
     add("--table", choices=list(TABLES), help="only this table")
     add("--gpus", type=int, help="only these setups")
     add("--seq-length", type=int, help="only these setups")
@@ -249,7 +256,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     @cache
     def auto(setup: tuple[str, int, int, str]) -> Prediction | None:
         cell = next(c for c in cells if _setup(c) == setup)
-        return fastest(cell, devices, arguments.memory)
+        return fastest(cell, devices, arguments.memory, arguments.within / 100)
 
     print(*describe(devices), "", sep="\n")
     heading = HEADING + (AUTO_HEADING if arguments.auto else [])

@@ -161,7 +161,7 @@ class Job:
         return least
 
 
-def best(jobs: Iterable[Job], limit: float = inf) -> Prediction | None:
+def best(jobs: Iterable[Job], limit: float = inf, indifference: float = 0.0) -> Prediction | None:
     """Return the prediction of the fastest job that fits the memory, or ``None`` if none fits.
 
     Jobs that cannot beat the best so far are not planned.
@@ -169,10 +169,11 @@ def best(jobs: Iterable[Job], limit: float = inf) -> Prediction | None:
     Args:
         jobs: what to choose from.
         limit: bytes that no rank may exceed.
+        indifference: share of the time by which another job must be able to be faster.
     """
     found: Prediction | None = None
     for least, _, job in sorted((job.least_seconds(), i, job) for i, job in enumerate(jobs)):
-        if found is not None and least >= found.seconds:
+        if found is not None and least >= found.seconds * (1 - indifference):
             break
         prediction = job.predict()
         if max(prediction.peak_bytes) <= limit and (
