@@ -30,7 +30,7 @@ EFFORT_FUSED: Final = 12_000
 """The same where nothing is there to fill gaps with: the block is nearly always the best."""
 EFFORT_TURNS: Final = 200_000
 """The same with several chunks, whose turns leave something to gain."""
-PATIENCE: Final = 30
+PATIENCE: Final = 50
 """Trials in a row that may bring nothing."""
 
 _SLACKS: Final = ((0.5, 0.0), (1.0, 0.0, 1.0), (0.0, 0.0), (0.25, 0.25))
@@ -150,7 +150,7 @@ class _Search:
                 yield starts[-1]
         for base in starts if self._plan.split_backward else ():
             for slack in (1.0, 0.0):
-                if self._affords(13):
+                if self._affords(3):
                     yield from self._evened(base, slack)
         for slacks in _SLACKS:
             for base in starts:
@@ -187,11 +187,15 @@ class _Search:
 
     def _evened(self, start: Scheduled, slack: float) -> Iterator[Scheduled]:
         """Yield what comes of shortening for even costs first, then for the real ones."""
-        ideal = scheduled(self._ideal, start.rows)
-        even = justify(self._ideal, to_the_left(self._ideal, ideal, slack), [slack] * 2)
+        ideal = to_the_left(self._ideal, scheduled(self._ideal, start.rows), slack)
+        even = justify(self._ideal, ideal, [slack])
+        if self._affords(2):
+            even = justify(self._ideal, even, [slack])
         real = scheduled(self._problem, even.rows)
-        yield justify(self._problem, real, [0.0, 0.0])
-        yield justify(self._problem, real, [0.5, 0.0])
+        yield real
+        for slacks in ((0.0, 0.0), (0.5, 0.0)):
+            if self._affords(4):
+                yield justify(self._problem, real, slacks)
 
 
 def _shorter(found: Scheduled, best: Scheduled, tolerance: float) -> bool:
