@@ -160,7 +160,7 @@ def describe(devices: Devices) -> Iterator[str]:
 
 
 def fastest(
-    cell: Cell, devices: Devices, limit_gib: float, indifference: float
+    cell: Cell, devices: Devices, limit_gib: float, indifference: float = 0.0
 ) -> Prediction | None:
     """Return the fastest of all schedules and treatments for a cell's model and GPUs.
 
