@@ -23,9 +23,9 @@ from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.costs import Costs
 from megatron.schedules.needs import CommKind
 from megatron.schedules.request import Request
+from megatron.simulator.case import Case, run
 from megatron.simulator.cost_file import DEFAULT_COSTS
 from megatron.simulator.picture import Panel, lay_out
-from megatron.simulator.simulation import Case, run
 from megatron.simulator.svg import paint_svg
 from megatron.simulator.timeline_file import load_timeline
 

@@ -17,9 +17,10 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.costs import Costs
 from megatron.schedules.request import Request
-from megatron.simulator.simulation import Case, Simulation, run
+from megatron.simulator.case import Case, Simulation, run
 
 CHUNKS: Final[Mapping[str, int]] = {"1.5B": 3, "6.2B": 4, "14.6B": 3, "28.3B": 2}
 """Chunks of a rank of 1F1B-I in table 5: one transformer layer each. In table 8 there are two."""
@@ -93,8 +94,7 @@ def anchors() -> Iterator[str]:
 def _unit(
     name: str, vocabulary: str, ranks: int, microbatches: int, **options: float
 ) -> Simulation:
-    chunks = 2 if name in ("interleaved", "zb-v", "v-half", "v-min") else 1
-    stage = 1 / chunks
+    stage = 1 / (TRAITS[name].chunks or 2)
     costs = Costs(
         {"F": stage, "B": stage, "W": stage, "S": 0.25, "E": 0, "T": 0.25, "IF": 0, "IB": 0}
     )

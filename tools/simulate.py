@@ -32,10 +32,10 @@ from megatron.schedules.request import (
     VOCABULARY_TREATMENTS,
     Request,
 )
+from megatron.simulator.case import LAYERS_PER_STAGE, Case, Simulation, run
 from megatron.simulator.cost_file import DEFAULT_COSTS, CostFile, load_costs, parse_costs
-from megatron.simulator.memory import peak_bytes
+from megatron.simulator.peak_bytes import peak_bytes
 from megatron.simulator.picture import Panel, Picture, lay_out
-from megatron.simulator.simulation import LAYERS_PER_STAGE, Case, Simulation, run
 from megatron.simulator.svg import paint_svg
 from megatron.simulator.text import draw_text
 from megatron.simulator.trace import chrome_trace
@@ -162,11 +162,11 @@ def read_case(arguments: argparse.Namespace, costs: Costs) -> Case:
         arguments.ranks,
         arguments.microbatches,
         costs,
-        arguments.chunks,
-        arguments.memory_limit,
-        arguments.split_backward,
-        arguments.file,
-        arguments.seconds,
+        chunks=arguments.chunks,
+        memory_limit=arguments.memory_limit,
+        split_backward=arguments.split_backward,
+        file=arguments.file,
+        seconds=arguments.seconds,
     )
     return Case(request, arguments.output_layer, arguments.layers, arguments.final_stage_layers)
 
@@ -238,10 +238,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         OSError: if a file cannot be written.
     """
     arguments = parse_arguments(argv)
-    costs, sizes = read_costs(arguments)
-    case = read_case(arguments, costs)
+    given = read_costs(arguments)
+    case = read_case(arguments, given.costs)
     done = run(case)
-    held = None if sizes is None else peak_bytes(done.plan, sizes)
+    held = None if given.sizes is None else peak_bytes(done.plan, given.sizes)
     write_files(arguments, case, done)
     print(
         json.dumps(figures(case, done, held), indent=1)

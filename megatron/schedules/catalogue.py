@@ -1,8 +1,8 @@
 """The schedules by name: how each is made, and how much it promises to hold at most."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
 from megatron.schedules.block import Block
 from megatron.schedules.gpipe import gpipe
@@ -16,27 +16,47 @@ PAPER_KEPT: Final = 32 / 74
 34 + 5 a s / h, at the a s / h = 8 of its models from 6.2B on, whose attention is not flash
 attention. ZB-2p counts its limit so; everything else here counts what B leaves as a whole."""
 
+Option = Literal["chunks", "split_backward", "file", "seconds", "tightened"]
+"""An option of a request that not every schedule has a use for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """What there is to know of a schedule before its plan is made.
+
+    Attributes:
+        chunks: model chunks of a rank; ``None`` where there may be several, as many as the request
+            says or as the plan turns out to have.
+        split: whether weight gradients are passes of their own, asked for or not.
+        kept: share of the activations that counts as held from B to W.
+        options: what it has a use for.
+        costs_of_rank: its costs are of all chunks of a rank together, else of one chunk.
+    """
+
+    chunks: int | None = 1
+    split: bool = True
+    kept: float = 1.0
+    options: frozenset[Option] = frozenset({"split_backward"})
+    costs_of_rank: bool = False
+
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Traits):
     """A schedule that has a building block.
 
     Attributes:
         block: makes the block from ranks, microbatches and chunks.
         promise: microbatches in flight at most on any rank, without vocabulary passes, from the
             same three counts.
-        chunks: model chunks of a rank; ``None`` where any number from 2 on will do.
-        split: whether weight gradients are passes of their own.
-        kept: share of the activations that counts as held from B to W.
         searched: the block is one start among others for a search that the costs decide.
     """
 
     block: Callable[[int, int, int], Block]
     promise: Callable[[int, int, int], float]
-    chunks: int | None = 1
-    split: bool = True
-    kept: float = 1.0
     searched: bool = False
+    options: frozenset[Option] = field(
+        default=frozenset({"chunks", "split_backward", "tightened"}), kw_only=True
+    )
 
 
 SCHEDULES: Final[Mapping[str, Schedule]] = {
@@ -58,4 +78,13 @@ SCHEDULES: Final[Mapping[str, Schedule]] = {
     "v-half": Schedule(lambda p, m, v: v_half(p), lambda p, m, v: p / 2 + 1, chunks=2),
     "v-min": Schedule(lambda p, m, v: v_min(p), lambda p, m, v: p / 3 + 2, chunks=2),
 }
-"""Name -> schedule, for those with a block; ``make_plan`` knows some more."""
+"""Name -> schedule, for those with a block."""
+
+TRAITS: Final[Mapping[str, Traits]] = {
+    **SCHEDULES,
+    "zb-auto": Traits(),
+    "optimal": Traits(options=frozenset({"split_backward", "seconds"})),
+    "auto": Traits(chunks=None, costs_of_rank=True),
+    "file": Traits(chunks=None, split=False, options=frozenset({"file"})),
+}
+"""Name -> traits, for all schedules."""

@@ -7,7 +7,7 @@ from megatron.schedules.costs import Costs
 from megatron.schedules.memory import in_flight
 from megatron.schedules.needs import Comm, needs
 from megatron.schedules.passes import PASS_KINDS, Pass
-from megatron.schedules.plan import VOCABULARY_BARRIERS, Plan, passes_of
+from megatron.schedules.plan import TREATMENTS, Plan, passes_of
 from megatron.schedules.timing import earliest
 
 _NO_TIME: Final = Costs(dict.fromkeys(PASS_KINDS, 0.0))
@@ -49,7 +49,7 @@ def expected_passes(plan: Plan, rank: int) -> set[Pass]:
 def _check_header(plan: Plan) -> None:
     if plan.microbatches < 1:
         raise ValueError(f"a plan needs at least 1 microbatch, this one has {plan.microbatches}")
-    if plan.barriers not in VOCABULARY_BARRIERS.values():
+    if plan.barriers not in {treatment.barriers for treatment in TREATMENTS.values()}:
         raise ValueError(
             f"{plan.barriers} barriers are none that the output layer has: write 1, 2, 3, or none "
             "where the vocabulary is not split"

@@ -32,7 +32,7 @@ def guided_keys(
     """
     timing = earliest(guide, costs)
     interval = sum(graph.times) / plan.ranks
-    stretch = sum(graph.times) / max(sum(Graph(guide, costs).times), 1e-9)
+    stretch = sum(graph.times) / (sum(Graph(guide, costs).times) or 1.0)
     starts = {
         (rank, item): start * stretch
         for rank, (row, times) in enumerate(zip(guide.rows, timing.starts, strict=True))

@@ -1,10 +1,12 @@
 """The interlaced treatment (OSDI'24, nnScaler): all ranks run the output layer together.
 
 S and T run tensor-parallel style, at one moment on all ranks, and nobody works while their
-collectives run. For that every rank must be between two passes at the same time. So the block is
-set anew: within an interval, counted from the common output layer, each rank runs its passes in an
-order of its own. Neighbours alternate between two orders, those that bring a microbatch through
-fastest; for 1F1B they are F B and B F. F to B then takes 1.5 p intervals instead of p.
+collectives run. For that every rank must be between two passes at the same time: when the last F
+has ended. Where passes of one unit fit into one another without a gap (zero bubble, V shapes) it
+is, and the block stays as it is. Else it is set anew: within an interval, counted from the common
+output layer, each rank runs its passes in an order of its own. Neighbours alternate between two
+orders, those that bring a microbatch through fastest; for 1F1B they are F B and B F. F to B then
+takes 1.5 p intervals instead of p.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,10 +27,9 @@ Orders = Sequence[Order]
 
 
 class _Times(NamedTuple):
-    """When the passes of one microbatch start, by stage, and the output layer, at a multiple."""
+    """When F and B of one microbatch start, by stage."""
 
     forward: list[float]
-    output: float
     backward: list[float]
 
     @property
@@ -38,15 +39,35 @@ class _Times(NamedTuple):
 
 
 def interlaced(block: Block) -> Block:
-    """Return ``block`` with the output layer between the same two passes of all ranks.
-
-    The longer backwards wait in ``block`` after the last forward (GPipe), the longer they do here.
+    """Return ``block`` with the output layer between two passes of all ranks.
 
     Raises:
         ValueError: if the block already has vocabulary passes.
     """
     if block.barriers is not None:
         raise ValueError("the block already has vocabulary passes")
+    meeting = block.slot(len(block.stages) - 1, "F").end
+    if not _meet(block, meeting):
+        block, meeting = _anew(block), 0.0
+    inserted = _vocabulary(block, meeting)
+    rows = tuple(row + inserted for row in block.rows)
+    return replace(block, rows=rows, barriers=2, synchronous=True)
+
+
+def _meet(block: Block, meeting: float) -> bool:
+    """Whether every rank is between two passes at this moment of every interval."""
+    return all(
+        (slot.start - meeting) % block.interval + slot.duration <= block.interval
+        for row in block.rows
+        for slot in row
+    )
+
+
+def _anew(block: Block) -> Block:
+    """Return a block of the same passes in which all ranks meet at every multiple of an interval.
+
+    The longer backwards wait in ``block`` after the last forward (GPipe), the longer they do here.
+    """
     orders = _best_orders(block)
     times = _times(block, orders)
     rows = []
@@ -56,8 +77,8 @@ def interlaced(block: Block) -> Block:
             backward = next(s for s in slots if s.kind == "B" and s.chunk == gradient.chunk)
             start = _next(backward.end, _place(block, orders[rank % 2], "W", gradient.chunk), block)
             slots.append(gradient._replace(start=start))
-        rows.append(tuple(slots) + _vocabulary(block, times))
-    return replace(block, rows=tuple(rows), barriers=2, synchronous=True)
+        rows.append(tuple(slots))
+    return replace(block, rows=tuple(rows))
 
 
 def _best_orders(block: Block) -> Orders:
@@ -110,7 +131,7 @@ def _times(block: Block, orders: Orders) -> _Times:
     done = forward[-1] + block.slot(last, "F").duration
     output = _next(done, 0.0, block)
     backward = _chain(block, orders, "B", max(output, done + held_back - end))
-    return _Times(forward, output, backward[::-1])
+    return _Times(forward, backward[::-1])
 
 
 def _chain(block: Block, orders: Orders, kind: PassKind, ready: float) -> list[float]:
@@ -140,13 +161,14 @@ def _moved(block: Block, slot: Slot, rank: int, times: _Times) -> Slot:
     return slot._replace(start=starts[block.stages.index((rank, slot.chunk))])
 
 
-def _vocabulary(block: Block, times: _Times) -> tuple[Slot, ...]:
+def _vocabulary(block: Block, meeting: float) -> tuple[Slot, ...]:
     """Return S and T at the output layer, IF and IB at the meetings around the first stage."""
     interval = block.interval
-    first_backward = times.backward[0] + block.slot(0, "B").duration
+    output = _next(block.slot(len(block.stages) - 1, "F").end, meeting, block)
+    before = floor((block.slot(0, "F").start - meeting) / interval) * interval
     return (
-        Slot(times.output, 0, "S"),
-        Slot(times.output, 0, "T"),
-        Slot(floor(times.forward[0] / interval) * interval, 0, "IF"),
-        Slot(ceil(first_backward / interval) * interval, 0, "IB"),
+        Slot(output, 0, "S"),
+        Slot(output, 0, "T"),
+        Slot(meeting + before, 0, "IF"),
+        Slot(_next(block.slot(0, "B").end, meeting, block), 0, "IB"),
     )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from megatron.schedules.list_schedule import Problem, Rows, Rule, list_schedule
-from megatron.schedules.timing import walk
+from megatron.schedules.timing import longest_span, walk, working
 
 
 class Scheduled(NamedTuple):
@@ -37,15 +37,8 @@ def scheduled(problem: Problem, rows: Rows) -> Scheduled:
     run = walk(problem.graph, rows)
     assert not run.stuck, "rows run"
     starts, ends = run.starts, run.ends
-    working = [_working(s, e) for s, e in zip(starts, ends, strict=True)]
-    span = max((last - first for first, last in working), default=0.0)
+    span = longest_span(working(s, e) for s, e in zip(starts, ends, strict=True))
     return Scheduled(span, max(e[-1] for e in ends), rows, starts, ends)
-
-
-def _working(starts: Sequence[float], ends: Sequence[float]) -> tuple[float, float]:
-    """Return the first start and the last end of a rank's passes that take time."""
-    busy = [i for i, (start, end) in enumerate(zip(starts, ends, strict=True)) if end > start]
-    return (starts[busy[0]], ends[busy[-1]]) if busy else (starts[0], starts[0])
 
 
 def planned(problem: Problem, rows: Rows, starts: Sequence[Sequence[float]]) -> list[list[float]]:
@@ -76,7 +69,8 @@ def justify(problem: Problem, base: Scheduled, slacks: Sequence[float]) -> Sched
     best = current = base
     for slack in slacks:
         late = _mirrored(mirror, current)
-        firsts = [_working(s, e)[0] for s, e in zip(current.starts, current.ends, strict=True)]
+        times = zip(current.starts, current.ends, strict=True)
+        firsts = [(working(starts, ends) or starts)[0] for starts, ends in times]
         rule = Rule(
             slack,
             planned=planned(mirror, late.rows, late.starts),

@@ -22,6 +22,7 @@ Rows = list[list[int]]
 """For every rank its passes in order, in the numbering of ``Graph``."""
 
 _EPSILON: Final = 1e-9
+"""Of memory, absolute; of time, as a share of the longest pass: costs may be seconds or FLOPs."""
 _NOTHING: Final = -1
 
 
@@ -109,6 +110,7 @@ class _Run:
         self.events = sorted((time, rank) for rank, time in enumerate(self.free))
         self._graph, self._rule, self._limits = graph, rule, problem.limits
         self._keys = rule.keys or rule.planned
+        self._moment = _EPSILON * max(graph.times, default=0.0)
         self._ranks = [_Rank([], row) for row in base]
         for number, rank in enumerate(graph.ranks):
             self._ranks[rank].own.append(number)
@@ -156,7 +158,7 @@ class _Run:
                 continue
             end = now + (self._warm_up if state.warming_up else self._later)[number]
             # Where others wait on the spot for this rank, it must not wait for them in turn.
-            harmless = end <= urgent + _EPSILON or number in self._graph.followed_by
+            harmless = end <= urgent + self._moment or number in self._graph.followed_by
             if harmless and self._fits(state, number, self._limits[rank]):
                 return number, now
         return _NOTHING, coming
@@ -180,7 +182,7 @@ class _Run:
             if now < arrival < coming:
                 coming = arrival
             if arrival == inf and not self._rule.keys:
-                arrival = max(now + _EPSILON, self._rule.planned[number][microbatch])
+                arrival = max(now + self._moment, self._rule.planned[number][microbatch])
             queue.append((self._keys[number][microbatch], number, arrival))
         queue.sort()
         return queue, coming

@@ -18,11 +18,11 @@ from megatron.schedules.automatic import one_by_one
 from megatron.schedules.costs import Costs
 from megatron.schedules.graph import Graph
 from megatron.schedules.memory import Held, peak_held
-from megatron.schedules.order_search import OrderSearch, working_times
+from megatron.schedules.order_search import OrderSearch
 from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan
 from megatron.schedules.ticks import in_ticks, tick_of
-from megatron.schedules.timing import earliest
+from megatron.schedules.timing import earliest, longest_span
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -96,8 +96,8 @@ def optimal(
     known = min(plans, key=lambda plan: duration(plan, costs, objective))
     tick = tick_of(Graph(problem, costs))
     # Rounded up: a span that is counted from later than it begins is too short, never too long.
-    firsts = working_times(earliest(serial, in_ticks(serial, costs, tick, ceil)))
-    begins = [int(first) if objective == "span" else 0 for first, _ in firsts]
+    working = earliest(serial, in_ticks(serial, costs, tick, ceil)).working
+    begins = [int(times[0]) if times and objective == "span" else 0 for times in working]
     search = OrderSearch(model, known, in_ticks(known, costs, tick, floor), begins)
     search.limit_memory(capacities, kept)
     found, least = search.solve(solver)
@@ -112,8 +112,10 @@ def optimal(
 
 def duration(plan: Plan, costs: Costs, objective: Objective) -> float:
     """Return the span or makespan of a checked plan whose passes start as early as they can."""
-    working = working_times(earliest(plan, costs))
-    return max(last - (first if objective == "span" else 0.0) for first, last in working)
+    working = earliest(plan, costs).working
+    if objective == "span":
+        return longest_span(working)
+    return max((times[1] for times in working if times), default=0.0)
 
 
 def _cp_sat(seconds: float, workers: int) -> "tuple[cp_model.CpModel, cp_model.CpSolver]":

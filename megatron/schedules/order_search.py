@@ -28,15 +28,6 @@ _EPSILON: Final = 1e-3
 """Parts that arithmetic in floating point may lose."""
 
 
-def working_times(timing: Timing) -> list[tuple[float, float]]:
-    """Return the first start and the last end of every rank's passes that take time."""
-    ranks = []
-    for starts, ends in zip(timing.starts, timing.ends, strict=True):
-        busy = [(start, end) for start, end in zip(starts, ends, strict=True) if end > start]
-        ranks.append((busy[0][0], busy[-1][1]) if busy else (0.0, 0.0))
-    return ranks
-
-
 class _Holding(NamedTuple):
     """A pass that takes memory, one that frees it, both by number, and how many parts."""
 
@@ -72,7 +63,7 @@ class OrderSearch:
             sum(self._times[n] for n in self._own(rank)) for rank in range(known.ranks)
         )
         timing = earliest(known, ticks)
-        lasts = [int(last) for _, last in working_times(timing)]
+        lasts = [int(times[1]) if times else 0 for times in timing.working]
         self._longest = longest = max(
             last - begin for last, begin in zip(lasts, begins, strict=True)
         )

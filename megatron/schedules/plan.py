@@ -5,18 +5,40 @@ added by ``lower``; times come out of the simulator.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 from megatron.schedules.passes import Pass, PassKind
 
-VOCABULARY_BARRIERS: Final[dict[str, int | None]] = {
-    "none": None, "redis": None, "naive": 3, "vocab-1": 2, "vocab-2": 1, "interlaced": 2
-}  # fmt: skip
-"""Barriers between the last stage's F and its B for every treatment of the vocabulary: Algorithm 2
-has only C1, Algorithm 1 also C2, and the naive order one for the maximum, the sum and the gradient
-each (arXiv 2411.05288, section 4). Interlaced is Algorithm 1 with nothing between its passes."""
+
+class Treatment(NamedTuple):
+    """What a treatment of the vocabulary makes of a plan.
+
+    Attributes:
+        barriers: collectives between the last stage's F and its B; ``None`` where the first and the
+            last stage hold the vocabulary layers whole.
+        synchronous: every rank waits for these collectives on the spot.
+        redistributed: the first and the last stage have the fewer transformer layers for it.
+    """
+
+    barriers: int | None = None
+    synchronous: bool = False
+    redistributed: bool = False
+
+
+TREATMENTS: Final[Mapping[str, Treatment]] = {
+    "none": Treatment(),
+    "redis": Treatment(redistributed=True),
+    "naive": Treatment(barriers=3),
+    "vocab-1": Treatment(barriers=2),
+    "vocab-2": Treatment(barriers=1),
+    "interlaced": Treatment(barriers=2, synchronous=True),
+}
+"""Every treatment of the vocabulary by its name. Algorithm 2 has only the barrier C1, Algorithm 1
+also C2, and the naive order one for the maximum, the sum and the gradient each (arXiv 2411.05288,
+section 4). Interlaced is Algorithm 1 with nothing between its passes."""
 
 
 @dataclass(frozen=True)

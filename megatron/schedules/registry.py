@@ -1,24 +1,19 @@
 """Make the plan that a name stands for, with any treatment of the vocabulary."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import floor, inf
-from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, ParamSpec
 
 from megatron.schedules.automatic import one_by_one
 from megatron.schedules.block import Block, Slot, unroll
 from megatron.schedules.catalogue import SCHEDULES, Schedule
 from megatron.schedules.check import check
-from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.interlaced import interlaced
 from megatron.schedules.memory import Held, in_flight, peak_held
 from megatron.schedules.optimal import Optimum, optimal
-from megatron.schedules.plan import VOCABULARY_BARRIERS, Plan
-from megatron.schedules.request import (
-    DEFAULT_SECONDS,
-    Request,
-    refuse,
-)
+from megatron.schedules.plan import Plan, Treatment
+from megatron.schedules.request import Request
 from megatron.schedules.tighten import EFFORT, tighten
 from megatron.schedules.timing import earliest
 from megatron.schedules.vocabulary import with_vocabulary
@@ -26,120 +21,111 @@ from megatron.schedules.vocabulary import with_vocabulary
 TRIALS_WITH_GUIDE: Final = 12
 """Trials that the effort must allow for a plan without vocabulary to be worth its own search."""
 
+_P = ParamSpec("_P")
 
-def make_plan(
-    schedule: str,
-    vocabulary: str,
-    ranks: int,
-    microbatches: int,
-    costs: Costs = UNIT_COSTS,
-    *,
-    chunks: int | None = None,
-    memory_limit: float | None = None,
-    split_backward: bool = False,
-    file: Path | None = None,
-    seconds: float = DEFAULT_SECONDS,
-    tightened: bool = True,
-) -> Plan:
-    """Return the checked plan of a schedule with a treatment of the vocabulary.
 
-    The arguments are those of ``Request``.
+class Found(NamedTuple):
+    """What was made of a request.
+
+    Attributes:
+        plan: a checked plan.
+        bound: time that no plan within the memory limit is below, where one was proven.
+    """
+
+    plan: Plan
+    bound: float | None = None
+
+
+def find_plan(request: Request) -> Found:
+    """Return the checked plan that ``request`` asks for, and what is known about better ones.
 
     Raises:
-        ValueError: for an unknown name, a count below 1, options that the schedule has no use for,
-            or a memory limit that it exceeds.
+        ValueError: for a memory limit that the schedule exceeds, a file that holds another plan or
+            none, costs that lack a pass, and ``optimal`` without OR-Tools.
     """
-    request = Request(
-        schedule,
-        vocabulary,
-        ranks,
-        microbatches,
-        costs,
-        chunks,
-        memory_limit,
-        split_backward,
-        file,
-        seconds,
-        tightened,
-    )
-    refuse(request)
-    plan = _make(request)
-    if schedule not in ("file", "optimal"):
-        check(plan)
-    _check_limit(request, plan)
-    return plan
+    found = _found(request)
+    check(found.plan)
+    _check_limit(request, found.plan)
+    return found
 
 
-def kept_share(schedule: str) -> float:
-    """Return the share of the activations that ``schedule`` counts as held from B to W."""
-    return SCHEDULES[schedule].kept if schedule in SCHEDULES else 1.0
+def plan_for(request: Request) -> Plan:
+    """Return the plan of ``find_plan``."""
+    return find_plan(request).plan
 
 
-def optimum(request: Request) -> Optimum:
-    """Return the shortest plan of one chunk a rank that CP-SAT finds, and what it proves.
+def stages_of(request: Request) -> tuple[tuple[int, int], ...]:
+    """Return the (rank, chunk) of every stage without making the plan: costs may depend on them.
 
     Raises:
-        ValueError: if OR-Tools is missing, or the limit is too low for any plan.
+        ValueError: for ``auto``, whose stages are those of the best schedule, and for a file that
+            holds another plan or none.
     """
-    refuse(request)
-    limit = request.memory_limit
-    limit = float(request.ranks + request.barriers) if limit is None else limit
-    hint = _within(request, limit)
-    return optimal(hint, request.costs, [limit] * request.ranks, seconds=request.seconds)
-
-
-def _make(request: Request) -> Plan:
     if request.schedule == "file":
-        return _from_file(request)
+        return plan_for(request).stages
     if request.schedule == "auto":
-        return _best(request)
-    if request.schedule == "optimal":
-        return optimum(request).plan
-    if request.schedule == "zb-auto":
-        assert request.memory_limit is not None
-        return _within(request, request.memory_limit)
-    return _from_block(request, SCHEDULES[request.schedule])
+        raise ValueError(
+            "'auto' compares schedules whose last stages are on different ranks: take a treatment "
+            "that spreads the output layer, or one schedule after the other"
+        )
+    if request.schedule in SCHEDULES:
+        return _block(request, SCHEDULES[request.schedule]).stages
+    return tuple((rank, 0) for rank in range(request.ranks))
+
+
+def _with_arguments_of(request: Callable[_P, Request]) -> Callable[_P, Plan]:
+    def make(*args: _P.args, **options: _P.kwargs) -> Plan:
+        return plan_for(request(*args, **options))
+
+    return make
+
+
+make_plan: Final = _with_arguments_of(Request)
+"""``plan_for``, with the arguments of ``Request`` in its stead."""
+
+
+def _found(request: Request) -> Found:
+    match request.schedule:
+        case "file":
+            return Found(_from_file(request))
+        case "auto":
+            return Found(_best(request))
+        case "optimal":
+            best = _optimum(request)
+            return Found(best.plan, best.bound)
+        case "zb-auto":
+            assert request.memory_limit is not None
+            return Found(_within(request, request.memory_limit))
+        case name:
+            return Found(_from_block(request, SCHEDULES[name]))
 
 
 def _from_block(request: Request, schedule: Schedule) -> Plan:
-    p, m, v = request.ranks, request.microbatches, _chunks(request, schedule)
-    block = schedule.block(p, m, v)
+    block, m = _block(request, schedule), request.microbatches
     if request.split_backward and not schedule.split:
         block = _split(block)
-    plan = unroll(_treated(block, request.vocabulary), m)
+    plan = unroll(_treated(block, request.treatment), m)
     if not request.tightened:
         return plan
-    limits = _limits(plan, schedule.promise(p, m, v) + request.barriers, schedule.split)
+    promise = schedule.promise(request.ranks, m, plan.chunks) + request.barriers
     guide = None
     small = sum(map(len, plan.rows)) <= EFFORT // TRIALS_WITH_GUIDE
     if schedule.split and small and plan.barriers is not None and not plan.synchronous:
         guide = _from_block(replace(request, vocabulary="none"), schedule)
+    limits = _limits(plan, promise)
     return tighten(plan, request.costs, limits, schedule.kept, schedule.searched, guide)
 
 
-def _chunks(request: Request, schedule: Schedule) -> int:
-    """Return the chunks of a rank, refusing a number that the schedule cannot have."""
-    if schedule.chunks is None:
-        chunks = 2 if request.chunks is None else request.chunks
-        if chunks < 2:
-            raise ValueError(
-                f"{request.schedule} takes 2 chunks a rank or more, got {chunks}: 1f1b takes 1"
-            )
-        return chunks
-    if request.chunks not in (None, schedule.chunks):
-        raise ValueError(
-            f"{request.schedule} has {schedule.chunks} chunks a rank, not {request.chunks}: "
-            "'interleaved' takes any number"
-        )
-    return schedule.chunks
+def _block(request: Request, schedule: Schedule) -> Block:
+    chunks = request.chunks or schedule.chunks or 2
+    return schedule.block(request.ranks, request.microbatches, chunks)
 
 
-def _treated(block: Block, vocabulary: str) -> Block:
+def _treated(block: Block, treatment: Treatment) -> Block:
     """Return ``block`` with the vocabulary passes of a treatment."""
-    if vocabulary == "interlaced":
+    if treatment.synchronous:
         return interlaced(block)
-    barriers = VOCABULARY_BARRIERS[vocabulary]
-    return block if barriers is None else with_vocabulary(block, barriers)
+    return block if treatment.barriers is None else with_vocabulary(block, treatment.barriers)
 
 
 def _split(block: Block) -> Block:
@@ -156,7 +142,7 @@ def _split(block: Block) -> Block:
     return replace(block, rows=tuple(rows))
 
 
-def _limits(plan: Plan, microbatches: float, split: bool) -> list[Held]:
+def _limits(plan: Plan, microbatches: float) -> list[Held]:
     """Return what every rank may hold: ``microbatches``, and of the rest what it does anyway.
 
     Without W there is little to fill gaps with, and the later ranks keep to the less that they
@@ -169,8 +155,9 @@ def _limits(plan: Plan, microbatches: float, split: bool) -> list[Held]:
     for rank, row in enumerate(plan.rows):
         peak = peak_held(plan, row)
         ahead = 0 if rank == plan.stages[0][0] else plan.ranks
-        activations = promised if split else min(promised, peak.activations + 1)
-        limits.append(Held(activations, peak.exponentials + split, peak.embeddings + ahead))
+        activations = promised if plan.split_backward else min(promised, peak.activations + 1)
+        exponentials = peak.exponentials + plan.split_backward
+        limits.append(Held(activations, exponentials, peak.embeddings + ahead))
     return limits
 
 
@@ -178,10 +165,18 @@ def _within(request: Request, limit: float) -> Plan:
     """Return the best plan of one chunk a rank, the backward split, within a limit."""
     p, m = request.ranks, request.microbatches
     blocks = [SCHEDULES[name].block(p, m, 1) for name in ("zb-h2", "zb-h1")]
-    plans = [unroll(_treated(block, request.vocabulary), m) for block in blocks]
+    plans = [unroll(_treated(block, request.treatment), m) for block in blocks]
     fitting = (plan for plan in plans if max(in_flight(plan)) <= limit)
     plan = next(fitting, one_by_one(plans[0]))
-    return tighten(plan, request.costs, _limits(plans[0], limit, split=True), searched=True)
+    return tighten(plan, request.costs, _limits(plans[0], limit), searched=True)
+
+
+def _optimum(request: Request) -> Optimum:
+    """Return the shortest plan of one chunk a rank that CP-SAT finds, and what it proves."""
+    limit = request.memory_limit
+    limit = float(request.ranks + request.barriers) if limit is None else limit
+    hint = _within(request, limit)
+    return optimal(hint, request.costs, [limit] * request.ranks, seconds=request.seconds)
 
 
 def _best(request: Request) -> Plan:
@@ -189,8 +184,8 @@ def _best(request: Request) -> Plan:
     limit = inf if request.memory_limit is None else request.memory_limit
     plans: list[tuple[float, int, Plan]] = []
     for name, schedule in SCHEDULES.items():
-        if name == "zb-2p":
-            continue  # its limit counts less than it holds: zb-auto takes the limit as it is
+        if schedule.kept < 1:
+            continue  # it counts less than it holds: zb-auto takes the limit as it is
         costs = request.costs.per_chunk(schedule.chunks or 2)
         plan = _from_block(replace(request, schedule=name, costs=costs, chunks=None), schedule)
         if max(in_flight(plan)) <= limit:
@@ -202,7 +197,7 @@ def _best(request: Request) -> Plan:
 
 
 def _from_file(request: Request) -> Plan:
-    """Load a plan and check it against what is wanted.
+    """Load a plan and compare it with what is wanted.
 
     Raises:
         ValueError: if the file is no plan, or one of another pipeline.
@@ -217,8 +212,8 @@ def _from_file(request: Request) -> Plan:
     wanted = {
         "ranks": (plan.ranks, request.ranks),
         "microbatches": (plan.microbatches, request.microbatches),
-        "barriers": (plan.barriers, VOCABULARY_BARRIERS[request.vocabulary]),
-        "synchronous collectives": (plan.synchronous, request.vocabulary == "interlaced"),
+        "barriers": (plan.barriers, request.treatment.barriers),
+        "synchronous collectives": (plan.synchronous, request.treatment.synchronous),
     }
     for what, (found, expected) in wanted.items():
         if found != expected:
@@ -226,12 +221,11 @@ def _from_file(request: Request) -> Plan:
                 f"{request.file} is a plan with {what} = {found}, not {expected}: "
                 "ask for what the file holds, or give another file"
             )
-    check(plan)
     return plan
 
 
 def _check_limit(request: Request, plan: Plan) -> None:
-    held, limit = max(in_flight(plan, kept_share(request.schedule))), request.memory_limit
+    held, limit = max(in_flight(plan, request.traits.kept)), request.memory_limit
     if limit is not None and held > limit + 1e-9:
         raise ValueError(
             f"{request.schedule} holds up to {held:g} microbatches a rank, more than the memory "

@@ -1,17 +1,26 @@
-"""What plan is wanted, and what can be refused before anything is made."""
+"""What plan is wanted; what can be refused before anything is made is no request."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from math import inf
 from pathlib import Path
 from typing import Final
 
-from megatron.schedules.catalogue import SCHEDULES
+from megatron.schedules.catalogue import TRAITS, Option, Traits
 from megatron.schedules.costs import UNIT_COSTS, Costs
-from megatron.schedules.plan import VOCABULARY_BARRIERS
+from megatron.schedules.plan import TREATMENTS, Treatment
 
-SCHEDULE_NAMES: Final[tuple[str, ...]] = (*SCHEDULES, "zb-auto", "optimal", "auto", "file")
-VOCABULARY_TREATMENTS: Final[tuple[str, ...]] = tuple(VOCABULARY_BARRIERS)
+SCHEDULE_NAMES: Final[tuple[str, ...]] = tuple(TRAITS)
+VOCABULARY_TREATMENTS: Final[tuple[str, ...]] = tuple(TREATMENTS)
 DEFAULT_SECONDS: Final = 60.0
+
+_WHY_UNUSED: Final[Mapping[Option, str]] = {
+    "chunks": "its plans have a number of their own; 'interleaved' takes any",
+    "split_backward": "its plan has W passes or not; 'auto' takes a request for them",
+    "file": "a plan file goes with the schedule 'file'",
+    "seconds": "only 'optimal' searches for as long as it may",
+    "tightened": "only a schedule with a block has an order that could stay as it is",
+}
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,10 @@ class Request:
         file: the plan in text form, for ``file``.
         seconds: time that ``optimal`` may take.
         tightened: fill idle time; without, the plan of a block is in the block's own order.
+
+    Raises:
+        ValueError: for an unknown name, a count below 1, a memory limit below 1, an option that the
+            schedule has no use for, or the lack of one that it needs.
     """
 
     schedule: str
@@ -39,6 +52,7 @@ class Request:
     ranks: int
     microbatches: int
     costs: Costs = UNIT_COSTS
+    _: KW_ONLY
     chunks: int | None = None
     memory_limit: float | None = None
     split_backward: bool = False
@@ -46,40 +60,78 @@ class Request:
     seconds: float = DEFAULT_SECONDS
     tightened: bool = True
 
+    def __post_init__(self) -> None:
+        self._refuse_names()
+        self._refuse_numbers()
+        self._refuse_unused()
+        self._refuse_chunks()
+        self._refuse_lack()
+
+    @property
+    def traits(self) -> Traits:
+        """What there is to know of the schedule."""
+        return TRAITS[self.schedule]
+
+    @property
+    def treatment(self) -> Treatment:
+        """The treatment of the vocabulary."""
+        return TREATMENTS[self.vocabulary]
+
     @property
     def barriers(self) -> int:
         """How many more microbatches the barriers keep in flight."""
-        return VOCABULARY_BARRIERS[self.vocabulary] or 0
+        return self.treatment.barriers or 0
 
+    def _refuse_names(self) -> None:
+        if self.schedule not in TRAITS:
+            raise ValueError(
+                f"unknown schedule '{self.schedule}': choose one of {', '.join(SCHEDULE_NAMES)}"
+            )
+        if self.vocabulary not in TREATMENTS:
+            raise ValueError(
+                f"unknown vocabulary treatment '{self.vocabulary}': choose one of "
+                f"{', '.join(VOCABULARY_TREATMENTS)}"
+            )
 
-def refuse(request: Request) -> None:
-    """Refuse what can be refused before anything is made.
+    def _refuse_numbers(self) -> None:
+        if self.ranks < 1:
+            raise ValueError(f"a pipeline needs at least 1 rank, got {self.ranks}")
+        if self.microbatches < 1:
+            raise ValueError(f"an iteration needs at least 1 microbatch, got {self.microbatches}")
+        if self.memory_limit is not None and not 1 <= self.memory_limit < inf:
+            raise ValueError(
+                f"a memory limit of {self.memory_limit:g} microbatches a rank fits no schedule: "
+                "the least that would is 1"
+            )
 
-    Raises:
-        ValueError: naming the value and the way out.
-    """
-    if request.schedule not in SCHEDULE_NAMES:
-        raise ValueError(
-            f"unknown schedule '{request.schedule}': choose one of {', '.join(SCHEDULE_NAMES)}"
-        )
-    if request.vocabulary not in VOCABULARY_BARRIERS:
-        raise ValueError(
-            f"unknown vocabulary treatment '{request.vocabulary}': choose one of "
-            f"{', '.join(VOCABULARY_TREATMENTS)}"
-        )
-    if request.ranks < 1:
-        raise ValueError(f"a pipeline needs at least 1 rank, got {request.ranks}")
-    if request.microbatches < 1:
-        raise ValueError(f"an iteration needs at least 1 microbatch, got {request.microbatches}")
-    limit = request.memory_limit
-    if limit is not None and not 1 <= limit < inf:
-        raise ValueError(
-            f"a memory limit of {limit:g} microbatches a rank fits no schedule: the least that "
-            "would is 1"
-        )
-    if (request.schedule == "file") != (request.file is not None):
-        raise ValueError("a plan file goes with the schedule 'file', and that needs one")
-    if request.schedule == "optimal" and request.vocabulary == "interlaced":
-        raise ValueError("optimal does not know ranks that meet: take zb-auto for interlaced")
-    if request.schedule == "zb-auto" and limit is None:
-        raise ValueError("zb-auto fills the memory it is given: give it a memory limit")
+    def _refuse_unused(self) -> None:
+        for option, why in _WHY_UNUSED.items():
+            value, default = getattr(self, option), getattr(Request, option)
+            if value != default and option not in self.traits.options:
+                raise ValueError(
+                    f"{self.schedule} has no use for {option}={value}: {why}; leave it out"
+                )
+
+    def _refuse_chunks(self) -> None:
+        if self.chunks is None:
+            return
+        known = self.traits.chunks
+        if known is None and self.chunks < 2:
+            raise ValueError(
+                f"{self.schedule} takes 2 chunks a rank or more, got {self.chunks}: 1f1b takes 1"
+            )
+        if known not in (None, self.chunks):
+            raise ValueError(
+                f"{self.schedule} has {known} chunks a rank, not {self.chunks}: "
+                "'interleaved' takes any number"
+            )
+
+    def _refuse_lack(self) -> None:
+        if self.schedule == "file" and self.file is None:
+            raise ValueError("a plan file goes with the schedule 'file', and that needs one")
+        if self.schedule == "zb-auto" and self.memory_limit is None:
+            raise ValueError("zb-auto fills the memory it is given: give it a memory limit")
+        if self.schedule == "optimal" and self.treatment.synchronous:
+            raise ValueError(
+                f"optimal does not know ranks that meet: take zb-auto for {self.vocabulary}"
+            )

@@ -4,7 +4,7 @@ This is the plan's own notion of time: ``check`` uses it to prove that nothing d
 to put communication into one order that all ranks agree on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from megatron.schedules.costs import UNIT_COSTS, Costs
@@ -34,6 +34,32 @@ class Timing:
     def end(self) -> float:
         """End of the last pass."""
         return max((row[-1] for row in self.ends if row), default=0.0)
+
+    @property
+    def working(self) -> "list[Working]":
+        """When every rank works."""
+        return [working(*times) for times in zip(self.starts, self.ends, strict=True)]
+
+
+Working = tuple[float, float] | None
+"""First start and last end of a rank's passes that take time, if any do."""
+
+
+def working(starts: Sequence[float], ends: Sequence[float]) -> Working:
+    """Return when a rank works, given its passes in order."""
+    indices = range(len(starts))
+    first = next((starts[i] for i in indices if ends[i] > starts[i]), None)
+    if first is None:
+        return None
+    return first, next(ends[i] for i in reversed(indices) if ends[i] > starts[i])
+
+
+def longest_span(ranks: Iterable[Working]) -> float:
+    """Return the longest time between a rank's first start and its last end.
+
+    That is what bubbles are counted against (arXiv 2401.10241, section 5.3).
+    """
+    return max((times[1] - times[0] for times in ranks if times), default=0.0)
 
 
 def earliest(plan: Plan, costs: Costs = UNIT_COSTS) -> Timing:

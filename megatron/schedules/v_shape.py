@@ -6,64 +6,44 @@ how much: p microbatches (ZB-V, arXiv 2401.10241, section 6), p/2 + 1 (V-Half) o
 Times are of chunk passes, F = B = W = 1; a microbatch takes six of them on each rank.
 """
 
+from collections.abc import Callable
+
 from megatron.schedules.block import Block, Slot
+from megatron.schedules.passes import PassKind
 
 _PERIOD = 6
 
 
 def zb_v(ranks: int) -> Block:
     """Return the block without a bubble where F = B = W, which holds as much as 1F1B."""
-    last = ranks - 1
-    return _block(
-        tuple(
-            (
-                Slot(4 * i, 1, "F", 0),
-                Slot(6 * last + 1 - 2 * i, 1, "F", 1),
-                Slot(6 * last + 2 + 4 * i, 1, "B", 1),
-                Slot(12 * last + 3 - 2 * i, 1, "B", 0),
-            )
-            for i in range(ranks)
-        )
-    )
+    end = 6 * (ranks - 1)
+    return _block(ranks, lambda i: (4 * i, end + 1 - 2 * i, end + 2 + 4 * i, 2 * end + 3 - 2 * i))
 
 
 def v_half(ranks: int) -> Block:
     """Return the block that holds half of what 1F1B does."""
-    p = ranks
-    shift = 3 if p % 2 == 0 else 0
-    return _block(
-        tuple(
-            (
-                Slot(2 * i, 1, "F", 0),
-                Slot(3 * p - i - 2, 1, "F", 1),
-                Slot(3 * p + shift + 2 * i - 1, 1, "B", 1),
-                Slot(6 * p + shift - i - 2, 1, "B", 0),
-            )
-            for i in range(p)
-        )
-    )
+    up = 3 * ranks
+    turn = up + (3 if ranks % 2 == 0 else 0)
+    return _block(ranks, lambda i: (2 * i, up - i - 2, turn + 2 * i - 1, turn + up - i - 2))
 
 
 def v_min(ranks: int) -> Block:
     """Return the block that holds a third of what 1F1B does."""
-    p = ranks
-    shift = 2 if p % 3 == 0 else 0
-    return _block(
+    up = 2 * ranks
+    turn = up + (2 if ranks % 3 == 0 else 0)
+    return _block(ranks, lambda i: (i, up - i - 1, turn + i, turn + up - i - 1))
+
+
+def _block(ranks: int, starts: Callable[[int], tuple[int, int, int, int]]) -> Block:
+    """Return the block in which F0, F1, B1 and B0 of every rank start at ``starts``."""
+    passes: tuple[tuple[PassKind, int], ...] = (("F", 0), ("F", 1), ("B", 1), ("B", 0))
+    rows = (
         tuple(
-            (
-                Slot(i, 1, "F", 0),
-                Slot(2 * p - i - 1, 1, "F", 1),
-                Slot(2 * p + shift + i, 1, "B", 1),
-                Slot(4 * p + shift - i - 1, 1, "B", 0),
-            )
-            for i in range(p)
+            Slot(start, 1, kind, chunk)
+            for start, (kind, chunk) in zip(starts(rank), passes, strict=True)
         )
+        for rank in range(ranks)
     )
-
-
-def _block(rows: tuple[tuple[Slot, ...], ...]) -> Block:
-    """Add the weight gradients and say which stage is where."""
-    ranks = len(rows)
     stages = [(i, 0) for i in range(ranks)] + [(i, 1) for i in reversed(range(ranks))]
     return Block(tuple(map(_with_weight_gradients, rows)), tuple(stages), _PERIOD)
 

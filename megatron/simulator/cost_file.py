@@ -4,15 +4,17 @@ Words are ``F=1,B=2:2:4,p2p=0.1``, several times for a pass being those of the r
 
     {"passes": {"F": 1, "B": [2, 2, 4], "W": [[1, 2], [1, 1], [1, 1]]},
      "comms": {"p2p": 0.1, "C1": 0.2},
-     "bytes": {"static": 4e9, "activation": [3e8, 3e8, 4e8], "exponentials": 2e7, "embedding": 1e7}}
+     "bytes": {"static": 4e9, "activation": [3e8, 3e8, 4e8], "exponentials": 2e7, "embedding": 1e7},
+     "layers": [[2, 1], [2, 2], [2, 0]]}
 
 with one number for all ranks, one for each rank, or one for each chunk of each rank. ``p2p`` is one
 hop between neighbours, X and G alike. Passes of the vocabulary that are not named, and all such
-communications, take no time; F and B must be named, and W where the backward is split.
+communications, take no time; F and B must be named, and W where the backward is split. ``layers``
+are the transformer layers of each chunk of each rank that the times were measured with.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -20,7 +22,7 @@ from typing import Any, Final, NamedTuple
 from megatron.schedules.costs import Costs, Time
 from megatron.schedules.needs import COMM_KINDS, CommKind
 from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS, PassKind
-from megatron.simulator.memory import Sizes
+from megatron.simulator.peak_bytes import Sizes
 
 DEFAULT_COSTS: Final = Costs(
     {"F": 1.0, "B": 1.0, "W": 1.0, "S": 0.25, "E": 0.0, "T": 0.25, "IF": 0.0, "IB": 0.0}
@@ -37,10 +39,12 @@ class CostFile(NamedTuple):
     Attributes:
         costs: times of passes and communications.
         sizes: bytes, if the file gives any.
+        layers: of each chunk of each rank, if the file says what was measured.
     """
 
     costs: Costs
     sizes: Sizes | None
+    layers: Sequence[Sequence[int]] | None = None
 
 
 def parse_costs(text: str) -> Costs:
@@ -73,8 +77,8 @@ def load_costs(path: Path) -> CostFile:
         document = json.loads(path.read_text(), object_pairs_hook=_no_doubles)
         sections = _section(document, "the file")
         for name in sections:
-            if name not in ("passes", "comms", "bytes"):
-                raise ValueError(f"'{name}' is no section: write passes, comms or bytes")
+            if name not in ("passes", "comms", "bytes", "layers"):
+                raise ValueError(f"'{name}' is no section: write passes, comms, bytes or layers")
         passes = _section(sections.get("passes", {}), "passes")
         comms = _section(sections.get("comms", {}), "comms")
         costs = _costs(
@@ -82,11 +86,24 @@ def load_costs(path: Path) -> CostFile:
             [(kind, _values(kind, value, depth=0)) for kind, value in comms.items()],
         )
         sizes = _sizes(sections["bytes"]) if "bytes" in sections else None
+        layers = _layers(sections["layers"]) if "layers" in sections else None
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:  # of JSON and of Unicode too
         raise ValueError(f"{path}: {error}") from error
-    return CostFile(costs, sizes)
+    return CostFile(costs, sizes, layers)
+
+
+def save_costs(path: Path, costs: Costs, layers: Sequence[Sequence[int]]) -> None:
+    """Write a JSON file of costs.
+
+    Args:
+        path: of the file.
+        costs: measured ones.
+        layers: transformer layers of each chunk of each rank, with which they were measured.
+    """
+    document = {"passes": dict(costs.passes), "comms": dict(costs.comms), "layers": layers}
+    path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def _costs(passes: Iterable[tuple[str, Time]], comms: Iterable[tuple[str, float]]) -> Costs:
@@ -149,6 +166,19 @@ def _values(name: str, value: object, depth: int) -> Any:
         f"{name} is {json.dumps(value)[:40]}: write a number"
         + (" or a list with one for each rank" if depth else "")
     )
+
+
+def _layers(section: Any) -> Sequence[Sequence[int]]:
+    def is_row(row: Any) -> bool:
+        return isinstance(row, list) and all(type(n) is int and n >= 0 for n in row)
+
+    if not (isinstance(section, list) and all(map(is_row, section))):
+        raise ValueError(
+            f"layers is {json.dumps(section)[:40]}: write a list for each rank with the layers of "
+            "each of its chunks"
+        )
+    rows: list[list[int]] = section
+    return rows
 
 
 def _sizes(section: object) -> Sizes:

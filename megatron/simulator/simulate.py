@@ -4,6 +4,7 @@ Each rank has a compute lane, and communication lanes that overlap with it. A co
 when every participant has issued it and its lane is free, and ends after its cost.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.lower import Program, Run, Start, lane
 from megatron.schedules.needs import Comm, participants
 from megatron.schedules.passes import Pass
+from megatron.schedules.timing import longest_span, working
 
 
 class Span(NamedTuple):
@@ -19,7 +21,7 @@ class Span(NamedTuple):
 
     Attributes:
         rank: where.
-        lane: ``compute`` or ``comm``.
+        lane: ``compute``, ``comm``, or ``wait`` where the rank waited for a communication.
         label: text form of the pass or communication.
         kind: its kind.
         microbatch: its microbatch.
@@ -44,11 +46,22 @@ class Timeline:
 
     Attributes:
         ranks: number of ranks.
-        spans: everything that took time, in no particular order.
+        spans: all passes and communications, in no particular order.
+        waits: when ranks had to wait, and for which communication; in no particular order.
     """
 
     ranks: int
     spans: tuple[Span, ...]
+    waits: tuple[Span, ...] = ()
+
+    @classmethod
+    def of_lanes(cls, ranks: int, spans: Iterable[Span]) -> "Timeline":
+        """Return the timeline of ``spans`` of all lanes."""
+        waits: list[Span] = []
+        others: list[Span] = []
+        for span in spans:
+            (waits if span.lane == "wait" else others).append(span)
+        return cls(ranks, tuple(others), tuple(waits))
 
     @property
     def end(self) -> float:
@@ -79,8 +92,8 @@ class Timeline:
         The span is the longest time between a rank's first start and last end, as the zero-bubble
         papers count (arXiv 2401.10241, section 5.3); passes that take no time do not count.
         """
-        rows = [[s for s in self.compute(rank) if s.end > s.start] for rank in range(self.ranks)]
-        span = max(row[-1].end - row[0].start for row in rows if row)
+        rows = map(self.compute, range(self.ranks))
+        span = longest_span(working([s.start for s in r], [s.end for s in r]) for r in rows)
         return 1 - sum(map(self.work, range(self.ranks))) / (self.ranks * span)
 
     def bubble_rate_makespan(self) -> float:
@@ -100,7 +113,7 @@ def simulate(program: Program, costs: Costs = UNIT_COSTS) -> Timeline:
         awake.extend(walk.advance(awake.pop()))
     if any(at < len(row) for at, row in zip(walk.position, program.rows, strict=True)):
         raise ValueError("the program deadlocks: it was not lowered from a checked plan")
-    return Timeline(program.plan.ranks, tuple(walk.spans))
+    return Timeline(program.plan.ranks, tuple(walk.spans), tuple(walk.waits))
 
 
 class _Walk:
@@ -112,6 +125,7 @@ class _Walk:
         self.costs = costs
         self.position = [0] * ranks
         self.spans: list[Span] = []
+        self.waits: list[Span] = []
         self._clock = [0.0] * ranks
         self._issued: dict[Comm, dict[int, float]] = {}
         self._done: dict[Comm, float] = {}
@@ -129,7 +143,7 @@ class _Walk:
             elif isinstance(step, Start):
                 woken.extend(self._issue(rank, step.comm))
             elif step.comm in self._done:
-                self._clock[rank] = max(self._clock[rank], self._done[step.comm])
+                self._wait(rank, step.comm)
             else:
                 self._sleepers.setdefault(step.comm, []).append(rank)
                 break
@@ -143,6 +157,14 @@ class _Walk:
         self.spans.append(
             Span(rank, "compute", str(item), item.kind, item.microbatch, item.chunk, start, end)
         )
+
+    def _wait(self, rank: int, comm: Comm) -> None:
+        start, end = self._clock[rank], self._done[comm]
+        if end > start:
+            self._clock[rank] = end
+            self.waits.append(
+                Span(rank, "wait", str(comm), comm.kind, comm.microbatch, 0, start, end)
+            )
 
     def _issue(self, rank: int, comm: Comm) -> list[int]:
         members = participants(self.program.plan, comm)

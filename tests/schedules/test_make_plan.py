@@ -1,6 +1,8 @@
 """What ``make_plan`` makes of its options, and what it refuses."""
 
 import re
+from ast import literal_eval
+from itertools import product
 from math import inf, nan
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,12 @@ from schedules import by_hand
 from schedules.cases import few_trials
 
 from megatron.schedules.catalogue import SCHEDULES
-from megatron.schedules.costs import UNIT_COSTS
+from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.memory import in_flight
 from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan
-from megatron.schedules.registry import make_plan
+from megatron.schedules.registry import make_plan, plan_for, stages_of
+from megatron.schedules.request import Request
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
@@ -38,6 +41,15 @@ def test_a_split_backward_saves_time() -> None:
     whole = make_plan("1f1b", "none", 4, 8)
     split = make_plan("1f1b", "none", 4, 8, split_backward=True)
     assert by_hand.span(split, UNIT_COSTS) < by_hand.span(whole, UNIT_COSTS)
+
+
+@pytest.mark.parametrize("vocabulary", ["none", "vocab-2"])
+def test_1f1b_with_its_backward_split_may_hold_and_do_what_zb_h1_does(vocabulary: str) -> None:
+    """W fills gaps of any rank, so all may hold what the schedule promises of the first."""
+    split = make_plan("1f1b", vocabulary, 4, 8, split_backward=True)
+    known = make_plan("zb-h1", vocabulary, 4, 8)
+    assert max(in_flight(split)) <= max(in_flight(known))
+    assert by_hand.span(split, UNIT_COSTS) <= by_hand.span(known, UNIT_COSTS) + 1e-9
 
 
 @pytest.mark.parametrize("vocabulary", ["none", "vocab-2", "naive"])
@@ -99,7 +111,13 @@ def test_auto_fits_the_least_memory_that_there_is(vocabulary: str) -> None:
         ({"schedule": "zb-v", "chunks": 3}, "zb-v has 2 chunks a rank, not 3"),
         ({"schedule": "zb-auto"}, "zb-auto fills the memory it is given: give it a memory limit"),
         ({"schedule": "file"}, "a plan file goes with the schedule 'file', and that needs one"),
-        ({"file": Path("plan.txt")}, "a plan file goes with the schedule 'file'"),
+        ({"file": Path("plan.txt")}, "1f1b has no use for file=plan.txt: a plan file goes with"),
+        ({"seconds": 5.0}, "1f1b has no use for seconds=5.0: only 'optimal' searches for as long"),
+        ({"schedule": "auto", "seconds": 5.0}, "auto has no use for seconds=5.0"),
+        (
+            {"schedule": "optimal", "vocabulary": "interlaced"},
+            "optimal does not know ranks that meet: take zb-auto for interlaced",
+        ),
         ({"schedule": "file", "file": Path("no.txt")}, "cannot read the plan file no.txt: No such"),
     ],
 )
@@ -107,6 +125,41 @@ def test_what_is_no_plan_is_refused(changes: dict[str, Any], message: str) -> No
     wanted = {"schedule": "1f1b", "vocabulary": "none", "ranks": 2, "microbatches": 2} | changes
     with pytest.raises(ValueError, match=re.escape(message)):
         make_plan(**wanted)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "option"),
+    [
+        *product(("zb-auto", "optimal", "auto", "file"), ("chunks=2", "tightened=False")),
+        ("file", "split_backward=True"),
+    ],
+)
+def test_what_a_schedule_without_a_block_would_ignore_is_refused(
+    schedule: str, option: str
+) -> None:
+    needs: dict[str, Any] = {
+        "zb-auto": {"memory_limit": 2}, "file": {"file": Path("plan.txt")}
+    }.get(schedule, {})  # fmt: skip
+    name, value = option.split("=")
+    with pytest.raises(ValueError, match=f"^{schedule} has no use for {option}: "):
+        make_plan(schedule, "none", 2, 2, **needs, **{name: literal_eval(value)})
+
+
+@pytest.mark.parametrize("schedule", [*SCHEDULES, "zb-auto", "optimal", "file"])
+@pytest.mark.parametrize("vocabulary", ["none", "vocab-2"])
+def test_the_stages_are_known_before_the_plan(
+    schedule: str, vocabulary: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.txt"
+    file.write_text(make_plan("v-half", vocabulary, 3, 4).to_text())
+    needs: dict[str, Any] = {
+        "zb-auto": {"memory_limit": 4}, "optimal": {"seconds": 2}, "file": {"file": file}
+    }.get(schedule, {})  # fmt: skip
+    if schedule == "optimal":
+        pytest.importorskip("ortools")
+    request = Request(schedule, vocabulary, 3, 4, **needs)
+    with few_trials():
+        assert stages_of(request) == plan_for(request).stages
 
 
 @pytest.mark.parametrize("vocabulary", ["none", "vocab-2", "naive", "interlaced"])
@@ -158,3 +211,21 @@ def test_a_plan_file_of_another_pipeline_is_refused(
     wanted = {"vocabulary": "vocab-2", "ranks": 3, "microbatches": 4} | changes
     with pytest.raises(ValueError, match=re.escape(message)):
         make_plan("file", file=path, **wanted)
+
+
+@pytest.mark.parametrize("vocabulary", ["none", "vocab-2", "interlaced"])
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-h1", "zb-2p", "zb-v", "v-half"])
+def test_the_unit_of_costs_does_not_matter(schedule: str, vocabulary: str) -> None:
+    """Costs may be FLOPs or seconds; by powers of two, so that nothing is rounded differently."""
+    times = {"F": 1.1, "B": 1.3, "W": 0.9, "S": 0.7, "T": 0.6, "IF": 0.1, "IB": 0.2}
+    plans = {
+        make_plan(
+            schedule,
+            vocabulary,
+            4,
+            10,
+            Costs({kind: scale * time for kind, time in times.items()}, {"X": 0.1 * scale}),
+        )
+        for scale in (1.0, 2.0**-30, 2.0**50)
+    }
+    assert len(plans) == 1

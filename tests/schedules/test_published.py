@@ -67,7 +67,7 @@ def chunks_of(row: Row, name: str) -> int:
 
 
 @cache
-def bubble(row_name: str, name: str) -> float:
+def bubble(row_name: str, name: str, tightened: bool = True) -> float:
     """Return what is simulated for a row."""
     row = ROWS[row_name]
     chunks = chunks_of(row, name)
@@ -81,6 +81,7 @@ def bubble(row_name: str, name: str) -> float:
         row.microbatches,
         costs,
         chunks=chunks if name == "1F1B-I" else None,
+        tightened=tightened,
     )
     return simulate(lower(plan, costs), costs).bubble_rate()
 
@@ -125,7 +126,18 @@ def test_zb_1p_is_within_0_002(row: str, schedule: str, published: float) -> Non
 
 @cells("1F1B-I", "ZB-V", "ZB-2p")
 def test_heuristics_are_at_most_0_002_above(row: str, schedule: str, published: float) -> None:
-    """Less is welcome, of 1F1B-I in two rows only: its later ranks may hold a chunk more."""
     assert bubble(row, schedule) <= published + 0.002
-    if schedule == "1F1B-I" and "1.5B-p8-m24" not in row and "1.5B-p8-m32" not in row:
-        assert bubble(row, schedule) >= published - 0.002
+
+
+@cells("1F1B-I")
+def test_1f1b_i_is_published_with_one_round_of_messages_less(
+    row: str, schedule: str, published: float
+) -> None:
+    """In Megatron's order a microbatch shows all its 2 (v p - 1) messages, in every row p more.
+
+    Tightened, later ranks hold a chunk more, and between none and two such rounds are hidden.
+    """
+    ranks, hop = ROWS[row].ranks, ROWS[row].p2p
+    work = ROWS[row].microbatches * sum(ROWS[row].times)
+    span = work / (1 - bubble(row, schedule, tightened=False))
+    assert 1 - work / (span - ranks * hop) == pytest.approx(published, abs=0.0002)

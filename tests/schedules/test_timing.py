@@ -14,7 +14,7 @@ from megatron.schedules.check import check
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.needs import Comm
 from megatron.schedules.plan import Plan, evaluation_plan
-from megatron.schedules.timing import earliest
+from megatron.schedules.timing import earliest, longest_span, working
 
 
 def assert_longest_paths(plan: Plan, costs: Costs) -> None:
@@ -88,3 +88,19 @@ def test_a_communication_is_ready_when_its_last_source_has_ended() -> None:
         Comm("G", 0, 1): 152,  # rank 1: T 62-102, B 102-152
         Comm("CIB", 0): 157,
     }
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=5), max_size=4))
+def test_spans_count_from_the_first_to_the_last_pass_that_takes_time(
+    rows: list[list[tuple[int, int]]],
+) -> None:
+    spans, times = [0.0], []
+    for row in rows:
+        now, starts, ends = 0.0, [], []
+        for wait, long in row:
+            starts.append(now + wait)
+            ends.append(now := now + wait + long)
+        busy = [i for i, (_, long) in enumerate(row) if long]
+        spans += [max(ends[i] for i in busy) - min(starts[i] for i in busy)] if busy else []
+        times.append(working(starts, ends))
+    assert longest_span(times) == max(spans)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from megatron.schedules.plan import VOCABULARY_BARRIERS
+from megatron.schedules.plan import TREATMENTS
 from megatron.simulator.costs.device import Device
 from megatron.simulator.costs.from_model import ModelTimes
 from megatron.simulator.costs.measured import METHODS, MeasuredRun
@@ -31,7 +31,7 @@ def run(method: str, vocab_size: int, ranks: int = 8, iteration_ms: float = 1.0)
     layer = {kind: 1e6 * LAYERS * time for kind, time in times.layer().items()}
     forward, backward = [layer["F"]] * ranks, [layer["B"] + layer["W"]] * ranks
     vocabulary = {"S": 0.0, "T": 0.0, "IF": 0.0, "IB": 0.0}
-    barriers = VOCABULARY_BARRIERS[METHODS[method]]
+    barriers = TREATMENTS[METHODS[method]].barriers
     if barriers is None:
         for end, whole in ((0, times.whole_input()), (-1, times.whole_output())):
             forward[end] += 1e6 * whole["F"]

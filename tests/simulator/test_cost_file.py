@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from megatron.simulator.cost_file import load_costs, parse_costs
-from megatron.simulator.memory import Sizes
+from megatron.schedules.costs import Costs
+from megatron.simulator.cost_file import CostFile, load_costs, parse_costs, save_costs
+from megatron.simulator.peak_bytes import Sizes
 
 
 def written(folder: Path, document: object) -> Path:
@@ -48,11 +49,20 @@ def test_a_file(tmp_path: Path) -> None:
         "passes": {"F": 1, "B": [2, 3], "W": [[1, 2], [3, 4]]},
         "comms": {"p2p": 0.5, "C0": 1},
         "bytes": {"static": [5, 6], "activation": [[7, 8], [9, 10]], "embedding": 11},
+        "layers": [[2, 1], [0, 3]],
     }
-    costs, sizes = load_costs(written(tmp_path, document))
+    costs, sizes, layers = load_costs(written(tmp_path, document))
     assert {kind: costs.passes[kind] for kind in ("F", "B", "W")} == document["passes"]
     assert costs.comms == {"X": 0.5, "G": 0.5, "C0": 1}
     assert sizes == Sizes([5, 6], [[7, 8], [9, 10]], 0.0, 11)
+    assert layers == [[2, 1], [0, 3]]
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    free = dict.fromkeys(("S", "E", "T", "IF", "IB"), 0.0)
+    costs = Costs({"F": [[1.0, 2.0], [3.0, 4.0]], "B": 2.5, **free}, {"C1": 1})
+    save_costs(tmp_path / "costs.json", costs, [[2, 1], [0, 3]])
+    assert load_costs(tmp_path / "costs.json") == CostFile(costs, None, [[2, 1], [0, 3]])
 
 
 def test_a_file_without_bytes(tmp_path: Path) -> None:
@@ -77,6 +87,8 @@ def test_a_file_without_bytes(tmp_path: Path) -> None:
         ('{"passes": {"F": 1, "F": 2}}', "'F' is given twice"),
         ({"comms": {"p2p": [1, 2]}}, "p2p is [1, 2]: write a number"),
         ({"comms": {"F": 1}}, "'F' is no communication"),
+        ({"layers": [1, 2]}, "layers is [1, 2]: write a list for each rank"),
+        ({"layers": [[1], [-1]]}, "layers is [[1], [-1]]: write"),
         ({"bytes": {"weights": 1}}, "bytes has no 'weights': write static"),
         ({"bytes": {"static": [[1]]}}, "static is [1]: write a number"),
         ({"bytes": {"activation": -1}}, "activation=-1 is no size"),

@@ -10,7 +10,7 @@ from megatron.simulator.costs.memory import (
     model_sizes,
 )
 from megatron.simulator.costs.shape import Shape
-from megatron.simulator.memory import peak_bytes
+from megatron.simulator.peak_bytes import peak_bytes
 
 SHAPE = Shape(64, 4, 16, 1000)
 PARAMETERS = 10 * 12 * 64**2 + 2 * 64 * 1000
@@ -30,6 +30,19 @@ def test_every_parameter_counts_once(
     )
     assert not isinstance(sizes.static, float)
     assert sum(sizes.static) == pytest.approx(per_parameter * PARAMETERS)
+
+
+@pytest.mark.parametrize(
+    ("stages", "treatment", "copies"),
+    [(LINE, "vocab-2", 1), (LINE, "none", 2), (V_SHAPE, "none", 1), (V_SHAPE, "naive", 1)],
+)
+def test_a_tied_matrix_has_a_copy_where_it_is_needed(
+    stages: tuple[tuple[int, int], ...], treatment: str, copies: int
+) -> None:
+    layers = [0] * len(stages)
+    sizes = model_sizes(SHAPE, stages, layers, treatment, logit=NO_LOGITS, tied=True)
+    assert not isinstance(sizes.static, float)
+    assert sum(sizes.static) == pytest.approx(FP16_PARAMETER * copies * 64 * 1000)
 
 
 def test_peaks_by_hand() -> None:

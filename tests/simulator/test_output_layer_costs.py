@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from megatron.schedules.costs import Costs
 from megatron.schedules.passes import Pass
 from megatron.schedules.registry import make_plan
-from megatron.simulator.output_layer import (
+from megatron.simulator.output_layer_costs import (
     place_output_layer,
     redistribute_layers,
     spread_output_layer,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from megatron.schedules.memory import in_flight
 from megatron.schedules.plan import Plan
 from megatron.schedules.registry import make_plan
-from megatron.simulator.memory import Sizes, peak_bytes
+from megatron.simulator.peak_bytes import Sizes, peak_bytes
 
 ONE_RANK = """microbatches 2
 stages 0.0

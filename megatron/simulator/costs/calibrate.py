@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import linear_regression, mean
 
 from megatron.schedules.passes import PassKind
-from megatron.schedules.plan import VOCABULARY_BARRIERS
+from megatron.schedules.plan import TREATMENTS
 from megatron.simulator.costs.device import UNFUSED, Device, Product, Traffic
 from megatron.simulator.costs.from_model import ModelTimes
 from megatron.simulator.costs.measured import METHODS, MeasuredRun
@@ -64,7 +64,7 @@ def calibrate(
     devices = {}
     for method, treatment in METHODS.items():
         own = [run for run in runs if run.method == method]
-        if own and treatment != "redis":
+        if own and not TREATMENTS[treatment].redistributed:
             layers = _layers(own, setting, large, traffic)
             device = replace(large, attained={**large.attained, **layers})
             overhead = _overhead(own, setting, device, traffic)
@@ -142,7 +142,7 @@ def _overhead(
 def _rests(run: MeasuredRun, times: ModelTimes) -> Mapping[PassKind, float]:
     """Return the seconds of one run's vocabulary work that ``times`` does not explain."""
     measured = {column: mean(values) * MICRO for column, values in run.times.items()}
-    barriers = VOCABULARY_BARRIERS[METHODS[run.method]]
+    barriers = TREATMENTS[METHODS[run.method]].barriers
     if barriers is not None:
         passes = times.vocabulary_passes(run.ranks, barriers)
         step = (measured["ST"] - passes["S"] - passes["T"]) / 2

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from megatron.schedules.costs import Costs
 from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import PassKind
-from megatron.schedules.plan import VOCABULARY_BARRIERS
+from megatron.schedules.plan import TREATMENTS
 from megatron.simulator.costs.device import UNFUSED, Device, Traffic
 from megatron.simulator.costs.redistribute import redistribute
 from megatron.simulator.costs.shape import ACTIVATION_BYTES, Shape
@@ -138,14 +138,13 @@ def model_costs(
     Raises:
         ValueError: for an unknown treatment, or another number of ``layers`` than of stages.
     """
-    if vocabulary not in VOCABULARY_BARRIERS:
+    if vocabulary not in TREATMENTS:
         raise ValueError(
-            f"unknown vocabulary treatment '{vocabulary}': choose one of "
-            f"{', '.join(VOCABULARY_BARRIERS)}"
+            f"unknown vocabulary treatment '{vocabulary}': choose one of {', '.join(TREATMENTS)}"
         )
     if len(layers) != len(stages):
         raise ValueError(f"layers are given for {len(layers)} of {len(stages)} stages")
-    barriers = VOCABULARY_BARRIERS[vocabulary]
+    barriers = TREATMENTS[vocabulary].barriers
     ranks = 1 + max(rank for rank, _ in stages)
     passes: dict[PassKind, float | list[list[float]]] = {}
     for kind, time in times.layer().items():

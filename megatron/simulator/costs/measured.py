@@ -16,6 +16,7 @@ from typing import Final
 
 from megatron.schedules.costs import Costs
 from megatron.schedules.passes import PassKind
+from megatron.schedules.plan import TREATMENTS
 
 METHODS: Final[Mapping[str, str]] = {
     "baseline": "none",
@@ -77,7 +78,7 @@ class MeasuredRun:
         """
         share = self.share_of_s() if share_of_s is None else share_of_s
         passes: dict[PassKind, Sequence[float]] = {"F": self.times["F"], "B": self.times["B"]}
-        if METHODS[self.method] not in ("none", "redis"):
+        if TREATMENTS[METHODS[self.method]].barriers is not None:
             passes |= {
                 "S": [share * time for time in self.times["ST"]],
                 "T": [(1 - share) * time for time in self.times["ST"]],

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from megatron.schedules.plan import VOCABULARY_BARRIERS
+from megatron.schedules.plan import TREATMENTS
 from megatron.simulator.costs.shape import ACTIVATION_BYTES, Shape
-from megatron.simulator.memory import Sizes
+from megatron.simulator.peak_bytes import Sizes
 
 FP16_PARAMETER: Final = 16
 """Bytes a parameter: weight and gradient in 16 bits (2 + 2), Adam's fp32 master weight, mean and
@@ -41,8 +41,9 @@ def model_sizes(
     *,
     per_parameter: float = FP16_PARAMETER,
     logit: LogitBytes = UNFUSED_LOGITS,
+    tied: bool = False,
 ) -> Sizes:
-    """Return what a model weighs on every rank, its embeddings untied.
+    """Return what a model weighs on every rank.
 
     What the output layer's passes need while they run counts as static, as if it were there
     whenever a rank is at its fullest.
@@ -54,6 +55,8 @@ def model_sizes(
         vocabulary: a treatment of the vocabulary.
         per_parameter: bytes of a parameter with its gradient and optimizer state.
         logit: bytes of a logit.
+        tied: input and output layer share a matrix; each holds a copy where they are on different
+            ranks.
     """
     ranks = 1 + max(rank for rank, _ in stages)
     first, (last, last_chunk) = stages[0][0], stages[-1]
@@ -65,12 +68,13 @@ def model_sizes(
         activation[rank][chunk] += count * shape.layer_activation_bytes
     activation[last][last_chunk] += x  # the final norm keeps its input
     embedding = per_parameter * shape.vocabulary_parameters
-    if VOCABULARY_BARRIERS[vocabulary] is None:
+    if TREATMENTS[vocabulary].barriers is None:
         static[first] += embedding
-        static[last] += embedding + logit.working * shape.logits
+        static[last] += logit.working * shape.logits
+        static[last] += 0.0 if tied and first == last else embedding
         activation[last][last_chunk] += x + logit.held * shape.logits
         return Sizes(static, activation)
-    shard = (2 * embedding + logit.working * shape.logits) / ranks
+    shard = ((1 if tied else 2) * embedding + logit.working * shape.logits) / ranks
     return Sizes(
         [own + shard for own in static],
         activation,

@@ -9,7 +9,7 @@ from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import lower
 from megatron.schedules.passes import Pass
-from megatron.schedules.plan import Plan, passes_of
+from megatron.schedules.plan import TREATMENTS, Plan, passes_of
 from megatron.schedules.registry import make_plan
 from megatron.simulator.costs.device import UNFUSED, Device, Traffic
 from megatron.simulator.costs.from_model import (
@@ -25,7 +25,7 @@ from megatron.simulator.costs.memory import (
     model_sizes,
 )
 from megatron.simulator.costs.shape import Shape, iteration_flops
-from megatron.simulator.memory import Sizes, peak_bytes
+from megatron.simulator.peak_bytes import Sizes, peak_bytes
 from megatron.simulator.simulate import simulate
 
 
@@ -89,7 +89,7 @@ class Job:
     @cached_property
     def stage_layers(self) -> list[int]:
         """Transformer layers of every stage."""
-        if self.vocabulary == "redis":
+        if TREATMENTS[self.vocabulary].redistributed:
             stages = len(self.stages)
             return balanced_layers(self._times, self.layers, stages, self.last_stage_layers)
         return even_layers(self.layers, len(self.stages))

@@ -4,15 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import lower
 from megatron.schedules.memory import in_flight
-from megatron.schedules.plan import VOCABULARY_BARRIERS, Plan
-from megatron.schedules.registry import kept_share, make_plan, optimum
+from megatron.schedules.plan import Plan
+from megatron.schedules.registry import find_plan, stages_of
 from megatron.schedules.request import Request
-from megatron.simulator.output_layer import (
-    Stages,
+from megatron.simulator.output_layer_costs import (
     place_output_layer,
     redistribute_layers,
     spread_output_layer,
@@ -63,60 +61,43 @@ def run(case: Case) -> Simulation:
     """Make the plan of ``case`` and simulate it.
 
     Raises:
-        ValueError: for what ``make_plan`` refuses, costs of other ranks or chunks than there are,
+        ValueError: for what ``find_plan`` refuses, costs of other ranks or chunks than there are,
             and options that the treatment of the vocabulary has no use for.
     """
     _check_ranks(case.request.costs, case.request.ranks)
     _check_weight_gradient(case.request)
     request = replace(case.request, costs=_costs(case))
-    bound = None
-    if request.schedule == "optimal":
-        found = optimum(request)
-        plan, bound = found.plan, found.bound
-    else:
-        plan = make_plan(**vars(request))
+    plan, bound = find_plan(request)
     costs = request.costs
-    if request.schedule == "auto":  # whose costs are those of all chunks of a rank together
+    if request.traits.costs_of_rank:
         costs = costs.per_chunk(plan.chunks)
     _check_chunks(costs, plan.chunks)
     timeline = simulate(lower(plan, costs), costs)
     if not timeline.end:
         raise ValueError("nothing takes time: give some pass a time above 0")
-    return Simulation(plan, timeline, in_flight(plan, kept_share(request.schedule)), bound)
+    return Simulation(plan, timeline, in_flight(plan, request.traits.kept), bound)
 
 
 def _costs(case: Case) -> Costs:
     """Return the costs of ``case`` with its output layer."""
     request, time = case.request, case.output_layer
-    costs, barriers = request.costs, VOCABULARY_BARRIERS.get(request.vocabulary)
+    costs, treatment = request.costs, request.treatment
     redistributed = case.layers is not None or case.last_stage_layers is not None
-    if redistributed and request.vocabulary != "redis":
+    if redistributed and not treatment.redistributed:
         raise ValueError(
             f"the treatment '{request.vocabulary}' leaves the layers evenly spread: take 'redis' "
             "to give their number, or that of the last stage"
         )
     if time is None and not redistributed:
         return costs
-    if barriers is not None:
+    if treatment.barriers is not None:
         assert time is not None
-        return spread_output_layer(costs, request.ranks, barriers, time)
-    stages = _stages(request)
-    if request.vocabulary != "redis":
+        return spread_output_layer(costs, request.ranks, treatment.barriers, time)
+    stages = stages_of(request)
+    if not treatment.redistributed:
         return place_output_layer(costs, stages, time or 0.0)
     layers = LAYERS_PER_STAGE * len(stages) if case.layers is None else case.layers
     return redistribute_layers(costs, stages, layers, time or 0.0, case.last_stage_layers)
-
-
-def _stages(request: Request) -> Stages:
-    """Return the stages of the plan to be made: the costs depend on them, and it on the costs."""
-    if request.schedule == "auto":
-        raise ValueError(
-            "'auto' compares schedules whose last stages are on different ranks: take a treatment "
-            "that spreads the output layer, or one schedule after the other"
-        )
-    if request.schedule in SCHEDULES or request.schedule == "file":
-        return make_plan(**vars(replace(request, tightened=False, memory_limit=None))).stages
-    return tuple((rank, 0) for rank in range(request.ranks))
 
 
 def _check_ranks(costs: Costs, ranks: int) -> None:
@@ -129,9 +110,8 @@ def _check_ranks(costs: Costs, ranks: int) -> None:
 
 def _check_weight_gradient(request: Request) -> None:
     """Refuse to guess what share of a whole backward the weight gradient takes."""
-    known = SCHEDULES.get(request.schedule)
-    splits = request.schedule in ("zb-auto", "optimal", "auto") if known is None else known.split
-    if (splits or request.split_backward) and "W" not in request.costs.passes:
+    splits = request.traits.split or request.split_backward
+    if splits and "W" not in request.costs.passes:
         raise ValueError(
             f"{request.schedule} splits the backward, and the costs have no W: give W=TIME, B "
             "being the input gradient alone then, or take 1f1b, gpipe or interleaved unsplit"

@@ -10,8 +10,8 @@ import pytest
 from megatron.schedules.costs import Costs
 from megatron.schedules.registry import make_plan
 from megatron.schedules.request import Request
+from megatron.simulator.case import Case, run
 from megatron.simulator.cost_file import DEFAULT_COSTS
-from megatron.simulator.simulation import Case, run
 
 UNSPLIT = Costs({"F": 1, "B": 2, "S": 0, "E": 0, "T": 0, "IF": 0, "IB": 0})
 
