@@ -1,13 +1,49 @@
-"""Linear layers whose weights are drawn once, by the model's own initialisation."""
+"""Linear layers whose backward can be split: what B needs at once, what W may do later.
+
+The input gradient is all that the stage before waits for. Where a schedule has W passes, the other
+product of the backward, output gradient times input, is handed out as a closure and run when the
+schedule says (zero bubble, arXiv 2401.10241, section 2). Weights are drawn once, by
+``megatron.model.init``.
+
+Shapes: ``...`` any leading dimensions, n their product, i input features, o output features.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from megatron.layers.accumulate import accumulate_
+
+Defer: TypeAlias = Callable[[Callable[[], None]], None]
+"""Takes the work that a backward leaves for later, once for every linear layer it passes."""
+
+
+class Linear(nn.Linear):
+    """``torch.nn.Linear`` that can leave its weight gradient for later.
+
+    Attributes:
+        defer: takes the product of the weight gradient instead of autograd, which then forms only
+            the gradients of the input and of the bias. The product is added to
+            ``weight.main_grad`` when it is run. ``None``: autograd forms all of them.
+    """
+
+    defer: Defer | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., i] -> [..., o]."""
+        if self.defer is None or not self.weight.requires_grad:
+            return super().forward(x)
+        return _SplitLinear.apply(x, self.weight, self.bias, self.defer)
 
 
 def build_linear(
     in_features: int, out_features: int, *, bias: bool, device: torch.device, dtype: torch.dtype
-) -> nn.Linear:
-    """A ``torch.nn.Linear`` with memory but no values.
+) -> Linear:
+    """A ``Linear`` with memory but no values.
 
     The default initialisation would draw every weight a first time, from the wrong generator:
     seconds per stage for a large model. ``megatron.model.init`` sets the values.
@@ -20,5 +56,52 @@ def build_linear(
         dtype: type of the parameters.
     """
     with torch.device("meta"):
-        linear = nn.Linear(in_features, out_features, bias=bias, dtype=dtype)
+        linear = Linear(in_features, out_features, bias=bias, dtype=dtype)
     return linear.to_empty(device=device)
+
+
+def defer_weight_gradients(module: nn.Module, defer: Defer | None) -> None:
+    """Split the backward of every ``Linear`` in ``module``, or join it again with ``None``."""
+    for part in module.modules():
+        if isinstance(part, Linear):
+            part.defer = defer
+
+
+class _SplitLinear(torch.autograd.Function):
+    """``functional.linear`` whose backward leaves the product of the weight gradient to ``defer``.
+
+    The products have the shapes and layouts of autograd's own: the results are equal to the bit.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, defer: Defer) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.defer = defer
+        return functional.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors  # refuses an input that was changed since
+        grad_no = grad.reshape(-1, grad.shape[-1])
+        x_ni = x.detach().reshape(-1, x.shape[-1])  # without the graph that x came from
+        x_grad = bias_grad = None
+        if ctx.needs_input_grad[0]:
+            x_grad = (grad_no @ weight).view_as(x)
+        if ctx.needs_input_grad[2]:
+            bias_grad = grad_no.sum(0)
+        ctx.defer(_weight_gradient(weight, grad_no, x_ni))
+        return x_grad, None, bias_grad, None
+
+
+def _weight_gradient(weight: Tensor, grad_no: Tensor, x_ni: Tensor) -> Callable[[], None]:
+    """Return the work of W: it keeps its two factors alive, and nothing else of the graph."""
+    versions = grad_no._version, x_ni._version
+
+    def work() -> None:
+        assert versions == (grad_no._version, x_ni._version), (
+            "a factor of a deferred weight gradient was changed in place between B and W"
+        )
+        accumulate_(weight.main_grad, grad_no.T @ x_ni)
+
+    return work

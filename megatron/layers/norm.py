@@ -1,9 +1,13 @@
-"""The two norms of a GPT block; both compute in fp32 whatever the type of their input."""
+"""The two norms of a GPT block; both compute in fp32 or better, whatever the type of their input.
 
-from typing import Literal
+Shapes: ``...`` any leading dimensions, h the normalised one.
+"""
+
+from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 
 def build_norm(
@@ -26,7 +30,51 @@ def build_norm(
         ValueError: ``kind`` is neither of the two.
     """
     if kind == "LayerNorm":
-        return nn.LayerNorm(size, epsilon, device=device, dtype=dtype)
+        return LayerNorm(size, epsilon, device=device, dtype=dtype)
     if kind == "RMSNorm":
         return nn.RMSNorm(size, epsilon, device=device, dtype=dtype)
     raise ValueError(f"unknown normalization {kind!r}: choose LayerNorm or RMSNorm")
+
+
+class LayerNorm(nn.LayerNorm):
+    """``torch.nn.LayerNorm`` that computes fp32 on a CPU in float64.
+
+    PyTorch's kernel there adds up the gradients of weight and bias row by row in fp32: over 4000
+    rows they are 1.8e-6 off, where 1e-7 is possible. What fp32 training on a CPU is for, comparing
+    to the last digits, is worth 0.7 instead of 0.2 ms per [512, 512], forward and backward.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., h] -> [..., h], in the type of ``x``."""
+        if x.device.type == "cpu" and x.dtype == self.weight.dtype == torch.float32:
+            return _WideLayerNorm.apply(x, self.weight, self.bias, self.eps)
+        return super().forward(x)
+
+
+class _WideLayerNorm(torch.autograd.Function):
+    """Float64 between fp32 ends; what is kept for the backward is the fp32 input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
+        out, mean, inverse_deviation = torch.native_layer_norm(
+            x.double(), weight_h.shape, weight_h.double(), bias_h.double(), epsilon
+        )
+        ctx.save_for_backward(x, weight_h, bias_h, mean, inverse_deviation)
+        return out.to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight_h, bias_h, mean, inverse_deviation = ctx.saved_tensors
+        wide = torch.ops.aten.native_layer_norm_backward(
+            grad.double(),
+            x.double(),
+            weight_h.shape,
+            mean,
+            inverse_deviation,
+            weight_h.double(),
+            bias_h.double(),
+            ctx.needs_input_grad[:3],
+        )
+        narrow = (None if t is None else t.to(x.dtype) for t in wide)
+        return (*narrow, None)

@@ -1,8 +1,9 @@
 """The output layer of one rank: its shard of the matrix, and the passes S and T over microbatches.
 
-The mathematics is in ``vocabulary``; here live the buffers of the exponentials, reused from
-microbatch to microbatch. T adds the weight gradients of two microbatches to the fp32 gradient at
-once: a pass over that gradient takes as long as a product where a microbatch is short.
+The mathematics is in ``vocabulary``, ``vocabulary_t`` and ``naive_output``; here live the buffers
+of the exponentials, reused from microbatch to microbatch. T adds the weight gradients of two
+microbatches to the fp32 gradient at once: a pass over that gradient takes as long as a product
+where a microbatch is short.
 """
 
 from collections.abc import Sequence
@@ -10,10 +11,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from megatron.layers import vocabulary
+from megatron.layers import naive_output, vocabulary, vocabulary_t
 from megatron.layers.kernels import make_kernels
 from megatron.layers.shard import VocabularyShard
-from megatron.layers.vocabulary import LossOptions, Merged, ShardState, WeightGradientPart
+from megatron.layers.vocabulary import LossOptions, Merged, ShardState
+from megatron.layers.vocabulary_t import WeightGradientPart
 
 TILE_ROWS = {"cpu": 1000, "cuda": 16384}
 """Vocabulary rows of a tile: on a CPU its [t, n] part should stay in the second-level cache; on a
@@ -70,9 +72,39 @@ class OutputLayer(nn.Module):
         return self._statistics(x_nh, targets_n, tiles, form_gradient=False, t_follows=False)
 
     @torch.no_grad()
+    def naive_s(self, x_nh: Tensor, targets_n: Tensor) -> ShardState:
+        """Pass S of the naive treatment: logits; C1 then maximises the state's ``maximum_n``.
+
+        In an evaluation, of a module set to ``eval()``, S does all that a shard can do alone.
+        """
+        if not self.training:
+            return self.evaluate(x_nh, targets_n)
+        return naive_output.naive_s(
+            x_nh,
+            self.real_weight,
+            targets_n,
+            self.shard.first_row,
+            self.options,
+            self._take_tiles(x_nh),
+        )
+
+    @torch.no_grad()
+    def naive_e(self, state: ShardState, maximum_n: Tensor) -> None:
+        """Pass E of the naive treatment: exponentials; C2 then sums the state's ``sums_kn``."""
+        if self.training:
+            naive_output.naive_e(state, maximum_n, self.options, self._kernels)
+        else:
+            naive_output.rescale_sum(state, maximum_n)
+
+    merged_from = staticmethod(naive_output.merged_from)
+
+    @torch.no_grad()
     def input_gradient(self, state: ShardState, merged: Merged, weight_n: Tensor) -> Tensor:
-        """Return this shard's part of the input gradient [n, h], formed in T (Algorithm 1)."""
-        return vocabulary.input_gradient_in_t(
+        """Return this shard's part of the input gradient [n, h], formed in T.
+
+        As Algorithm 1 and the naive treatment need it.
+        """
+        return vocabulary_t.input_gradient_in_t(
             state, self.real_weight, merged, weight_n, self.options, self._kernels
         )
 
@@ -85,13 +117,13 @@ class OutputLayer(nn.Module):
         """
         main_grad: Tensor = self.weight.main_grad
         gradient_vh = main_grad[: self.shard.real_rows]
-        vocabulary.subtract_target_gradient(gradient_vh, state, weight_n, self.options)
-        factor_kn = vocabulary.tile_factors(state, merged, weight_n, self.options)
+        vocabulary_t.subtract_target_gradient(gradient_vh, state, weight_n, self.options)
+        factor_kn = vocabulary_t.tile_factors(state, merged, weight_n, self.options)
         self._waiting.append(WeightGradientPart(state.exp_tiles, state.x_nh, factor_kn))
         self._finished += 1
         together = len(self._waiting) == MICROBATCHES_PER_PRODUCT
         if together or self._finished == self._microbatches:
-            vocabulary.add_weight_gradient(gradient_vh, self._waiting, self._kernels)
+            vocabulary_t.add_weight_gradient(gradient_vh, self._waiting, self._kernels)
             self._free.extend(part.exp_tiles for part in self._waiting)
             self._waiting = []
 

@@ -1,11 +1,12 @@
-"""The output layer as passes S and T: pure functions of tensors (arXiv 2411.05288, section 4).
+"""The output layer up to its barrier, pass S, as pure functions (arXiv 2411.05288, section 4).
 
 Every rank holds a shard of the vocabulary. S does all that needs no other rank, C1 merges a few
-statistics per token, T does the rest. The [v, n] matrix of exponentials exists once, in the
-activation dtype, in tiles of vocabulary rows that stay in cache while they are worked on: the
-running maximum, as in flash attention, makes each tile relative to the maximum known when it was
-computed, and a factor per token and tile repairs that wherever the tile is used. Vocabulary comes
-first and tokens second because two of the three products then read the large matrices as they lie.
+statistics per token, T (in ``vocabulary_t``) does the rest. The [v, n] matrix of exponentials
+exists once, in the activation dtype, in tiles of vocabulary rows that stay in cache while they are
+worked on: the running maximum, as in flash attention, makes each tile relative to the maximum known
+when it was computed, and a factor per token and tile repairs that wherever the tile is used.
+Vocabulary comes first and tokens second because two of the three products then read the large
+matrices as they lie.
 
 Shapes: n tokens (sequence x batch), h hidden size, v rows of this rank's shard without padding,
 t rows of one tile, k tiles, p shards. Statistics are fp32 (float64 for float64 activations).
@@ -52,7 +53,7 @@ class ShardState:
     Attributes:
         x_nh: input of the output layer.
         exp_tiles: per tile [t, n] the exponentials relative to the maximum known at the tile,
-            times the derivative of the soft-capping where there is one.
+            times the derivative of the soft-capping where there is one. None in an evaluation.
         slope_tiles: per tile [t, n] that derivative, kept only where label smoothing needs it.
         tile_max_kn: per tile the maximum that its exponentials are relative to.
         statistics_4n: local maximum m', sum s', target logit y' (0 elsewhere), sum of logits.
@@ -72,6 +73,16 @@ class ShardState:
     target_slope_n: Tensor
     raw_gradient_nh: Tensor | None = None
     target_gradient_nh: Tensor | None = None
+
+    @property
+    def maximum_n(self) -> Tensor:
+        """This shard's maximum: what C1 maximises over ranks in the naive treatment."""
+        return self.statistics_4n[0]
+
+    @property
+    def sums_kn(self) -> Tensor:
+        """What C2 sums over ranks in the naive treatment, [3, n]: s', y', sum of logits."""
+        return self.statistics_4n[1:]
 
     def drop_gradient(self) -> None:
         """Let go of A and D, once the stream that reads them has been waited for."""
@@ -137,8 +148,9 @@ def output_s(
         t_follows: keep what T needs; an evaluation only wants the statistics.
         kernels: elementwise work on tiles.
     """
-    state = _initial_state(x_nh, weight_vh, targets_n, first_row, options, len(exp_tiles))
-    state.exp_tiles = exp_tiles
+    state = initial_state(x_nh, weight_vh, targets_n, first_row, options, len(exp_tiles))
+    if t_follows:
+        state.exp_tiles = exp_tiles
     max_n, sum_n, _, logit_sum_n = state.statistics_4n
     gradient_nh = torch.zeros_like(x_nh, dtype=max_n.dtype)
     spread_nh = torch.zeros_like(gradient_nh)
@@ -146,7 +158,7 @@ def output_s(
     tiles_th = weight_vh.split([len(tile) for tile in exp_tiles])
     for tile_tn, tile_th, tile_max_n in zip(exp_tiles, tiles_th, state.tile_max_kn, strict=True):
         torch.mm(tile_th, x_nh.T, out=tile_tn)
-        slope_tn = _soft_cap(tile_tn, options.logit_softcap)
+        slope_tn = soft_cap(tile_tn, options.logit_softcap)
         if options.label_smoothing:
             logit_sum_n += tile_tn.sum(0, dtype=logit_sum_n.dtype)
         old_max_n = max_n.clone()
@@ -163,13 +175,13 @@ def output_s(
             kernels.rescale_add(gradient_nh, (old_max_n - max_n).exp_(), product_nh)
     if form_gradient:
         state.raw_gradient_nh = gradient_nh
-        state.target_gradient_nh = _target_gradient(state, weight_vh, options)
+        state.target_gradient_nh = target_gradient(state, weight_vh, options)
         if with_slopes:
             state.target_gradient_nh += options.spread * spread_nh
     return state
 
 
-def _initial_state(
+def initial_state(
     x_nh: Tensor,
     weight_vh: Tensor,
     targets_n: Tensor,
@@ -177,7 +189,7 @@ def _initial_state(
     options: LossOptions,
     tiles: int,
 ) -> ShardState:
-    """Return the state before the first tile, with all that concerns the targets."""
+    """Return the state before the first of k ``tiles``, with all that concerns the targets."""
     dtype = statistics_dtype(x_nh.dtype)
     statistics_4n = torch.zeros((4, len(x_nh)), dtype=dtype, device=x_nh.device)
     statistics_4n[0] = -torch.inf
@@ -187,7 +199,7 @@ def _initial_state(
     if len(weight_vh):
         # Rounded as the matrix product rounds it, lest a certain token have a loss below zero.
         logit_n = (x_nh.to(dtype) * weight_vh[target_row_n]).sum(1).to(x_nh.dtype)
-        capped_slope_n = _soft_cap(logit_n, options.logit_softcap)
+        capped_slope_n = soft_cap(logit_n, options.logit_softcap)
         statistics_4n[2] = torch.where(owned_n, logit_n.to(dtype), 0.0)
         if capped_slope_n is not None:
             slope_n = slope_n * capped_slope_n
@@ -195,7 +207,7 @@ def _initial_state(
     return ShardState(x_nh, (), [], tile_max_kn, statistics_4n, target_row_n, slope_n)
 
 
-def _soft_cap(logits: Tensor, cap: float) -> Tensor | None:
+def soft_cap(logits: Tensor, cap: float) -> Tensor | None:
     """Cap ``logits`` in place; return the derivative, or ``None`` where nothing is capped."""
     if not cap:
         return None
@@ -205,7 +217,7 @@ def _soft_cap(logits: Tensor, cap: float) -> Tensor | None:
     return slope
 
 
-def _target_gradient(state: ShardState, weight_vh: Tensor, options: LossOptions) -> Tensor:
+def target_gradient(state: ShardState, weight_vh: Tensor, options: LossOptions) -> Tensor:
     """Return D: the rows of W that the targets, and without soft-capping the spread, pull at."""
     factor_n1 = ((1 - options.label_smoothing) * state.target_slope_n).unsqueeze(1)
     if not len(weight_vh):
@@ -239,8 +251,8 @@ def token_losses(merged: Merged, options: LossOptions) -> Tensor:
     return loss_n
 
 
-def _row_factor(merged: Merged, options: LossOptions) -> Tensor:
-    """Return what turns an exponential relative to m into its part of the gradient, [n]."""
+def row_factor(merged: Merged, options: LossOptions) -> Tensor:
+    """Return [n] what turns an exponential relative to m into its part of the gradient."""
     factor_n = 1 / merged.sum_n
     if options.z_loss_coeff:
         factor_n = factor_n * (1 + 2 * options.z_loss_coeff * merged.lse_n)
@@ -261,98 +273,7 @@ def input_gradient_from_s(
     assert state.raw_gradient_nh is not None
     assert state.target_gradient_nh is not None
     local_max_n = state.statistics_4n[0]
-    factor_n = _row_factor(merged, options) * (local_max_n - merged.max_n).exp()
+    factor_n = row_factor(merged, options) * (local_max_n - merged.max_n).exp()
     gradient_nh = state.raw_gradient_nh * (weight_n * factor_n).unsqueeze(1)
     gradient_nh -= state.target_gradient_nh * weight_n.unsqueeze(1)
     return gradient_nh.to(state.x_nh.dtype)
-
-
-def input_gradient_in_t(
-    state: ShardState,
-    weight_vh: Tensor,
-    merged: Merged,
-    weight_n: Tensor,
-    options: LossOptions,
-    kernels: Kernels,
-) -> Tensor:
-    """Return this shard's part of the input gradient [n, h] in Algorithm 1, where T forms it."""
-    factor_kn = tile_factors(state, merged, weight_n, options)
-    gradient_nh = _target_gradient(state, weight_vh, options) * -weight_n.unsqueeze(1)
-    tiles_th = weight_vh.split([len(tile) for tile in state.exp_tiles])
-    for tile_tn, tile_th, factor_n in zip(state.exp_tiles, tiles_th, factor_kn, strict=True):
-        product_nh = kernels.transposed(tile_tn) @ tile_th
-        gradient_nh.addcmul_(product_nh.to(gradient_nh.dtype), factor_n.unsqueeze(1))
-    row = 0
-    for slope_tn in state.slope_tiles:
-        product_nh = slope_tn.T @ weight_vh[row : row + len(slope_tn)]
-        gradient_nh -= (options.spread * weight_n).unsqueeze(1) * product_nh
-        row += len(slope_tn)
-    return gradient_nh.to(state.x_nh.dtype)
-
-
-def tile_factors(
-    state: ShardState, merged: Merged, weight_n: Tensor, options: LossOptions
-) -> Tensor:
-    """Return [k, n] what turns each tile's exponentials into the gradient of the logits."""
-    return (state.tile_max_kn - merged.max_n).exp() * (weight_n * _row_factor(merged, options))
-
-
-@dataclass(frozen=True)
-class WeightGradientPart:
-    """What T needs of one microbatch for the softmax part of the weight gradient.
-
-    Attributes:
-        exp_tiles: per tile [t, n], as S left them.
-        x_nh: input of the output layer.
-        factor_kn: as ``tile_factors``.
-    """
-
-    exp_tiles: Sequence[Tensor]
-    x_nh: Tensor
-    factor_kn: Tensor
-
-
-def add_weight_gradient(
-    gradient_vh: Tensor, parts: Sequence[WeightGradientPart], kernels: Kernels
-) -> None:
-    """Add the softmax part of the weight gradient, E^T X, to ``gradient_vh`` (pass T).
-
-    The rows of X are scaled, never the [v, n] matrix. Several microbatches share one pass over the
-    gradient, which is as long as a product where microbatches are short.
-
-    Args:
-        gradient_vh: fp32 gradient of this rank's rows, without padding.
-        parts: the microbatches, at least one.
-        kernels: elementwise work on tiles.
-    """
-    row = 0
-    for k, tile_tn in enumerate(parts[0].exp_tiles):
-        product_th: Tensor | None = None
-        for part in parts:
-            scaled_nh = kernels.scaled(part.x_nh, part.factor_kn[k])
-            if product_th is None:
-                product_th = part.exp_tiles[k] @ scaled_nh
-            else:
-                product_th.addmm_(part.exp_tiles[k], scaled_nh)
-        assert product_th is not None
-        kernels.add(gradient_vh[row : row + len(tile_tn)], product_th)
-        row += len(tile_tn)
-
-
-def subtract_target_gradient(
-    gradient_vh: Tensor, state: ShardState, weight_n: Tensor, options: LossOptions
-) -> None:
-    """Subtract what the targets and the label smoothing contribute to the weight gradient (T)."""
-    if not len(gradient_vh):
-        return
-    weighted_nh = state.x_nh * weight_n.unsqueeze(1)
-    pull_n1 = ((1 - options.label_smoothing) * state.target_slope_n).unsqueeze(1)
-    pulled_nh = (weighted_nh * pull_n1).to(gradient_vh.dtype)
-    gradient_vh.index_add_(0, state.target_row_n, pulled_nh, alpha=-1)
-    if options.label_smoothing and not options.logit_softcap:
-        gradient_vh -= options.spread * weighted_nh.sum(0)
-    row = 0
-    for slope_tn in state.slope_tiles:
-        part_th = slope_tn @ (options.spread * weighted_nh).to(slope_tn.dtype)
-        gradient_vh[row : row + len(part_th)] -= part_th
-        row += len(part_th)

@@ -23,6 +23,32 @@ def test_rms_norm_is_its_formula_and_has_no_bias() -> None:
     assert [name for name, _ in norm.named_parameters()] == ["weight"]
 
 
+def layer_norm_and_gradients(dtype: torch.dtype) -> list[torch.Tensor]:
+    """Output and gradients of input, weight and bias for the same fp32 numbers in any type."""
+    generator = torch.Generator().manual_seed(0)
+    norm = build_norm("LayerNorm", 16, 1e-5, dtype, CPU)
+    x, grad = (torch.randn(2, 2000, 16, generator=generator).to(dtype) for _ in range(2))
+    output = norm(x.requires_grad_())
+    return [output, *torch.autograd.grad(output, [x, *norm.parameters()], grad)]
+
+
+def test_layer_norm_in_fp32_is_right_to_the_last_digit() -> None:
+    narrow, wide = (layer_norm_and_gradients(t) for t in (torch.float32, torch.float64))
+    for got, want in zip(narrow, wide, strict=True):
+        assert got.dtype == torch.float32
+        # half a unit in the last place: the result is rounded once, whatever was summed before
+        torch.testing.assert_close(got.double(), want, rtol=6e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("trained", ["weight", "bias"])
+def test_layer_norm_in_fp32_forms_only_the_gradients_asked_for(trained: str) -> None:
+    norm = build_norm("LayerNorm", 8, 1e-5, torch.float32, CPU)
+    for name, parameter in norm.named_parameters():
+        parameter.requires_grad_(name == trained)
+    norm(torch.randn(3, 8)).sum().backward()
+    assert [name for name, own in norm.named_parameters() if own.grad is not None] == [trained]
+
+
 def test_unknown_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="'BatchNorm': choose LayerNorm or RMSNorm"):
         build_norm("BatchNorm", 8, 1e-5, torch.float32, CPU)  # type: ignore[arg-type] # the point

@@ -13,6 +13,7 @@ from megatron.layers.output_layer import OutputLayer
 from megatron.layers.shard import VocabularyShard
 from megatron.layers.vocabulary import (
     LossOptions,
+    Merged,
     ShardState,
     input_gradient_from_s,
     merge_statistics,
@@ -174,9 +175,11 @@ def run_on_rank(
     layer.begin(len(batch))
     root, loss, gradients = world_size - 1, 0.0, []
     for x_nh, targets_n, weight_n in batch:
-        state = layer.s(x_nh, targets_n, form_gradient=barriers == 1)
-        gathered = collectives.all_gather(state.statistics_4n, None, world_size)
-        merged = merge_statistics(gathered)
+        if barriers == 3:
+            state, merged = naive_merged(layer, x_nh, targets_n, world_size)
+        else:
+            state = layer.s(x_nh, targets_n, form_gradient=barriers == 1)
+            merged = merge_statistics(collectives.all_gather(state.statistics_4n, None, world_size))
         loss += float((token_losses(merged, OPTIONS) * weight_n).sum())
         if barriers == 1:
             part_nh = input_gradient_from_s(state, merged, weight_n, OPTIONS)
@@ -188,7 +191,20 @@ def run_on_rank(
     return loss, gradients, layer.weight.main_grad[: layer.shard.real_rows]
 
 
-@pytest.mark.parametrize("barriers", [1, 2])
+def naive_merged(
+    layer: OutputLayer, x_nh: Tensor, targets_n: Tensor, world_size: int
+) -> tuple[ShardState, Merged]:
+    """S, C1, E and C2 of the naive treatment; the collectives get copies, as in the runtime."""
+    state = layer.naive_s(x_nh, targets_n)
+    maximum_n = state.maximum_n.clone()
+    collectives.all_reduce(maximum_n, collectives.MAXIMUM, None, world_size)
+    layer.naive_e(state, maximum_n)
+    sums_kn = state.sums_kn.clone()
+    collectives.all_reduce(sums_kn, collectives.SUM, None, world_size)
+    return state, layer.merged_from(maximum_n, sums_kn)
+
+
+@pytest.mark.parametrize("barriers", [1, 2, 3])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_shards_on_real_ranks(world_size: int, barriers: int, ranks: RankPool) -> None:
     batch = draw(3)

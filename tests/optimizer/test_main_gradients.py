@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from megatron.optimizer import main_gradients
-from megatron.optimizer.main_gradients import CPU_SLICE_ELEMENTS, MainGradients, accumulate_
+from megatron.layers import accumulate
+from megatron.layers.accumulate import CPU_SLICE_ELEMENTS, accumulate_
+from megatron.optimizer.main_gradients import MainGradients
 
 
 def microbatches(dtype: torch.dtype) -> list[torch.Tensor]:
@@ -72,7 +73,7 @@ def test_zero_starts_a_new_sum_in_the_same_memory(dtype):
 @pytest.mark.parametrize("compiled", [True, False])
 def test_bf16_is_added_to_fp32_without_rounding(shape, compiled, monkeypatch):
     if not compiled:
-        monkeypatch.setattr(main_gradients, "library_for", lambda _: None)
+        monkeypatch.setattr(accumulate, "library_for", lambda _: None)
     total, grad = torch.randn(shape), torch.randn(shape).bfloat16()
     expected = total + grad.float()
     accumulate_(total, grad)

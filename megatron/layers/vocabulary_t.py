@@ -1,0 +1,113 @@
+"""The output layer after its barrier, pass T, as pure functions (arXiv 2411.05288, section 4).
+
+With the statistics of the whole vocabulary at hand, a factor per token and tile turns the
+exponentials that S left into the gradient of the logits; the rows of X and of the products are
+scaled by it, never the [v, n] matrix.
+
+Shapes: as in ``vocabulary``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from megatron.layers.kernels import Kernels
+from megatron.layers.vocabulary import (
+    LossOptions,
+    Merged,
+    ShardState,
+    row_factor,
+    target_gradient,
+)
+
+
+def input_gradient_in_t(
+    state: ShardState,
+    weight_vh: Tensor,
+    merged: Merged,
+    weight_n: Tensor,
+    options: LossOptions,
+    kernels: Kernels,
+) -> Tensor:
+    """Return this shard's part of the input gradient [n, h] in Algorithm 1, where T forms it."""
+    factor_kn = tile_factors(state, merged, weight_n, options)
+    gradient_nh = target_gradient(state, weight_vh, options) * -weight_n.unsqueeze(1)
+    tiles_th = weight_vh.split([len(tile) for tile in state.exp_tiles])
+    for tile_tn, tile_th, factor_n in zip(state.exp_tiles, tiles_th, factor_kn, strict=True):
+        product_nh = kernels.transposed(tile_tn) @ tile_th
+        gradient_nh.addcmul_(product_nh.to(gradient_nh.dtype), factor_n.unsqueeze(1))
+    row = 0
+    for slope_tn in state.slope_tiles:
+        product_nh = slope_tn.T @ weight_vh[row : row + len(slope_tn)]
+        gradient_nh -= (options.spread * weight_n).unsqueeze(1) * product_nh
+        row += len(slope_tn)
+    return gradient_nh.to(state.x_nh.dtype)
+
+
+def tile_factors(
+    state: ShardState, merged: Merged, weight_n: Tensor, options: LossOptions
+) -> Tensor:
+    """Return [k, n] what turns each tile's exponentials into the gradient of the logits."""
+    return (state.tile_max_kn - merged.max_n).exp() * (weight_n * row_factor(merged, options))
+
+
+@dataclass(frozen=True)
+class WeightGradientPart:
+    """What T needs of one microbatch for the softmax part of the weight gradient.
+
+    Attributes:
+        exp_tiles: per tile [t, n], as S left them.
+        x_nh: input of the output layer.
+        factor_kn: as ``tile_factors``.
+    """
+
+    exp_tiles: Sequence[Tensor]
+    x_nh: Tensor
+    factor_kn: Tensor
+
+
+def add_weight_gradient(
+    gradient_vh: Tensor, parts: Sequence[WeightGradientPart], kernels: Kernels
+) -> None:
+    """Add the softmax part of the weight gradient, E^T X, to ``gradient_vh`` (pass T).
+
+    The rows of X are scaled, never the [v, n] matrix. Several microbatches share one pass over the
+    gradient, which is as long as a product where microbatches are short.
+
+    Args:
+        gradient_vh: fp32 gradient of this rank's rows, without padding.
+        parts: the microbatches, at least one.
+        kernels: elementwise work on tiles.
+    """
+    row = 0
+    for k, tile_tn in enumerate(parts[0].exp_tiles):
+        product_th: Tensor | None = None
+        for part in parts:
+            scaled_nh = kernels.scaled(part.x_nh, part.factor_kn[k])
+            if product_th is None:
+                product_th = part.exp_tiles[k] @ scaled_nh
+            else:
+                product_th.addmm_(part.exp_tiles[k], scaled_nh)
+        assert product_th is not None
+        kernels.add(gradient_vh[row : row + len(tile_tn)], product_th)
+        row += len(tile_tn)
+
+
+def subtract_target_gradient(
+    gradient_vh: Tensor, state: ShardState, weight_n: Tensor, options: LossOptions
+) -> None:
+    """Subtract what the targets and the label smoothing contribute to the weight gradient (T)."""
+    if not len(gradient_vh):
+        return
+    weighted_nh = state.x_nh * weight_n.unsqueeze(1)
+    pull_n1 = ((1 - options.label_smoothing) * state.target_slope_n).unsqueeze(1)
+    pulled_nh = (weighted_nh * pull_n1).to(gradient_vh.dtype)
+    gradient_vh.index_add_(0, state.target_row_n, pulled_nh, alpha=-1)
+    if options.label_smoothing and not options.logit_softcap:
+        gradient_vh -= options.spread * weighted_nh.sum(0)
+    row = 0
+    for slope_tn in state.slope_tiles:
+        part_th = slope_tn @ (options.spread * weighted_nh).to(slope_tn.dtype)
+        gradient_vh[row : row + len(part_th)] -= part_th
+        row += len(part_th)
