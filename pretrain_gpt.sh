@@ -9,6 +9,11 @@
 #
 #   VOCAB_PARALLEL       switch: split the vocabulary layers over all pipeline ranks (vocab-2)
 #   FB_SPLIT             switch: with two barriers instead of one (vocab-1)
+#   INTERLACED_SCHEDULE  switch, with VOCAB_PARALLEL: the interlaced schedule, for comparison
+#   ENABLE_LAYER_REDISTRIBUTION
+#                        switch, without VOCAB_PARALLEL: fewer layers on the stages that hold the
+#                        vocabulary layers (redis)
+#   FINAL_STAGE_LAYERS   layers of the last stage then; balanced by default
 #   VOCAB_SIZE           of the sample data: 32k, 64k, 128k or 256k (the default)
 #   DATA_PATH, TOKENIZER_MODEL
 #                        an own data set (PREFIX of .bin and .idx) and its sentencepiece model
@@ -27,8 +32,8 @@
 #   DRY_RUN              switch: only print the torchrun line
 #   VENV, PYTHON         see tools/setup_venv.sh
 #
-# TP_SIZE, INTERLACED_SCHEDULE, ENABLE_LAYER_REDISTRIBUTION and FINAL_STAGE_LAYERS are known, but
-# what they ask for is not built yet: they are refused.
+# Other schedules are flags, for example --pipeline-schedule v-half. TP_SIZE is known, but tensor
+# parallelism is not built yet: it is refused.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
@@ -92,21 +97,26 @@ for name in VOCAB_PARALLEL FB_SPLIT INTERLACED_SCHEDULE ENABLE_LAYER_REDISTRIBUT
   on "$name" || true
 done
 
-if on INTERLACED_SCHEDULE; then
-  die "INTERLACED_SCHEDULE=1: the interlaced schedule is not built yet; unset it (VOCAB_PARALLEL=1" \
-    "alone gives vocabulary parallelism in 1F1B)"
-fi
-if on ENABLE_LAYER_REDISTRIBUTION || [[ -n "${FINAL_STAGE_LAYERS:-}" ]]; then
-  die "ENABLE_LAYER_REDISTRIBUTION=${ENABLE_LAYER_REDISTRIBUTION:-}" \
-    "FINAL_STAGE_LAYERS=${FINAL_STAGE_LAYERS:-}: redistribution of layers is not built yet; unset" \
-    "both (every stage holds LAYERS / PIPELINE_SIZE layers)"
-fi
 if ((${TP_SIZE:-1} > 1)); then
   die "TP_SIZE=$TP_SIZE: tensor parallelism is not built yet; unset it, and raise PIPELINE_SIZE to" \
     "use more ranks"
 fi
 if on FB_SPLIT && ! on VOCAB_PARALLEL; then
   die "FB_SPLIT=1 splits the passes of vocabulary parallelism; set VOCAB_PARALLEL=1 too"
+fi
+if on INTERLACED_SCHEDULE && ! on VOCAB_PARALLEL; then
+  die "INTERLACED_SCHEDULE=1 is a way of vocabulary parallelism; set VOCAB_PARALLEL=1 too"
+fi
+if on INTERLACED_SCHEDULE && on FB_SPLIT; then
+  die "INTERLACED_SCHEDULE=1 has two barriers by itself, and FB_SPLIT=1 asks for them: unset one"
+fi
+if on ENABLE_LAYER_REDISTRIBUTION && on VOCAB_PARALLEL; then
+  die "ENABLE_LAYER_REDISTRIBUTION=1 leaves the vocabulary layers whole, VOCAB_PARALLEL=1 splits" \
+    "them: unset one"
+fi
+if [[ -n "${FINAL_STAGE_LAYERS:-}" ]] && ! on ENABLE_LAYER_REDISTRIBUTION; then
+  die "FINAL_STAGE_LAYERS=$FINAL_STAGE_LAYERS is for redistributed layers; set" \
+    "ENABLE_LAYER_REDISTRIBUTION=1 too"
 fi
 
 if [[ -n "${DATA_PATH:-}" || -n "${TOKENIZER_MODEL:-}" ]]; then
@@ -222,6 +232,11 @@ fi
 if ! on FP32 && { ((gpus > 0)) || cpu_has_bf16; }; then options+=(--bf16); fi
 if on VOCAB_PARALLEL; then options+=(--enable-vocab-parallel); fi
 if on FB_SPLIT; then options+=(--disable-backward-fusion); fi
+if on INTERLACED_SCHEDULE; then options+=(--use-interlaced-schedule); fi
+if on ENABLE_LAYER_REDISTRIBUTION; then
+  options+=(--enable-layer-redistribution)
+  options+=(${FINAL_STAGE_LAYERS:+--final-stage-num-layers "$FINAL_STAGE_LAYERS"})
+fi
 if on PROFILED; then options+=(--profile); fi
 
 # --- How the ranks run
@@ -235,6 +250,9 @@ if ((gpus > 0)); then
   # The vocabulary's collectives and both directions of point-to-point run on streams of their own;
   # with few connections to the GPU, streams queue behind one another.
   environment+=("CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-8}")
+  # Several communicators are in flight at once, in one order on every rank: NCCL (from 2.26 on,
+  # with CUDA 12.3) then launches them in that order, whichever stream they are on.
+  environment+=("NCCL_LAUNCH_ORDER_IMPLICIT=${NCCL_LAUNCH_ORDER_IMPLICIT:-1}")
   # Transfers are issued one by one on purpose: batches would tie them to one another.
   environment+=("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING=false")
 else

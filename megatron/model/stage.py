@@ -8,6 +8,7 @@ the runtime runs these parts as passes.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -58,28 +59,30 @@ def place(
     stages: Sequence[tuple[int, int]],
     rank: int,
     *,
+    layers: Sequence[int],
     padded_vocab_size: int,
     split_vocabulary: bool,
 ) -> Placement:
-    """Return what ``rank`` owns, the layers spread evenly over the stages.
+    """Return what ``rank`` owns.
 
     Args:
         config: the model.
         stages: (rank, chunk) of every stage in the order in which the data flows.
         rank: pipeline rank.
+        layers: number of layers of every stage, in the same order.
         padded_vocab_size: rows of the whole vocabulary matrix.
         split_vocabulary: a shard on every rank, instead of all on the first and the last stage.
     """
     ranks = 1 + max(owner for owner, _ in stages)
     own = {chunk: stage for stage, (owner, chunk) in enumerate(stages) if owner == rank}
-    assert config.num_layers % len(stages) == 0, "the flags check this"
-    layers = config.num_layers // len(stages)
+    assert sum(layers) == config.num_layers, "every layer is somewhere, once"
+    first_layers = [0, *accumulate(layers)]
     last_stage = len(stages) - 1
     stage_chunk = {stage: chunk for chunk, stage in own.items()}
     index, shards = (rank, ranks) if split_vocabulary else (0, 1)
     shard = VocabularyShard.of(config.vocab_size, padded_vocab_size, index, shards)
     return Placement(
-        chunks=tuple(range(own[c] * layers, (own[c] + 1) * layers) for c in sorted(own)),
+        chunks=tuple(range(*first_layers[own[c] : own[c] + 2]) for c in sorted(own)),
         first_chunk=stage_chunk.get(0),
         last_chunk=stage_chunk.get(last_stage),
         input_shard=shard if split_vocabulary or 0 in stage_chunk else None,

@@ -44,6 +44,7 @@ class MixedPrecisionAdamW:
             eps=config.adam_eps,
             fused=True,
         )
+        self._saved: list[torch.Tensor] = []
 
     def _master_of(self, entry: OptimizedParameter) -> torch.Tensor:
         """The full-precision tensor to update, with the main gradient as its ``.grad``."""
@@ -79,11 +80,42 @@ class MixedPrecisionAdamW:
         # The fused kernel divides gradients by this scale, for loss scaling; a pass over memory
         # less than multiplying them first.
         self._adam.grad_scale = (
-            torch.tensor(1.0 / coefficient, device=self._device) if coefficient < 1.0 else None
+            torch.full((), 1.0 / coefficient, device=self._device) if coefficient < 1.0 else None
         )
         for group in self._adam.param_groups:
             group["lr"] = lr
         self._adam.step()
+        self._round()
+
+    @torch.no_grad()
+    def save(self) -> None:
+        """Keep masters, moments and step counts as they are, for ``restore``.
+
+        The copy takes as much memory as they do, 12 bytes a parameter with fp32 masters, and is
+        kept for the next one. It takes about as long as a step.
+        """
+        state = self._state()
+        # At first all of it, after the first step the moments that it has made.
+        self._saved += [torch.empty_like(tensor) for tensor in state[len(self._saved) :]]
+        torch._foreach_copy_(self._saved, state)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Undo all steps since ``save``, to the last bit."""
+        assert self._saved, "nothing was saved"
+        state = self._state()
+        if len(self._saved) < len(state):  # saved before the first step: there were no moments
+            self._adam.state.clear()
+        torch._foreach_copy_(state[: len(self._saved)], self._saved)
+        self._round()
+
+    def _state(self) -> list[torch.Tensor]:
+        """Everything that a step changes for good, masters first, always in the same order."""
+        masters = [master for group in self._adam.param_groups for master in group["params"]]
+        kept = [self._adam.state[master] for master in masters if master in self._adam.state]
+        return masters + [tensor for own in kept for tensor in own.values()]
+
+    def _round(self) -> None:
         if self._masters:
             torch._foreach_copy_(self._rounded, self._masters)
 

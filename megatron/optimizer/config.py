@@ -20,6 +20,8 @@ class OptimizerConfig:
         adam_beta2: second-moment decay.
         adam_eps: added to the root of the second moment.
         clip_grad: limit of the global gradient norm; 0 switches clipping off.
+        post_validation: step on what the ranks before know of the norm, and step again if that
+            turns out wrong (``megatron.optimizer.post_validation``).
     """
 
     lr: float
@@ -33,3 +35,4 @@ class OptimizerConfig:
     adam_beta2: float = 0.999
     adam_eps: float = 1e-8
     clip_grad: float = 1.0
+    post_validation: bool = False

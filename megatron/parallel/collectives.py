@@ -1,8 +1,14 @@
 """Collectives of the vocabulary layers: to one rank where only one needs the result."""
 
+from typing import Final
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+Operation = dist.ReduceOp.RedOpType
+MAXIMUM: Final = dist.ReduceOp.MAX
+SUM: Final = dist.ReduceOp.SUM
 
 
 def broadcast(tensor: Tensor, root: int, group: dist.ProcessGroup | None, size: int) -> Tensor:
@@ -16,6 +22,15 @@ def reduce(tensor: Tensor, root: int, group: dist.ProcessGroup | None, size: int
     """Sum ``tensor`` over the ranks into the one of ``root``; elsewhere it is undefined after."""
     if size > 1:
         dist.reduce(tensor, group=group, group_dst=root)
+    return tensor
+
+
+def all_reduce(
+    tensor: Tensor, operation: Operation, group: dist.ProcessGroup | None, size: int
+) -> Tensor:
+    """Combine ``tensor`` over the ranks by ``operation``, in place, the same on every rank."""
+    if size > 1:
+        dist.all_reduce(tensor, operation, group=group)
     return tensor
 
 

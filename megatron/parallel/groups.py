@@ -24,8 +24,9 @@ class PipelineGroups:
         forward: group of activations on their way to the next stage.
         backward: group of gradients on their way to the previous stage.
         control: group of everything outside the schedule: losses, gradient norm, messages.
-        ends: group of the first and the last rank, which may hold copies of tied weights; ``None``
-            on the others.
+        ends: group of the ranks of the first and the last stage, which may hold copies of tied
+            weights; ``None`` on the others, and where that is one rank.
+        state: group in which the hosts exchange the optimizer's state, on CPUs whatever the device.
     """
 
     rank: int
@@ -36,6 +37,7 @@ class PipelineGroups:
     backward: dist.ProcessGroup | None = None
     control: dist.ProcessGroup | None = None
     ends: dist.ProcessGroup | None = None
+    state: dist.ProcessGroup | None = None
 
     def all_reduce(self, value: torch.Tensor) -> None:
         """Sum ``value`` in place over the pipeline."""
@@ -61,8 +63,16 @@ def single_rank(device: torch.device) -> PipelineGroups:
     return PipelineGroups(0, 1, device)
 
 
-def make_groups(device: torch.device, timeout: timedelta) -> PipelineGroups:
-    """Make the groups of this rank; every rank of the job calls it once, after initialisation."""
+def make_groups(
+    device: torch.device, timeout: timedelta, ends: tuple[int, int] | None = None
+) -> PipelineGroups:
+    """Make the groups of this rank; every rank of the job calls it once, after initialisation.
+
+    Args:
+        device: where this rank computes.
+        timeout: how long a collective may wait.
+        ends: ranks of the first and the last stage; by default the first and the last rank.
+    """
     rank, size = dist.get_rank(), dist.get_world_size()
     if size == 1:
         return single_rank(device)
@@ -71,7 +81,18 @@ def make_groups(device: torch.device, timeout: timedelta) -> PipelineGroups:
         dist.new_group(ranks, timeout=timeout, group_desc=name)
         for name in ("vocabulary", "forward", "backward", "control")
     )
-    ends = dist.new_group([0, size - 1], timeout=timeout, group_desc="ends")
-    if rank not in (0, size - 1):
-        ends = None
-    return PipelineGroups(rank, size, device, vocabulary, forward, backward, control, ends)
+    state = dist.new_group(ranks, timeout=timeout, backend="gloo", group_desc="state")
+    tied, ends = None, (0, size - 1) if ends is None else ends
+    if ends[0] != ends[1]:
+        tied = dist.new_group(sorted(ends), timeout=timeout, group_desc="ends")
+    return PipelineGroups(
+        rank,
+        size,
+        device,
+        vocabulary,
+        forward,
+        backward,
+        control,
+        tied if rank in ends else None,
+        state,
+    )

@@ -6,6 +6,7 @@ looks for it.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,9 +14,9 @@ from torch import Tensor
 from megatron.layers.vocabulary import Merged, merge_statistics
 from megatron.parallel import collectives, p2p
 from megatron.parallel.groups import PipelineGroups
-from megatron.parallel.lanes import Lane, Pending, make_lane
-from megatron.runtime.stage_passes import StagePasses
-from megatron.runtime.timeline import Recorder
+from megatron.parallel.lanes import Lane, Pending
+from megatron.runtime.observer import Observer
+from megatron.runtime.passes import Passes
 from megatron.schedules.needs import Comm, CommKind, participants
 from megatron.schedules.plan import Plan
 
@@ -28,6 +29,19 @@ class Barrier:
     gradient_nh: Tensor | None
 
 
+@dataclass(frozen=True)
+class _Collective:
+    """A kind of collective.
+
+    Attributes:
+        prepare: takes what is sent from the store, and returns the work for the lane.
+        deliver: puts the result for a microbatch into the store, if this rank has a use for it.
+    """
+
+    prepare: Callable[[int], Callable[[], object]]
+    deliver: Callable[[int, Any], None]
+
+
 class Communicator:
     """Communications of one rank.
 
@@ -35,42 +49,41 @@ class Communicator:
         groups: the process groups.
         plan: the training plan.
         passes: this rank's passes; its store holds what is sent and receives what comes.
+        lane: where collectives run beside the passes.
         activation_shape: [b, s, h] of what travels between stages.
         dtype: of activations.
+
+    Attributes:
+        passes: whose store is used, and whose arithmetic C1 needs; may be exchanged.
+        recorder: records the collectives, if any.
     """
 
     def __init__(
         self,
         groups: PipelineGroups,
         plan: Plan,
-        passes: StagePasses,
+        passes: Passes,
+        lane: Lane,
         activation_shape: tuple[int, int, int],
         dtype: torch.dtype,
     ) -> None:
+        self.passes = passes
+        self.recorder: Observer | None = None
         self._groups = groups
         self._plan = plan
-        self._passes = passes
-        self._store = passes.store
+        self._lane = lane
         self._shape = activation_shape
         self._dtype = dtype
-        self._lane: Lane = make_lane(groups.device, groups.size, "vocabulary")
         self._first = plan.stages[0][0]
         self._last_stage = len(plan.stages) - 1
         self._last = plan.stages[-1][0]
-        self._collectives: Mapping[CommKind, Callable[[Comm], Callable[[], object]]] = {
-            "C0": self._c0,
-            "C1": self._c1,
-            "C2": self._c2,
-            "CIF": self._cif,
-            "CIB": self._cib,
-        }
-        self.recorder: Recorder | None = None
+        self._collectives = self._make_collectives()
 
     def start(self, comm: Comm) -> Pending[object]:
         """Issue ``comm``; its data is in the store if this rank has any."""
         if comm.kind in ("X", "G"):
             return self._start_transfer(comm)
-        work = self._collectives[comm.kind](comm)
+        work = self._collectives[comm.kind].prepare(comm.microbatch)
         if self.recorder is not None:
             work = self.recorder.timed(comm, work)
         return self._lane.submit(work)
@@ -79,39 +92,12 @@ class Communicator:
         """Wait for ``comm`` and put what this rank receives into the store."""
         result = pending.wait()
         i = comm.microbatch
-        if comm.kind == "C1":
-            assert isinstance(result, Barrier)
-            self._store.get("state", i).drop_gradient()
-            self._store.put("merged", i, result.merged)
-            if result.gradient_nh is not None:
-                self._store.put("output_gradient", i, result.gradient_nh, self._last_stage)
-            return
-        destination = self._destination(comm)
-        if destination is not None:
-            name, place = destination
-            self._store.put(name, i, result, place)
-
-    def close(self) -> None:
-        """Give the lane back."""
-        self._lane.close()
-
-    def _destination(self, comm: Comm) -> tuple[str, int] | None:
-        """Return the (name, place) under which this rank keeps what it receives, if anything."""
-        rank = self._groups.rank
-        if comm.kind in ("X", "G"):
-            receiver = participants(self._plan, comm)[1]
-            if rank != receiver:
-                return None
-            if comm.kind == "X":
-                return "input", comm.stage + 1
-            return "output_gradient", comm.stage - 1
-        if comm.kind == "C0":
-            return ("x", 0) if rank != self._last else None
-        if comm.kind == "C2":
-            return ("output_gradient", self._last_stage) if rank == self._last else None
-        if comm.kind == "CIF":
-            return ("input", 0) if rank == self._first else None
-        return ("input_gradient", 0) if rank != self._first else None
+        if comm.kind not in ("X", "G"):
+            self._collectives[comm.kind].deliver(i, result)
+        elif self._groups.rank == participants(self._plan, comm)[1]:
+            forward = comm.kind == "X"
+            name = "input" if forward else "output_gradient"
+            self.passes.store.put(name, i, result, comm.stage + (1 if forward else -1))
 
     def _start_transfer(self, comm: Comm) -> Pending[object]:
         forward = comm.kind == "X"
@@ -119,51 +105,102 @@ class Communicator:
         sender, receiver = participants(self._plan, comm)
         if self._groups.rank == sender:
             name = "output" if forward else "input_gradient"
-            return p2p.send(self._store.take(name, comm.microbatch, comm.stage), receiver, group)
+            tensor = self.passes.store.take(name, comm.microbatch, comm.stage)
+            return p2p.send(tensor, receiver, group)
         return p2p.receive(self._buffer(), sender, group)
 
     def _buffer(self) -> Tensor:
         return torch.empty(self._shape, dtype=self._dtype, device=self._groups.device)
 
-    def _broadcast(self, name: str, comm: Comm, root: int) -> Callable[[], Tensor]:
-        at_root = self._groups.rank == root
-        tensor = self._store.get(name, comm.microbatch) if at_root else self._buffer()
+    def _make_collectives(self) -> Mapping[CommKind, _Collective]:
+        """Return what each kind does; that of the barriers depends on how many there are."""
+        first, last = self._first, self._last
+        statistics = _Collective(self._merge, self._deliver_barrier)
+        gradient = self._reduction("partial_gradient", last, "output_gradient", self._last_stage)
+        barriers: dict[int | None, dict[CommKind, _Collective]] = {
+            None: {},
+            1: {"C1": statistics},
+            2: {"C1": statistics, "C2": gradient},
+            3: {
+                "C1": self._all_reduction("maximum_n", "maximum", collectives.MAXIMUM),
+                "C2": self._all_reduction("sums_kn", "sums", collectives.SUM),
+                "C3": gradient,
+            },
+        }
+        return {
+            "C0": self._broadcast("x", last),
+            "CIF": self._reduction("partial_embedding", first, "input"),
+            "CIB": self._broadcast("input_gradient", first),
+            **barriers[self._plan.barriers],
+        }
+
+    def _broadcast(self, name: str, root: int) -> _Collective:
+        """Return the broadcast of ``name``, which the root has already."""
+        groups, at_root = self._groups, self._groups.rank == root
+
+        def prepare(i: int) -> Callable[[], Tensor]:
+            tensor = self.passes.store.get(name, i) if at_root else self._buffer()
+            return lambda: collectives.broadcast(tensor, root, groups.vocabulary, groups.size)
+
+        def deliver(i: int, tensor: Tensor) -> None:
+            if not at_root:
+                self.passes.store.put(name, i, tensor)
+
+        return _Collective(prepare, deliver)
+
+    def _reduction(self, name: str, root: int, result: str, place: int = 0) -> _Collective:
+        """Return the sum of everybody's ``name``, which becomes the root's ``result``."""
         groups = self._groups
-        return lambda: collectives.broadcast(tensor, root, groups.vocabulary, groups.size)
 
-    def _reduce(self, name: str, comm: Comm, root: int) -> Callable[[], Tensor]:
-        tensor = self._store.take(name, comm.microbatch)
+        def prepare(i: int) -> Callable[[], Tensor]:
+            tensor = self.passes.store.take(name, i)
+            return lambda: collectives.reduce(tensor, root, groups.vocabulary, groups.size)
+
+        def deliver(i: int, tensor: Tensor) -> None:
+            if groups.rank == root:
+                self.passes.store.put(result, i, tensor, place)
+
+        return _Collective(prepare, deliver)
+
+    def _all_reduction(
+        self, part: str, result: str, operation: "collectives.Operation"
+    ) -> _Collective:
+        """Return the combination of a ``part`` of everybody's state, ``result`` for all."""
         groups = self._groups
-        return lambda: collectives.reduce(tensor, root, groups.vocabulary, groups.size)
 
-    def _c0(self, comm: Comm) -> Callable[[], Tensor]:
-        return self._broadcast("x", comm, self._last)
+        def prepare(i: int) -> Callable[[], Tensor]:
+            # A copy: the state keeps its own part.
+            tensor = getattr(self.passes.store.get("state", i), part).clone()
+            return lambda: collectives.all_reduce(tensor, operation, groups.vocabulary, groups.size)
 
-    def _cib(self, comm: Comm) -> Callable[[], Tensor]:
-        return self._broadcast("input_gradient", comm, self._first)
+        def deliver(i: int, tensor: Tensor) -> None:
+            self.passes.store.put(result, i, tensor)
 
-    def _c2(self, comm: Comm) -> Callable[[], Tensor]:
-        return self._reduce("partial_gradient", comm, self._last)
+        return _Collective(prepare, deliver)
 
-    def _cif(self, comm: Comm) -> Callable[[], Tensor]:
-        return self._reduce("partial_embedding", comm, self._first)
-
-    def _c1(self, comm: Comm) -> Callable[[], Barrier]:
-        """Gather and merge the statistics; with one barrier also sum the input gradient.
+    def _merge(self, i: int) -> Callable[[], Barrier]:
+        """C1: gather and merge the statistics; with one barrier also sum the input gradient.
 
         One all-gather of all statistics, 4 p fp32 vectors of n, is less traffic than one more
         activation as long as p is well below h / 8, and saves two of three latencies in a row.
         """
-        i, groups = comm.microbatch, self._groups
-        state = self._store.get("state", i)
+        passes, groups, last = self.passes, self._groups, self._last
+        state = passes.store.get("state", i)
 
         def work() -> Barrier:
             gathered = collectives.all_gather(state.statistics_4n, groups.vocabulary, groups.size)
             merged = merge_statistics(gathered)
             if state.raw_gradient_nh is None:
                 return Barrier(merged, None)
-            gradient_nh = self._passes.gradient_after_merge(i, state, merged)
-            collectives.reduce(gradient_nh, self._last, groups.vocabulary, groups.size)
-            return Barrier(merged, gradient_nh if groups.rank == self._last else None)
+            gradient_nh = passes.gradient_after_merge(i, state, merged)
+            collectives.reduce(gradient_nh, last, groups.vocabulary, groups.size)
+            return Barrier(merged, gradient_nh if groups.rank == last else None)
 
         return work
+
+    def _deliver_barrier(self, i: int, barrier: Barrier) -> None:
+        store = self.passes.store
+        store.get("state", i).drop_gradient()
+        store.put("merged", i, barrier.merged)
+        if barrier.gradient_nh is not None:
+            store.put("output_gradient", i, barrier.gradient_nh, self._last_stage)

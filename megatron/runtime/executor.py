@@ -1,11 +1,22 @@
 """Walk one rank's row of a program. It does not know which schedule it runs."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
+
 from megatron.parallel.lanes import Pending
 from megatron.runtime.communicator import Communicator
-from megatron.runtime.stage_passes import StagePasses
-from megatron.runtime.timeline import Recorder
+from megatron.runtime.observer import Observer
+from megatron.runtime.passes import Passes
 from megatron.schedules.lower import Program, Run, Start
 from megatron.schedules.needs import Comm
+from megatron.schedules.passes import Pass
+
+BEFORE_GRADIENTS: Final = ("IF", "F", "S", "E")
+"""Kinds of passes that leave the gradients as they are."""
+
+Gate = Callable[[], bool]
+"""Asked before a rank's first pass that changes gradients; ``False`` abandons the iteration."""
 
 
 class Executor:
@@ -14,25 +25,60 @@ class Executor:
     Args:
         passes: a method for every kind of pass.
         communicator: issues communications and waits for them.
+        hollow: stands in for ``passes`` where an iteration is abandoned: computes nothing, but
+            hands on what the other ranks wait for. Needed by a gate only.
     """
 
-    def __init__(self, passes: StagePasses, communicator: Communicator) -> None:
+    def __init__(
+        self, passes: Passes, communicator: Communicator, hollow: Passes | None = None
+    ) -> None:
         self._passes = passes
         self._communicator = communicator
+        self._hollow = hollow
 
-    def run(self, program: Program, recorder: Recorder | None = None) -> None:
-        """Execute this rank's row of ``program``, recording it if asked."""
-        table = self._passes.table
-        under_way: dict[Comm, Pending[object]] = {}
+    def run(
+        self, program: Program, recorder: Observer | None = None, gate: Gate | None = None
+    ) -> bool:
+        """Execute this rank's row of ``program``, recording it if asked.
+
+        Args:
+            program: the same on every rank.
+            recorder: records passes, collectives and waits.
+            gate: must answer alike on every rank. After ``False`` all communication still takes
+                place, so that nobody waits for ever, but nothing is computed any more.
+
+        Returns:
+            Whether the program was carried out, and not abandoned.
+        """
+        self._communicator.passes = passes = self._passes
         self._communicator.recorder = recorder
-        for step in program.rows[self._passes.rank]:
+        carried_out = True
+        under_way: dict[Comm, Pending[object]] = {}
+        for step in program.rows[passes.rank]:
             if isinstance(step, Start):
                 under_way[step.comm] = self._communicator.start(step.comm)
             elif not isinstance(step, Run):
-                self._communicator.finish(step.comm, under_way.pop(step.comm))
-            elif recorder is None:
-                table[step.item.kind](step.item)
+                with _recorded(recorder, step.comm):
+                    self._communicator.finish(step.comm, under_way.pop(step.comm))
             else:
-                with recorder.span(step.item):
-                    table[step.item.kind](step.item)
+                if gate is not None and step.item.kind not in BEFORE_GRADIENTS:
+                    carried_out = gate()
+                    gate = None
+                    if not carried_out:
+                        passes = self._abandon()
+                with _recorded(recorder, step.item):
+                    passes.table[step.item.kind](step.item)
         assert not under_way, f"never waited for {', '.join(map(str, under_way))}"
+        return carried_out
+
+    def _abandon(self) -> Passes:
+        assert self._hollow is not None, "a gate needs passes to carry on with"
+        self._communicator.passes = self._hollow
+        return self._hollow
+
+
+def _recorded(recorder: Observer | None, item: Pass | Comm) -> AbstractContextManager[None]:
+    """Return a context that records a pass, or the wait for a communication."""
+    if recorder is None:
+        return nullcontext()
+    return recorder.span(item) if isinstance(item, Pass) else recorder.waiting(item)

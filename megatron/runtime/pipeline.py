@@ -1,15 +1,19 @@
 """One rank of the pipeline, ready to run: model, plan, programs, store and executor."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from megatron.model.stage import RankModel
 from megatron.parallel.groups import PipelineGroups
+from megatron.parallel.lanes import make_lane
 from megatron.runtime.batch import DeviceMicrobatch
 from megatron.runtime.communicator import Communicator
-from megatron.runtime.executor import Executor
+from megatron.runtime.emulated_passes import HollowPasses
+from megatron.runtime.executor import Executor, Gate
+from megatron.runtime.observer import Observer
 from megatron.runtime.stage_passes import StagePasses
 from megatron.runtime.store import ActivationStore
 from megatron.runtime.timeline import Recorder
@@ -17,6 +21,16 @@ from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.lower import Program, lower
 from megatron.schedules.plan import Plan, evaluation_plan
 from megatron.simulator.simulate import Span, Timeline
+
+
+@dataclass(frozen=True)
+class _Installed:
+    """A plan, ready to run on this rank."""
+
+    training: Program
+    evaluation: Program
+    passes: StagePasses
+    executor: Executor
 
 
 class PipelineRank:
@@ -45,45 +59,77 @@ class PipelineRank:
         self.model = model
         self.store = ActivationStore()
         self._groups = groups
-        self._train_program = lower(plan, costs)
-        self._evaluation_program = lower(evaluation_plan(plan), costs)
-        self._passes = StagePasses(model, plan, groups.rank, self.store, seed)
-        self._communicator = Communicator(groups, plan, self._passes, activation_shape, dtype)
-        self._executor = Executor(self._passes, self._communicator)
+        self._shape = activation_shape
+        self._dtype = dtype
+        self._seed = seed
+        self._lane = make_lane(groups.device, groups.size, "vocabulary")
+        self._installed = self._install(plan, costs)
 
     @property
     def train_program(self) -> Program:
         """The program of a training iteration."""
-        return self._train_program
+        return self._installed.training
+
+    def replace_plan(self, plan: Plan, costs: Costs) -> None:
+        """Run another plan from the next iteration on; every rank calls it between iterations.
+
+        Args:
+            plan: checked, with the stages where they are and the same treatment of the vocabulary:
+                no parameter moves.
+            costs: durations; decide where communication is issued.
+        """
+        old = self.train_program.plan
+        assert plan.stages == old.stages, "no stage may move"
+        assert (plan.barriers is None) == (old.barriers is None), "the vocabulary stays where it is"
+        self._installed = self._install(plan, costs)
+
+    def _install(self, plan: Plan, costs: Costs) -> _Installed:
+        groups, shape, dtype = self._groups, self._shape, self._dtype
+        passes = StagePasses(self.model, plan, groups.rank, self.store, self._seed)
+        hollow = HollowPasses(plan, groups.rank, self.store, shape, dtype, groups.device)
+        communicator = Communicator(groups, plan, passes, self._lane, shape, dtype)
+        return _Installed(
+            training=lower(plan, costs),
+            evaluation=lower(evaluation_plan(plan), costs),
+            passes=passes,
+            executor=Executor(passes, communicator, hollow),
+        )
 
     def train(
         self,
         batch: Sequence[DeviceMicrobatch],
         iteration: int,
-        recorder: Recorder | None = None,
-    ) -> torch.Tensor:
+        recorder: Observer | None = None,
+        gate: Gate | None = None,
+    ) -> torch.Tensor | None:
         """Run the forward and backward of an iteration; gradients add up in ``main_grad``.
 
         Args:
             batch: as many microbatches as the plan has.
             iteration: iteration of the run, for dropout.
             recorder: records this iteration.
+            gate: asked before the first pass that changes gradients whether to go on; must answer
+                alike on every rank.
 
         Returns:
             This rank's part of the loss, a scalar on the device; the sum over ranks is the loss.
+            ``None`` if the gate said no: then no gradient has changed.
         """
-        self._passes.begin(batch, iteration, training=True)
-        self._executor.run(self._train_program, recorder)
+        running = self._installed
+        running.passes.begin(batch, iteration, training=True)
+        if not running.executor.run(running.training, recorder, gate):
+            return None
         if self.model.config.tie_embeddings:
             self._add_up_tied_gradients()
-        return self._loss()
+        return running.passes.loss(self._groups.device)
 
     def evaluate(self, batch: Sequence[DeviceMicrobatch]) -> torch.Tensor:
         """Run the forward only; returns this rank's part of the loss as ``train`` does."""
-        self._passes.begin(batch, 0, training=False)
+        running = self._installed
+        running.passes.begin(batch, 0, training=False)
         with torch.no_grad():
-            self._executor.run(self._evaluation_program)
-        return self._loss()
+            running.executor.run(running.evaluation)
+        return running.passes.loss(self._groups.device)
 
     def first_not_finite(self, batch: Sequence[DeviceMicrobatch]) -> tuple[int, int, str] | None:
         """Repeat the forward and look where infinity or NaN appears first.
@@ -92,7 +138,7 @@ class PipelineRank:
             (microbatch, rank, what) of the earliest in the order of the data flow, the same on
             every rank; ``None`` if this forward is finite everywhere.
         """
-        with self._passes.watching() as sightings:
+        with self._installed.passes.watching() as sightings:
             self.evaluate(batch)
         gathered = self._groups.all_gather_object(sightings)
         everywhere = [sighting for own in gathered for sighting in own]
@@ -104,17 +150,11 @@ class PipelineRank:
     def timeline(self, recorder: Recorder) -> Timeline:
         """Collect what every rank has recorded; every rank calls it."""
         gathered: list[list[Span]] = self._groups.all_gather_object(recorder.spans())
-        return Timeline(self._groups.size, tuple(span for own in gathered for span in own))
+        return Timeline.of_lanes(self._groups.size, [span for own in gathered for span in own])
 
     def close(self) -> None:
         """Give the communication lane back."""
-        self._communicator.close()
-
-    def _loss(self) -> torch.Tensor:
-        losses = [self._passes.losses[i] for i in sorted(self._passes.losses)]
-        if losses:
-            return torch.stack(losses).sum()
-        return torch.zeros((), device=self._groups.device)
+        self._lane.close()
 
     def _add_up_tied_gradients(self) -> None:
         """Sum the gradients of the two copies of a tied matrix on the first and the last rank."""

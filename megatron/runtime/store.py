@@ -5,14 +5,18 @@ count of microbatches in flight is compared with the plan's.
 """
 
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, Final
+
+_ACTIVATIONS: Final = ("graph", "weights")
+"""What F leaves for B, and what B leaves of it for W."""
 
 
 class ActivationStore:
     """Values under (name, microbatch, place) keys; each is put once and taken once.
 
     Attributes:
-        peak_in_flight: highest number of microbatch chunks that were between F and B.
+        peak_in_flight: highest number of microbatch chunks that were between F and B, or W where
+            weight gradients are passes of their own.
     """
 
     def __init__(self) -> None:
@@ -25,7 +29,7 @@ class ActivationStore:
         key = (name, microbatch, place)
         assert key not in self._values, f"{key} is there already"
         self._values[key] = value
-        if name == "graph":
+        if name in _ACTIVATIONS:
             self._in_flight += 1
             self.peak_in_flight = max(self.peak_in_flight, self._in_flight)
 
@@ -35,7 +39,7 @@ class ActivationStore:
 
     def take(self, name: str, microbatch: int, place: int = 0) -> Any:
         """Return a value and let go of it."""
-        if name == "graph":
+        if name in _ACTIVATIONS:
             self._in_flight -= 1
         return self._values.pop((name, microbatch, place))
 

@@ -1,8 +1,9 @@
 """Record when the passes and collectives of an iteration really ran, in the simulator's format.
 
 On a CPU the host's monotonic clock is read; on CUDA events are recorded on the stream that does the
-work, and read after the iteration. Point-to-point transfers are not recorded: the host only knows
-when they were issued and when somebody stopped waiting for them.
+work, and read after the iteration: nothing waits for the device before. Point-to-point transfers
+are not recorded, for neither host nor stream sees when one is through, only whether it was waited
+for: that is.
 """
 
 import time
@@ -27,7 +28,7 @@ class _Mark(NamedTuple):
 
 
 class Recorder:
-    """Records one rank's iteration.
+    """Records one rank's iteration; an ``Observer``.
 
     Args:
         rank: pipeline rank.
@@ -38,19 +39,31 @@ class Recorder:
         self._rank = rank
         self._cuda = device.type == "cuda"
         self._marks: list[_Mark] = []
-        self._origin = self._now()
+        self.begin()
 
-    def begin(self) -> None:
-        """Forget what was recorded and count time from now, right after a barrier."""
+    def begin(self, start: float | None = None) -> None:
+        """Forget what was recorded, and count time anew; on CUDA waits for the device.
+
+        Args:
+            start: from this moment on, on the host's clock (``time.perf_counter``); see
+                ``clocks.common_start``. By default from now, right after a barrier.
+        """
+        if self._cuda:
+            torch.cuda.synchronize()  # the stream is here when the host is, but for a launch
         self._marks = []
         self._origin = self._now()
+        here = self._origin if isinstance(self._origin, float) else time.perf_counter()
+        self._origin_seconds = 0.0 if start is None else here - start
 
     @contextmanager
     def span(self, item: Pass) -> Iterator[None]:
         """Record a pass."""
-        start = self._now()
-        yield
-        self._marks.append(_Mark("compute", item, start, self._now()))
+        yield from self._record("compute", item)
+
+    @contextmanager
+    def waiting(self, comm: Comm) -> Iterator[None]:
+        """Record how long the host, or on CUDA the stream of the passes, waits for ``comm``."""
+        yield from self._record("wait", comm)
 
     def timed(self, comm: Comm, work: Callable[[], T]) -> Callable[[], T]:
         """Return ``work`` that records itself in the communication lane."""
@@ -81,6 +94,11 @@ class Recorder:
             for mark in self._marks
         ]
 
+    def _record(self, lane: str, item: Pass | Comm) -> Iterator[None]:
+        start = self._now()
+        yield
+        self._marks.append(_Mark(lane, item, start, self._now()))
+
     def _now(self) -> "float | torch.cuda.Event":
         if not self._cuda:
             return time.perf_counter()
@@ -91,6 +109,6 @@ class Recorder:
     def _seconds(self, mark: "float | torch.cuda.Event") -> float:
         if isinstance(mark, float):
             assert isinstance(self._origin, float)
-            return mark - self._origin
+            return mark - self._origin + self._origin_seconds
         assert isinstance(self._origin, torch.cuda.Event)
-        return self._origin.elapsed_time(mark) / 1000
+        return self._origin.elapsed_time(mark) / 1000 + self._origin_seconds

@@ -3,20 +3,26 @@
 from megatron.simulator.simulate import Timeline
 
 
-def draw_text(timeline: Timeline, width: int = 120) -> str:
+def draw_text(timeline: Timeline, width: int = 120, until: float | None = None) -> str:
     """Return a drawing at most ``width`` characters wide; idle time is dots.
 
     Each pass fills its time with its label, cut where the time is too short for it; passes too
     short for one column are left out.
+
+    Args:
+        timeline: what to draw.
+        width: characters of a line.
+        until: draw only what begins before this time; by default everything.
     """
     label = len(f"rank {timeline.ranks - 1} ")
     columns = max(1, width - label)
-    scale = columns / timeline.end if timeline.end else 0.0
+    end = timeline.end if until is None else min(until, timeline.end)
+    scale = columns / end if end else 0.0
     lines = []
     for rank in range(timeline.ranks):
         cells = ["."] * columns
         for span in timeline.compute(rank):
-            first, last = round(span.start * scale), round(span.end * scale)
+            first, last = round(span.start * scale), min(round(span.end * scale), columns)
             text = span.label.ljust(last - first, "-")[: last - first]
             if last - first > len(span.label):
                 text = text[:-1] + "|"

@@ -1,10 +1,12 @@
 """A timeline in Chrome's trace event format, which Perfetto and chrome://tracing open.
 
-A rank is a process. It has a thread for its passes, one for the collectives, and one for each
-direction of each link to a neighbour. Arrows lead from everything to what waits for it.
+A rank is a process. It has a thread for its passes, one for its waits, one for the collectives, and
+one for each direction of each link to a neighbour. Arrows lead from all to what waits for it.
 """
 
+import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from megatron.schedules.lower import lane
@@ -15,9 +17,15 @@ from megatron.simulator.simulate import Span, Timeline
 
 Event = dict[str, object]
 Thread = tuple[str | int, ...]
-"""What runs one after another: a lane of communications, or ``_COMPUTE``."""
+"""What runs one after another: a lane of communications, ``_COMPUTE`` or ``_WAIT``."""
 
 _COMPUTE: Final[Thread] = ("compute",)
+_WAIT: Final[Thread] = ("wait",)
+_THREAD_NAMES: Final[Mapping[Thread, str]] = {
+    _COMPUTE: "compute",
+    _WAIT: "waiting",
+    ("vocabulary",): "communication: collectives",
+}
 
 
 class _Slice(NamedTuple):
@@ -36,32 +44,45 @@ class _Slice(NamedTuple):
 Slices = Mapping[tuple[int, Need], _Slice]
 
 
-def chrome_trace(plan: Plan, timeline: Timeline) -> dict[str, object]:
-    """Return a simulated ``timeline`` as the JSON document of a trace.
+def chrome_trace(plan: Plan, timeline: Timeline, microseconds: float = 1.0) -> dict[str, object]:
+    """Return a ``timeline`` as the JSON document of a trace.
 
-    A unit of time is shown as a microsecond. Communications that take no time are not shown: arrows
-    then lead from pass to pass. Nor are arrows at passes that take no time.
+    Communications that take no time, or were not recorded, are not shown: arrows then lead from
+    pass to pass. Nor are arrows at passes that take no time.
 
     Args:
-        plan: what was simulated; tells what waits for what.
+        plan: what ran; tells what waits for what.
         timeline: when it ran.
+        microseconds: shown for one unit of time; 1e6 for a recorded timeline, in seconds.
     """
     threads = _threads(plan)
     comms = {str(comm): comm for comm in _comms(plan)}
     events = list(_names(threads))
     slices: dict[tuple[int, Need], _Slice] = {}
-    for span in timeline.spans:
-        compute = span.lane == "compute"
-        item = Pass.parse(span.label) if compute else comms[span.label]
-        thread = threads[span.rank].index(_COMPUTE if isinstance(item, Pass) else lane(plan, item))
-        start, end = round(span.start * 1000), round(span.end * 1000)
+    for span in (*timeline.spans, *timeline.waits):
+        item: Need = Pass.parse(span.label) if span.lane == "compute" else comms[span.label]
+        thread = threads[span.rank].index(_thread(plan, span, item))
+        start, end = (round(time * microseconds * 1000) for time in (span.start, span.end))
         shown = _Slice(span.rank, thread, start, end)
         events.append(_complete(span, shown))
-        if end > start:
+        if end > start and span.lane != "wait":
             slices[span.rank, item] = shown
     for number, (source, target) in enumerate(_arrows(plan, slices)):
         events += _arrow(number, source, target)
     return {"traceEvents": events, "displayTimeUnit": "ns"}
+
+
+def save_chrome_trace(
+    plan: Plan, timeline: Timeline, path: Path, microseconds: float = 1.0
+) -> None:
+    """Write ``chrome_trace`` of the same arguments to ``path``."""
+    path.write_text(json.dumps(chrome_trace(plan, timeline, microseconds)))
+
+
+def _thread(plan: Plan, span: Span, item: Need) -> Thread:
+    if isinstance(item, Pass):
+        return _COMPUTE
+    return _WAIT if span.lane == "wait" else lane(plan, item)
 
 
 def _comms(plan: Plan) -> Iterator[Comm]:
@@ -77,7 +98,7 @@ def _threads(plan: Plan) -> list[list[Thread]]:
         if comm.microbatch == 0:
             for rank in participants(plan, comm):
                 threads[rank].add(lane(plan, comm))
-    return [[_COMPUTE, *sorted(lanes, key=lambda key: (len(key), key))] for lanes in threads]
+    return [[_COMPUTE, _WAIT, *sorted(lanes, key=lambda key: (len(key), key))] for lanes in threads]
 
 
 def _names(threads: list[list[Thread]]) -> Iterator[Event]:
@@ -91,8 +112,8 @@ def _names(threads: list[list[Thread]]) -> Iterator[Event]:
 
 
 def _thread_name(rank: int, thread: Thread) -> str:
-    if len(thread) == 1:
-        return "compute" if thread == _COMPUTE else "communication: collectives"
+    if thread in _THREAD_NAMES:
+        return _THREAD_NAMES[thread]
     kind, sender, receiver = thread
     other = f"to rank {receiver}" if sender == rank else f"from rank {sender}"
     return f"communication: {kind} {other}"

@@ -4,7 +4,7 @@ Every default is resolved here but the peak of the device, which is measured lat
 entrypoint sees a flag. The narrow configurations of the layers below are reused as they are.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -12,10 +12,9 @@ import torch
 
 from megatron.data.config import DataConfig
 from megatron.model.config import ModelConfig
+from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
-
-VocabParallel = Literal["none", "vocab-1", "vocab-2"]
-PipelineSchedule = Literal["1f1b"]
+from megatron.schedules.plan import TREATMENTS
 
 
 @dataclass(frozen=True)
@@ -24,28 +23,36 @@ class ParallelConfig:
 
     Attributes:
         pipeline_size: pipeline ranks p.
-        vocab_parallel: treatment of the vocabulary layers: on the first and the last stage
-            (``none``), or as passes of every rank with two barriers (``vocab-1``) or one
-            (``vocab-2``).
-        pipeline_schedule: the building block of the plan.
+        vocab_parallel: treatment of the vocabulary layers, a name of ``TREATMENTS``.
+        pipeline_schedule: what makes the plan, a name of ``SCHEDULE_NAMES`` but ``optimal``.
         padded_vocab_size: rows of the whole vocabulary matrix, a multiple of ``vocab_shards``.
         device: kind of device that every rank computes on.
         backend: communication library of the process groups.
         timeout_minutes: how long a collective may wait before the job is given up.
+        virtual_stages: model chunks of a rank, for ``interleaved``; ``None``: 2.
+        layers: how transformer layers are spread over the stages.
+        schedule_file: the plan in text form, for ``file``.
+        memory_limit: the most microbatches that a rank may have in flight.
+        measured_costs: file of measured costs to plan with; ``None``: by FLOPs.
     """
 
     pipeline_size: int
-    vocab_parallel: VocabParallel
-    pipeline_schedule: PipelineSchedule
+    vocab_parallel: str
+    pipeline_schedule: str
     padded_vocab_size: int
     device: Literal["cpu", "cuda"]
     backend: Literal["gloo", "nccl"]
     timeout_minutes: int
+    virtual_stages: int | None = None
+    layers: LayerDistribution = field(default_factory=LayerDistribution)
+    schedule_file: Path | None = None
+    memory_limit: float | None = None
+    measured_costs: Path | None = None
 
     @property
     def vocab_shards(self) -> int:
         """Parts P into which the vocabulary matrix is cut."""
-        return 1 if self.vocab_parallel == "none" else self.pipeline_size
+        return 1 if TREATMENTS[self.vocab_parallel].barriers is None else self.pipeline_size
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,11 @@ class LogConfig:
         profile_step_end: first iteration that is no longer traced.
         profile_dir: folder of the traces, one file per rank.
         record_timeline: file for the measured timeline in the simulator's format.
+        profile_schedule_start: first iteration (counted from 1) whose passes are timed; ``None``:
+            none is.
+        profile_schedule_end: first iteration whose passes are no longer timed.
+        schedule_costs: file for the measured costs.
+        replan: make the plan anew from the measured costs.
     """
 
     log_interval: int
@@ -104,6 +116,21 @@ class LogConfig:
     profile_step_end: int
     profile_dir: Path
     record_timeline: Path | None
+    profile_schedule_start: int | None = None
+    profile_schedule_end: int | None = None
+    schedule_costs: Path | None = None
+    replan: bool = False
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What is predicted instead of trained.
+
+    Attributes:
+        gpu: name of the GPU to predict for.
+    """
+
+    gpu: str
 
 
 @dataclass(frozen=True)
@@ -118,6 +145,7 @@ class RunConfig:
         data: corpus and sampling.
         log: printed lines, traces.
         notes: sentences about accepted flags that change nothing here, for the log.
+        dry_run: what to predict instead of training; ``None``: train.
     """
 
     model: ModelConfig
@@ -127,3 +155,4 @@ class RunConfig:
     data: DataConfig
     log: LogConfig
     notes: tuple[str, ...] = ()
+    dry_run: DryRun | None = None

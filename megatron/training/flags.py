@@ -6,11 +6,15 @@ Each class is a group of the help text. ``None`` means "not given": what it stan
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import tyro
 
-from megatron.training.config import PipelineSchedule, VocabParallel
+VocabParallel = Literal["none", "redis", "naive", "vocab-1", "vocab-2", "interlaced"]
+PipelineSchedule = Literal[
+    "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min",
+    "zb-auto", "auto", "file", "optimal",
+]  # fmt: skip
 
 
 def _unset(means: str, metavar: str = "INT") -> object:
@@ -83,14 +87,18 @@ class ParallelFlags:
 
     pipeline_model_parallel_size: int = 1
     """Pipeline ranks."""
-    pipeline_schedule: PipelineSchedule = "1f1b"
-    """Building block of the pipeline's plan."""
-    vocab_parallel: Annotated[VocabParallel | None, _unset("none", "{none,vocab-1,vocab-2}")] = None
-    """Vocabulary layers as passes of every rank, with two barriers (vocab-1) or one (vocab-2)."""
+    vocab_parallel: Annotated[
+        VocabParallel | None, _unset("none", "{" + ",".join(get_args(VocabParallel)) + "}")
+    ] = None
+    """Vocabulary layers whole on the first and the last stage (none), which have fewer transformer
+    layers for it (redis); or as passes of every rank with one barrier (vocab-2), two (vocab-1), two
+    that nobody works beside (interlaced), or three (naive)."""
     enable_vocab_parallel: bool = False
     """The original's name of --vocab-parallel vocab-2."""
     disable_backward_fusion: bool = False
     """With --enable-vocab-parallel: vocab-1."""
+    use_interlaced_schedule: bool = False
+    """The original's name of --vocab-parallel interlaced."""
     make_vocab_size_divisible_by: int = 128
     """The rows of every vocabulary shard are a multiple of this."""
     tensor_model_parallel_size: int = 1
@@ -103,6 +111,57 @@ class ParallelFlags:
     """Communication library."""
     distributed_timeout_minutes: int = 10
     """How long a collective may wait."""
+
+
+@dataclass(frozen=True)
+class PipelineFlags:
+    """The pipeline's schedule, and what its stages hold."""
+
+    pipeline_schedule: Annotated[
+        PipelineSchedule | None, _unset("1f1b", "{" + ",".join(get_args(PipelineSchedule)) + "}")
+    ] = None
+    """What makes the plan; auto takes the fastest of all. optimal is for tools/simulate.py only."""
+    schedule_file: Annotated[Path | None, _unset("none", "PATH")] = None
+    """Train this plan, as tools/simulate.py --save-plan writes it: --pipeline-schedule file."""
+    measured_costs: Annotated[Path | None, _unset("by FLOPs", "PATH")] = None
+    """Costs of passes to plan with, as --schedule-costs saves them."""
+    zero_bubble_max_pending_backward: Annotated[
+        float | None, _unset("no limit", "MICROBATCHES")
+    ] = None
+    """The most microbatches in flight on a rank. zb-auto fills them, auto looks for what fits, any
+    other schedule that holds more is refused."""
+    enable_zero_bubble: bool = False
+    """zb-auto with --zero-bubble-max-pending-backward, else zb-1p, which holds as much as 1f1b."""
+    zero_bubble_v_schedule: bool = False
+    """zb-v, or what --zero-bubble-v-schedule-mem-setup says; with or without --enable-zero-bubble.
+    """
+    zero_bubble_v_schedule_mem_setup: Annotated[
+        Literal["half", "min", "zb"] | None, _unset("zb", "{half,min,zb}")
+    ] = None
+    """v-half, v-min or zb-v."""
+    num_virtual_stages_per_pipeline_rank: Annotated[
+        int | None, _unset("1; 2 with --pipeline-schedule interleaved")
+    ] = None
+    """Model chunks of a rank; implies --pipeline-schedule interleaved."""
+    num_layers_per_virtual_pipeline_stage: Annotated[int | None, _unset("by the former")] = None
+    """The same by the layers of a chunk."""
+    layer_distribution: Annotated[str | None, _unset("even", "{even,remainder,redis}|N,N,...")] = (
+        None
+    )
+    """Layers of the stages: as many everywhere; one more on the first ones; the slowest as fast as
+    possible; or as listed, in the order in which the data flows."""
+    enable_layer_redistribution: bool = False
+    """The original's name of --vocab-parallel redis."""
+    final_stage_num_layers: Annotated[int | None, _unset("balanced by FLOPs")] = None
+    """With redis: layers of the last stage."""
+    decoder_first_pipeline_num_layers: Annotated[int | None, _unset("as the others")] = None
+    """Layers of the first stage; the others share the rest."""
+    decoder_last_pipeline_num_layers: Annotated[int | None, _unset("as the others")] = None
+    """Layers of the last stage; the others share the rest."""
+    account_for_embedding_in_pipeline_split: bool = False
+    """The embedding counts as one of the first stage's layers."""
+    account_for_loss_in_pipeline_split: bool = False
+    """The output layer counts as one of the last stage's layers."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +224,8 @@ class OptimizerFlags:
     """Limit of the global gradient norm; 0: off."""
     optimizer: Literal["adam"] = "adam"
     """The only one so far; with decoupled weight decay."""
+    enable_optimizer_post_validation: bool = False
+    """Step without waiting for the other ranks, and take back a step that proves wrong."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +266,18 @@ class LogFlags:
     """Folder of the traces."""
     record_timeline: Annotated[Path | None, _unset("none", "PATH")] = None
     """File for the measured timeline of the last iteration, in the simulator's format."""
+    profile_schedule_start: Annotated[int | None, _unset("never")] = None
+    """First iteration whose passes are timed."""
+    profile_schedule_end: Annotated[int | None, _unset("three iterations later")] = None
+    """First iteration whose passes are no longer timed."""
+    schedule_costs: Annotated[Path | None, _unset("not saved", "PATH")] = None
+    """File for the measured costs of passes, for --measured-costs or tools/simulate.py."""
+    replan: bool = False
+    """Make the plan anew from the measured costs, and go on with it."""
+    dry_run: bool = False
+    """Only say what would run: the plan, its time, its memory. Needs no ranks, devices or data."""
+    dry_run_gpu: Annotated[str | None, _unset("A100", "NAME")] = None
+    """With --dry-run: the GPU to predict for."""
 
 
 @dataclass(frozen=True)
@@ -213,6 +286,7 @@ class Flags:
 
     model: ModelFlags
     parallel: ParallelFlags
+    pipeline: PipelineFlags
     train: TrainFlags
     optimizer: OptimizerFlags
     data: DataFlags

@@ -36,6 +36,8 @@ _GRANTED: dict[str, _Granted] = {
     ),
     "--context-parallel-size": _Granted("a sequence is never split", ("1",)),
     "--dataloader-type": _Granted("samples are always read once, in order", ("single",)),
+    "--enable-exactly-numeric-match": _Granted("a step that is taken back leaves no trace"),
+    "--enable-zb-runtime": _Granted("one runtime runs every schedule"),
     "--log-throughput": _Granted("every line has the throughput"),
     "--no-create-attention-mask-in-dataloader": _Granted("no causal mask is ever stored"),
     "--transformer-impl": _Granted("layers are PyTorch's own", ("local",)),
@@ -45,6 +47,8 @@ _GRANTED: dict[str, _Granted] = {
 }
 
 _CHECKPOINTS = "checkpoints are not written yet"
+_PROFILE = "use --profile-schedule-start and --profile-schedule-end, with --replan"
+_SPLIT = "use --pipeline-schedule zb-1p or another that splits the backward"
 _USE_INSTEAD: dict[str, str] = {
     "--fp16": "use --bf16, which needs no loss scale",
     "--add-qkv-bias": "biases are in all linear layers, or with --disable-bias-linear in none",
@@ -54,56 +58,59 @@ _USE_INSTEAD: dict[str, str] = {
     "--save": _CHECKPOINTS,
     "--save-interval": _CHECKPOINTS,
     "--use-pytorch-profiler": "--profile alone writes a PyTorch trace",
-    "--use-interlaced-schedule": "use --vocab-parallel vocab-1 or vocab-2",
-    "--enable-layer-redistribution": "use --vocab-parallel vocab-2, which balances better",
+    "--allow-padding-num-layers": "use --layer-distribution remainder, or N,N,...",
+    "--defer-embedding-wgrad-compute": _SPLIT,
+    "--delay-wgrad-compute": _SPLIT,
+    "--enable-1f1b-v": "use --zero-bubble-v-schedule",
+    "--pipeline-model-parallel-layout": "use --layer-distribution N,N,...",
+    "--zero-bubble-adaptive-memory-limit-percentile": "use --zero-bubble-max-pending-backward",
+    "--zero-bubble-pipeline-timers-end-iter": _PROFILE,
+    "--zero-bubble-pipeline-timers-start-iter": _PROFILE,
 }
 
 # One word per flag, separated by blanks.
 _ORIGINALS = """
-    --allow-padding-num-layers --enable-layer-redistribution --enable-zb-runtime
-    --enable-zero-bubble --final-stage-num-layers --use-interlaced-schedule --use-legacy-models
-    --zero-bubble-v-schedule --zero-bubble-v-schedule-mem-setup
+    --allow-padding-num-layers --enable-1f1b-v --no-pre-communication-optimization
+    --use-legacy-models --zero-bubble-adaptive-memory-limit-percentile
+    --zero-bubble-pipeline-timers-end-iter --zero-bubble-pipeline-timers-start-iter
 """
 
 _MEGATRONS = """
-    --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split --add-qkv-bias
-    --apply-layernorm-1p --apply-query-key-layer-scaling --async-save
+    --add-qkv-bias --apply-layernorm-1p --apply-query-key-layer-scaling --async-save
     --attention-softmax-in-fp32 --auto-detect-ckpt-format --check-for-spiky-loss
     --ckpt-assume-constant-structure --ckpt-convert-format --ckpt-convert-save --ckpt-format
     --ckpt-fully-parallel-load --ckpt-step --cp-comm-type --cross-entropy-fusion-impl
     --cross-entropy-loss-fusion --data-args-path --data-parallel-random-init
     --data-parallel-sharding-strategy --ddp-average-in-collective --ddp-bucket-size
-    --ddp-num-buckets --decoder-first-pipeline-num-layers --decoder-last-pipeline-num-layers
-    --decoupled-lr --decoupled-min-lr --defer-embedding-wgrad-compute --delay-wgrad-compute
-    --deterministic-mode --disable-gloo-process-groups --dist-ckpt-optim-fully-reshardable
-    --dist-ckpt-strictness --distribute-saved-activations --embedding-init-method-std
-    --empty-unused-memory-level --end-weight-decay --exit-duration-in-mins
-    --exit-on-missing-checkpoint --exit-signal --exit-signal-handler --exp-avg-dtype --finetune
-    --fp16 --fp16-lm-cross-entropy --fp32-residual-connection --fp8-amax-compute-algo
-    --fp8-amax-history-len --fp8-format --fp8-param-gather --fp8-recipe --grad-reduce-in-bf16
-    --hysteresis --init-method-xavier-uniform --initial-loss-scale --iterations-to-skip
-    --log-memory-to-tensorboard --log-num-zeros-in-grad --log-params-norm --log-progress
-    --log-timers-to-tensorboard --log-validation-ppl-to-tensorboard
+    --ddp-num-buckets --decoupled-lr --decoupled-min-lr --defer-embedding-wgrad-compute
+    --delay-wgrad-compute --deterministic-mode --disable-gloo-process-groups
+    --dist-ckpt-optim-fully-reshardable --dist-ckpt-strictness --distribute-saved-activations
+    --embedding-init-method-std --empty-unused-memory-level --end-weight-decay
+    --exit-duration-in-mins --exit-on-missing-checkpoint --exit-signal --exit-signal-handler
+    --exp-avg-dtype --finetune --fp16 --fp16-lm-cross-entropy --fp32-residual-connection
+    --fp8-amax-compute-algo --fp8-amax-history-len --fp8-format --fp8-param-gather --fp8-recipe
+    --grad-reduce-in-bf16 --hysteresis --init-method-xavier-uniform --initial-loss-scale
+    --iterations-to-skip --log-memory-to-tensorboard --log-num-zeros-in-grad --log-params-norm
+    --log-progress --log-timers-to-tensorboard --log-validation-ppl-to-tensorboard
     --log-world-size-to-tensorboard --loss-scale --loss-scale-window --lr-wsd-decay-iters
     --lr-wsd-decay-style --main-grads-dtype --manual-gc --manual-gc-interval --merge-file
     --microbatch-group-size-per-virtual-pipeline-stage --min-loss-scale --mock-data
     --no-barrier-with-level-1-timing --no-bias-dropout-fusion --no-bias-gelu-fusion
-    --no-bias-swiglu-fusion --no-check-for-nan-in-loss-and-grad
-    --no-ckpt-fully-parallel-save --no-gradient-accumulation-fusion --no-load-optim --no-load-rng
-    --no-masked-softmax-fusion --no-mmap-bin-files --no-overlap-p2p-communication
-    --no-pad-vocab-size --no-persist-layer-norm --no-position-embedding --no-rope-fusion
-    --no-save-optim --no-save-rng --non-persistent-save-interval
-    --num-dataset-builder-threads --num-distributed-optimizer-instances
-    --num-layers-per-virtual-pipeline-stage --num-virtual-stages-per-pipeline-rank --num-workers
-    --overlap-grad-reduce --overlap-p2p-communication-warmup-flush --overlap-param-gather
+    --no-bias-swiglu-fusion --no-check-for-nan-in-loss-and-grad --no-ckpt-fully-parallel-save
+    --no-gradient-accumulation-fusion --no-load-optim --no-load-rng --no-masked-softmax-fusion
+    --no-mmap-bin-files --no-overlap-p2p-communication --no-pad-vocab-size
+    --no-persist-layer-norm --no-position-embedding --no-rope-fusion --no-save-optim
+    --no-save-rng --non-persistent-save-interval --num-dataset-builder-threads
+    --num-distributed-optimizer-instances --num-workers --overlap-grad-reduce
+    --overlap-p2p-communication-warmup-flush --overlap-param-gather
     --overlap-param-gather-with-optimizer-step --override-opt_param-scheduler
     --padded-vocab-size --per-split-data-args-path --pipeline-model-parallel-layout
     --pretrained-checkpoint --profile-ranks --rampup-batch-size --recompute-activations
     --recompute-granularity --recompute-method --recompute-modules --recompute-num-layers
     --record-memory-history --rerun-mode --reset-attention-mask --reset-position-ids
     --rope-scaling-factor --rotary-interleaved --rotary-seq-len-interpolation-factor --save
-    --save-interval --save-retain-interval --sequence-parallel --sgd-momentum --skip-train --spec
-    --squared-relu --start-weight-decay --step-batch-size-schedule --tensorboard-dir
+    --save-interval --save-retain-interval --sequence-parallel --sgd-momentum --skip-train
+    --spec --squared-relu --start-weight-decay --step-batch-size-schedule --tensorboard-dir
     --tensorboard-log-interval --tensorboard-queue-size --test-data-path --tiktoken-pattern
     --timing-log-level --timing-log-option --tp-comm-overlap --train-data-path
     --use-checkpoint-args --use-checkpoint-opt_param-scheduler --use-distributed-optimizer

@@ -15,7 +15,7 @@ class _Range(NamedTuple):
     contains: Callable[[float], bool]
 
 
-_COUNT = _Range("at least 1", lambda x: x >= 1)
+_COUNT = _Range("at least 1 and finite", lambda x: 1 <= x < math.inf)
 _POSITIVE = _Range("greater than 0 and finite", lambda x: 0 < x < math.inf)
 _NOT_NEGATIVE = _Range("at least 0 and finite", lambda x: 0 <= x < math.inf)
 _SHARE = _Range("at least 0 and below 1", lambda x: 0 <= x < 1)
@@ -29,6 +29,10 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
     (_SHARE, "attention_dropout hidden_dropout label_smoothing"),
     (_PERCENT, "rotary_percent"),
     (_COUNT, "pipeline_model_parallel_size tensor_model_parallel_size"),
+    (_COUNT, "num_virtual_stages_per_pipeline_rank num_layers_per_virtual_pipeline_stage"),
+    (_COUNT, "zero_bubble_max_pending_backward profile_schedule_start profile_schedule_end"),
+    (_NOT_NEGATIVE, "decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers"),
+    (_NOT_NEGATIVE, "final_stage_num_layers"),
     (_COUNT, "make_vocab_size_divisible_by distributed_timeout_minutes"),
     (_COUNT, "micro_batch_size global_batch_size train_iters train_samples"),
     (_COUNT, "exit_interval eval_interval"),

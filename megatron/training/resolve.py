@@ -9,13 +9,7 @@ from megatron.data.indexed import IndexedDataset
 from megatron.data.tokenizer import build_tokenizer
 from megatron.model.config import ModelConfig
 from megatron.optimizer.config import OptimizerConfig
-from megatron.training.config import (
-    LogConfig,
-    ParallelConfig,
-    RunConfig,
-    TrainConfig,
-    VocabParallel,
-)
+from megatron.training.config import DryRun, LogConfig, ParallelConfig, RunConfig, TrainConfig
 from megatron.training.data_flags import parse_data_path, parse_split
 from megatron.training.flags import (
     DataFlags,
@@ -23,9 +17,12 @@ from megatron.training.flags import (
     LogFlags,
     ModelFlags,
     OptimizerFlags,
-    ParallelFlags,
     TrainFlags,
 )
+from megatron.training.pipeline_flags import Pipeline, settle_pipeline
+
+DRY_RUN_GPU = "A100"
+SCHEDULE_PROFILE_ITERATIONS = 3
 
 
 def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:
@@ -45,21 +42,31 @@ def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:
         ValueError: the tokenizer, a data file, ``--data-path`` or ``--split`` is no good.
         FileNotFoundError: a data file is missing.
     """
-    tokenizer = build_tokenizer(
-        flags.data.tokenizer_type, flags.data.tokenizer_model, flags.data.vocab_size
-    )
-    # --vocab-size may add entries to a tokenizer's own; build_tokenizer refuses fewer.
-    vocab_size = max(tokenizer.vocab_size, flags.data.vocab_size or 0)
+    pipeline = settle_pipeline(flags)
+    dry_run = DryRun(flags.log.dry_run_gpu or DRY_RUN_GPU) if flags.log.dry_run else None
+    vocab_size, eod = _vocabulary(flags.data, dry_run is not None)
     train = train_config(flags.train)
     return RunConfig(
         model=model_config(flags.model, vocab_size),
-        parallel=parallel_config(flags.parallel, vocab_size),
+        parallel=parallel_config(flags, pipeline, vocab_size),
         train=train,
         optimizer=optimizer_config(flags.optimizer, flags.train, train),
-        data=data_config(flags.data, flags.model.seq_length, train, tokenizer.eod),
+        data=data_config(
+            flags.data, flags.model.seq_length, train, eod, must_exist=dry_run is None
+        ),
         log=log_config(flags.log, train),
         notes=notes,
+        dry_run=dry_run,
     )
+
+
+def _vocabulary(flags: DataFlags, dry_run: bool) -> tuple[int, int]:
+    """Return the vocabulary's size and the token that ends a document."""
+    if dry_run and flags.vocab_size:
+        return flags.vocab_size, 0  # without the tokenizer's file, which may be on another machine
+    tokenizer = build_tokenizer(flags.tokenizer_type, flags.tokenizer_model, flags.vocab_size)
+    # --vocab-size may add entries to a tokenizer's own; build_tokenizer refuses fewer.
+    return max(tokenizer.vocab_size, flags.vocab_size or 0), tokenizer.eod
 
 
 def model_config(flags: ModelFlags, vocab_size: int) -> ModelConfig:
@@ -96,27 +103,27 @@ def model_config(flags: ModelFlags, vocab_size: int) -> ModelConfig:
     )
 
 
-def parallel_config(flags: ParallelFlags, vocab_size: int) -> ParallelConfig:
+def parallel_config(flags: Flags, pipeline: Pipeline, vocab_size: int) -> ParallelConfig:
     """The layout; the vocabulary is padded so that every shard has the same, round, size."""
-    on_cuda = flags.device != "cpu" and torch.cuda.is_available()
+    parallel = flags.parallel
+    on_cuda = parallel.device != "cpu" and torch.cuda.is_available()
     layout = ParallelConfig(
-        pipeline_size=flags.pipeline_model_parallel_size,
-        vocab_parallel=_vocab_parallel(flags),
-        pipeline_schedule=flags.pipeline_schedule,
+        pipeline_size=parallel.pipeline_model_parallel_size,
+        vocab_parallel=pipeline.treatment,
+        pipeline_schedule=pipeline.schedule,
         padded_vocab_size=vocab_size,
         device="cuda" if on_cuda else "cpu",
-        backend=flags.distributed_backend or ("nccl" if on_cuda else "gloo"),
-        timeout_minutes=flags.distributed_timeout_minutes,
+        backend=parallel.distributed_backend or ("nccl" if on_cuda else "gloo"),
+        timeout_minutes=parallel.distributed_timeout_minutes,
+        virtual_stages=pipeline.virtual_stages,
+        layers=pipeline.layers,
+        schedule_file=flags.pipeline.schedule_file,
+        memory_limit=flags.pipeline.zero_bubble_max_pending_backward,
+        measured_costs=flags.pipeline.measured_costs,
     )
-    multiple = flags.make_vocab_size_divisible_by * layout.vocab_shards
+    multiple = parallel.make_vocab_size_divisible_by * layout.vocab_shards
     padded = -(-vocab_size // multiple) * multiple
     return dataclasses.replace(layout, padded_vocab_size=padded)
-
-
-def _vocab_parallel(flags: ParallelFlags) -> VocabParallel:
-    if flags.enable_vocab_parallel:
-        return "vocab-1" if flags.disable_backward_fusion else "vocab-2"
-    return flags.vocab_parallel or "none"
 
 
 def train_config(flags: TrainFlags) -> TrainConfig:
@@ -174,27 +181,28 @@ def optimizer_config(
         adam_beta2=flags.adam_beta2,
         adam_eps=flags.adam_eps,
         clip_grad=flags.clip_grad,
+        post_validation=flags.enable_optimizer_post_validation,
     )
 
 
 def data_config(
-    flags: DataFlags, seq_length: int, train: TrainConfig, eod_token: int
+    flags: DataFlags, seq_length: int, train: TrainConfig, eod_token: int, must_exist: bool
 ) -> DataConfig:
-    """The corpus, every file of which has been opened and found whole.
+    """The corpus, every file of which has been opened and found whole if it ``must_exist``.
 
     Raises:
         ValueError: ``--data-path`` or ``--split`` cannot be read, evaluation is asked for without
             a validation share, or a data file is foreign or truncated.
         FileNotFoundError: a data file is missing.
     """
-    blend = parse_data_path(flags.data_path)
+    blend = parse_data_path(flags.data_path) if flags.data_path else ()
     split = parse_split(flags.split)
     if train.eval_interval is not None and split[1] == 0:
         raise ValueError(
             f"--split {flags.split} leaves no documents to validate on, but --eval-interval "
             f"{train.eval_interval} asks for it: give a second share, for example 969,30,1"
         )
-    for _, prefix in blend:
+    for _, prefix in blend if must_exist else ():
         IndexedDataset(prefix)
     return DataConfig(
         data_path=blend,
@@ -208,10 +216,11 @@ def data_config(
 
 
 def log_config(flags: LogFlags, train: TrainConfig) -> LogConfig:
-    """Printed lines and traces.
+    """Printed lines, traces and measurements.
 
     Raises:
-        ValueError: a trace is asked for of iterations that the run does not reach.
+        ValueError: a trace or a measurement is asked for of iterations that the run does not reach,
+            or a new plan after its end.
     """
     last = min(train.train_iters, train.exit_interval or train.train_iters)
     if flags.profile and flags.profile_step_start > last:
@@ -219,4 +228,27 @@ def log_config(flags: LogFlags, train: TrainConfig) -> LogConfig:
             f"--profile-step-start {flags.profile_step_start} is after the last iteration, "
             f"{last}: nothing would be traced; lower it"
         )
-    return LogConfig(**dataclasses.asdict(flags))
+    start, end = flags.profile_schedule_start, flags.profile_schedule_end
+    if start is not None:
+        end = start + SCHEDULE_PROFILE_ITERATIONS if end is None else end
+        latest = last if flags.replan else last + 1
+        if end > latest:
+            raise ValueError(
+                f"--profile-schedule-start {start} measures the iterations before {end} "
+                "(--profile-schedule-end), "
+                + ("and --replan needs one more after them" if flags.replan else "")
+                + f", but the last is {last}: lower them"
+            )
+    return LogConfig(
+        log_interval=flags.log_interval,
+        peak_tflops=flags.peak_tflops,
+        profile=flags.profile,
+        profile_step_start=flags.profile_step_start,
+        profile_step_end=flags.profile_step_end,
+        profile_dir=flags.profile_dir,
+        record_timeline=flags.record_timeline,
+        profile_schedule_start=start,
+        profile_schedule_end=end,
+        schedule_costs=flags.schedule_costs,
+        replan=flags.replan,
+    )

@@ -16,9 +16,8 @@ from megatron.optimizer.parameters import OptimizedParameter, wants_weight_decay
 from megatron.parallel.groups import PipelineGroups, make_groups, single_rank
 from megatron.runtime.pipeline import PipelineRank
 from megatron.schedules.plan import Plan
-from megatron.schedules.registry import make_plan
 from megatron.training.config import ParallelConfig, RunConfig
-from megatron.training.pass_costs import pass_costs
+from megatron.training.run_plan import RunPlan, make_run_plan
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,14 @@ class Trainer:
         return self.pipeline.train_program.plan
 
 
-def connect(config: ParallelConfig, local_rank: int) -> PipelineGroups:
-    """Join the other ranks of the job, as torchrun's environment tells, and make the groups."""
+def connect(config: ParallelConfig, local_rank: int, plan: Plan) -> PipelineGroups:
+    """Join the other ranks of the job, as torchrun's environment tells, and make the groups.
+
+    Args:
+        config: the layout.
+        local_rank: this rank's number on its machine, and that of its GPU.
+        plan: tells which ranks hold the first and the last stage.
+    """
     device = torch.device(config.device)
     timeout = timedelta(minutes=config.timeout_minutes)
     if config.device == "cuda":
@@ -57,7 +62,7 @@ def connect(config: ParallelConfig, local_rank: int) -> PipelineGroups:
         # The price: transfers of one direction that meet on a rank then run one after another.
         device_id = device if config.backend == "nccl" else None
         dist.init_process_group(config.backend, timeout=timeout, device_id=device_id)
-        return make_groups(device, timeout)
+        return make_groups(device, timeout, (plan.stages[0][0], plan.stages[-1][0]))
     return single_rank(device)
 
 
@@ -76,13 +81,14 @@ def leave(groups: PipelineGroups) -> NoReturn:
     os._exit(0)
 
 
-def make_model(config: RunConfig, groups: PipelineGroups, plan: Plan) -> RankModel:
+def make_model(config: RunConfig, groups: PipelineGroups, run_plan: RunPlan) -> RankModel:
     """Build this rank's part of the model with its initial weights."""
-    parallel, train = config.parallel, config.train
+    parallel, train, plan = config.parallel, config.train, run_plan.plan
     placement = place(
         config.model,
         plan.stages,
         groups.rank,
+        layers=run_plan.layers,
         padded_vocab_size=parallel.padded_vocab_size,
         split_vocabulary=plan.barriers is not None,
     )
@@ -91,38 +97,34 @@ def make_model(config: RunConfig, groups: PipelineGroups, plan: Plan) -> RankMod
     return model
 
 
-def make_run_plan(config: RunConfig) -> Plan:
-    """Return the plan of a training iteration, the same on every rank."""
-    parallel, train = config.parallel, config.train
-    return make_plan(
-        parallel.pipeline_schedule,
-        parallel.vocab_parallel,
-        parallel.pipeline_size,
-        train.num_microbatches,
-        pass_costs(config.model, parallel, train.micro_batch_size),
-    )
-
-
 def make_pipeline(
-    config: RunConfig, groups: PipelineGroups, plan: Plan, model: RankModel
+    config: RunConfig, groups: PipelineGroups, run_plan: RunPlan, model: RankModel
 ) -> PipelineRank:
-    """Return what runs ``plan`` on this rank's ``model``."""
+    """Return what runs the plan on this rank's ``model``."""
     train = config.train
     return PipelineRank(
         model,
-        plan,
+        run_plan.plan,
         groups,
         (train.micro_batch_size, config.model.seq_length, config.model.hidden_size),
         train.dtype,
         train.seed,
-        pass_costs(config.model, config.parallel, train.micro_batch_size),
+        run_plan.costs,
     )
 
 
-def build_trainer(config: RunConfig, groups: PipelineGroups) -> Trainer:
-    """Build this rank's model with its initial weights, and what trains it."""
-    plan = make_run_plan(config)
-    model = make_model(config, groups, plan)
+def build_trainer(
+    config: RunConfig, groups: PipelineGroups, run_plan: RunPlan | None = None
+) -> Trainer:
+    """Build this rank's model with its initial weights, and what trains it.
+
+    Args:
+        config: the run.
+        groups: this rank's view of the pipeline.
+        run_plan: what ``make_run_plan`` makes of ``config``, if it is there already.
+    """
+    run_plan = make_run_plan(config) if run_plan is None else run_plan
+    model = make_model(config, groups, run_plan)
     parameters = tuple(
         OptimizedParameter(
             name,
@@ -135,7 +137,7 @@ def build_trainer(config: RunConfig, groups: PipelineGroups) -> Trainer:
     gradients = MainGradients([p.parameter for p in parameters])
     return Trainer(
         groups=groups,
-        pipeline=make_pipeline(config, groups, plan, model),
+        pipeline=make_pipeline(config, groups, run_plan, model),
         parameters=parameters,
         gradients=gradients,
         optimizer=MixedPrecisionAdamW(parameters, config.optimizer),

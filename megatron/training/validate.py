@@ -12,13 +12,13 @@ import torch
 from megatron.training.flags import (
     DataFlags,
     Flags,
-    LogFlags,
     ModelFlags,
     OptimizerFlags,
     ParallelFlags,
     TrainFlags,
 )
 from megatron.training.ranges import check_ranges
+from megatron.training.validate_log import check_log
 
 
 def check_flags(flags: Flags, world_size: int) -> None:
@@ -34,15 +34,18 @@ def check_flags(flags: Flags, world_size: int) -> None:
     check_ranges(flags)
     _check_model(flags.model)
     _check_positions(flags.model)
-    _check_ranks(flags.parallel, flags.model.num_layers, world_size)
-    _check_device(flags.parallel)
-    _check_vocab_parallel(flags.parallel)
+    _check_tensor_parallel(flags.parallel)
+    if not flags.log.dry_run:
+        _check_ranks(flags.parallel, world_size)
+        _check_device(flags.parallel)
     _check_batches(flags.train)
     _check_load(flags.train.load)
     _check_learning_rate(flags.optimizer)
     _check_spans(flags.optimizer, in_samples=flags.train.train_samples is not None)
-    _check_data(flags.data)
-    _check_log(flags.log)
+    if not flags.log.dry_run:
+        _check_data(flags.data)
+    _check_tokenizer(flags.data, flags.log.dry_run)
+    check_log(flags.log, flags.pipeline)
 
 
 def _check_model(model: ModelFlags) -> None:
@@ -96,13 +99,16 @@ def _check_positions(model: ModelFlags) -> None:
             )
 
 
-def _check_ranks(parallel: ParallelFlags, num_layers: int, world_size: int) -> None:
-    size = parallel.pipeline_model_parallel_size
+def _check_tensor_parallel(parallel: ParallelFlags) -> None:
     if parallel.tensor_model_parallel_size != 1:
         raise ValueError(
             f"--tensor-model-parallel-size {parallel.tensor_model_parallel_size}: layers are not "
             "split over ranks yet; use 1, and more pipeline ranks instead"
         )
+
+
+def _check_ranks(parallel: ParallelFlags, world_size: int) -> None:
+    size = parallel.pipeline_model_parallel_size
     if size > world_size:
         raise ValueError(
             f"--pipeline-model-parallel-size {size} is more than the {world_size} rank(s) of this "
@@ -113,11 +119,6 @@ def _check_ranks(parallel: ParallelFlags, num_layers: int, world_size: int) -> N
             f"--pipeline-model-parallel-size {size} leaves ranks of this job idle (WORLD_SIZE is "
             f"{world_size}; there is no data parallelism yet): start {size} rank(s), or raise it "
             f"to {world_size}"
-        )
-    if num_layers % size:
-        raise ValueError(
-            f"--num-layers {num_layers} is not divisible by --pipeline-model-parallel-size {size}: "
-            f"every rank takes as many layers; use {_multiples_near(num_layers, size)}"
         )
 
 
@@ -145,20 +146,6 @@ def _check_device(parallel: ParallelFlags) -> None:
         raise ValueError(
             "--distributed-backend gloo cannot send CUDA tensors from stage to stage: use nccl, "
             "leave it out, or compute on CPUs with --device cpu"
-        )
-
-
-def _check_vocab_parallel(parallel: ParallelFlags) -> None:
-    if parallel.disable_backward_fusion and not parallel.enable_vocab_parallel:
-        raise ValueError(
-            "--disable-backward-fusion has no effect without --enable-vocab-parallel: add that, "
-            "or use --vocab-parallel vocab-1 for both"
-        )
-    alias = "vocab-1" if parallel.disable_backward_fusion else "vocab-2"
-    if parallel.enable_vocab_parallel and parallel.vocab_parallel not in (None, alias):
-        raise ValueError(
-            f"--enable-vocab-parallel asks for {alias} here and --vocab-parallel for "
-            f"{parallel.vocab_parallel}: give one of them"
         )
 
 
@@ -253,7 +240,10 @@ def _check_data(data: DataFlags) -> None:
             "--data-path is missing: give the prefix of a .bin and .idx file; "
             "tools/sample_data.py makes some in seconds and prints it"
         )
-    if data.tokenizer_type is None:
+
+
+def _check_tokenizer(data: DataFlags, dry_run: bool) -> None:
+    if data.tokenizer_type is None and not (dry_run and data.vocab_size):
         raise ValueError(
             "--tokenizer-type is missing: give GPTSentencePieceTokenizer with --tokenizer-model "
             "FILE, or NullTokenizer with --vocab-size N for data without a tokenizer"
@@ -263,21 +253,6 @@ def _check_data(data: DataFlags) -> None:
             f"--tokenizer-model {data.tokenizer_model} has no effect with NullTokenizer: leave it "
             "out, or give another --tokenizer-type"
         )
-
-
-def _check_log(log: LogFlags) -> None:
-    if log.profile:
-        if log.profile_step_end <= log.profile_step_start:
-            raise ValueError(
-                f"--profile-step-end {log.profile_step_end} is not after --profile-step-start "
-                f"{log.profile_step_start}: nothing would be traced; raise it"
-            )
-        return
-    for name in ("profile_step_start", "profile_step_end", "profile_dir"):
-        value = getattr(log, name)
-        if value != getattr(LogFlags, name):
-            flag = "--" + name.replace("_", "-")
-            raise ValueError(f"{flag} {value} has no effect without --profile: add that")
 
 
 def _given(*flags: tuple[str, float | None]) -> list[str]:

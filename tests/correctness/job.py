@@ -15,14 +15,9 @@ from reference.plain_training import AdamWOptions, Training, train
 
 from megatron.data.config import DataConfig
 from megatron.model.config import ModelConfig
+from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
-from megatron.training.config import (
-    LogConfig,
-    ParallelConfig,
-    RunConfig,
-    TrainConfig,
-    VocabParallel,
-)
+from megatron.training.config import LogConfig, ParallelConfig, RunConfig, TrainConfig
 
 ROWS_MULTIPLE = 4
 """Rows of a vocabulary shard are a multiple of this, so that there is padding to go wrong."""
@@ -35,13 +30,25 @@ class Layout:
     Attributes:
         ranks: pipeline ranks p.
         vocabulary: treatment of the vocabulary layers.
+        schedule: that makes the plan.
+        file: of the plan, for the schedule ``file``.
+        memory_limit: microbatches, for ``zb-auto``.
     """
 
     ranks: int
-    vocabulary: VocabParallel
+    vocabulary: str
+    schedule: str = "1f1b"
+    file: Path | None = None
+    memory_limit: float | None = None
 
     def __str__(self) -> str:
-        return f"p{self.ranks}-{self.vocabulary}"
+        schedule = "" if self.schedule == "1f1b" else f"-{self.schedule}"
+        return f"p{self.ranks}-{self.vocabulary}{schedule}"
+
+    @property
+    def vocab_shards(self) -> int:
+        """Parts of the vocabulary."""
+        return 1 if self.vocabulary in ("none", "redis") else self.ranks
 
 
 LAYOUTS = [Layout(p, v) for p in (1, 2, 4) for v in ("none", "vocab-1", "vocab-2")]
@@ -112,8 +119,7 @@ class Job:
 
     def config(self, layout: Layout, dtype: torch.dtype = torch.float32) -> RunConfig:
         """The framework's configuration for a layout."""
-        shards = 1 if layout.vocabulary == "none" else layout.ranks
-        multiple = ROWS_MULTIPLE * shards
+        multiple = ROWS_MULTIPLE * layout.vocab_shards
         global_batch_size = self.micro_batch_size * self.microbatches
         return RunConfig(
             model=ModelConfig(
@@ -126,11 +132,16 @@ class Job:
             parallel=ParallelConfig(
                 pipeline_size=layout.ranks,
                 vocab_parallel=layout.vocabulary,
-                pipeline_schedule="1f1b",
+                pipeline_schedule=layout.schedule,
                 padded_vocab_size=math.ceil(self.options.vocab_size / multiple) * multiple,
                 device="cpu",
                 backend="gloo",
                 timeout_minutes=1,
+                schedule_file=layout.file,
+                memory_limit=layout.memory_limit,
+                layers=LayerDistribution(
+                    "redis" if layout.vocabulary == "redis" else "remainder"
+                ),
             ),
             train=TrainConfig(
                 micro_batch_size=self.micro_batch_size,

@@ -17,6 +17,7 @@ from megatron.runtime.batch import to_device
 from megatron.training.config import RunConfig
 from megatron.training.loop import evaluate, train_step
 from megatron.training.setup import Trainer, build_trainer
+from megatron.training.update import Finished, make_update
 
 CPU = torch.device("cpu")
 VOCABULARY_MATRICES = ("embedding.word_embeddings.weight", "output_layer.weight")
@@ -64,6 +65,12 @@ class RankRun:
     peak_in_flight: int = 0
     left_in_store: int = 0
 
+    def note(self, finished: Finished | None) -> None:
+        """Note what is known of an iteration once it is final."""
+        if finished is not None:
+            self.losses.append(finished.loss)
+            self.gradient_norms.append(finished.grad_norm)
+
 
 def make_pipeline_groups() -> PipelineGroups:
     """This rank's groups in the pool's process group."""
@@ -95,12 +102,13 @@ def train_on_rank(
     run.first_gradients = pieces(trainer, main_gradients)
     trainer.gradients.zero()
     loader, evaluation_loader = ListLoader(batches), ListLoader(evaluation_batches)
+    update = make_update(config, trainer)
     for iteration in range(len(batches)):
-        loss, gradient_norm = train_step(config, trainer, loader, iteration)
-        run.losses.append(loss)
-        run.gradient_norms.append(gradient_norm)
+        run.note(train_step(config, trainer, update, loader, iteration))
         if iteration in evaluate_after:
+            run.note(update.settle())
             run.evaluations.append(evaluate(config, trainer, evaluation_loader))
+    run.note(update.settle())
     run.final = pieces(trainer, parameter_values)
     run.peak_in_flight = trainer.pipeline.store.peak_in_flight
     run.left_in_store = len(trainer.pipeline.store)

@@ -136,13 +136,44 @@ def test_hidden_gpus_are_not_used(tmp_path: Path, visible: str, ranks: int) -> N
             {"VOCAB_PARALLEL": "1", "FB_SPLIT": "1"},
             {"--enable-vocab-parallel", "--disable-backward-fusion"},
         ),
+        (
+            {"VOCAB_PARALLEL": "1", "INTERLACED_SCHEDULE": "1"},
+            {"--enable-vocab-parallel", "--use-interlaced-schedule"},
+        ),
+        ({"ENABLE_LAYER_REDISTRIBUTION": "1"}, {"--enable-layer-redistribution"}),
+        (
+            {"ENABLE_LAYER_REDISTRIBUTION": "1", "FINAL_STAGE_LAYERS": "0"},
+            {"--enable-layer-redistribution", "--final-stage-num-layers"},
+        ),
     ],
 )
 def test_the_treatment_of_the_vocabulary(
     cpu: Machine, variables: dict[str, str], flags: set[str]
 ) -> None:
     training = cpu.line(**variables).training
-    assert training.keys() & {"--enable-vocab-parallel", "--disable-backward-fusion"} == flags
+    known = {
+        "--enable-vocab-parallel",
+        "--disable-backward-fusion",
+        "--use-interlaced-schedule",
+        "--enable-layer-redistribution",
+        "--final-stage-num-layers",
+    }
+    assert training.keys() & known == flags
+
+
+def test_layers_of_the_last_stage(cpu: Machine) -> None:
+    line = cpu.line(ENABLE_LAYER_REDISTRIBUTION=1, FINAL_STAGE_LAYERS=3)
+    assert line.training["--final-stage-num-layers"] == "3"
+
+
+def test_communicators_are_launched_in_the_order_of_the_program(gpus: Machine) -> None:
+    name = "NCCL_LAUNCH_ORDER_IMPLICIT"
+    assert gpus.line().environment[name] == "1"
+    assert gpus.line(**{name: 0}).environment[name] == "0"
+
+
+def test_cpus_need_no_order_of_communicators(cpu: Machine) -> None:
+    assert "NCCL_LAUNCH_ORDER_IMPLICIT" not in cpu.line().environment
 
 
 def test_every_size_reaches_its_flag(cpu: Machine) -> None:
@@ -266,9 +297,19 @@ def test_several_nodes(gpus: Machine) -> None:
 @pytest.mark.parametrize(
     ("variables", "parts"),
     [
-        ({"INTERLACED_SCHEDULE": 1}, ["INTERLACED_SCHEDULE=1", "not built", "unset"]),
-        ({"ENABLE_LAYER_REDISTRIBUTION": 1}, ["ENABLE_LAYER_REDISTRIBUTION=1", "not built"]),
-        ({"FINAL_STAGE_LAYERS": 0}, ["FINAL_STAGE_LAYERS=0", "not built", "unset"]),
+        ({"INTERLACED_SCHEDULE": 1}, ["INTERLACED_SCHEDULE=1", "VOCAB_PARALLEL=1"]),
+        (
+            {"VOCAB_PARALLEL": 1, "INTERLACED_SCHEDULE": 1, "FB_SPLIT": 1},
+            ["INTERLACED_SCHEDULE=1", "FB_SPLIT=1", "unset one"],
+        ),
+        (
+            {"VOCAB_PARALLEL": 1, "ENABLE_LAYER_REDISTRIBUTION": 1},
+            ["ENABLE_LAYER_REDISTRIBUTION=1", "VOCAB_PARALLEL=1", "unset one"],
+        ),
+        (
+            {"FINAL_STAGE_LAYERS": 0},
+            ["FINAL_STAGE_LAYERS=0", "ENABLE_LAYER_REDISTRIBUTION=1"],
+        ),
         ({"TP_SIZE": 2}, ["TP_SIZE=2", "not built", "PIPELINE_SIZE"]),
         ({"FB_SPLIT": 1}, ["FB_SPLIT=1", "VOCAB_PARALLEL=1"]),
         ({"VOCAB_PARALLEL": "yes"}, ["VOCAB_PARALLEL=yes", "0 nor 1"]),

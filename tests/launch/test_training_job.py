@@ -106,6 +106,27 @@ def test_job_trains_evaluates_and_leaves_its_files(corpus: Path, tmp_path: Path)
     assert all(json.loads(trace.read_text())["traceEvents"] for trace in by_rank)
 
 
+def test_post_validation_prints_the_lines_of_the_synchronous_step(
+    corpus: Path, tmp_path: Path
+) -> None:
+    """All but the times, with evaluations and a recorded iteration in between."""
+    flags = (
+        "--train-iters 7 --lr 1e-2 --eval-interval 3 --eval-iters 1 --split 9,1,0 --clip-grad 1.5 "
+        f"--log-interval 2 --record-timeline {tmp_path / 'timeline.json'} "
+    )
+    printed = []
+    for more in ("", "--enable-optimizer-post-validation"):
+        with started(corpus, flags + more) as job:
+            output, _ = job.communicate(timeout=PATIENCE)
+        assert job.returncode == 0, output
+        told = re.sub(r"elapsed .* learning rate|\[\d{4}-.*?\]", "", output)
+        printed.append(re.findall(r"^.*lm loss.*$", told, re.MULTILINE))
+        redone = re.findall(r"post-validation: (\d) of 7 steps redone", output)
+    assert printed[0] == printed[1]
+    assert len(printed[0]) == 5
+    assert 0 < int(redone[0]) < 7, output
+
+
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds ranks by /proc: Linux")
 def test_killed_rank_ends_the_job_with_a_message(corpus: Path) -> None:
     with started(corpus, "--train-iters 100000 --lr 1e-3 --split 1,0,0") as job:

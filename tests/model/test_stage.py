@@ -1,6 +1,7 @@
 """The ranks' parts make the whole model: nothing missing, nothing twice but a tied copy."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -37,6 +38,7 @@ def models(layout: Layout, options: GPTOptions) -> list[RankModel]:
                 config.model,
                 stages,
                 rank,
+                layers=[options.num_layers // layout.ranks] * layout.ranks,
                 padded_vocab_size=config.parallel.padded_vocab_size,
                 split_vocabulary=layout.vocabulary != "none",
             ),
@@ -85,16 +87,81 @@ def test_tied_matrices_are_one_tensor_where_both_layers_are(layout: Layout, tied
         assert model.holds_tied_copy == copy
 
 
-def test_stages_may_lie_anywhere() -> None:
-    """Two chunks a rank, folded so that the first and the last stage are on rank 0."""
+FOLDED = [(0, 0), (1, 0), (1, 1), (0, 1)]
+"""Two chunks a rank, the first and the last stage on rank 0."""
+
+
+def test_stages_may_lie_anywhere_and_differ() -> None:
     config = Job(GPTOptions(num_layers=8)).config(Layout(2, "none")).model
-    stages = [(0, 0), (1, 0), (1, 1), (0, 1)]
     first, second = (
-        place(config, stages, rank, padded_vocab_size=32, split_vocabulary=False) for rank in (0, 1)
+        place(
+            config,
+            FOLDED,
+            rank,
+            layers=(3, 0, 4, 1),
+            padded_vocab_size=32,
+            split_vocabulary=False,
+        )
+        for rank in (0, 1)
     )
-    assert first.chunks == (range(0, 2), range(6, 8))
-    assert second.chunks == (range(2, 4), range(4, 6))
+    assert first.chunks == (range(0, 3), range(7, 8))
+    assert second.chunks == (range(3, 3), range(3, 7))
     assert (first.first_chunk, first.last_chunk) == (0, 1)
     assert (second.first_chunk, second.last_chunk) == (None, None)
     assert first.input_shard == first.output_shard
     assert second.input_shard is second.output_shard is None
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_both_ends_on_one_rank_share_a_tied_matrix(tied: bool) -> None:
+    options = GPTOptions(num_layers=4, vocab_size=29, tie_embeddings=tied)
+    first, second = chunked(options, FOLDED, (1, 1, 1, 1))
+    assert first.input_layer is not None
+    assert first.output_layer is not None
+    assert (first.input_layer.weight is first.output_layer.weight) == tied
+    assert not first.holds_tied_copy
+    assert second.input_layer is second.output_layer is None
+    names = [name for model in (first, second) for name, _ in model.global_parameters()]
+    assert sorted(names) == sorted(parameter_shapes(options))
+
+
+@pytest.mark.parametrize(
+    ("stages", "layers"),
+    [
+        ([(0, 0)], (4,)),
+        ([(0, 0), (1, 0), (0, 1), (1, 1)], (1, 1, 1, 1)),
+        (FOLDED, (2, 0, 1, 1)),
+        (FOLDED, (0, 3, 1, 0)),
+    ],
+)
+def test_dropout_and_weights_do_not_depend_on_the_placement(stages: list, layers: tuple) -> None:
+    """All stages one after the other make the same numbers, whatever chunks they are."""
+    options = GPTOptions(num_layers=4, vocab_size=29)
+    outputs = []
+    for case in (([(0, 0), (1, 0)], (2, 2)), (stages, layers)):
+        ranks = chunked(options, *case, dropout=0.3)
+        x_bsh = torch.randn(2, 5, options.hidden_size, generator=torch.Generator().manual_seed(1))
+        for rank, chunk in case[0]:
+            x_bsh = ranks[rank](chunk, x_bsh, seed=7, iteration=3, microbatch=2)
+        outputs.append(x_bsh)
+    assert torch.equal(*outputs)
+    assert outputs[0].isfinite().all()
+
+
+def chunked(
+    options: GPTOptions, stages: list, layers: tuple, dropout: float = 0.0
+) -> list[RankModel]:
+    """The parts of a model with the vocabulary whole, with their weights, ready to train."""
+    config = replace(
+        Job(options).config(Layout(1, "none")).model,
+        hidden_dropout=dropout,
+        attention_dropout=dropout,
+    )
+    ranks = []
+    for rank in range(1 + max(owner for owner, _ in stages)):
+        placement = place(
+            config, stages, rank, layers=layers, padded_vocab_size=32, split_vocabulary=False
+        )
+        ranks.append(RankModel(config, placement, torch.float32, CPU))
+        ranks[-1].initialise(seed=11)
+    return ranks

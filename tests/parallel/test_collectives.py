@@ -22,6 +22,8 @@ def use_collectives(rank: int, world_size: int, *, root: int) -> dict[str, torch
         "reduce": collectives.reduce(own.clone(), root, group, size),
         "all_gather": collectives.all_gather(own, group, size),
         "all_reduce": total,
+        "maximum": collectives.all_reduce(own.clone(), collectives.MAXIMUM, group, size),
+        "sum": collectives.all_reduce(own.clone(), collectives.SUM, group, size),
         "objects": torch.tensor(groups.all_gather_object(rank)),
     }
 
@@ -35,6 +37,8 @@ def test_what_every_rank_gets(world_size: int, ranks: RankPool) -> None:
         for result in results:
             assert torch.equal(result["broadcast"], own[root].bfloat16())
             assert torch.equal(result["all_gather"], torch.stack(own).bfloat16())
+            assert torch.equal(result["maximum"], own[-1].bfloat16())
+            assert torch.equal(result["sum"], sum(own).bfloat16())
             assert result["all_reduce"].item() == sum(range(world_size))
             assert result["objects"].tolist() == list(range(world_size))
 

@@ -11,6 +11,7 @@ from megatron.parallel.groups import single_rank
 from megatron.training.config import RunConfig
 from megatron.training.loop import train_step
 from megatron.training.setup import build_trainer
+from megatron.training.update import make_update
 
 JOB = Job(
     GPTOptions(num_layers=2, vocab_size=8, tie_embeddings=False), microbatches=3, iterations=3
@@ -27,12 +28,12 @@ def train_with_a_flaw(
     """
     trainer = build_trainer(config, make_pipeline_groups())
     load(trainer, random_parameters(JOB.options))
-    loader = ListLoader(batches)
+    update, loader = make_update(config, trainer), ListLoader(batches)
     try:
         for iteration in range(len(batches)):
             if iteration == 1 and rank == where:
                 spoil(dict(trainer.pipeline.model.global_parameters()), flaw)
-            train_step(config, trainer, loader, iteration)
+            train_step(config, trainer, update, loader, iteration)
     except FloatingPointError as error:
         return iteration, str(error)
     finally:
@@ -83,8 +84,8 @@ def test_error_names_iteration_and_rank_everywhere(
 def test_a_single_rank_finds_it_too() -> None:
     config = JOB.config(Layout(1, "none"))
     trainer = build_trainer(config, single_rank(CPU))
-    loader = ListLoader(JOB.batches())
-    train_step(config, trainer, loader, 0)
+    update, loader = make_update(config, trainer), ListLoader(JOB.batches())
+    train_step(config, trainer, update, loader, 0)
     spoil(dict(trainer.pipeline.model.global_parameters()), "output_layer.weight=nan")
     with pytest.raises(FloatingPointError, match="iteration 2: lm loss is nan: rank 0 saw it"):
-        train_step(config, trainer, loader, 1)
+        train_step(config, trainer, update, loader, 1)

@@ -20,6 +20,8 @@ def test_a_timeline_survives_its_file(tmp_path: Path) -> None:
     loaded = load_timeline(tmp_path / "new folder" / "t.json")
     assert loaded.ranks == timeline.ranks
     assert sorted(loaded.spans) == sorted(timeline.spans)
+    assert timeline.waits, "nothing would be tested"
+    assert sorted(loaded.waits) == sorted(timeline.waits)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"ranks": 2, "spans": [{"rank": 0}]}'])

@@ -66,7 +66,7 @@ def test_every_span_is_shown_once_on_its_rank_and_slices_of_a_thread_do_not_over
     plan, timeline = simulated(schedule, vocabulary, p, m, comm)
     shown = [e for e in events_of(plan, timeline) if e["ph"] == "X"]
     assert sorted((e["pid"], e["cat"], e["name"]) for e in shown) == sorted(
-        (s.rank, s.lane, s.label) for s in timeline.spans
+        (s.rank, s.lane, s.label) for s in (*timeline.spans, *timeline.waits)
     )
     threads = defaultdict(list)
     for event in shown:
@@ -123,7 +123,18 @@ def test_processes_and_threads_have_names() -> None:
     }
     assert threads == {
         "compute",
+        "waiting",
         "communication: collectives",
         *(f"communication: {kind} to rank 1" for kind in "XG"),
         *(f"communication: {kind} from rank 1" for kind in "XG"),
     }
+
+
+def test_a_recorded_second_is_a_million_microseconds() -> None:
+    plan, timeline = simulated("1f1b", "none", 2, 1, 0.5)
+    document: Any = chrome_trace(plan, timeline, microseconds=1e6)
+    shown = {(e["pid"], e["name"]): e for e in document["traceEvents"] if e["ph"] == "X"}
+    spans = {(span.rank, span.label): span for span in timeline.spans if span.lane == "compute"}
+    for place, span in spans.items():
+        assert shown[place]["ts"] == span.start * 1e6
+        assert shown[place]["dur"] == (span.end - span.start) * 1e6

@@ -9,6 +9,7 @@ import torch
 
 from megatron.data.indexed import IndexedWriter
 from megatron.training.arguments import parse, parse_or_exit
+from megatron.training.run_plan import make_run_plan
 
 VOCAB = 1000
 
@@ -45,7 +46,7 @@ def command_line(base: dict[str, str], flags: str, without: tuple[str, ...] = ()
 
 def refusal(base, flags: str = "", world_size: int = 1, without: tuple[str, ...] = ()) -> str:
     with pytest.raises((ValueError, FileNotFoundError)) as caught:
-        parse(command_line(base, flags, without), world_size)
+        make_run_plan(parse(command_line(base, flags, without), world_size))
     return str(caught.value)
 
 
@@ -79,6 +80,7 @@ def refusal(base, flags: str = "", world_size: int = 1, without: tuple[str, ...]
         ("--pipeline-model-parallel-size 4", 2, "--pipeline-model-parallel-size 4 2 rank start 4"),
         ("--pipeline-model-parallel-size 2", 4, "--pipeline-model-parallel-size 2 4 start 2"),
         ("--tensor-model-parallel-size 2", 1, "--tensor-model-parallel-size 2 use 1"),
+        ("--tensor-model-parallel-size 2 --dry-run", 1, "--tensor-model-parallel-size 2 use 1"),
         ("--disable-backward-fusion", 1, "--disable-backward-fusion --enable-vocab-parallel"),
         (
             "--enable-vocab-parallel --vocab-parallel vocab-1",
@@ -114,6 +116,28 @@ def refusal(base, flags: str = "", world_size: int = 1, without: tuple[str, ...]
         ("--profile --profile-step-end 10", 1, "--profile-step-end 10 --profile-step-start 10"),
         ("--profile --exit-interval 5", 1, "--profile-step-start 10 last iteration, 5 lower"),
         ("--profile-step-end 20", 1, "--profile-step-end 20 --profile"),
+        ("--profile-schedule-start 0", 1, "--profile-schedule-start 0 at least 1"),
+        ("--profile-schedule-start 2", 1, "--profile-schedule-start 2 --schedule-costs --replan"),
+        ("--profile-schedule-end 2", 1, "--profile-schedule-end 2 --profile-schedule-start"),
+        ("--schedule-costs c.json", 1, "--schedule-costs c.json --profile-schedule-start"),
+        ("--replan", 1, "--replan measured --profile-schedule-start"),
+        (
+            "--replan --profile-schedule-start 4 --profile-schedule-end 4",
+            1,
+            "--profile-schedule-end 4 --profile-schedule-start 4 raise",
+        ),
+        ("--replan --profile-schedule-start 8", 1, "start 8 11 --replan one more last is 10 lower"),
+        (
+            "--schedule-costs c.json --profile-schedule-start 9 --profile-schedule-end 12",
+            1,
+            "--profile-schedule-start 9 12 last is 10 lower",
+        ),
+        (
+            "--replan --profile-schedule-start 2 --schedule-file p.txt",
+            1,
+            "--replan --schedule-file p.txt leave",
+        ),
+        ("--dry-run-gpu H100", 1, "--dry-run-gpu H100 --dry-run"),
         ("--split 0,1", 1, "--split 0,1 969,30,1"),
         ("--split a,b,c", 1, "--split a,b,c 969,30,1"),
         ("--split 1,2,3,4", 1, "--split 1,2,3,4 969,30,1"),
@@ -128,7 +152,12 @@ def refusal(base, flags: str = "", world_size: int = 1, without: tuple[str, ...]
         ("--save out", 1, "--save not built"),
         ("--recompute_granularity full", 1, "--recompute-granularity Megatron-LM not built leave"),
         ("--sequence-parallel", 1, "--sequence-parallel Megatron-LM not built"),
-        ("--use-interlaced-schedule", 1, "--use-interlaced-schedule original --vocab-parallel"),
+        ("--allow-padding-num-layers", 1, "--allow-padding-num-layers original remainder"),
+        (
+            "--zero-bubble-pipeline-timers-start-iter 5",
+            1,
+            "--zero-bubble-pipeline-timers-start-iter --profile-schedule-start",
+        ),
         ("--context-parallel-size 2", 1, "--context-parallel-size 2 not built use 1"),
         ("--context-parallel-size=2", 1, "--context-parallel-size 2 not built use 1"),
         ("--log-throughput=5", 1, "--log-throughput no value 5"),

@@ -1,0 +1,111 @@
+"""How many transformer layers every stage of the pipeline has.
+
+A distribution says what is wanted; ``distribute`` turns it into a number for every stage, in the
+order in which the data flows. ``redis`` needs times, which only the planner knows.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+DistributionKind = Literal["even", "remainder", "redis", "explicit"]
+
+
+@dataclass(frozen=True)
+class LayerDistribution:
+    """How transformer layers are spread over the stages.
+
+    Attributes:
+        kind: ``even``: as many on every stage, or refused; ``remainder``: the first stages take one
+            more where that does not divide; ``redis``: the slowest stage as fast as possible, the
+            vocabulary layers included; ``explicit``: as ``counts`` says.
+        first: layers of the first stage, where the user has decided that, for ``even``.
+        last: layers of the last stage, where the user has decided that, for ``even``, ``redis``.
+        embedding_counts: the embedding counts as a layer of the first stage, for ``even``.
+        loss_counts: the output layer counts as a layer of the last stage, for ``even``.
+        counts: layers of every stage, for ``explicit``.
+    """
+
+    kind: DistributionKind = "even"
+    first: int | None = None
+    last: int | None = None
+    embedding_counts: bool = False
+    loss_counts: bool = False
+    counts: tuple[int, ...] = ()
+
+
+def distribute(distribution: LayerDistribution, num_layers: int, stages: int) -> tuple[int, ...]:
+    """Return the layers of every stage.
+
+    Args:
+        distribution: of any kind but ``redis``.
+        num_layers: layers of the whole model.
+        stages: stages of the pipeline, all chunks of all ranks.
+
+    Raises:
+        ValueError: if the layers cannot be spread so, naming the flags and a way out.
+    """
+    assert distribution.kind != "redis", "that takes times"
+    if distribution.kind == "explicit":
+        return _explicit(distribution.counts, num_layers, stages)
+    if distribution.kind == "remainder":
+        each, more = divmod(num_layers, stages)
+        return tuple(each + (stage < more) for stage in range(stages))
+    return _even(distribution, num_layers, stages)
+
+
+def _explicit(counts: tuple[int, ...], num_layers: int, stages: int) -> tuple[int, ...]:
+    given = f"--layer-distribution {','.join(map(str, counts))}"
+    if len(counts) != stages:
+        raise ValueError(
+            f"{given} names {len(counts)} stages, and this pipeline has {stages}: give the layers "
+            "of every one, in the order in which the data flows"
+        )
+    if sum(counts) != num_layers:
+        raise ValueError(
+            f"{given} adds up to {sum(counts)}, not to --num-layers {num_layers}: change one of "
+            "them"
+        )
+    return counts
+
+
+def _even(distribution: LayerDistribution, num_layers: int, stages: int) -> tuple[int, ...]:
+    """Spread evenly what is left beside decided stages; vocabulary layers may count as layers."""
+    ends = {0: distribution.first, stages - 1: distribution.last}
+    decided = {stage: count for stage, count in ends.items() if count is not None}
+    counted = distribution.embedding_counts + distribution.loss_counts
+    left, free = num_layers + counted - sum(decided.values()), stages - len(decided)
+    one_too_many = stages == 1 and distribution.first not in (None, num_layers)
+    if left < 0 or one_too_many or (left % free if free else left):
+        raise ValueError(_uneven(distribution, num_layers, stages, free))
+    layers = [decided.get(stage, left // max(free, 1)) for stage in range(stages)]
+    layers[0] -= distribution.embedding_counts
+    layers[-1] -= distribution.loss_counts
+    return tuple(layers)
+
+
+def _uneven(distribution: LayerDistribution, num_layers: int, stages: int, free: int) -> str:
+    """What is wrong with layers that do not divide, and the ways out."""
+    besides = [
+        f"{flag}{value}"
+        for flag, value in (
+            ("--decoder-first-pipeline-num-layers ", distribution.first),
+            ("--decoder-last-pipeline-num-layers ", distribution.last),
+            (
+                "--account-for-embedding-in-pipeline-split",
+                "" if distribution.embedding_counts else None,
+            ),
+            ("--account-for-loss-in-pipeline-split", "" if distribution.loss_counts else None),
+        )
+        if value is not None
+    ]
+    way_out = "or give --layer-distribution remainder"
+    if besides:
+        return (
+            f"--num-layers {num_layers} with {', '.join(besides)} cannot be spread evenly over "
+            f"{stages} stages: change one of them, {way_out} in their place"
+        )
+    near = sorted({num_layers // free * free, num_layers // free * free + free} - {0})
+    return (
+        f"--num-layers {num_layers} is not divisible by the {stages} stages of the pipeline, and "
+        f"every stage takes as many: use {' or '.join(map(str, near))}, {way_out}"
+    )

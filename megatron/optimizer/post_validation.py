@@ -1,0 +1,131 @@
+"""Optimizer steps that no rank waits for (arXiv 2401.10241, section 4).
+
+A synchronous step waits until the gradient norm of the whole model is known. Here a rank waits for
+the ranks before it only: partial sums travel from the first rank to the last, each rank steps on
+the sum so far and goes on with the forwards of the next iteration. The last rank's sum is that of
+the whole model; it travels back to all meanwhile, and before its first backward every rank looks
+at it. If clipping was needed after all, or something is not finite, the step is undone to the last
+bit and taken again.
+
+A sum of squares only grows along the ranks. So if the whole model needs no clipping, no rank has
+seen a need for it, and all have guessed right; if it does, no rank but the last can have. All ranks
+see the same sum, and come to the same verdict.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from megatron.optimizer.adamw import MixedPrecisionAdamW
+from megatron.optimizer.global_state import GlobalState
+from megatron.optimizer.grad_norm import clip_coefficient
+from megatron.parallel.groups import PipelineGroups
+from megatron.parallel.p2p import Transfer, receive, send
+
+
+class PostValidatedStep:
+    """One rank's step, taken in two acts: ``guess``, then ``validate`` and, if wrong, ``correct``.
+
+    Every rank calls them, in step. Gradients must not change between the two acts. All ranks but
+    the last keep a copy of masters and moments (``MixedPrecisionAdamW.save``).
+
+    Args:
+        optimizer: of this rank.
+        clip_grad: limit of the global gradient norm; 0 switches clipping off.
+        groups: two ranks or more; ``groups.state`` carries the sums, from host to host.
+    """
+
+    def __init__(
+        self, optimizer: MixedPrecisionAdamW, clip_grad: float, groups: PipelineGroups
+    ) -> None:
+        assert groups.size > 1, "a single rank has nobody to wait for"
+        self._optimizer = optimizer
+        self._clip_grad = clip_grad
+        self._groups = groups
+        self._is_last = groups.rank == groups.size - 1
+        self._open: _OpenStep | None = None
+
+    def guess(self, lr: float, own: GlobalState) -> None:
+        """Step on what is known, unless it is known already that this cannot be right.
+
+        Args:
+            lr: learning rate.
+            own: sums over this rank.
+        """
+        assert self._open is None, "the last step has not been validated"
+        prefix = self._sum_so_far(own)
+        pending = self._pass_on(prefix)
+        stepped = prefix.is_finite if self._is_last else self._needs_no_clipping(prefix)
+        self._open = _OpenStep(lr, stepped, *pending)
+        if stepped:
+            if not self._is_last:
+                self._optimizer.save()
+            self._optimizer.step(lr, prefix.grad_norm)
+
+    def validate(self) -> tuple[GlobalState, bool]:
+        """Wait for the sums over all ranks; return them, and whether every rank's step was right.
+
+        If not, ``correct`` is still to be called.
+        """
+        assert self._open is not None, "no step to validate"
+        full = GlobalState(*self._open.full.wait().tolist())
+        if self._open.sent is not None:
+            self._open.sent.wait()
+        right = self._needs_no_clipping(full)
+        if right:
+            self._open = None
+        return full, right
+
+    def correct(self, full: GlobalState) -> None:
+        """Undo a wrong step and, if the sums are finite, take the right one.
+
+        Args:
+            full: what ``validate`` returned.
+        """
+        assert self._open is not None, "no step to correct"
+        step, self._open = self._open, None
+        if self._is_last:
+            return  # it knew everything
+        if step.stepped:
+            self._optimizer.restore()
+        if full.is_finite:
+            self._optimizer.step(step.lr, full.grad_norm)
+
+    def _needs_no_clipping(self, state: GlobalState) -> bool:
+        return state.is_finite and clip_coefficient(state.grad_norm, self._clip_grad) == 1.0
+
+    def _sum_so_far(self, own: GlobalState) -> GlobalState:
+        """Wait for the sum over the ranks before this one and add its own."""
+        groups = self._groups
+        if groups.rank == 0:
+            return own
+        before = receive(torch.empty(2, dtype=torch.float64), groups.rank - 1, groups.state).wait()
+        return GlobalState(*before.tolist()) + own
+
+    def _pass_on(self, prefix: GlobalState) -> "tuple[Transfer, Transfer | None]":
+        """Start the transfers of the sum over all ranks, and of that so far to the next rank."""
+        groups, last = self._groups, self._groups.size - 1
+        totals = torch.tensor([prefix.loss, prefix.sum_of_squares], dtype=torch.float64)
+        sent = None if self._is_last else send(totals, groups.rank + 1, groups.state)
+        full = totals if self._is_last else torch.empty_like(totals)
+        work = dist.broadcast(full, group=groups.state, group_src=last, async_op=True)
+        assert work is not None, "this rank is not in the group"
+        return Transfer(full, work), sent
+
+
+@dataclass(frozen=True)
+class _OpenStep:
+    """A step that is not validated yet.
+
+    Attributes:
+        lr: its learning rate.
+        stepped: whether it was taken.
+        full: the sums over all ranks, under way.
+        sent: the sums so far, under way to the next rank.
+    """
+
+    lr: float
+    stepped: bool
+    full: Transfer
+    sent: Transfer | None

@@ -1,0 +1,82 @@
+"""One clock for all ranks: how far every host's monotonic clock is ahead of rank 0's.
+
+Hosts count time from moments of their own. Rank 0 asks every rank for its time and takes the middle
+of the round trip for the moment of the answer (as in NTP, RFC 5905): the true offset lies within
+half the round trip of that. An offset that could as well be zero is taken for zero, which it is
+between the processes of one machine; clocks that drift apart by parts per million during an
+iteration are not corrected.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+from megatron.parallel.groups import PipelineGroups
+
+ROUNDS: Final = 10
+"""Round trips with each rank; the quickest counts."""
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Offset:
+    """How far a rank's clock is ahead of rank 0's.
+
+    Attributes:
+        seconds: the offset.
+        error: bound of its error.
+    """
+
+    seconds: float = 0.0
+    error: float = 0.0
+
+
+def clock_offset(groups: PipelineGroups, clock: Clock = time.perf_counter) -> Offset:
+    """Return the offset of this rank's ``clock``; every rank calls it, outside the schedule."""
+    offset = Offset()
+    for other in range(1, groups.size):
+        if groups.rank == 0:
+            best = min((_ask(groups, other, clock) for _ in range(ROUNDS)), key=lambda o: o.error)
+            _send(groups, other, best.seconds, best.error)
+        elif groups.rank == other:
+            for _ in range(ROUNDS):
+                _receive(groups, 0)
+                _send(groups, 0, clock())
+            offset = Offset(*_receive(groups, 0))
+    return offset if abs(offset.seconds) > offset.error else Offset(0.0, offset.error)
+
+
+def _ask(groups: PipelineGroups, other: int, clock: Clock) -> Offset:
+    asked = clock()
+    _send(groups, other)
+    theirs, _ = _receive(groups, other)
+    answered = clock()
+    return Offset(theirs - (asked + answered) / 2, (answered - asked) / 2)
+
+
+def _send(groups: PipelineGroups, rank: int, first: float = 0.0, second: float = 0.0) -> None:
+    message = torch.tensor([first, second], dtype=torch.float64)
+    dist.send(message, group=groups.state, group_dst=rank)
+
+
+def _receive(groups: PipelineGroups, rank: int) -> tuple[float, float]:
+    message = torch.empty(2, dtype=torch.float64)
+    dist.recv(message, group=groups.state, group_src=rank)
+    first, second = message.tolist()
+    return first, second
+
+
+def common_start(groups: PipelineGroups, clock: Clock = time.perf_counter) -> tuple[float, Offset]:
+    """Return a moment that has just passed, in this rank's time, and this rank's offset.
+
+    It is the same moment on every rank, up to the errors of the offsets; every rank calls it.
+    """
+    offset = clock_offset(groups, clock)
+    start = groups.all_gather_object(clock())[0]
+    assert isinstance(start, float)
+    return start + offset.seconds, offset

@@ -1,0 +1,76 @@
+"""Who is told what a rank does in an iteration: the executor and the communicator tell it.
+
+``Recorder`` (runtime/timeline.py) writes down when; ``NamedRanges`` gives profilers the names.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Protocol, TypeVar
+
+import torch
+
+from megatron.schedules.needs import Comm
+from megatron.schedules.passes import Pass
+
+T = TypeVar("T")
+
+
+class Observer(Protocol):
+    """Is told of passes, waits and collectives."""
+
+    def span(self, item: Pass) -> AbstractContextManager[None]:
+        """Return a context in which a pass is executed."""
+        ...
+
+    def waiting(self, comm: Comm) -> AbstractContextManager[None]:
+        """Return a context in which a communication is waited for."""
+        ...
+
+    def timed(self, comm: Comm, work: Callable[[], T]) -> Callable[[], T]:
+        """Return the ``work`` of a collective, for a lane, that is observed while it runs."""
+        ...
+
+
+class NamedRanges:
+    """Marks everything by its name in profiles: PyTorch's, and on CUDA NVTX ranges for Nsight.
+
+    PyTorch's profiler does not see what runs on a lane's own thread, as collectives do on CPUs.
+
+    Args:
+        device: on CUDA there are NVTX ranges.
+        also: is told everything too.
+    """
+
+    def __init__(self, device: torch.device, also: Observer | None = None) -> None:
+        self._cuda = device.type == "cuda"
+        self._also = also
+
+    @contextmanager
+    def span(self, item: Pass) -> Iterator[None]:
+        """Name a pass, as in ``F3.1``."""
+        with self._named(str(item)), nullcontext() if self._also is None else self._also.span(item):
+            yield
+
+    @contextmanager
+    def waiting(self, comm: Comm) -> Iterator[None]:
+        """Name a wait, as in ``wait C1 3``."""
+        inner = nullcontext() if self._also is None else self._also.waiting(comm)
+        with self._named(f"wait {comm}"), inner:
+            yield
+
+    def timed(self, comm: Comm, work: Callable[[], T]) -> Callable[[], T]:
+        """Name a collective, as in ``C1 3``."""
+        if self._also is not None:
+            work = self._also.timed(comm, work)
+
+        def named() -> T:
+            with self._named(str(comm)):
+                return work()
+
+        return named
+
+    @contextmanager
+    def _named(self, name: str) -> Iterator[None]:
+        nvtx = torch.cuda.nvtx.range(name) if self._cuda else nullcontext()
+        with torch.profiler.record_function(name), nvtx:
+            yield

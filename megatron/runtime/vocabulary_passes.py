@@ -1,0 +1,171 @@
+"""The passes of the vocabulary layers, S, E, T, IF and IB, over the activation store.
+
+How many barriers the plan has decides what S forms and T finishes (arXiv 2411.05288, section 4):
+``vocab-2`` has one, ``vocab-1`` and ``interlaced`` two, ``naive`` three and a pass E between them.
+Without a split vocabulary one rank holds it whole, and its F and B call S and T themselves.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from megatron.layers.input_layer import InputLayer
+from megatron.layers.output_layer import OutputLayer
+from megatron.layers.vocabulary import (
+    Merged,
+    ShardState,
+    input_gradient_from_s,
+    merge_statistics,
+    token_losses,
+)
+from megatron.model.stage import RankModel
+from megatron.runtime.batch import DeviceMicrobatch
+from megatron.runtime.store import ActivationStore
+from megatron.runtime.watch import Watch
+from megatron.schedules.passes import Pass, PassKind
+from megatron.schedules.plan import Plan
+
+
+class VocabularyPasses:
+    """The vocabulary passes of one rank.
+
+    Args:
+        model: what the rank owns.
+        plan: tells how the vocabulary is treated and where the last stage is.
+        rank: pipeline rank.
+        store: where passes leave what others need.
+        watch: looks for infinity and NaN when asked to.
+
+    Attributes:
+        losses: weighted loss of every microbatch of this iteration, on the last stage's rank.
+    """
+
+    def __init__(
+        self, model: RankModel, plan: Plan, rank: int, store: ActivationStore, watch: Watch
+    ) -> None:
+        self.losses: dict[int, Tensor] = {}
+        self.table: Mapping[PassKind, Callable[[Pass], None]] = {
+            "S": self.output_s,
+            "E": self.output_e,
+            "T": self.output_t,
+            "IF": self.input_forward,
+            "IB": self.input_backward,
+        }
+        self._model = model
+        self._store = store
+        self._watch = watch
+        self._barriers = plan.barriers
+        self._stages = len(plan.stages)
+        self._holds_last_stage = plan.stages[-1][0] == rank
+        self._batch: Sequence[DeviceMicrobatch] = ()
+        self._training = True
+
+    @property
+    def _input_layer(self) -> InputLayer:
+        assert self._model.input_layer is not None
+        return self._model.input_layer
+
+    @property
+    def _output_layer(self) -> OutputLayer:
+        assert self._model.output_layer is not None
+        return self._model.output_layer
+
+    def begin(self, batch: Sequence[DeviceMicrobatch], training: bool) -> None:
+        """Start an iteration over ``batch``."""
+        self._batch = batch
+        self._training = training
+        self.losses = {}
+        if self._model.output_layer is not None:
+            self._model.output_layer.begin(len(batch))
+
+    def embed(self, i: int) -> Tensor:
+        """Return the embeddings [b, s, h] of microbatch ``i`` that this rank holds."""
+        return self._input_layer.lookup(self._batch[i].tokens_bs)
+
+    def add_embedding_gradient(self, i: int, gradient_bsh: Tensor) -> None:
+        """Add the gradient of the embeddings of microbatch ``i`` that this rank holds."""
+        self._input_layer.add_gradient(self._batch[i].tokens_bs, gradient_bsh)
+
+    def input_forward(self, item: Pass) -> None:
+        """IF: the embeddings of the tokens of this rank's shard."""
+        self._store.put("partial_embedding", item.microbatch, self.embed(item.microbatch))
+
+    def input_backward(self, item: Pass) -> None:
+        """IB: the gradient of this rank's shard of the embedding."""
+        i = item.microbatch
+        self.add_embedding_gradient(i, self._store.take("input_gradient", i))
+
+    def output_s(self, item: Pass) -> None:
+        """S: what a shard can do alone; with one barrier also A and D, with three only logits."""
+        i, layer = item.microbatch, self._output_layer
+        x_nh = self._store.take("x", i).flatten(0, 1)
+        targets_n = self._batch[i].targets_n
+        if self._barriers == 3:
+            self._store.put("state", i, layer.naive_s(x_nh, targets_n))
+            return
+        if self._training:
+            state = layer.s(x_nh, targets_n, form_gradient=self._barriers != 2)
+        else:
+            state = layer.evaluate(x_nh, targets_n)
+        # The maximum may be -inf, on a shard that is all padding; the sum then is 0.
+        self._watch.look(i, self._stages, "the output layer", *state.statistics_4n[1:])
+        self._store.put("state", i, state)
+
+    def output_e(self, item: Pass) -> None:
+        """E: exponentials and their sums, once the maximum over all ranks is known."""
+        i = item.microbatch
+        state = self._store.get("state", i)
+        self._output_layer.naive_e(state, self._store.get("maximum", i))
+        self._watch.look(i, self._stages, "the output layer", state.sums_kn)
+
+    def output_whole(self, i: int) -> None:
+        """S and, in an evaluation, T where this rank holds the whole vocabulary (in F).
+
+        In training the input gradient is ready at once, and T waits for B.
+        """
+        self.output_s(Pass("S", i))
+        state = self._store.get("state", i)
+        merged = merge_statistics(state.statistics_4n.unsqueeze(0))
+        self._store.put("merged", i, merged)
+        if not self._training:
+            self.output_t(Pass("T", i))
+            return
+        gradient_nh = self.gradient_after_merge(i, state, merged)
+        state.drop_gradient()
+        self._store.put("output_gradient", i, gradient_nh, self._stages - 1)
+
+    def gradient_after_merge(self, i: int, state: ShardState, merged: Merged) -> Tensor:
+        """Return this shard's part of the output layer's input gradient [n, h].
+
+        In C1 (Algorithm 2), or in F where one rank holds the whole vocabulary.
+        """
+        return input_gradient_from_s(
+            state, merged, self._batch[i].weight_n, self._output_layer.options
+        )
+
+    def output_t(self, item: Pass) -> None:
+        """T: the loss, the weight gradient; after several barriers the input gradient first."""
+        i, layer = item.microbatch, self._output_layer
+        state, merged = self._store.take("state", i), self._merged(i)
+        weight_n = self._batch[i].weight_n
+        if self._holds_last_stage:
+            self.losses[i] = (token_losses(merged, layer.options) * weight_n).sum()
+        if not self._training:
+            return
+        if self._barriers in (2, 3):
+            self._store.put("partial_gradient", i, layer.input_gradient(state, merged, weight_n))
+        layer.t(state, merged, weight_n)
+
+    def _merged(self, i: int) -> Merged:
+        """Take the statistics over the whole vocabulary, in whatever form the barriers left."""
+        if self._barriers != 3:
+            return self._store.take("merged", i)
+        return self._output_layer.merged_from(
+            self._store.take("maximum", i), self._store.take("sums", i)
+        )
+
+    def loss(self, device: torch.device) -> Tensor:
+        """Return the sum of this rank's losses, a scalar."""
+        losses = [self.losses[i] for i in sorted(self.losses)]
+        return torch.stack(losses).sum() if losses else torch.zeros((), device=device)

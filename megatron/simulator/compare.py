@@ -1,0 +1,220 @@
+"""Lay two timelines of one plan side by side: as it was simulated, and as it really ran.
+
+Three questions: is an iteration as long as planned; are the passes; and if a rank idles, what for.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import inf
+from typing import NamedTuple
+
+from megatron.schedules.needs import COMM_KINDS
+from megatron.schedules.passes import PASS_KINDS
+from megatron.simulator.costs.from_timelines import MESSAGES, meetings
+from megatron.simulator.simulate import Span, Timeline
+
+
+class Pair(NamedTuple):
+    """A figure of both timelines."""
+
+    planned: float
+    real: float
+
+    @property
+    def ratio(self) -> float:
+        """Real over planned; infinite where nothing was planned but something is."""
+        if self.planned:
+            return self.real / self.planned
+        return inf if self.real else 1.0
+
+
+@dataclass(frozen=True)
+class Bubble:
+    """Where a rank's idle time goes, in shares of the iteration.
+
+    Attributes:
+        peer: waiting for an activation or a gradient.
+        barrier: waiting for a collective.
+        host: waiting for nothing before a pass: the host is late to issue it.
+        done: after its last pass, while others still work.
+    """
+
+    peer: float
+    barrier: float
+    host: float
+    done: float
+
+
+@dataclass(frozen=True)
+class PassTimes:
+    """Mean times of a kind of pass.
+
+    Attributes:
+        mean: over all ranks.
+        by_rank: of every rank that has such passes.
+    """
+
+    mean: Pair
+    by_rank: Mapping[int, Pair]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two timelines side by side; times in the unit of the timelines.
+
+    Attributes:
+        total: from the first start of a pass to the last end of one, over all ranks.
+        idle: share of that in which no pass runs, over all ranks.
+        passes: by kind.
+        overlap: by kind of collective the share of its time in which its ranks compute; left out
+            where it takes no time in either timeline, and 1 where it takes none in one of them.
+        bubbles: of every rank, planned and real.
+    """
+
+    total: Pair
+    idle: Pair
+    passes: Mapping[str, PassTimes]
+    overlap: Mapping[str, Pair]
+    bubbles: Sequence[tuple[Bubble, Bubble]]
+
+    def as_json(self) -> dict[str, object]:
+        """Return everything as what JSON can hold; a ratio stands beside every pair of times."""
+        return {
+            "total": _json(self.total),
+            "idle": self.idle._asdict(),
+            "passes": {
+                kind: {
+                    **_json(times.mean),
+                    "by_rank": {str(rank): _json(pair) for rank, pair in times.by_rank.items()},
+                }
+                for kind, times in self.passes.items()
+            },
+            "overlap": {kind: pair._asdict() for kind, pair in self.overlap.items()},
+            "bubbles": [
+                {"planned": asdict(planned), "real": asdict(real)} for planned, real in self.bubbles
+            ],
+        }
+
+
+def compare(planned: Timeline, real: Timeline) -> Comparison:
+    """Compare two timelines of the same plan.
+
+    Raises:
+        ValueError: if they are of different plans, naming a difference.
+    """
+    _check_same_passes(planned, real)
+    both = (planned, real)
+    kinds = sorted({span.kind for span in planned.spans if span.lane == "compute"}, key=_order)
+    overlaps = [overlap(timeline) for timeline in both]
+    return Comparison(
+        total=Pair(*map(total, both)),
+        idle=Pair(*map(_idle, both)),
+        passes={kind: _pass_times(kind, planned, real) for kind in kinds},
+        overlap={
+            kind: Pair(*(own.get(kind, 1.0) for own in overlaps))
+            for kind in COMM_KINDS
+            if any(kind in own for own in overlaps)
+        },
+        bubbles=[(bubble(planned, rank), bubble(real, rank)) for rank in range(planned.ranks)],
+    )
+
+
+def total(timeline: Timeline) -> float:
+    """Return the time from the first start of a pass to the last end of one."""
+    begin, end = _limits(timeline)
+    return end - begin
+
+
+def bubble(timeline: Timeline, rank: int) -> Bubble:
+    """Return where the idle time of ``rank`` goes; with its work the shares add up to 1."""
+    begin, end = _limits(timeline)
+    last = timeline.compute(rank)[-1].end
+    peer = barrier = 0.0
+    for wait in timeline.waits:
+        if wait.rank != rank:
+            continue
+        length = max(0.0, min(wait.end, last) - max(wait.start, begin))
+        if wait.kind in MESSAGES:
+            peer += length
+        else:
+            barrier += length
+    host = last - begin - timeline.work(rank) - peer - barrier
+    whole = end - begin or 1.0
+    return Bubble(peer / whole, barrier / whole, host / whole, (end - last) / whole)
+
+
+def overlap(timeline: Timeline) -> dict[str, float]:
+    """Return by kind of collective the share of its time in which its ranks compute.
+
+    Its time begins when the last rank has come. Kinds that take no time are left out.
+    """
+    starts = [[span.start for span in timeline.compute(rank)] for rank in range(timeline.ranks)]
+    lengths: dict[str, float] = defaultdict(float)
+    computing: dict[str, float] = defaultdict(float)
+    for spans in meetings(timeline).values():
+        for span in spans:
+            lengths[span.kind] += span.end - span.start
+            computing[span.kind] += _computing(timeline, starts[span.rank], span)
+    return {kind: computing[kind] / length for kind, length in lengths.items() if length}
+
+
+def _computing(timeline: Timeline, starts: Sequence[float], span: Span) -> float:
+    """Return for how much of ``span`` its rank computes."""
+    row = timeline.compute(span.rank)
+    time = 0.0
+    for index in range(max(0, bisect_right(starts, span.start) - 1), len(row)):
+        if row[index].start >= span.end:
+            break
+        time += max(0.0, min(row[index].end, span.end) - max(row[index].start, span.start))
+    return time
+
+
+def _limits(timeline: Timeline) -> tuple[float, float]:
+    rows = [timeline.compute(rank) for rank in range(timeline.ranks)]
+    return min(row[0].start for row in rows), max(row[-1].end for row in rows)
+
+
+def _idle(timeline: Timeline) -> float:
+    work = sum(map(timeline.work, range(timeline.ranks)))
+    return 1 - work / (timeline.ranks * (total(timeline) or 1.0))
+
+
+def _pass_times(kind: str, planned: Timeline, real: Timeline) -> PassTimes:
+    sums = [_sums(kind, timeline) for timeline in (planned, real)]
+    ranks = [rank for rank, (count, _) in enumerate(sums[0]) if count]
+    by_rank = {r: Pair(*(own[r][1] / own[r][0] for own in sums)) for r in ranks}
+    means = (sum(t for _, t in own) / sum(count for count, _ in own) for own in sums)
+    return PassTimes(Pair(*means), by_rank)
+
+
+def _sums(kind: str, timeline: Timeline) -> list[tuple[int, float]]:
+    """Return for every rank how many passes of ``kind`` it has, and their whole time."""
+    rows = ([s for s in timeline.compute(r) if s.kind == kind] for r in range(timeline.ranks))
+    return [(len(row), sum(span.end - span.start for span in row)) for row in rows]
+
+
+def _check_same_passes(planned: Timeline, real: Timeline) -> None:
+    if planned.ranks != real.ranks:
+        raise ValueError(
+            f"the plan has {planned.ranks} ranks and the run {real.ranks}: compare timelines of "
+            "one plan"
+        )
+    passes = [{(s.rank, s.label) for s in t.spans if s.lane == "compute"} for t in (planned, real)]
+    for own, other, where in ((0, 1, "planned"), (1, 0, "run")):
+        for rank, label in sorted(passes[own] - passes[other]):
+            raise ValueError(
+                f"{label} of rank {rank} is only {where}: compare timelines of one plan"
+            )
+    idle = set(range(planned.ranks)) - {rank for rank, _ in passes[0]}
+    if idle:
+        raise ValueError(f"rank {min(idle)} has no passes: give timelines of whole iterations")
+
+
+def _order(kind: str) -> int:
+    return [str(known) for known in PASS_KINDS].index(kind)
+
+
+def _json(pair: Pair) -> dict[str, float | None]:
+    return {**pair._asdict(), "ratio": pair.ratio if pair.ratio < inf else None}

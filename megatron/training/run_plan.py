@@ -1,0 +1,233 @@
+"""From a configuration to the plan of a training iteration: pure Python, the same on every rank.
+
+A schedule decides how many stages there are; their number how many layers each has; the layers what
+the passes of each cost; the costs the order of the passes. All of it is known before any rank
+starts, and so is whatever cannot be.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from megatron.model.distribution import LayerDistribution, distribute
+from megatron.schedules.catalogue import SCHEDULES
+from megatron.schedules.costs import Costs
+from megatron.schedules.lower import lower
+from megatron.schedules.memory import in_flight
+from megatron.schedules.plan import Plan
+from megatron.schedules.registry import plan_for, stages_of
+from megatron.schedules.request import Request
+from megatron.simulator.cost_file import load_costs
+from megatron.simulator.costs.redistribute import redistribute
+from megatron.simulator.simulate import simulate
+from megatron.training.config import RunConfig
+from megatron.training.pass_costs import (
+    StageCosts,
+    Stages,
+    costs_by_flops,
+    measured_costs,
+    shape_of,
+)
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What the ranks run, and what was assumed to find it.
+
+    Attributes:
+        plan: the checked plan of a training iteration.
+        layers: transformer layers of every stage, in the order in which the data flows.
+        costs: durations by which passes and communication were placed.
+    """
+
+    plan: Plan
+    layers: tuple[int, ...]
+    costs: Costs
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A schedule that ``auto`` compares.
+
+    Attributes:
+        schedule: its name.
+        run_plan: what it would run.
+        time: simulated time of an iteration, in the unit of the costs.
+        in_flight: the most microbatches that a rank holds.
+        fits: whether that is within the memory limit.
+    """
+
+    schedule: str
+    run_plan: RunPlan
+    time: float
+    in_flight: float
+    fits: bool
+
+
+def make_run_plan(config: RunConfig, costs: Costs | None = None) -> RunPlan:
+    """Return the plan of a training iteration.
+
+    Args:
+        config: the run.
+        costs: measured on the stages that the plan of ``config`` has, by rank and chunk; layers
+            stay where they are. Without, passes are placed by their FLOPs.
+
+    Raises:
+        ValueError: if the layers cannot be spread over the stages, the schedule cannot be made, or
+            no schedule fits into the memory limit.
+    """
+    if config.parallel.pipeline_schedule == "auto":
+        return fastest(config, rank_schedules(config, costs))
+    return _run_plan(config, config.parallel.pipeline_schedule, costs)
+
+
+def rank_schedules(config: RunConfig, costs: Costs | None = None) -> list[Candidate]:
+    """Return all schedules that the run could take, those within the memory limit first, by time.
+
+    Every schedule is simulated with its own stages, layers and costs. Those whose stages the layers
+    cannot be spread over are left out, and with ``costs`` those whose stages are not where they
+    were measured.
+
+    Args:
+        config: the run; its own schedule does not matter.
+        costs: as for ``make_run_plan`` with the schedule ``auto``.
+
+    Raises:
+        ValueError: if there is no schedule at all, saying why the first was none.
+    """
+    names = [*SCHEDULES, *(["zb-auto"] if config.parallel.memory_limit is not None else [])]
+    measured = None if costs is None else fastest(config, rank_schedules(config)).plan
+    candidates, faults = [], []
+    for name in names:
+        request = _request(config, name)
+        if measured is not None and not _runs_on(request, measured):
+            continue
+        try:
+            candidates.append(_candidate(config, name, costs))
+        except ValueError as error:
+            faults.append(f"{name}: {error}")
+    if not candidates:
+        raise ValueError(f"no schedule can train this model; {faults[0]}")
+    return sorted(candidates, key=lambda candidate: (not candidate.fits, candidate.time))
+
+
+def fastest(config: RunConfig, candidates: Sequence[Candidate]) -> RunPlan:
+    """Return the first of ranked schedules, which is the fastest within the memory limit.
+
+    Raises:
+        ValueError: if none is within the limit.
+    """
+    best = candidates[0]
+    if not best.fits:
+        least = min(candidates, key=lambda candidate: candidate.in_flight)
+        raise ValueError(
+            f"--zero-bubble-max-pending-backward {config.parallel.memory_limit:g} is too few for "
+            f"every schedule: the least is {least.in_flight:g}, with {least.schedule}"
+        )
+    return best.run_plan
+
+
+def _candidate(config: RunConfig, name: str, costs: Costs | None) -> Candidate:
+    run_plan, limit = _run_plan(config, name, costs), config.parallel.memory_limit
+    plan, held = run_plan.plan, max(in_flight(run_plan.plan))
+    return Candidate(
+        schedule=name,
+        run_plan=run_plan,
+        time=simulate(lower(plan, run_plan.costs), run_plan.costs).end,
+        in_flight=held,
+        fits=held <= (inf if limit is None else limit),
+    )
+
+
+def _runs_on(request: Request, measured: Plan) -> bool:
+    """Whether a schedule has the stages of ``measured``, and only passes that were measured."""
+    has_weights = measured.split_backward or not request.traits.split
+    return has_weights and stages_of(request) == measured.stages
+
+
+def _run_plan(config: RunConfig, name: str, costs: Costs | None) -> RunPlan:
+    """Return the plan of the schedule ``name``."""
+    request = _request(config, name)
+    stage_costs = _stage_costs(config, stages_of(request))
+    layers = _stage_layers(config, stage_costs)
+    costs = stage_costs.costs(layers) if costs is None else costs
+    return RunPlan(plan_for(replace(request, costs=costs)), layers, costs)
+
+
+def _request(config: RunConfig, name: str) -> Request:
+    """Return the request for a schedule; for ``auto``, whose limit is its own, without a limit."""
+    parallel = config.parallel
+    compared = parallel.pipeline_schedule == "auto" and name != "zb-auto"
+    return Request(
+        name,
+        parallel.vocab_parallel,
+        parallel.pipeline_size,
+        config.train.num_microbatches,
+        chunks=parallel.virtual_stages if name == "interleaved" else None,
+        memory_limit=None if compared else parallel.memory_limit,
+        file=parallel.schedule_file,
+    )
+
+
+def _stage_costs(config: RunConfig, stages: Stages) -> StageCosts:
+    """Return what the stages cost, by FLOPs or as a file says.
+
+    Raises:
+        ValueError: if there is no such file, or one of other stages.
+    """
+    shape = shape_of(config.model, config.train.micro_batch_size)
+    by_flops = costs_by_flops(shape, stages, config.parallel.vocab_parallel)
+    file = config.parallel.measured_costs
+    if file is None:
+        return by_flops
+    try:
+        return measured_costs(load_costs(file), by_flops)
+    except ValueError as error:
+        raise ValueError(f"--measured-costs {file}: {error}") from error
+
+
+def _stage_layers(config: RunConfig, stage_costs: StageCosts) -> tuple[int, ...]:
+    """Return the transformer layers of every stage.
+
+    Raises:
+        ValueError: if they cannot be spread as the flags say.
+    """
+    distribution, num_layers = config.parallel.layers, config.model.num_layers
+    if distribution.kind == "redis":
+        return _balanced(distribution, num_layers, stage_costs)
+    return distribute(distribution, num_layers, len(stage_costs.stages))
+
+
+def _balanced(
+    distribution: LayerDistribution, num_layers: int, stage_costs: StageCosts
+) -> tuple[int, ...]:
+    """Return the distribution with the fastest slowest rank, then the fastest slowest stage.
+
+    Args:
+        distribution: may decide the layers of the last stage, if that is the rank's only one.
+        num_layers: of the model.
+        stage_costs: of layers, and of what stages do besides.
+
+    Raises:
+        ValueError: if the layers of the last stage cannot be what they are decided to be.
+    """
+    stages = stage_costs.stages
+    ranks = 1 + max(rank for rank, _ in stages)
+    if distribution.last is not None and len(stages) > ranks:
+        raise ValueError(
+            f"--final-stage-num-layers {distribution.last} does not go with {len(stages)} stages "
+            f"on {ranks} ranks: leave it out, or give every stage with --layer-distribution N,N,..."
+        )
+    layer = sum(stage_costs.layer.values())
+    extras = [sum(extra.values()) for extra in stage_costs.extras]
+    least = min(*extras, 0.0)  # measured ones may be below what the mean layer makes them
+    extras = [extra - least for extra in extras]
+    own = [[i for i, (owner, _) in enumerate(stages) if owner == rank] for rank in range(ranks)]
+    of_ranks = [sum(extras[stage] for stage in of_rank) for of_rank in own]
+    counts = [0] * len(stages)
+    per_rank = redistribute(num_layers, ranks, layer, of_ranks, distribution.last)
+    for of_rank, count in zip(own, per_rank, strict=True):
+        spread = redistribute(count, len(of_rank), layer, [extras[stage] for stage in of_rank])
+        for stage, layers in zip(of_rank, spread, strict=True):
+            counts[stage] = layers
+    return tuple(counts)

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Lay a planned and a real timeline side by side: totals, passes, overlap, idle time by cause.
+
+python tools/compare_timelines.py run.planned.json run.json --draw both.svg
+
+--record-timeline run.json writes both, in seconds. A rank idles for one of four reasons: it waits
+for a peer's activation or gradient; it waits for a collective (barrier); it waits for nothing, but
+its host is late to issue the next pass; or it is done before the others.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from megatron.simulator.compare import Bubble, Comparison, Pair, compare
+from megatron.simulator.picture import Panel, lay_out
+from megatron.simulator.simulate import Timeline
+from megatron.simulator.svg import paint_svg
+from megatron.simulator.timeline_file import load_timeline
+
+NOTABLE = 0.05
+"""A rank is named if its ratio differs by more than this share from that of all."""
+
+
+def report(comparison: Comparison) -> str:
+    """Return a comparison as text."""
+    return "\n".join(
+        [
+            f"{'':24}{'planned':>12}{'real':>12}{'real/planned':>14}",
+            _times("iteration", comparison.total),
+            _shares("idle", comparison.idle),
+            "mean time of a pass",
+            *_passes(comparison),
+            "time of collectives during which their ranks compute",
+            *(_shares(f"  {kind}", pair) for kind, pair in comparison.overlap.items()),
+            "share of the iteration that a rank idles",
+            f"{'':16}{'for a peer':>14}{'for a barrier':>14}{'host gaps':>14}{'done':>14}",
+            *_bubbles(comparison),
+        ]
+    )
+
+
+def _passes(comparison: Comparison) -> Iterator[str]:
+    for kind, times in comparison.passes.items():
+        yield _times(f"  {kind}", times.mean)
+        for rank, pair in times.by_rank.items():
+            if abs(pair.ratio - times.mean.ratio) > NOTABLE * times.mean.ratio:
+                yield _times(f"    rank {rank}", pair)
+
+
+def _bubbles(comparison: Comparison) -> Iterator[str]:
+    for rank, (planned, real) in enumerate(comparison.bubbles):
+        yield _bubble(f"  rank {rank}, plan", planned)
+        yield _bubble(f"  rank {rank}, real", real)
+
+
+def _bubble(name: str, bubble: Bubble) -> str:
+    return f"{name:16}" + "".join(f"{share:>14.1%}" for share in astuple(bubble))
+
+
+def _times(name: str, pair: Pair) -> str:
+    return f"{name:24}{pair.planned:>12.4g}{pair.real:>12.4g}{pair.ratio:>14.3f}"
+
+
+def _shares(name: str, pair: Pair) -> str:
+    return f"{name:24}{pair.planned:>12.1%}{pair.real:>12.1%}"
+
+
+def draw(planned: Timeline, real: Timeline, comparison: Comparison) -> str:
+    """Return both timelines above one another, on one time scale, as SVG."""
+    idle = comparison.idle
+    titles = (f"planned: {idle.planned:.1%} idle", f"real: {idle.real:.1%} idle")
+    panels = [Panel(title, own) for title, own in zip(titles, (planned, real), strict=True)]
+    return paint_svg(lay_out(panels))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command.
+
+    Raises:
+        ValueError: if the files hold no timelines, or those of different plans.
+        OSError: if a file cannot be read or written.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("planned", type=Path, help="timeline as it was simulated")
+    add("real", type=Path, help="timeline as it was recorded, of the same plan")
+    add("--draw", type=Path, metavar="FILE.svg", help="draw both above one another")
+    add("--json", action="store_true", help="print the comparison as one JSON object")
+    options = parser.parse_args(argv)
+    planned, real = load_timeline(options.planned), load_timeline(options.real)
+    comparison = compare(planned, real)
+    if options.draw is not None:
+        options.draw.write_text(draw(planned, real, comparison))
+    print(json.dumps(comparison.as_json(), indent=1) if options.json else report(comparison))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (OSError, ValueError) as error:
+        sys.exit(f"error: {error}")
