@@ -10,7 +10,7 @@ on one machine, whose monotonic clock they share.
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final, TypeVar
@@ -50,22 +50,30 @@ def mix(item: Pass, rank: int, *taken: int) -> int:
 
 
 class Pacer:
-    """Keeps a rank's time: sleeps, and counts the time in which it neither sleeps nor waits.
+    """Makes passes and collectives last, and counts the time a rank spends beside them.
 
     It observes the executor (``megatron.runtime.observer.Observer``).
 
     Args:
-        overshoot: seconds by which this machine sleeps too long.
+        duration: seconds of a pass, which must be more than emulating it takes.
         seconds: time of a communication; free ones take what they take on this machine.
+        overshoot: seconds by which this machine sleeps too long.
 
     Attributes:
-        overheads: for every pass, the seconds spent awake since the last one.
+        overheads: for every pass, the seconds between the end of the one before and its own begin
+            in which the rank did not wait for a communication.
     """
 
-    def __init__(self, overshoot: float, seconds: Callable[[Comm], float]) -> None:
+    def __init__(
+        self,
+        duration: Callable[[Pass], float],
+        seconds: Callable[[Comm], float],
+        overshoot: float,
+    ) -> None:
         self.overheads: list[float] = []
-        self._overshoot = overshoot
+        self._duration = duration
         self._seconds = seconds
+        self._overshoot = overshoot
         self._awake_since = 0.0
 
     def begin(self, start: float) -> None:
@@ -74,26 +82,26 @@ class Pacer:
         self.sleep_until(start)
         self._awake_since = start
 
-    def sleep(self, seconds: float) -> None:
-        """Sleep for a pass of ``seconds`` that begins now."""
-        now = time.monotonic()
-        self.overheads.append(now - self._awake_since)
-        self.sleep_until(now + seconds)
-        self._awake_since = time.monotonic()
-
     def sleep_until(self, deadline: float) -> None:
         """Sleep until the monotonic clock shows ``deadline``."""
         remaining = deadline - time.monotonic() - self._overshoot
         if remaining > 0:
             time.sleep(remaining)
+        while time.monotonic() < deadline:
+            pass
 
-    def span(self, item: Pass) -> AbstractContextManager[None]:
-        """A pass: ``sleep`` counts its time."""
-        return nullcontext()
+    @contextmanager
+    def span(self, item: Pass) -> Iterator[None]:
+        """Make a pass last its time."""
+        start = time.monotonic()
+        self.overheads.append(start - self._awake_since)
+        yield
+        self.sleep_until(start + self._duration(item))
+        self._awake_since = time.monotonic()
 
     @contextmanager
     def waiting(self, comm: Comm) -> Iterator[None]:
-        """Leave the wait for a communication out of the time awake."""
+        """Leave the wait for a communication out of what is counted."""
         start = time.monotonic()
         yield
         self._awake_since += time.monotonic() - start
@@ -121,32 +129,25 @@ def measure_overshoot(samples: int = 50) -> float:
 
 
 class EmulatedPasses(HollowPasses):
-    """Passes that sleep, and leave numbers made of those that they take.
+    """Passes that leave numbers made of those that they take; a ``Pacer`` makes them last.
 
     Args:
         plan: the training plan.
         rank: pipeline rank.
-        duration: seconds of a pass.
-        pacer: sleeps.
 
     Attributes:
         checksum: sum of all that the passes have come to, modulo ``MODULUS``.
     """
 
-    def __init__(
-        self, plan: Plan, rank: int, duration: Callable[[Pass], float], pacer: Pacer
-    ) -> None:
+    def __init__(self, plan: Plan, rank: int) -> None:
         store, device = ActivationStore(), torch.device("cpu")
         super().__init__(plan, rank, store, ACTIVATION_SHAPE, DTYPE, device)
         self.checksum = 0
-        self._duration = duration
-        self._pacer = pacer
 
     def result(self, item: Pass, *taken: Any) -> float:
-        """Sleep, and return a number made of all that ``item`` has taken."""
+        """Return a number made of all that ``item`` has taken."""
         value = mix(item, self.rank, *map(_number, taken))
         self.checksum = (self.checksum + value) % MODULUS
-        self._pacer.sleep(self._duration(item))
         return value
 
     def gradient_after_merge(self, i: int, state: Any, merged: Merged) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Final
 
 from megatron.schedules.costs import Costs, Time
 from megatron.schedules.passes import PassKind
-from megatron.simulator.costs import redistribute
+from megatron.simulator.costs import redistribute_stages
 
 Stages = Sequence[tuple[int, int]]
 """(rank, chunk) of every stage, in the order in which the data flows."""
@@ -48,7 +48,7 @@ def place_output_layer(costs: Costs, stages: Stages, time: float) -> Costs:
 def redistribute_layers(
     costs: Costs, stages: Stages, layers: int, output_layer: float, last: int | None = None
 ) -> Costs:
-    """Return the costs of stages whose slowest is as fast as possible, output layer included.
+    """Return the costs of ranks whose slowest is as fast as possible, output layer included.
 
     Args:
         costs: times of an even distribution, one for all ranks and chunks.
@@ -70,7 +70,7 @@ def redistribute_layers(
             )
         times[kind] = time * len(stages) / layers
     extra = [0.0] * (len(stages) - 1) + [3 * output_layer]
-    counts = redistribute(layers, len(stages), sum(times.values()), extra, last)
+    counts = redistribute_stages(layers, stages, sum(times.values()), extra, last)
     passes = dict(costs.passes)
     for kind in _LAYER_KINDS:
         if kind in passes:

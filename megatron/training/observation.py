@@ -4,6 +4,8 @@
 some, and ``--profile`` names them for profilers.
 """
 
+from collections.abc import Callable
+
 from megatron.runtime.clocks import common_start
 from megatron.runtime.observer import NamedRanges, Observer
 from megatron.runtime.timeline import Recorder
@@ -14,7 +16,6 @@ from megatron.simulator.timeline_file import save_timeline
 from megatron.simulator.trace import save_chrome_trace
 from megatron.training.config import RunConfig
 from megatron.training.replan import (
-    Say,
     describe_costs,
     describe_replanned,
     replan,
@@ -33,7 +34,9 @@ class Observation:
         say: prints on rank 0.
     """
 
-    def __init__(self, config: RunConfig, trainer: Trainer, last: int, say: Say) -> None:
+    def __init__(
+        self, config: RunConfig, trainer: Trainer, last: int, say: Callable[..., None]
+    ) -> None:
         self._config = config
         self._trainer = trainer
         self._say = say

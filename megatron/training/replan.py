@@ -1,6 +1,6 @@
 """Measure, then plan: costs of real iterations, and a plan made from them while the run goes on."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -95,7 +95,3 @@ def _flat(time: Time) -> Iterator[float]:
         return
     for part in time:
         yield from _flat(part)
-
-
-Say = Callable[..., None]
-"""Prints on rank 0, and nothing elsewhere."""

@@ -18,7 +18,7 @@ from megatron.schedules.plan import Plan
 from megatron.schedules.registry import plan_for, stages_of
 from megatron.schedules.request import Request
 from megatron.simulator.cost_file import load_costs
-from megatron.simulator.costs.redistribute import redistribute
+from megatron.simulator.costs.redistribute import redistribute_stages
 from megatron.simulator.simulate import simulate
 from megatron.training.config import RunConfig
 from megatron.training.pass_costs import (
@@ -204,7 +204,7 @@ def _balanced(
     """Return the distribution with the fastest slowest rank, then the fastest slowest stage.
 
     Args:
-        distribution: may decide the layers of the last stage, if that is the rank's only one.
+        distribution: may decide the layers of the last stage.
         num_layers: of the model.
         stage_costs: of layers, and of what stages do besides.
 
@@ -212,22 +212,8 @@ def _balanced(
         ValueError: if the layers of the last stage cannot be what they are decided to be.
     """
     stages = stage_costs.stages
-    ranks = 1 + max(rank for rank, _ in stages)
-    if distribution.last is not None and len(stages) > ranks:
-        raise ValueError(
-            f"--final-stage-num-layers {distribution.last} does not go with {len(stages)} stages "
-            f"on {ranks} ranks: leave it out, or give every stage with --layer-distribution N,N,..."
-        )
     layer = sum(stage_costs.layer.values())
     extras = [sum(extra.values()) for extra in stage_costs.extras]
     least = min(*extras, 0.0)  # measured ones may be below what the mean layer makes them
     extras = [extra - least for extra in extras]
-    own = [[i for i, (owner, _) in enumerate(stages) if owner == rank] for rank in range(ranks)]
-    of_ranks = [sum(extras[stage] for stage in of_rank) for of_rank in own]
-    counts = [0] * len(stages)
-    per_rank = redistribute(num_layers, ranks, layer, of_ranks, distribution.last)
-    for of_rank, count in zip(own, per_rank, strict=True):
-        spread = redistribute(count, len(of_rank), layer, [extras[stage] for stage in of_rank])
-        for stage, layers in zip(of_rank, spread, strict=True):
-            counts[stage] = layers
-    return tuple(counts)
+    return tuple(redistribute_stages(num_layers, stages, layer, extras, distribution.last))

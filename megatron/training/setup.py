@@ -1,5 +1,6 @@
 """From a configuration to a rank that can train: device, groups, plan, model, optimizer."""
 
+import hashlib
 import os
 import sys
 from dataclasses import dataclass
@@ -122,8 +123,12 @@ def build_trainer(
         config: the run.
         groups: this rank's view of the pipeline.
         run_plan: what ``make_run_plan`` makes of ``config``, if it is there already.
+
+    Raises:
+        RuntimeError: the ranks have made different plans.
     """
     run_plan = make_run_plan(config) if run_plan is None else run_plan
+    _check_same_plan(groups, run_plan.plan)
     model = make_model(config, groups, run_plan)
     parameters = tuple(
         OptimizedParameter(
@@ -142,3 +147,16 @@ def build_trainer(
         gradients=gradients,
         optimizer=MixedPrecisionAdamW(parameters, config.optimizer),
     )
+
+
+def _check_same_plan(groups: PipelineGroups, plan: Plan) -> None:
+    """Refuse plans that differ: their ranks would wait for one another for ever."""
+    own = hashlib.sha256(plan.to_text().encode()).hexdigest()
+    others = groups.all_gather_object(own)
+    different = [rank for rank, digest in enumerate(others) if digest != others[0]]
+    if different:
+        raise RuntimeError(
+            f"rank 0 and rank {', '.join(map(str, different))} made different plans, as "
+            "unlike machines may: save one with tools/simulate.py --save-plan FILE and give it to "
+            "all with --pipeline-schedule file --schedule-file FILE"
+        )

@@ -80,12 +80,13 @@ def test_redis_makes_the_slowest_stage_faster() -> None:
     layer = sum(times.layer().values())
     output = sum(times.whole_output().values())
     assert output > layer
-    counts = balanced_layers(times, 32, 4)
+    line = [(rank, 0) for rank in range(4)]
+    counts = balanced_layers(times, 32, line)
     assert sum(counts) == 32
     assert counts[-1] < 8
     slowest = max(layer * max(counts[:-1]), layer * counts[-1] + output)
     assert slowest < 8 * layer + output
-    assert balanced_layers(times, 32, 4, last=2)[-1] == 2
+    assert balanced_layers(times, 32, line, last=2)[-1] == 2
     assert even_layers(34, 4) == [8, 8, 9, 9]
 
 

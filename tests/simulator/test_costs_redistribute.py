@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron.simulator.costs import redistribute
+from megatron.simulator.costs import redistribute, redistribute_stages
 
 times = st.floats(0, 10)
 
@@ -40,6 +40,29 @@ def test_the_last_count_may_be_given(layers: int, stages: int, data: st.DataObje
     assert counts[-1] == last
     assert sum(counts) == layers
     assert max(counts[:-1]) - min(counts[:-1]) <= 1
+
+
+@given(st.integers(0, 6), st.lists(times, min_size=4, max_size=4), st.none() | st.integers(0, 2))
+def test_of_stages_that_share_ranks_the_slowest_rank_counts(
+    layers: int, extra: list[float], last: int | None
+) -> None:
+    """In a V the first and the last stage are on rank 0."""
+    stages = ((0, 0), (1, 0), (1, 1), (0, 1))
+    last = last if last is None or last <= layers else None
+
+    def slowest_rank(counts: tuple[int, ...] | list[int]) -> float:
+        time = [count + other for count, other in zip(counts, extra, strict=True)]
+        return max(time[0] + time[3], time[1] + time[2])
+
+    counts = redistribute_stages(layers, stages, 1.0, extra, last)
+    others = (
+        other
+        for other in product(range(layers + 1), repeat=4)
+        if sum(other) == layers and last in (None, other[-1])
+    )
+    assert sum(counts) == layers
+    assert last in (None, counts[-1])
+    assert slowest_rank(counts) == pytest.approx(min(map(slowest_rank, others)))
 
 
 @pytest.mark.parametrize(

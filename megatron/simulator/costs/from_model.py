@@ -8,7 +8,7 @@ from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import PassKind
 from megatron.schedules.plan import TREATMENTS
 from megatron.simulator.costs.device import UNFUSED, Device, Traffic
-from megatron.simulator.costs.redistribute import redistribute
+from megatron.simulator.costs.redistribute import redistribute, redistribute_stages
 from megatron.simulator.costs.shape import ACTIVATION_BYTES, Shape
 
 STATISTICS_BYTES = 12
@@ -105,20 +105,20 @@ def even_layers(layers: int, stages: int) -> list[int]:
 
 
 def balanced_layers(
-    times: ModelTimes, layers: int, stages: int, last: int | None = None
+    times: ModelTimes, layers: int, stages: Sequence[tuple[int, int]], last: int | None = None
 ) -> list[int]:
-    """Return the layers of every stage for ``redis``: the slowest stage as fast as possible.
+    """Return the layers of every stage for ``redis``: the slowest rank as fast as possible.
 
     Args:
         times: seconds of the model's parts.
         layers: transformer layers of the model.
-        stages: pipeline stages.
+        stages: (rank, chunk) of every stage in the order of the data, as in ``Plan``.
         last: layers of the last stage, where the user has decided that.
     """
-    extra = [0.0] * stages
+    extra = [0.0] * len(stages)
     extra[0] += sum(times.whole_input().values())
     extra[-1] += sum(times.whole_output().values())
-    return redistribute(layers, stages, sum(times.layer().values()), extra, last)
+    return redistribute_stages(layers, stages, sum(times.layer().values()), extra, last)
 
 
 def model_costs(

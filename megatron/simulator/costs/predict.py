@@ -90,8 +90,7 @@ class Job:
     def stage_layers(self) -> list[int]:
         """Transformer layers of every stage."""
         if TREATMENTS[self.vocabulary].redistributed:
-            stages = len(self.stages)
-            return balanced_layers(self._times, self.layers, stages, self.last_stage_layers)
+            return balanced_layers(self._times, self.layers, self.stages, self.last_stage_layers)
         return even_layers(self.layers, len(self.stages))
 
     @cached_property

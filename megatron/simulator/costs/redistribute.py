@@ -41,6 +41,44 @@ def redistribute(
     return counts
 
 
+def redistribute_stages(
+    layers: int,
+    stages: Sequence[tuple[int, int]],
+    layer_time: float,
+    extra: Sequence[float],
+    last: int | None = None,
+) -> list[int]:
+    """Return the layers of every stage: the slowest rank as fast as possible, then its stages.
+
+    Args:
+        layers: transformer layers of the model.
+        stages: (rank, chunk) of every stage in the order of the data, as in ``Plan``.
+        layer_time: as for ``redistribute``.
+        extra: as for ``redistribute``.
+        last: as for ``redistribute``.
+
+    Raises:
+        ValueError: as ``redistribute``.
+    """
+    ranks = 1 + max(rank for rank, _ in stages)
+    if ranks == len(stages):
+        return redistribute(layers, len(stages), layer_time, extra, last)
+    _check(layers, len(stages), layer_time, extra, last)
+    free = range(len(stages) if last is None else len(stages) - 1)
+    counts = [0] * len(stages)
+    counts[-1] = last or 0
+    work = [0.0] * ranks
+    for (rank, _), own, count in zip(stages, extra, counts, strict=True):
+        work[rank] += own + count * layer_time
+    for rank, share in enumerate(redistribute(layers - sum(counts), ranks, layer_time, work)):
+        own_stages = [stage for stage in free if stages[stage][0] == rank]
+        others = [extra[stage] for stage in own_stages]
+        spread = redistribute(share, len(own_stages), layer_time, others)
+        for stage, count in zip(own_stages, spread, strict=True):
+            counts[stage] = count
+    return counts
+
+
 def _check(
     layers: int, stages: int, layer_time: float, extra: Sequence[float], last: int | None
 ) -> None:
