@@ -1,25 +1,32 @@
 #!/usr/bin/env python3
-"""Measure how the treatments of the vocabulary compare, on this machine.
+"""Measure how schedules and treatments of the vocabulary compare on this machine, and with what.
 
-python tools/benchmark.py                                    # the table of the README
-python tools/benchmark.py --vocab-sizes 32000 --treatments none vocab-2 --microbatches 8 --rounds 1
+python tools/benchmark.py                                    # everything: hours
+python tools/benchmark.py --schedules 1f1b zb-v auto --treatments none vocab-2 --rounds 3
+python tools/benchmark.py --vocab-sizes 32000 --schedules 1f1b --microbatches 8 --rounds 1
 
 Every case runs in processes of its own, so that its peak memory is its own, and the cases take
-turns, so that a machine whose speed drifts is fair to all. Reported are medians over the rounds.
+turns, so that a machine whose speed drifts is fair to all. Reported are medians over the rounds;
+the report is written anew after each.
 """
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmark_case import Case, run_rank
+from benchmark_case import REFERENCES, Case
+from megatron.schedules.catalogue import SCHEDULES
+from megatron.schedules.plan import TREATMENTS
+from megatron.training.run_plan import make_run_plan, rank_schedules
 
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """As the launcher sets: glibc must not return large freed blocks to the kernel."""
@@ -49,38 +56,92 @@ def measure(case: Case) -> dict[str, object]:
         return json.loads(result.read_text())
 
 
+def work(case: Case, result: Path) -> None:
+    """Be one rank of ``case``."""
+    if case.is_reference:
+        from benchmark_references import run_reference
+
+        run_reference(case, result)
+    else:
+        from benchmark_run import run_rank
+
+        run_rank(case, result)
+
+
+def choose_cases(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
+    """Return the cases that can be run, each once, and what is to be said of the others.
+
+    ``auto`` becomes the schedule that it chooses.
+    """
+    chosen: dict[str, Case] = {}
+    remarks = []
+    for case in cases:
+        try:
+            resolved = _resolved(case)
+        except ValueError as error:
+            remarks.append(f"{case.name}: not run: {error}")
+            continue
+        if case.schedule == "auto":
+            remarks.append(f"{case.name}: {resolved.schedule}.")
+        chosen[resolved.name] = resolved
+    return list(chosen.values()), remarks
+
+
+def _resolved(case: Case) -> Case:
+    """Return ``case`` with the schedule it runs.
+
+    Raises:
+        ValueError: if there is no plan for it.
+    """
+    if case.is_reference:
+        return case
+    if case.schedule == "auto":
+        return replace(case, schedule=rank_schedules(case.run_config())[0].schedule)
+    make_run_plan(case.run_config())
+    return case
+
+
 def main(arguments: Sequence[str]) -> None:
     """Measure all cases and write the report."""
     options = _parser().parse_args(arguments)
     if options.worker is not None:
-        run_rank(Case.from_json(options.worker), options.result)
+        work(Case.from_json(options.worker), options.result)
         return
-    cases = [
-        Case(
-            vocab_size=vocab_size,
-            treatment=treatment,
-            ranks=options.ranks,
-            microbatches=options.microbatches,
-            hidden_size=options.hidden_size,
-            layers=options.layers,
-            heads=options.heads,
-            seq_length=options.seq_length,
-            dtype=options.dtype,
-            device=options.device,
-        )
-        for vocab_size in options.vocab_sizes
-        for treatment in options.treatments
-    ]
-    from benchmark_report import summarise, write_report  # not in the workers: it draws
+    from benchmark_report import Report, summarise, table, write_report  # not in the workers
 
+    cases, remarks = choose_cases(list(_wanted(options)))
+    if not cases:
+        raise SystemExit("\n".join(["there is nothing to measure", *remarks]))
     runs: dict[str, list[dict[str, object]]] = {case.name: [] for case in cases}
-    for number in range(options.rounds):
+    command = "python tools/benchmark.py " + " ".join(arguments)
+    for number in range(1, options.rounds + 1):
         for case in cases:
             runs[case.name].append(measure(case))
-            print(f"round {number + 1}/{options.rounds}: {case.name}", file=sys.stderr, flush=True)
-    command = "python tools/benchmark.py " + " ".join(arguments)
-    rows = summarise(cases, runs)
-    write_report(rows, cases[0], command.strip(), options.rounds, options.out)
+            print(f"round {number}/{options.rounds}: {case.name}", file=sys.stderr, flush=True)
+        rows = summarise(cases, runs)
+        write_report(Report(rows, cases[0], command.strip(), number, remarks), options.out)
+    print(table(rows))
+
+
+def _wanted(options: argparse.Namespace) -> Iterator[Case]:
+    """Yield every case that the options name: for every V references first."""
+    pairs = [(reference, "none") for reference in options.references]
+    pairs += itertools.product(options.schedules, options.treatments)
+    for vocab_size in options.vocab_sizes:
+        for schedule, treatment in pairs:
+            yield Case(
+                vocab_size=vocab_size,
+                schedule=schedule,
+                treatment=treatment,
+                ranks=options.ranks,
+                microbatches=options.microbatches,
+                hidden_size=options.hidden_size,
+                layers=options.layers,
+                heads=options.heads,
+                seq_length=options.seq_length,
+                dtype=options.dtype,
+                device=options.device,
+            )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -88,8 +149,13 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     sizes = [32000, 64000, 128000, 256000]
-    parser.add_argument("--vocab-sizes", type=int, nargs="+", default=sizes)
-    parser.add_argument("--treatments", nargs="+", default=["none", "vocab-1", "vocab-2"])
+    schedules = [*SCHEDULES, "auto"]
+    parser.add_argument("--vocab-sizes", type=int, nargs="+", default=sizes, metavar="V")
+    parser.add_argument("--schedules", nargs="*", default=schedules, choices=schedules)
+    parser.add_argument(
+        "--treatments", nargs="+", default=list(TREATMENTS), choices=list(TREATMENTS)
+    )
+    parser.add_argument("--references", nargs="*", default=[], choices=REFERENCES)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--microbatches", type=int, default=32)
     parser.add_argument("--hidden-size", type=int, default=512)

@@ -1,39 +1,23 @@
-"""One benchmark case: a model, a treatment of the vocabulary, and a run that measures it."""
+"""One benchmark case: a model, data, a schedule and a treatment of the vocabulary."""
 
 import json
-import os
-import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 import torch
 
 from megatron.data.config import DataConfig
 from megatron.data.microbatch import Microbatch
 from megatron.model.config import ModelConfig
+from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
-from megatron.optimizer.grad_norm import local_sum_of_squares
-from megatron.runtime.batch import to_device
-from megatron.runtime.timeline import Recorder
-from megatron.schedules.costs import Costs
-from megatron.schedules.lower import Program
-from megatron.simulator.simulate import Timeline, simulate
 from megatron.training.config import LogConfig, ParallelConfig, RunConfig, TrainConfig
-from megatron.training.flops import iteration_flops
-from megatron.training.memory import peak_memory
-from megatron.training.peak import measure_tflops
-from megatron.training.setup import (
-    Trainer,
-    build_trainer,
-    connect,
-    leave,
-    make_pipeline,
-    make_run_plan,
-)
 
-WARM_UP_ITERATIONS = 2
-WARM_UP_MICROBATCHES = 8
+REFERENCES: Final = ("single", "pytorch-1f1b", "pytorch-zbv")
+"""Names that stand in place of a schedule for what is compared with: see benchmark_references."""
+
+SEED: Final = 1234
 
 
 @dataclass(frozen=True)
@@ -42,7 +26,8 @@ class Case:
 
     Attributes:
         vocab_size: V, also the padded size where the shards allow it.
-        treatment: of the vocabulary: ``none``, ``vocab-1`` or ``vocab-2``.
+        schedule: of ours, or one of ``REFERENCES``, which know no treatment but ``none``.
+        treatment: of the vocabulary.
         ranks: pipeline ranks p.
         microbatches: microbatches m of one sample each.
         hidden_size: h.
@@ -54,6 +39,7 @@ class Case:
     """
 
     vocab_size: int
+    schedule: str
     treatment: str
     ranks: int
     microbatches: int
@@ -67,7 +53,17 @@ class Case:
     @property
     def name(self) -> str:
         """Short name of the case within a report."""
-        return f"{self.vocab_size} {self.treatment}"
+        return f"{self.vocab_size} {self.schedule} {self.treatment}"
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether something else than this framework is measured."""
+        return self.schedule in REFERENCES
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """``dtype`` as torch knows it."""
+        return getattr(torch, self.dtype)
 
     def to_json(self) -> str:
         """Return the case as text for a worker's command line."""
@@ -78,9 +74,9 @@ class Case:
         """Read what ``to_json`` wrote."""
         return cls(**json.loads(text))
 
-    def run_config(self) -> RunConfig:
-        """Return the case as the configuration of a run: untied, no dropout, GPT-2's shape."""
-        model = ModelConfig(
+    def model_config(self) -> ModelConfig:
+        """Return the model: GPT-2's shape, untied, no dropout."""
+        return ModelConfig(
             num_layers=self.layers,
             hidden_size=self.hidden_size,
             ffn_hidden_size=4 * self.hidden_size,
@@ -94,158 +90,40 @@ class Case:
             attention_dropout=0.0,
             hidden_dropout=0.0,
         )
-        multiple = 128 * (1 if self.treatment == "none" else self.ranks)
+
+    def run_config(self) -> RunConfig:
+        """Return the case as the configuration of a run of ours."""
+        multiple = 128 * (1 if self.treatment in ("none", "redis") else self.ranks)
         parallel = ParallelConfig(
             pipeline_size=self.ranks,
             vocab_parallel=self.treatment,
-            pipeline_schedule="1f1b",
+            pipeline_schedule=self.schedule,
             padded_vocab_size=-(-self.vocab_size // multiple) * multiple,
             device=self.device,
             backend="nccl" if self.device == "cuda" else "gloo",
             timeout_minutes=10,
+            layers=LayerDistribution("redis" if self.treatment == "redis" else "even"),
         )
         train = TrainConfig(
             micro_batch_size=1,
             global_batch_size=self.microbatches,
             train_iters=2,
             exit_interval=None,
-            seed=1234,
-            dtype=getattr(torch, self.dtype),
+            seed=SEED,
+            dtype=self.torch_dtype,
             eval_interval=None,
             eval_iters=1,
         )
         log = LogConfig(1, None, False, 1, 2, Path("profile"), None)
-        data = DataConfig((), (1.0, 0.0, 0.0), self.seq_length, 1234, 0)
-        return RunConfig(model, parallel, train, OptimizerConfig(lr=1e-4), data, log)
+        data = DataConfig((), (1.0, 0.0, 0.0), self.seq_length, SEED, 0)
+        return RunConfig(self.model_config(), parallel, train, OptimizerConfig(lr=1e-4), data, log)
 
+    def batch(self) -> list[Microbatch]:
+        """Return the microbatches: random tokens, the same for every case with this V."""
+        return [self._microbatch(index) for index in range(self.microbatches)]
 
-def run_rank(case: Case, result: Path) -> None:
-    """Run ``case`` on this rank of a torchrun job; rank 0 writes the measurements to ``result``."""
-    config = case.run_config()
-    groups = connect(config.parallel, int(os.environ["LOCAL_RANK"]))
-    trainer = build_trainer(config, groups)
-    batch = [
-        Microbatch(*_random_tokens(case, i), torch.ones(1, case.seq_length))
-        for i in range(case.microbatches)
-    ]
-    own: dict[str, Any] = {}
-    device_batch = to_device(batch, groups.device)
-    _warm_up(case, config, trainer, device_batch)
-    recorder = Recorder(groups.rank, groups.device)
-    groups.barrier()
-    recorder.begin()
-    own |= _step(trainer, device_batch, 1, recorder)
-    own["memory"] = peak_memory(groups.device).held
-    groups.barrier()
-    own["rates"] = matrix_rates(case, groups.device)
-    own["in_flight"] = trainer.pipeline.store.peak_in_flight
-    timeline = trainer.pipeline.timeline(recorder)
-    ranks = groups.all_gather_object(own)
-    if groups.rank == 0:
-        document = _measurements(case, config, trainer.pipeline.train_program, timeline, ranks)
-        result.write_text(json.dumps(document))
-    trainer.pipeline.close()
-    leave(groups)
-
-
-def _warm_up(case: Case, config: RunConfig, trainer: Trainer, batch: list[Any]) -> None:
-    """Run short iterations until the allocator has what the measured one needs.
-
-    Buffers that the first iteration makes stay, so only the second leaves the heap as all others
-    find it: 9,000 page faults in one pass were seen without.
-    """
-    microbatches = min(case.microbatches, WARM_UP_MICROBATCHES)
-    short = replace(config, train=replace(config.train, global_batch_size=microbatches))
-    pipeline = make_pipeline(short, trainer.groups, make_run_plan(short), trainer.pipeline.model)
-    warming = replace(trainer, pipeline=pipeline)
-    for iteration in range(WARM_UP_ITERATIONS):
-        _step(warming, batch[:microbatches], iteration, None)
-    pipeline.close()
-
-
-def _random_tokens(case: Case, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(index)
-    both = torch.randint(case.vocab_size, (1, case.seq_length + 1), generator=generator)
-    return both[:, :-1].contiguous(), both[:, 1:].contiguous()
-
-
-def _step(
-    trainer: Trainer, batch: list[Any], iteration: int, recorder: Recorder | None
-) -> dict[str, float]:
-    """Run an iteration and return the seconds of the schedule and of the update."""
-    start = _now(trainer)
-    loss = trainer.pipeline.train(batch, iteration, recorder)
-    after_schedule = _now(trainer)
-    totals = torch.stack([loss.double(), local_sum_of_squares(trainer.parameters)])
-    trainer.groups.all_reduce(totals)
-    trainer.optimizer.step(1e-4, float(totals[1]) ** 0.5)
-    trainer.gradients.zero()
-    end = _now(trainer)
-    return {
-        "schedule": after_schedule - start,
-        "update": end - after_schedule,
-        "loss": float(totals[0]),
-    }
-
-
-def _now(trainer: Trainer) -> float:
-    if trainer.groups.device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-def matrix_rates(case: Case, device: torch.device) -> dict[str, float]:
-    """Return TFLOP/s of this rank in two products, while the other ranks measure too.
-
-    ``product`` is the output layer's own product in one piece, [n, h] x [h, 128000]; ``peak`` is a
-    square product that stays in cache, the best that the device does.
-    """
-    dtype = getattr(torch, case.dtype)
-    x_nh = torch.randn(case.seq_length, case.hidden_size, device=device).to(dtype)
-    w_vh = torch.randn(128000, case.hidden_size, device=device).to(dtype)
-    out_nv = torch.empty(case.seq_length, 128000, device=device, dtype=dtype)
-    seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        torch.mm(x_nh, w_vh.T, out=out_nv)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    flops = 2 * x_nh.numel() * len(w_vh)
-    return {
-        "product": flops / sorted(seconds)[len(seconds) // 2] / 1e12,
-        "peak": measure_tflops(device, dtype),
-    }
-
-
-def _measurements(
-    case: Case,
-    config: RunConfig,
-    program: Program,
-    timeline: Timeline,
-    ranks: list[dict[str, Any]],
-) -> dict[str, Any]:
-    """Collect what one run says."""
-    kinds = sorted({span.kind for span in timeline.spans if span.lane == "compute"})
-    means = {kind: [_mean(timeline, rank, kind) for rank in range(case.ranks)] for kind in kinds}
-    work = [timeline.work(rank) for rank in range(case.ranks)]
-    schedule = max(rank["schedule"] for rank in ranks)
-    update = max(rank["update"] for rank in ranks)
-    return {
-        "schedule_s": schedule,
-        "update_s": update,
-        "ideal_s": sum(work) / case.ranks,
-        "simulated_s": simulate(program, Costs(means)).end,
-        "pass_ms": {kind: [1e3 * value for value in values] for kind, values in means.items()},
-        "flops": iteration_flops(config.model, case.microbatches),
-        "product_tflops": min(rank["rates"]["product"] for rank in ranks),
-        "peak_tflops": min(rank["rates"]["peak"] for rank in ranks),
-        "memory_bytes": [rank["memory"] for rank in ranks],
-        "in_flight": [rank["in_flight"] for rank in ranks],
-        "loss": ranks[0]["loss"],
-    }
-
-
-def _mean(timeline: Timeline, rank: int, kind: str) -> float:
-    spans = [s.end - s.start for s in timeline.compute(rank) if s.kind == kind]
-    return sum(spans) / len(spans)
+    def _microbatch(self, index: int) -> Microbatch:
+        generator = torch.Generator().manual_seed(index)
+        both = torch.randint(self.vocab_size, (1, self.seq_length + 1), generator=generator)
+        tokens, labels = both[:, :-1].contiguous(), both[:, 1:].contiguous()
+        return Microbatch(tokens, labels, torch.ones(1, self.seq_length))

@@ -1,4 +1,4 @@
-"""The report over a benchmark's runs: medians, ratios, a table, a plot."""
+"""The report over a benchmark's runs: medians, ratios, tables, a plot."""
 
 import json
 import platform
@@ -7,122 +7,147 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from benchmark_case import Case
 
+BASE: Final = ("1f1b", "none")
+"""What every case is compared with."""
+
+PASS_KINDS: Final = ("F", "B", "W", "S", "E", "T", "IF", "IB")
+
 
 @dataclass(frozen=True)
 class Row:
-    """One case of the report; medians over the rounds.
+    """One case of the report; medians over the rounds. ``None``: a reference does not tell.
 
     Attributes:
         vocab_size: V.
+        schedule: of ours, or the name of a reference.
         treatment: of the vocabulary.
-        iteration_ms: schedule and update.
         schedule_ms: forwards and backwards of all microbatches.
         update_ms: gradient norm, optimizer step and clearing of the gradients.
-        tokens_per_s: of the whole job.
-        mfu: model FLOPs over what the ranks' best matrix product would do in the same time.
+        tokens_per_s: of the whole job, in forward and backward.
+        mfu: model FLOPs over what the ranks' best matrix product would do in ``schedule_ms``.
         memory_gb: peak of every rank.
         in_flight: microbatches in flight seen on every rank.
-        to_none: how many times faster than ``none`` at the same V, iteration against iteration.
+        to_base: how many times as fast as ``BASE`` at the same V.
         of_ideal: the share of the schedule that is not waiting: (compute time of all passes, summed
             over ranks, measured in the same run) / p, over the schedule.
-        simulated: the simulator's schedule from the mean pass times, over the measured one.
-        to_floor: iteration over the GEMM floor, model FLOPs / (p x rate), with the rate of the
-            output layer's own product in one piece.
-        to_peak_floor: the same with the rate of the best product that was found.
-        product_tflops: that first rate, the slowest rank's.
-        peak_tflops: that second rate.
+        simulated: the simulator's schedule from measured costs, over the measured one.
+        to_floor: schedule over the GEMM floor, model FLOPs / (p x ``product_tflops``).
+        product_tflops: rate of the output layer's own product in one piece, the slowest rank's.
+        peak_tflops: the rate of the best product that was found.
+        loss: of the initial weights on the first microbatches.
         pass_ms: mean time of a pass by kind, a value for each rank.
     """
 
     vocab_size: int
+    schedule: str
     treatment: str
-    iteration_ms: float
     schedule_ms: float
-    update_ms: float
+    update_ms: float | None
     tokens_per_s: float
     mfu: float
     memory_gb: list[float]
-    in_flight: list[float]
-    to_none: float | None
-    of_ideal: float
-    simulated: float
+    in_flight: list[float] | None
+    to_base: float | None
+    of_ideal: float | None
+    simulated: float | None
     to_floor: float
-    to_peak_floor: float
     product_tflops: float
     peak_tflops: float
+    loss: float
     pass_ms: dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that the files say.
+
+    Attributes:
+        rows: of the cases.
+        case: any of them, for the sizes that they share.
+        command: that made the report.
+        rounds: that were run.
+        remarks: what is to be known beside the rows, a sentence each.
+    """
+
+    rows: Sequence[Row]
+    case: Case
+    command: str
+    rounds: int
+    remarks: Sequence[str] = ()
 
 
 def summarise(cases: Sequence[Case], runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Row]:
     """Return one row per case."""
-    rows: list[Row] = []
-    for case in cases:
-        base = next(
-            (r for r in rows if (r.vocab_size, r.treatment) == (case.vocab_size, "none")), None
-        )
-        rows.append(_row(case, runs[case.name], base))
-    return rows
+    bases = {
+        case.vocab_size: _median(runs[case.name], lambda run: run["schedule_s"])
+        for case in cases
+        if (case.schedule, case.treatment) == BASE
+    }
+    return [_row(case, runs[case.name], bases.get(case.vocab_size)) for case in cases]
 
 
-def _row(case: Case, runs: Sequence[Mapping[str, Any]], base: Row | None) -> Row:
+def _median(runs: Sequence[Mapping[str, Any]], value: Any) -> float:
+    return statistics.median(map(value, runs))
+
+
+def _row(case: Case, runs: Sequence[Mapping[str, Any]], base: float | None) -> Row:
     def median(value: Any) -> float:
-        return statistics.median(value(run) for run in runs)
+        return _median(runs, value)
 
-    def iteration(run: Mapping[str, Any]) -> float:
-        return run["schedule_s"] + run["update_s"]
+    def if_known(key: str, value: Any) -> float | None:
+        return median(value) if key in runs[0] else None
 
-    seconds = median(iteration)
-    flops = runs[0]["flops"]
-    iteration_ms = 1e3 * seconds
+    def by_rank(value: Any) -> list[float]:
+        return [median(lambda run, rank=rank: value(run)[rank]) for rank in range(case.ranks)]
+
+    def floors(run: Mapping[str, Any], rate: str) -> float:
+        """How many times the products take alone at a rate."""
+        return run["schedule_s"] * case.ranks * run[rate] * 1e12 / run["flops"]
+
+    seconds = median(lambda run: run["schedule_s"])
     return Row(
         vocab_size=case.vocab_size,
+        schedule=case.schedule,
         treatment=case.treatment,
-        iteration_ms=iteration_ms,
-        schedule_ms=1e3 * median(lambda run: run["schedule_s"]),
-        update_ms=1e3 * median(lambda run: run["update_s"]),
+        schedule_ms=1e3 * seconds,
+        update_ms=if_known("update_s", lambda run: 1e3 * run["update_s"]),
         tokens_per_s=case.microbatches * case.seq_length / seconds,
-        mfu=median(lambda run: flops / (iteration(run) * case.ranks * run["peak_tflops"] * 1e12)),
-        memory_gb=[
-            median(lambda run, rank=rank: run["memory_bytes"][rank] / 1e9)
-            for rank in range(case.ranks)
-        ],
-        in_flight=list(runs[0]["in_flight"]),
-        to_none=base.iteration_ms / iteration_ms if base is not None else None,
-        of_ideal=median(lambda run: run["ideal_s"] / run["schedule_s"]),
-        simulated=median(lambda run: run["simulated_s"] / run["schedule_s"]),
-        to_floor=median(
-            lambda run: iteration(run) * case.ranks * run["product_tflops"] * 1e12 / flops
-        ),
-        to_peak_floor=median(
-            lambda run: iteration(run) * case.ranks * run["peak_tflops"] * 1e12 / flops
-        ),
+        mfu=median(lambda run: 1 / floors(run, "peak_tflops")),
+        memory_gb=by_rank(lambda run: [held / 1e9 for held in run["memory_bytes"]]),
+        in_flight=runs[0].get("in_flight"),
+        to_base=None if base is None else base / seconds,
+        of_ideal=if_known("ideal_s", lambda run: run["ideal_s"] / run["schedule_s"]),
+        simulated=if_known("simulated_s", lambda run: run["simulated_s"] / run["schedule_s"]),
+        to_floor=median(lambda run: floors(run, "product_tflops")),
         product_tflops=median(lambda run: run["product_tflops"]),
         peak_tflops=median(lambda run: run["peak_tflops"]),
+        loss=runs[0]["loss"],
         pass_ms={
-            kind: [
-                median(lambda run, kind=kind, rank=rank: run["pass_ms"][kind][rank])
-                for rank in range(case.ranks)
-            ]
-            for kind in runs[0]["pass_ms"]
+            kind: by_rank(lambda run, kind=kind: run["pass_ms"][kind])
+            for kind in runs[0].get("pass_ms", {})
         },
     )
 
 
-def write_report(rows: Sequence[Row], case: Case, command: str, rounds: int, folder: Path) -> None:
-    """Write ``report.md``, ``.json`` and ``.png`` into ``folder``, and print the table."""
+def write_report(report: Report, folder: Path) -> None:
+    """Write ``report.md``, ``.json`` and ``.png`` into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    document = {"command": command, "machine": machine(), "rounds": rounds}
-    document["rows"] = [asdict(row) for row in rows]
+    document = {
+        "command": report.command,
+        "machine": machine(),
+        "rounds": report.rounds,
+        "remarks": list(report.remarks),
+        "rows": [asdict(row) for row in report.rows],
+    }
     (folder / "report.json").write_text(json.dumps(document, indent=1) + "\n")
-    (folder / "report.md").write_text(markdown(rows, case, command, rounds))
-    plot(rows, folder / "report.png")
-    print(table(rows))
+    (folder / "report.md").write_text(markdown(report))
+    plot(report.rows, folder / "report.png")
 
 
 def machine() -> str:
@@ -141,82 +166,133 @@ def _lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.is_file() else []
 
 
-def markdown(rows: Sequence[Row], case: Case, command: str, rounds: int) -> str:
+def markdown(report: Report) -> str:
     """Return the report as text."""
-    return f"""# Treatments of the vocabulary, {datetime.now():%Y-%m-%d}
+    case = report.case
+    remarks = "".join(f"* {remark}\n" for remark in [*report.remarks, *_losses(report.rows)])
+    return f"""# Schedules and treatments of the vocabulary, {datetime.now():%Y-%m-%d}
 
-    {command}
+    {report.command}
 
 {machine()}; p = {case.ranks}, m = {case.microbatches}, {case.layers} layers,
 h = {case.hidden_size}, {case.heads} heads, s = {case.seq_length}, {case.dtype}, untied, microbatch
-1; medians of {rounds} rounds, the cases in turn, each in fresh processes.
+1; medians of {report.rounds} rounds, the cases in turn, each in fresh processes.
 
-{table(rows)}
+{table(report.rows)}
 
-*vs none*: times as fast as none, whole iterations. *of ideal*: share of the schedule that is
-compute, (time in passes, all ranks) / p over the schedule. *simulated*: the simulator's
-schedule from the mean pass times over the measured one. *floor*: iteration over model FLOPs /
-(p x rate of a rank), with the rate of the output layer's product [n, h] x [h, 128000] in one
-piece; *peak floor* and *MFU*: with the rate of the best square product. Both rates are measured in
-the same run, on all ranks at once.
+*ms*: forward and backward of all microbatches; what follows is about that time, without the
+*update* (gradient norm, optimizer step, clearing of the gradients), which the references do not do.
+*speed*: times as fast as {BASE[0]} with {BASE[1]}. *floor*: over model FLOPs / (p x rate of a
+rank), with the rate of the output layer's product [n, h] x [h, 128000] in one piece; *MFU*: with
+the rate of the best square product. Both rates are measured in the same run, on all ranks at once.
+*ideal*: share of the time that is compute, (time in passes, all ranks) / p. *simulated*: the
+simulator's time, from mean pass times and median times of communications, over the measured one.
 
-![ms per iteration]({"report.png"})
+*single* is one process with p threads, *pytorch-1f1b* and *pytorch-zbv* are PyTorch's
+`Schedule1F1B` and `ScheduleZBVZeroBubble`: plain modules with the same initial weights, data and
+dtype, gradients accumulated in that dtype.
+
+{remarks}
+![forward and backward over the floor](report.png)
 
 ## Passes
 
 Mean ms of a pass, by rank.
 
-{pass_table(rows)}
+{pass_table(report.rows)}
 """
+
+
+def _losses(rows: Sequence[Row]) -> list[str]:
+    """Say how far the cases are apart before the first update, when all weights are the same."""
+    remarks = []
+    for vocab_size in dict.fromkeys(row.vocab_size for row in rows):
+        losses = [row.loss for row in rows if row.vocab_size == vocab_size]
+        spread = (max(losses) - min(losses)) / min(losses)
+        remarks.append(
+            f"V = {_thousands(vocab_size)}: first loss {min(losses):.4f}, in all cases to "
+            f"{spread:.1e} relative."
+        )
+    return remarks
+
+
+def _thousands(vocab_size: int) -> str:
+    return f"{vocab_size / 1000:g}k"
 
 
 def table(rows: Sequence[Row]) -> str:
     """Return the main table in markdown."""
     lines = [
-        "| V | vocabulary | ms / iteration | schedule | update | tokens/s | MFU | vs none "
-        "| of ideal | simulated | floor | peak floor | GB by rank | in flight |",
-        "|--:|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|---|",
+        "| V | schedule | vocabulary | ms | update | tokens/s | MFU | speed | floor | ideal "
+        "| simulated | GB by rank | in flight |",
+        "|--:|---|---|--:|--:|--:|--:|--:|--:|--:|--:|---|---|",
     ]
     for row in rows:
-        against = "" if row.to_none is None else f"{row.to_none:.2f}x"
-        lines.append(
-            f"| {row.vocab_size // 1000}k | {row.treatment} | {row.iteration_ms:,.0f} "
-            f"| {row.schedule_ms:,.0f} | {row.update_ms:,.0f} | {row.tokens_per_s:,.0f} "
-            f"| {row.mfu:.1%} | {against} | {row.of_ideal:.3f} | {row.simulated:.3f} "
-            f"| {row.to_floor:.2f}x | {row.to_peak_floor:.2f}x "
-            f"| {' '.join(f'{gb:.2f}' for gb in row.memory_gb)} "
-            f"| {' '.join(f'{held:g}' for held in row.in_flight)} |"
-        )
+        cells = [
+            _thousands(row.vocab_size),
+            row.schedule,
+            row.treatment,
+            f"{row.schedule_ms:,.0f}",
+            _cell(row.update_ms, ",.0f"),
+            f"{row.tokens_per_s:,.0f}",
+            f"{row.mfu:.1%}",
+            _cell(row.to_base, ".2f", "x"),
+            f"{row.to_floor:.2f}x",
+            _cell(row.of_ideal, ".3f"),
+            _cell(row.simulated, ".3f"),
+            " ".join(f"{gb:.2f}" for gb in row.memory_gb),
+            " ".join(f"{held:g}" for held in row.in_flight or []),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _cell(value: float | None, form: str, unit: str = "") -> str:
+    return "" if value is None else f"{value:{form}}{unit}"
 
 
 def pass_table(rows: Sequence[Row]) -> str:
     """Return the mean pass times in markdown."""
-    kinds = ["F", "B", "S", "T", "IF", "IB"]
+    measured = [row for row in rows if row.pass_ms]
+    kinds = [kind for kind in PASS_KINDS if any(kind in row.pass_ms for row in measured)]
     lines = [
-        "| V | vocabulary | " + " | ".join(kinds) + " |",
-        "|--:|---|" + "---|" * len(kinds),
+        f"| V | schedule | vocabulary | {' | '.join(kinds)} |",
+        "|--:|---|---|" + "---|" * len(kinds),
     ]
-    for row in rows:
-        cells = (" ".join(f"{ms:.1f}" for ms in row.pass_ms.get(kind, [])) for kind in kinds)
-        lines.append(f"| {row.vocab_size // 1000}k | {row.treatment} | {' | '.join(cells)} |")
+    for row in measured:
+        cells = [_thousands(row.vocab_size), row.schedule, row.treatment]
+        cells += [" ".join(f"{ms:.1f}" for ms in row.pass_ms.get(kind, [])) for kind in kinds]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
+def best_of_each(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return a line of the plot each: every reference, every treatment with its best schedules."""
+    lines: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: (row.vocab_size, row.to_floor)):
+        label = row.schedule if row.update_ms is None else row.treatment
+        line = lines.setdefault(label, [])
+        if not line or line[-1].vocab_size != row.vocab_size:
+            line.append(row)
+    return lines
+
+
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """Draw iteration time over the vocabulary size, a line for each treatment."""
+    """Draw the multiple of the floor over the vocabulary size."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    for treatment in dict.fromkeys(row.treatment for row in rows):
-        own = [row for row in rows if row.treatment == treatment]
-        sizes = [row.vocab_size / 1000 for row in own]
-        axes.plot(sizes, [row.iteration_ms / 1000 for row in own], "o-", label=treatment)
-    axes.set_xlabel("vocabulary (thousand entries)")
-    axes.set_ylabel("seconds per iteration")
+    for label, line in best_of_each(rows).items():
+        style = "s--" if line[0].update_ms is None else "o-"
+        sizes = [row.vocab_size / 1000 for row in line]
+        axes.plot(sizes, [row.to_floor for row in line], style, label=label)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [f"{size:g}k" for size in sizes])
+    axes.set_xlabel("vocabulary; of every treatment the fastest schedule")
+    axes.set_ylabel("forward and backward / GEMM floor")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend()

@@ -1,0 +1,57 @@
+"""What the benchmark compares with trains the same model: same loss, same gradients."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+
+from benchmark_case import Case
+from megatron.parallel.groups import single_rank
+from megatron.runtime.batch import to_device
+from megatron.training.setup import build_trainer
+
+if TYPE_CHECKING:
+    from harness.rank_pool import RankPool
+
+Gradients = dict[str, torch.Tensor]
+
+
+def case(schedule: str, ranks: int, treatment: str = "none") -> Case:
+    return Case(96, schedule, treatment, ranks, 5, 32, 4, 4, 16, "float32", "cpu")
+
+
+def ours() -> tuple[float, Gradients]:
+    """Loss and gradients of one iteration in this framework, on one rank."""
+    own = case("1f1b", ranks=1)
+    groups = single_rank(torch.device("cpu"))
+    trainer = build_trainer(own.run_config(), groups)
+    loss = trainer.pipeline.train(to_device(own.batch(), groups.device), iteration=0)
+    assert loss is not None
+    return float(loss), {p.name: p.parameter.main_grad for p in trainer.parameters}
+
+
+def of_rank(rank: int, world_size: int, schedule: str) -> tuple[float, Gradients]:
+    """The same from one rank of a reference."""
+    from benchmark_references import MAKE
+
+    own = case(schedule, world_size)
+    reference = MAKE[schedule](own, torch.device("cpu"))
+    loss = reference.prepare(own.microbatches)()
+    stages = (stage.named_parameters() for stage in reference.stages)
+    return loss, {name: p.grad for own in stages for name, p in own}
+
+
+@pytest.mark.parametrize("schedule", ["single", "pytorch-1f1b", "pytorch-zbv"])
+def test_loss_and_gradients_are_ours(ranks: "RankPool", schedule: str) -> None:
+    loss, gradients = ours()
+    results = ranks.run(of_rank, 2, schedule=schedule)
+    assert sum(part for part, _ in results) == pytest.approx(loss, rel=1e-6)
+    theirs = {name: gradient for _, own in results for name, gradient in own.items()}
+    assert theirs.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        error = torch.linalg.vector_norm(theirs[name] - gradient[: len(theirs[name])])
+        assert error <= 1e-5 * torch.linalg.vector_norm(gradient), name

@@ -1,0 +1,153 @@
+"""Run one benchmark case of this framework and measure it."""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmark_case import Case
+from benchmark_measure import WARM_UP_ITERATIONS, WARM_UP_MICROBATCHES, document, matrix_rates
+from megatron.data.microbatch import Microbatch
+from megatron.optimizer.grad_norm import local_sum_of_squares
+from megatron.runtime.batch import DeviceMicrobatch, to_device
+from megatron.runtime.timeline import Recorder
+from megatron.schedules.costs import Costs
+from megatron.schedules.plan import Plan
+from megatron.simulator.costs.from_timelines import costs_from_timelines
+from megatron.simulator.simulate import Timeline, simulate
+from megatron.training.config import RunConfig
+from megatron.training.memory import peak_memory
+from megatron.training.run_plan import make_run_plan
+from megatron.training.setup import Trainer, build_trainer, connect, leave, make_pipeline
+
+
+def run_rank(case: Case, result: Path) -> None:
+    """Run ``case`` on this rank of a torchrun job; rank 0 writes the measurements to ``result``.
+
+    Short iterations warm up, and their pass times place the passes of the measured one.
+    """
+    config, batch = case.run_config(), case.batch()
+    count = min(case.microbatches, WARM_UP_MICROBATCHES)
+    short = replace(config, train=replace(config.train, global_batch_size=count))
+    run_plan = make_run_plan(short)
+    groups = connect(config.parallel, int(os.environ["LOCAL_RANK"]), run_plan.plan)
+    trainer = build_trainer(short, groups, run_plan)
+    first_loss, costs = _warm_up(trainer, batch[:count])
+    trainer = _for_whole_batch(trainer, config, costs)
+
+    on_device = to_device(batch, groups.device)
+    recorder = Recorder(groups.rank, groups.device)
+    groups.barrier()
+    recorder.begin()
+    own: dict[str, Any] = _step(trainer, on_device, WARM_UP_ITERATIONS, recorder)
+    own |= {"loss": first_loss, "memory": peak_memory(groups.device).held}
+    groups.barrier()
+    own["rates"] = matrix_rates(case, groups.device)
+    own["in_flight"] = trainer.pipeline.store.peak_in_flight
+    timeline = trainer.pipeline.timeline(recorder)
+    ranks: list[Any] = groups.all_gather_object(own)
+    if groups.rank == 0:
+        result.write_text(json.dumps(document(case, ranks) | _passes(trainer, timeline, ranks)))
+    trainer.pipeline.close()
+    leave(groups)
+
+
+def _warm_up(trainer: Trainer, batch: Sequence[Microbatch]) -> tuple[float, Costs]:
+    """Run short iterations until the allocator has what the measured one needs.
+
+    Returns:
+        This rank's part of the first iteration's loss, and the mean pass times of the last, the
+        same on every rank.
+    """
+    groups, losses = trainer.groups, []
+    on_device = to_device(batch, groups.device)
+    for iteration in range(WARM_UP_ITERATIONS):
+        recorder = Recorder(groups.rank, groups.device)
+        groups.barrier()
+        recorder.begin()
+        losses.append(_step(trainer, on_device, iteration, recorder)["loss"])
+    timeline = trainer.pipeline.timeline(recorder)
+    return losses[0], mean_costs(timeline, trainer.plan)
+
+
+def _for_whole_batch(trainer: Trainer, config: RunConfig, costs: Costs) -> Trainer:
+    """Return ``trainer`` with the plan of ``config`` and the same stages."""
+    run_plan = make_run_plan(config, costs)
+    assert run_plan.plan.stages == trainer.plan.stages, "the same schedule"
+    model = trainer.pipeline.model
+    trainer.pipeline.close()
+    return replace(trainer, pipeline=make_pipeline(config, trainer.groups, run_plan, model))
+
+
+def _step(
+    trainer: Trainer, batch: list[DeviceMicrobatch], iteration: int, recorder: Recorder
+) -> dict[str, float]:
+    """Run an iteration; return the seconds of schedule and update, and this rank's loss."""
+    start = _now(trainer)
+    loss = trainer.pipeline.train(batch, iteration, recorder)
+    assert loss is not None, "nothing stops the iteration"
+    after_schedule = _now(trainer)
+    squares = local_sum_of_squares(trainer.parameters)
+    trainer.groups.all_reduce(squares)
+    trainer.optimizer.step(1e-4, float(squares) ** 0.5)
+    trainer.gradients.zero()
+    end = _now(trainer)
+    return {
+        "schedule": after_schedule - start,
+        "update": end - after_schedule,
+        "loss": float(loss),
+    }
+
+
+def _now(trainer: Trainer) -> float:
+    if trainer.groups.device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def mean_costs(timeline: Timeline, plan: Plan) -> Costs:
+    """Return the mean time of every kind of pass that was recorded, by rank and chunk.
+
+    Not the median: T does nothing for one microbatch and the work of two for the next. The median
+    serves communications, for what delays one of them is mostly a pass.
+    """
+    kinds = sorted({span.kind for span in timeline.spans if span.lane == "compute"})
+    chunks, ranks = range(plan.chunks), range(plan.ranks)
+    return Costs(
+        {kind: [[_mean(timeline, r, kind, c) for c in chunks] for r in ranks] for kind in kinds},
+        costs_from_timelines(plan, [timeline]).comms,
+    )
+
+
+def _mean(timeline: Timeline, rank: int, kind: str, chunk: int | None = None) -> float:
+    """Mean seconds of a pass, of one chunk or of all; 0 where there is none."""
+    spans = [
+        span.end - span.start
+        for span in timeline.compute(rank)
+        if span.kind == kind and chunk in (None, span.chunk)
+    ]
+    return sum(spans) / len(spans) if spans else 0.0
+
+
+def _passes(
+    trainer: Trainer, timeline: Timeline, ranks: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return what only a run of ours can tell: its passes, and what the simulator says of them."""
+    program = trainer.pipeline.train_program
+    costs = mean_costs(timeline, program.plan)
+    work = [timeline.work(rank) for rank in range(len(ranks))]
+    return {
+        "update_s": max(rank["update"] for rank in ranks),
+        "ideal_s": sum(work) / len(ranks),
+        "simulated_s": simulate(program, costs).end,
+        "pass_ms": {
+            kind: [1e3 * _mean(timeline, rank, kind) for rank in range(len(ranks))]
+            for kind in costs.passes
+        },
+        "in_flight": [rank["in_flight"] / program.plan.chunks for rank in ranks],
+    }
