@@ -17,7 +17,6 @@ from megatron.optimizer.grad_norm import local_sum_of_squares
 from megatron.runtime.batch import DeviceMicrobatch, to_device
 from megatron.runtime.timeline import Recorder
 from megatron.schedules.costs import Costs
-from megatron.schedules.plan import Plan
 from megatron.simulator.costs.from_timelines import costs_from_timelines
 from megatron.simulator.simulate import Timeline, simulate
 from megatron.training.config import RunConfig
@@ -72,7 +71,7 @@ def _warm_up(trainer: Trainer, batch: Sequence[Microbatch]) -> tuple[float, Cost
         recorder.begin()
         losses.append(_step(trainer, on_device, iteration, recorder)["loss"])
     timeline = trainer.pipeline.timeline(recorder)
-    return losses[0], mean_costs(timeline, trainer.plan)
+    return losses[0], costs_from_timelines(trainer.plan, [timeline])
 
 
 def _for_whole_batch(trainer: Trainer, config: RunConfig, costs: Costs) -> Trainer:
@@ -110,27 +109,9 @@ def _now(trainer: Trainer) -> float:
     return time.perf_counter()
 
 
-def mean_costs(timeline: Timeline, plan: Plan) -> Costs:
-    """Return the mean time of every kind of pass that was recorded, by rank and chunk.
-
-    Not the median: T does nothing for one microbatch and the work of two for the next. The median
-    serves communications, for what delays one of them is mostly a pass.
-    """
-    kinds = sorted({span.kind for span in timeline.spans if span.lane == "compute"})
-    chunks, ranks = range(plan.chunks), range(plan.ranks)
-    return Costs(
-        {kind: [[_mean(timeline, r, kind, c) for c in chunks] for r in ranks] for kind in kinds},
-        costs_from_timelines(plan, [timeline]).comms,
-    )
-
-
-def _mean(timeline: Timeline, rank: int, kind: str, chunk: int | None = None) -> float:
-    """Mean seconds of a pass, of one chunk or of all; 0 where there is none."""
-    spans = [
-        span.end - span.start
-        for span in timeline.compute(rank)
-        if span.kind == kind and chunk in (None, span.chunk)
-    ]
+def _mean(timeline: Timeline, rank: int, kind: str) -> float:
+    """Mean seconds of a kind of pass; 0 where there is none."""
+    spans = [s.end - s.start for s in timeline.compute(rank) if s.kind == kind]
     return sum(spans) / len(spans) if spans else 0.0
 
 
@@ -139,7 +120,7 @@ def _passes(
 ) -> dict[str, Any]:
     """Return what only a run of ours can tell: its passes, and what the simulator says of them."""
     program = trainer.pipeline.train_program
-    costs = mean_costs(timeline, program.plan)
+    costs = costs_from_timelines(program.plan, [timeline])
     work = [timeline.work(rank) for rank in range(len(ranks))]
     return {
         "update_s": max(rank["update"] for rank in ranks),

@@ -87,3 +87,19 @@ def test_the_median_is_taken_over_iterations() -> None:
     costs = costs_from_timelines(plan, [recorded(plan, {}), slow, recorded(plan, {})])
     assert costs.of_pass(plan, 1, Pass("F", 0)) == 1.0
     assert "W" not in costs.passes
+
+
+def test_passes_that_take_turns_count_in_the_mean_and_disturbed_iterations_not() -> None:
+    plan = make_plan("1f1b", "vocab-2", 2, 4)
+
+    def iteration(disturbed: float) -> Timeline:
+        spans = []
+        for rank, row in enumerate(plan.rows):
+            for item in row:
+                seconds = disturbed * (1.9 if item.kind == "T" and item.microbatch % 2 else 0.1)
+                spans.append(Span(rank, "compute", str(item), *item, 0.0, seconds))
+        return Timeline(plan.ranks, tuple(spans))
+
+    found = costs_from_timelines(plan, [iteration(1.0), iteration(7.0), iteration(1.0)])
+    assert found.of_pass(plan, 1, Pass("T", 0)) == pytest.approx(1.0)
+    assert found.of_pass(plan, 0, Pass("F", 0)) == pytest.approx(0.1)

@@ -1,5 +1,8 @@
-"""Costs from recorded iterations: what passes and communications took, in the median.
+"""Costs from recorded iterations: what passes and communications took.
 
+Of passes the mean of an iteration counts, since not all of a kind do alike (the output layer's T
+adds two microbatches at a time to its gradient, every second one next to nothing), and of several
+iterations the median, since one may be disturbed; of communications the median of all.
 What a plan made of them predicts can then be held against what the run does. A communication is
 charged as the simulator charges it, from when the last rank has come, so that waiting for a slow
 peer is not taken for a slow network.
@@ -7,7 +10,7 @@ peer is not taken for a slow network.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Final
 
 from megatron.schedules.costs import Costs, Time
@@ -23,7 +26,7 @@ _Samples = dict[CommKind, list[float]]
 
 
 def costs_from_timelines(plan: Plan, timelines: Sequence[Timeline]) -> Costs:
-    """Return the median costs of iterations of ``plan``, in the unit of the timelines.
+    """Return the costs of iterations of ``plan``, in the unit of the timelines.
 
     F, B and W by rank and chunk, the other passes by rank, communications by kind. Transfers are
     not in recorded timelines: one takes from the end of the pass that it carries on to the end of
@@ -66,9 +69,12 @@ def meetings(timeline: Timeline) -> Mapping[str, list[Span]]:
 def _pass_times(plan: Plan, timelines: Iterable[Timeline]) -> dict[PassKind, Time]:
     samples: dict[tuple[str, int, int], list[float]] = defaultdict(list)
     for timeline in timelines:
+        own: dict[tuple[str, int, int], list[float]] = defaultdict(list)
         for span in timeline.spans:
             if span.lane == "compute":
-                samples[span.kind, span.rank, span.chunk].append(span.end - span.start)
+                own[span.kind, span.rank, span.chunk].append(span.end - span.start)
+        for key, times_of_kind in own.items():
+            samples[key].append(fmean(times_of_kind))
     kinds = {kind for kind, _, _ in samples}
     times: dict[PassKind, Time] = {}
     for kind in PASS_KINDS:
@@ -76,7 +82,7 @@ def _pass_times(plan: Plan, timelines: Iterable[Timeline]) -> dict[PassKind, Tim
             continue
         chunks = range(plan.chunks if kind in CHUNKED_KINDS else 1)
         table = [[median(samples[kind, r, c]) for c in chunks] for r in range(plan.ranks)]
-        times[kind] = table if kind in CHUNKED_KINDS else [own for (own,) in table]
+        times[kind] = table if kind in CHUNKED_KINDS else [time for (time,) in table]
     return times
 
 
