@@ -3,8 +3,7 @@
 
 python tools/reproduce.py ../shared/reference/a100_8gpu_seq2048.csv
 
-The code that was measured ran the passes of 1F1B in the order of its block, so they are simulated
-without filling idle time (``tighten``). Only pass times and the time of a hop go in.
+Only pass times and the time of a hop go in; see tools/measured_runs.py.
 """
 
 import argparse
@@ -14,10 +13,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from megatron.schedules.lower import lower
-from megatron.schedules.registry import make_plan
-from megatron.simulator.costs.measured import METHODS, MeasuredRun, hop_like, read_measured
+from megatron.simulator.costs.measured import MeasuredRun, hop_like, read_measured
 from megatron.simulator.simulate import simulate
+from tools.measured_runs import MICROBATCHES, lowered
 
 
 def predict(
@@ -31,10 +29,8 @@ def predict(
         microbatches: microbatches of the iteration.
         share_of_s: share of ST that is S; by default that of its matrix products.
     """
-    costs = run.costs(hop, share_of_s)
-    treatment = METHODS[run.method]
-    plan = make_plan("1f1b", treatment, run.ranks, microbatches, costs, tightened=False)
-    return simulate(lower(plan, costs), costs).end / 1000
+    program, costs = lowered(run, hop, microbatches, share_of_s)
+    return simulate(program, costs).end / 1000
 
 
 def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -43,9 +39,8 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("file", type=Path, help="CSV, one run a row; see megatron/simulator/costs/measured.py")
-    add(
-        "-m", "--microbatches", type=int, default=128, help="of an iteration (default: %(default)s)"
-    )
+    count = "of an iteration (default: %(default)s)"
+    add("-m", "--microbatches", type=int, default=MICROBATCHES, help=count)
     share = "share of ST that is S, above 0 and below 1 (default: that of its matrix products)"
     add("--share-of-s", type=float, metavar="SHARE", help=share)
     return parser.parse_args(argv)

@@ -165,7 +165,7 @@ def _number(taken: Tensor | Merged | HollowState | float) -> int:
 
 
 @dataclass
-class _Link:
+class Link:
     """One direction between two ranks: its messages are through in the order in which they went.
 
     Attributes:
@@ -173,17 +173,23 @@ class _Link:
         free: when the last message that somebody has waited for was through.
     """
 
-    under_way: "deque[_Message]"
+    under_way: "deque[Message]"
     free: float = 0.0
 
 
-class _Message:
+class Message:
     """A real transfer that shows only when an emulated one would be through.
 
     The sender does not know when the receiver was ready, and counts from its own start.
+
+    Args:
+        link: the way it takes.
+        pending: the real transfer, just issued; its last number is the time at which it was sent.
+        seconds: how long it takes.
+        pacer: sleeps.
     """
 
-    def __init__(self, link: _Link, pending: Pending[Any], seconds: float, pacer: Pacer) -> None:
+    def __init__(self, link: Link, pending: Pending[Any], seconds: float, pacer: Pacer) -> None:
         self._link = link
         self._pending = pending
         self._seconds = seconds
@@ -201,7 +207,7 @@ class _Message:
         return self._tensor
 
     def _settle(self) -> None:
-        """Wait for the real transfer; it carries the time at which it was sent."""
+        """Wait for the real transfer, and find out when the emulated one is through."""
         tensor = self._tensor = self._pending.wait()
         start = max(self._issued, tensor.view(-1)[-1].item(), self._link.free)
         self._through = self._link.free = start + self._seconds
@@ -231,7 +237,7 @@ class EmulatedCommunicator(Communicator):
         super().__init__(groups, plan, passes, lane, ACTIVATION_SHAPE, DTYPE)
         self._seconds = seconds
         self._pacer = pacer
-        self._links: dict[tuple[str | int, ...], _Link] = defaultdict(lambda: _Link(deque()))
+        self._links: dict[tuple[str | int, ...], Link] = defaultdict(lambda: Link(deque()))
 
     def start(self, comm: Comm) -> Pending[object]:
         """Issue ``comm``; a message takes the time with it."""
@@ -242,4 +248,4 @@ class EmulatedCommunicator(Communicator):
             tensor = self.passes.store.get(name, comm.microbatch, comm.stage)
             tensor.view(-1)[-1] = time.monotonic()
         link = self._links[lane_of(self._plan, comm)]
-        return _Message(link, super().start(comm), self._seconds(comm), self._pacer)
+        return Message(link, super().start(comm), self._seconds(comm), self._pacer)

@@ -139,9 +139,7 @@ class Job:
                 timeout_minutes=1,
                 schedule_file=layout.file,
                 memory_limit=layout.memory_limit,
-                layers=LayerDistribution(
-                    "redis" if layout.vocabulary == "redis" else "remainder"
-                ),
+                layers=LayerDistribution("redis" if layout.vocabulary == "redis" else "remainder"),
             ),
             train=TrainConfig(
                 micro_batch_size=self.micro_batch_size,

@@ -118,9 +118,7 @@ def evaluated(job: Job, final: Parameters) -> float:
     return sum(losses) / 2
 
 
-def check(
-    ranks: RankPool, expected: Callable[[Job], Expected], job: Job, layout: Layout
-) -> None:
+def check(ranks: RankPool, expected: Callable[[Job], Expected], job: Job, layout: Layout) -> None:
     """Compare a run in ``layout`` with the plain GPT and with one rank."""
     by_rank, wanted = run(ranks, job, layout), expected(job)
     plan = make_run_plan(job.config(layout)).plan

@@ -1,0 +1,146 @@
+"""tools/emulate.py: real ranks that run through, compare, and never hang."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from simulator.synthetic_runs import as_csv, run
+
+from megatron.schedules.costs import Costs
+from megatron.schedules.lower import lower
+from megatron.schedules.registry import make_plan
+from megatron.simulator.costs.measured import read_measured
+from tools.emulated_cases import EmulatedCase, measured_cases, parse_rows
+from tools.emulated_cluster import Cluster, ClusterError
+from tools.emulated_rank import Job
+from tools.measured_runs import MICROBATCHES, on_ranks
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def emulate(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "tools/emulate.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=100)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "runs.csv"
+    methods = ("baseline", "vocab-2", "interlaced")
+    path.write_text(as_csv(run(m, 64_000, ranks=4, iteration_ms=900) for m in methods))
+    return path
+
+
+def test_runs_of_a_table_are_laid_beside_both_references(table: Path) -> None:
+    arguments = ("--csv", table.name, "--rows", "1,3", "-m", "3", "--rounds", "1")
+    done = emulate(*arguments, folder=table.parent)
+    assert done.returncode == 0, done.stderr
+    _, first, second, overhead, simulated, measured = done.stdout.splitlines()
+    assert [first.split()[1], second.split()[1]] == ["baseline", "interlaced"]
+    errors = [abs(float(row.split()[6].rstrip("%"))) for row in (first, second)]
+    assert re.fullmatch(r"executor overhead: \d+ us a pass in the median, .*", overhead)
+    mean = re.fullmatch(r"mean abs error to simulated: (\d+\.\d\d) %", simulated)
+    assert mean is not None
+    assert float(mean[1]) == pytest.approx(sum(errors) / 2, abs=0.01)
+    assert re.fullmatch(r"mean abs error to measured: \d+\.\d\d %", measured)
+
+
+def test_a_schedule_runs_with_jitter_and_comes_to_the_same(tmp_path: Path) -> None:
+    passes = dict.fromkeys(("F", "B", "W", "S", "T", "IF", "IB"), 2.0)
+    (tmp_path / "costs.json").write_text(
+        json.dumps({"passes": passes, "comms": {"p2p": 0.5, "C1": 0.3}})
+    )
+    plan = ("--costs", "costs.json", "--unit", "0.001", "--schedule", "zb-v", "--vocab", "vocab-2")
+    size = ("-p", "2", "-m", "4", "--rounds", "1", "--slow-down", "2")
+    done = emulate(*plan, *size, "--jitter", "0.5", "--iterations", "10", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    _, row, jitter, _, last = done.stdout.splitlines()
+    assert row.split()[:3] == ["zb-v", "vocab-2", "4"]
+    assert "10 iterations with up to 50% jitter" in jitter
+    assert "results unchanged" in jitter
+    assert last.startswith("mean abs error to simulated: ")
+
+
+def test_microbatches_change_what_was_measured_as_they_change_the_simulation(table: Path) -> None:
+    [whole] = measured_cases(table, ["2"], None, None)
+    [short] = measured_cases(table, ["2"], 16, None)
+    assert (whole.program.plan.microbatches, whole.measured) == (MICROBATCHES, 0.9)
+    assert short.program.plan.microbatches == 16
+    assert short.measured is not None
+    assert short.measured / 0.9 == pytest.approx(short.simulated / whole.simulated)
+
+
+def test_more_ranks_have_the_same_pass_times_and_nothing_measured(table: Path) -> None:
+    [case] = measured_cases(table, ["1"], 4, 7)
+    assert (case.ranks, case.measured) == (7, None)
+    measured = read_measured(table)[0]
+    times = on_ranks(measured, 7).times["F"]
+    own = measured.times["F"]
+    assert times == (own[0], own[1], own[2], own[1], own[2], own[1], own[3])
+    with pytest.raises(ValueError, match="the times of 4 ranks cannot become those of 2"):
+        on_ranks(measured, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "rows"), [(["1"], [0]), (["2,4-6"], [1, 3, 4, 5]), (["3", "1"], [2, 0])]
+)
+def test_rows_are_picked_by_number(words: Sequence[str], rows: list[int]) -> None:
+    assert parse_rows(words, 6) == rows
+
+
+@pytest.mark.parametrize("word", ["0", "7", "5-7", "3-2", "x", ""])
+def test_rows_that_are_not_there_are_refused(word: str) -> None:
+    with pytest.raises(ValueError, match=f"--rows '?{word}"):
+        parse_rows([word], 6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--csv", "nowhere.csv"], "cannot read nowhere.csv"),
+        (["--csv", "runs.csv", "--rows", "9"], "--rows 9: the table has the rows 1 to 3"),
+        (["--csv", "runs.csv", "-p", "2"], "cannot become those of 2"),
+        (["--costs", "nowhere.json"], "cannot read nowhere.json"),
+        (["--costs", "nowhere.json", "--rows", "1"], "--rows picks runs of --csv"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], message: str, table: Path) -> None:
+    done = emulate(*arguments, folder=table.parent)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def job_of(seconds: float) -> Job:
+    plan = make_plan("1f1b", "none", 2, 2)
+    costs = Costs({"F": seconds, "B": seconds})
+    case = EmulatedCase("", lower(plan, costs), costs, unit=1.0)
+    return Job(case.program, case.costs, case.unit, iterations=1)
+
+
+def test_a_rank_that_dies_takes_the_cluster_with_it() -> None:
+    with Cluster(2) as cluster:
+        assert len(cluster.run(job_of(0.001), 0.1)) == 2
+        os.kill(cluster.processes[1].pid, signal.SIGKILL)
+        with pytest.raises(ClusterError, match=r"rank [01] (died|failed)"):
+            cluster.run(job_of(0.001), 0.1)
+    assert not any(process.is_alive() for process in cluster.processes)
+
+
+def test_a_rank_that_raises_is_reported() -> None:
+    job = job_of(0.001)
+    bad = Job(job.program, Costs({"F": 1.0}), 1e-3, iterations=1)
+    with Cluster(2) as cluster, pytest.raises(ClusterError, match="no cost is given for B"):
+        cluster.run(bad, 0.1)
+
+
+def test_a_silent_rank_is_not_waited_for_for_ever() -> None:
+    with Cluster(2, patience=0.5) as cluster, pytest.raises(ClusterError, match="no answer from"):
+        cluster.run(job_of(30.0), 0.1)

@@ -1,0 +1,246 @@
+#!/usr/bin/env python3
+"""Emulate a cluster: the real executor, program and gloo groups, with passes that sleep their time.
+
+python tools/emulate.py --csv ../shared/reference/a100_8gpu_seq2048.csv --rows 1,6 --microbatches 32
+python tools/emulate.py --costs costs.json --schedule zb-v --vocab vocab-2 -p 8 -m 24 --unit 0.001
+python tools/emulate.py --csv runs.csv --rows 3 -m 16 --jitter 0.5 --iterations 200
+
+Every rank is a process of this machine, which should have a core for each: where it has fewer, the
+ranks wait for one another in ways in which real ones would not, and --slow-down lets passes and
+messages take K times their time, and divides the time of the iteration by K. The overhead of the
+executor is that of this machine, whatever K.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from statistics import mean, median
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from megatron.schedules.request import SCHEDULE_NAMES, VOCABULARY_TREATMENTS, Request
+from tools.emulated_cases import EmulatedCase, measured_cases, planned_case
+from tools.emulated_cluster import Cluster, ClusterError
+from tools.emulated_rank import Job, Outcome
+from tools.simulate import number
+
+JITTERED_ITERATIONS = 200
+HEADER = (
+    "row what                            simulated ms emulated ms to simulated "
+    "measured ms to measured"
+)
+WARM_UP = 0.1
+"""Share of the iterations with jitter after which memory should no longer grow."""
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """What came out of a case.
+
+    Attributes:
+        seconds: of the iteration, in the median of the rounds.
+        overheads: seconds of every pass that the executor took.
+        checksums: of every rank, the same in all rounds.
+    """
+
+    seconds: float
+    overheads: Sequence[float]
+    checksums: Sequence[int]
+
+
+def emulate(cluster: Cluster, case: EmulatedCase, rounds: int, slow_down: float) -> Emulation:
+    """Run ``case`` on ``cluster``.
+
+    Args:
+        cluster: as many ranks as the case has.
+        case: what to run.
+        rounds: how often.
+        slow_down: how many times longer everything takes than it should.
+
+    Raises:
+        ClusterError: if a rank fails, or the rounds have different results.
+    """
+    job = Job(case.program, case.costs, case.unit * slow_down, rounds)
+    outcomes = cluster.run(job, case.simulated * slow_down * rounds)
+    seconds = median(_iterations(outcomes)) / slow_down
+    checksums = [outcome.checksums[0] for outcome in outcomes]
+    _refuse_changes(outcomes, checksums)
+    return Emulation(seconds, [t for o in outcomes for t in o.overheads], checksums)
+
+
+def shake(
+    cluster: Cluster, case: EmulatedCase, expected: Sequence[int], arguments: argparse.Namespace
+) -> str:
+    """Run ``case`` with jitter and report on it.
+
+    Args:
+        cluster: as many ranks as the case has.
+        case: what to run.
+        expected: the checksum of every rank without jitter.
+        arguments: how much jitter, how often, and from which seed.
+
+    Raises:
+        ClusterError: if a rank fails, or an iteration has other results than without jitter.
+    """
+    count, jitter = arguments.iterations, arguments.jitter
+    unit = case.unit * arguments.slow_down
+    job = Job(case.program, case.costs, unit, count, jitter, arguments.seed)
+    outcomes = cluster.run(job, case.simulated * arguments.slow_down * count * (1 + jitter))
+    _refuse_changes(outcomes, expected)
+    times = [1000 * seconds / arguments.slow_down for seconds in _iterations(outcomes)]
+    grown = max(o.peaks[-1] - o.peaks[int(WARM_UP * count)] for o in outcomes) / 2**20
+    return (
+        f"    {count} iterations with up to {jitter:.0%} jitter: {min(times):.0f} to "
+        f"{max(times):.0f} ms, results unchanged, memory of a rank grew by {grown:.1f} MiB at most"
+    )
+
+
+def _iterations(outcomes: Sequence[Outcome]) -> list[float]:
+    """Return the seconds of every iteration, to the end on the last rank."""
+    return list(map(max, zip(*(outcome.seconds for outcome in outcomes), strict=True)))
+
+
+def _refuse_changes(outcomes: Sequence[Outcome], expected: Sequence[int]) -> None:
+    for rank, (outcome, checksum) in enumerate(zip(outcomes, expected, strict=True)):
+        for iteration, other in enumerate(outcome.checksums):
+            if other != checksum:
+                raise ClusterError(
+                    f"rank {rank} has come to {other} in iteration {iteration}, and should have to "
+                    f"{checksum}: a message has not come where it belongs"
+                )
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    source = parser.add_mutually_exclusive_group(required=True)
+    runs = "table of measured runs: see megatron/simulator/costs/measured.py"
+    source.add_argument("--csv", type=Path, metavar="FILE.csv", help=runs)
+    costs = "times of passes and communications: see megatron/simulator/cost_file.py"
+    source.add_argument("--costs", type=Path, metavar="FILE.json", help=costs)
+    rows = "runs of --csv, counted from 1, as in 1,3-5 (default: all)"
+    add("--rows", nargs="+", metavar="ROW", help=rows)
+    count = "of an iteration (default: as measured with --csv, 8 with --costs)"
+    add("-m", "--microbatches", type=number(1), help=count)
+    ranks = "default: as measured with --csv, 4 with --costs"
+    add("-p", "--ranks", type=number(1), help=ranks)
+    _add_plan_flags(parser)
+    add("--rounds", type=number(1), default=3, help="the median counts (default: %(default)s)")
+    slow = "take K times as long for everything (default: 1)"
+    add("--slow-down", type=number(1, float), default=1.0, metavar="K", help=slow)
+    realtime = "give the ranks precedence over all else on this machine (Linux, privileged)"
+    add("--realtime", action="store_true", help=realtime)
+    add(
+        "--jitter", type=_share, default=0.0, help="then again: passes take up to this more or less"
+    )
+    iterations = "with jitter (default: %(default)s)"
+    add("--iterations", type=number(1), default=JITTERED_ITERATIONS, help=iterations)
+    add("--seed", type=number(0), default=0, help="of the jitter (default: %(default)s)")
+    return parser.parse_args(argv)
+
+
+def _add_plan_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("with --costs")
+    add = group.add_argument
+    add("--schedule", default="1f1b", choices=SCHEDULE_NAMES, help="default: %(default)s")
+    add("--vocab", default="none", choices=VOCABULARY_TREATMENTS, help="default: %(default)s")
+    add("-v", "--chunks", type=number(1), help="model chunks of a rank, for interleaved")
+    limit = "microbatches of a rank that may be in flight"
+    add("--memory-limit", type=number(1, float), metavar="MICROBATCHES", help=limit)
+    add("--file", type=Path, help="the plan in text form, for --schedule file")
+    unit = "of a unit of time in the costs (default: %(default)g)"
+    add("--unit", type=number(0, float), default=1.0, metavar="SECONDS", help=unit)
+
+
+def _share(text: str) -> float:
+    value = number(0, float)(text)
+    if value >= 1:
+        raise argparse.ArgumentTypeError(f"'{text}': give a share below 1")
+    return value
+
+
+def read_cases(arguments: argparse.Namespace) -> list[EmulatedCase]:
+    """Return what the flags ask for.
+
+    Raises:
+        ValueError: for files that hold no such thing, and plans that cannot be made.
+    """
+    if arguments.csv is not None:
+        return measured_cases(
+            arguments.csv, arguments.rows, arguments.microbatches, arguments.ranks
+        )
+    if arguments.rows is not None:
+        raise ValueError("--rows picks runs of --csv: leave it out with --costs")
+    request = Request(
+        arguments.schedule,
+        arguments.vocab,
+        arguments.ranks or 4,
+        arguments.microbatches or 8,
+        chunks=arguments.chunks,
+        memory_limit=arguments.memory_limit,
+        file=arguments.file,
+    )
+    return [planned_case(request, arguments.costs, arguments.unit)]
+
+
+def _line(case: EmulatedCase, done: Emulation) -> str:
+    simulated = 100 * (done.seconds / case.simulated - 1)
+    text = f"{case.name} {1000 * case.simulated:>12.0f} {1000 * done.seconds:>11.0f}"
+    text += f" {simulated:>+11.2f}%"
+    if case.measured is not None:
+        measured = 100 * (done.seconds / case.measured - 1)
+        text += f" {1000 * case.measured:>11.0f} {measured:>+10.2f}%"
+    return text
+
+
+def _report(done: Sequence[tuple[EmulatedCase, Emulation]]) -> str:
+    overheads = sorted(t for _, emulation in done for t in emulation.overheads)
+    most = overheads[int(0.99 * len(overheads))]
+    lines = [
+        f"executor overhead: {1e6 * median(overheads):.0f} us a pass in the median, "
+        f"{1e6 * most:.0f} us in 99 % of them at most"
+    ]
+    reference: list[tuple[str, Callable[[EmulatedCase], float | None]]] = [
+        ("simulated", lambda case: case.simulated),
+        ("measured", lambda case: case.measured),
+    ]
+    for name, seconds in reference:
+        errors = [abs(e.seconds / s - 1) for case, e in done if (s := seconds(case)) is not None]
+        if errors:
+            lines.append(f"mean abs error to {name}: {100 * mean(errors):.2f} %")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command.
+
+    Raises:
+        ValueError: for arguments that make no case.
+        ClusterError: if a rank fails, or results change.
+    """
+    arguments = parse_arguments(argv)
+    cases = read_cases(arguments)
+    done: list[tuple[EmulatedCase, Emulation]] = []
+    print(HEADER)
+    for ranks, group in groupby(cases, key=lambda case: case.ranks):
+        with Cluster(ranks, arguments.realtime) as cluster:
+            for case in group:
+                emulation = emulate(cluster, case, arguments.rounds, arguments.slow_down)
+                done.append((case, emulation))
+                print(_line(case, emulation), flush=True)
+                if arguments.jitter:
+                    print(shake(cluster, case, emulation.checksums, arguments), flush=True)
+    print(_report(done))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (ValueError, ClusterError) as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,125 @@
+"""As many rank processes on this machine as asked, that run programs together.
+
+Whatever goes wrong in a rank ends the whole cluster, with a message that names it: nothing hangs.
+"""
+
+import multiprocessing
+import signal
+import time
+from multiprocessing import connection
+from types import TracebackType
+from typing import Any
+
+import torch.distributed as dist
+
+from megatron.runtime.emulation import measure_overshoot
+from tools.emulated_rank import Job, Outcome, Place, serve
+
+PATIENCE = 30.0
+"""Seconds beyond twice the expected time after which a silent rank is taken for stuck."""
+
+START = 60.0
+"""Seconds that the ranks may take to meet, and a tenth of it more for each."""
+
+
+class ClusterError(RuntimeError):
+    """A rank failed, and with it the cluster."""
+
+
+class Cluster:
+    """Rank processes, started once; use it as a context manager.
+
+    Args:
+        ranks: how many.
+        realtime: give them precedence over everything else on this machine.
+        patience: seconds beyond twice the expected time after which a silent rank is stuck.
+
+    Attributes:
+        processes: the ranks.
+
+    Raises:
+        ClusterError: if a rank does not get ready.
+    """
+
+    def __init__(self, ranks: int, realtime: bool = False, patience: float = PATIENCE) -> None:
+        self._patience = patience
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        overshoot = measure_overshoot()
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "torch.distributed"])  # once, not once a rank
+        self.processes: list[Any] = []
+        self._connections: list[connection.Connection] = []
+        for rank in range(ranks):
+            near, far = context.Pipe()
+            place = Place(rank, ranks, self._store.port, overshoot, realtime)
+            process = context.Process(target=serve, args=(far, place), daemon=True)
+            process.start()
+            far.close()  # so that the rank's death is the end of file on our side
+            self.processes.append(process)
+            self._connections.append(near)
+        try:
+            self._answers(START * (1 + ranks / 10))
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, job: Job, expected: float) -> list[Outcome]:
+        """Run ``job`` on all ranks and return the outcomes by rank.
+
+        Args:
+            job: as many ranks as the cluster has.
+            expected: seconds that it should take.
+
+        Raises:
+            ClusterError: if a rank raises, dies, or is silent for too long.
+        """
+        for each in self._connections:
+            each.send(job)
+        return self._answers(2 * expected + self._patience)
+
+    def _answers(self, timeout: float) -> list[Any]:
+        deadline = time.monotonic() + timeout
+        ranks = {each: rank for rank, each in enumerate(self._connections)}
+        answers: dict[int, Any] = {}
+        while len(answers) < len(ranks):
+            open_ = [each for each, rank in ranks.items() if rank not in answers]
+            ready = connection.wait(open_, max(0.0, deadline - time.monotonic()))
+            if not ready:
+                silent = ", ".join(str(ranks[each]) for each in open_)
+                raise ClusterError(f"no answer from rank {silent} within {timeout:.0f} seconds")
+            for each in ready:
+                assert isinstance(each, connection.Connection)
+                answers[ranks[each]] = self._receive(ranks[each], each)
+        return [answers[rank] for rank in range(len(ranks))]
+
+    def _receive(self, rank: int, source: connection.Connection) -> Any:
+        try:
+            answer = source.recv()
+        except (EOFError, OSError):
+            self.processes[rank].join(5)
+            code = self.processes[rank].exitcode
+            how = f"of {signal.Signals(-code).name}" if code and code < 0 else f"with status {code}"
+            raise ClusterError(f"rank {rank} died {how}") from None
+        if isinstance(answer, str):
+            raise ClusterError(f"rank {rank} failed:\n{answer}")
+        return answer
+
+    def close(self) -> None:
+        """End all ranks, whatever they are doing."""
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join()
+        for each in self._connections:
+            each.close()
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
