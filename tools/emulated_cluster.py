@@ -3,9 +3,11 @@
 Whatever goes wrong in a rank ends the whole cluster, with a message that names it: nothing hangs.
 """
 
+import math
 import multiprocessing
 import signal
 import time
+from contextlib import suppress
 from multiprocessing import connection
 from types import TracebackType
 from typing import Any
@@ -13,13 +15,16 @@ from typing import Any
 import torch.distributed as dist
 
 from megatron.runtime.emulation import measure_overshoot
-from tools.emulated_rank import Job, Outcome, Place, serve
+from tools.emulated_rank import Failure, Job, Outcome, Place, serve
 
 PATIENCE = 30.0
 """Seconds beyond twice the expected time after which a silent rank is taken for stuck."""
 
 START = 60.0
 """Seconds that the ranks may take to meet, and a tenth of it more for each."""
+
+GRACE = 2.0
+"""Seconds that the others have to answer once a rank has failed: theirs is mostly an echo."""
 
 
 class ClusterError(RuntimeError):
@@ -74,35 +79,42 @@ class Cluster:
             ClusterError: if a rank raises, dies, or is silent for too long.
         """
         for each in self._connections:
-            each.send(job)
+            with suppress(BrokenPipeError):  # a dead rank: its answer says how it died
+                each.send(job)
         return self._answers(2 * expected + self._patience)
 
     def _answers(self, timeout: float) -> list[Any]:
+        """Return what the ranks answer; once one has failed, the others have little time left."""
         deadline = time.monotonic() + timeout
-        ranks = {each: rank for rank, each in enumerate(self._connections)}
+        silent = {each: rank for rank, each in enumerate(self._connections)}
         answers: dict[int, Any] = {}
-        while len(answers) < len(ranks):
-            open_ = [each for each, rank in ranks.items() if rank not in answers]
-            ready = connection.wait(open_, max(0.0, deadline - time.monotonic()))
+        failures: list[Failure] = []
+        while silent:
+            ready = connection.wait(list(silent), max(0.0, deadline - time.monotonic()))
             if not ready:
-                silent = ", ".join(str(ranks[each]) for each in open_)
-                raise ClusterError(f"no answer from rank {silent} within {timeout:.0f} seconds")
-            for each in ready:
-                assert isinstance(each, connection.Connection)
-                answers[ranks[each]] = self._receive(ranks[each], each)
-        return [answers[rank] for rank in range(len(ranks))]
+                break
+            for each in [each for each in silent if each in ready]:
+                rank = silent.pop(each)
+                answers[rank] = self._receive(rank, each)
+                if isinstance(answers[rank], Failure):
+                    failures.append(answers[rank])
+                    deadline = min(deadline, time.monotonic() + GRACE)
+        if failures:
+            raise ClusterError(min(failures, key=lambda failure: failure.when).what)
+        if silent:
+            ranks = ", ".join(map(str, silent.values()))
+            raise ClusterError(f"no answer from rank {ranks} within {timeout:.0f} seconds")
+        return [answers[rank] for rank in range(len(answers))]
 
     def _receive(self, rank: int, source: connection.Connection) -> Any:
+        """Return the answer of ``rank``; a death comes before all that others say of it."""
         try:
-            answer = source.recv()
+            return source.recv()
         except (EOFError, OSError):
-            self.processes[rank].join(5)
+            self.processes[rank].join(GRACE)
             code = self.processes[rank].exitcode
             how = f"of {signal.Signals(-code).name}" if code and code < 0 else f"with status {code}"
-            raise ClusterError(f"rank {rank} died {how}") from None
-        if isinstance(answer, str):
-            raise ClusterError(f"rank {rank} failed:\n{answer}")
-        return answer
+            return Failure(-math.inf, f"rank {rank} died {how}")
 
     def close(self) -> None:
         """End all ranks, whatever they are doing."""

@@ -88,11 +88,21 @@ class Outcome:
     peaks: list[int]
 
 
-def serve(connection: Connection, place: Place) -> None:
-    """Run the jobs that come over ``connection``, and answer each with an outcome or an error.
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong on a rank.
 
-    An error is the text of its traceback.
+    Attributes:
+        when: time on the monotonic clock.
+        what: the rank, and the text of its traceback.
     """
+
+    when: float
+    what: str
+
+
+def serve(connection: Connection, place: Place) -> None:
+    """Run the jobs that come over ``connection``, and answer each with an outcome or a failure."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     if place.realtime:
@@ -108,7 +118,8 @@ def serve(connection: Connection, place: Place) -> None:
     except EOFError:
         pass
     except BaseException:
-        connection.send(traceback.format_exc())
+        what = f"rank {place.rank} failed:\n{traceback.format_exc()}"
+        connection.send(Failure(time.monotonic(), what))
     os._exit(0)  # peers may be gone already: nobody is there to say goodbye to
 
 

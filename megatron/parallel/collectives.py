@@ -22,10 +22,10 @@ def broadcast(tensor: Tensor, root: int, group: dist.ProcessGroup | None, size: 
 
 def reduce(tensor: Tensor, root: int, group: dist.ProcessGroup | None, size: int) -> Tensor:
     """Sum ``tensor`` over the ranks into the one of ``root``; elsewhere it is undefined after."""
-    if group is None or size == 1:
+    if size == 1:
         return tensor
     if tensor.device.type == "cpu":
-        return _reduce_along_tree(tensor, root, group, size)
+        return _reduce_along_tree(tensor, root, group or dist.group.WORLD, size)
     dist.reduce(tensor, group=group, group_dst=root)
     return tensor
 
@@ -58,10 +58,10 @@ def all_reduce(
 def all_gather(tensor: Tensor, group: dist.ProcessGroup | None, size: int) -> Tensor:
     """Return [size, ...] with the ``tensor`` of every rank."""
     gathered = torch.empty((size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
-    if group is None or size == 1:
+    if size == 1:
         gathered[0].copy_(tensor)
     elif tensor.device.type == "cpu":
-        _gather_by_doubling(gathered, tensor, group)
+        _gather_by_doubling(gathered, tensor, group or dist.group.WORLD)
     else:
         dist.all_gather_into_tensor(gathered, tensor, group=group)
     return gathered

@@ -129,7 +129,7 @@ def test_a_rank_that_dies_takes_the_cluster_with_it() -> None:
     with Cluster(2) as cluster:
         assert len(cluster.run(job_of(0.001), 0.1)) == 2
         os.kill(cluster.processes[1].pid, signal.SIGKILL)
-        with pytest.raises(ClusterError, match=r"rank [01] (died|failed)"):
+        with pytest.raises(ClusterError, match="rank 1 died of SIGKILL"):
             cluster.run(job_of(0.001), 0.1)
     assert not any(process.is_alive() for process in cluster.processes)
 
