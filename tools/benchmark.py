@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmark_case import REFERENCES, Case
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.plan import TREATMENTS
-from megatron.training.run_plan import make_run_plan, rank_schedules
+from megatron.training.run_plan import candidates, fastest, make_run_plan
 
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """As the launcher sets: glibc must not return large freed blocks to the kernel."""
@@ -96,7 +96,7 @@ def _resolved(case: Case) -> Case:
     if case.is_reference:
         return case
     if case.schedule == "auto":
-        return replace(case, schedule=rank_schedules(case.run_config())[0].schedule)
+        return replace(case, schedule=fastest(candidates(case.run_config())).schedule)
     make_run_plan(case.run_config())
     return case
 

@@ -24,9 +24,10 @@ from megatron.training.pass_costs import shape_of
 from megatron.training.run_plan import (
     Candidate,
     RunPlan,
+    candidates,
     fastest,
     make_run_plan,
-    rank_schedules,
+    ranking,
 )
 
 OPTIMIZER_BYTES: Final = 30
@@ -96,16 +97,14 @@ def dry_run(config: RunConfig, gpu: Gpu) -> Iterator[str]:
     """
     if config.train.dtype != torch.bfloat16:
         raise ValueError("--dry-run counts FLOPs and bytes of bf16: add --bf16")
-    compared: list[Candidate] = []
-    if config.parallel.pipeline_schedule == "auto":
-        compared = rank_schedules(config)
-    run_plan = fastest(config, compared) if compared else make_run_plan(config)
+    compared = candidates(config) if config.parallel.pipeline_schedule == "auto" else []
+    run_plan = fastest(compared).run_plan if compared else make_run_plan(config)
     forecast = _forecast(config, run_plan, gpu)
     yield _head(forecast, gpu)
     yield _drawing(forecast.timeline)
     yield _figures(forecast, gpu)
     if compared:
-        yield _ranking(config, compared, gpu)
+        yield _ranking(config, ranking(compared), gpu)
     if not forecast.fits(gpu):
         yield _what_would_fit(forecast, gpu)
 
@@ -182,12 +181,12 @@ def _figures(forecast: Forecast, gpu: Gpu) -> str:
     return "\n".join(lines)
 
 
-def _ranking(config: RunConfig, candidates: Sequence[Candidate], gpu: Gpu) -> str:
+def _ranking(config: RunConfig, ranked: Sequence[Candidate], gpu: Gpu) -> str:
     """Return the table of what ``auto`` compares, in its own order: by FLOPs."""
     lines = [
         f"{'schedule':<12} {'seconds':>8} {'MFU':>6} {'bubble':>7} {'GiB':>6} {'in flight':>9}"
     ]
-    for candidate in candidates:
+    for candidate in ranked:
         forecast = _forecast(config, candidate.run_plan, gpu)
         note = "" if candidate.fits else "  exceeds --zero-bubble-max-pending-backward"
         note += "" if forecast.fits(gpu) else "  does not fit"
@@ -236,7 +235,7 @@ def _neighbours(config: RunConfig, gpu: Gpu) -> Iterator[tuple[str, Forecast]]:
                 schedule_file=None,
             )
             other = replace(config, train=train, parallel=parallel)
-            for candidate in rank_schedules(other):
+            for candidate in candidates(other):
                 named = f"--pipeline-schedule {candidate.schedule} --vocab-parallel {treatment}"
                 if micro_batch_size != batch:
                     named += f" --micro-batch-size {micro_batch_size}"

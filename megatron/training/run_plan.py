@@ -7,9 +7,12 @@ starts, and so is whatever cannot be.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
+from typing import Final
 
 from megatron.model.distribution import LayerDistribution, distribute
+from megatron.schedules.bound import least_time
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import lower
@@ -29,6 +32,12 @@ from megatron.training.pass_costs import (
     shape_of,
 )
 
+NEAR: Final = 0.01
+"""Share of the time by which a further schedule must be able to be faster for ``auto`` to plan it.
+
+Searches take seconds: with vocab-2 the first that is planned is mostly zb-v, which rests so little
+that they are spared."""
+
 
 @dataclass(frozen=True)
 class RunPlan:
@@ -47,21 +56,51 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A schedule that ``auto`` compares.
+    """A schedule that ``auto`` compares; it is planned when it is asked for.
 
     Attributes:
-        schedule: its name.
-        run_plan: what it would run.
-        time: simulated time of an iteration, in the unit of the costs.
-        in_flight: the most microbatches that a rank holds.
-        fits: whether that is within the memory limit.
+        request: for its plan.
+        layers: of every stage.
+        limit: the most microbatches that a rank may hold.
     """
 
-    schedule: str
-    run_plan: RunPlan
-    time: float
-    in_flight: float
-    fits: bool
+    request: Request
+    layers: tuple[int, ...]
+    limit: float
+
+    @property
+    def schedule(self) -> str:
+        """Its name."""
+        return self.request.schedule
+
+    @cached_property
+    def run_plan(self) -> RunPlan:
+        """What it would run."""
+        return RunPlan(plan_for(self.request), self.layers, self.request.costs)
+
+    @cached_property
+    def time(self) -> float:
+        """Simulated time of an iteration, in the unit of the costs."""
+        costs = self.request.costs
+        return simulate(lower(self.run_plan.plan, costs), costs).end
+
+    @cached_property
+    def least_time(self) -> float:
+        """What ``time`` cannot be below, known without the plan."""
+        named = replace(self.request, schedule="zb-h1", memory_limit=None)
+        request = named if self.schedule == "zb-auto" else self.request
+        one = plan_for(replace(request, microbatches=1, tightened=False))
+        return least_time(one, self.request.costs, self.request.microbatches)
+
+    @cached_property
+    def in_flight(self) -> float:
+        """The most microbatches that a rank holds."""
+        return max(in_flight(self.run_plan.plan))
+
+    @property
+    def fits(self) -> bool:
+        """Whether that is within the limit."""
+        return self.in_flight <= self.limit
 
 
 def make_run_plan(config: RunConfig, costs: Costs | None = None) -> RunPlan:
@@ -77,65 +116,64 @@ def make_run_plan(config: RunConfig, costs: Costs | None = None) -> RunPlan:
             no schedule fits into the memory limit.
     """
     if config.parallel.pipeline_schedule == "auto":
-        return fastest(config, rank_schedules(config, costs))
-    return _run_plan(config, config.parallel.pipeline_schedule, costs)
+        return fastest(candidates(config, costs)).run_plan
+    request, layers = _prepare(config, config.parallel.pipeline_schedule, costs)
+    return RunPlan(plan_for(request), layers, request.costs)
 
 
-def rank_schedules(config: RunConfig, costs: Costs | None = None) -> list[Candidate]:
-    """Return all schedules that the run could take, those within the memory limit first, by time.
+def candidates(config: RunConfig, costs: Costs | None = None) -> list[Candidate]:
+    """Return all schedules that the run could take, each with its own stages, layers and costs.
 
-    Every schedule is simulated with its own stages, layers and costs. Those whose stages the layers
-    cannot be spread over are left out, and with ``costs`` those whose stages are not where they
-    were measured.
+    Those whose stages the layers cannot be spread over are left out, and with ``costs`` those whose
+    stages are not where they were measured.
 
     Args:
         config: the run; its own schedule does not matter.
         costs: as for ``make_run_plan`` with the schedule ``auto``.
 
     Raises:
-        ValueError: if there is no schedule at all, saying why the first was none.
+        ValueError: if there is none, saying why the first was none.
     """
     names = [*SCHEDULES, *(["zb-auto"] if config.parallel.memory_limit is not None else [])]
-    measured = None if costs is None else fastest(config, rank_schedules(config)).plan
-    candidates, faults = [], []
+    measured = None if costs is None else fastest(candidates(config)).run_plan.plan
+    limit = inf if config.parallel.memory_limit is None else config.parallel.memory_limit
+    found, faults = [], []
     for name in names:
-        request = _request(config, name)
-        if measured is not None and not _runs_on(request, measured):
-            continue
         try:
-            candidates.append(_candidate(config, name, costs))
+            request, layers = _prepare(config, name, costs)
         except ValueError as error:
             faults.append(f"{name}: {error}")
-    if not candidates:
+            continue
+        if measured is None or _runs_on(request, measured):
+            found.append(Candidate(request, layers, limit))
+    if not found:
         raise ValueError(f"no schedule can train this model; {faults[0]}")
-    return sorted(candidates, key=lambda candidate: (not candidate.fits, candidate.time))
+    return found
 
 
-def fastest(config: RunConfig, candidates: Sequence[Candidate]) -> RunPlan:
-    """Return the first of ranked schedules, which is the fastest within the memory limit.
+def ranking(compared: Sequence[Candidate]) -> list[Candidate]:
+    """Return all schedules, planned: those within the memory limit first, by time."""
+    return sorted(compared, key=lambda candidate: (not candidate.fits, candidate.time))
+
+
+def fastest(compared: Sequence[Candidate]) -> Candidate:
+    """Return the fastest schedule within the memory limit, or one that is ``NEAR`` to it.
 
     Raises:
         ValueError: if none is within the limit.
     """
-    best = candidates[0]
-    if not best.fits:
-        least = min(candidates, key=lambda candidate: candidate.in_flight)
-        raise ValueError(
-            f"--zero-bubble-max-pending-backward {config.parallel.memory_limit:g} is too few for "
-            f"every schedule: the least is {least.in_flight:g}, with {least.schedule}"
-        )
-    return best.run_plan
-
-
-def _candidate(config: RunConfig, name: str, costs: Costs | None) -> Candidate:
-    run_plan, limit = _run_plan(config, name, costs), config.parallel.memory_limit
-    plan, held = run_plan.plan, max(in_flight(run_plan.plan))
-    return Candidate(
-        schedule=name,
-        run_plan=run_plan,
-        time=simulate(lower(plan, run_plan.costs), run_plan.costs).end,
-        in_flight=held,
-        fits=held <= (inf if limit is None else limit),
+    best: Candidate | None = None
+    for candidate in sorted(compared, key=lambda candidate: candidate.least_time):
+        if best is not None and candidate.least_time >= best.time * (1 - NEAR):
+            break
+        if candidate.fits and (best is None or candidate.time < best.time):
+            best = candidate
+    if best is not None:
+        return best
+    least = min(compared, key=lambda candidate: candidate.in_flight)
+    raise ValueError(
+        f"--zero-bubble-max-pending-backward {least.limit:g} is too few for every schedule: "
+        f"the least is {least.in_flight:g}, with {least.schedule}"
     )
 
 
@@ -145,13 +183,17 @@ def _runs_on(request: Request, measured: Plan) -> bool:
     return has_weights and stages_of(request) == measured.stages
 
 
-def _run_plan(config: RunConfig, name: str, costs: Costs | None) -> RunPlan:
-    """Return the plan of the schedule ``name``."""
+def _prepare(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request, tuple[int, ...]]:
+    """Return what to ask for to have the schedule ``name``, and the layers of its stages.
+
+    Raises:
+        ValueError: if the layers cannot be spread over them.
+    """
     request = _request(config, name)
     stage_costs = _stage_costs(config, stages_of(request))
     layers = _stage_layers(config, stage_costs)
     costs = stage_costs.costs(layers) if costs is None else costs
-    return RunPlan(plan_for(replace(request, costs=costs)), layers, costs)
+    return replace(request, costs=costs), layers
 
 
 def _request(config: RunConfig, name: str) -> Request:

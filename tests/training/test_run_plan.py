@@ -14,6 +14,7 @@ from megatron.data.config import DataConfig
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
+from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.costs import Costs
 from megatron.schedules.memory import in_flight
 from megatron.schedules.passes import Pass
@@ -22,7 +23,7 @@ from megatron.schedules.registry import make_plan
 from megatron.simulator.cost_file import save_costs
 from megatron.training.config import LogConfig, ParallelConfig, RunConfig, TrainConfig
 from megatron.training.pass_costs import costs_by_flops, shape_of
-from megatron.training.run_plan import RunPlan, make_run_plan, rank_schedules
+from megatron.training.run_plan import NEAR, RunPlan, candidates, fastest, make_run_plan, ranking
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -142,13 +143,23 @@ def test_the_last_stage_may_be_decided() -> None:
 
 def test_auto_takes_the_fastest() -> None:
     auto = config("auto", "vocab-2", 3, layers=6)
-    ranking = rank_schedules(auto)
-    assert [c.time for c in ranking] == sorted(c.time for c in ranking)
-    assert make_run_plan(auto) == ranking[0].run_plan
-    assert {"1f1b", "gpipe", "zb-h1", "zb-2p", "v-min", "interleaved"} <= {
-        c.schedule for c in ranking
-    }
-    assert len({c.time for c in ranking}) > 3
+    ranked = ranking(candidates(auto))
+    assert [c.time for c in ranked] == sorted(c.time for c in ranked)
+    chosen = fastest(candidates(auto))
+    assert make_run_plan(auto) == chosen.run_plan
+    assert chosen.time * (1 - NEAR) <= ranked[0].time
+    assert {c.schedule for c in ranked} == set(SCHEDULES)
+    assert len({c.time for c in ranked}) > 3
+    assert all(c.least_time <= c.time * (1 + 1e-9) for c in ranked)
+
+
+def test_auto_does_not_plan_what_cannot_be_faster() -> None:
+    compared = candidates(config("auto", "vocab-2", 2, microbatches=16))
+    chosen = fastest(compared)
+    planned = {c.schedule for c in compared if "run_plan" in vars(c)}
+    assert chosen.schedule in planned
+    assert "gpipe" not in planned
+    assert len(planned) < len(compared) / 2
 
 
 def test_auto_keeps_to_the_memory_limit() -> None:
@@ -156,11 +167,11 @@ def test_auto_keeps_to_the_memory_limit() -> None:
     auto = config("auto", "none", 4, microbatches=8, memory_limit=limit)
     found = make_run_plan(auto)
     assert max(in_flight(found.plan)) <= limit
-    ranking = rank_schedules(auto)
-    fitting = [c for c in ranking if c.fits]
-    assert ranking[: len(fitting)] == fitting
-    assert all(c.in_flight > limit for c in ranking[len(fitting) :])
-    assert min(c.time for c in ranking) < fitting[0].time, "the limit costs time"
+    ranked = ranking(candidates(auto))
+    fitting = [c for c in ranked if c.fits]
+    assert ranked[: len(fitting)] == fitting
+    assert all(c.in_flight > limit for c in ranked[len(fitting) :])
+    assert min(c.time for c in ranked) < fitting[0].time, "the limit costs time"
     assert "zb-auto" in {c.schedule for c in fitting}
 
 
@@ -172,7 +183,7 @@ def test_a_limit_below_every_schedule_is_refused_with_the_least() -> None:
 
 
 def test_auto_leaves_out_what_the_layers_do_not_fit() -> None:
-    names = {c.schedule for c in rank_schedules(config("auto", ranks=2, layers=2))}
+    names = {c.schedule for c in candidates(config("auto", ranks=2, layers=2))}
     assert "1f1b" in names
     assert not names & {"zb-v", "v-half", "v-min", "interleaved"}
     with pytest.raises(ValueError, match=r"no schedule can train this model; .*--num-layers 3"):

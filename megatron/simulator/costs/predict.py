@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
+from megatron.schedules.bound import least_time
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import lower
-from megatron.schedules.passes import Pass
-from megatron.schedules.plan import TREATMENTS, Plan, passes_of
+from megatron.schedules.plan import TREATMENTS, Plan
 from megatron.schedules.registry import make_plan
 from megatron.simulator.costs.device import UNFUSED, Device, Traffic
 from megatron.simulator.costs.from_model import (
@@ -138,26 +138,9 @@ class Job:
         return flops / (self.ranks * self.device.peak_flops * seconds)
 
     def least_seconds(self) -> float:
-        """Return a time that no plan of this job can beat.
-
-        Every rank works through all its passes. But for IF all of them wait for the first
-        microbatch to pass the stages before the rank's first, and when its last B has ended a
-        microbatch still has to go back through those stages.
-        """
-        one, m = replace(self, microbatches=1, tightened=False).plan(), self.microbatches
-        least = head = tail = 0.0
-        seen: set[int] = set()
-        for rank, chunk in self.stages:
-            if rank not in seen:
-                seen.add(rank)
-                times = {item: self.costs.of_pass(one, rank, item) for item in passes_of(one, rank)}
-                work = m * sum(times.values())
-                layers = m * sum(time for item, time in times.items() if item.kind in ("F", "B"))
-                embedding = m * times.get(Pass("IF", 0), 0.0)
-                least = max(least, work, head + work - embedding, head + layers + tail)
-            head += self.costs.of_pass(one, rank, Pass("F", 0, chunk))
-            tail += self.costs.of_pass(one, rank, Pass("B", 0, chunk))
-        return least
+        """Return a time that no plan of this job can beat."""
+        one = replace(self, microbatches=1, tightened=False).plan()
+        return least_time(one, self.costs, self.microbatches)
 
 
 def best(jobs: Iterable[Job], limit: float = inf, indifference: float = 0.0) -> Prediction | None:

@@ -1,0 +1,35 @@
+"""How fast a schedule could be at best: known before its plan, at the price of one microbatch."""
+
+from megatron.schedules.costs import Costs
+from megatron.schedules.passes import Pass
+from megatron.schedules.plan import Plan, passes_of
+
+
+def least_time(one: Plan, costs: Costs, microbatches: int) -> float:
+    """Return a time that no order of the passes can beat.
+
+    Every rank works through all its passes. But for IF all of them wait for the first microbatch to
+    pass the stages before the rank's first, and when its last B has ended a microbatch still has to
+    go back through those stages.
+
+    Args:
+        one: a plan of the schedule for one microbatch.
+        costs: durations of passes; communications are taken to need no time.
+        microbatches: m.
+
+    Returns:
+        Time, in the unit of the costs.
+    """
+    least = head = tail = 0.0
+    seen: set[int] = set()
+    for rank, chunk in one.stages:
+        if rank not in seen:
+            seen.add(rank)
+            times = {item: costs.of_pass(one, rank, item) for item in passes_of(one, rank)}
+            work = microbatches * sum(times.values())
+            layers = microbatches * sum(t for item, t in times.items() if item.kind in ("F", "B"))
+            embedding = microbatches * times.get(Pass("IF", 0), 0.0)
+            least = max(least, work, head + work - embedding, head + layers + tail)
+        head += costs.of_pass(one, rank, Pass("F", 0, chunk))
+        tail += costs.of_pass(one, rank, Pass("B", 0, chunk))
+    return least
