@@ -107,7 +107,13 @@ def main(arguments: Sequence[str]) -> None:
     if options.worker is not None:
         work(Case.from_json(options.worker), options.result)
         return
-    from benchmark_report import Report, summarise, table, write_report  # not in the workers
+    from benchmark_report import (
+        Report,
+        rates_of,
+        summarise,
+        table,
+        write_report,
+    )  # not in the workers
 
     cases, remarks = choose_cases(list(_wanted(options)))
     if not cases:
@@ -119,7 +125,8 @@ def main(arguments: Sequence[str]) -> None:
             runs[case.name].append(measure(case))
             print(f"round {number}/{options.rounds}: {case.name}", file=sys.stderr, flush=True)
         rows = summarise(cases, runs)
-        write_report(Report(rows, cases[0], command.strip(), number, remarks), options.out)
+        rates = rates_of(runs)
+        write_report(Report(rows, rates, cases[0], command.strip(), number, remarks), options.out)
     print(table(rows))
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from statistics import mean
 from typing import Any, Final
 
 import torch
@@ -55,8 +56,8 @@ def document(case: Case, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "schedule_s": max(rank["schedule"] for rank in ranks),
         "flops": iteration_flops(case.model_config(), case.microbatches),
-        "product_tflops": min(rank["rates"]["product"] for rank in ranks),
-        "peak_tflops": min(rank["rates"]["peak"] for rank in ranks),
+        "product_tflops": mean(rank["rates"]["product"] for rank in ranks),
+        "peak_tflops": mean(rank["rates"]["peak"] for rank in ranks),
         "memory_bytes": [rank["memory"] for rank in ranks],
         "loss": sum(rank["loss"] for rank in ranks),
     }

@@ -3,11 +3,12 @@
 import json
 import platform
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -30,16 +31,14 @@ class Row:
         schedule_ms: forwards and backwards of all microbatches.
         update_ms: gradient norm, optimizer step and clearing of the gradients.
         tokens_per_s: of the whole job, in forward and backward.
-        mfu: model FLOPs over what the ranks' best matrix product would do in ``schedule_ms``.
+        mfu: model FLOPs / (p x ``Rates.peak``), over the schedule.
         memory_gb: peak of every rank.
         in_flight: microbatches in flight seen on every rank.
         to_base: how many times as fast as ``BASE`` at the same V.
         of_ideal: the share of the schedule that is not waiting: (compute time of all passes, summed
             over ranks, measured in the same run) / p, over the schedule.
         simulated: the simulator's schedule from measured costs, over the measured one.
-        to_floor: schedule over the GEMM floor, model FLOPs / (p x ``product_tflops``).
-        product_tflops: rate of the output layer's own product in one piece, the slowest rank's.
-        peak_tflops: the rate of the best product that was found.
+        to_floor: schedule over the GEMM floor, model FLOPs / (p x ``Rates.product``).
         loss: of the initial weights on the first microbatches.
         pass_ms: mean time of a pass by kind, a value for each rank.
     """
@@ -57,10 +56,23 @@ class Row:
     of_ideal: float | None
     simulated: float | None
     to_floor: float
-    product_tflops: float
-    peak_tflops: float
     loss: float
     pass_ms: dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a rank does in matrix products, TFLOP/s; the median over the cases of a round.
+
+    A single measurement is up to 10 % off, and no case has any part in it.
+
+    Attributes:
+        product: the output layer's own product in one piece.
+        peak: the best product that was found.
+    """
+
+    product: float
+    peak: float
 
 
 @dataclass(frozen=True)
@@ -69,6 +81,7 @@ class Report:
 
     Attributes:
         rows: of the cases.
+        rates: of every round.
         case: any of them, for the sizes that they share.
         command: that made the report.
         rounds: that were run.
@@ -76,27 +89,45 @@ class Report:
     """
 
     rows: Sequence[Row]
+    rates: Sequence[Rates]
     case: Case
     command: str
     rounds: int
     remarks: Sequence[str] = ()
 
 
-def summarise(cases: Sequence[Case], runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Row]:
+Runs: TypeAlias = Mapping[str, Sequence[Mapping[str, Any]]]
+"""What was measured of every case by its name, in one round after the other."""
+
+
+def rates_of(runs: Runs) -> list[Rates]:
+    """Return the rates of every round."""
+    rounds = zip_longest(*runs.values())
+
+    def rate(cases: Sequence[Mapping[str, Any] | None], name: str) -> float:
+        return statistics.median(run[name] for run in cases if run is not None)
+
+    return [Rates(rate(cases, "product_tflops"), rate(cases, "peak_tflops")) for cases in rounds]
+
+
+def summarise(cases: Sequence[Case], runs: Runs) -> list[Row]:
     """Return one row per case."""
+    rates = rates_of(runs)
     bases = {
         case.vocab_size: _median(runs[case.name], lambda run: run["schedule_s"])
         for case in cases
         if (case.schedule, case.treatment) == BASE
     }
-    return [_row(case, runs[case.name], bases.get(case.vocab_size)) for case in cases]
+    return [_row(case, runs[case.name], rates, bases.get(case.vocab_size)) for case in cases]
 
 
 def _median(runs: Sequence[Mapping[str, Any]], value: Any) -> float:
     return statistics.median(map(value, runs))
 
 
-def _row(case: Case, runs: Sequence[Mapping[str, Any]], base: float | None) -> Row:
+def _row(
+    case: Case, runs: Sequence[Mapping[str, Any]], rates: Sequence[Rates], base: float | None
+) -> Row:
     def median(value: Any) -> float:
         return _median(runs, value)
 
@@ -106,9 +137,12 @@ def _row(case: Case, runs: Sequence[Mapping[str, Any]], base: float | None) -> R
     def by_rank(value: Any) -> list[float]:
         return [median(lambda run, rank=rank: value(run)[rank]) for rank in range(case.ranks)]
 
-    def floors(run: Mapping[str, Any], rate: str) -> float:
+    def over(rate: Callable[[Rates], float]) -> float:
         """How many times the products take alone at a rate."""
-        return run["schedule_s"] * case.ranks * run[rate] * 1e12 / run["flops"]
+        return statistics.median(
+            run["schedule_s"] * case.ranks * rate(of_round) * 1e12 / run["flops"]
+            for run, of_round in zip(runs, rates, strict=False)
+        )
 
     seconds = median(lambda run: run["schedule_s"])
     return Row(
@@ -118,15 +152,13 @@ def _row(case: Case, runs: Sequence[Mapping[str, Any]], base: float | None) -> R
         schedule_ms=1e3 * seconds,
         update_ms=if_known("update_s", lambda run: 1e3 * run["update_s"]),
         tokens_per_s=case.microbatches * case.seq_length / seconds,
-        mfu=median(lambda run: 1 / floors(run, "peak_tflops")),
+        mfu=1 / over(lambda rates: rates.peak),
         memory_gb=by_rank(lambda run: [held / 1e9 for held in run["memory_bytes"]]),
         in_flight=runs[0].get("in_flight"),
         to_base=None if base is None else base / seconds,
         of_ideal=if_known("ideal_s", lambda run: run["ideal_s"] / run["schedule_s"]),
         simulated=if_known("simulated_s", lambda run: run["simulated_s"] / run["schedule_s"]),
-        to_floor=median(lambda run: floors(run, "product_tflops")),
-        product_tflops=median(lambda run: run["product_tflops"]),
-        peak_tflops=median(lambda run: run["peak_tflops"]),
+        to_floor=over(lambda rates: rates.product),
         loss=runs[0]["loss"],
         pass_ms={
             kind: by_rank(lambda run, kind=kind: run["pass_ms"][kind])
@@ -143,6 +175,7 @@ def write_report(report: Report, folder: Path) -> None:
         "machine": machine(),
         "rounds": report.rounds,
         "remarks": list(report.remarks),
+        "rates": [asdict(rates) for rates in report.rates],
         "rows": [asdict(row) for row in report.rows],
     }
     (folder / "report.json").write_text(json.dumps(document, indent=1) + "\n")
@@ -184,7 +217,9 @@ h = {case.hidden_size}, {case.heads} heads, s = {case.seq_length}, {case.dtype},
 *update* (gradient norm, optimizer step, clearing of the gradients), which the references do not do.
 *speed*: times as fast as {BASE[0]} with {BASE[1]}. *floor*: over model FLOPs / (p x rate of a
 rank), with the rate of the output layer's product [n, h] x [h, 128000] in one piece; *MFU*: with
-the rate of the best square product. Both rates are measured in the same run, on all ranks at once.
+the rate of the best square product. Every case measures both, on all ranks at once; of a round the
+median counts: {_listed(rates.product for rates in report.rates)} and
+{_listed(rates.peak for rates in report.rates)} TFLOP/s.
 *ideal*: share of the time that is compute, (time in passes, all ranks) / p. *simulated*: the
 simulator's time, from mean pass times and median times of communications, over the measured one.
 
@@ -201,6 +236,10 @@ Mean ms of a pass, by rank.
 
 {pass_table(report.rows)}
 """
+
+
+def _listed(rates: Iterable[float]) -> str:
+    return ", ".join(f"{rate:.3f}" for rate in rates)
 
 
 def _losses(rows: Sequence[Row]) -> list[str]:

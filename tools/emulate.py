@@ -5,13 +5,14 @@ python tools/emulate.py --csv ../shared/reference/a100_8gpu_seq2048.csv --rows 1
 python tools/emulate.py --costs costs.json --schedule zb-v --vocab vocab-2 -p 8 -m 24 --unit 0.001
 python tools/emulate.py --csv runs.csv --rows 3 -m 16 --jitter 0.5 --iterations 200
 
-Every rank is a process of this machine, which should have a core for each: where it has fewer, the
-ranks wait for one another in ways in which real ones would not, and --slow-down lets passes and
-messages take K times their time, and divides the time of the iteration by K. The overhead of the
-executor is that of this machine, whatever K.
+Every rank is a process of this machine, which should have a core for each. Where it has fewer,
+ranks wait for one another in ways in which real ones would not: so passes and messages take K times
+their time, with K ranks to a core (--slow-down says otherwise), and the time of the iteration is
+divided by K. The overhead of the executor is that of this machine, whatever K.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -72,7 +73,11 @@ def emulate(cluster: Cluster, case: EmulatedCase, rounds: int, slow_down: float)
 
 
 def shake(
-    cluster: Cluster, case: EmulatedCase, expected: Sequence[int], arguments: argparse.Namespace
+    cluster: Cluster,
+    case: EmulatedCase,
+    expected: Sequence[int],
+    slow_down: float,
+    arguments: argparse.Namespace,
 ) -> str:
     """Run ``case`` with jitter and report on it.
 
@@ -80,17 +85,17 @@ def shake(
         cluster: as many ranks as the case has.
         case: what to run.
         expected: the checksum of every rank without jitter.
+        slow_down: how many times longer everything takes than it should.
         arguments: how much jitter, how often, and from which seed.
 
     Raises:
         ClusterError: if a rank fails, or an iteration has other results than without jitter.
     """
     count, jitter = arguments.iterations, arguments.jitter
-    unit = case.unit * arguments.slow_down
-    job = Job(case.program, case.costs, unit, count, jitter, arguments.seed)
-    outcomes = cluster.run(job, case.simulated * arguments.slow_down * count * (1 + jitter))
+    job = Job(case.program, case.costs, case.unit * slow_down, count, jitter, arguments.seed)
+    outcomes = cluster.run(job, case.simulated * slow_down * count * (1 + jitter))
     _refuse_changes(outcomes, expected)
-    times = [1000 * seconds / arguments.slow_down for seconds in _iterations(outcomes)]
+    times = [1000 * seconds / slow_down for seconds in _iterations(outcomes)]
     grown = max(o.peaks[-1] - o.peaks[int(WARM_UP * count)] for o in outcomes) / 2**20
     return (
         f"    {count} iterations with up to {jitter:.0%} jitter: {min(times):.0f} to "
@@ -132,8 +137,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("-p", "--ranks", type=number(1), help=ranks)
     _add_plan_flags(parser)
     add("--rounds", type=number(1), default=3, help="the median counts (default: %(default)s)")
-    slow = "take K times as long for everything (default: 1)"
-    add("--slow-down", type=number(1, float), default=1.0, metavar="K", help=slow)
+    slow = "take K times as long for everything (default: ranks to a core, at least 1)"
+    add("--slow-down", type=number(1, float), metavar="K", help=slow)
     realtime = "give the ranks precedence over all else on this machine (Linux, privileged)"
     add("--realtime", action="store_true", help=realtime)
     add(
@@ -229,13 +234,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     done: list[tuple[EmulatedCase, Emulation]] = []
     print(HEADER)
     for ranks, group in groupby(cases, key=lambda case: case.ranks):
+        slow_down = arguments.slow_down or max(1.0, ranks / (os.cpu_count() or 1))
+        print(f"{ranks} ranks; everything takes {slow_down:g} times as long, and is divided by it")
         with Cluster(ranks, arguments.realtime) as cluster:
             for case in group:
-                emulation = emulate(cluster, case, arguments.rounds, arguments.slow_down)
+                emulation = emulate(cluster, case, arguments.rounds, slow_down)
                 done.append((case, emulation))
                 print(_line(case, emulation), flush=True)
                 if arguments.jitter:
-                    print(shake(cluster, case, emulation.checksums, arguments), flush=True)
+                    print(
+                        shake(cluster, case, emulation.checksums, slow_down, arguments), flush=True
+                    )
     print(_report(done))
 
 

@@ -12,7 +12,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 import benchmark
 from benchmark_case import Case
-from benchmark_report import Report, Row, best_of_each, summarise, table, write_report
+from benchmark_report import (
+    Rates,
+    Report,
+    Row,
+    best_of_each,
+    rates_of,
+    summarise,
+    table,
+    write_report,
+)
 
 
 def case(schedule: str, treatment: str) -> Case:
@@ -46,7 +55,7 @@ def run(schedule: float, **changes: Any) -> dict[str, Any]:
 
 
 def report(rows: list[Row]) -> Report:
-    return Report(rows, BASE, "python tools/benchmark.py", 1, ["auto: zb-v."])
+    return Report(rows, [Rates(2.0, 4.0)], BASE, "python tools/benchmark.py", 1, ["auto: zb-v."])
 
 
 def test_rows_are_medians_and_ratios_of_forward_and_backward() -> None:
@@ -70,6 +79,18 @@ def test_rows_are_medians_and_ratios_of_forward_and_backward() -> None:
     assert vocab.memory_gb == [1.0, 2.0]
     assert single.to_base == pytest.approx(8 / 6)
     assert single.update_ms is None
+
+
+def test_a_rate_that_is_measured_wrong_once_does_not_count() -> None:
+    cases = [BASE, case("zb-v", "vocab-2"), case("1f1b", "vocab-2")]
+    runs = {
+        cases[0].name: [run(8.0), run(8.0)],
+        cases[1].name: [run(4.0, product_tflops=1.0), run(6.0, product_tflops=3.0)],
+        cases[2].name: [run(4.0, peak_tflops=9.0), run(4.0, product_tflops=3.0)],
+    }
+    assert rates_of(runs) == [Rates(2.0, 4.0), Rates(3.0, 4.0)]
+    rows = summarise(cases, runs)
+    assert [row.to_floor for row in rows] == pytest.approx([5, (2 + 4.5) / 2, (2 + 3) / 2])
 
 
 def test_without_the_base_nothing_is_compared_with_it() -> None:

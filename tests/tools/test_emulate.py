@@ -41,7 +41,7 @@ def test_runs_of_a_table_are_laid_beside_both_references(table: Path) -> None:
     arguments = ("--csv", table.name, "--rows", "1,3", "-m", "3", "--rounds", "1")
     done = emulate(*arguments, folder=table.parent)
     assert done.returncode == 0, done.stderr
-    _, first, second, overhead, simulated, measured = done.stdout.splitlines()
+    _, _, first, second, overhead, simulated, measured = done.stdout.splitlines()
     assert [first.split()[1], second.split()[1]] == ["baseline", "interlaced"]
     errors = [abs(float(row.split()[6].rstrip("%"))) for row in (first, second)]
     assert re.fullmatch(r"executor overhead: \d+ us a pass in the median, .*", overhead)
@@ -60,7 +60,8 @@ def test_a_schedule_runs_with_jitter_and_comes_to_the_same(tmp_path: Path) -> No
     size = ("-p", "2", "-m", "4", "--rounds", "1", "--slow-down", "2")
     done = emulate(*plan, *size, "--jitter", "0.5", "--iterations", "10", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    _, row, jitter, _, last = done.stdout.splitlines()
+    _, slow, row, jitter, _, last = done.stdout.splitlines()
+    assert slow.startswith("2 ranks; everything takes 2 times as long")
     assert row.split()[:3] == ["zb-v", "vocab-2", "4"]
     assert "10 iterations with up to 50% jitter" in jitter
     assert "results unchanged" in jitter
