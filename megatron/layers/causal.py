@@ -10,7 +10,6 @@ Shapes: b batch, a query heads, g key/value heads, r = a / g, s sequence, d chan
 x = b g; q queries of a block times r, k keys up to the end of that block.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -63,38 +62,57 @@ class _ShortCausalAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor) -> Tensor:
-        # batched products want dense matrices: small copies save as many strided ones
-        q_xrsd = _by_group(q_basd, k_bgsd.shape[1])
+        # batched products copy what is not dense, each of them anew: better once, beforehand
+        blocks, groups = _blocks(q_basd.shape[2]), k_bgsd.shape[1]
+        q_blocks = [_dense(q_basd, groups, block) for block in blocks]
         k_xsd, v_xsd = (t.flatten(0, 1).contiguous() for t in (k_bgsd, v_bgsd))
         if library_for(q_basd) is None:
-            ctx.save_for_backward(q_xrsd, k_xsd, v_xsd)
+            ctx.save_for_backward(k_xsd, v_xsd, *q_blocks)
             return _fused(q_basd, k_bgsd, v_bgsd, dropout=0.0)
         batch, heads, seq_length, size = q_basd.shape
         out_basd = q_basd.new_empty(batch, seq_length, heads, size).transpose(1, 2)
         log_sums = []
-        for start, end in _blocks(seq_length):
-            prob_xqk = q_xrsd[:, :, start:end].flatten(1, 2) @ k_xsd[:, :end].mT
+        for (start, end), q_xqd in zip(blocks, q_blocks, strict=True):
+            prob_xqk = q_xqd @ k_xsd[:, :end].mT
             log_sums.append(_softmax(prob_xqk, end - start, size**-0.5))
             out_block = out_basd[:, :, start:end]
             out_block.copy_((prob_xqk @ v_xsd[:, :end]).view(out_block.shape))
-        ctx.save_for_backward(q_xrsd, k_xsd, v_xsd, *log_sums)
+        ctx.save_for_backward(k_xsd, v_xsd, *q_blocks, *log_sums)
         return out_basd
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_basd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q_xrsd, k_xsd, v_xsd, *log_sums = ctx.saved_tensors
-        log_sums = log_sums or [None] * len(_blocks(q_xrsd.shape[2]))
-        groups = len(k_xsd) // len(grad_basd)
-        grad_xrsd = _by_group(grad_basd, groups)
-        dq_xrsd, dk_xsd, dv_xsd = _backward(q_xrsd, k_xsd, v_xsd, log_sums, grad_xrsd)
-        dk_bgsd, dv_bgsd = (t.unflatten(0, (-1, groups)) for t in (dk_xsd, dv_xsd))
-        return dq_xrsd.view(grad_basd.shape), dk_bgsd, dv_bgsd
+        k_xsd, v_xsd, *of_blocks = ctx.saved_tensors
+        blocks, groups = _blocks(grad_basd.shape[2]), len(k_xsd) // len(grad_basd)
+        q_blocks, log_sums = of_blocks[: len(blocks)], of_blocks[len(blocks) :]
+        dq_basd = grad_basd.new_empty(grad_basd.shape)
+        dk_xsd = dv_xsd = None
+        # from the last block, which sees all keys: it writes dk and dv, the others add to them
+        for i, (start, end) in reversed(list(enumerate(blocks))):
+            grad_xqd = _dense(grad_basd, groups, (start, end))
+            k_xkd, v_xkd = (t[:, :end].contiguous() for t in (k_xsd, v_xsd))
+            log_sum_xq = log_sums[i] if log_sums else None
+            dq_xqd, dk_xkd, dv_xkd = _backward(
+                q_blocks[i], k_xkd, v_xkd, log_sum_xq, grad_xqd, end - start
+            )
+            dq_block = dq_basd[:, :, start:end]
+            dq_block.copy_(dq_xqd.view(dq_block.shape))
+            if dk_xsd is None or dv_xsd is None:
+                dk_xsd, dv_xsd = dk_xkd, dv_xkd
+            else:
+                dk_xsd[:, :end] += dk_xkd
+                dv_xsd[:, :end] += dv_xkd
+        assert dk_xsd is not None
+        assert dv_xsd is not None
+        return dq_basd, dk_xsd.unflatten(0, (-1, groups)), dv_xsd.unflatten(0, (-1, groups))
 
 
-def _by_group(t_basd: Tensor, groups: int) -> Tensor:
-    """[x, r, s, d], dense."""
-    return t_basd.unflatten(1, (groups, -1)).flatten(0, 1).contiguous()
+def _dense(t_basd: Tensor, groups: int, block: tuple[int, int]) -> Tensor:
+    """The positions of a block as [x, q, d]: of every group one query head after the other."""
+    start, end = block
+    t_xrqd = t_basd[:, :, start:end].unflatten(1, (groups, -1)).flatten(0, 1)
+    return t_xrqd.flatten(1, 2).contiguous()
 
 
 def _blocks(seq_length: int) -> list[tuple[int, int]]:
@@ -103,29 +121,17 @@ def _blocks(seq_length: int) -> list[tuple[int, int]]:
 
 
 def _backward(
-    q_xrsd: Tensor,
-    k_xsd: Tensor,
-    v_xsd: Tensor,
-    log_sums: Sequence[Tensor | None],
-    grad_xrsd: Tensor,
+    q_xqd: Tensor,
+    k_xkd: Tensor,
+    v_xkd: Tensor,
+    log_sum_xq: Tensor | None,
+    grad_xqd: Tensor,
+    queries: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values, in the layouts given."""
-    heads, seq_length, size = q_xrsd.shape[1:]
-    dq_xrsd, dk_xsd, dv_xsd = (torch.empty_like(t) for t in (q_xrsd, k_xsd, v_xsd))
-    # from the last block, which sees all keys: it writes dk and dv, the others add to them
-    for (start, end), log_sum_xq in zip(_blocks(seq_length)[::-1], log_sums[::-1], strict=True):
-        q_xqd, grad_xqd = (t[:, :, start:end].flatten(1, 2) for t in (q_xrsd, grad_xrsd))
-        k_xkd, v_xkd = k_xsd[:, :end], v_xsd[:, :end]
-        prob_xqk, dscore_xqk = q_xqd @ k_xkd.mT, grad_xqd @ v_xkd.mT
-        _softmax_backward(prob_xqk, dscore_xqk, log_sum_xq, end - start, size**-0.5)
-        dv_xkd, dk_xkd = prob_xqk.mT @ grad_xqd, dscore_xqk.mT @ q_xqd
-        dq_xrsd[:, :, start:end] = (dscore_xqk @ k_xkd).unflatten(1, (heads, -1))
-        if end == seq_length:
-            dk_xsd, dv_xsd = dk_xkd, dv_xkd
-        else:
-            dk_xsd[:, :end] += dk_xkd
-            dv_xsd[:, :end] += dv_xkd
-    return dq_xrsd, dk_xsd, dv_xsd
+    """What the queries of one block give to the gradients of queries, keys and values."""
+    prob_xqk, dscore_xqk = q_xqd @ k_xkd.mT, grad_xqd @ v_xkd.mT
+    _softmax_backward(prob_xqk, dscore_xqk, log_sum_xq, queries, q_xqd.shape[-1] ** -0.5)
+    return dscore_xqk @ k_xkd, dscore_xqk.mT @ q_xqd, prob_xqk.mT @ grad_xqd
 
 
 def _softmax(score_xqk: Tensor, queries: int, scale: float) -> Tensor:
