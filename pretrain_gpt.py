@@ -3,16 +3,19 @@
 import logging
 import os
 import sys
-import time
 import traceback
+from typing import NoReturn
 
 from megatron.simulator.costs.gpus import gpu
-from megatron.training.arguments import SILENT_SECONDS, or_exit, parse_or_exit
+from megatron.training.agreement import check_agreement, data_digests, run_digests
+from megatron.training.arguments import or_exit, parse_or_exit
 from megatron.training.config import RunConfig
-from megatron.training.data import open_data
+from megatron.training.data import Data, open_data
 from megatron.training.dry_run import dry_run
+from megatron.training.job import Job, UserError, join
 from megatron.training.loop import train
-from megatron.training.run_plan import make_run_plan
+from megatron.training.outputs import check_outputs
+from megatron.training.run_plan import RunPlan, make_run_plan
 from megatron.training.setup import build_trainer, connect, leave
 
 
@@ -26,11 +29,27 @@ def main() -> None:
     if config.dry_run is not None:
         predict(config, config.dry_run.gpu, rank)
         return
-    run_plan = or_exit(lambda: make_run_plan(config), rank)
-    data = or_exit(lambda: open_data(config), rank)
-    groups = connect(config.parallel, int(os.environ.get("LOCAL_RANK", "0")), run_plan.plan)
-    train(config, build_trainer(config, groups, run_plan), data)
-    leave(groups)
+    run_plan, data, digests = or_exit(lambda: prepare(config, rank), rank)
+    job = join(config.parallel)
+    try:
+        check_agreement(job, digests)
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        groups = connect(config.parallel, job, local_rank, run_plan.plan)
+        train(config, build_trainer(config, groups, run_plan), data)
+        leave(groups)
+    except Exception as error:
+        end_the_job(job, error)
+
+
+def prepare(config: RunConfig, rank: int) -> tuple[RunPlan, Data, dict[str, str]]:
+    """Do all that needs no other rank: plan, open the data, and see that results can be written.
+
+    Returns:
+        The plan, the data, and the digests that all ranks must agree on.
+    """
+    check_outputs(config.log, rank)
+    run_plan, data = make_run_plan(config), open_data(config)
+    return run_plan, data, run_digests(config, run_plan) | data_digests(config, data)
 
 
 def predict(config: RunConfig, gpu_name: str, rank: int) -> None:
@@ -44,20 +63,18 @@ def predict(config: RunConfig, gpu_name: str, rank: int) -> None:
         or_exit(report, rank)
 
 
-def end_the_job(rank: int) -> None:
-    """Report the exception being handled and end this process at once.
+def end_the_job(job: Job, error: Exception) -> NoReturn:
+    """Say why, and end this process at once.
 
     A rank that fails must not linger in a collective that the others will never join: torchrun ends
-    the job as soon as one process is gone.
+    the job as soon as one process is gone. What every rank finds, or is the user's to mend, one of
+    them tells in a line. Who is taken along by the end of another has nothing to add.
     """
-    error = sys.exc_info()[1]
-    if not isinstance(error, FloatingPointError):
-        print(f"[rank {rank}] failed:", file=sys.stderr)
-        traceback.print_exc()
-    elif rank == 0:
-        print(f"error: {error}", file=sys.stderr)
-    else:
-        time.sleep(SILENT_SECONDS)  # every rank has found the same; rank 0 says it
+    if isinstance(error, (FloatingPointError, UserError)):
+        job.tell(f"error: {error}")
+    elif not job.is_told:
+        print(f"[rank {job.rank}] failed:", file=sys.stderr)
+        traceback.print_exception(error)
     sys.stderr.flush()
     os._exit(1)
 
@@ -67,5 +84,3 @@ if __name__ == "__main__":
         main()
     except KeyboardInterrupt:
         os._exit(130)  # a normal exit would join the lane's thread, which may wait for a peer
-    except Exception:
-        end_the_job(int(os.environ.get("RANK", "0")))

@@ -19,7 +19,9 @@ from megatron.runtime.timeline import Recorder
 from megatron.schedules.costs import Costs
 from megatron.simulator.costs.from_timelines import costs_from_timelines
 from megatron.simulator.simulate import Timeline, simulate
+from megatron.training.agreement import check_agreement, run_digests
 from megatron.training.config import RunConfig
+from megatron.training.job import join
 from megatron.training.memory import peak_memory
 from megatron.training.run_plan import make_run_plan
 from megatron.training.setup import Trainer, build_trainer, connect, leave, make_pipeline
@@ -34,7 +36,9 @@ def run_rank(case: Case, result: Path) -> None:
     count = min(case.microbatches, WARM_UP_MICROBATCHES)
     short = replace(config, train=replace(config.train, global_batch_size=count))
     run_plan = make_run_plan(short)
-    groups = connect(config.parallel, int(os.environ["LOCAL_RANK"]), run_plan.plan)
+    job = join(config.parallel)
+    check_agreement(job, run_digests(short, run_plan))
+    groups = connect(config.parallel, job, int(os.environ["LOCAL_RANK"]), run_plan.plan)
     trainer = build_trainer(short, groups, run_plan)
     first_loss, costs = _warm_up(trainer, batch[:count])
     trainer = _for_whole_batch(trainer, config, costs)

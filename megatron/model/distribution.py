@@ -4,6 +4,7 @@ A distribution says what is wanted; ``distribute`` turns it into a number for ev
 order in which the data flows. ``redis`` needs times, which only the planner knows.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,6 +54,32 @@ def distribute(distribution: LayerDistribution, num_layers: int, stages: int) ->
     return _even(distribution, num_layers, stages)
 
 
+def check_no_rank_is_empty(
+    distribution: LayerDistribution, stages: Sequence[tuple[int, int]], layers: Sequence[int]
+) -> None:
+    """Refuse layers that leave a rank nothing to train, where the vocabulary is not split.
+
+    Args:
+        distribution: that the layers follow.
+        stages: (rank, chunk) of every stage, in the order in which the data flows.
+        layers: of every stage.
+
+    Raises:
+        ValueError: naming the flags, the ranks and the ways out.
+    """
+    busy = {stages[0][0], stages[-1][0]}
+    busy |= {rank for (rank, _), count in zip(stages, layers, strict=True) if count}
+    empty = sorted({rank for rank, _ in stages} - busy)
+    if empty:
+        raise ValueError(
+            f"--num-layers {sum(layers)} with {', '.join(_given(distribution))} leaves rank "
+            f"{', '.join(map(str, empty))} without a layer, and nothing else to train: give every "
+            "rank but those of the first and the last stage one, start fewer ranks "
+            "(--pipeline-model-parallel-size), or split the vocabulary over all "
+            "(--enable-vocab-parallel)"
+        )
+
+
 def _explicit(counts: tuple[int, ...], num_layers: int, stages: int) -> tuple[int, ...]:
     given = f"--layer-distribution {','.join(map(str, counts))}"
     if len(counts) != stages:
@@ -85,19 +112,7 @@ def _even(distribution: LayerDistribution, num_layers: int, stages: int) -> tupl
 
 def _uneven(distribution: LayerDistribution, num_layers: int, stages: int, free: int) -> str:
     """What is wrong with layers that do not divide, and the ways out."""
-    besides = [
-        f"{flag}{value}"
-        for flag, value in (
-            ("--decoder-first-pipeline-num-layers ", distribution.first),
-            ("--decoder-last-pipeline-num-layers ", distribution.last),
-            (
-                "--account-for-embedding-in-pipeline-split",
-                "" if distribution.embedding_counts else None,
-            ),
-            ("--account-for-loss-in-pipeline-split", "" if distribution.loss_counts else None),
-        )
-        if value is not None
-    ]
+    besides = _given(distribution)
     way_out = "or give --layer-distribution remainder"
     if besides:
         return (
@@ -109,3 +124,21 @@ def _uneven(distribution: LayerDistribution, num_layers: int, stages: int, free:
         f"--num-layers {num_layers} is not divisible by the {stages} stages of the pipeline, and "
         f"every stage takes as many: use {' or '.join(map(str, near))}, {way_out}"
     )
+
+
+def _given(distribution: LayerDistribution) -> list[str]:
+    """The flags that ask for a distribution, with their values."""
+    named = ",".join(map(str, distribution.counts)) or distribution.kind
+    redis = distribution.kind == "redis"
+    last = "--final-stage-num-layers" if redis else "--decoder-last-pipeline-num-layers"
+    flags = (
+        ("--layer-distribution", None if distribution.kind == "even" else named),
+        ("--decoder-first-pipeline-num-layers", distribution.first),
+        (last, distribution.last),
+        (
+            "--account-for-embedding-in-pipeline-split",
+            "" if distribution.embedding_counts else None,
+        ),
+        ("--account-for-loss-in-pipeline-split", "" if distribution.loss_counts else None),
+    )
+    return [f"{flag} {value}".rstrip() for flag, value in flags if value is not None]

@@ -1,7 +1,9 @@
 """The flags a user can give, in Megatron's flat names with Megatron's defaults.
 
 Each class is a group of the help text. ``None`` means "not given": what it stands for is decided in
-``arguments``, what is allowed in ``validate``. Nothing below the entrypoint sees these classes.
+``resolve``, and for the pipeline in ``pipeline_flags``. What is allowed is checked in ``ranges``,
+``validate`` and ``validate_log``, and where it takes other values to tell, where those are resolved
+or planned with. ``arguments`` calls them all; nothing below it sees these classes.
 """
 
 from dataclasses import dataclass

@@ -9,11 +9,12 @@ import torch
 
 from megatron.data.microbatch import MicrobatchLoader
 from megatron.optimizer.lr_schedule import learning_rate
-from megatron.runtime.batch import to_device
+from megatron.runtime.batch import DeviceMicrobatch, to_device
 from megatron.runtime.observer import Observer
 from megatron.training.config import RunConfig
 from megatron.training.data import Data
 from megatron.training.flops import FLOPS_CONVENTION, iteration_flops
+from megatron.training.job import UserError
 from megatron.training.log_line import evaluation_lines
 from megatron.training.meter import Meter
 from megatron.training.observation import Observation
@@ -34,6 +35,7 @@ def train(config: RunConfig, trainer: Trainer, data: Data) -> None:
     Raises:
         FloatingPointError: the loss or the gradient is infinite or NaN; names the iteration and
             the rank that saw it first.
+        UserError: the data cannot be read.
     """
     say = print if trainer.groups.rank == 0 else _silent
     trainer.groups.barrier()  # a measured peak holds for all ranks at work
@@ -89,9 +91,10 @@ def train_step(
 
     Raises:
         FloatingPointError: as ``train``.
+        UserError: as ``train``.
     """
     lr = learning_rate(config.optimizer, loader.consumed_samples)
-    batch = to_device(loader.next_batch(), trainer.groups.device)
+    batch = _next_batch(loader, trainer.groups.device)
     return update.train(Iteration(iteration, batch, lr, loader.consumed_samples), observer)
 
 
@@ -99,10 +102,19 @@ def evaluate(config: RunConfig, trainer: Trainer, loader: MicrobatchLoader) -> f
     """Return the mean loss over the next ``eval_iters`` global batches of ``loader``."""
     total = torch.zeros((), dtype=torch.float64, device=trainer.groups.device)
     for _ in range(config.train.eval_iters):
-        batch = to_device(loader.next_batch(), trainer.groups.device)
+        batch = _next_batch(loader, trainer.groups.device)
         total += trainer.pipeline.evaluate(batch)
     trainer.groups.all_reduce(total)
     return float(total) / config.train.eval_iters
+
+
+def _next_batch(loader: MicrobatchLoader, device: torch.device) -> list[DeviceMicrobatch]:
+    """Read the next batch: what is wrong with the data is the user's to mend."""
+    try:
+        batch = loader.next_batch()
+    except (ValueError, OSError) as error:
+        raise UserError(str(error)) from error
+    return to_device(batch, device)
 
 
 def _introduce(config: RunConfig, trainer: Trainer, peak: Peak, say: Callable[..., None]) -> None:

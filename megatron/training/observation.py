@@ -15,6 +15,7 @@ from megatron.simulator.simulate import Timeline, simulate
 from megatron.simulator.timeline_file import save_timeline
 from megatron.simulator.trace import save_chrome_trace
 from megatron.training.config import RunConfig
+from megatron.training.outputs import PLANNED, TRACE
 from megatron.training.replan import (
     describe_costs,
     describe_replanned,
@@ -108,10 +109,10 @@ class Observation:
         costs = self._costs or costs_from_timelines(trainer.plan, [timeline])
         planned = simulate(trainer.pipeline.train_program, costs)
         save_timeline(timeline, path)
-        save_timeline(planned, path.with_suffix(".planned.json"))
-        save_chrome_trace(trainer.plan, timeline, path.with_suffix(".trace.json"), 1e6)
+        save_timeline(planned, path.with_suffix(PLANNED))
+        save_chrome_trace(trainer.plan, timeline, path.with_suffix(TRACE), 1e6)
         self._say(
-            f"timeline of the last iteration: {path}, and beside it as planned (.planned.json) and "
-            f"as a trace (.trace.json); clocks of ranks agree within {error * 1e6:.0f} us",
+            f"timeline of the last iteration: {path}, and beside it as planned ({PLANNED}) and "
+            f"as a trace ({TRACE}); clocks of ranks agree within {error * 1e6:.0f} us",
             flush=True,
         )

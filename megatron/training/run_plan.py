@@ -11,13 +11,17 @@ from functools import cached_property
 from math import inf
 from typing import Final
 
-from megatron.model.distribution import LayerDistribution, distribute
+from megatron.model.distribution import (
+    LayerDistribution,
+    check_no_rank_is_empty,
+    distribute,
+)
 from megatron.schedules.bound import least_time
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import lower
 from megatron.schedules.memory import in_flight
-from megatron.schedules.plan import Plan
+from megatron.schedules.plan import TREATMENTS, Plan
 from megatron.schedules.registry import plan_for, stages_of
 from megatron.schedules.request import Request
 from megatron.simulator.cost_file import load_costs
@@ -187,11 +191,21 @@ def _prepare(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request
     """Return what to ask for to have the schedule ``name``, and the layers of its stages.
 
     Raises:
-        ValueError: if the layers cannot be spread over them.
+        ValueError: if the layers cannot be spread over them, or would leave a rank without
+            parameters.
     """
     request = _request(config, name)
-    stage_costs = _stage_costs(config, stages_of(request))
+    stages = stages_of(request)
+    stage_costs = _stage_costs(config, stages)
+    file = config.parallel.measured_costs
+    if file is not None and request.traits.split and "W" not in stage_costs.layer:
+        raise ValueError(
+            f"--measured-costs {file} has no W passes, which {name} runs: measure with a schedule "
+            "that splits the backward, such as zb-h1"
+        )
     layers = _stage_layers(config, stage_costs)
+    if TREATMENTS[config.parallel.vocab_parallel].barriers is None:
+        check_no_rank_is_empty(config.parallel.layers, stages, layers)
     costs = stage_costs.costs(layers) if costs is None else costs
     return replace(request, costs=costs), layers
 

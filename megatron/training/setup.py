@@ -1,6 +1,5 @@
 """From a configuration to a rank that can train: device, groups, plan, model, optimizer."""
 
-import hashlib
 import os
 import sys
 from dataclasses import dataclass
@@ -14,10 +13,12 @@ from megatron.model.stage import WORD_EMBEDDINGS, RankModel, place
 from megatron.optimizer.adamw import MixedPrecisionAdamW
 from megatron.optimizer.main_gradients import MainGradients
 from megatron.optimizer.parameters import OptimizedParameter, wants_weight_decay
+from megatron.parallel.environment import set_nccl_environment
 from megatron.parallel.groups import PipelineGroups, make_groups, single_rank
 from megatron.runtime.pipeline import PipelineRank
 from megatron.schedules.plan import Plan
 from megatron.training.config import ParallelConfig, RunConfig
+from megatron.training.job import Job
 from megatron.training.run_plan import RunPlan, make_run_plan
 
 
@@ -45,16 +46,19 @@ class Trainer:
         return self.pipeline.train_program.plan
 
 
-def connect(config: ParallelConfig, local_rank: int, plan: Plan) -> PipelineGroups:
-    """Join the other ranks of the job, as torchrun's environment tells, and make the groups.
+def connect(config: ParallelConfig, job: Job, local_rank: int, plan: Plan) -> PipelineGroups:
+    """Make the process groups; every rank calls it with the same plan (see ``check_agreement``).
 
     Args:
         config: the layout.
+        job: where the ranks have met.
         local_rank: this rank's number on its machine, and that of its GPU.
         plan: tells which ranks hold the first and the last stage.
     """
     device = torch.device(config.device)
     timeout = timedelta(minutes=config.timeout_minutes)
+    if config.backend == "nccl":
+        set_nccl_environment()
     if config.device == "cuda":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
@@ -62,7 +66,14 @@ def connect(config: ParallelConfig, local_rank: int, plan: Plan) -> PipelineGrou
         # One communicator per group is made at once: a lazy one is made while others are in use.
         # The price: transfers of one direction that meet on a rank then run one after another.
         device_id = device if config.backend == "nccl" else None
-        dist.init_process_group(config.backend, timeout=timeout, device_id=device_id)
+        dist.init_process_group(
+            config.backend,
+            store=dist.PrefixStore("groups", job.store),
+            rank=job.rank,
+            world_size=job.size,
+            timeout=timeout,
+            device_id=device_id,
+        )
         return make_groups(device, timeout, (plan.stages[0][0], plan.stages[-1][0]))
     return single_rank(device)
 
@@ -122,13 +133,10 @@ def build_trainer(
     Args:
         config: the run.
         groups: this rank's view of the pipeline.
-        run_plan: what ``make_run_plan`` makes of ``config``, if it is there already.
-
-    Raises:
-        RuntimeError: the ranks have made different plans.
+        run_plan: what ``make_run_plan`` makes of ``config``, if it is there already; the same on
+            every rank.
     """
     run_plan = make_run_plan(config) if run_plan is None else run_plan
-    _check_same_plan(groups, run_plan.plan)
     model = make_model(config, groups, run_plan)
     parameters = tuple(
         OptimizedParameter(
@@ -147,16 +155,3 @@ def build_trainer(
         gradients=gradients,
         optimizer=MixedPrecisionAdamW(parameters, config.optimizer),
     )
-
-
-def _check_same_plan(groups: PipelineGroups, plan: Plan) -> None:
-    """Refuse plans that differ: their ranks would wait for one another for ever."""
-    own = hashlib.sha256(plan.to_text().encode()).hexdigest()
-    others = groups.all_gather_object(own)
-    different = [rank for rank, digest in enumerate(others) if digest != others[0]]
-    if different:
-        raise RuntimeError(
-            f"rank 0 and rank {', '.join(map(str, different))} made different plans, as "
-            "unlike machines may: save one with tools/simulate.py --save-plan FILE and give it to "
-            "all with --pipeline-schedule file --schedule-file FILE"
-        )

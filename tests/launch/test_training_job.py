@@ -3,13 +3,16 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from megatron.data.indexed import IndexedWriter
@@ -52,14 +55,36 @@ def training_flags(corpus: Path, flags: str) -> list[str]:
     ]
 
 
+UNLIKE = """
+import os, runpy, sys
+script, more = sys.argv[1:3]
+sys.argv = [script, *sys.argv[3:], *(more.split() if os.environ["RANK"] == "1" else [])]
+runpy.run_path(script, run_name="__main__")
+"""
+"""Runs a script with more flags on rank 1."""
+
+
 @contextmanager
-def started(corpus: Path, flags: str) -> Iterator[subprocess.Popen[str]]:
-    """A torchrun of two ranks, gone at the end whatever happens."""
+def started(
+    corpus: Path, flags: str, unlike: tuple[Path, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """A torchrun of two ranks, gone at the end whatever happens.
+
+    Args:
+        corpus: prefix of the data.
+        flags: of both ranks.
+        unlike: a folder to write to, and flags that rank 1 has besides.
+    """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command = [*torchrun, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    script, *words = training_flags(corpus, flags)
+    if unlike is not None:
+        folder, more = unlike
+        (folder / "unlike.py").write_text(UNLIKE)
+        script, words = str(folder / "unlike.py"), [script, more, *words]
     process = subprocess.Popen(
-        [*command, *training_flags(corpus, flags)],
+        [*command, script, *words],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -153,14 +178,60 @@ def test_diverged_loss_ends_the_job_and_names_iteration_and_rank(corpus: Path) -
 def test_exception_on_one_rank_ends_the_job_with_its_traceback(
     corpus: Path, tmp_path: Path
 ) -> None:
-    """Rank 0 alone writes the timeline of the last iteration; the other waits for it at the end."""
-    (tmp_path / "file").touch()
-    flags = "--train-iters 3 --lr 1e-3 --split 1,0,0"
-    with started(corpus, f"{flags} --record-timeline {tmp_path}/file/timeline.json") as job:
+    """Rank 0 alone writes the timeline, to a folder that is taken away while it trains."""
+    flags = f"--train-iters 200 --lr 1e-3 --split 1,0,0 --record-timeline {tmp_path}/out/run.json"
+    with started(corpus, flags) as job:
+        assert job.stdout is not None
+        for line in job.stdout:
+            if ITERATION_LINE.search(line):
+                break
+        (tmp_path / "out").rmdir()
+        (tmp_path / "out").touch()
         output, _ = job.communicate(timeout=PATIENCE)
     assert job.returncode != 0
     assert "[rank 0] failed:" in output
-    assert str(tmp_path / "file") in output
+    assert "Traceback" in output
+    assert str(tmp_path / "out") in output
+
+
+def errors_of(output: str) -> list[str]:
+    """The lines in which a job says why it ends; no rank has a traceback besides."""
+    assert not re.search(r"\[rank \d\] failed:|pretrain_gpt.py\", line", output), output
+    return [line for line in output.splitlines() if line.startswith("error:")]
+
+
+def test_ranks_that_disagree_are_told_apart_before_they_train(corpus: Path, tmp_path: Path) -> None:
+    flags = "--train-iters 3 --lr 1e-3 --split 1,0,0"
+    other = "--num-layers 4 --seed 5 --pipeline-schedule zb-v"
+    with started(corpus, flags, unlike=(tmp_path, other)) as job:
+        output, _ = job.communicate(timeout=PATIENCE)
+    assert job.returncode != 0
+    [error] = errors_of(output)
+    for name in ("model.num_layers", "train.seed", "plan", "training data", "of rank 1 differ"):
+        assert name in error
+    assert not ITERATION_LINE.search(output)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_foreign_token_ends_the_job_with_one_line(
+    corpus: Path, tmp_path: Path, alone: bool
+) -> None:
+    """It comes in the middle of the run; on rank 1 alone, whose data lie elsewhere, or on both."""
+    bad = tmp_path / "bad"
+    tokens = np.fromfile(f"{corpus}.bin", np.uint16)
+    tokens[len(tokens) // 2] = 64
+    tokens.tofile(f"{bad}.bin")
+    shutil.copy(f"{corpus}.idx", f"{bad}.idx")
+    flags = "--train-iters 64 --lr 1e-3 --split 1,0,0"
+    begun = time.monotonic()
+    unlike = (tmp_path, f"--data-path {bad}") if alone else None
+    with started(corpus if alone else bad, flags, unlike) as job:
+        output, _ = job.communicate(timeout=PATIENCE)
+    assert time.monotonic() - begun < PATIENCE / 2
+    assert job.returncode != 0
+    assert ITERATION_LINE.search(output), output
+    [error] = errors_of(output)
+    assert re.match(rf"error: {bad}: sample \d+ holds token ids .*64.* --vocab-size", error)
 
 
 @pytest.mark.parametrize(
@@ -168,6 +239,9 @@ def test_exception_on_one_rank_ends_the_job_with_its_traceback(
     [
         ("--train-iters 2 --lr 1e-3 --num-layers 3", "--num-layers 3"),
         ("--train-iters 2 --lr 1e-3 --data-path nowhere", "nowhere"),
+        ("--train-iters 2 --lr 1e-3 --vocab-size 40", "--vocab-size"),
+        ("--train-iters 2 --lr 1e-3 --record-timeline /dev/null/run.json", "--record-timeline"),
+        ("--train-iters 2 --lr 1e-3 --layer-distribution 2,0,0", "--layer-distribution 2,0,0"),
     ],
 )
 def test_bad_flag_is_one_line_and_exit_code_two(corpus: Path, flags: str, named: str) -> None:

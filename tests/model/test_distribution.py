@@ -4,7 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron.model.distribution import LayerDistribution, distribute
+from megatron.model.distribution import (
+    LayerDistribution,
+    check_no_rank_is_empty,
+    distribute,
+)
 
 COUNTS = st.integers(1, 64)
 STAGES = st.integers(1, 12)
@@ -80,3 +84,21 @@ def test_refusals_name_flags_and_a_way_out(
     for word in words.split():
         position = message.find(word, position)
         assert position >= 0, f"no {word!r} in its place in: {message}"
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=8))
+def test_every_rank_inside_the_pipeline_has_a_layer(
+    ranks_and_layers: list[tuple[int, int]],
+) -> None:
+    """The first and the last stage have the vocabulary layers."""
+    ranks, layers = [rank for rank, _ in ranks_and_layers], [n for _, n in ranks_and_layers]
+    stages = [(rank, ranks[:stage].count(rank)) for stage, rank in enumerate(ranks)]
+    inside = set(ranks) - {ranks[0], ranks[-1]}
+    empty = [r for r in sorted(inside) if not any(n for q, n in ranks_and_layers if q == r)]
+    listed = LayerDistribution("explicit", counts=tuple(layers))
+    if not empty:
+        check_no_rank_is_empty(listed, stages, layers)
+        return
+    named = f"--layer-distribution {','.join(map(str, layers))} leaves rank "
+    with pytest.raises(ValueError, match=named + ", ".join(map(str, empty)) + " without"):
+        check_no_rank_is_empty(listed, stages, layers)

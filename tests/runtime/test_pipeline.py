@@ -1,6 +1,5 @@
 """What a real run does is what the plan says: in flight, in order, and on record."""
 
-import dataclasses
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 import torch
 from correctness.job import LAYOUTS, Job, Layout
 from correctness.rank_runs import CPU, make_pipeline_groups
-from harness.rank_pool import RankError, RankPool
+from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
 from megatron.runtime.batch import to_device
@@ -20,7 +19,6 @@ from megatron.schedules.plan import Plan
 from megatron.simulator.simulate import Timeline
 from megatron.simulator.timeline_file import load_timeline, save_timeline
 from megatron.training.config import RunConfig
-from megatron.training.run_plan import make_run_plan
 from megatron.training.setup import build_trainer
 
 OPTIONS = GPTOptions(num_layers=4, vocab_size=61)
@@ -141,19 +139,3 @@ def test_bf16_trains_close_to_fp32(vocabulary: str, ranks: RankPool) -> None:
         results = ranks.run(run_recorded, 2, config=config, batches=JOB.batches())
         losses.append(results[-1].loss_parts[0])
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)
-
-
-def build_with_own_plan(rank: int, world_size: int, *, config: RunConfig) -> None:
-    """Build on every rank, the last one with a plan of its own."""
-    run_plan = make_run_plan(config)
-    if rank == world_size - 1:
-        other = dataclasses.replace(
-            config, parallel=dataclasses.replace(config.parallel, pipeline_schedule="gpipe")
-        )
-        run_plan = make_run_plan(other)
-    build_trainer(config, make_pipeline_groups(), run_plan)
-
-
-def test_ranks_with_different_plans_are_refused(ranks: RankPool) -> None:
-    with pytest.raises(RankError, match="rank 0 and rank 2 made different plans"):
-        ranks.run(build_with_own_plan, 3, config=JOB.config(Layout(3, "vocab-2")))

@@ -182,6 +182,41 @@ def test_a_limit_below_every_schedule_is_refused_with_the_least() -> None:
         make_run_plan(config("auto", "vocab-1", distribution=folded, memory_limit=1.0))
 
 
+EMPTY_RANKS = [
+    (
+        {"ranks": 3, "layers": 2, "distribution": LayerDistribution("explicit", counts=(1, 0, 1))},
+        "1",
+    ),
+    ({"ranks": 4, "layers": 2, "distribution": LayerDistribution("remainder")}, "2"),
+    ({"ranks": 3, "layers": 2, "distribution": LayerDistribution(first=1, last=1)}, "1"),
+    ({"ranks": 4, "layers": 1, "treatment": "redis"}, "1"),
+    ({"ranks": 5, "layers": 2, "distribution": LayerDistribution("remainder")}, "2, 3"),
+]
+
+
+@pytest.mark.parametrize(("changes", "empty"), EMPTY_RANKS)
+def test_a_rank_without_parameters_is_refused(changes: dict, empty: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"--num-layers \d with --.* leaves rank .*: give"
+    ) as caught:
+        make_run_plan(config(**changes))
+    assert f" leaves rank {empty} without a layer" in str(caught.value)
+
+
+@pytest.mark.parametrize("changes", [changes for changes, _ in EMPTY_RANKS[:3]])
+def test_a_shard_of_the_vocabulary_is_enough_for_a_rank(changes: dict) -> None:
+    assert sum(make_run_plan(config(treatment="vocab-2", **changes)).layers) == 2
+
+
+def test_auto_leaves_out_what_leaves_ranks_without_parameters() -> None:
+    """Two layers on the first two stages: at the point of a V of three ranks there is none."""
+    first_two = LayerDistribution("remainder")
+    folded = {"zb-v", "v-half", "v-min"}
+    for treatment, left_out in (("none", folded), ("vocab-2", set())):
+        auto = config("auto", treatment, ranks=3, layers=2, distribution=first_two)
+        assert {c.schedule for c in candidates(auto)} == set(SCHEDULES) - left_out
+
+
 def test_auto_leaves_out_what_the_layers_do_not_fit() -> None:
     names = {c.schedule for c in candidates(config("auto", ranks=2, layers=2))}
     assert "1f1b" in names
@@ -231,6 +266,13 @@ def test_a_file_of_costs_that_is_no_good_is_named(tmp_path: Path) -> None:
         make_run_plan(config(measured_costs=tmp_path / "costs.json"))
 
 
+def test_costs_without_w_are_refused_where_the_backward_is_split(tmp_path: Path) -> None:
+    save_costs(tmp_path / "costs.json", Costs({"F": [[1.0]] * 2, "B": [[2.0]] * 2}), [[4], [4]])
+    make_run_plan(config("1f1b", measured_costs=tmp_path / "costs.json"))
+    with pytest.raises(ValueError, match=r"--measured-costs .*costs.json has no W .* zb-1p runs"):
+        make_run_plan(config("zb-1p", measured_costs=tmp_path / "costs.json"))
+
+
 def test_a_plan_from_the_simulate_command_trains(tmp_path: Path) -> None:
     file = tmp_path / "plan.txt"
     command = [sys.executable, str(ROOT / "tools" / "simulate.py"), "--schedule", "v-half"]
@@ -244,9 +286,9 @@ def test_a_plan_from_the_simulate_command_trains(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"treatment": "none"}, "barriers = 1, not None"),
-        ({"ranks": 4}, "ranks = 2, not 4"),
-        ({"microbatches": 5}, "microbatches = 4, not 5"),
+        ({"treatment": "none"}, "vocab-2, not none: ask for vocab-2"),
+        ({"ranks": 4}, "2 ranks, not 4 ranks"),
+        ({"microbatches": 5}, "4 microbatches, not 5 microbatches"),
         ({"layers": 7}, "--num-layers 7"),
     ],
 )

@@ -1,0 +1,144 @@
+"""Whether all ranks are about to run the same: else they would wait for ever, or train wrong.
+
+Every rank reads its own command line and its own files, and plans by itself. What decides the run
+is made into named digests, which must be the same on all ranks; what may differ by machine, such as
+the paths of files, is no part of them.
+"""
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+from megatron.data.microbatch import Microbatch, MicrobatchLoader
+from megatron.schedules.lower import Program, lower
+from megatron.schedules.plan import evaluation_plan
+from megatron.training.config import RunConfig
+from megatron.training.data import Data
+from megatron.training.job import Job, UserError
+from megatron.training.run_plan import RunPlan
+
+Digests = Mapping[str, str]
+"""Of everything that decides a run, by name; what decides others comes before them."""
+
+_SAME_FLAGS = "start every rank with the same command line, and the same tokenizer"
+_SAME_PLAN = (
+    "give every rank the same files of --schedule-file and --measured-costs; where unlike machines "
+    "plan differently, save one plan with tools/simulate.py --save-plan FILE and give all ranks "
+    "--schedule-file FILE"
+)
+_SAME_DATA = "give every rank the same files of --data-path"
+
+
+def run_digests(config: RunConfig, run_plan: RunPlan) -> dict[str, str]:
+    """Return the digests of a configuration, and of what was planned for it."""
+    found = {
+        f"{part}.{field.name}": repr(_without_paths(getattr(getattr(config, part), field.name)))
+        for part in ("model", "parallel", "train", "optimizer", "data", "log")
+        for field in fields(getattr(config, part))
+    }
+    plan, costs = run_plan.plan, run_plan.costs
+    found["layers of the stages"] = repr(run_plan.layers)
+    found["plan"] = plan.to_text()
+    found["order of communication in training"] = _text(lower(plan, costs))
+    found["order of communication in evaluation"] = _text(lower(evaluation_plan(plan), costs))
+    return {name: _digest([text.encode()]) for name, text in found.items()}
+
+
+def data_digests(config: RunConfig, data: Data) -> dict[str, str]:
+    """Return the digests of the data: of the first and the last batch, and the first to evaluate.
+
+    Raises:
+        ValueError: a batch holds a token outside the vocabulary.
+        OSError: the data cannot be read.
+    """
+    last = config.train.train_samples - config.train.global_batch_size
+    found = {"training data": _batches(data.train, (0, last))}
+    if data.valid is not None:
+        found["validation data"] = _batches(data.valid, (0,))
+    return found
+
+
+def check_agreement(job: Job, digests: Digests) -> None:
+    """Refuse to run on ranks that would run different things; every rank calls it.
+
+    Raises:
+        UserError: naming what differs, on which ranks, and the way out; on every rank.
+    """
+    fault = disagreement([json.loads(own) for own in job.all_gather(json.dumps(digests))])
+    if fault is not None:
+        raise UserError(fault)
+
+
+def disagreement(by_rank: Sequence[Digests]) -> str | None:
+    """Return what differs between ranks and the way out, or ``None``.
+
+    Args:
+        by_rank: the digests of every rank.
+    """
+    names = list(dict.fromkeys(name for own in by_rank for name in own))
+    differing: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for rank, own in enumerate(by_rank):
+        found = tuple(name for name in names if own.get(name) != by_rank[0].get(name))
+        if found:
+            differing[found].append(str(rank))
+    if not differing:
+        return None
+    first = min((found[0] for found in differing), key=names.index)
+    what = "; ".join(
+        f"{', '.join(found)} of rank {', '.join(ranks)}" for found, ranks in differing.items()
+    )
+    return f"{what} differ from rank 0's, and all must run the same: {_way_out(first)}"
+
+
+def _way_out(name: str) -> str:
+    """What to do about the first difference, which may be the cause of all others."""
+    if "." in name:
+        return _SAME_FLAGS
+    return _SAME_DATA if name.endswith("data") else _SAME_PLAN
+
+
+def _without_paths(value: object) -> object:
+    """Return what can be compared between machines: of a path, only that there is one."""
+    if isinstance(value, Path):
+        return "a path"
+    if isinstance(value, tuple):
+        return tuple(map(_without_paths, value))
+    if is_dataclass(value):
+        return {f.name: _without_paths(getattr(value, f.name)) for f in fields(value)}
+    return value
+
+
+def _text(program: Program) -> str:
+    return "\n".join(
+        " ".join(f"{type(instruction).__name__} {instruction[0]}" for instruction in row)
+        for row in program.rows
+    )
+
+
+def _batches(loader: MicrobatchLoader, firsts: Iterable[int]) -> str:
+    """Return the digest of the global batches that begin with the samples ``firsts``."""
+    return _digest(
+        tensor.numpy().tobytes()
+        for first in firsts
+        for microbatch in _peek(loader, first)
+        for tensor in (microbatch.tokens, microbatch.labels, microbatch.loss_mask)
+    )
+
+
+def _peek(loader: MicrobatchLoader, first: int) -> list[Microbatch]:
+    """Return the global batch that begins with sample ``first``; the loader stays where it is."""
+    here, loader.consumed_samples = loader.consumed_samples, first
+    try:
+        return loader.next_batch()
+    finally:
+        loader.consumed_samples = here
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()[:16]

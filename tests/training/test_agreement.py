@@ -1,0 +1,197 @@
+"""Ranks that would run different things are told apart, and only those."""
+
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+from correctness.job import Job as TrainingJob
+from correctness.job import Layout
+from numpy.typing import NDArray
+from reference.plain_gpt import GPTOptions
+
+from megatron.data.microbatch import MicrobatchLoader
+from megatron.schedules.costs import Costs
+from megatron.training.agreement import (
+    check_agreement,
+    data_digests,
+    disagreement,
+    run_digests,
+)
+from megatron.training.config import RunConfig
+from megatron.training.data import Data
+from megatron.training.job import Job, UserError
+from megatron.training.run_plan import make_run_plan
+
+CONFIG = TrainingJob(GPTOptions(num_layers=4, vocab_size=61), microbatches=6).config(
+    Layout(2, "vocab-1")
+)
+PLAN_DIGESTS = {
+    "layers of the stages",
+    "plan",
+    "order of communication in training",
+    "order of communication in evaluation",
+}
+
+
+def changed(part: str, **values: object) -> RunConfig:
+    of_part = dataclasses.replace(getattr(CONFIG, part), **values)
+    return dataclasses.replace(CONFIG, **{part: of_part})
+
+
+def digests(config: RunConfig) -> dict[str, str]:
+    return run_digests(config, make_run_plan(CONFIG))
+
+
+def differing(config: RunConfig) -> set[str]:
+    one, other = digests(CONFIG), digests(config)
+    assert one.keys() == other.keys()
+    return {name for name in one if one[name] != other[name]}
+
+
+@pytest.mark.parametrize("part", ["model", "parallel", "train", "optimizer", "data", "log"])
+def test_every_value_of_the_configuration_counts(part: str) -> None:
+    """Each is replaced by one that no flag could give."""
+    for field in dataclasses.fields(getattr(CONFIG, part)):
+        assert differing(changed(part, **{field.name: "other"})) == {f"{part}.{field.name}"}
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "of_path"),
+    [
+        ("parallel", "schedule_file", lambda path: path),
+        ("parallel", "measured_costs", lambda path: path),
+        ("data", "data_path", lambda path: ((0.5, path), (1.5, path))),
+        ("data", "cache_path", lambda path: path),
+        ("log", "profile_dir", lambda path: path),
+        ("log", "record_timeline", lambda path: path),
+        ("log", "schedule_costs", lambda path: path),
+    ],
+)
+def test_paths_may_differ_by_machine_but_not_whether_there_is_one(part, name, of_path) -> None:
+    here, there = (changed(part, **{name: of_path(Path(p))}) for p in ("/a/here", "there"))
+    assert digests(here) == digests(there)
+    assert differing(changed(part, **{name: None})) | differing(here) == {f"{part}.{name}"}
+
+
+def test_another_plan_differs_and_so_does_one_plan_with_other_costs() -> None:
+    run_plan = make_run_plan(CONFIG)
+    own = run_digests(CONFIG, run_plan)
+    assert own.keys() >= PLAN_DIGESTS
+    gpipe = make_run_plan(changed("parallel", pipeline_schedule="gpipe"))
+    moved = dataclasses.replace(run_plan, layers=(3, 1))
+    slow = {kind: 10.0 if kind in ("F", "T") else 0.1 for kind in run_plan.costs.passes}
+    costly = dataclasses.replace(run_plan, costs=Costs(slow, {"X": 30.0}))
+    for other, names in (
+        (gpipe, {"plan", "order of communication in training"}),
+        (moved, {"layers of the stages"}),
+        (costly, {"order of communication in training"}),
+    ):
+        found = run_digests(CONFIG, other)
+        assert {n for n in own if own[n] != found[n]} & PLAN_DIGESTS >= names
+    assert own["plan"] == run_digests(CONFIG, costly)["plan"]
+
+
+class Numbers:
+    """Samples of random tokens; one may be replaced."""
+
+    seq_length, masked_token = 4, 7
+
+    def __init__(self, samples: int, other: int | None = None) -> None:
+        self._tokens = np.random.RandomState(0).randint(0, 9, (samples, self.seq_length + 1))
+        if other is not None:
+            self._tokens[other] += 1
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def read(self, index: int, out: NDArray[np.int64]) -> None:
+        out[:] = self._tokens[index]
+
+
+def of_data(train: Numbers, valid: Numbers | None = None) -> dict[str, str]:
+    """Digests of two iterations of three microbatches of two samples."""
+    config = changed("train", micro_batch_size=2, global_batch_size=6, train_iters=2)
+    train_loader = MicrobatchLoader(train, 2, 3)
+    valid_loader = None if valid is None else MicrobatchLoader(valid, 2, 3)
+    found = data_digests(config, Data(train_loader, valid_loader))
+    assert train_loader.consumed_samples == 0, "training begins at the beginning all the same"
+    return found
+
+
+@pytest.mark.parametrize("other", [0, 5, 6, 11])
+def test_other_data_differ(other: int) -> None:
+    plain = of_data(Numbers(12), Numbers(12))
+    assert of_data(Numbers(12), Numbers(12)) == plain
+    assert of_data(Numbers(12, other), Numbers(12))["training data"] != plain["training data"]
+    of_evaluation = of_data(Numbers(12), Numbers(12, other % 6))
+    assert of_evaluation["training data"] == plain["training data"]
+    assert of_evaluation["validation data"] != plain["validation data"]
+    assert of_data(Numbers(12)).keys() == {"training data"}
+
+
+@pytest.mark.parametrize(
+    ("by_rank", "words"),
+    [
+        ([{"plan": "a"}] * 3, None),
+        (
+            [{"model.num_layers": "a", "plan": "a"}, {"model.num_layers": "b", "plan": "b"}],
+            "model.num_layers, plan of rank 1 differ same command line",
+        ),
+        (
+            [{"plan": plan, "training data": "a"} for plan in "abb"],
+            "plan of rank 1, 2 differ --schedule-file --save-plan",
+        ),
+        (
+            [{"plan": "a", "training data": x} for x in "aab"],
+            "training data of rank 2 differ same --data-path",
+        ),
+        (
+            [
+                {"train.seed": "a", "plan": "a"},
+                {"train.seed": "a", "plan": "b"},
+                {"train.seed": "b"},
+            ],
+            "plan of rank 1; train.seed, plan of rank 2 differ same command line",
+        ),
+    ],
+)
+def test_the_message_names_what_differs_where_and_the_first_way_out(by_rank, words) -> None:
+    message = disagreement(by_rank)
+    if words is None:
+        assert message is None
+        return
+    position = 0
+    for word in words.split():
+        position = message.find(word, position)
+        assert position >= 0, f"no {word!r} in its place in: {message}"
+
+
+@pytest.mark.parametrize("odd", [None, 0, 2])
+def test_every_rank_comes_to_the_same_verdict(odd: int | None) -> None:
+    store = dist.HashStore()
+
+    def verdict(rank: int) -> str:
+        own = {"train.seed": "other" if rank == odd else "same"}
+        try:
+            check_agreement(Job(store, rank, 3), own)
+        except UserError as error:
+            return str(error)
+        return "agreed"
+
+    with ThreadPoolExecutor(3) as threads:
+        verdicts = set(threads.map(verdict, range(3)))
+    assert len(verdicts) == 1
+    assert (verdicts == {"agreed"}) == (odd is None)
+
+
+def test_one_rank_tells_why_the_job_ends(capfd: pytest.CaptureFixture[str]) -> None:
+    store = dist.HashStore()
+    jobs = [Job(store, rank, 3) for rank in range(3)]
+    assert not any(job.is_told for job in jobs)
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(lambda job: job.tell("error: the same"), jobs))
+    assert all(job.is_told for job in jobs)
+    assert capfd.readouterr().err == "error: the same\n"

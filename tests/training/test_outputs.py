@@ -1,0 +1,57 @@
+"""A file that could not be written is found before training, and looking for it leaves no trace."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from megatron.training.config import LogConfig
+from megatron.training.outputs import check_outputs
+
+FLAGS = {
+    "record_timeline": "--record-timeline",
+    "schedule_costs": "--schedule-costs",
+    "profile_dir": "--profile-dir",
+}
+
+
+def log(**files: Path) -> LogConfig:
+    plain = LogConfig(1, None, "profile_dir" in files, 1, 2, Path("profile"), None)
+    return dataclasses.replace(plain, **files)
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_folders_are_made_and_no_file(name: str, tmp_path: Path) -> None:
+    check_outputs(log(**{name: tmp_path / "new" / "folder" / "out"}), rank=0)
+    assert (tmp_path / "new" / "folder").is_dir()
+    assert not [path for path in tmp_path.rglob("*") if not path.is_dir()]
+
+
+def test_a_file_that_exists_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("old")
+    before = (tmp_path / "run.json").stat()
+    check_outputs(log(record_timeline=tmp_path / "run.json"), rank=0)
+    assert (tmp_path / "run.json").stat().st_mtime_ns == before.st_mtime_ns
+    assert (tmp_path / "run.json").read_text() == "old"
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_file_in_the_way_of_the_folder_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=f"^{FLAGS[name]} {tmp_path}/file/.*: give"):
+        check_outputs(log(**{name: tmp_path / "file" / "out"}), rank=0)
+
+
+@pytest.mark.parametrize("taken", ["run.json", "run.planned.json", "run.trace.json"])
+def test_a_folder_in_the_place_of_a_file_is_named(taken: str, tmp_path: Path) -> None:
+    (tmp_path / taken).mkdir()
+    with pytest.raises(ValueError, match=rf"--record-timeline .*{taken} .*directory"):
+        check_outputs(log(record_timeline=tmp_path / "run.json"), rank=0)
+
+
+def test_other_ranks_write_their_traces_only(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    bad = tmp_path / "file" / "out"
+    check_outputs(log(record_timeline=bad, schedule_costs=bad), rank=1)
+    with pytest.raises(ValueError, match=r"trace\.rank1\.json"):
+        check_outputs(log(profile_dir=bad), rank=1)
