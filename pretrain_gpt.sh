@@ -246,16 +246,7 @@ environment=(
   # One thread a rank on CPUs; on GPUs the host's work is too small for more.
   "OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}"
 )
-if ((gpus > 0)); then
-  # The vocabulary's collectives and both directions of point-to-point run on streams of their own;
-  # with few connections to the GPU, streams queue behind one another.
-  environment+=("CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-8}")
-  # Several communicators are in flight at once, in one order on every rank: NCCL (from 2.26 on,
-  # with CUDA 12.3) then launches them in that order, whichever stream they are on.
-  environment+=("NCCL_LAUNCH_ORDER_IMPLICIT=${NCCL_LAUNCH_ORDER_IMPLICIT:-1}")
-  # Transfers are issued one by one on purpose: batches would tie them to one another.
-  environment+=("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING=false")
-else
+if ((gpus == 0)); then
   # glibc gives a freed block above a limit back to the kernel at once, and asks for it, page fault
   # by page fault, at the next pass. Logits of 256k columns are such blocks: keeping them saves a
   # tenth and more of an iteration. (Raising MALLOC_MMAP_THRESHOLD_ does the same only in newer

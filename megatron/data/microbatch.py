@@ -25,18 +25,16 @@ class Microbatch:
 
 
 class MicrobatchLoader:
-    """Reads global batches of ``num_microbatches`` microbatches for one data-parallel rank.
+    """Reads global batches of ``num_microbatches`` microbatches.
 
-    Megatron-LM's order: the samples of microbatch j are the ``micro_batch_size * dp_size`` that
-    follow those of microbatch j - 1, split over the data-parallel ranks in rank order.
+    Megatron-LM's order: the samples of microbatch j are the ``micro_batch_size`` that follow those
+    of microbatch j - 1.
 
     Args:
         dataset: the samples; every rank of a pipeline reads the same.
-        micro_batch_size: samples per microbatch b on one rank.
-        num_microbatches: microbatches per global batch on one rank.
-        consumed_samples: samples, over all ranks, that earlier iterations have used.
-        dp_rank: this rank's place among those that share the batch.
-        dp_size: how many ranks share the batch.
+        micro_batch_size: samples per microbatch b.
+        num_microbatches: microbatches per global batch.
+        consumed_samples: samples that earlier iterations have used.
 
     Attributes:
         consumed_samples: advanced by every `next_batch`; what a checkpoint must remember.
@@ -48,19 +46,14 @@ class MicrobatchLoader:
         micro_batch_size: int,
         num_microbatches: int,
         consumed_samples: int = 0,
-        dp_rank: int = 0,
-        dp_size: int = 1,
     ) -> None:
         assert micro_batch_size > 0
         assert num_microbatches > 0
         assert consumed_samples >= 0
-        assert 0 <= dp_rank < dp_size
         self.consumed_samples = consumed_samples
         self._dataset = dataset
         self._micro_batch_size = micro_batch_size
         self._num_microbatches = num_microbatches
-        self._dp_rank = dp_rank
-        self._dp_size = dp_size
 
     def next_batch(self) -> list[Microbatch]:
         """Reads the microbatches of the next global batch.
@@ -71,17 +64,15 @@ class MicrobatchLoader:
         Raises:
             ValueError: the dataset ends before the batch does, or holds foreign token ids.
         """
-        stride = self._micro_batch_size * self._dp_size
-        end = self.consumed_samples + stride * self._num_microbatches
+        end = self.consumed_samples + self._micro_batch_size * self._num_microbatches
         if end > len(self._dataset):
             raise ValueError(
                 f"the data ends at sample {len(self._dataset)}, within the global batch of samples "
                 f"{self.consumed_samples} to {end}; ask for fewer iterations (--train-iters, "
                 "--train-samples, --eval-iters)"
             )
-        starts = range(self.consumed_samples, end, stride)
-        offset = self._dp_rank * self._micro_batch_size
-        batch = [self._read(start + offset) for start in starts]
+        starts = range(self.consumed_samples, end, self._micro_batch_size)
+        batch = [self._read(start) for start in starts]
         self.consumed_samples = end
         return batch
 

@@ -9,6 +9,10 @@ from torch import Tensor
 
 from megatron.layers.cpu_library import cpu_library, expect
 
+EXPONENTIALS_AT_ONCE = 1 << 22
+"""How many elements of a tile PyTorch's operations turn into exponentials at a time: 16 MiB in
+fp32. A slice so large keeps a GPU busy for longer than it takes to launch the work on the next."""
+
 
 class Kernels(Protocol):
     """Elementwise work; all of it in place, without autograd."""
@@ -47,9 +51,12 @@ class TorchKernels:
     def exp_tile(self, logits_tn: Tensor, max_n: Tensor, sum_n: Tensor) -> None:
         """See ``Kernels``."""
         new_max_n = torch.maximum(max_n, logits_tn.amax(0).to(max_n.dtype))
-        exp_tn = (logits_tn - new_max_n).exp_()  # in the dtype of statistics
-        sum_n.mul_((max_n - new_max_n).exp_()).add_(exp_tn.sum(0))
-        logits_tn.copy_(exp_tn)
+        sum_n.mul_((max_n - new_max_n).exp_())
+        for part_tn in logits_tn.split(max(1, EXPONENTIALS_AT_ONCE // len(max_n))):
+            # In the dtype of statistics: a difference rounded to bf16 would be far off.
+            exp_tn = (part_tn - new_max_n).exp_()
+            sum_n.add_(exp_tn.sum(0))
+            part_tn.copy_(exp_tn)
         max_n.copy_(new_max_n)
 
     def transposed(self, tile_tn: Tensor) -> Tensor:
@@ -62,7 +69,7 @@ class TorchKernels:
 
     def scaled(self, x_nh: Tensor, factor_n: Tensor) -> Tensor:
         """See ``Kernels``."""
-        return (x_nh * factor_n.unsqueeze(1)).to(x_nh.dtype)
+        return torch.mul(x_nh, factor_n.unsqueeze(1), out=torch.empty_like(x_nh))
 
     def add(self, total_th: Tensor, part_th: Tensor) -> None:
         """See ``Kernels``."""

@@ -24,7 +24,8 @@ of the transposed tile 2048 bytes apart fall into the same cache sets, which cos
 
 MICROBATCHES_PER_PRODUCT = 2
 """Microbatches whose weight gradients T adds up before it adds them to the fp32 gradient. Costs
-the exponentials of one microbatch beyond what the plan counts between S and T."""
+the exponentials of one microbatch beyond what the plan counts between S and T, which
+``--dry-run`` counts."""
 
 
 class OutputLayer(nn.Module):

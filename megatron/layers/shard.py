@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 
 @dataclass(frozen=True)
 class VocabularyShard:
@@ -28,3 +31,20 @@ class VocabularyShard:
         assert padded_size % shards == 0, f"{padded_size} rows do not split into {shards} shards"
         rows = padded_size // shards
         return cls(vocab_size, index * rows, rows)
+
+
+def local_rows(ids: Tensor, first_row: int, rows: int) -> tuple[Tensor, Tensor]:
+    """Return the row of every vocabulary id in a shard, and whether it is there at all.
+
+    An id of another shard gets a row by its place among the ids, for the zeros that it stands for
+    to be added to: in one row they would wait for one another, on CUDA one atomic addition at a
+    time.
+
+    Args:
+        ids: int64, of any shape.
+        first_row: vocabulary id of the shard's first row.
+        rows: of the shard; where there are none, no row of the result may be used.
+    """
+    owned = (ids >= first_row) & (ids < first_row + rows)
+    spread = torch.arange(ids.numel(), device=ids.device).view_as(ids) % max(rows, 1)
+    return torch.where(owned, ids - first_row, spread), owned

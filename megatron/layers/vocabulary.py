@@ -2,11 +2,11 @@
 
 Every rank holds a shard of the vocabulary. S does all that needs no other rank, C1 merges a few
 statistics per token, T (in ``vocabulary_t``) does the rest. The [v, n] matrix of exponentials
-exists once, in the activation dtype, in tiles of vocabulary rows that stay in cache while they are
-worked on: the running maximum, as in flash attention, makes each tile relative to the maximum known
-when it was computed, and a factor per token and tile repairs that wherever the tile is used.
-Vocabulary comes first and tokens second because two of the three products then read the large
-matrices as they lie.
+exists once, in the activation dtype, in tiles of vocabulary rows that on a CPU stay in cache while
+they are worked on: the running maximum, as in flash attention, makes each tile relative to the
+maximum known when it was computed, and a factor per token and tile repairs that wherever the tile
+is used. Vocabulary comes first and tokens second because two of the three products then read the
+large matrices as they lie.
 
 Shapes: n tokens (sequence x batch), h hidden size, v rows of this rank's shard without padding,
 t rows of one tile, k tiles, p shards. Statistics are fp32 (float64 for float64 activations).
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from megatron.layers.kernels import Kernels
+from megatron.layers.shard import local_rows
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class ShardState:
         slope_tiles: per tile [t, n] that derivative, kept only where label smoothing needs it.
         tile_max_kn: per tile the maximum that its exponentials are relative to.
         statistics_4n: local maximum m', sum s', target logit y' (0 elsewhere), sum of logits.
-        target_row_n: row of the target in this shard; 0 where it lies elsewhere.
+        target_row_n: row of the target in this shard; any where it lies elsewhere.
         target_slope_n: derivative of the soft-capping at the target (1 without); 0 where the
             target lies elsewhere.
         raw_gradient_nh: A = E W relative to m' (Algorithm 2 only).
@@ -85,7 +86,11 @@ class ShardState:
         return self.statistics_4n[1:]
 
     def drop_gradient(self) -> None:
-        """Let go of A and D, once the stream that reads them has been waited for."""
+        """Let go of A and D; what the current stream has yet to do with them it still does."""
+        for tensor in (self.raw_gradient_nh, self.target_gradient_nh):
+            if tensor is not None and tensor.is_cuda:
+                # The stream of S, which allocated it, must not reuse the memory before that.
+                tensor.record_stream(torch.cuda.current_stream())
         self.raw_gradient_nh = self.target_gradient_nh = None
 
 
@@ -152,9 +157,9 @@ def output_s(
     if t_follows:
         state.exp_tiles = exp_tiles
     max_n, sum_n, _, logit_sum_n = state.statistics_4n
-    gradient_nh = torch.zeros_like(x_nh, dtype=max_n.dtype)
-    spread_nh = torch.zeros_like(gradient_nh)
-    with_slopes = options.label_smoothing > 0 and options.logit_softcap > 0
+    if form_gradient:
+        state.raw_gradient_nh = torch.zeros_like(x_nh, dtype=max_n.dtype)
+        state.target_gradient_nh = target_gradient(state, weight_vh, options)
     tiles_th = weight_vh.split([len(tile) for tile in exp_tiles])
     for tile_tn, tile_th, tile_max_n in zip(exp_tiles, tiles_th, state.tile_max_kn, strict=True):
         torch.mm(tile_th, x_nh.T, out=tile_tn)
@@ -166,18 +171,13 @@ def output_s(
         tile_max_n.copy_(max_n)
         if slope_tn is not None:
             tile_tn.mul_(slope_tn)
-        if with_slopes and t_follows and slope_tn is not None:
-            state.slope_tiles.append(slope_tn)
-            if form_gradient:
-                spread_nh += slope_tn.T @ tile_th
-        if form_gradient:
+            if options.label_smoothing and t_follows:
+                state.slope_tiles.append(slope_tn)
+        if state.raw_gradient_nh is not None:
             product_nh = kernels.transposed(tile_tn) @ tile_th
-            kernels.rescale_add(gradient_nh, (old_max_n - max_n).exp_(), product_nh)
-    if form_gradient:
-        state.raw_gradient_nh = gradient_nh
-        state.target_gradient_nh = target_gradient(state, weight_vh, options)
-        if with_slopes:
-            state.target_gradient_nh += options.spread * spread_nh
+            kernels.rescale_add(state.raw_gradient_nh, (old_max_n - max_n).exp_(), product_nh)
+        if state.target_gradient_nh is not None and slope_tn is not None and options.spread:
+            state.target_gradient_nh.add_(slope_tn.T @ tile_th, alpha=options.spread)
     return state
 
 
@@ -193,8 +193,7 @@ def initial_state(
     dtype = statistics_dtype(x_nh.dtype)
     statistics_4n = torch.zeros((4, len(x_nh)), dtype=dtype, device=x_nh.device)
     statistics_4n[0] = -torch.inf
-    owned_n = (targets_n >= first_row) & (targets_n < first_row + len(weight_vh))
-    target_row_n = torch.where(owned_n, targets_n - first_row, 0)
+    target_row_n, owned_n = local_rows(targets_n, first_row, len(weight_vh))
     slope_n = owned_n.to(dtype)
     if len(weight_vh):
         # Rounded as the matrix product rounds it, lest a certain token have a loss below zero.

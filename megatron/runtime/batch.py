@@ -36,9 +36,16 @@ def to_device(
     scale = 1.0 / valid if valid else 0.0
     return [
         DeviceMicrobatch(
-            m.tokens.to(device, non_blocking=True),
-            m.labels.flatten().to(device, non_blocking=True),
-            (m.loss_mask.flatten().to(dtype) * scale).to(device, non_blocking=True),
+            _moved(m.tokens, device),
+            _moved(m.labels.flatten(), device),
+            _moved(m.loss_mask.flatten().to(dtype) * scale, device),
         )
         for m in microbatches
     ]
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return ``tensor`` on ``device``; the host waits for no copy to a GPU."""
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()  # from pageable memory the host would wait
+    return tensor.to(device, non_blocking=True)

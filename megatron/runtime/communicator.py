@@ -193,6 +193,7 @@ class Communicator:
             if state.raw_gradient_nh is None:
                 return Barrier(merged, None)
             gradient_nh = passes.gradient_after_merge(i, state, merged)
+            state.drop_gradient()  # not in ``_deliver_barrier``: that may not be before T
             collectives.reduce(gradient_nh, last, groups.vocabulary, groups.size)
             return Barrier(merged, gradient_nh if groups.rank == last else None)
 
@@ -200,7 +201,6 @@ class Communicator:
 
     def _deliver_barrier(self, i: int, barrier: Barrier) -> None:
         store = self.passes.store
-        store.get("state", i).drop_gradient()
         store.put("merged", i, barrier.merged)
         if barrier.gradient_nh is not None:
             store.put("output_gradient", i, barrier.gradient_nh, self._last_stage)

@@ -22,7 +22,7 @@ from megatron.layers.vocabulary import Merged
 from megatron.parallel.groups import PipelineGroups
 from megatron.parallel.lanes import Lane, Pending
 from megatron.runtime.communicator import Communicator
-from megatron.runtime.emulated_passes import HollowPasses, HollowState
+from megatron.runtime.hollow_passes import HollowPasses, HollowState
 from megatron.runtime.store import ActivationStore
 from megatron.schedules.lower import lane as lane_of
 from megatron.schedules.needs import Comm, participants

@@ -11,8 +11,8 @@ from megatron.parallel.groups import PipelineGroups
 from megatron.parallel.lanes import make_lane
 from megatron.runtime.batch import DeviceMicrobatch
 from megatron.runtime.communicator import Communicator
-from megatron.runtime.emulated_passes import HollowPasses
 from megatron.runtime.executor import Executor, Gate
+from megatron.runtime.hollow_passes import HollowPasses
 from megatron.runtime.observer import Observer
 from megatron.runtime.stage_passes import StagePasses
 from megatron.runtime.store import ActivationStore

@@ -10,18 +10,20 @@ from typing import Final
 
 import torch
 
-from megatron.layers.output_layer import TILE_ROWS
+from megatron.layers.kernels import EXPONENTIALS_AT_ONCE
+from megatron.layers.output_layer import MICROBATCHES_PER_PRODUCT, TILE_ROWS
 from megatron.schedules.lower import lower
 from megatron.simulator.costs.from_model import ModelTimes, model_costs
 from megatron.simulator.costs.gpus import GIB, Gpu
 from megatron.simulator.costs.memory import FP32_GRADIENT_PARAMETER, LogitBytes, model_sizes
-from megatron.simulator.costs.shape import Shape, iteration_flops
-from megatron.simulator.peak_bytes import Sizes, peak_bytes
+from megatron.simulator.costs.shape import ACTIVATION_BYTES, Shape, iteration_flops
+from megatron.simulator.peak_bytes import Size, Sizes, peak_bytes
 from megatron.simulator.simulate import Timeline, simulate
 from megatron.simulator.text import draw_text
 from megatron.training.config import RunConfig
 from megatron.training.pass_costs import shape_of
 from megatron.training.run_plan import (
+    NEAR,
     Candidate,
     RunPlan,
     candidates,
@@ -29,6 +31,8 @@ from megatron.training.run_plan import (
     make_run_plan,
     ranking,
 )
+
+FP32_BYTES: Final = 4
 
 OPTIMIZER_BYTES: Final = 30
 """That AdamW moves per parameter: gradient, master weight and both moments read, the last three
@@ -123,27 +127,52 @@ def _forecast(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> Forecast:
     device = gpu.device()
     costs = model_costs(ModelTimes(shape, device), plan.stages, layers, vocabulary)
     timeline = simulate(lower(plan, run_plan.costs), costs)
-    sizes = _sizes(config, run_plan, shape)
-    static = sizes.static
-    assert not isinstance(static, (int, float))
-    parameters = max(static) / FP32_GRADIENT_PARAMETER
-    step = device.traffic(OPTIMIZER_BYTES * parameters)
+    own = output_layer_bytes(shape, config.parallel.vocab_shards, plan.microbatches)
+    sizes = _sizes(config, run_plan, shape, own)
+    parameter_bytes = max(_of_ranks(_sizes(config, run_plan, shape, LogitBytes(0, 0)).static))
+    step = device.traffic(OPTIMIZER_BYTES * parameter_bytes / FP32_GRADIENT_PARAMETER)
     flops = iteration_flops(shape, config.model.num_layers, config.train.num_microbatches)
     mfu = flops / (plan.ranks * device.peak_flops * (timeline.end + step))
-    return Forecast(config, run_plan, timeline, step, mfu, peak_bytes(plan, sizes), static)
+    peak, static = peak_bytes(plan, sizes), _of_ranks(sizes.static)
+    return Forecast(config, run_plan, timeline, step, mfu, peak, static)
 
 
-def _sizes(config: RunConfig, run_plan: RunPlan, shape: Shape) -> Sizes:
-    """Return the bytes of our own kernels: bf16 exponentials, and one tile of fp32 at work."""
-    shards = config.parallel.vocab_shards
-    tile = min(1.0, TILE_ROWS["cuda"] * shards / config.model.vocab_size)
+def _of_ranks(size: Size) -> Sequence[float]:
+    assert not isinstance(size, (int, float))
+    return size
+
+
+def output_layer_bytes(shape: Shape, shards: int, microbatches: int) -> LogitBytes:
+    """Return the bytes of our own output layer on GPUs: bf16 exponentials, the rest in fp32.
+
+    Args:
+        shape: the model and one microbatch.
+        shards: ranks that the vocabulary is split over.
+        microbatches: of an iteration.
+    """
+    rows = min(TILE_ROWS["cuda"], -(-shape.vocab_size // shards))
+    exponentials = FP32_BYTES * min(rows * shape.tokens, EXPONENTIALS_AT_ONCE)
+    gradient = ACTIVATION_BYTES * rows * shape.hidden_size  # the product that T adds
+    # The targets' rows in bf16; X, and its product with them, in fp32.
+    targets = (ACTIVATION_BYTES + 2 * FP32_BYTES) * shape.elements
+    return LogitBytes(
+        held=ACTIVATION_BYTES,
+        working=0.0,
+        workspace=max(exponentials, gradient, targets),
+        early_gradient=2 * FP32_BYTES,  # A and D
+        together=min(MICROBATCHES_PER_PRODUCT, microbatches),
+    )
+
+
+def _sizes(config: RunConfig, run_plan: RunPlan, shape: Shape, logit: LogitBytes) -> Sizes:
+    """Return what the run weighs on every rank, with an output layer of these bytes."""
     return model_sizes(
         shape,
         run_plan.plan.stages,
         run_plan.layers,
         config.parallel.vocab_parallel,
         per_parameter=FP32_GRADIENT_PARAMETER,
-        logit=LogitBytes(held=2, working=4 * tile),
+        logit=logit,
         tied=config.model.tie_embeddings,
     )
 
@@ -167,8 +196,8 @@ def _head(forecast: Forecast, gpu: Gpu) -> str:
 def _figures(forecast: Forecast, gpu: Gpu) -> str:
     timeline = forecast.timeline
     lines = [
-        f"iteration {forecast.seconds:.3f} s: schedule {timeline.end:.3f}, optimizer's step "
-        f"{forecast.step:.3f}; bubble {timeline.bubble_rate_makespan():.1%}; MFU "
+        f"iteration {forecast.seconds:.3f} s: schedule {timeline.end:.3f}, of which ranks idle "
+        f"{timeline.bubble_rate_makespan():.1%}; optimizer's step {forecast.step:.3f}; MFU "
         f"{forecast.mfu:.1%}",
         "rates: the shares of the data sheet that Megatron-LM attains on A100s, with its kernels",
     ]
@@ -184,15 +213,19 @@ def _figures(forecast: Forecast, gpu: Gpu) -> str:
 def _ranking(config: RunConfig, ranked: Sequence[Candidate], gpu: Gpu) -> str:
     """Return the table of what ``auto`` compares, in its own order: by FLOPs."""
     lines = [
-        f"{'schedule':<12} {'seconds':>8} {'MFU':>6} {'bubble':>7} {'GiB':>6} {'in flight':>9}"
+        "auto compares by FLOPs, communication being free, and takes one that fits and is within "
+        f"{NEAR:.0%} of the fastest; the other columns are what {gpu.name} makes of it",
+        f"{'schedule':<12} {'by FLOPs':>8} {'seconds':>8} {'MFU':>6} {'idle':>7} {'GiB':>6} "
+        f"{'in flight':>9}",
     ]
+    least = ranked[0].time
     for candidate in ranked:
         forecast = _forecast(config, candidate.run_plan, gpu)
         note = "" if candidate.fits else "  exceeds --zero-bubble-max-pending-backward"
         note += "" if forecast.fits(gpu) else "  does not fit"
         lines.append(
-            f"{candidate.schedule:<12} {forecast.seconds:>8.3f} {forecast.mfu:>6.1%} "
-            f"{forecast.timeline.bubble_rate_makespan():>7.1%} "
+            f"{candidate.schedule:<12} {candidate.time / least:>8.3f} {forecast.seconds:>8.3f} "
+            f"{forecast.mfu:>6.1%} {forecast.timeline.bubble_rate_makespan():>7.1%} "
             f"{max(forecast.peak) / GIB:>6.1f} {candidate.in_flight:>9.1f}{note}"
         )
     return "\n".join(lines)

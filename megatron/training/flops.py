@@ -10,37 +10,13 @@ counts that half only, and so reports less. V is the real vocabulary: padding is
 """
 
 from megatron.model.config import ModelConfig
+from megatron.simulator.costs import shape
+from megatron.training.pass_costs import shape_of
 
 FLOPS_CONVENTION = (
     "model FLOPs = 3 x forward matrix products, causal attention counted in full "
     "(Megatron-LM counts half), vocabulary without padding"
 )
-
-
-def layer_forward_flops(model: ModelConfig, samples: int) -> int:
-    """Forward operations of one transformer layer.
-
-    Args:
-        model: widths; ``kv_channels``, query groups and ``swiglu`` are taken into account.
-        samples: sequences of ``model.seq_length`` tokens.
-
-    Returns:
-        Operations of the four linear layers and of the two attention products.
-    """
-    tokens = samples * model.seq_length
-    query_width = model.num_attention_heads * model.kv_channels
-    key_value_width = 2 * model.num_query_groups * model.kv_channels
-    qkv = 2 * tokens * model.hidden_size * (query_width + key_value_width)
-    attention = 4 * tokens * model.seq_length * query_width
-    projection = 2 * tokens * query_width * model.hidden_size
-    mlp_matrices = 3 if model.swiglu else 2
-    mlp = 2 * mlp_matrices * tokens * model.hidden_size * model.ffn_hidden_size
-    return qkv + attention + projection + mlp
-
-
-def output_forward_flops(model: ModelConfig, samples: int) -> int:
-    """Forward operations of the output layer, over the real vocabulary."""
-    return 2 * samples * model.seq_length * model.hidden_size * model.vocab_size
 
 
 def iteration_flops(model: ModelConfig, global_batch_size: int) -> int:
@@ -53,5 +29,4 @@ def iteration_flops(model: ModelConfig, global_batch_size: int) -> int:
     Returns:
         Three times the forward of all layers and of the output layer.
     """
-    layers = model.num_layers * layer_forward_flops(model, global_batch_size)
-    return 3 * (layers + output_forward_flops(model, global_batch_size))
+    return shape.iteration_flops(shape_of(model, 1), model.num_layers, global_batch_size)

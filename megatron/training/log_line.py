@@ -26,9 +26,6 @@ class IterationValues:
         global_batch_size: samples of an iteration.
         lm_loss: mean over the interval, nats per token.
         grad_norm: global norm of the last iteration, before clipping.
-        skipped_iterations: steps not taken in the interval.
-        nan_iterations: iterations of the interval whose loss was no number.
-        loss_scale: 1 in bf16 and fp32.
     """
 
     time: datetime
@@ -42,15 +39,14 @@ class IterationValues:
     global_batch_size: int
     lm_loss: float
     grad_norm: float
-    skipped_iterations: int = 0
-    nan_iterations: int = 0
-    loss_scale: float = 1.0
 
 
 def iteration_line(values: IterationValues) -> str:
     """Megatron's training line; the MFU behind the throughput is the only addition."""
     # One decimal, as Megatron has it, says nothing of a CPU core's third of a TFLOP/s.
     decimals = 1 if values.tflops_per_rank >= 10 else 3
+    # Fields that parsers look for say what holds of every run: in bf16 and fp32 no loss is scaled,
+    # and a step that cannot be taken, or a loss that is no number, ends the run.
     fields = (
         f" [{values.time:%Y-%m-%d %H:%M:%S}]"
         f" iteration {values.iteration:8d}/{values.train_iters:8d}",
@@ -61,10 +57,10 @@ def iteration_line(values: IterationValues) -> str:
         f"learning rate: {values.learning_rate:.6E}",
         f"global batch size: {values.global_batch_size:5d}",
         f"lm loss: {values.lm_loss:.6E}",
-        f"loss scale: {values.loss_scale:.1f}",
+        "loss scale: 1.0",
         f"grad norm: {values.grad_norm:.3f}",
-        f"number of skipped iterations: {values.skipped_iterations:3d}",
-        f"number of nan iterations: {values.nan_iterations:3d} |",
+        "number of skipped iterations:   0",
+        "number of nan iterations:   0 |",
     )
     return " | ".join(fields)
 

@@ -4,34 +4,12 @@ Taken from ``--peak-tflops``, else from a table of GPUs by name (dense, no spars
 matrix product measured on the spot, which is what a CPU can do at best in practice.
 """
 
-import re
 import time
 from dataclasses import dataclass
 
 import torch
 
-# Name pattern, dense bf16 TFLOP/s, fp32 TFLOP/s without TF32 (PyTorch's default). First match
-# wins, so variants stand before their family. Sources: the vendor's data sheets. GPUs without
-# bf16 units (V100, T4) are left out: they are measured.
-_GPUS: tuple[tuple[str, float, float], ...] = (
-    (r"GB200", 2500.0, 80.0),
-    (r"B200", 2250.0, 80.0),
-    (r"GH200|H200", 989.0, 67.0),
-    (r"H100.*NVL", 835.0, 60.0),
-    (r"H100.*PCIe", 756.0, 51.0),
-    (r"H100|H800", 989.0, 67.0),
-    (r"H20\b", 148.0, 44.0),
-    (r"A100|A800", 312.0, 19.5),
-    (r"A40\b", 149.7, 37.4),
-    (r"A30\b", 165.0, 10.3),
-    (r"A10\b", 125.0, 31.2),
-    (r"A6000\b", 154.8, 38.7),
-    (r"L40S\b", 362.0, 91.6),
-    (r"L40\b", 181.0, 90.5),
-    (r"L4\b", 121.0, 30.3),
-    (r"RTX 4090\b", 165.2, 82.6),
-    (r"RTX 3090\b", 71.0, 35.6),
-)
+from megatron.simulator.costs.gpus import tabulated_peak
 
 MEASURE_SECONDS = 0.3
 
@@ -79,13 +57,10 @@ def peak_of_rank(device: torch.device, dtype: torch.dtype, peak_tflops: float | 
 
 def tabulated_tflops(gpu_name: str, dtype: torch.dtype) -> float | None:
     """Dense peak of a GPU by the name its driver gives, in TFLOP/s; ``None`` when unknown."""
-    column = {torch.bfloat16: 0, torch.float32: 1}.get(dtype)
-    if column is None:
+    known = tabulated_peak(gpu_name)
+    if known is None:
         return None
-    for pattern, *tflops in _GPUS:
-        if re.search(rf"\b(?:{pattern})", gpu_name):
-            return tflops[column]
-    return None
+    return {torch.bfloat16: known.bf16, torch.float32: known.fp32}.get(dtype)
 
 
 def measure_tflops(

@@ -1,7 +1,9 @@
 """From gradients to new weights: all ranks together, or each on what it knows and checked later.
 
-Both ways come to the same losses and weights, bit for bit. The second tells of an iteration one
-iteration late, since only then it is known whether its step stands.
+Both ways do the same arithmetic in the same order, and so come to the same losses and weights: bit
+for bit wherever doing it twice does, as on CPUs. (On CUDA atomic additions, of rows of the
+vocabulary's gradients, come in any order.) The second way tells of an iteration one iteration late,
+since only then it is known whether its step stands.
 """
 
 from collections.abc import Sequence

@@ -48,25 +48,18 @@ def test_no_loss_where_the_input_is_the_masked_token() -> None:
     assert microbatch.loss_mask.tolist() == [[1, 1, 1, 1], [1, 1, 0, 1]]
 
 
-@given(
-    micro=st.integers(1, 3),
-    count=st.integers(1, 4),
-    dp_size=st.integers(1, 3),
-    consumed=st.integers(0, 9),
-)
-def test_ranks_read_consecutive_slices_of_consecutive_samples(
-    micro: int, count: int, dp_size: int, consumed: int
+@given(micro=st.integers(1, 3), count=st.integers(1, 4), consumed=st.integers(0, 9))
+def test_microbatches_are_consecutive_slices_of_consecutive_samples(
+    micro: int, count: int, consumed: int
 ) -> None:
-    loaders = [
-        MicrobatchLoader(Numbered(1000), micro, count, consumed, rank, dp_size)
-        for rank in range(dp_size)
-    ]
+    loader = MicrobatchLoader(Numbered(1000), micro, count, consumed)
     for _ in range(2):
-        batches = [sample_numbers(loader.next_batch()) for loader in loaders]
-        read = [index for j in range(count) for batch in batches for index in batch[j]]
-        assert read == list(range(consumed, consumed + micro * count * dp_size))
-        consumed += micro * count * dp_size
-        assert {loader.consumed_samples for loader in loaders} == {consumed}
+        batch = sample_numbers(loader.next_batch())
+        assert [len(part) for part in batch] == [micro] * count
+        read = [index for part in batch for index in part]
+        assert read == list(range(consumed, consumed + micro * count))
+        consumed += micro * count
+        assert loader.consumed_samples == consumed
 
 
 @given(st.sampled_from([(1, 6), (2, 3), (3, 2), (6, 1)]))

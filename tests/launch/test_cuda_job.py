@@ -5,12 +5,14 @@ import re
 import socket
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
 from megatron.data.indexed import IndexedWriter
+from megatron.simulator.timeline_file import load_timeline
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,7 +36,7 @@ def losses(corpus: Path, ranks: int, flags: str) -> list[float]:
     NCCL refuses two ranks of one host on one GPU; told that they are two hosts, it uses sockets.
     """
     base = (
-        f"--pipeline-model-parallel-size {ranks} --num-layers 2 --hidden-size 64 "
+        f"--pipeline-model-parallel-size {ranks} --num-layers 4 --hidden-size 64 "
         "--num-attention-heads 4 --seq-length 32 --micro-batch-size 2 --global-batch-size 8 "
         "--attention-dropout 0 --hidden-dropout 0 --log-interval 1 --train-iters 10 --lr 1e-3 "
         "--tokenizer-type NullTokenizer --vocab-size 63 --device cuda --split 1,0,0 "
@@ -78,11 +80,35 @@ def alone(corpus: Path) -> list[float]:
     return losses(corpus, 1, "")
 
 
-@pytest.mark.parametrize("vocabulary", ["none", "vocab-1", "vocab-2"])
-def test_two_ranks_train_as_one(vocabulary: str, corpus: Path, alone: list[float]) -> None:
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--vocab-parallel none",
+        "--vocab-parallel vocab-1",
+        "--vocab-parallel vocab-2",
+        "--vocab-parallel naive",
+        "--vocab-parallel vocab-2 --pipeline-schedule zb-v",
+        "--vocab-parallel vocab-2 --enable-optimizer-post-validation",
+    ],
+)
+def test_two_ranks_train_as_one(flags: str, corpus: Path, alone: list[float]) -> None:
     assert len(alone) == 10
-    both = losses(corpus, 2, f"--vocab-parallel {vocabulary}")
-    assert both == pytest.approx(alone, rel=1e-4)
+    assert losses(corpus, 2, flags) == pytest.approx(alone, rel=1e-4)
+
+
+def test_what_a_gpu_did_is_recorded(corpus: Path, alone: list[float], tmp_path: Path) -> None:
+    """Every pass of every rank once, one after another, by the GPU's own events."""
+    path = tmp_path / "timeline.json"
+    flags = "--vocab-parallel vocab-2 --pipeline-schedule zb-v --record-timeline"
+    assert losses(corpus, 2, f"{flags} {path}") == pytest.approx(alone, rel=1e-4)
+    timeline = load_timeline(path)
+    chunked = {(kind, i, chunk) for kind in "FBW" for i in range(4) for chunk in range(2)}
+    others = {(kind, i, 0) for kind in ("S", "T", "IF", "IB") for i in range(4)}
+    for rank in range(2):
+        passes = timeline.compute(rank)
+        assert len(passes) == len(chunked | others)
+        assert {(span.kind, span.microbatch, span.chunk) for span in passes} == chunked | others
+        assert all(before.end <= after.start for before, after in pairwise(passes))
 
 
 def test_bf16_trains_close_to_fp32(corpus: Path, alone: list[float]) -> None:

@@ -166,16 +166,6 @@ def test_layers_of_the_last_stage(cpu: Machine) -> None:
     assert line.training["--final-stage-num-layers"] == "3"
 
 
-def test_communicators_are_launched_in_the_order_of_the_program(gpus: Machine) -> None:
-    name = "NCCL_LAUNCH_ORDER_IMPLICIT"
-    assert gpus.line().environment[name] == "1"
-    assert gpus.line(**{name: 0}).environment[name] == "0"
-
-
-def test_cpus_need_no_order_of_communicators(cpu: Machine) -> None:
-    assert "NCCL_LAUNCH_ORDER_IMPLICIT" not in cpu.line().environment
-
-
 def test_every_size_reaches_its_flag(cpu: Machine) -> None:
     sizes = {
         "PIPELINE_SIZE": ("--pipeline-model-parallel-size", 3),

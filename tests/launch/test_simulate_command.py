@@ -62,6 +62,23 @@ def test_costs_from_a_file_and_bytes(tmp_path: Path) -> None:
     assert "GiB" in run("-p", "2", "-m", "2", "--costs", str(file)).stdout
 
 
+def test_zb_h2_has_no_bubble_and_yet_idles() -> None:
+    """On average a rank waits for (p - 1) / 2 forwards and as much again at the end."""
+    heading = run("--schedule", "zb-h2", "-p", "4").stdout.splitlines()[0]
+    assert heading.endswith(f"ends at 27, {3 / 27:.1%} of that idle; bubble 0.0%")
+
+
+def test_measured_costs_of_another_treatment_are_refused(tmp_path: Path) -> None:
+    """Those written by hand may leave out what takes no time; measurements have layers."""
+    file = tmp_path / "costs.json"
+    costs = {"passes": {"F": 1, "B": 2}}
+    for layers, status in ({}, 0), ({"layers": [[1], [1]]}, 1):
+        file.write_text(json.dumps(costs | layers))
+        done = run("-p", "2", "-m", "2", "--vocab", "vocab-2", "--costs", str(file))
+        assert done.returncode == status
+    assert done.stderr.startswith(f"error: --costs: {file}: these costs were not measured with")
+
+
 def test_everything_at_once_prints_one_object_and_writes_files(tmp_path: Path) -> None:
     svg, trace, plan = tmp_path / "a.svg", tmp_path / "a.json", tmp_path / "a.txt"
     options = ["--schedule", "zb-v", "--vocab", "vocab-2", "-p", "3", "--json", "--text"]
@@ -83,6 +100,9 @@ def test_everything_at_once_prints_one_object_and_writes_files(tmp_path: Path) -
 def test_the_report_for_people() -> None:
     lines = run("--vocab", "vocab-2", "-p", "3", "--text").stdout.splitlines()
     assert lines[0].startswith("1f1b, vocabulary vocab-2, p = 3, m = 8: ends at")
+    found = figures("--vocab", "vocab-2", "-p", "3")
+    idle, bubble = found["bubble_rate_makespan"], found["bubble_rate"]
+    assert lines[0].endswith(f", {idle:.1%} of that idle; bubble {bubble:.1%}")
     assert sum(line.startswith("  rank ") for line in lines) == 3
     assert sum(line.startswith("rank ") for line in lines) == 3
 

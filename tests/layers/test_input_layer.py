@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
 
 from megatron.layers.input_layer import InputLayer
-from megatron.layers.shard import VocabularyShard
+from megatron.layers.shard import VocabularyShard, local_rows
 
 V, H = 11, 4
 
@@ -50,6 +50,18 @@ def test_gradients_add_up_in_the_rows_of_their_tokens(shards: int) -> None:
     found = torch.cat([layer.weight.main_grad for layer in layers])
     torch.testing.assert_close(found[:V], 2 * leaf.grad)
     assert not found[V:].any()
+
+
+@pytest.mark.parametrize("shards", [2, 3, 8])
+def test_tokens_of_other_shards_do_not_meet_in_one_row(shards: int) -> None:
+    """On CUDA additions to one row wait for one another."""
+    _, layers = make_shards(shards, torch.float32)
+    for layer in layers:
+        rows, owned = local_rows(draw_tokens(), layer.shard.first_row, layer.shard.rows)
+        assert torch.equal(rows[owned] + layer.shard.first_row, draw_tokens()[owned])
+        hits = rows[~owned].bincount(minlength=layer.shard.rows)
+        assert len(hits) == layer.shard.rows
+        assert hits.max() <= -(-draw_tokens().numel() // layer.shard.rows)
 
 
 def test_bf16_gradients_add_up_in_fp32() -> None:

@@ -1,11 +1,15 @@
 """The fused C++ kernels against PyTorch's, and the fallback where nothing can be compiled."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from megatron.layers import kernels
 from megatron.layers.kernels import Kernels, NativeKernels, TorchKernels, make_kernels
 
 CPU = torch.device("cpu")
@@ -57,6 +61,38 @@ def test_what_is_not_finite_stays_visible(native: Kernels, value: float) -> None
 def test_transposition(native: Kernels, rows: int, tokens: int) -> None:
     tile_tn = torch.randn(rows, tokens).bfloat16()
     assert torch.equal(native.transposed(tile_tn), tile_tn.T)
+
+
+class LargestFp32(TorchDispatchMode):
+    """Notes the most elements that the result of an operation has in fp32."""
+
+    elements = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.dtype == torch.float32:
+            self.elements = max(self.elements, result.numel())
+        return result
+
+
+def test_pytorch_needs_little_memory_for_exponentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tile is as large as a GPU likes it; what of it is in fp32 at a time is not."""
+    monkeypatch.setattr(kernels, "EXPONENTIALS_AT_ONCE", 200)
+    torch.manual_seed(0)
+    logits_tn = (10 * torch.randn(101, 64)).bfloat16()
+    exact, max_n, sum_n = logits_tn.double(), torch.full((64,), -torch.inf), torch.zeros(64)
+    with LargestFp32() as largest:
+        TorchKernels().exp_tile(logits_tn, max_n, sum_n)
+    assert 64 < largest.elements <= 200
+    expected = (exact - exact.amax(0)).exp()
+    torch.testing.assert_close(logits_tn.double(), expected, rtol=2**-8, atol=1e-37)
+    torch.testing.assert_close(sum_n.double(), expected.sum(0), rtol=1e-5, atol=0)
 
 
 def test_scaling_and_adding_round_as_pytorch_does(native: Kernels) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
 from harness.rank_pool import RankPool
 from torch import Tensor, nn
@@ -174,18 +175,20 @@ def run_on_rank(
     layer = make_layer(rank, world_size)
     layer.begin(len(batch))
     root, loss, gradients = world_size - 1, 0.0, []
+    group = dist.group.WORLD
     for x_nh, targets_n, weight_n in batch:
         if barriers == 3:
             state, merged = naive_merged(layer, x_nh, targets_n, world_size)
         else:
             state = layer.s(x_nh, targets_n, form_gradient=barriers == 1)
-            merged = merge_statistics(collectives.all_gather(state.statistics_4n, None, world_size))
+            gathered = collectives.all_gather(state.statistics_4n, group, world_size)
+            merged = merge_statistics(gathered)
         loss += float((token_losses(merged, OPTIONS) * weight_n).sum())
         if barriers == 1:
             part_nh = input_gradient_from_s(state, merged, weight_n, OPTIONS)
         else:
             part_nh = layer.input_gradient(state, merged, weight_n)
-        gradients.append(collectives.reduce(part_nh, root, None, world_size))
+        gradients.append(collectives.reduce(part_nh, root, group, world_size))
         layer.t(state, merged, weight_n)
     assert not layer.weight.main_grad[layer.shard.real_rows :].any()
     return loss, gradients, layer.weight.main_grad[: layer.shard.real_rows]
@@ -195,12 +198,13 @@ def naive_merged(
     layer: OutputLayer, x_nh: Tensor, targets_n: Tensor, world_size: int
 ) -> tuple[ShardState, Merged]:
     """S, C1, E and C2 of the naive treatment; the collectives get copies, as in the runtime."""
+    group = dist.group.WORLD
     state = layer.naive_s(x_nh, targets_n)
     maximum_n = state.maximum_n.clone()
-    collectives.all_reduce(maximum_n, collectives.MAXIMUM, None, world_size)
+    collectives.all_reduce(maximum_n, collectives.MAXIMUM, group, world_size)
     layer.naive_e(state, maximum_n)
     sums_kn = state.sums_kn.clone()
-    collectives.all_reduce(sums_kn, collectives.SUM, None, world_size)
+    collectives.all_reduce(sums_kn, collectives.SUM, group, world_size)
     return state, layer.merged_from(maximum_n, sums_kn)
 
 

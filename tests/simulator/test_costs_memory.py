@@ -2,8 +2,11 @@
 
 import pytest
 
+from megatron.schedules.catalogue import SCHEDULES
+from megatron.schedules.lower import Start, lower
 from megatron.schedules.registry import make_plan
 from megatron.simulator.costs.memory import (
+    EARLY_GRADIENTS,
     FP16_PARAMETER,
     FP32_GRADIENT_PARAMETER,
     LogitBytes,
@@ -64,3 +67,18 @@ def test_vocabulary_parallelism_levels_the_parameters() -> None:
     assert len(set(sizes.static)) == 1
     assert sizes.exponentials == pytest.approx(2 * 16 * 64 + 4 * 16 * 1000 / 3)
     assert sizes.embedding == [2 * 16 * 64, 0, 0]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_no_more_early_input_gradients_than_are_counted(schedule: str) -> None:
+    """S waits for C0, and of all collectives one runs after another.
+
+    So what S has left is gone once its C1 comes before another microbatch's C0.
+    """
+    for ranks, microbatches in [(2, 16), (4, 4), (8, 16)]:
+        for row in lower(make_plan(schedule, "vocab-2", ranks, microbatches)).rows:
+            early = 0
+            for instruction in row:
+                if isinstance(instruction, Start):
+                    early += {"C0": 1, "C1": -1}.get(instruction.comm.kind, 0)
+                    assert early <= EARLY_GRADIENTS[1]

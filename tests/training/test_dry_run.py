@@ -7,11 +7,20 @@ import pytest
 import torch
 from correctness.job import Job, Layout
 from reference.plain_gpt import GPTOptions
+from torch import nn
 
+from megatron.layers.output_layer import OutputLayer
+from megatron.layers.shard import VocabularyShard
+from megatron.layers.vocabulary import LossOptions, merge_statistics
 from megatron.schedules.catalogue import SCHEDULES
+from megatron.schedules.plan import Plan
+from megatron.schedules.registry import make_plan
 from megatron.simulator.costs.gpus import GIB, GPUS, gpu
+from megatron.simulator.costs.memory import model_sizes
+from megatron.simulator.costs.shape import Shape
+from megatron.simulator.peak_bytes import Sizes, peak_bytes
 from megatron.training.config import RunConfig
-from megatron.training.dry_run import USABLE, dry_run
+from megatron.training.dry_run import USABLE, dry_run, output_layer_bytes
 
 BYTES_PER_PARAMETER = 18
 """bf16 weight; fp32 gradient, master weight and both moments."""
@@ -50,11 +59,77 @@ def rank_figures(text: str) -> list[tuple[float, float]]:
 def test_all_parameters_are_somewhere(vocabulary: str) -> None:
     ranks = rank_figures(report(config(vocabulary=vocabulary)))
     parameters = 24 * 12 * 2048**2 + 2 * 2048 * 256_000
-    workspace = 4 * 2 * 2048 * 16384  # one tile of fp32 logits of every rank that has some
-    tiles = 1 if vocabulary == "none" else 4
-    expected = (BYTES_PER_PARAMETER * parameters + tiles * workspace) / GIB
+    tokens, x = 2 * 2048, 2 * 2048 * 2048  # of a microbatch, and elements of X
+    shards = 1 if vocabulary == "none" else 4
+    workspace = 10 * x  # more than T's product of a tile, and than a slice of S in fp32
+    waiting = 2 * x + 2 * tokens * 256_000 / shards  # for the microbatch that T adds with it
+    early = 8 * x * (1 if vocabulary == "none" else 2)  # A and D
+    expected = BYTES_PER_PARAMETER * parameters + shards * (workspace + waiting + early)
+    expected /= GIB
     assert sum(static for _, static in ranks) == pytest.approx(expected, abs=0.05 * len(ranks))
     assert all(peak > static for peak, static in ranks)
+
+
+def run_row(plan: Plan, rank: int, shape: Shape) -> tuple[int, int, int]:
+    """S and T of a rank's row in bf16, with nothing between them.
+
+    Returns:
+        The buffers of exponentials that there were, the bytes of one with its X, those of A and D.
+    """
+    whole = plan.barriers is None
+    shards = 1 if whole else plan.ranks
+    shard = VocabularyShard.of(shape.vocab_size, shape.vocab_size, rank % shards, shards)
+    weight = nn.Parameter(torch.zeros(shard.rows, shape.hidden_size, dtype=torch.bfloat16))
+    weight.main_grad = torch.zeros(weight.shape)
+    layer = OutputLayer(shard, weight, LossOptions(shape.vocab_size))
+    layer.begin(plan.microbatches)
+    targets_n, weight_n = torch.zeros(shape.tokens, dtype=torch.int64), torch.ones(shape.tokens)
+    states, places, sizes, early = {}, set(), set(), set()
+    s_kind, t_kind = ("F", "W" if plan.split_backward else "B") if whole else ("S", "T")
+    for item in plan.rows[rank]:
+        if whole and plan.stages[-1] != (rank, item.chunk):
+            continue
+        if item.kind == s_kind:
+            x_nh = torch.zeros(shape.tokens, shape.hidden_size, dtype=torch.bfloat16)
+            if plan.barriers == 3:
+                state = layer.naive_s(x_nh, targets_n)
+            else:
+                state = layer.s(x_nh, targets_n, form_gradient=plan.barriers != 2)
+            gradients = (state.raw_gradient_nh, state.target_gradient_nh)
+            early.add(sum(gradient.nbytes for gradient in gradients if gradient is not None))
+            state.drop_gradient()
+            states[item.microbatch] = state
+            places.add(state.exp_tiles[0].data_ptr())
+            sizes.add(x_nh.nbytes + sum(tile.nbytes for tile in state.exp_tiles))
+        elif item.kind == t_kind:
+            state = states.pop(item.microbatch)
+            if plan.barriers == 3:
+                layer.naive_e(state, state.maximum_n)
+            layer.t(state, merge_statistics(state.statistics_4n.unsqueeze(0)), weight_n)
+    [size], [gradient_bytes] = sizes, early
+    return len(places), size, gradient_bytes
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "v-half"])
+@pytest.mark.parametrize("vocabulary", ["none", "vocab-1", "vocab-2", "naive", "interlaced"])
+def test_the_output_layer_holds_what_it_really_allocates(schedule: str, vocabulary: str) -> None:
+    """Or one microbatch less, if T has just added a pair whenever most are between S and T."""
+    shape = Shape(8, 2, 4, 240)
+    plan = make_plan(schedule, vocabulary, 3, 9)
+    own = output_layer_bytes(shape, 1 if vocabulary == "none" else 3, 9)
+    kept = replace(own, workspace=0.0, early_gradient=0.0)
+    x = 2 * shape.elements
+    sizes = model_sizes(
+        shape, plan.stages, [0] * len(plan.stages), vocabulary, per_parameter=0, logit=kept
+    )
+    activation = [[max(chunk - x, 0.0) for chunk in rank] for rank in sizes.activation]
+    peaks = peak_bytes(plan, Sizes(sizes.static, activation, sizes.exponentials))
+    ranks = (plan.stages[-1][0],) if vocabulary == "none" else range(3)
+    for rank in ranks:
+        buffers, size, early = run_row(plan, rank, shape)
+        assert peaks[rank] - buffers * size in ((0,) if schedule == "1f1b" else (0, size))
+        forms_early = plan.barriers in (None, 1)
+        assert early == (own.early_gradient * shape.elements if forms_early else 0)
 
 
 def test_the_mfu_is_that_of_the_time() -> None:
@@ -102,6 +177,11 @@ def test_auto_shows_what_it_compared() -> None:
     text = report(config(schedule="auto", ranks=2))
     lines = text.split("in flight\n")[1].splitlines()
     assert {line.split()[0] for line in lines} == set(SCHEDULES)
+    by_flops = [float(line.split()[1]) for line in lines]
+    assert by_flops == sorted(by_flops)
+    assert by_flops[0] == 1
+    assert by_flops[-1] > 1
+    assert "auto compares by FLOPs" in text
     assert [*dry_run(config(schedule="auto", ranks=2), gpu("A100"))][3] in text
 
 

@@ -4,6 +4,7 @@ Shares are those that 20 measured runs of Megatron-LM on A100s attain (docs/pred
 are assumed for the other GPUs as well, on which nothing was measured.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,23 +23,68 @@ LATENCY: Final = 328e-6
 """Seconds of a message between neighbours beside its way over the link."""
 
 
+_PEAKS: Final = (
+    (r"GB200", 2500.0, 80.0),
+    (r"B200", 2250.0, 80.0),
+    (r"GH200|H200", 989.0, 67.0),
+    (r"H100.*NVL", 835.0, 60.0),
+    (r"H100.*PCIe", 756.0, 51.0),
+    (r"H100|H800", 989.0, 67.0),
+    (r"H20\b", 148.0, 44.0),
+    (r"A100|A800", 312.0, 19.5),
+    (r"A40\b", 149.7, 37.4),
+    (r"A30\b", 165.0, 10.3),
+    (r"A10\b", 125.0, 31.2),
+    (r"A6000\b", 154.8, 38.7),
+    (r"L40S\b", 362.0, 91.6),
+    (r"L40\b", 181.0, 90.5),
+    (r"L4\b", 121.0, 30.3),
+    (r"RTX ?4090\b", 165.2, 82.6),
+    (r"RTX ?3090\b", 71.0, 35.6),
+)
+"""Name pattern, dense bf16 TFLOP/s, fp32 TFLOP/s without TF32 (PyTorch's default). The first match
+wins, so variants stand before their family. Sources: the vendor's data sheets. GPUs without bf16
+units (V100, T4) are left out."""
+
+
+@dataclass(frozen=True)
+class PeakTflops:
+    """Peaks of matrix products without sparsity, in TFLOP/s, by the dtype of the factors."""
+
+    bf16: float
+    fp32: float
+
+
+def tabulated_peak(name: str) -> PeakTflops | None:
+    """Return the peaks of a GPU by its own name or that which its driver gives, if it is known."""
+    for pattern, bf16, fp32 in _PEAKS:
+        if re.search(rf"\b(?:{pattern})", name):
+            return PeakTflops(bf16, fp32)
+    return None
+
+
 @dataclass(frozen=True)
 class Gpu:
     """One kind of GPU.
 
     Attributes:
         name: as in ``GPUS``.
-        peak_tflops: dense bf16 products, TFLOP/s.
         memory: in bytes.
         bandwidth: of the memory, bytes/s.
         link: of one direction to a neighbour, bytes/s.
     """
 
     name: str
-    peak_tflops: float
     memory: float
     bandwidth: float
     link: float
+
+    @property
+    def peak_tflops(self) -> float:
+        """Of dense bf16 products, TFLOP/s."""
+        peak = tabulated_peak(self.name)
+        assert peak is not None, f"{self.name} has no peak in the table"
+        return peak.bf16
 
     def device(self) -> Device:
         """Return what passes attain on it."""
@@ -58,13 +104,13 @@ class Gpu:
 GPUS: Final = {
     gpu.name: gpu
     for gpu in (
-        Gpu("A100", 312.0, 80 * GIB, 2.04e12, 300e9),
-        Gpu("A100-40GB", 312.0, 40 * GIB, 1.555e12, 300e9),
-        Gpu("H100", 989.0, 80 * GIB, 3.35e12, 450e9),
-        Gpu("H200", 989.0, 140 * GIB, 4.8e12, 450e9),
-        Gpu("B200", 2250.0, 179 * GIB, 8.0e12, 900e9),
-        Gpu("L40S", 362.0, 45 * GIB, 0.864e12, 32e9),
-        Gpu("RTX4090", 165.2, 24 * GIB, 1.008e12, 32e9),
+        Gpu("A100", 80 * GIB, 2.04e12, 300e9),
+        Gpu("A100-40GB", 40 * GIB, 1.555e12, 300e9),
+        Gpu("H100", 80 * GIB, 3.35e12, 450e9),
+        Gpu("H200", 140 * GIB, 4.8e12, 450e9),
+        Gpu("B200", 179 * GIB, 8.0e12, 900e9),
+        Gpu("L40S", 45 * GIB, 0.864e12, 32e9),
+        Gpu("RTX4090", 24 * GIB, 1.008e12, 32e9),
     )
 }
 """Name -> GPU, from the vendor's data sheets: SXM modules with NVLink, the last two over PCIe 4."""

@@ -1,6 +1,6 @@
 """Bytes that every rank holds: parameters with their optimizer state, activations, logits."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,16 +18,28 @@ FP32_GRADIENT_PARAMETER: Final = 18
 
 @dataclass(frozen=True)
 class LogitBytes:
-    """Bytes a logit, by how the output layer's kernels store it.
+    """Bytes of the output layer, by how its kernels work.
 
     Attributes:
-        held: exponentials, from the forward (S) to the backward (T).
-        working: more while a pass runs.
+        held: of a logit: exponentials, from the forward (S) to the backward (T).
+        working: of a logit, more while a pass runs.
+        workspace: more while a pass runs, however many logits there are.
+        early_gradient: of an element of X: what S leaves of the input gradient for the barrier,
+            where there is one barrier or none.
+        together: microbatches whose weight gradients are formed at once; all but the last wait for
+            it with what they hold.
     """
 
     held: float
     working: float
+    workspace: float = 0.0
+    early_gradient: float = 0.0
+    together: int = 1
 
+
+EARLY_GRADIENTS: Final[Mapping[int | None, int]] = {None: 1, 1: 2, 2: 0, 3: 0}
+"""By the number of barriers how many microbatches' input gradients S has left: without a barrier
+they are finished at once, and while one barrier is under way S may work on the next microbatch."""
 
 UNFUSED_LOGITS: Final = LogitBytes(held=4, working=4)
 """Megatron-LM's kernels: exponentials in fp32; logits and their gradient in 16 bits come and go."""
@@ -54,7 +66,7 @@ def model_sizes(
         layers: transformer layers of every stage, in that order.
         vocabulary: a treatment of the vocabulary.
         per_parameter: bytes of a parameter with its gradient and optimizer state.
-        logit: bytes of a logit.
+        logit: bytes of the output layer.
         tied: input and output layer share a matrix; each holds a copy where they are on different
             ranks.
     """
@@ -68,16 +80,22 @@ def model_sizes(
         activation[rank][chunk] += count * shape.layer_activation_bytes
     activation[last][last_chunk] += x  # the final norm keeps its input
     embedding = per_parameter * shape.vocabulary_parameters
-    if TREATMENTS[vocabulary].barriers is None:
+    barriers = TREATMENTS[vocabulary].barriers
+    shards = 1 if barriers is None else ranks
+    exponentials = x + logit.held * shape.logits / shards
+    at_work = logit.workspace + logit.working * shape.logits / shards
+    at_work += (logit.together - 1) * exponentials
+    at_work += EARLY_GRADIENTS[barriers] * logit.early_gradient * shape.elements
+    if barriers is None:
         static[first] += embedding
-        static[last] += logit.working * shape.logits
+        static[last] += at_work
         static[last] += 0.0 if tied and first == last else embedding
-        activation[last][last_chunk] += x + logit.held * shape.logits
+        activation[last][last_chunk] += exponentials
         return Sizes(static, activation)
-    shard = ((1 if tied else 2) * embedding + logit.working * shape.logits) / ranks
+    shard = (1 if tied else 2) * embedding / ranks + at_work
     return Sizes(
         [own + shard for own in static],
         activation,
-        exponentials=x + logit.held * shape.logits / ranks,
+        exponentials=exponentials,
         embedding=[x if rank == first else 0.0 for rank in range(ranks)],
     )

@@ -75,35 +75,35 @@ class Shape:
         return self.hidden_size * self.vocab_size
 
     @property
-    def linear_flops(self) -> float:
+    def linear_flops(self) -> int:
         """FLOPs of a layer's linear layers, once: forward, input or weight gradient."""
-        return 2.0 * self.tokens * self.layer_parameters
+        return 2 * self.tokens * self.layer_parameters
 
     @property
-    def attention_flops(self) -> float:
+    def attention_flops(self) -> int:
         """FLOPs of the two attention products of a layer's forward; its backward has four."""
-        return 4.0 * self.tokens * self.seq_length * self._query_width
+        return 4 * self.tokens * self.seq_length * self._query_width
 
     @property
-    def forward_flops(self) -> float:
+    def forward_flops(self) -> int:
         """FLOPs of a layer's F."""
         return self.linear_flops + self.attention_flops
 
     @property
-    def backward_flops(self) -> float:
+    def backward_flops(self) -> int:
         """FLOPs of a layer's B without the weight gradient, the recomputed forward included."""
-        again = self.forward_flops if self.kept == "input" else 0.0
+        again = self.forward_flops if self.kept == "input" else 0
         return self.linear_flops + 2 * self.attention_flops + again
 
     @property
-    def weight_gradient_flops(self) -> float:
+    def weight_gradient_flops(self) -> int:
         """FLOPs of a layer's W."""
         return self.linear_flops
 
     @property
-    def output_product_flops(self) -> float:
+    def output_product_flops(self) -> int:
         """FLOPs of one of the output layer's three products: logits and the two gradients."""
-        return 2.0 * self.tokens * self.vocabulary_parameters
+        return 2 * self.tokens * self.vocabulary_parameters
 
     @property
     def logits(self) -> int:
@@ -140,7 +140,7 @@ class Shape:
         return self.key_value_width or 2 * self.hidden_size
 
 
-def iteration_flops(shape: Shape, num_layers: int, microbatches: int) -> float:
+def iteration_flops(shape: Shape, num_layers: int, microbatches: int) -> int:
     """Return the FLOPs of an iteration as the paper counts them, recomputation not counted.
 
     Args:

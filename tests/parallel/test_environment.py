@@ -1,0 +1,50 @@
+"""NCCL's environment is there before NCCL, and the user's own settings stay."""
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from correctness.job import Job as Run
+from correctness.job import Layout
+from reference.plain_gpt import GPTOptions
+
+from megatron.parallel.environment import NCCL_ENVIRONMENT, set_nccl_environment
+from megatron.schedules.registry import make_plan
+from megatron.training.job import Job
+from megatron.training.setup import connect
+
+
+@pytest.fixture(autouse=True)
+def none_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NCCL_ENVIRONMENT:
+        monkeypatch.setenv(name, "")  # so that the test's own is taken back
+        monkeypatch.delenv(name)
+
+
+def test_the_users_settings_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "0")
+    set_nccl_environment()
+    expected = {**NCCL_ENVIRONMENT, "NCCL_LAUNCH_ORDER_IMPLICIT": "0"}
+    assert {name: os.environ[name] for name in NCCL_ENVIRONMENT} == expected
+
+
+class GpuUsedError(Exception):
+    """Raised in place of the first use of a GPU."""
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_whoever_connects_over_nccl_has_set_it(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def use_gpu(device: torch.device) -> None:
+        raise GpuUsedError
+
+    monkeypatch.setattr(torch.cuda, "set_device", use_gpu)
+    run = Run(GPTOptions(num_layers=2), micro_batch_size=1, microbatches=2, iterations=1)
+    config = run.config(Layout(2, "vocab-2", "1f1b"), torch.float32).parallel
+    config = replace(config, device="cuda", backend=backend)
+    with pytest.raises(GpuUsedError):
+        connect(config, Job(dist.HashStore(), 0, 2), 0, make_plan("1f1b", "vocab-2", 2, 2))
+    assert (os.environ.items() >= NCCL_ENVIRONMENT.items()) == (backend == "nccl")
