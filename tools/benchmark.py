@@ -148,6 +148,7 @@ def _wanted(options: argparse.Namespace) -> Iterator[Case]:
                 seq_length=options.seq_length,
                 dtype=options.dtype,
                 device=options.device,
+                memory_limit=options.memory_limit,
             )
 
 
@@ -157,8 +158,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     sizes = [32000, 64000, 128000, 256000]
     schedules = [*SCHEDULES, "auto"]
+    limit = "that a rank may have in flight, for all schedules; zb-auto needs it (default: none)"
     parser.add_argument("--vocab-sizes", type=int, nargs="+", default=sizes, metavar="V")
-    parser.add_argument("--schedules", nargs="*", default=schedules, choices=schedules)
+    parser.add_argument(
+        "--schedules", nargs="*", default=schedules, choices=[*schedules, "zb-auto"]
+    )
+    parser.add_argument("--memory-limit", type=float, metavar="MICROBATCHES", help=limit)
     parser.add_argument(
         "--treatments", nargs="+", default=list(TREATMENTS), choices=list(TREATMENTS)
     )

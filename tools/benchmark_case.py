@@ -36,6 +36,7 @@ class Case:
         seq_length: tokens s of a sample.
         dtype: of parameters and activations.
         device: ``cpu`` or ``cuda``.
+        memory_limit: the most microbatches that a rank may have in flight; ``None``: no limit.
     """
 
     vocab_size: int
@@ -49,6 +50,7 @@ class Case:
     seq_length: int
     dtype: str
     device: str
+    memory_limit: float | None = None
 
     @property
     def name(self) -> str:
@@ -102,6 +104,7 @@ class Case:
             device=self.device,
             backend="nccl" if self.device == "cuda" else "gloo",
             timeout_minutes=10,
+            memory_limit=self.memory_limit,
             layers=LayerDistribution("redis" if self.treatment == "redis" else "even"),
         )
         train = TrainConfig(

@@ -18,10 +18,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.simulator.compare import Bubble, Comparison, Pair, compare
-from megatron.simulator.picture import Panel, lay_out
+from megatron.simulator.picture import Panel, Picture, lay_out
 from megatron.simulator.simulate import Timeline
-from megatron.simulator.svg import paint_svg
 from megatron.simulator.timeline_file import load_timeline
+from tools.picture_file import picture_file, write_picture
+from tools.simulate import Parser
 
 NOTABLE = 0.05
 """A rank is named if its ratio differs by more than this share from that of all."""
@@ -71,34 +72,34 @@ def _shares(name: str, pair: Pair) -> str:
     return f"{name:24}{pair.planned:>12.1%}{pair.real:>12.1%}"
 
 
-def draw(planned: Timeline, real: Timeline, comparison: Comparison) -> str:
-    """Return both timelines above one another, on one time scale, as SVG."""
+def draw(planned: Timeline, real: Timeline, comparison: Comparison) -> Picture:
+    """Return both timelines above one another, on one time scale."""
     idle = comparison.idle
     titles = (f"planned: {idle.planned:.1%} idle", f"real: {idle.real:.1%} idle")
     panels = [Panel(title, own) for title, own in zip(titles, (planned, real), strict=True)]
-    return paint_svg(lay_out(panels))
+    return lay_out(panels)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command.
 
     Raises:
-        ValueError: if the files hold no timelines, or those of different plans.
+        ValueError: if the files hold no timelines, or those of different plans, or a PNG cannot be
+            painted.
         OSError: if a file cannot be read or written.
     """
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("planned", type=Path, help="timeline as it was simulated")
     add("real", type=Path, help="timeline as it was recorded, of the same plan")
-    add("--draw", type=Path, metavar="FILE.svg", help="draw both above one another")
+    drawing = "draw both above one another, as .svg, or .png (matplotlib)"
+    add("--draw", type=picture_file, metavar="FILE", help=drawing)
     add("--json", action="store_true", help="print the comparison as one JSON object")
     options = parser.parse_args(argv)
     planned, real = load_timeline(options.planned), load_timeline(options.real)
     comparison = compare(planned, real)
     if options.draw is not None:
-        options.draw.write_text(draw(planned, real, comparison))
+        write_picture(draw(planned, real, comparison), options.draw)
     print(json.dumps(comparison.as_json(), indent=1) if options.json else report(comparison))
 
 

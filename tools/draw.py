@@ -95,9 +95,9 @@ def draw(panels: Panels) -> str:
     drawn = []
     for title, case in panels.items():
         done = run(case)
-        idle, held = done.timeline.bubble_rate(), max(done.in_flight)
+        bubble, held = done.timeline.bubble_rate(), max(done.in_flight)
         drawn.append(
-            Panel(f"{title}: {idle:.1%} idle, {held:g} microbatches in flight", done.timeline)
+            Panel(f"{title}: bubble {bubble:.1%}, {held:g} microbatches in flight", done.timeline)
         )
     return paint_svg(lay_out(drawn))
 
@@ -110,7 +110,7 @@ def draw_recorded(path: Path) -> None:
         OSError: if it cannot be read, or the picture not be written.
     """
     timeline = load_timeline(path)
-    title = f"{path.stem}: {timeline.bubble_rate():.1%} idle"
+    title = f"{path.stem}: bubble {timeline.bubble_rate():.1%}"
     picture = path.with_suffix(".svg")
     picture.write_text(paint_svg(lay_out([Panel(title, timeline)], RECORDED_WIDTH, unit="s")))
     print(picture)

@@ -26,7 +26,7 @@ from megatron.schedules.request import SCHEDULE_NAMES, VOCABULARY_TREATMENTS, Re
 from tools.emulated_cases import EmulatedCase, measured_cases, planned_case
 from tools.emulated_cluster import Cluster, ClusterError
 from tools.emulated_rank import Job, Outcome
-from tools.simulate import number
+from tools.simulate import Parser, number
 
 JITTERED_ITERATIONS = 200
 HEADER = (
@@ -91,8 +91,8 @@ def shake(
     Raises:
         ClusterError: if a rank fails, or an iteration has other results than without jitter.
     """
-    count, jitter = arguments.iterations, arguments.jitter
-    job = Job(case.program, case.costs, case.unit * slow_down, count, jitter, arguments.seed)
+    count, jitter = arguments.iterations or JITTERED_ITERATIONS, arguments.jitter
+    job = Job(case.program, case.costs, case.unit * slow_down, count, jitter, arguments.seed or 0)
     outcomes = cluster.run(job, case.simulated * slow_down * count * (1 + jitter))
     _refuse_changes(outcomes, expected)
     times = [1000 * seconds / slow_down for seconds in _iterations(outcomes)]
@@ -120,9 +120,7 @@ def _refuse_changes(outcomes: Sequence[Outcome], expected: Sequence[int]) -> Non
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     source = parser.add_mutually_exclusive_group(required=True)
     runs = "table of measured runs: see megatron/simulator/costs/measured.py"
@@ -144,23 +142,23 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--jitter", type=_share, default=0.0, help="then again: passes take up to this more or less"
     )
-    iterations = "with jitter (default: %(default)s)"
-    add("--iterations", type=number(1), default=JITTERED_ITERATIONS, help=iterations)
-    add("--seed", type=number(0), default=0, help="of the jitter (default: %(default)s)")
+    iterations = f"with jitter (default: {JITTERED_ITERATIONS})"
+    add("--iterations", type=number(1), help=iterations)
+    add("--seed", type=number(0), help="of the jitter (default: 0)")
     return parser.parse_args(argv)
 
 
 def _add_plan_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("with --costs")
     add = group.add_argument
-    add("--schedule", default="1f1b", choices=SCHEDULE_NAMES, help="default: %(default)s")
-    add("--vocab", default="none", choices=VOCABULARY_TREATMENTS, help="default: %(default)s")
+    add("--schedule", choices=SCHEDULE_NAMES, help="default: 1f1b")
+    add("--vocab", choices=VOCABULARY_TREATMENTS, help="default: none")
     add("-v", "--chunks", type=number(1), help="model chunks of a rank, for interleaved")
     limit = "microbatches of a rank that may be in flight"
     add("--memory-limit", type=number(1, float), metavar="MICROBATCHES", help=limit)
     add("--file", type=Path, help="the plan in text form, for --schedule file")
-    unit = "of a unit of time in the costs (default: %(default)g)"
-    add("--unit", type=number(0, float), default=1.0, metavar="SECONDS", help=unit)
+    unit = "of a unit of time in the costs (default: 1)"
+    add("--unit", type=_positive, metavar="SECONDS", help=unit)
 
 
 def _share(text: str) -> float:
@@ -168,6 +166,37 @@ def _share(text: str) -> float:
     if value >= 1:
         raise argparse.ArgumentTypeError(f"'{text}': give a share below 1")
     return value
+
+
+def _positive(text: str) -> float:
+    value = number(0, float)(text)
+    if not value:
+        raise argparse.ArgumentTypeError(f"'{text}': give a number above 0")
+    return value
+
+
+def refuse_unused(arguments: argparse.Namespace) -> None:
+    """Refuse flags that have no effect beside the others.
+
+    Raises:
+        ValueError: naming the flag, and what it goes with.
+    """
+    of_plan = ("schedule", "vocab", "chunks", "memory_limit", "file", "unit")
+    for names, belongs_to, idle in (
+        (of_plan, "--costs: the runs of --csv have all that", arguments.csv is not None),
+        (("rows",), "--csv: --costs are those of one schedule", arguments.costs is not None),
+        (
+            ("iterations", "seed"),
+            "--jitter: without, --rounds says how often",
+            not arguments.jitter,
+        ),
+    ):
+        for name in names:
+            value = getattr(arguments, name)
+            if idle and value is not None:
+                given = " ".join(value) if name == "rows" else value
+                flag = "--" + name.replace("_", "-")
+                raise ValueError(f"{flag} {given} goes with {belongs_to}; leave it out")
 
 
 def read_cases(arguments: argparse.Namespace) -> list[EmulatedCase]:
@@ -180,18 +209,16 @@ def read_cases(arguments: argparse.Namespace) -> list[EmulatedCase]:
         return measured_cases(
             arguments.csv, arguments.rows, arguments.microbatches, arguments.ranks
         )
-    if arguments.rows is not None:
-        raise ValueError("--rows picks runs of --csv: leave it out with --costs")
     request = Request(
-        arguments.schedule,
-        arguments.vocab,
+        arguments.schedule or "1f1b",
+        arguments.vocab or "none",
         arguments.ranks or 4,
         arguments.microbatches or 8,
         chunks=arguments.chunks,
         memory_limit=arguments.memory_limit,
         file=arguments.file,
     )
-    return [planned_case(request, arguments.costs, arguments.unit)]
+    return [planned_case(request, arguments.costs, arguments.unit or 1.0)]
 
 
 def _line(case: EmulatedCase, done: Emulation) -> str:
@@ -230,6 +257,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         ClusterError: if a rank fails, or results change.
     """
     arguments = parse_arguments(argv)
+    refuse_unused(arguments)
     cases = read_cases(arguments)
     done: list[tuple[EmulatedCase, Emulation]] = []
     print(HEADER)

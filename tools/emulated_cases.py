@@ -9,10 +9,10 @@ from megatron.schedules.costs import Costs
 from megatron.schedules.lower import Program, lower
 from megatron.schedules.request import Request
 from megatron.simulator.case import Case, run
-from megatron.simulator.cost_file import load_costs
 from megatron.simulator.costs.measured import MeasuredRun, hop_like, read_measured
 from megatron.simulator.simulate import simulate
 from tools.measured_runs import MICROBATCHES, lowered, on_ranks
+from tools.simulate import costs_of_file
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,10 @@ def planned_case(request: Request, path: Path, unit: float) -> EmulatedCase:
         unit: seconds of a unit of the costs.
 
     Raises:
-        ValueError: for a file that holds no costs, or costs that do not go with the plan.
+        ValueError: for a file that holds no costs, costs that do not go with the plan, or that were
+            measured with another treatment of the vocabulary.
     """
-    costs = load_costs(path).costs
+    costs = costs_of_file(path, request.vocabulary).costs
     request = replace(request, costs=costs)
     plan = run(Case(request)).plan
     if request.traits.costs_of_rank:

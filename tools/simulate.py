@@ -10,6 +10,10 @@ Times have no unit but that of the costs, and are those of one pass of one chunk
 compares schedules, of all chunks of a rank together. With W, B is the input gradient, and schedules
 that do not split the backward run both as one pass; without W, B is all of it. 'none' and 'redis'
 have no passes of the output layer: there only --output-layer adds it, to the last stage.
+
+Idle is the share of the time until all ranks are done in which they run no pass. The bubble is the
+zero-bubble papers': the share of the longest time that one rank takes from its first pass to its
+last, as if nobody waited for the others between two iterations (post-validation).
 """
 
 import argparse
@@ -33,15 +37,18 @@ from megatron.schedules.request import (
     Request,
 )
 from megatron.simulator.case import LAYERS_PER_STAGE, Case, Simulation, run
-from megatron.simulator.cost_file import DEFAULT_COSTS, CostFile, load_costs, parse_costs
+from megatron.simulator.cost_file import (
+    DEFAULT_COSTS,
+    CostFile,
+    check_measured,
+    load_costs,
+    parse_costs,
+)
 from megatron.simulator.peak_bytes import peak_bytes
-from megatron.simulator.picture import Panel, Picture, lay_out
-from megatron.simulator.svg import paint_svg
+from megatron.simulator.picture import Panel, lay_out
 from megatron.simulator.text import draw_text
 from megatron.simulator.trace import chrome_trace
-from tools.png import paint_png
-
-PICTURE_ENDINGS = (".svg", ".png")
+from tools.picture_file import picture_file, write_picture
 
 
 class Parser(argparse.ArgumentParser):
@@ -66,14 +73,6 @@ def number(least: float, kind: type[int] | type[float] = int) -> Callable[[str],
         return value
 
     return read
-
-
-def picture_file(text: str) -> Path:
-    """Read the name of a picture's file."""
-    path = Path(text)
-    if path.suffix.lower() not in PICTURE_ENDINGS:
-        raise argparse.ArgumentTypeError(f"'{text}': end it in {' or '.join(PICTURE_ENDINGS)}")
-    return path
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -127,6 +126,22 @@ def _add_cost_flags(parser: argparse.ArgumentParser) -> None:
     add("--final-stage-layers", type=number(0), metavar="LAYERS", help=last)
 
 
+def costs_of_file(path: Path, vocabulary: str) -> CostFile:
+    """Return what a file holds.
+
+    Raises:
+        ValueError: if it holds no costs, or some that were measured with another treatment of the
+            vocabulary than ``vocabulary``; names the file.
+    """
+    file = load_costs(path)
+    if file.layers is not None:
+        try:
+            check_measured(file, vocabulary)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+    return file
+
+
 def read_costs(arguments: argparse.Namespace) -> CostFile:
     """Return the costs that the flags give.
 
@@ -138,7 +153,7 @@ def read_costs(arguments: argparse.Namespace) -> CostFile:
         if arguments.cost is not None:
             return CostFile(parse_costs(arguments.cost), None)
         if arguments.costs is not None:
-            return load_costs(arguments.costs)
+            return costs_of_file(arguments.costs, arguments.vocab)
     except ValueError as error:
         raise ValueError(f"{flag}: {error}") from error
     return CostFile(DEFAULT_COSTS, None)
@@ -192,7 +207,8 @@ def heading(case: Case, done: Simulation) -> str:
     request, timeline = case.request, done.timeline
     return (
         f"{request.schedule}, vocabulary {request.vocabulary}, p = {request.ranks}, "
-        f"m = {request.microbatches}: ends at {timeline.end:.6g}, {timeline.bubble_rate():.1%} idle"
+        f"m = {request.microbatches}: ends at {timeline.end:.6g}, "
+        f"{timeline.bubble_rate_makespan():.1%} of that idle; bubble {timeline.bubble_rate():.1%}"
     )
 
 
@@ -206,18 +222,6 @@ def report(case: Case, done: Simulation, held: Sequence[float] | None) -> str:
             + (f", {held[rank] / 2**30:.4g} GiB" if held else "")
         )
     return "\n".join(lines)
-
-
-def write_picture(picture: Picture, path: Path) -> None:
-    """Write ``picture`` in the format that the file's name ends in.
-
-    Raises:
-        ValueError: if it is a PNG and matplotlib is missing, or the picture too large for that.
-    """
-    if path.suffix.lower() == ".png":
-        paint_png(picture, path)
-    else:
-        path.write_text(paint_svg(picture))
 
 
 def write_files(arguments: argparse.Namespace, case: Case, done: Simulation) -> None:

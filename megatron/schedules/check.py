@@ -54,6 +54,11 @@ def _check_header(plan: Plan) -> None:
             f"{plan.barriers} barriers are none that the output layer has: write 1, 2, 3, or none "
             "where the vocabulary is not split"
         )
+    if plan.synchronous and plan.barriers != TREATMENTS["interlaced"].barriers:
+        raise ValueError(
+            f"'collectives synchronous' with {plan.barriers} barriers is no treatment of the "
+            "vocabulary: write 'barriers 2', or leave that line out"
+        )
     places = [(rank, chunk) for chunk in range(plan.chunks) for rank in range(plan.ranks)]
     if sorted(plan.stages) != sorted(places):
         raise ValueError(

@@ -19,7 +19,8 @@ class Treatment(NamedTuple):
     Attributes:
         barriers: collectives between the last stage's F and its B; ``None`` where the first and the
             last stage hold the vocabulary layers whole.
-        synchronous: every rank waits for these collectives on the spot.
+        synchronous: every rank waits on the spot for these collectives, and for the broadcast of
+            what they start from.
         redistributed: the first and the last stage have the fewer transformer layers for it.
     """
 
@@ -52,8 +53,9 @@ class Plan:
         barriers: collectives between the last F and its B when the vocabulary is split over the
             ranks; ``None`` when the first and the last stage hold the vocabulary layers whole.
         forward_only: the plan evaluates: it has no B, W and IB.
-        synchronous: every rank waits for each collective of the vocabulary as soon as it takes
-            part (``interlaced``); S and T of a microbatch stand next to each other.
+        synchronous: every rank waits for each collective of the output layer as soon as it takes
+            part (``interlaced``); S and T of a microbatch stand next to each other. Those of the
+            input layer are waited for where they are needed, as in any plan.
     """
 
     rows: tuple[tuple[Pass, ...], ...]
@@ -170,10 +172,16 @@ def passes_of(plan: Plan, rank: int) -> tuple[Pass, ...]:
     chunks = [chunk for owner, chunk in plan.stages if owner == rank]
     passes = [Pass(kind, 0, chunk) for kind in kinds for chunk in chunks]
     if plan.barriers is not None:
-        inserted: list[PassKind] = ["S", "E", "T"] if plan.barriers == 3 else ["S", "T"]
-        inserted += ["IF"] if plan.forward_only else ["IF", "IB"]
-        passes += [Pass(kind, 0) for kind in inserted]
+        inserted = vocabulary_passes(plan.barriers)
+        passes += [Pass(kind, 0) for kind in inserted if kind != "IB" or not plan.forward_only]
     return tuple(passes)
+
+
+def vocabulary_passes(barriers: int | None) -> tuple[PassKind, ...]:
+    """Return the kinds of pass that every rank runs for its shard of the vocabulary."""
+    if barriers is None:
+        return ()
+    return ("S", "E", "T", "IF", "IB") if barriers == 3 else ("S", "T", "IF", "IB")
 
 
 def evaluation_plan(plan: Plan) -> Plan:

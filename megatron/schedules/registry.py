@@ -13,6 +13,7 @@ from megatron.schedules.interlaced import interlaced
 from megatron.schedules.memory import Held, in_flight, peak_held
 from megatron.schedules.optimal import Optimum, optimal
 from megatron.schedules.plan import Plan, Treatment
+from megatron.schedules.plan_file import load_plan
 from megatron.schedules.request import Request
 from megatron.schedules.tighten import EFFORT, tighten
 from megatron.schedules.timing import earliest
@@ -41,10 +42,13 @@ def find_plan(request: Request) -> Found:
 
     Raises:
         ValueError: for a memory limit that the schedule exceeds, a file that holds another plan or
-            none, costs that lack a pass, and ``optimal`` without OR-Tools.
+            none, or one that cannot be run, costs that lack a pass, and ``optimal`` without
+            OR-Tools.
     """
+    _check_weight_gradient(request)
     found = _found(request)
-    check(found.plan)
+    if request.schedule != "file":  # which has been, where the file can be named
+        check(found.plan)
     _check_limit(request, found.plan)
     return found
 
@@ -87,7 +91,9 @@ make_plan: Final = _with_arguments_of(Request)
 def _found(request: Request) -> Found:
     match request.schedule:
         case "file":
-            return Found(_from_file(request))
+            assert request.file is not None
+            wanted = request.ranks, request.microbatches, request.vocabulary
+            return Found(load_plan(request.file, *wanted))
         case "auto":
             return Found(_best(request))
         case "optimal":
@@ -196,38 +202,21 @@ def _best(request: Request) -> Plan:
     return min(plans)[2]
 
 
-def _from_file(request: Request) -> Plan:
-    """Load a plan and compare it with what is wanted.
-
-    Raises:
-        ValueError: if the file is no plan, or one of another pipeline.
-    """
-    assert request.file is not None
-    try:
-        plan = Plan.from_text(request.file.read_text())
-    except OSError as error:
-        raise ValueError(f"cannot read the plan file {request.file}: {error.strerror}") from error
-    except ValueError as error:
-        raise ValueError(f"{request.file}: {error}") from error
-    wanted = {
-        "ranks": (plan.ranks, request.ranks),
-        "microbatches": (plan.microbatches, request.microbatches),
-        "barriers": (plan.barriers, request.treatment.barriers),
-        "synchronous collectives": (plan.synchronous, request.treatment.synchronous),
-    }
-    for what, (found, expected) in wanted.items():
-        if found != expected:
-            raise ValueError(
-                f"{request.file} is a plan with {what} = {found}, not {expected}: "
-                "ask for what the file holds, or give another file"
-            )
-    return plan
-
-
 def _check_limit(request: Request, plan: Plan) -> None:
     held, limit = max(in_flight(plan, request.traits.kept)), request.memory_limit
     if limit is not None and held > limit + 1e-9:
         raise ValueError(
             f"{request.schedule} holds up to {held:g} microbatches a rank, more than the memory "
             f"limit of {limit:g}: raise it to that, or take 'auto', which looks for one that fits"
+        )
+
+
+def _check_weight_gradient(request: Request) -> None:
+    """Refuse to guess what share of a whole backward the weight gradient takes."""
+    splits = request.traits.split or request.split_backward
+    if splits and "W" not in request.costs.passes:
+        raise ValueError(
+            f"{request.schedule} splits the backward, and the costs have no W: give W=TIME, B "
+            "being the input gradient alone then (--measured-costs: of a run that splits it), or "
+            "take 1f1b, gpipe or interleaved unsplit"
         )

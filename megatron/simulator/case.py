@@ -65,7 +65,6 @@ def run(case: Case) -> Simulation:
             and options that the treatment of the vocabulary has no use for.
     """
     _check_ranks(case.request.costs, case.request.ranks)
-    _check_weight_gradient(case.request)
     request = replace(case.request, costs=_costs(case))
     plan, bound = find_plan(request)
     costs = request.costs
@@ -106,16 +105,6 @@ def _check_ranks(costs: Costs, ranks: int) -> None:
             raise ValueError(
                 f"{kind} has {len(time)} times for {ranks} ranks: give one, or one for each rank"
             )
-
-
-def _check_weight_gradient(request: Request) -> None:
-    """Refuse to guess what share of a whole backward the weight gradient takes."""
-    splits = request.traits.split or request.split_backward
-    if splits and "W" not in request.costs.passes:
-        raise ValueError(
-            f"{request.schedule} splits the backward, and the costs have no W: give W=TIME, B "
-            "being the input gradient alone then, or take 1f1b, gpipe or interleaved unsplit"
-        )
 
 
 def _check_chunks(costs: Costs, chunks: int) -> None:

@@ -10,7 +10,9 @@ Words are ``F=1,B=2:2:4,p2p=0.1``, several times for a pass being those of the r
 with one number for all ranks, one for each rank, or one for each chunk of each rank. ``p2p`` is one
 hop between neighbours, X and G alike. Passes of the vocabulary that are not named, and all such
 communications, take no time; F and B must be named, and W where the backward is split. ``layers``
-are the transformer layers of each chunk of each rank that the times were measured with.
+are the transformer layers of each chunk of each rank that the times were measured with: who writes
+them says that the file is a measurement, and as such it must name all passes of the vocabulary
+that the schedule runs, and no others (``check_measured``).
 """
 
 import json
@@ -22,6 +24,7 @@ from typing import Any, Final, NamedTuple
 from megatron.schedules.costs import Costs, Time
 from megatron.schedules.needs import COMM_KINDS, CommKind
 from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS, PassKind
+from megatron.schedules.plan import TREATMENTS, vocabulary_passes
 from megatron.simulator.peak_bytes import Sizes
 
 DEFAULT_COSTS: Final = Costs(
@@ -30,6 +33,7 @@ DEFAULT_COSTS: Final = Costs(
 """What is simulated where nothing else is given: the unit costs of the papers."""
 
 _HOP: Final[tuple[CommKind, ...]] = ("X", "G")
+_BARRIERS: Final[tuple[CommKind, ...]] = ("C1", "C2", "C3")
 _SIZES: Final = tuple(field.name for field in fields(Sizes))
 
 
@@ -40,11 +44,13 @@ class CostFile(NamedTuple):
         costs: times of passes and communications.
         sizes: bytes, if the file gives any.
         layers: of each chunk of each rank, if the file says what was measured.
+        named: the passes and communications that the file has a time for.
     """
 
     costs: Costs
     sizes: Sizes | None
     layers: Sequence[Sequence[int]] | None = None
+    named: frozenset[str] = frozenset()
 
 
 def parse_costs(text: str) -> Costs:
@@ -91,7 +97,32 @@ def load_costs(path: Path) -> CostFile:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:  # of JSON and of Unicode too
         raise ValueError(f"{path}: {error}") from error
-    return CostFile(costs, sizes, layers)
+    return CostFile(costs, sizes, layers, frozenset(passes) | set(costs.comms))
+
+
+def check_measured(file: CostFile, vocabulary: str) -> None:
+    """Check that measured costs are of a treatment of the vocabulary, by what they name.
+
+    Collectives tell treatments with the same passes apart; a single rank has none.
+
+    Raises:
+        ValueError: if passes or barriers are missing, or of another treatment.
+    """
+    barriers = TREATMENTS[vocabulary].barriers
+    wanted: set[str] = set(vocabulary_passes(barriers))
+    found = file.named.difference(CHUNKED_KINDS, COMM_KINDS)
+    if merged := file.named.intersection(_BARRIERS):
+        wanted |= set(_BARRIERS[: barriers or 0])
+        found |= merged
+    lacking, besides = sorted(wanted - found), sorted(found - wanted)
+    if lacking or besides:
+        faults = [f"{' '.join(lacking)} missing"] if lacking else []
+        faults += [f"{' '.join(besides)} of another treatment"] if besides else []
+        raise ValueError(
+            f"these costs were not measured with the vocabulary treatment {vocabulary}: "
+            f"{', '.join(faults)}; measure with {vocabulary} (--schedule-costs), or take what they "
+            "were measured with"
+        )
 
 
 def save_costs(path: Path, costs: Costs, layers: Sequence[Sequence[int]]) -> None:

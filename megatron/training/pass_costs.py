@@ -5,14 +5,14 @@ layers, where they are not split over the ranks.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from megatron.model.config import ModelConfig
 from megatron.schedules.costs import Costs, Time
 from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import CHUNKED_KINDS, PassKind
-from megatron.schedules.plan import TREATMENTS
-from megatron.simulator.cost_file import CostFile
+from megatron.schedules.plan import TREATMENTS, vocabulary_passes
+from megatron.simulator.cost_file import CostFile, check_measured
 from megatron.simulator.costs.shape import Shape
 
 FLOPS_PER_BYTE = 100
@@ -38,6 +38,7 @@ class StageCosts:
         layer: what one transformer layer adds to F, B (the input gradient) and W of its stage.
         extras: what these cost besides, by stage.
         others: the passes that do not belong to a stage.
+        vocabulary: the treatment of the vocabulary that they belong to.
         comms: communications.
     """
 
@@ -45,6 +46,7 @@ class StageCosts:
     layer: Mapping[PassKind, float]
     extras: Sequence[Mapping[PassKind, float]]
     others: Mapping[PassKind, Time]
+    vocabulary: str
     comms: Mapping[CommKind, float] = field(default_factory=dict)
 
     def costs(self, layers: Sequence[int]) -> Costs:
@@ -107,7 +109,7 @@ def costs_by_flops(shape: Shape, stages: Stages, vocabulary: str) -> StageCosts:
         "B": shape.backward_flops,
         "W": shape.weight_gradient_flops,
     }
-    return StageCosts(stages, layer, extras, others)
+    return StageCosts(stages, layer, extras, others, vocabulary)
 
 
 def _vocabulary_passes(shape: Shape, ranks: int, barriers: int) -> dict[PassKind, float]:
@@ -117,13 +119,14 @@ def _vocabulary_passes(shape: Shape, ranks: int, barriers: int) -> dict[PassKind
     """
     product = shape.output_product_flops / ranks
     in_s = 2 if barriers == 1 else 1
-    return {
+    costs: dict[PassKind, float] = {
         "S": in_s * product,
         "E": float(FLOPS_PER_BYTE * EXPONENTIAL_BYTES_PER_LOGIT * shape.logits) / ranks,
         "T": (3 - in_s) * product,
         "IF": _lookup(shape),
         "IB": _lookup(shape),
     }
+    return {kind: costs[kind] for kind in vocabulary_passes(barriers)}
 
 
 def _lookup(shape: Shape) -> float:
@@ -141,8 +144,10 @@ def measured_costs(file: CostFile, by_flops: StageCosts) -> StageCosts:
         by_flops: tells the stages, and which do something else.
 
     Raises:
-        ValueError: if the file does not fit the stages, or lacks what is needed.
+        ValueError: if the file does not fit the stages, was measured with another treatment of the
+            vocabulary, or lacks what is needed.
     """
+    check_measured(file, by_flops.vocabulary)
     counts = _by_stage(file.layers, by_flops.stages, "layers")
     layer, extras = {}, [dict[PassKind, float]() for _ in counts]
     for kind in CHUNKED_KINDS:
@@ -153,7 +158,7 @@ def measured_costs(file: CostFile, by_flops: StageCosts) -> StageCosts:
         for extra, time, count in zip(extras, times, counts, strict=True):
             extra[kind] = time - count * layer[kind]
     others = {kind: file.costs.passes[kind] for kind in by_flops.others}
-    return StageCosts(by_flops.stages, layer, extras, others, file.costs.comms)
+    return replace(by_flops, layer=layer, extras=extras, others=others, comms=file.costs.comms)
 
 
 def _layer_time(

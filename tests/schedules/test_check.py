@@ -163,6 +163,11 @@ def test_the_grid_is_cut_around_the_mark() -> None:
     [
         ("barriers none", "barriers 4", "4 barriers are none that the output layer has"),
         ("microbatches 1", "microbatches 0", "at least 1 microbatch, this one has 0"),
+        (
+            "none\n",
+            "1\ncollectives synchronous\n",
+            "'collectives synchronous' with 1 barriers is no",
+        ),
     ],
 )
 def test_a_header_that_means_nothing_is_refused(old: str, new: str, message: str) -> None:

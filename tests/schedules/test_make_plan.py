@@ -15,7 +15,7 @@ from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.memory import in_flight
 from megatron.schedules.passes import Pass
-from megatron.schedules.plan import Plan
+from megatron.schedules.plan import Plan, evaluation_plan
 from megatron.schedules.registry import make_plan, plan_for, stages_of
 from megatron.schedules.request import Request
 
@@ -191,16 +191,17 @@ def test_a_plan_file_that_cannot_run_is_shown_with_the_cell_and_the_reason(
     with pytest.raises(ValueError, match=re.escape(reasons[0])) as caught:
         make_plan("file", "none", 3, 4, file=path)
     assert all(reason in str(caught.value) for reason in reasons)
+    assert str(caught.value).startswith(str(path))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"ranks": 4}, "is a plan with ranks = 3, not 4"),
-        ({"microbatches": 8}, "is a plan with microbatches = 4, not 8"),
-        ({"vocabulary": "vocab-1"}, "is a plan with barriers = 1, not 2"),
-        ({"vocabulary": "none"}, "is a plan with barriers = 1, not None"),
-        ({"vocabulary": "interlaced"}, "is a plan with barriers = 1, not 2"),
+        ({"ranks": 4}, "plan.txt is a plan for 3 ranks, not 4 ranks: ask for 3 ranks, or"),
+        ({"microbatches": 1}, "for 4 microbatches, not 1 microbatch: ask for 4 microbatches"),
+        ({"vocabulary": "vocab-1"}, "treatment vocab-2, not vocab-1: ask for vocab-2, or give"),
+        ({"vocabulary": "none"}, "treatment vocab-2, not none: ask for vocab-2, or give"),
+        ({"vocabulary": "interlaced"}, "treatment vocab-2, not interlaced"),
     ],
 )
 def test_a_plan_file_of_another_pipeline_is_refused(
@@ -211,6 +212,31 @@ def test_a_plan_file_of_another_pipeline_is_refused(
     wanted = {"vocabulary": "vocab-2", "ranks": 3, "microbatches": 4} | changes
     with pytest.raises(ValueError, match=re.escape(message)):
         make_plan("file", file=path, **wanted)
+
+
+def test_a_file_says_which_treatments_it_fits(tmp_path: Path) -> None:
+    """Redistribution moves layers, which no plan knows of."""
+    path = tmp_path / "plan.txt"
+    path.write_text(make_plan("1f1b", "none", 3, 4).to_text())
+    assert make_plan("file", "redis", 3, 4, file=path) == make_plan("file", "none", 3, 4, file=path)
+    with pytest.raises(ValueError, match="none or redis, not vocab-2: ask for none or redis"):
+        make_plan("file", "vocab-2", 3, 4, file=path)
+
+
+def test_a_plan_that_evaluates_is_none_to_train_with(tmp_path: Path) -> None:
+    path = tmp_path / "plan.txt"
+    path.write_text(evaluation_plan(make_plan("1f1b", "vocab-2", 3, 4)).to_text())
+    with pytest.raises(ValueError, match=r"plan\.txt is 'forward only'"):
+        make_plan("file", "vocab-2", 3, 4, file=path)
+
+
+@pytest.mark.parametrize("options", [{"schedule": "zb-1p"}, {"split_backward": True}])
+def test_costs_without_w_split_no_backward(options: dict[str, Any]) -> None:
+    wanted = {"schedule": "1f1b"} | options
+    with pytest.raises(ValueError, match=f"{wanted['schedule']} splits .* the costs have no W"):
+        make_plan(
+            **wanted, vocabulary="none", ranks=2, microbatches=2, costs=Costs({"F": 1.0, "B": 2.0})
+        )
 
 
 @pytest.mark.parametrize("vocabulary", ["none", "vocab-2", "interlaced"])

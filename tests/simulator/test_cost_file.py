@@ -2,12 +2,21 @@
 
 import json
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from megatron.schedules.costs import Costs
-from megatron.simulator.cost_file import CostFile, load_costs, parse_costs, save_costs
+from megatron.schedules.plan import TREATMENTS
+from megatron.schedules.registry import make_plan
+from megatron.simulator.cost_file import (
+    CostFile,
+    check_measured,
+    load_costs,
+    parse_costs,
+    save_costs,
+)
 from megatron.simulator.peak_bytes import Sizes
 
 
@@ -51,18 +60,55 @@ def test_a_file(tmp_path: Path) -> None:
         "bytes": {"static": [5, 6], "activation": [[7, 8], [9, 10]], "embedding": 11},
         "layers": [[2, 1], [0, 3]],
     }
-    costs, sizes, layers = load_costs(written(tmp_path, document))
+    costs, sizes, layers, named = load_costs(written(tmp_path, document))
     assert {kind: costs.passes[kind] for kind in ("F", "B", "W")} == document["passes"]
     assert costs.comms == {"X": 0.5, "G": 0.5, "C0": 1}
     assert sizes == Sizes([5, 6], [[7, 8], [9, 10]], 0.0, 11)
     assert layers == [[2, 1], [0, 3]]
+    assert named == {"F", "B", "W", "X", "G", "C0"}
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     free = dict.fromkeys(("S", "E", "T", "IF", "IB"), 0.0)
     costs = Costs({"F": [[1.0, 2.0], [3.0, 4.0]], "B": 2.5, **free}, {"C1": 1})
     save_costs(tmp_path / "costs.json", costs, [[2, 1], [0, 3]])
-    assert load_costs(tmp_path / "costs.json") == CostFile(costs, None, [[2, 1], [0, 3]])
+    named = frozenset({"F", "B", "C1", *free})
+    assert load_costs(tmp_path / "costs.json") == CostFile(costs, None, [[2, 1], [0, 3]], named)
+
+
+@pytest.mark.parametrize(("measured", "planned"), list(product(TREATMENTS, repeat=2)))
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_costs_go_with_treatments_that_have_the_same_passes_and_barriers(
+    measured: str, planned: str, ranks: int, tmp_path: Path
+) -> None:
+    """What is measured is what runs: barriers only where there is more than one rank."""
+    plans = [make_plan("1f1b", treatment, ranks, 1) for treatment in (measured, planned)]
+    passes = [{item.kind for row in plan.rows for item in row} for plan in plans]
+    barriers = [plan.barriers for plan in plans] if ranks > 1 else []
+    comms = dict.fromkeys(("C1", "C2", "C3")[: barriers[0] or 0], 0.1) if barriers else {}
+    save_costs(tmp_path / "costs.json", Costs(dict.fromkeys(passes[0], 1.0), comms), [[1]] * ranks)
+    file = load_costs(tmp_path / "costs.json")
+    if passes[0] == passes[1] and len(set(barriers)) < 2:
+        check_measured(file, planned)
+    else:
+        with pytest.raises(ValueError, match=f"not measured with .* {planned}: .* measure with"):
+            check_measured(file, planned)
+
+
+@pytest.mark.parametrize(
+    ("passes", "vocabulary", "fault"),
+    [
+        ("F B", "vocab-2", "IB IF S T missing; measure"),
+        ("F B S T IF IB", "redis", "IB IF S T of another treatment; measure"),
+        ("F B S IF IB E", "vocab-2", "T missing, E of another treatment; measure"),
+    ],
+)
+def test_it_is_said_what_was_not_measured(
+    passes: str, vocabulary: str, fault: str, tmp_path: Path
+) -> None:
+    path = written(tmp_path, {"passes": dict.fromkeys(passes.split(), 1)})
+    with pytest.raises(ValueError, match=fault):
+        check_measured(load_costs(path), vocabulary)
 
 
 def test_a_file_without_bytes(tmp_path: Path) -> None:

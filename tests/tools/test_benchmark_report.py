@@ -22,6 +22,8 @@ from benchmark_report import (
     table,
     write_report,
 )
+from megatron.schedules.memory import in_flight
+from megatron.training.run_plan import make_run_plan
 
 
 def case(schedule: str, treatment: str) -> Case:
@@ -141,6 +143,14 @@ def test_cases_without_a_plan_are_left_out_with_the_reason() -> None:
     assert len(remarks) == 1
     assert "zb-v" in remarks[0]
     assert "not divisible" in remarks[0]
+
+
+def test_zb_auto_needs_a_memory_limit_and_keeps_to_it() -> None:
+    without = case("zb-auto", "vocab-2")
+    assert benchmark.choose_cases([without])[0] == []
+    limited = replace(without, memory_limit=2.0)
+    assert benchmark.choose_cases([limited])[0] == [limited]
+    assert max(in_flight(make_run_plan(limited.run_config()).plan)) <= 2
 
 
 def test_auto_becomes_the_schedule_that_it_chooses_and_is_run_once() -> None:

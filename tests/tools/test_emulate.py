@@ -15,6 +15,7 @@ from simulator.synthetic_runs import as_csv, run
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import lower
 from megatron.schedules.registry import make_plan
+from megatron.simulator.cost_file import save_costs
 from megatron.simulator.costs.measured import read_measured
 from tools.emulated_cases import EmulatedCase, measured_cases, parse_rows
 from tools.emulated_cluster import Cluster, ClusterError
@@ -34,6 +35,8 @@ def table(tmp_path: Path) -> Path:
     path = tmp_path / "runs.csv"
     methods = ("baseline", "vocab-2", "interlaced")
     path.write_text(as_csv(run(m, 64_000, ranks=4, iteration_ms=900) for m in methods))
+    costs = Costs(dict.fromkeys(("F", "B", "S", "T", "IF", "IB"), 1.0))
+    save_costs(tmp_path / "vocab-2.json", costs, [[1]] * 4)
     return path
 
 
@@ -108,7 +111,21 @@ def test_rows_that_are_not_there_are_refused(word: str) -> None:
         (["--csv", "runs.csv", "--rows", "9"], "--rows 9: the table has the rows 1 to 3"),
         (["--csv", "runs.csv", "-p", "2"], "cannot become those of 2"),
         (["--costs", "nowhere.json"], "cannot read nowhere.json"),
-        (["--costs", "nowhere.json", "--rows", "1"], "--rows picks runs of --csv"),
+        (["--costs", "nowhere.json", "--rows", "1"], "--rows 1 goes with --csv"),
+        *(
+            (["--csv", "runs.csv", *words.split()], f"{words} goes with --costs")
+            for words in (
+                "--schedule zb-v",
+                "--vocab vocab-2",
+                "--chunks 2",
+                "--memory-limit 4.0",
+                "--file runs.csv",
+                "--unit 1.0",
+            )
+        ),
+        (["--csv", "runs.csv", "--iterations", "9"], "--iterations 9 goes with --jitter"),
+        (["--csv", "runs.csv", "--seed", "0"], "--seed 0 goes with --jitter"),
+        (["--costs", "vocab-2.json"], "vocab-2.json: these costs were not measured with"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], message: str, table: Path) -> None:
@@ -116,6 +133,14 @@ def test_bad_input_is_one_line(arguments: list[str], message: str, table: Path) 
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("unit", ["0", "-1", "nan"])
+def test_a_unit_takes_time(unit: str, tmp_path: Path) -> None:
+    done = emulate("--costs", "costs.json", "--unit", unit, folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: argument --unit: '{unit}': give a number")
     assert done.stderr.count("\n") == 1
 
 

@@ -123,8 +123,9 @@ def test_what_was_measured_holds_for_the_layers_it_was_measured_with(
         kind: table(stages, [base + 0.37 * i**1.5 for i in range(len(stages))])
         for kind, base in (("F", 1.0), ("B", 1.5), ("W", 0.5))
     }
-    others = dict.fromkeys(("S", "E", "T", "IF", "IB"), 0.25)
-    file = CostFile(Costs({**times, **others}, {"X": 0.1}), None, table(stages, layers))
+    others = dict.fromkeys(by_flops.others, 0.25)
+    costs = Costs({**times, **others}, {"X": 0.1})
+    file = CostFile(costs, None, table(stages, layers), frozenset(costs.passes))
     again = measured_costs(file, by_flops).costs(layers)
     assert again.comms == {"X": 0.1}
     for kind, values in times.items():
@@ -157,3 +158,14 @@ def test_costs_of_other_stages_are_refused(layers: list | None, message: str) ->
     by_flops = costs_by_flops(shape_of(MODEL, 1), STAGES["one"], "none")
     with pytest.raises(ValueError, match=message):
         measured_costs(CostFile(Costs({"F": 1.0, "B": [1.0, 2.0, 3.0]}), None, layers), by_flops)
+
+
+@pytest.mark.parametrize(("measured", "planned"), [("none", "vocab-2"), ("vocab-2", "redis")])
+def test_costs_of_another_treatment_are_refused(measured: str, planned: str) -> None:
+    """Else the output layer would be free, or layers balanced as if there were none."""
+    stages = STAGES["one"]
+    costs = costs_by_flops(shape_of(MODEL, 1), stages, measured).costs([2, 2, 2])
+    file = CostFile(costs, None, [[2], [2], [2]], frozenset(costs.passes))
+    by_flops = costs_by_flops(shape_of(MODEL, 1), stages, planned)
+    with pytest.raises(ValueError, match=f"not measured with the vocabulary treatment {planned}"):
+        measured_costs(file, by_flops)

@@ -18,7 +18,7 @@ from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
 from megatron.simulator.case import Case, run
 from megatron.simulator.compare import compare
-from megatron.simulator.cost_file import load_costs
+from megatron.simulator.cost_file import check_measured, load_costs
 from megatron.simulator.timeline_file import load_timeline
 from megatron.training.config import RunConfig
 from megatron.training.loop import train_step
@@ -113,7 +113,11 @@ def test_the_simulator_reads_the_measured_costs(ranks: RankPool, tmp_path: Path)
     path = tmp_path / "costs.json"
     window = {"profile_schedule_start": 1, "profile_schedule_end": 2}
     run_all(ranks, Layout(2, "vocab-1"), schedule_costs=path, **window)
-    costs = load_costs(path).costs
+    file = load_costs(path)
+    check_measured(file, "vocab-1")
+    with pytest.raises(ValueError, match="C2 of another treatment"):
+        check_measured(file, "vocab-2")
+    costs = file.costs
     done = run(Case(Request("1f1b", "vocab-1", 2, JOB.microbatches, costs)))
     assert done.timeline.end > 0
 

@@ -1,0 +1,75 @@
+"""A plan from a file: somebody else's work, so it is checked, and held against what is wanted."""
+
+from pathlib import Path
+
+from megatron.schedules.check import check
+from megatron.schedules.plan import TREATMENTS, Plan, Treatment
+
+
+def load_plan(path: Path, ranks: int, microbatches: int, vocabulary: str) -> Plan:
+    """Return the plan of a training iteration that a file holds, checked.
+
+    Args:
+        path: the plan in text form.
+        ranks: wanted.
+        microbatches: wanted.
+        vocabulary: treatment that is wanted.
+
+    Raises:
+        ValueError: if the file holds no plan, one that cannot be run, or one of something else;
+            names the file.
+    """
+    plan = _read(path)
+    if plan.forward_only:
+        raise ValueError(
+            f"{path} is 'forward only', a plan that evaluates: a training iteration needs its B as "
+            "well; give another file"
+        )
+    for found, wanted in (
+        (_counted(plan.ranks, "rank"), _counted(ranks, "rank")),
+        (_counted(plan.microbatches, "microbatch"), _counted(microbatches, "microbatch")),
+    ):
+        if found != wanted:
+            raise ValueError(
+                f"{path} is a plan for {found}, not {wanted}: ask for {found}, or give another file"
+            )
+    names = treatments_of(plan)
+    if vocabulary not in names:
+        fitting = " or ".join(names)
+        raise ValueError(
+            f"{path} is a plan for the vocabulary treatment {fitting}, not {vocabulary}: ask for "
+            f"{fitting}, or give another file"
+        )
+    return plan
+
+
+def treatments_of(plan: Plan) -> list[str]:
+    """Return the names of the treatments of the vocabulary that a checked plan may have."""
+    own = Treatment(plan.barriers, plan.synchronous)
+    return [
+        name
+        for name, treatment in TREATMENTS.items()
+        if treatment._replace(redistributed=False) == own
+    ]
+
+
+def _read(path: Path) -> Plan:
+    try:
+        plan = Plan.from_text(path.read_text())
+    except OSError as error:
+        raise ValueError(f"cannot read the plan file {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    try:
+        check(plan)
+    except ValueError as error:
+        raise ValueError(
+            f"{path} cannot be run: mend it, or save another with tools/simulate.py --save-plan: "
+            f"{error}"
+        ) from error
+    return plan
+
+
+def _counted(number: int, what: str) -> str:
+    plural = "es" if what.endswith("h") else "s"
+    return f"{number} {what}{plural if number != 1 else ''}"
