@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Emulate a cluster: the real executor, program and gloo groups, with passes that sleep their time.
 
-python tools/emulate.py --csv ../shared/reference/a100_8gpu_seq2048.csv --rows 1,6 --microbatches 32
+python tools/emulate.py --csv docs/reference/a100_8gpu_seq2048.csv --rows 1,6 --microbatches 32
 python tools/emulate.py --costs costs.json --schedule zb-v --vocab vocab-2 -p 8 -m 24 --unit 0.001
 python tools/emulate.py --csv runs.csv --rows 3 -m 16 --jitter 0.5 --iterations 200
 
-Every rank is a process of this machine, which should have a core for each. Where it has fewer,
-ranks wait for one another in ways in which real ones would not: so passes and messages take K times
-their time, with K ranks to a core (--slow-down says otherwise), and the time of the iteration is
-divided by K. The overhead of the executor is that of this machine, whatever K.
+Every rank is a process of this machine with two threads at work, passes and collectives, which
+should have a core each. Where there are fewer, they wait for one another in ways in which real ones
+would not: so passes and messages take K times their time, with K threads to a core (--slow-down
+says otherwise), and the time of the iteration is divided by K. The overhead of the executor is that
+of this machine, whatever K.
 """
 
 import argparse
@@ -29,6 +30,8 @@ from tools.emulated_rank import Job, Outcome
 from tools.simulate import Parser, number
 
 JITTERED_ITERATIONS = 200
+THREADS = 2
+"""Of a rank, at work at once."""
 HEADER = (
     "row what                            simulated ms emulated ms to simulated "
     "measured ms to measured"
@@ -135,7 +138,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("-p", "--ranks", type=number(1), help=ranks)
     _add_plan_flags(parser)
     add("--rounds", type=number(1), default=3, help="the median counts (default: %(default)s)")
-    slow = "take K times as long for everything (default: ranks to a core, at least 1)"
+    slow = "take K times as long for everything (default: threads to a core, at least 1)"
     add("--slow-down", type=number(1, float), metavar="K", help=slow)
     realtime = "give the ranks precedence over all else on this machine (Linux, privileged)"
     add("--realtime", action="store_true", help=realtime)
@@ -262,7 +265,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     done: list[tuple[EmulatedCase, Emulation]] = []
     print(HEADER)
     for ranks, group in groupby(cases, key=lambda case: case.ranks):
-        slow_down = arguments.slow_down or max(1.0, ranks / (os.cpu_count() or 1))
+        slow_down = arguments.slow_down or max(1.0, THREADS * ranks / (os.cpu_count() or 1))
         print(f"{ranks} ranks; everything takes {slow_down:g} times as long, and is divided by it")
         with Cluster(ranks, arguments.realtime) as cluster:
             for case in group:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Predict the tables of arXiv 2411.05288 (MFU and peak memory) from a model, and compare.
 
-python tools/predict_paper.py ../shared/reference --auto > tables.md
+python tools/predict_paper.py docs/reference --auto > tables.md
 
 What the device attains comes from measured pass times of one model on 8 GPUs, no rate from the
 tables. Each line is a cell of the paper's tables; ``--auto`` adds what the fastest of all schedules

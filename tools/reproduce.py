@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Predict real runs from their measured pass times, and compare with what they took.
 
-python tools/reproduce.py ../shared/reference/a100_8gpu_seq2048.csv
+python tools/reproduce.py docs/reference/a100_8gpu_seq2048.csv
 
 Only pass times and the time of a hop go in; see tools/measured_runs.py.
 """

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compare the schedules with published bubbles and with themselves: docs/benchmarks/schedules.md.
 
-python tools/schedule_report.py --tables ../shared/reference --seconds 60 > report.md
+python tools/schedule_report.py --tables docs/reference --seconds 60 > report.md
 
 The published tables (arXiv 2401.10241, tables 5 and 8) come as CSV: model, p, m, the times of F, B
 and W and of one transfer in microseconds, and the bubble rate of every schedule.

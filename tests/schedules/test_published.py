@@ -16,7 +16,7 @@ from megatron.schedules.lower import lower
 from megatron.schedules.registry import make_plan
 from megatron.simulator.simulate import simulate
 
-DATA: Final = Path(__file__).resolve().parents[1] / "data"
+DATA: Final = Path(__file__).resolve().parents[2] / "docs/reference"
 QUICK: Final = {"1F1B": 2000, "1F1B-I": 1000, "ZB-V": 800}
 QUICK_OTHERS: Final = 200
 """Ranks x microbatches up to which a schedule is checked every time."""

@@ -8,7 +8,7 @@ import pytest
 from simulator.synthetic_runs import as_csv, run
 
 ROOT = Path(__file__).resolve().parents[2]
-MEASURED_RUNS = ROOT / "tests/data/a100_8gpu_seq2048.csv"
+MEASURED_RUNS = ROOT / "docs/reference/a100_8gpu_seq2048.csv"
 HEADER = (
     "method,seq_length,vocab_size,layers_on_last_stage,F_us,B_us,ST_us,IF_us,IB_us,p2p_us,"
     "tflops_per_gpu,iteration_ms"
