@@ -107,13 +107,10 @@ def main(arguments: Sequence[str]) -> None:
     if options.worker is not None:
         work(Case.from_json(options.worker), options.result)
         return
-    from benchmark_report import (
-        Report,
-        rates_of,
-        summarise,
-        table,
-        write_report,
-    )  # not in the workers
+    # not in the workers
+    from benchmark_summary import rates_of, summarise
+
+    from benchmark_report import Report, table, write_report
 
     cases, remarks = choose_cases(list(_wanted(options)))
     if not cases:
