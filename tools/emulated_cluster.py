@@ -7,9 +7,8 @@ import math
 import multiprocessing
 import signal
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from multiprocessing import connection
-from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
@@ -31,7 +30,7 @@ class ClusterError(RuntimeError):
     """A rank failed, and with it the cluster."""
 
 
-class Cluster:
+class Cluster(AbstractContextManager["Cluster"]):
     """Rank processes, started once; use it as a context manager.
 
     Args:
@@ -125,13 +124,5 @@ class Cluster:
         for each in self._connections:
             each.close()
 
-    def __enter__(self) -> "Cluster":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -47,8 +47,28 @@ class LossOptions:
         return self.label_smoothing / self.vocab_size
 
 
+class HasStatistics:
+    """Names the rows of ``statistics_4n`` that travel by themselves.
+
+    Attributes:
+        statistics_4n: local maximum m', sum s', target logit y', sum of logits.
+    """
+
+    statistics_4n: Tensor
+
+    @property
+    def maximum_n(self) -> Tensor:
+        """This shard's maximum: what C1 maximises over ranks in the naive treatment."""
+        return self.statistics_4n[0]
+
+    @property
+    def sums_kn(self) -> Tensor:
+        """What C2 sums over ranks in the naive treatment, [3, n]: s', y', sum of logits."""
+        return self.statistics_4n[1:]
+
+
 @dataclass
-class ShardState:
+class ShardState(HasStatistics):
     """What S leaves for T on one rank, for one microbatch.
 
     Attributes:
@@ -74,16 +94,6 @@ class ShardState:
     target_slope_n: Tensor
     raw_gradient_nh: Tensor | None = None
     target_gradient_nh: Tensor | None = None
-
-    @property
-    def maximum_n(self) -> Tensor:
-        """This shard's maximum: what C1 maximises over ranks in the naive treatment."""
-        return self.statistics_4n[0]
-
-    @property
-    def sums_kn(self) -> Tensor:
-        """What C2 sums over ranks in the naive treatment, [3, n]: s', y', sum of logits."""
-        return self.statistics_4n[1:]
 
     def drop_gradient(self) -> None:
         """Let go of A and D; what the current stream has yet to do with them it still does."""

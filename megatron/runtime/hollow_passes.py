@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron.layers.vocabulary import Merged, statistics_dtype
+from megatron.layers.vocabulary import HasStatistics, Merged, statistics_dtype
 from megatron.runtime.store import ActivationStore
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
 
 
 @dataclass
-class HollowState:
+class HollowState(HasStatistics):
     """What S, and E with three barriers, leave for the barriers and for T.
 
     Attributes:
@@ -31,16 +31,6 @@ class HollowState:
     value: float
     statistics_4n: Tensor
     raw_gradient_nh: Tensor | None = None
-
-    @property
-    def maximum_n(self) -> Tensor:
-        """What C1 takes the maximum of, with three barriers."""
-        return self.statistics_4n[0]
-
-    @property
-    def sums_kn(self) -> Tensor:
-        """What C2 sums, with three barriers."""
-        return self.statistics_4n[1:]
 
     def drop_gradient(self) -> None:
         """Let go of the part of the input gradient."""

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple, ParamSpec
 
 from megatron.schedules.automatic import one_by_one
 from megatron.schedules.block import Block, Slot, unroll
+from megatron.schedules.bound import least_time
 from megatron.schedules.catalogue import SCHEDULES, Schedule
 from megatron.schedules.check import check
 from megatron.schedules.interlaced import interlaced
@@ -58,6 +59,16 @@ def plan_for(request: Request) -> Plan:
     return find_plan(request).plan
 
 
+def least_time_of(request: Request) -> float:
+    """Return a time that no plan of ``request`` can beat, without making it.
+
+    Args:
+        request: for a schedule with a block, or one of one chunk a rank that splits the backward.
+    """
+    schedule = SCHEDULES.get(request.schedule, SCHEDULES["zb-h1"])
+    return least_time(_unrolled(request, schedule, 1), request.costs, request.microbatches)
+
+
 def stages_of(request: Request) -> tuple[tuple[int, int], ...]:
     """Return the (rank, chunk) of every stage without making the plan: costs may depend on them.
 
@@ -107,19 +118,24 @@ def _found(request: Request) -> Found:
 
 
 def _from_block(request: Request, schedule: Schedule) -> Plan:
-    block, m = _block(request, schedule), request.microbatches
-    if request.split_backward and not schedule.split:
-        block = _split(block)
-    plan = unroll(_treated(block, request.treatment), m)
+    plan = _unrolled(request, schedule, request.microbatches)
     if not request.tightened:
         return plan
-    promise = schedule.promise(request.ranks, m, plan.chunks) + request.barriers
+    promise = schedule.promise(request.ranks, plan.microbatches, plan.chunks) + request.barriers
     guide = None
     small = sum(map(len, plan.rows)) <= EFFORT // TRIALS_WITH_GUIDE
     if schedule.split and small and plan.barriers is not None and not plan.synchronous:
         guide = _from_block(replace(request, vocabulary="none"), schedule)
     limits = _limits(plan, promise)
     return tighten(plan, request.costs, limits, schedule.kept, schedule.searched, guide)
+
+
+def _unrolled(request: Request, schedule: Schedule, microbatches: int) -> Plan:
+    """Return the plan in the order of the schedule's block, treated as requested."""
+    block = _block(request, schedule)
+    if request.split_backward and not schedule.split:
+        block = _split(block)
+    return unroll(_treated(block, request.treatment), microbatches)
 
 
 def _block(request: Request, schedule: Schedule) -> Block:

@@ -16,13 +16,12 @@ from megatron.model.distribution import (
     check_no_rank_is_empty,
     distribute,
 )
-from megatron.schedules.bound import least_time
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import lower
 from megatron.schedules.memory import in_flight
 from megatron.schedules.plan import TREATMENTS, Plan
-from megatron.schedules.registry import plan_for, stages_of
+from megatron.schedules.registry import least_time_of, plan_for, stages_of
 from megatron.schedules.request import Request
 from megatron.simulator.cost_file import load_costs
 from megatron.simulator.costs.redistribute import redistribute_stages
@@ -30,7 +29,6 @@ from megatron.simulator.simulate import simulate
 from megatron.training.config import RunConfig
 from megatron.training.pass_costs import (
     StageCosts,
-    Stages,
     costs_by_flops,
     measured_costs,
     shape_of,
@@ -91,10 +89,7 @@ class Candidate:
     @cached_property
     def least_time(self) -> float:
         """What ``time`` cannot be below, known without the plan."""
-        named = replace(self.request, schedule="zb-h1", memory_limit=None)
-        request = named if self.schedule == "zb-auto" else self.request
-        one = plan_for(replace(request, microbatches=1, tightened=False))
-        return least_time(one, self.request.costs, self.request.microbatches)
+        return least_time_of(self.request)
 
     @cached_property
     def in_flight(self) -> float:
@@ -195,17 +190,10 @@ def _prepare(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request
             parameters.
     """
     request = _request(config, name)
-    stages = stages_of(request)
-    stage_costs = _stage_costs(config, stages)
-    file = config.parallel.measured_costs
-    if file is not None and request.traits.split and "W" not in stage_costs.layer:
-        raise ValueError(
-            f"--measured-costs {file} has no W passes, which {name} runs: measure with a schedule "
-            "that splits the backward, such as zb-h1"
-        )
+    stage_costs = _stage_costs(config, request)
     layers = _stage_layers(config, stage_costs)
     if TREATMENTS[config.parallel.vocab_parallel].barriers is None:
-        check_no_rank_is_empty(config.parallel.layers, stages, layers)
+        check_no_rank_is_empty(config.parallel.layers, stage_costs.stages, layers)
     costs = stage_costs.costs(layers) if costs is None else costs
     return replace(request, costs=costs), layers
 
@@ -225,21 +213,27 @@ def _request(config: RunConfig, name: str) -> Request:
     )
 
 
-def _stage_costs(config: RunConfig, stages: Stages) -> StageCosts:
-    """Return what the stages cost, by FLOPs or as a file says.
+def _stage_costs(config: RunConfig, request: Request) -> StageCosts:
+    """Return what the stages of a schedule cost, by FLOPs or as a file says.
 
     Raises:
-        ValueError: if there is no such file, or one of other stages.
+        ValueError: if there is no such file, or one of other stages or passes.
     """
     shape = shape_of(config.model, config.train.micro_batch_size)
-    by_flops = costs_by_flops(shape, stages, config.parallel.vocab_parallel)
+    by_flops = costs_by_flops(shape, stages_of(request), config.parallel.vocab_parallel)
     file = config.parallel.measured_costs
     if file is None:
         return by_flops
     try:
-        return measured_costs(load_costs(file), by_flops)
+        found = measured_costs(load_costs(file), by_flops)
+        if request.traits.split and "W" not in found.layer:
+            raise ValueError(
+                f"no W passes, which {request.schedule} runs: measure with a schedule that splits "
+                "the backward, or take one that does not"
+            )
     except ValueError as error:
         raise ValueError(f"--measured-costs {file}: {error}") from error
+    return found
 
 
 def _stage_layers(config: RunConfig, stage_costs: StageCosts) -> tuple[int, ...]:

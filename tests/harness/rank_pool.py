@@ -16,10 +16,9 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from multiprocessing import connection
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from harness.rank_worker import Job, serve
@@ -84,7 +83,7 @@ class _Worker:
         self.connection.close()
 
 
-class RankPool:
+class RankPool(AbstractContextManager["RankPool"]):
     """Up to `size` worker processes, started when first needed and kept until `close`.
 
     Use it as a context manager. It may be used again after a failed call: workers that are in no
@@ -158,15 +157,7 @@ class RankPool:
         self._kill_workers()
         self._folder.cleanup()
 
-    def __enter__(self) -> "RankPool":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _start(self, count: int) -> None:

@@ -44,7 +44,6 @@ def test_every_method_is_simulated(tmp_path: Path) -> None:
     assert [line.split()[0] for line in done.stdout.splitlines()[1:6]] == list(methods)
 
 
-@pytest.mark.skipif(not MEASURED_RUNS.exists(), reason="the table of the A100 runs is not here")
 def test_real_runs_are_predicted() -> None:
     done = reproduce(str(MEASURED_RUNS))
     assert done.returncode == 0, done.stderr

@@ -209,7 +209,9 @@ def test_a_file_of_costs_that_is_no_good_is_named(tmp_path: Path) -> None:
 def test_costs_without_w_are_refused_where_the_backward_is_split(tmp_path: Path) -> None:
     save_costs(tmp_path / "costs.json", Costs({"F": [[1.0]] * 2, "B": [[2.0]] * 2}), [[4], [4]])
     make_run_plan(config("1f1b", measured_costs=tmp_path / "costs.json"))
-    with pytest.raises(ValueError, match=r"--measured-costs .*costs.json has no W .* zb-1p runs"):
+    with pytest.raises(
+        ValueError, match=r"--measured-costs .*costs.json: no W passes, which zb-1p runs"
+    ):
         make_run_plan(config("zb-1p", measured_costs=tmp_path / "costs.json"))
 
 
