@@ -108,9 +108,8 @@ def main(arguments: Sequence[str]) -> None:
         work(Case.from_json(options.worker), options.result)
         return
     # not in the workers
-    from benchmark_summary import rates_of, summarise
-
     from benchmark_report import Report, table, write_report
+    from benchmark_summary import rates_of, summarise
 
     cases, remarks = choose_cases(list(_wanted(options)))
     if not cases:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from benchmark_summary import BASE, Rates, Row
 
 from benchmark_case import Case
+from benchmark_summary import BASE, Rates, Row
 
 PASS_KINDS: Final = ("F", "B", "W", "S", "E", "T", "IF", "IB")
 

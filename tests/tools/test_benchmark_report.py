@@ -10,11 +10,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
-from benchmark_summary import Rates, Row, rates_of, summarise
-
 import benchmark
 from benchmark_case import Case
 from benchmark_report import Report, best_of_each, table, write_report
+from benchmark_summary import Rates, Row, rates_of, summarise
 from megatron.schedules.memory import in_flight
 from megatron.training.run_plan import make_run_plan
 

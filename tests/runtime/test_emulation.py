@@ -1,18 +1,16 @@
-"""Emulated passes leave what real ones leave, and their sums show whether all came to its place."""
+"""Emulated ranks: sums show whether all came to its place, and clocks whether it took its time."""
 
 from collections import deque
 from dataclasses import dataclass
 
 import pytest
 import torch
-from correctness.job import Job, Layout
 from correctness.rank_runs import CPU, make_pipeline_groups
 from harness.rank_pool import RankPool
-from reference.plain_gpt import GPTOptions
+from runtime.test_hollow_passes import CASES
 
 from megatron.parallel.lanes import Done, make_lane
 from megatron.runtime import emulation
-from megatron.runtime.batch import to_device
 from megatron.runtime.emulation import EmulatedCommunicator, EmulatedPasses, Pacer, mix
 from megatron.runtime.executor import Executor
 from megatron.schedules.costs import UNIT_COSTS
@@ -21,46 +19,8 @@ from megatron.schedules.needs import Comm
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
 from megatron.schedules.registry import make_plan
-from megatron.training.config import RunConfig
-from megatron.training.setup import build_trainer
 
-TREATMENTS = ("none", "vocab-2", "vocab-1", "naive", "interlaced")
-CASES = [
-    *(("1f1b", treatment) for treatment in TREATMENTS),
-    ("gpipe", "naive"),
-    ("interleaved", "vocab-1"),
-    ("zb-h1", "none"),
-    ("zb-v", "vocab-2"),
-    ("v-half", "interlaced"),
-]
 RANKS = 3
-
-
-def train_hollow_on_one_rank(
-    rank: int, world_size: int, *, config: RunConfig, batch: list, hollow: int
-) -> tuple[bool, int]:
-    """Abandon an iteration on one rank only; return whether this one went on, and what is left."""
-    trainer = build_trainer(config, make_pipeline_groups())
-    pipeline = trainer.pipeline
-    loss = pipeline.train(to_device(batch, CPU), 0, gate=lambda: rank != hollow)
-    pipeline.close()
-    return loss is not None, len(pipeline.store)
-
-
-@pytest.mark.parametrize("hollow", range(2))
-@pytest.mark.parametrize(("schedule", "treatment"), CASES)
-def test_hollow_passes_get_on_with_real_ones(
-    schedule: str, treatment: str, hollow: int, ranks: RankPool
-) -> None:
-    """All that they exchange has the same shapes and dtypes: a gloo of other sizes would raise."""
-    job = Job(
-        GPTOptions(num_layers=4, vocab_size=61, tie_embeddings=False), microbatches=4, iterations=1
-    )
-    config = job.config(Layout(2, treatment, schedule))
-    done = ranks.run(
-        train_hollow_on_one_rank, 2, config=config, batch=job.batches()[0], hollow=hollow
-    )
-    assert done == [(rank != hollow, 0) for rank in range(2)]
 
 
 def run_emulated(rank: int, world_size: int, *, plan: Plan, iterations: int) -> list[int]:
