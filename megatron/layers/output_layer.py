@@ -1,9 +1,7 @@
 """The output layer of one rank: its shard of the matrix, and the passes S and T over microbatches.
 
 The mathematics is in ``vocabulary``, ``vocabulary_t`` and ``naive_output``; here live the buffers
-of the exponentials, reused from microbatch to microbatch. T adds the weight gradients of two
-microbatches to the fp32 gradient at once: a pass over that gradient takes as long as a product
-where a microbatch is short.
+of the exponentials, reused from microbatch to microbatch.
 """
 
 from collections.abc import Sequence
@@ -15,17 +13,11 @@ from megatron.layers import naive_output, vocabulary, vocabulary_t
 from megatron.layers.kernels import make_kernels
 from megatron.layers.shard import VocabularyShard
 from megatron.layers.vocabulary import LossOptions, Merged, ShardState
-from megatron.layers.vocabulary_t import WeightGradientPart
 
 TILE_ROWS = {"cpu": 1000, "cuda": 16384}
 """Vocabulary rows of a tile: on a CPU its [t, n] part should stay in the second-level cache; on a
 GPU it should fill the device, where more tiles only cost launches. No power of two on a CPU: rows
 of the transposed tile 2048 bytes apart fall into the same cache sets, which costs 5 %."""
-
-MICROBATCHES_PER_PRODUCT = 2
-"""Microbatches whose weight gradients T adds up before it adds them to the fp32 gradient. Costs
-the exponentials of one microbatch beyond what the plan counts between S and T, which
-``--dry-run`` counts."""
 
 
 class OutputLayer(nn.Module):
@@ -43,16 +35,7 @@ class OutputLayer(nn.Module):
         self.weight = weight
         self.options = options
         self._kernels = make_kernels(weight.device, weight.dtype)
-        self._microbatches = 0
-        self._finished = 0
-        self._waiting: list[WeightGradientPart] = []
         self._free: list[Sequence[Tensor]] = []
-
-    def begin(self, microbatches: int) -> None:
-        """Start an iteration of ``microbatches``."""
-        assert not self._waiting, "an iteration ended before its last T"
-        self._microbatches = microbatches
-        self._finished = 0
 
     @property
     def real_weight(self) -> Tensor:
@@ -111,22 +94,13 @@ class OutputLayer(nn.Module):
 
     @torch.no_grad()
     def t(self, state: ShardState, merged: Merged, weight_n: Tensor) -> None:
-        """Pass T: the weight gradient, into ``main_grad``.
-
-        The products wait until ``MICROBATCHES_PER_PRODUCT`` microbatches, or the last ones of the
-        iteration, are together.
-        """
+        """Pass T: the weight gradient, into ``main_grad``."""
         main_grad: Tensor = self.weight.main_grad
         gradient_vh = main_grad[: self.shard.real_rows]
         vocabulary_t.subtract_target_gradient(gradient_vh, state, weight_n, self.options)
         factor_kn = vocabulary_t.tile_factors(state, merged, weight_n, self.options)
-        self._waiting.append(WeightGradientPart(state.exp_tiles, state.x_nh, factor_kn))
-        self._finished += 1
-        together = len(self._waiting) == MICROBATCHES_PER_PRODUCT
-        if together or self._finished == self._microbatches:
-            vocabulary_t.add_weight_gradient(gradient_vh, self._waiting, self._kernels)
-            self._free.extend(part.exp_tiles for part in self._waiting)
-            self._waiting = []
+        vocabulary_t.add_weight_gradient(gradient_vh, state, factor_kn, self._kernels)
+        self._free.append(state.exp_tiles)
 
     def _statistics(
         self,

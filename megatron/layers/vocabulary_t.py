@@ -7,9 +7,6 @@ scaled by it, never the [v, n] matrix.
 Shapes: as in ``vocabulary``.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from megatron.layers.kernels import Kernels
@@ -52,44 +49,22 @@ def tile_factors(
     return (state.tile_max_kn - merged.max_n).exp() * (weight_n * row_factor(merged, options))
 
 
-@dataclass(frozen=True)
-class WeightGradientPart:
-    """What T needs of one microbatch for the softmax part of the weight gradient.
-
-    Attributes:
-        exp_tiles: per tile [t, n], as S left them.
-        x_nh: input of the output layer.
-        factor_kn: as ``tile_factors``.
-    """
-
-    exp_tiles: Sequence[Tensor]
-    x_nh: Tensor
-    factor_kn: Tensor
-
-
 def add_weight_gradient(
-    gradient_vh: Tensor, parts: Sequence[WeightGradientPart], kernels: Kernels
+    gradient_vh: Tensor, state: ShardState, factor_kn: Tensor, kernels: Kernels
 ) -> None:
     """Add the softmax part of the weight gradient, E^T X, to ``gradient_vh`` (pass T).
 
-    The rows of X are scaled, never the [v, n] matrix. Several microbatches share one pass over the
-    gradient, which is as long as a product where microbatches are short.
+    The rows of X are scaled, never the [v, n] matrix.
 
     Args:
         gradient_vh: fp32 gradient of this rank's rows, without padding.
-        parts: the microbatches, at least one.
+        state: of the microbatch.
+        factor_kn: as ``tile_factors``.
         kernels: elementwise work on tiles.
     """
     row = 0
-    for k, tile_tn in enumerate(parts[0].exp_tiles):
-        product_th: Tensor | None = None
-        for part in parts:
-            scaled_nh = kernels.scaled(part.x_nh, part.factor_kn[k])
-            if product_th is None:
-                product_th = part.exp_tiles[k] @ scaled_nh
-            else:
-                product_th.addmm_(part.exp_tiles[k], scaled_nh)
-        assert product_th is not None
+    for tile_tn, factor_n in zip(state.exp_tiles, factor_kn, strict=True):
+        product_th = tile_tn @ kernels.scaled(state.x_nh, factor_n)
         kernels.add(gradient_vh[row : row + len(tile_tn)], product_th)
         row += len(tile_tn)
 

@@ -76,8 +76,6 @@ class VocabularyPasses:
         self._batch = batch
         self._training = training
         self.losses = {}
-        if self._model.output_layer is not None:
-            self._model.output_layer.begin(len(batch))
 
     def embed(self, i: int) -> Tensor:
         """Return the embeddings [b, s, h] of microbatch ``i`` that this rank holds."""

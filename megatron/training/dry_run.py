@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from megatron.layers.kernels import EXPONENTIALS_AT_ONCE
-from megatron.layers.output_layer import MICROBATCHES_PER_PRODUCT, TILE_ROWS
+from megatron.layers.output_layer import TILE_ROWS
 from megatron.schedules.lower import lower
 from megatron.simulator.costs.from_model import ModelTimes, model_costs
 from megatron.simulator.costs.gpus import GIB, Gpu
@@ -127,7 +127,7 @@ def _forecast(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> Forecast:
     device = gpu.device()
     costs = model_costs(ModelTimes(shape, device), plan.stages, layers, vocabulary)
     timeline = simulate(lower(plan, run_plan.costs), costs)
-    own = output_layer_bytes(shape, config.parallel.vocab_shards, plan.microbatches)
+    own = output_layer_bytes(shape, config.parallel.vocab_shards)
     sizes = _sizes(config, run_plan, shape, own)
     parameter_bytes = max(_of_ranks(_sizes(config, run_plan, shape, LogitBytes(0, 0)).static))
     step = device.traffic(OPTIMIZER_BYTES * parameter_bytes / FP32_GRADIENT_PARAMETER)
@@ -142,13 +142,12 @@ def _of_ranks(size: Size) -> Sequence[float]:
     return size
 
 
-def output_layer_bytes(shape: Shape, shards: int, microbatches: int) -> LogitBytes:
+def output_layer_bytes(shape: Shape, shards: int) -> LogitBytes:
     """Return the bytes of our own output layer on GPUs: bf16 exponentials, the rest in fp32.
 
     Args:
         shape: the model and one microbatch.
         shards: ranks that the vocabulary is split over.
-        microbatches: of an iteration.
     """
     rows = min(TILE_ROWS["cuda"], -(-shape.vocab_size // shards))
     exponentials = FP32_BYTES * min(rows * shape.tokens, EXPONENTIALS_AT_ONCE)
@@ -160,7 +159,6 @@ def output_layer_bytes(shape: Shape, shards: int, microbatches: int) -> LogitByt
         working=0.0,
         workspace=max(exponentials, gradient, targets),
         early_gradient=2 * FP32_BYTES,  # A and D
-        together=min(MICROBATCHES_PER_PRODUCT, microbatches),
     )
 
 

@@ -24,7 +24,6 @@ from megatron.layers.vocabulary import (
     token_losses,
 )
 from megatron.layers.vocabulary_t import (
-    WeightGradientPart,
     add_weight_gradient,
     input_gradient_in_t,
     subtract_target_gradient,
@@ -178,8 +177,7 @@ def weight_gradient(
     gradient_vh = torch.zeros_like(weight_vh, dtype=problem.weight_n.dtype)
     subtract_target_gradient(gradient_vh, state, problem.weight_n, problem.options)
     factor_kn = tile_factors(state, merged, problem.weight_n, problem.options)
-    part = WeightGradientPart(state.exp_tiles, state.x_nh, factor_kn)
-    add_weight_gradient(gradient_vh, [part], kernels)
+    add_weight_gradient(gradient_vh, state, factor_kn, kernels)
     return gradient_vh
 
 

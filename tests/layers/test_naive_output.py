@@ -101,7 +101,6 @@ def test_iterations_use_the_same_buffers_again() -> None:
     layers = make_layers(problem)[:1]
     places = []
     for _ in range(3):
-        layers[0].begin(2)
         places.append(set())
         for _ in range(2):
             states, merged = up_to_c2(layers, problem)

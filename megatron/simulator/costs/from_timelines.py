@@ -1,7 +1,6 @@
 """Costs from recorded iterations: what passes and communications took.
 
-Of passes the mean of an iteration counts, since not all of a kind do alike (the output layer's T
-adds two microbatches at a time to its gradient, every second one next to nothing), and of several
+Of passes the mean of an iteration counts, the sum of which is the work of a rank, and of several
 iterations the median, since one may be disturbed; of communications the median of all.
 What a plan made of them predicts can then be held against what the run does. A communication is
 charged as the simulator charges it, from when the last rank has come, so that waiting for a slow

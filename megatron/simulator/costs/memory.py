@@ -26,15 +26,12 @@ class LogitBytes:
         workspace: more while a pass runs, however many logits there are.
         early_gradient: of an element of X: what S leaves of the input gradient for the barrier,
             where there is one barrier or none.
-        together: microbatches whose weight gradients are formed at once; all but the last wait for
-            it with what they hold.
     """
 
     held: float
     working: float
     workspace: float = 0.0
     early_gradient: float = 0.0
-    together: int = 1
 
 
 EARLY_GRADIENTS: Final[Mapping[int | None, int]] = {None: 1, 1: 2, 2: 0, 3: 0}
@@ -84,7 +81,6 @@ def model_sizes(
     shards = 1 if barriers is None else ranks
     exponentials = x + logit.held * shape.logits / shards
     at_work = logit.workspace + logit.working * shape.logits / shards
-    at_work += (logit.together - 1) * exponentials
     at_work += EARLY_GRADIENTS[barriers] * logit.early_gradient * shape.elements
     if barriers is None:
         static[first] += embedding
