@@ -62,7 +62,12 @@ class _CpuGelu(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (slope,) = ctx.saved_tensors
-        return grad * slope
+        library = library_for(grad)
+        if library is None:
+            return grad * slope
+        grad, x_grad = grad.contiguous(), torch.empty_like(slope)
+        library.multiply_bf16(grad.data_ptr(), slope.data_ptr(), grad.numel(), x_grad.data_ptr())
+        return x_grad
 
 
 def _value_and_slope(x: Tensor, value: Tensor, slope: Tensor) -> None:

@@ -1,7 +1,7 @@
 """Causal self-attention with one fused projection for queries, keys and values.
 
 Shapes: b batch, s sequence, h hidden, g query groups (key/value heads), r query heads per group,
-a = g r query heads, d channels of a head.
+a = g r query heads, d channels of a head, c = r + 2: the queries, the key and the value of a group.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from megatron.layers.causal import causal_attention
+from megatron.layers.causal import causal_attention, causal_self_attention, split_heads
 from megatron.layers.linear import build_linear
 from megatron.layers.rope import RotaryEmbedding
 
@@ -99,7 +99,13 @@ class SelfAttention(nn.Module):
         Returns:
             The attention's output after its projection, [b, s, h].
         """
-        q_bsad, k_bsgd, v_bsgd = self._project(x_bsh)
+        shape, dropout = self.shape, self.dropout if self.training else 0.0
+        qkv_bsgcd = self.linear_qkv(x_bsh).view(
+            *x_bsh.shape[:2], shape.num_groups, shape.heads_per_group + 2, shape.head_size
+        )
+        if self.q_layernorm is None and rope is None:
+            return self.linear_proj(causal_self_attention(qkv_bsgcd, dropout=dropout))
+        q_bsad, k_bsgd, v_bsgd = split_heads(qkv_bsgcd)
         if self.q_layernorm is not None and self.k_layernorm is not None:
             q_bsad, k_bsgd = self.q_layernorm(q_bsad), self.k_layernorm(k_bsgd)
         if rope is not None:
@@ -108,16 +114,6 @@ class SelfAttention(nn.Module):
             q_bsad.transpose(1, 2),
             k_bsgd.transpose(1, 2),
             v_bsgd.transpose(1, 2),
-            dropout=self.dropout if self.training else 0.0,
+            dropout=dropout,
         )
         return self.linear_proj(context_basd.transpose(1, 2).flatten(2))
-
-    def _project(self, x_bsh: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [b, s, a, d], keys and values [b, s, g, d]; views wherever strides allow."""
-        shape = self.shape
-        qkv = self.linear_qkv(x_bsh).unflatten(
-            -1, (shape.num_groups, shape.heads_per_group + 2, shape.head_size)
-        )
-        # one split, so that the backward writes the fused gradient once instead of adding parts
-        q, k, v = qkv.split([shape.heads_per_group, 1, 1], dim=3)
-        return q.flatten(2, 3), k.squeeze(3), v.squeeze(3)

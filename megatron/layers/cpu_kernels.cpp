@@ -49,6 +49,19 @@ inline float exp_nonpositive(float x) {
   return p * power;
 }
 
+constexpr uint16_t kMinusInfinity = 0xff80;
+
+// The keys that a row of scores is worked on in: `visible` rounded up to whole vectors, up to
+// `keys`. What lies between gets `value`: a loop of a few scalars at the end of every row would take
+// as long as its vectors.
+inline int64_t fill_up(uint16_t *row, int64_t visible, int64_t keys, uint16_t value) {
+  constexpr int64_t kWhole = 64;
+  const int64_t whole = (visible + kWhole - 1) / kWhole * kWhole;
+  const int64_t width = whole < keys ? whole : keys;
+  for (int64_t j = visible; j < width; ++j) row[j] = value;
+  return width;
+}
+
 }  // namespace
 
 // logits [t, n] in place -> exp(logits - new maximum); maximum [n] and sum [n] carried on.
@@ -159,30 +172,111 @@ EXPORT void gelu_bf16(const uint16_t *x, int64_t count, uint16_t *value, uint16_
   }
 }
 
+// product [count] = x * y.
+EXPORT void multiply_bf16(const uint16_t *x, const uint16_t *y, int64_t count, uint16_t *product) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) product[i] = to_bf16(to_float(x[i]) * to_float(y[i]));
+}
+
+// LayerNorm of the rows of x [n, h]; mean [n] and scale [n], 1 / deviation, for the backward.
+EXPORT void layer_norm_bf16(const uint16_t *x, const uint16_t *weight, const uint16_t *bias,
+                            int64_t n, int64_t h, float epsilon, uint16_t *out, float *mean,
+                            float *scale) {
+  for (int64_t i = 0; i < n; ++i) {
+    const uint16_t *row = x + i * h;
+    float sum = 0.0f, squares = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < h; ++j) sum += to_float(row[j]);
+    const float centre = sum / h;
+#pragma omp simd reduction(+ : squares)
+    for (int64_t j = 0; j < h; ++j) {
+      const float off = to_float(row[j]) - centre;
+      squares += off * off;
+    }
+    const float inverse = 1.0f / std::sqrt(squares / h + epsilon);
+#pragma omp simd
+    for (int64_t j = 0; j < h; ++j) {
+      const float unit = (to_float(row[j]) - centre) * inverse;
+      out[i * h + j] = to_bf16(unit * to_float(weight[j]) + to_float(bias[j]));
+    }
+    mean[i] = centre;
+    scale[i] = inverse;
+  }
+}
+
+// Gradients of x [n, h], weight [h] and bias [h]; those of weight and bias are summed in fp32.
+EXPORT void layer_norm_backward_bf16(const uint16_t *grad, const uint16_t *x,
+                                     const uint16_t *weight, const float *mean, const float *scale,
+                                     int64_t n, int64_t h, uint16_t *x_grad, uint16_t *weight_grad,
+                                     uint16_t *bias_grad) {
+  std::vector<float> sums(2 * h);
+  float *of_weight = sums.data(), *of_bias = of_weight + h;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint16_t *row = x + i * h, *change = grad + i * h;
+    const float centre = mean[i], inverse = scale[i];
+    float along = 0.0f, total = 0.0f;  // the change of deviation and of mean
+#pragma omp simd reduction(+ : along, total)
+    for (int64_t j = 0; j < h; ++j) {
+      const float unit = (to_float(row[j]) - centre) * inverse, wide = to_float(change[j]);
+      const float weighted = wide * to_float(weight[j]);
+      along += weighted * unit;
+      total += weighted;
+      of_weight[j] += wide * unit;
+      of_bias[j] += wide;
+    }
+    along /= h;
+    total /= h;
+#pragma omp simd
+    for (int64_t j = 0; j < h; ++j) {
+      const float unit = (to_float(row[j]) - centre) * inverse;
+      const float weighted = to_float(change[j]) * to_float(weight[j]);
+      x_grad[i * h + j] = to_bf16(inverse * (weighted - total - unit * along));
+    }
+  }
+  for (int64_t j = 0; j < h; ++j) {
+    weight_grad[j] = to_bf16(of_weight[j]);
+    bias_grad[j] = to_bf16(of_bias[j]);
+  }
+}
+
+// target = source, both [n0, n1, n2, n3, d] with rows of d values at any four strides.
+EXPORT void copy_rows_bf16(const uint16_t *source, int64_t s0, int64_t s1, int64_t s2, int64_t s3,
+                           uint16_t *target, int64_t t0, int64_t t1, int64_t t2, int64_t t3,
+                           int64_t n0, int64_t n1, int64_t n2, int64_t n3, int64_t d) {
+  for (int64_t i = 0; i < n0; ++i)
+    for (int64_t j = 0; j < n1; ++j)
+      for (int64_t k = 0; k < n2; ++k) {
+        const uint16_t *from = source + i * s0 + j * s1 + k * s2;
+        uint16_t *to = target + i * t0 + j * t1 + k * t2;
+        for (int64_t l = 0; l < n3; ++l) std::memcpy(to + l * t3, from + l * s3, d * sizeof *to);
+      }
+}
+
 // scores [rows, keys] in place -> softmax(scale * scores) over the keys that a row sees, else 0.
 // Every `queries` rows are one head: its last row sees all keys, each row before it one key less.
 // log_sum [rows] = log of the sum of exp(scale * scores).
 EXPORT void causal_softmax_bf16(uint16_t *scores, int64_t rows, int64_t queries, int64_t keys,
                                 float scale, float *log_sum) {
   std::vector<float> exponentials(keys);
+  float *e = exponentials.data();
   for (int64_t i = 0; i < rows; ++i) {
     uint16_t *row = scores + i * keys;
     const int64_t visible = keys - queries + i % queries + 1;
+    const int64_t width = fill_up(row, visible, keys, kMinusInfinity);
     float maximum = -INFINITY, sum = 0.0f;
 #pragma omp simd reduction(max : maximum)
-    for (int64_t j = 0; j < visible; ++j) {
+    for (int64_t j = 0; j < width; ++j) {
       const float value = to_float(row[j]);
       maximum = value > maximum ? value : maximum;
     }
-    float *e = exponentials.data();
 #pragma omp simd reduction(+ : sum)
-    for (int64_t j = 0; j < visible; ++j) {
+    for (int64_t j = 0; j < width; ++j) {
       e[j] = exp_nonpositive((to_float(row[j]) - maximum) * scale);
       sum += e[j];
     }
     const float inverse = 1.0f / sum;
 #pragma omp simd
-    for (int64_t j = 0; j < visible; ++j) row[j] = to_bf16(e[j] * inverse);
+    for (int64_t j = 0; j < width; ++j) row[j] = to_bf16(e[j] * inverse);
     std::memset(row + visible, 0, (keys - visible) * sizeof *row);
     log_sum[i] = maximum * scale + std::log(sum);
   }
@@ -196,16 +290,18 @@ EXPORT void causal_softmax_backward_bf16(uint16_t *scores, uint16_t *gradient,
   for (int64_t i = 0; i < rows; ++i) {
     uint16_t *probability = scores + i * keys, *change = gradient + i * keys;
     const int64_t visible = keys - queries + i % queries + 1;
+    const int64_t width = fill_up(probability, visible, keys, kMinusInfinity);
+    fill_up(change, visible, keys, 0);
     const float offset = log_sum[i];
     float mean = 0.0f;
 #pragma omp simd reduction(+ : mean)
-    for (int64_t j = 0; j < visible; ++j) {
+    for (int64_t j = 0; j < width; ++j) {
       const float value = exp_nonpositive(to_float(probability[j]) * scale - offset);
       probability[j] = to_bf16(value);
       mean += value * to_float(change[j]);
     }
 #pragma omp simd
-    for (int64_t j = 0; j < visible; ++j)
+    for (int64_t j = 0; j < width; ++j)
       change[j] = to_bf16(to_float(probability[j]) * (to_float(change[j]) - mean) * scale);
     std::memset(probability + visible, 0, (keys - visible) * sizeof *probability);
     std::memset(change + visible, 0, (keys - visible) * sizeof *change);

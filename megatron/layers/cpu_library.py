@@ -12,7 +12,14 @@ from megatron.native.compile import COMPILE_ERRORS, compile_library, processor, 
 from megatron.native.files import cache_root
 
 _SOURCE = Path(__file__).with_name("cpu_kernels.cpp")
-_OPTIONS = ("-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp-simd", "-fno-math-errno")
+_OPTIONS = (
+    "-O3",
+    "-march=native",
+    "-mprefer-vector-width=512",
+    "-fopenmp-simd",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+)
 _PORTABLE_OPTIONS = ("-O3", "-fopenmp-simd")
 _LOG = logging.getLogger(__name__)
 
@@ -24,6 +31,10 @@ _SIGNATURES = {
     "scale_bf16": "ppiip",
     "add_bf16": "ppi",
     "gelu_bf16": "pipp",
+    "multiply_bf16": "ppip",
+    "layer_norm_bf16": "pppiifppp",
+    "layer_norm_backward_bf16": "pppppiippp",
+    "copy_rows_bf16": "piiiipiiiiiiiii",
     "causal_softmax_bf16": "piiifp",
     "causal_softmax_backward_bf16": "pppiiif",
 }

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatron.layers import causal
+from megatron.layers import compiled_attention
 from megatron.layers.attention import AttentionShape, SelfAttention
 from megatron.layers.causal import causal_attention
 from megatron.layers.norm import build_norm
@@ -72,7 +72,7 @@ def test_output_and_gradients_are_those_of_the_formula(
 
 
 def test_gradcheck_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(causal, "_BLOCK", 2)
+    monkeypatch.setattr(compiled_attention, "BLOCK", 2)
     qkv = random_qkv(batch=1, heads=4, groups=2, seq=5, size=2)
     assert torch.autograd.gradcheck(lambda *t: causal_attention(*t, dropout=0.0), qkv)
 
@@ -114,10 +114,10 @@ def test_bf16_stays_within_bf16_rounding(
 
 
 def test_scores_of_any_size_and_blocks_of_few_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(causal, "_BLOCK", 3)
+    monkeypatch.setattr(compiled_attention, "BLOCK", 3)
     for got, want in attention_in_bf16(2, 6, 2, 17, 16, scale=4.0):
         assert relative_error(got.double(), want) < 5e-2  # scores up to 50 have an error of 1/8
-    assert len(causal._blocks(17)) == 6
+    assert len(compiled_attention.blocks(17)) == 6
 
 
 def test_what_is_not_finite_reaches_only_those_who_see_it() -> None:
@@ -134,7 +134,7 @@ def test_what_is_not_finite_reaches_only_those_who_see_it() -> None:
 def test_without_a_compiler_bf16_stays_within_its_rounding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(causal, "library_for", lambda _: None)
+    monkeypatch.setattr(compiled_attention, "library_for", lambda _: None)
     for got, want in attention_in_bf16(2, 4, 2, 320, 16):
         assert relative_error(got.double(), want) < 1e-2
 
