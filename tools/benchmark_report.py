@@ -87,8 +87,9 @@ h = {case.hidden_size}, {case.heads} heads, s = {case.seq_length}, {case.dtype},
 *update* (gradient norm, optimizer step, clearing of the gradients), which the references do not do.
 *speed*: times as fast as {BASE[0]} with {BASE[1]}. *floor*: over model FLOPs / (p x rate of a
 rank), with the rate of the output layer's product [n, h] x [h, 128000] in one piece; *MFU*: with
-the rate of the best square product. Every case measures both, on all ranks at once; of a round the
-median counts: {_listed(rates.product for rates in report.rates)} and
+the rate of the best square product. Every case measures both, on all ranks at once; of a round
+the mean of the first counts and the median of the second:
+{_listed(rates.product for rates in report.rates)} and
 {_listed(rates.peak for rates in report.rates)} TFLOP/s.
 *ideal*: share of the time that is compute, (time in passes, all ranks) / p. *simulated*: the
 simulator's time, from mean pass times and median times of communications, over the measured one.

@@ -54,13 +54,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Rates:
-    """What a rank does in matrix products, TFLOP/s; the median over the cases of a round.
+    """What a rank does in matrix products, TFLOP/s, over the cases of a round.
 
     A single measurement is up to 10 % off, and no case has any part in it.
 
     Attributes:
-        product: the output layer's own product in one piece.
-        peak: the best product that was found.
+        product: the output layer's own product in one piece, the mean.
+        peak: the best product that was found, the median.
     """
 
     product: float
@@ -73,12 +73,12 @@ Runs: TypeAlias = Mapping[str, Sequence[Mapping[str, Any]]]
 
 def rates_of(runs: Runs) -> list[Rates]:
     """Return the rates of every round."""
-    rounds = zip_longest(*runs.values())
-
-    def rate(cases: Sequence[Mapping[str, Any] | None], name: str) -> float:
-        return statistics.median(run[name] for run in cases if run is not None)
-
-    return [Rates(rate(cases, "product_tflops"), rate(cases, "peak_tflops")) for cases in rounds]
+    rates = []
+    for cases in zip_longest(*runs.values()):
+        ran = [run for run in cases if run is not None]
+        product = statistics.fmean(run["product_tflops"] for run in ran)
+        rates.append(Rates(product, statistics.median(run["peak_tflops"] for run in ran)))
+    return rates
 
 
 def summarise(cases: Sequence[Case], runs: Runs) -> list[Row]:

@@ -64,8 +64,10 @@ inline int64_t fill_up(uint16_t *row, int64_t visible, int64_t keys, uint16_t va
 
 }  // namespace
 
-// logits [t, n] in place -> exp(logits - new maximum); maximum [n] and sum [n] carried on.
-EXPORT void exp_tile_bf16(uint16_t *logits, int64_t t, int64_t n, float *maximum, float *sum) {
+// logits [t, n] in place -> exp(logits - new maximum); maximum [n] and sum [n] carried on, and
+// shrink [n] = exp(old - new maximum), 0 before the first tile, whose maximum is -inf.
+EXPORT void exp_tile_bf16(uint16_t *logits, int64_t t, int64_t n, float *maximum, float *sum,
+                          float *shrink) {
   constexpr int64_t kColumns = 512;  // tokens at a time: long enough for the prefetcher
   for (int64_t first = 0; first < n; first += kColumns) {
     const int64_t columns = n - first < kColumns ? n - first : kColumns;
@@ -89,10 +91,10 @@ EXPORT void exp_tile_bf16(uint16_t *logits, int64_t t, int64_t n, float *maximum
       }
     }
     for (int64_t i = 0; i < columns; ++i) {
-      float &total = sum[first + i];
-      // Before the first tile the maximum is -inf and the sum 0.
-      if (total != 0.0f) total *= exp_nonpositive(maximum[first + i] - new_max[i]);
-      total += column_sum[i];
+      const float old = maximum[first + i];
+      const float factor = old == -INFINITY ? 0.0f : exp_nonpositive(old - new_max[i]);
+      sum[first + i] = sum[first + i] * factor + column_sum[i];
+      shrink[first + i] = factor;
       maximum[first + i] = new_max[i];
     }
   }

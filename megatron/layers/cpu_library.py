@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 
 _ARGUMENTS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
 _SIGNATURES = {
-    "exp_tile_bf16": "piipp",
+    "exp_tile_bf16": "piippp",
     "transpose_bf16": "piip",
     "rescale_add_bf16": "pppii",
     "scale_bf16": "ppiip",

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from megatron.layers.shard import VocabularyShard, local_rows
+from megatron.layers.shard import VocabularyShard, local_rows, rows_of
 
 
 class InputLayer(nn.Module):
@@ -30,12 +30,12 @@ class InputLayer(nn.Module):
         The sum over all shards is the embedding, exactly: every token has one nonzero part.
         """
         row_bs, owned_bs = local_rows(tokens_bs, self.shard.first_row, self.shard.rows)
-        return self.weight[row_bs] * owned_bs.unsqueeze(-1)
+        return rows_of(self.weight, row_bs).mul_(owned_bs.unsqueeze(-1))
 
     @torch.no_grad()
     def add_gradient(self, tokens_bs: Tensor, gradient_bsh: Tensor) -> None:
         """Add the gradient of the embeddings held here to the weight's ``main_grad`` (IB)."""
         row_bs, owned_bs = local_rows(tokens_bs, self.shard.first_row, self.shard.rows)
         main_grad: Tensor = self.weight.main_grad
-        part_bsh = gradient_bsh.to(main_grad.dtype) * owned_bs.unsqueeze(-1)
+        part_bsh = gradient_bsh.to(main_grad.dtype, copy=True).mul_(owned_bs.unsqueeze(-1))
         main_grad.index_add_(0, row_bs.flatten(), part_bsh.flatten(0, 1))

@@ -17,7 +17,7 @@ fp32. A slice so large keeps a GPU busy for longer than it takes to launch the w
 class Kernels(Protocol):
     """Elementwise work; all of it in place, without autograd."""
 
-    def exp_tile(self, logits_tn: Tensor, max_n: Tensor, sum_n: Tensor) -> None:
+    def exp_tile(self, logits_tn: Tensor, max_n: Tensor, sum_n: Tensor) -> Tensor:
         """Turn one tile of logits into exponentials and carry the running maximum and sum on.
 
         Args:
@@ -25,6 +25,9 @@ class Kernels(Protocol):
                 dtype.
             max_n: running maximum of every token; exact in the activation dtype, being a logit.
             sum_n: running sum of the exponentials relative to the running maximum.
+
+        Returns:
+            [n] by what all exponentials of earlier tiles shrink: exp(old - new maximum).
         """
         ...
 
@@ -48,16 +51,18 @@ class Kernels(Protocol):
 class TorchKernels:
     """Any device, any dtype."""
 
-    def exp_tile(self, logits_tn: Tensor, max_n: Tensor, sum_n: Tensor) -> None:
+    def exp_tile(self, logits_tn: Tensor, max_n: Tensor, sum_n: Tensor) -> Tensor:
         """See ``Kernels``."""
         new_max_n = torch.maximum(max_n, logits_tn.amax(0).to(max_n.dtype))
-        sum_n.mul_((max_n - new_max_n).exp_())
+        shrink_n = (max_n - new_max_n).exp_()
+        sum_n.mul_(shrink_n)
         for part_tn in logits_tn.split(max(1, EXPONENTIALS_AT_ONCE // len(max_n))):
             # In the dtype of statistics: a difference rounded to bf16 would be far off.
             exp_tn = (part_tn - new_max_n).exp_()
             sum_n.add_(exp_tn.sum(0))
             part_tn.copy_(exp_tn)
         max_n.copy_(new_max_n)
+        return shrink_n
 
     def transposed(self, tile_tn: Tensor) -> Tensor:
         """See ``Kernels``."""
@@ -87,12 +92,14 @@ class NativeKernels:
         self._library = library
         self._scratch = torch.empty(0, dtype=torch.bfloat16)
 
-    def exp_tile(self, logits_tn: Tensor, max_n: Tensor, sum_n: Tensor) -> None:
+    def exp_tile(self, logits_tn: Tensor, max_n: Tensor, sum_n: Tensor) -> Tensor:
         """See ``Kernels``."""
         expect(torch.bfloat16, logits_tn)
         expect(torch.float32, max_n, sum_n)
-        t, n = logits_tn.shape
-        self._library.exp_tile_bf16(logits_tn.data_ptr(), t, n, max_n.data_ptr(), sum_n.data_ptr())
+        shrink_n = torch.empty_like(sum_n)
+        carried = (x_n.data_ptr() for x_n in (max_n, sum_n, shrink_n))
+        self._library.exp_tile_bf16(logits_tn.data_ptr(), *logits_tn.shape, *carried)
+        return shrink_n
 
     def transposed(self, tile_tn: Tensor) -> Tensor:
         """See ``Kernels``; oneDNN takes twice as long for a product with a transposed view."""

@@ -36,7 +36,7 @@ def naive_s(
         logit_tiles: contiguous [t, n] buffers, their heights summing to v, that receive the
             logits; E turns them into the exponentials.
     """
-    state = initial_state(x_nh, weight_vh, targets_n, first_row, options, len(logit_tiles))
+    state, _ = initial_state(x_nh, weight_vh, targets_n, first_row, options, len(logit_tiles))
     state.exp_tiles = logit_tiles
     max_n, cap = state.maximum_n, options.logit_softcap
     tiles_th = weight_vh.split([len(tile) for tile in logit_tiles])

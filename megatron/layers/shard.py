@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 @dataclass(frozen=True)
@@ -48,3 +49,8 @@ def local_rows(ids: Tensor, first_row: int, rows: int) -> tuple[Tensor, Tensor]:
     owned = (ids >= first_row) & (ids < first_row + rows)
     spread = torch.arange(ids.numel(), device=ids.device).view_as(ids) % max(rows, 1)
     return torch.where(owned, ids - first_row, spread), owned
+
+
+def rows_of(weight_vh: Tensor, row: Tensor) -> Tensor:
+    """Return [..., h]: ``weight_vh[row]``, which takes PyTorch three times as long on a CPU."""
+    return functional.embedding(row, weight_vh)

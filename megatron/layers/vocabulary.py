@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from megatron.layers.kernels import Kernels
-from megatron.layers.shard import local_rows
+from megatron.layers.shard import local_rows, rows_of
 
 
 @dataclass(frozen=True)
@@ -163,21 +163,20 @@ def output_s(
         t_follows: keep what T needs; an evaluation only wants the statistics.
         kernels: elementwise work on tiles.
     """
-    state = initial_state(x_nh, weight_vh, targets_n, first_row, options, len(exp_tiles))
+    state, target_nh = initial_state(x_nh, weight_vh, targets_n, first_row, options, len(exp_tiles))
     if t_follows:
         state.exp_tiles = exp_tiles
     max_n, sum_n, _, logit_sum_n = state.statistics_4n
     if form_gradient:
         state.raw_gradient_nh = torch.zeros_like(x_nh, dtype=max_n.dtype)
-        state.target_gradient_nh = target_gradient(state, weight_vh, options)
+        state.target_gradient_nh = target_gradient(state, target_nh, weight_vh, options)
     tiles_th = weight_vh.split([len(tile) for tile in exp_tiles])
     for tile_tn, tile_th, tile_max_n in zip(exp_tiles, tiles_th, state.tile_max_kn, strict=True):
         torch.mm(tile_th, x_nh.T, out=tile_tn)
         slope_tn = soft_cap(tile_tn, options.logit_softcap)
         if options.label_smoothing:
             logit_sum_n += tile_tn.sum(0, dtype=logit_sum_n.dtype)
-        old_max_n = max_n.clone()
-        kernels.exp_tile(tile_tn, max_n, sum_n)
+        shrink_n = kernels.exp_tile(tile_tn, max_n, sum_n)
         tile_max_n.copy_(max_n)
         if slope_tn is not None:
             tile_tn.mul_(slope_tn)
@@ -185,7 +184,7 @@ def output_s(
                 state.slope_tiles.append(slope_tn)
         if state.raw_gradient_nh is not None:
             product_nh = kernels.transposed(tile_tn) @ tile_th
-            kernels.rescale_add(state.raw_gradient_nh, (old_max_n - max_n).exp_(), product_nh)
+            kernels.rescale_add(state.raw_gradient_nh, shrink_n, product_nh)
         if state.target_gradient_nh is not None and slope_tn is not None and options.spread:
             state.target_gradient_nh.add_(slope_tn.T @ tile_th, alpha=options.spread)
     return state
@@ -198,22 +197,30 @@ def initial_state(
     first_row: int,
     options: LossOptions,
     tiles: int,
-) -> ShardState:
-    """Return the state before the first of k ``tiles``, with all that concerns the targets."""
+) -> tuple[ShardState, Tensor]:
+    """Return the state before the first of k ``tiles``, and the targets' rows of W [n, h]."""
     dtype = statistics_dtype(x_nh.dtype)
     statistics_4n = torch.zeros((4, len(x_nh)), dtype=dtype, device=x_nh.device)
     statistics_4n[0] = -torch.inf
     target_row_n, owned_n = local_rows(targets_n, first_row, len(weight_vh))
     slope_n = owned_n.to(dtype)
-    if len(weight_vh):
-        # Rounded as the matrix product rounds it, lest a certain token have a loss below zero.
-        logit_n = (x_nh.to(dtype) * weight_vh[target_row_n]).sum(1).to(x_nh.dtype)
-        capped_slope_n = soft_cap(logit_n, options.logit_softcap)
-        statistics_4n[2] = torch.where(owned_n, logit_n.to(dtype), 0.0)
-        if capped_slope_n is not None:
-            slope_n = slope_n * capped_slope_n
+    target_nh = target_rows(weight_vh, target_row_n, dtype)
+    # Rounded as the matrix product rounds it, lest a certain token have a loss below zero.
+    logit_n = (target_nh * x_nh).sum(1).to(x_nh.dtype)
+    capped_slope_n = soft_cap(logit_n, options.logit_softcap)
+    statistics_4n[2] = torch.where(owned_n, logit_n.to(dtype), 0.0)
+    if capped_slope_n is not None:
+        slope_n = slope_n * capped_slope_n
     tile_max_kn = statistics_4n.new_empty((tiles, len(x_nh)))
-    return ShardState(x_nh, (), [], tile_max_kn, statistics_4n, target_row_n, slope_n)
+    state = ShardState(x_nh, (), [], tile_max_kn, statistics_4n, target_row_n, slope_n)
+    return state, target_nh
+
+
+def target_rows(weight_vh: Tensor, row_n: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the rows of W [n, h], any where a target lies elsewhere, zeros if W has none."""
+    if not len(weight_vh):
+        return weight_vh.new_zeros((len(row_n), weight_vh.shape[1]), dtype=dtype)
+    return rows_of(weight_vh, row_n).to(dtype)
 
 
 def soft_cap(logits: Tensor, cap: float) -> Tensor | None:
@@ -226,14 +233,22 @@ def soft_cap(logits: Tensor, cap: float) -> Tensor | None:
     return slope
 
 
-def target_gradient(state: ShardState, weight_vh: Tensor, options: LossOptions) -> Tensor:
-    """Return D: the rows of W that the targets, and without soft-capping the spread, pull at."""
-    factor_n1 = ((1 - options.label_smoothing) * state.target_slope_n).unsqueeze(1)
-    if not len(weight_vh):
-        return torch.zeros_like(state.x_nh, dtype=factor_n1.dtype)
-    gradient_nh = factor_n1 * weight_vh[state.target_row_n]
+def target_gradient(
+    state: ShardState, target_nh: Tensor, weight_vh: Tensor, options: LossOptions
+) -> Tensor:
+    """Return D: the rows of W that the targets, and without soft-capping the spread, pull at.
+
+    Args:
+        state: of the microbatch.
+        target_nh: what ``target_rows`` returned; is changed in place.
+        weight_vh: this rank's rows, without padding.
+        options: form of the loss.
+    """
+    gradient_nh = target_nh.mul_(
+        ((1 - options.label_smoothing) * state.target_slope_n).unsqueeze(1)
+    )
     if options.label_smoothing and not options.logit_softcap:
-        gradient_nh += options.spread * weight_vh.sum(0, dtype=factor_n1.dtype)
+        gradient_nh += options.spread * weight_vh.sum(0, dtype=gradient_nh.dtype)
     return gradient_nh
 
 
@@ -284,5 +299,5 @@ def input_gradient_from_s(
     local_max_n = state.statistics_4n[0]
     factor_n = row_factor(merged, options) * (local_max_n - merged.max_n).exp()
     gradient_nh = state.raw_gradient_nh * (weight_n * factor_n).unsqueeze(1)
-    gradient_nh -= state.target_gradient_nh * weight_n.unsqueeze(1)
+    gradient_nh.addcmul_(state.target_gradient_nh, weight_n.unsqueeze(1), value=-1)
     return gradient_nh.to(state.x_nh.dtype)

@@ -16,6 +16,7 @@ from megatron.layers.vocabulary import (
     ShardState,
     row_factor,
     target_gradient,
+    target_rows,
 )
 
 
@@ -29,7 +30,9 @@ def input_gradient_in_t(
 ) -> Tensor:
     """Return this shard's part of the input gradient [n, h] in Algorithm 1, where T forms it."""
     factor_kn = tile_factors(state, merged, weight_n, options)
-    gradient_nh = target_gradient(state, weight_vh, options) * -weight_n.unsqueeze(1)
+    target_nh = target_rows(weight_vh, state.target_row_n, weight_n.dtype)
+    gradient_nh = target_gradient(state, target_nh, weight_vh, options)
+    gradient_nh *= -weight_n.unsqueeze(1)
     tiles_th = weight_vh.split([len(tile) for tile in state.exp_tiles])
     for tile_tn, tile_th, factor_n in zip(state.exp_tiles, tiles_th, factor_kn, strict=True):
         product_nh = kernels.transposed(tile_tn) @ tile_th
@@ -75,11 +78,13 @@ def subtract_target_gradient(
     """Subtract what the targets and the label smoothing contribute to the weight gradient (T)."""
     if not len(gradient_vh):
         return
-    weighted_nh = state.x_nh * weight_n.unsqueeze(1)
-    pull_n1 = ((1 - options.label_smoothing) * state.target_slope_n).unsqueeze(1)
-    pulled_nh = (weighted_nh * pull_n1).to(gradient_vh.dtype)
+    pull_n = weight_n * ((1 - options.label_smoothing) * state.target_slope_n)
+    pulled_nh = (state.x_nh * pull_n.unsqueeze(1)).to(gradient_vh.dtype)
     gradient_vh.index_add_(0, state.target_row_n, pulled_nh, alpha=-1)
-    if options.label_smoothing and not options.logit_softcap:
+    if not options.label_smoothing:
+        return
+    weighted_nh = state.x_nh * weight_n.unsqueeze(1)
+    if not options.logit_softcap:
         gradient_vh -= options.spread * weighted_nh.sum(0)
     row = 0
     for slope_tn in state.slope_tiles:

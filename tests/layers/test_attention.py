@@ -8,7 +8,7 @@ from torch import Tensor
 
 from megatron.layers import compiled_attention
 from megatron.layers.attention import AttentionShape, SelfAttention
-from megatron.layers.causal import causal_attention
+from megatron.layers.causal import causal_attention, causal_self_attention, split_heads
 from megatron.layers.norm import build_norm
 from megatron.layers.rope import RotaryEmbedding
 
@@ -111,6 +111,23 @@ def test_bf16_stays_within_bf16_rounding(
     assert relative_error(output.double(), expected) < 5e-3
     for got, want in gradients:
         assert (got.double() - want).norm() <= 1e-2 * want.norm() + 1e-12
+
+
+@pytest.mark.parametrize(("batch", "heads", "groups", "seq"), [(1, 2, 2, 9), (2, 6, 2, 300)])
+def test_of_a_fused_projection_attention_is_that_of_its_parts(
+    batch: int, heads: int, groups: int, seq: int
+) -> None:
+    """To the bit: the same products of the same numbers, only gathered from elsewhere."""
+    qkv = torch.randn(batch, seq, groups, heads // groups + 2, 16).bfloat16().requires_grad_()
+    q, k, v = (t.transpose(1, 2) for t in split_heads(qkv))
+    apart = causal_attention(q, k, v, dropout=0.0).transpose(1, 2).flatten(2)
+    fused = causal_self_attention(qkv, dropout=0.0)
+    assert torch.equal(fused, apart)
+    grad = torch.randn(apart.shape).bfloat16()
+    for got, want in zip(
+        torch.autograd.grad(fused, qkv, grad), torch.autograd.grad(apart, qkv, grad), strict=True
+    ):
+        assert torch.equal(got, want)
 
 
 def test_scores_of_any_size_and_blocks_of_few_positions(monkeypatch: pytest.MonkeyPatch) -> None:
