@@ -34,7 +34,9 @@ def main() -> None:
     try:
         check_agreement(job, digests)
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        groups = connect(config.parallel, job, local_rank, run_plan.plan)
+        groups = connect(
+            config.parallel, job, local_rank, run_plan.plan, tied=config.model.tie_embeddings
+        )
         train(config, build_trainer(config, groups, run_plan), data)
         leave(groups)
     except Exception as error:

@@ -38,7 +38,8 @@ def run_rank(case: Case, result: Path) -> None:
     run_plan = make_run_plan(short)
     job = join(config.parallel)
     check_agreement(job, run_digests(short, run_plan))
-    groups = connect(config.parallel, job, int(os.environ["LOCAL_RANK"]), run_plan.plan)
+    local_rank, tied = int(os.environ["LOCAL_RANK"]), config.model.tie_embeddings
+    groups = connect(config.parallel, job, local_rank, run_plan.plan, tied=tied)
     trainer = build_trainer(short, groups, run_plan)
     first_loss, costs = _warm_up(trainer, batch[:count])
     trainer = _for_whole_batch(trainer, config, costs)

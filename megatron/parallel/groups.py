@@ -2,7 +2,8 @@
 
 Vocabulary collectives and the two directions of point-to-point have a group of their own each: on
 NCCL a group is a communicator, and two streams of traffic on one communicator would wait for each
-other.
+other. A group of gloo has a thread that wakes up a hundred times a second, which takes the time of
+a core that computes: there are no more than needed, and both directions share one.
 """
 
 from dataclasses import dataclass
@@ -22,8 +23,9 @@ class PipelineGroups:
         device: where this rank computes.
         vocabulary: group of the vocabulary collectives C0, C1, C2, CIF, CIB.
         forward: group of activations on their way to the next stage.
-        backward: group of gradients on their way to the previous stage.
-        control: group of everything outside the schedule: losses, gradient norm, messages.
+        backward: group of gradients on their way to the previous stage; on a CPU the same.
+        control: group of everything outside the schedule: losses, gradient norm, messages; that of
+            the whole job.
         ends: group of the ranks of the first and the last stage, which may hold copies of tied
             weights; ``None`` on the others, and where that is one rank.
         state: group in which the hosts exchange the optimizer's state, on CPUs whatever the device.
@@ -71,16 +73,20 @@ def make_groups(
     Args:
         device: where this rank computes.
         timeout: how long a collective may wait.
-        ends: ranks of the first and the last stage; by default the first and the last rank.
+        ends: ranks of the first and the last stage, by default the first and the last rank; one
+            rank twice if nothing there is held in two copies.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     if size == 1:
         return single_rank(device)
     ranks = list(range(size))
-    vocabulary, forward, backward, control = (
+    vocabulary, forward = (
         dist.new_group(ranks, timeout=timeout, group_desc=name)
-        for name in ("vocabulary", "forward", "backward", "control")
+        for name in ("vocabulary", "forward")
     )
+    backward = forward
+    if device.type != "cpu":
+        backward = dist.new_group(ranks, timeout=timeout, group_desc="backward")
     state = dist.new_group(ranks, timeout=timeout, backend="gloo", group_desc="state")
     tied, ends = None, (0, size - 1) if ends is None else ends
     if ends[0] != ends[1]:
@@ -92,7 +98,7 @@ def make_groups(
         vocabulary,
         forward,
         backward,
-        control,
+        dist.group.WORLD,
         tied if rank in ends else None,
         state,
     )

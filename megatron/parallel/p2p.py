@@ -19,14 +19,23 @@ class Transfer:
         return self.tensor
 
 
-def send(tensor: Tensor, destination: int, group: dist.ProcessGroup | None) -> Transfer:
-    """Start sending a contiguous ``tensor`` to a rank of ``group``."""
+def send(
+    tensor: Tensor, destination: int, group: dist.ProcessGroup | None, tag: int = 0
+) -> Transfer:
+    """Start sending a contiguous ``tensor`` to a rank of ``group``.
+
+    Args:
+        tensor: what to send.
+        destination: rank in the group.
+        group: both ranks are in it.
+        tag: what has one tag arrives in order; on NCCL all has, whatever its tag.
+    """
     assert group is not None, "a single rank has nobody to send to"
     # The group's own methods: what ``dist.isend`` checks first takes as long as the transfer.
-    return Transfer(tensor, group.send([tensor], destination, 0))
+    return Transfer(tensor, group.send([tensor], destination, tag))
 
 
-def receive(buffer: Tensor, source: int, group: dist.ProcessGroup | None) -> Transfer:
-    """Start receiving into ``buffer`` from a rank of ``group``."""
+def receive(buffer: Tensor, source: int, group: dist.ProcessGroup | None, tag: int = 0) -> Transfer:
+    """Start receiving into ``buffer`` from a rank of ``group``, as ``send`` sends."""
     assert group is not None, "a single rank has nobody to receive from"
-    return Transfer(buffer, group.recv([buffer], source, 0))
+    return Transfer(buffer, group.recv([buffer], source, tag))

@@ -101,13 +101,14 @@ class Communicator:
 
     def _start_transfer(self, comm: Comm) -> Pending[object]:
         forward = comm.kind == "X"
-        group = self._groups.forward if forward else self._groups.backward
+        # on a CPU both are one group, so the tag tells them apart
+        group, tag = (self._groups.forward, 0) if forward else (self._groups.backward, 1)
         sender, receiver = participants(self._plan, comm)
         if self._groups.rank == sender:
             name = "output" if forward else "input_gradient"
             tensor = self.passes.store.take(name, comm.microbatch, comm.stage)
-            return p2p.send(tensor, receiver, group)
-        return p2p.receive(self._buffer(), sender, group)
+            return p2p.send(tensor, receiver, group, tag)
+        return p2p.receive(self._buffer(), sender, group, tag)
 
     def _buffer(self) -> Tensor:
         return torch.empty(self._shape, dtype=self._dtype, device=self._groups.device)

@@ -46,7 +46,9 @@ class Trainer:
         return self.pipeline.train_program.plan
 
 
-def connect(config: ParallelConfig, job: Job, local_rank: int, plan: Plan) -> PipelineGroups:
+def connect(
+    config: ParallelConfig, job: Job, local_rank: int, plan: Plan, *, tied: bool = True
+) -> PipelineGroups:
     """Make the process groups; every rank calls it with the same plan (see ``check_agreement``).
 
     Args:
@@ -54,6 +56,8 @@ def connect(config: ParallelConfig, job: Job, local_rank: int, plan: Plan) -> Pi
         job: where the ranks have met.
         local_rank: this rank's number on its machine, and that of its GPU.
         plan: tells which ranks hold the first and the last stage.
+        tied: whether input and output layer are one matrix, of which two ranks hold copies unless
+            the vocabulary is split.
     """
     device = torch.device(config.device)
     timeout = timedelta(minutes=config.timeout_minutes)
@@ -74,7 +78,9 @@ def connect(config: ParallelConfig, job: Job, local_rank: int, plan: Plan) -> Pi
             timeout=timeout,
             device_id=device_id,
         )
-        return make_groups(device, timeout, (plan.stages[0][0], plan.stages[-1][0]))
+        first, last = plan.stages[0][0], plan.stages[-1][0]
+        copies = tied and plan.barriers is None
+        return make_groups(device, timeout, (first, last if copies else first))
     return single_rank(device)
 
 

@@ -48,13 +48,13 @@ def exchange(rank: int, world_size: int) -> list[float]:
     groups = make_pipeline_groups()
     other = 1 - rank
     sending = [
-        p2p.send(torch.full((4,), float(10 * rank + i)), other, group)
+        p2p.send(torch.full((4,), float(10 * rank + i)), other, group, tag)
         for i in range(3)
-        for group in (groups.forward, groups.backward)
+        for tag, group in enumerate((groups.forward, groups.backward))
     ]
     receiving = [
-        p2p.receive(torch.empty(4), other, group)
-        for group in (groups.forward, groups.backward)
+        p2p.receive(torch.empty(4), other, group, tag)
+        for tag, group in enumerate((groups.forward, groups.backward))
         for _ in range(3)
     ]
     received = [float(transfer.wait()[0]) for transfer in receiving]
