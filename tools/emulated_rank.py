@@ -109,7 +109,13 @@ def serve(connection: Connection, place: Place) -> None:
         _take_realtime_priority()
     try:
         store = dist.TCPStore("127.0.0.1", place.port, timeout=COLLECTIVE_TIMEOUT)
-        dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size)
+        dist.init_process_group(
+            "gloo",
+            store=store,
+            rank=place.rank,
+            world_size=place.size,
+            timeout=COLLECTIVE_TIMEOUT,
+        )
         groups = make_groups(torch.device("cpu"), COLLECTIVE_TIMEOUT, ends=(0, 0))
         lane = make_lane(groups.device, groups.size, "vocabulary")
         connection.send(None)

@@ -172,7 +172,7 @@ def _copy(source_bgrsd: Tensor, target_bgrsd: Tensor) -> None:
     assert library is not None
     for t_bgrsd in (source_bgrsd, target_bgrsd):
         assert t_bgrsd.dtype == torch.bfloat16
-        assert t_bgrsd.stride(4) == 1
+        assert t_bgrsd.stride(4) == 1 or t_bgrsd.shape[4] == 1
     library.copy_rows_bf16(
         source_bgrsd.data_ptr(),
         *source_bgrsd.stride()[:4],

@@ -1,9 +1,10 @@
 // Elementwise work on a CPU in bf16, fused: each value is read and written once while in cache.
 //
 // PyTorch needs several passes and fp32 copies for the same (its own form of each function stands
-// beside the call, and computes the same without a compiler). Plain C functions of the calling
-// thread, called through ctypes with pointers to contiguous memory.
+// beside the call, and serves without a compiler). Plain C functions of the calling thread, called
+// through ctypes with pointers to contiguous memory; only copy_rows_bf16 takes strides.
 
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -195,7 +196,8 @@ EXPORT void layer_norm_bf16(const uint16_t *x, const uint16_t *weight, const uin
       const float off = to_float(row[j]) - centre;
       squares += off * off;
     }
-    const float inverse = 1.0f / std::sqrt(squares / h + epsilon);
+    // A sum that overflows must not pass for a row without deviation.
+    const float inverse = squares <= FLT_MAX ? 1.0f / std::sqrt(squares / h + epsilon) : NAN;
 #pragma omp simd
     for (int64_t j = 0; j < h; ++j) {
       const float unit = (to_float(row[j]) - centre) * inverse;

@@ -58,7 +58,7 @@ def cpu_library(folder: Path | None = None) -> ctypes.CDLL | None:
         except COMPILE_ERRORS:  # a compiler that does not know the processor's options
             path = compile_library(_SOURCE, _PORTABLE_OPTIONS, processor(), folder)
     except COMPILE_ERRORS as error:
-        _LOG.warning("elementwise work runs in PyTorch, slower but the same: %s", reason(error))
+        _LOG.warning("elementwise work runs in PyTorch, slower and no finer: %s", reason(error))
         return None
     library = ctypes.CDLL(str(path))
     for name, letters in _SIGNATURES.items():

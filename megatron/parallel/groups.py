@@ -1,9 +1,9 @@
 """The rank grid and its process groups, passed explicitly to whoever communicates.
 
-Vocabulary collectives and the two directions of point-to-point have a group of their own each: on
-NCCL a group is a communicator, and two streams of traffic on one communicator would wait for each
-other. A group of gloo has a thread that wakes up a hundred times a second, which takes the time of
-a core that computes: there are no more than needed, and both directions share one.
+On NCCL a group is a communicator, and two streams of traffic on one communicator would wait for
+each other: vocabulary collectives and the two directions of point-to-point have a group of their
+own each. On gloo a group is a thread that wakes up a hundred times a second, on a core that has
+work to do: there both directions share one, and tell their messages apart by tags.
 """
 
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ class PipelineGroups:
         backward: group of gradients on their way to the previous stage; on a CPU the same.
         control: group of everything outside the schedule: losses, gradient norm, messages; that of
             the whole job.
-        ends: group of the ranks of the first and the last stage, which may hold copies of tied
-            weights; ``None`` on the others, and where that is one rank.
+        ends: group of the ranks of the first and the last stage where they hold copies of tied
+            weights; ``None`` on the others, and where there are no two copies.
         state: group in which the hosts exchange the optimizer's state, on CPUs whatever the device.
     """
 
@@ -72,7 +72,7 @@ def make_groups(
 
     Args:
         device: where this rank computes.
-        timeout: how long a collective may wait.
+        timeout: how long a collective may wait; in ``control`` it is what the job was begun with.
         ends: ranks of the first and the last stage, by default the first and the last rank; one
             rank twice if nothing there is held in two copies.
     """

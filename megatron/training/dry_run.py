@@ -152,7 +152,7 @@ def output_layer_bytes(shape: Shape, shards: int) -> LogitBytes:
     rows = min(TILE_ROWS["cuda"], -(-shape.vocab_size // shards))
     exponentials = FP32_BYTES * min(rows * shape.tokens, EXPONENTIALS_AT_ONCE)
     gradient = ACTIVATION_BYTES * rows * shape.hidden_size  # the product that T adds
-    # The targets' rows in bf16; X, and its product with them, in fp32.
+    # The targets' rows in bf16 and in fp32, and their product with X.
     targets = (ACTIVATION_BYTES + 2 * FP32_BYTES) * shape.elements
     return LogitBytes(
         held=ACTIVATION_BYTES,

@@ -47,7 +47,7 @@ class Trainer:
 
 
 def connect(
-    config: ParallelConfig, job: Job, local_rank: int, plan: Plan, *, tied: bool = True
+    config: ParallelConfig, job: Job, local_rank: int, plan: Plan, *, tied: bool
 ) -> PipelineGroups:
     """Make the process groups; every rank calls it with the same plan (see ``check_agreement``).
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from megatron.layers import compiled_attention
 from megatron.layers.attention import AttentionShape, SelfAttention
 from megatron.layers.causal import causal_attention, causal_self_attention, split_heads
+from megatron.layers.cpu_library import cpu_library
 from megatron.layers.norm import build_norm
 from megatron.layers.rope import RotaryEmbedding
 
@@ -113,6 +114,7 @@ def test_bf16_stays_within_bf16_rounding(
         assert (got.double() - want).norm() <= 1e-2 * want.norm() + 1e-12
 
 
+@pytest.mark.skipif(cpu_library() is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize(("batch", "heads", "groups", "seq"), [(1, 2, 2, 9), (2, 6, 2, 300)])
 def test_of_a_fused_projection_attention_is_that_of_its_parts(
     batch: int, heads: int, groups: int, seq: int

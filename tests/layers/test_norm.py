@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from megatron.layers import norm as norm_module
+from megatron.layers.cpu_library import cpu_library
 from megatron.layers.norm import build_norm
 
 CPU = torch.device("cpu")
@@ -54,6 +55,10 @@ def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got.detach().double() - want.detach()).norm() / want.detach().norm())
 
 
+compiled = pytest.mark.skipif(cpu_library() is None, reason="needs a C++ compiler")
+
+
+@compiled
 def test_layer_norm_in_bf16_rounds_its_results_and_nothing_else() -> None:
     """Sums over 4000 rows, too: PyTorch's kernel is 2.5 % off in those of weight and bias."""
     generator = torch.Generator().manual_seed(0)
@@ -80,13 +85,30 @@ def test_layer_norm_in_bf16_takes_any_layout() -> None:
     expected = torch.nn.functional.layer_norm(x.detach().double(), (16,))
     output = norm(x)
     assert relative_error(output, expected) < 2**-8
-    output.sum().backward()  # whose gradient has no strides at all
-    assert x.grad is not None
-    assert x.grad.isfinite().all()
+    grad = torch.randn(6, 16).bfloat16().expand(2, 6, 16)
+    wide = x.detach().double().requires_grad_()
+    for got, want in zip(
+        torch.autograd.grad(output, x, grad),
+        torch.autograd.grad(torch.nn.functional.layer_norm(wide, (16,)), wide, grad.double()),
+        strict=True,
+    ):
+        assert relative_error(got, want) < 2**-7
+
+
+@compiled
+def test_layer_norm_in_bf16_does_not_hide_what_is_not_finite() -> None:
+    norm = build_norm("LayerNorm", 16, 1e-5, torch.bfloat16, CPU)
+    x = torch.randn(4, 16).bfloat16()
+    x[0, 3], x[1, 4] = torch.nan, torch.inf
+    x[2] *= 1e30  # whose squares are too large for fp32
+    finite = norm(x).isfinite()
+    assert not finite[:3].any()
+    assert finite[3].all()
 
 
 def test_layer_norm_in_bf16_without_a_compiler_is_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(norm_module, "library_for", lambda _: None)
+    monkeypatch.delattr(norm_module, "_CompiledLayerNorm")
     norm = build_norm("LayerNorm", 16, 1e-5, torch.bfloat16, CPU)
     x = torch.randn(3, 16).bfloat16()
     assert torch.equal(norm(x), torch.nn.functional.layer_norm(x, (16,), norm.weight, norm.bias))

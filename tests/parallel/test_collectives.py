@@ -1,12 +1,14 @@
 """Collectives bring what they promise to the rank that needs it, and do nothing alone."""
 
+from datetime import timedelta
+
 import pytest
 import torch
 from correctness.rank_runs import make_pipeline_groups
 from harness.rank_pool import RankPool
 
 from megatron.parallel import collectives, p2p
-from megatron.parallel.groups import single_rank
+from megatron.parallel.groups import make_groups, single_rank
 
 CPU = torch.device("cpu")
 
@@ -72,6 +74,14 @@ def test_transfers_arrive_in_order_and_directions_do_not_mix(ranks: RankPool) ->
 def describe_groups(rank: int, world_size: int) -> tuple[int, int, bool]:
     groups = make_pipeline_groups()
     return groups.rank, groups.size, groups.ends is not None
+
+
+def has_ends_without_copies(rank: int, world_size: int) -> bool:
+    return make_groups(CPU, timedelta(seconds=60), ends=(0, 0)).ends is not None
+
+
+def test_ends_without_copies_share_no_group(ranks: RankPool) -> None:
+    assert ranks.run(has_ends_without_copies, 2) == [False, False]
 
 
 def test_only_the_ends_of_the_pipeline_share_a_group(ranks: RankPool) -> None:

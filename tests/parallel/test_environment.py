@@ -45,6 +45,7 @@ def test_whoever_connects_over_nccl_has_set_it(
     run = Run(GPTOptions(num_layers=2), micro_batch_size=1, microbatches=2, iterations=1)
     config = run.config(Layout(2, "vocab-2", "1f1b"), torch.float32).parallel
     config = replace(config, device="cuda", backend=backend)
+    plan = make_plan("1f1b", "vocab-2", 2, 2)
     with pytest.raises(GpuUsedError):
-        connect(config, Job(dist.HashStore(), 0, 2), 0, make_plan("1f1b", "vocab-2", 2, 2))
+        connect(config, Job(dist.HashStore(), 0, 2), 0, plan, tied=True)
     assert (os.environ.items() >= NCCL_ENVIRONMENT.items()) == (backend == "nccl")
