@@ -1,9 +1,9 @@
 """Causal attention: the fastest way there is for the device, the type and the length.
 
-PyTorch's fused kernels, but on a CPU. Its kernel there works in tiles too small for the matrix
-units of the core: in bf16 ``compiled_attention`` does better for short sequences. Otherwise batched
-products do so in the backward, where they also round less (the gradients of a row's scores sum to
-zero).
+That is PyTorch's fused kernel, except for short sequences on a CPU, where it works in tiles too
+small for the matrix units of the core. There ``compiled_attention`` does better in bf16; in other
+types batched products do so in the backward, where they also round less (the gradients of a row's
+scores sum to zero).
 
 Shapes: b batch, a query heads, g key/value heads, r = a / g, s sequence, d channels of a head,
 x = b g; q queries of a block times r, k keys up to the end of that block.
@@ -20,6 +20,7 @@ from megatron.layers import compiled_attention
 from megatron.layers.compiled_attention import blocks
 
 _LONGEST = 512
+"""Positions up to which batched products are the faster backward."""
 
 
 def causal_attention(q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, *, dropout: float) -> Tensor:

@@ -2,7 +2,8 @@
 //
 // PyTorch needs several passes and fp32 copies for the same (its own form of each function stands
 // beside the call, and serves without a compiler). Plain C functions of the calling thread, called
-// through ctypes with pointers to contiguous memory; only copy_rows_bf16 takes strides.
+// through ctypes with pointers to contiguous memory; only copy_rows_bf16 takes strides. One file,
+// since it is compiled once per machine, and by its text it is known whether that was done.
 
 #include <cfloat>
 #include <cmath>

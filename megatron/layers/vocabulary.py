@@ -170,7 +170,7 @@ def output_s(
     if form_gradient:
         state.raw_gradient_nh = torch.zeros_like(x_nh, dtype=max_n.dtype)
         state.target_gradient_nh = target_gradient(state, target_nh, weight_vh, options)
-    del target_nh  # as large as all else that lives as long
+    del target_nh  # without D nobody needs it any more
     tiles_th = weight_vh.split([len(tile) for tile in exp_tiles])
     for tile_tn, tile_th, tile_max_n in zip(exp_tiles, tiles_th, state.tile_max_kn, strict=True):
         torch.mm(tile_th, x_nh.T, out=tile_tn)

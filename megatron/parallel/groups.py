@@ -80,11 +80,8 @@ def make_groups(
     if size == 1:
         return single_rank(device)
     ranks = list(range(size))
-    vocabulary, forward = (
-        dist.new_group(ranks, timeout=timeout, group_desc=name)
-        for name in ("vocabulary", "forward")
-    )
-    backward = forward
+    vocabulary = dist.new_group(ranks, timeout=timeout, group_desc="vocabulary")
+    forward = backward = dist.new_group(ranks, timeout=timeout, group_desc="forward")
     if device.type != "cpu":
         backward = dist.new_group(ranks, timeout=timeout, group_desc="backward")
     state = dist.new_group(ranks, timeout=timeout, backend="gloo", group_desc="state")

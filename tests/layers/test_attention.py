@@ -9,7 +9,6 @@ from torch import Tensor
 from megatron.layers import compiled_attention
 from megatron.layers.attention import AttentionShape, SelfAttention
 from megatron.layers.causal import causal_attention, causal_self_attention, split_heads
-from megatron.layers.cpu_library import cpu_library
 from megatron.layers.norm import build_norm
 from megatron.layers.rope import RotaryEmbedding
 
@@ -114,13 +113,13 @@ def test_bf16_stays_within_bf16_rounding(
         assert (got.double() - want).norm() <= 1e-2 * want.norm() + 1e-12
 
 
-@pytest.mark.skipif(cpu_library() is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize(("batch", "heads", "groups", "seq"), [(1, 2, 2, 9), (2, 6, 2, 300)])
 def test_of_a_fused_projection_attention_is_that_of_its_parts(
     batch: int, heads: int, groups: int, seq: int
 ) -> None:
     """To the bit: the same products of the same numbers, only gathered from elsewhere."""
     qkv = torch.randn(batch, seq, groups, heads // groups + 2, 16).bfloat16().requires_grad_()
+    assert compiled_attention.serves(qkv, seq), "the tests need a C++ compiler"
     q, k, v = (t.transpose(1, 2) for t in split_heads(qkv))
     apart = causal_attention(q, k, v, dropout=0.0).transpose(1, 2).flatten(2)
     fused = causal_self_attention(qkv, dropout=0.0)

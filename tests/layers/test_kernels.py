@@ -35,8 +35,9 @@ def test_exponentials_carry_maximum_and_sum_over_tiles(
     logits = torch.cat(tiles).double()
     max_n, sum_n = torch.full((tokens,), -torch.inf), torch.zeros(tokens)
     for tile_tn in tiles:
-        exact = tile_tn.double()
-        native.exp_tile(tile_tn, max_n, sum_n)
+        exact, old_max_n = tile_tn.double(), max_n.clone()
+        shrink_n = native.exp_tile(tile_tn, max_n, sum_n)
+        torch.testing.assert_close(shrink_n, (old_max_n - max_n).exp(), rtol=1e-6, atol=1e-37)
         expected = (exact - max_n).exp()
         # Half a unit in the last of bf16's 8 digits; below 1e-37 the kernel does not vanish.
         torch.testing.assert_close(tile_tn.double(), expected, rtol=2**-8, atol=1e-37)

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from megatron.layers import norm as norm_module
-from megatron.layers.cpu_library import cpu_library
 from megatron.layers.norm import build_norm
 
 CPU = torch.device("cpu")
@@ -55,12 +54,9 @@ def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got.detach().double() - want.detach()).norm() / want.detach().norm())
 
 
-compiled = pytest.mark.skipif(cpu_library() is None, reason="needs a C++ compiler")
-
-
-@compiled
 def test_layer_norm_in_bf16_rounds_its_results_and_nothing_else() -> None:
-    """Sums over 4000 rows, too: PyTorch's kernel is 2.5 % off in those of weight and bias."""
+    """Sums over 4000 rows, too: PyTorch's kernel is 5 % off in those of weight and bias."""
+    assert norm_module.library_for(torch.ones(1).bfloat16()), "the tests need a C++ compiler"
     generator = torch.Generator().manual_seed(0)
     norm = build_norm("LayerNorm", 48, 1e-5, torch.bfloat16, CPU)
     with torch.no_grad():
@@ -95,7 +91,6 @@ def test_layer_norm_in_bf16_takes_any_layout() -> None:
         assert relative_error(got, want) < 2**-7
 
 
-@compiled
 def test_layer_norm_in_bf16_does_not_hide_what_is_not_finite() -> None:
     norm = build_norm("LayerNorm", 16, 1e-5, torch.bfloat16, CPU)
     x = torch.randn(4, 16).bfloat16()
