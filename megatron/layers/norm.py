@@ -1,7 +1,7 @@
 """The two norms of a GPT block; both compute in fp32 or better, whatever the type of their input.
 
-On a CPU PyTorch's LayerNorm adds up the gradients of weight and bias in the type of its input, over
-the rows one by one. Ours does not.
+On a CPU PyTorch's LayerNorm adds up the gradients of weight and bias, row after row, in the type of
+its input. Ours does so in a wider one.
 
 Shapes: ``...`` any leading dimensions, h the normalised one.
 """
