@@ -101,14 +101,29 @@ def _failure() -> bytes:
 def _process_group(job: Job) -> Iterator[None]:
     timeout = timedelta(seconds=job.collective_timeout)
     store = dist.FileStore(job.store_path, job.world_size)
-    dist.init_process_group(
-        "gloo", store=store, rank=job.rank, world_size=job.world_size, timeout=timeout
-    )
     try:
+        dist.init_process_group(
+            "gloo", store=store, rank=job.rank, world_size=job.world_size, timeout=timeout
+        )
+    except BaseException:
+        _forget_failed_group()
+        raise
+    try:
+        dist.barrier()  # a rank that raises at once must not hang up on one that still connects
         yield
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _forget_failed_group() -> None:
+    """Let the next group have the same name here as on every other rank.
+
+    PyTorch names groups by counting them. A failed initialisation stays counted until some group
+    is destroyed; without that, this worker would never again find the others in a store.
+    """
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.destroy_process_group()
 
 
 @contextmanager

@@ -75,6 +75,17 @@ def sleep_instead_of_answering(rank: int, world_size: int) -> None:
     time.sleep(600)
 
 
+def miss_the_next_meeting(rank: int, world_size: int) -> None:
+    meet = dist.FileStore
+
+    def meet_nobody(*_: object) -> dist.Store:
+        dist.FileStore = meet
+        return dist.HashStore()
+
+    if rank == 1:
+        dist.FileStore = meet_nobody
+
+
 def warn_once(rank: int, world_size: int) -> None:
     warnings.warn("think twice", UserWarning, stacklevel=1)
 
@@ -125,6 +136,17 @@ def test_exception_names_its_rank_first_and_spares_the_pool(ranks: RankPool, cul
     assert next(iter(caught.value.causes)) == culprit
     assert "in raise_on_one_rank" in caught.value.causes[culprit]
     assert ranks.run(report_process, 3) == before
+
+
+def test_ranks_that_never_met_meet_in_the_next_call() -> None:
+    with RankPool(size=3, collective_timeout=1.0) as pool:
+        before = pool.run(report_process, 3)
+        pool.run(miss_the_next_meeting, 2)
+
+        with pytest.raises(RankError, match="timeout"):
+            pool.run(report_process, 2)
+
+        assert pool.run(report_process, 3) == before
 
 
 def test_exit_and_unpicklable_results_are_failures(ranks: RankPool) -> None:
