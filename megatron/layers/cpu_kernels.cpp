@@ -53,15 +53,35 @@ inline float exp_nonpositive(float x) {
 
 constexpr uint16_t kMinusInfinity = 0xff80;
 
-// The keys that a row of scores is worked on in: `visible` rounded up to whole vectors, up to
-// `keys`. What lies between gets `value`: a loop of a few scalars at the end of every row would take
-// as long as its vectors.
-inline int64_t fill_up(uint16_t *row, int64_t visible, int64_t keys, uint16_t value) {
-  constexpr int64_t kWhole = 64;
+// Keys that a row of scores is worked on in: those it sees, in whole vectors, as far as there are
+// any. A loop of a few scalars at the end of every row would take as long as its vectors.
+constexpr int kWhole = 64;
+
+inline int64_t width_of(int64_t visible, int64_t keys) {
   const int64_t whole = (visible + kWhole - 1) / kWhole * kWhole;
-  const int64_t width = whole < keys ? whole : keys;
-  for (int64_t j = visible; j < width; ++j) row[j] = value;
-  return width;
+  return whole < keys ? whole : keys;
+}
+
+// Gives the keys from `visible` to `width` the `value`.
+inline void hide(uint16_t *row, int64_t visible, int64_t width, uint16_t value) {
+  const int64_t last = width / kWhole * kWhole == width ? width - kWhole : width;
+  for (int64_t j = visible; j < last; ++j) row[j] = value;
+  if (last == width) return;
+  const auto seen = static_cast<uint16_t>(visible > last ? visible - last : 0);
+  for (uint16_t j = 0; j < kWhole; ++j) row[last + j] = j < seen ? row[last + j] : value;
+}
+
+// Two neighbouring rows of scores of one head at a time: what one row does at its ends (reduce a
+// vector, divide) takes as long as its vectors, unless there is another row to work on meanwhile.
+struct Pair {
+  int64_t first, second;              // rows; the same row where a head has no other
+  int64_t visible, second_visible, width;  // keys
+};
+
+inline Pair pair_at(int64_t row, int64_t queries, int64_t keys) {
+  const int64_t query = row % queries, others = query + 1 < queries ? 1 : 0;
+  const int64_t visible = keys - queries + query + 1;
+  return {row, row + others, visible, visible + others, width_of(visible + others, keys)};
 }
 
 }  // namespace
@@ -259,56 +279,67 @@ EXPORT void copy_rows_bf16(const uint16_t *source, int64_t s0, int64_t s1, int64
 
 // scores [rows, keys] in place -> softmax(scale * scores) over the keys that a row sees, else 0.
 // Every `queries` rows are one head: its last row sees all keys, each row before it one key less.
-// log_sum [rows] = log of the sum of exp(scale * scores).
 EXPORT void causal_softmax_bf16(uint16_t *scores, int64_t rows, int64_t queries, int64_t keys,
-                                float scale, float *log_sum) {
-  std::vector<float> exponentials(keys);
-  float *e = exponentials.data();
-  for (int64_t i = 0; i < rows; ++i) {
-    uint16_t *row = scores + i * keys;
-    const int64_t visible = keys - queries + i % queries + 1;
-    const int64_t width = fill_up(row, visible, keys, kMinusInfinity);
-    float maximum = -INFINITY, sum = 0.0f;
-#pragma omp simd reduction(max : maximum)
-    for (int64_t j = 0; j < width; ++j) {
-      const float value = to_float(row[j]);
-      maximum = value > maximum ? value : maximum;
+                                float scale) {
+  std::vector<float> exponentials(2 * keys);
+  float *e1 = exponentials.data(), *e2 = e1 + keys;
+  for (int64_t next = 0; next < rows;) {
+    const Pair pair = pair_at(next, queries, keys);
+    next = pair.second + 1;
+    uint16_t *row1 = scores + pair.first * keys, *row2 = scores + pair.second * keys;
+    hide(row1, pair.visible, pair.width, kMinusInfinity);
+    hide(row2, pair.second_visible, pair.width, kMinusInfinity);
+    float maximum1 = -INFINITY, maximum2 = -INFINITY, sum1 = 0.0f, sum2 = 0.0f;
+#pragma omp simd reduction(max : maximum1, maximum2)
+    for (int64_t j = 0; j < pair.width; ++j) {
+      const float value1 = to_float(row1[j]), value2 = to_float(row2[j]);
+      maximum1 = value1 > maximum1 ? value1 : maximum1;
+      maximum2 = value2 > maximum2 ? value2 : maximum2;
     }
-#pragma omp simd reduction(+ : sum)
-    for (int64_t j = 0; j < width; ++j) {
-      e[j] = exp_nonpositive((to_float(row[j]) - maximum) * scale);
-      sum += e[j];
+#pragma omp simd reduction(+ : sum1, sum2)
+    for (int64_t j = 0; j < pair.width; ++j) {
+      e1[j] = exp_nonpositive((to_float(row1[j]) - maximum1) * scale);
+      e2[j] = exp_nonpositive((to_float(row2[j]) - maximum2) * scale);
+      sum1 += e1[j];
+      sum2 += e2[j];
     }
-    const float inverse = 1.0f / sum;
+    const float inverse1 = 1.0f / sum1, inverse2 = 1.0f / sum2;
 #pragma omp simd
-    for (int64_t j = 0; j < width; ++j) row[j] = to_bf16(e[j] * inverse);
-    std::memset(row + visible, 0, (keys - visible) * sizeof *row);
-    log_sum[i] = maximum * scale + std::log(sum);
+    for (int64_t j = 0; j < pair.width; ++j) {
+      row1[j] = to_bf16(e1[j] * inverse1);
+      row2[j] = to_bf16(e2[j] * inverse2);
+    }
+    std::memset(row1 + pair.visible, 0, (keys - pair.visible) * sizeof *row1);
+    std::memset(row2 + pair.second_visible, 0, (keys - pair.second_visible) * sizeof *row2);
   }
 }
 
-// Of the same scores and log_sum, in place: scores -> probabilities; gradient of the probabilities
-// -> gradient of the scores.
-EXPORT void causal_softmax_backward_bf16(uint16_t *scores, uint16_t *gradient,
-                                         const float *log_sum, int64_t rows, int64_t queries,
-                                         int64_t keys, float scale) {
-  for (int64_t i = 0; i < rows; ++i) {
-    uint16_t *probability = scores + i * keys, *change = gradient + i * keys;
-    const int64_t visible = keys - queries + i % queries + 1;
-    const int64_t width = fill_up(probability, visible, keys, kMinusInfinity);
-    fill_up(change, visible, keys, 0);
-    const float offset = log_sum[i];
-    float mean = 0.0f;
-#pragma omp simd reduction(+ : mean)
-    for (int64_t j = 0; j < width; ++j) {
-      const float value = exp_nonpositive(to_float(probability[j]) * scale - offset);
-      probability[j] = to_bf16(value);
-      mean += value * to_float(change[j]);
+// Of these probabilities: their gradient in place -> the gradient of the scores.
+EXPORT void causal_softmax_backward_bf16(const uint16_t *probabilities, uint16_t *gradient,
+                                         int64_t rows, int64_t queries, int64_t keys,
+                                         float scale) {
+  for (int64_t next = 0; next < rows;) {
+    const Pair pair = pair_at(next, queries, keys);
+    next = pair.second + 1;
+    const uint16_t *row1 = probabilities + pair.first * keys;
+    const uint16_t *row2 = probabilities + pair.second * keys;
+    uint16_t *change1 = gradient + pair.first * keys, *change2 = gradient + pair.second * keys;
+    hide(change1, pair.visible, pair.width, 0);
+    hide(change2, pair.second_visible, pair.width, 0);
+    float mean1 = 0.0f, mean2 = 0.0f;
+#pragma omp simd reduction(+ : mean1, mean2)
+    for (int64_t j = 0; j < pair.width; ++j) {
+      mean1 += to_float(row1[j]) * to_float(change1[j]);
+      mean2 += to_float(row2[j]) * to_float(change2[j]);
     }
 #pragma omp simd
-    for (int64_t j = 0; j < width; ++j)
-      change[j] = to_bf16(to_float(probability[j]) * (to_float(change[j]) - mean) * scale);
-    std::memset(probability + visible, 0, (keys - visible) * sizeof *probability);
-    std::memset(change + visible, 0, (keys - visible) * sizeof *change);
+    for (int64_t j = 0; j < pair.width; ++j) {
+      // both before either is written: they may be the same row
+      const float value1 = to_float(change1[j]), value2 = to_float(change2[j]);
+      change1[j] = to_bf16(to_float(row1[j]) * (value1 - mean1) * scale);
+      change2[j] = to_bf16(to_float(row2[j]) * (value2 - mean2) * scale);
+    }
+    std::memset(change1 + pair.width, 0, (keys - pair.width) * sizeof *change1);
+    std::memset(change2 + pair.width, 0, (keys - pair.width) * sizeof *change2);
   }
 }

@@ -35,8 +35,8 @@ _SIGNATURES = {
     "layer_norm_bf16": "pppiifppp",
     "layer_norm_backward_bf16": "pppppiippp",
     "copy_rows_bf16": "piiiipiiiiiiiii",
-    "causal_softmax_bf16": "piiifp",
-    "causal_softmax_backward_bf16": "pppiiif",
+    "causal_softmax_bf16": "piiif",
+    "causal_softmax_backward_bf16": "ppiiif",
 }
 """Arguments of every function: pointer, 64-bit integer, float."""
 
