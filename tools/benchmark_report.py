@@ -10,6 +10,7 @@ from typing import Final
 
 import torch
 
+from benchmark_allocator import allocator_name
 from benchmark_case import Case
 from benchmark_summary import BASE, Rates, Row
 
@@ -62,7 +63,8 @@ def machine() -> str:
         if line.startswith("model name")
     ]
     processor = f"{len(models)} x {models[0]}" if models else platform.processor()
-    return f"{device}{processor}, {platform.system()}, PyTorch {torch.__version__}"
+    system = f"{platform.system()}, {allocator_name()}"
+    return f"{device}{processor}, {system}, PyTorch {torch.__version__}"
 
 
 def _lines(path: Path) -> list[str]:

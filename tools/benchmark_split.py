@@ -21,7 +21,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmark import ALLOCATOR
+from benchmark_allocator import allocator
 from megatron.layers.linear import defer_weight_gradients
 from megatron.model.config import ModelConfig
 from megatron.model.init import init_layer
@@ -126,6 +126,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if not ALLOCATOR.items() <= os.environ.items():  # glibc reads them as a process starts
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **ALLOCATOR})
+    if not allocator().items() <= os.environ.items():  # read as a process starts
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **allocator()})
     main()

@@ -1,83 +1,16 @@
 """pretrain_gpt.sh turns environment variables into one torchrun line, or refuses them.
 
 The script runs with ``DRY_RUN=1``: it prints the line, and installs, prepares and starts nothing.
-The machine is made up by stand-ins for ``nvidia-smi`` and ``nproc``.
+The machine is made up by stand-ins for ``nvidia-smi``, ``nproc`` and ``ldconfig``.
 """
 
-import os
 import shlex
-import subprocess
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from launch.made_up_machine import Machine
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-class Line(NamedTuple):
-    """The torchrun line in its parts."""
-
-    environment: dict[str, str]
-    torchrun: dict[str, str]
-    training: dict[str, str]
-
-
-class Machine:
-    """A machine with some GPUs and cores, on which the script is run."""
-
-    def __init__(self, folder: Path, gpus: int = 0, cores: int = 8) -> None:
-        self.folder = folder
-        listing = "\n".join(f"echo 'GPU {i}: NVIDIA H200 (UUID: GPU-{i})'" for i in range(gpus))
-        self._stand_in("nvidia-smi", listing or "echo 'no devices were found'; exit 6")
-        self._stand_in("nproc", f"echo {cores}")
-
-    def _stand_in(self, name: str, script: str) -> None:
-        file = self.folder / name
-        file.write_text(f"#!/bin/sh\n{script}\n")
-        file.chmod(0o755)
-
-    def run(self, *flags: str, **variables: str | int) -> subprocess.CompletedProcess[str]:
-        environment = {
-            "PATH": f"{self.folder}:/usr/bin:/bin",
-            "HOME": os.environ.get("HOME", "/"),
-            "DRY_RUN": "1",
-            **{name: str(value) for name, value in variables.items()},
-        }
-        command = ["bash", str(ROOT / "pretrain_gpt.sh"), *flags]
-        return subprocess.run(command, env=environment, capture_output=True, text=True)
-
-    def line(self, *flags: str, **variables: str | int) -> Line:
-        """Return the line that the script prints."""
-        done = self.run(*flags, **variables)
-        assert done.returncode == 0, done.stderr
-        (printed,) = done.stdout.splitlines()
-        words = shlex.split(printed)
-        program = next(i for i, word in enumerate(words) if word.endswith("/torchrun"))
-        script = words.index(str(ROOT / "pretrain_gpt.py"))
-        assert words[0] == "env"
-        return Line(
-            dict(word.split("=", 1) for word in words[1:program]),
-            _flags(words[program + 1 : script]),
-            _flags(words[script + 1 :]),
-        )
-
-    def refusal(self, *flags: str, **variables: str | int) -> str:
-        """Return the message with which the script refuses."""
-        done = self.run(*flags, **variables)
-        assert done.returncode == 2
-        assert done.stdout == ""
-        assert done.stderr.startswith("error: ")
-        return done.stderr
-
-
-def _flags(words: list[str]) -> dict[str, str]:
-    """Return flag -> value, the last one where it stands twice, as the program reads them."""
-    flags: dict[str, str] = {}
-    for word, following in zip(words, [*words[1:], "--"], strict=True):
-        if word.startswith("--"):
-            flags[word] = "" if following.startswith("--") else following
-    return flags
+ALLOCATOR = {"LD_PRELOAD", "MALLOC_CONF", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_"}
 
 
 @pytest.fixture
@@ -107,7 +40,35 @@ def test_gpus_get_one_rank_each_and_the_sizes_of_the_original(gpus: Machine) -> 
         "--bf16": "",
     }
     assert {flag: line.training.get(flag) for flag in expected} == expected
-    assert "MALLOC_MMAP_MAX_" not in line.environment
+    assert not ALLOCATOR & line.environment.keys()
+
+
+@pytest.mark.parametrize(
+    ("libraries", "variables", "preloaded", "configured"),
+    [
+        (["libjemalloc.so.2"], {}, "libjemalloc.so.2", "dirty_decay_ms:-1,muzzy_decay_ms:-1"),
+        (["libc.so.6", "libjemalloc.so.2"], {"MALLOC_CONF": "a:b"}, "libjemalloc.so.2", "a:b"),
+        (["libjemalloc.so.1", "notlibjemalloc.so.2"], {}, None, None),
+        (["libjemalloc.so.2"], {"LD_PRELOAD": ""}, None, None),
+        ([], {}, None, None),
+    ],
+)
+def test_jemalloc_is_preloaded_where_it_is_installed_and_nobody_objects(
+    tmp_path: Path,
+    libraries: list[str],
+    variables: dict[str, str],
+    preloaded: str | None,
+    configured: str | None,
+) -> None:
+    environment = Machine(tmp_path, libraries=libraries).line(**variables).environment
+    assert environment.get("LD_PRELOAD") == preloaded
+    assert environment.get("MALLOC_CONF") == configured
+    assert environment["MALLOC_MMAP_MAX_"] == "0"
+
+
+def test_gpus_keep_their_allocator(tmp_path: Path) -> None:
+    line = Machine(tmp_path, gpus=2, libraries=["libjemalloc.so.2"]).line()
+    assert not ALLOCATOR & line.environment.keys()
 
 
 @pytest.mark.parametrize(("cores", "ranks"), [(1, 2), (2, 2), (3, 3), (4, 4), (64, 4)])
