@@ -68,7 +68,7 @@ show() {
   echo
 }
 
-# has_library NAME: whether the dynamic linker finds the shared library NAME.
+# has_library NAME: whether the cache of the dynamic linker knows the shared library NAME.
 has_library() {
   [[ "$(PATH="$PATH:/usr/sbin:/sbin" ldconfig -p 2>/dev/null)" == *[[:space:]]"$1 "* ]]
 }

@@ -40,7 +40,8 @@ def measure(case: Case) -> dict[str, object]:
         result = Path(folder) / "result.json"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node", str(case.ranks), __file__, "--worker", case.to_json()]
-        environment = {**os.environ, **allocator(), "OMP_NUM_THREADS": "1"}
+        variables = allocator() if case.device == "cpu" else {}
+        environment = {**os.environ, **variables, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             [*command, "--result", str(result)],
             env=environment,

@@ -1,8 +1,9 @@
-"""The host's allocator in a measurement: what pretrain_gpt.sh sets for ranks on CPUs."""
+"""The ranks' allocator in a measurement on CPUs: the one that pretrain_gpt.sh would choose."""
 
 import os
+import shutil
+import subprocess
 from collections.abc import Mapping
-from ctypes.util import find_library
 from typing import Final
 
 JEMALLOC: Final = "libjemalloc.so.2"
@@ -18,10 +19,10 @@ def allocator(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
         environment: of this process.
     """
     variables = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
-    if "LD_PRELOAD" not in environment and find_library("jemalloc") == JEMALLOC:
+    if "LD_PRELOAD" not in environment and _has_library(JEMALLOC):
         variables["LD_PRELOAD"] = JEMALLOC
         variables["MALLOC_CONF"] = "dirty_decay_ms:-1,muzzy_decay_ms:-1"
-    return {name: environment.get(name, value) for name, value in variables.items()}
+    return {name: environment.get(name) or value for name, value in variables.items()}
 
 
 def allocator_name(environment: Mapping[str, str] = os.environ) -> str:
@@ -30,5 +31,17 @@ def allocator_name(environment: Mapping[str, str] = os.environ) -> str:
     Args:
         environment: of this process.
     """
-    preloaded = (environment | allocator(environment)).get("LD_PRELOAD", "")
-    return "jemalloc" if JEMALLOC in preloaded else preloaded or "the C library's malloc"
+    of_ranks = {**environment, **allocator(environment)}
+    preloaded = of_ranks.get("LD_PRELOAD", "")
+    if JEMALLOC not in preloaded:
+        return preloaded or "the C library's malloc"
+    return f"jemalloc with {of_ranks.get('MALLOC_CONF') or 'its own settings'}"
+
+
+def _has_library(name: str) -> bool:
+    """Whether the cache of the dynamic linker knows the shared library ``name``."""
+    ldconfig = shutil.which("ldconfig", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    if ldconfig is None:
+        return False
+    listing = subprocess.run([ldconfig, "-p"], capture_output=True, text=True).stdout
+    return any(line.split()[:1] == [name] for line in listing.splitlines())

@@ -43,7 +43,7 @@ def write_report(report: Report, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     document = {
         "command": report.command,
-        "machine": machine(),
+        "machine": machine(report.case.device),
         "rounds": report.rounds,
         "remarks": list(report.remarks),
         "rates": [asdict(rates) for rates in report.rates],
@@ -54,17 +54,21 @@ def write_report(report: Report, folder: Path) -> None:
     plot(report.rows, folder / "report.png")
 
 
-def machine() -> str:
-    """Return what the figures were measured on."""
-    device = f"{torch.cuda.get_device_name()}, " if torch.cuda.is_available() else ""
+def machine(device: str) -> str:
+    """Return what the figures were measured on.
+
+    Args:
+        device: of the cases, ``cpu`` or ``cuda``.
+    """
     models = [
         line.partition(":")[2].strip()
         for line in _lines(Path("/proc/cpuinfo"))
         if line.startswith("model name")
     ]
     processor = f"{len(models)} x {models[0]}" if models else platform.processor()
-    system = f"{platform.system()}, {allocator_name()}"
-    return f"{device}{processor}, {system}, PyTorch {torch.__version__}"
+    parts = [processor, platform.system(), f"PyTorch {torch.__version__}"]
+    gpu = device == "cuda" and torch.cuda.is_available()
+    return ", ".join([torch.cuda.get_device_name(), *parts] if gpu else [*parts, allocator_name()])
 
 
 def _lines(path: Path) -> list[str]:
@@ -79,7 +83,7 @@ def markdown(report: Report) -> str:
 
     {report.command}
 
-{machine()}; p = {case.ranks}, m = {case.microbatches}, {case.layers} layers,
+{machine(case.device)}; p = {case.ranks}, m = {case.microbatches}, {case.layers} layers,
 h = {case.hidden_size}, {case.heads} heads, s = {case.seq_length}, {case.dtype}, untied, microbatch
 1; medians of {report.rounds} rounds, the cases in turn, each in fresh processes.
 

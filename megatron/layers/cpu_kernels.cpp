@@ -74,7 +74,7 @@ inline void hide(uint16_t *row, int64_t visible, int64_t width, uint16_t value) 
 // Two neighbouring rows of scores of one head at a time: what one row does at its ends (reduce a
 // vector, divide) takes as long as its vectors, unless there is another row to work on meanwhile.
 struct Pair {
-  int64_t first, second;              // rows; the same row where a head has no other
+  int64_t first, second;                   // rows; the same one where a head has no other
   int64_t visible, second_visible, width;  // keys
 };
 
@@ -314,7 +314,9 @@ EXPORT void causal_softmax_bf16(uint16_t *scores, int64_t rows, int64_t queries,
   }
 }
 
-// Of these probabilities: their gradient in place -> the gradient of the scores.
+// Of these probabilities, 0 for the keys that a row does not see: their gradient in place -> the
+// gradient of the scores, which for each row sums to zero. The rounded probabilities sum to
+// anything near 1, so the mean is over their sum.
 EXPORT void causal_softmax_backward_bf16(const uint16_t *probabilities, uint16_t *gradient,
                                          int64_t rows, int64_t queries, int64_t keys,
                                          float scale) {
@@ -326,12 +328,17 @@ EXPORT void causal_softmax_backward_bf16(const uint16_t *probabilities, uint16_t
     uint16_t *change1 = gradient + pair.first * keys, *change2 = gradient + pair.second * keys;
     hide(change1, pair.visible, pair.width, 0);
     hide(change2, pair.second_visible, pair.width, 0);
-    float mean1 = 0.0f, mean2 = 0.0f;
-#pragma omp simd reduction(+ : mean1, mean2)
+    float mean1 = 0.0f, mean2 = 0.0f, total1 = 0.0f, total2 = 0.0f;
+#pragma omp simd reduction(+ : mean1, mean2, total1, total2)
     for (int64_t j = 0; j < pair.width; ++j) {
-      mean1 += to_float(row1[j]) * to_float(change1[j]);
-      mean2 += to_float(row2[j]) * to_float(change2[j]);
+      const float share1 = to_float(row1[j]), share2 = to_float(row2[j]);
+      mean1 += share1 * to_float(change1[j]);
+      mean2 += share2 * to_float(change2[j]);
+      total1 += share1;
+      total2 += share2;
     }
+    mean1 /= total1;
+    mean2 /= total2;
 #pragma omp simd
     for (int64_t j = 0; j < pair.width; ++j) {
       // both before either is written: they may be the same row
@@ -339,7 +346,8 @@ EXPORT void causal_softmax_backward_bf16(const uint16_t *probabilities, uint16_t
       change1[j] = to_bf16(to_float(row1[j]) * (value1 - mean1) * scale);
       change2[j] = to_bf16(to_float(row2[j]) * (value2 - mean2) * scale);
     }
-    std::memset(change1 + pair.width, 0, (keys - pair.width) * sizeof *change1);
-    std::memset(change2 + pair.width, 0, (keys - pair.width) * sizeof *change2);
+    // not only from `width` on: 0 times a mean that is not finite is not 0
+    std::memset(change1 + pair.visible, 0, (keys - pair.visible) * sizeof *change1);
+    std::memset(change2 + pair.second_visible, 0, (keys - pair.second_visible) * sizeof *change2);
   }
 }

@@ -5,6 +5,7 @@ import signal
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import torch
@@ -49,7 +50,6 @@ def raise_on_one_rank(rank: int, world_size: int, *, culprit: int) -> None:
 
 
 def raise_on_one_rank_while_another_sleeps(rank: int, world_size: int) -> None:
-    dist.barrier()  # else the other may still be connecting, and notice
     if rank == 0:
         raise LookupError("the cause")
     time.sleep(600)
@@ -139,7 +139,9 @@ def test_exception_names_its_rank_first_and_spares_the_pool(ranks: RankPool, cul
 
 
 def test_ranks_that_never_met_meet_in_the_next_call() -> None:
-    with RankPool(size=3, collective_timeout=1.0) as pool:
+    with RankPool(size=3, collective_timeout=5.0) as pool:
+        with suppress(RankError):  # of three that start, one may come more than 5 s late
+            pool.run(report_process, 3)
         before = pool.run(report_process, 3)
         pool.run(miss_the_next_meeting, 2)
 

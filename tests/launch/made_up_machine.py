@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
+ALLOCATOR = {"LD_PRELOAD", "MALLOC_CONF", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_"}
+"""Variables that choose and set up the ranks' allocator."""
 
 
 class Line(NamedTuple):

@@ -8,9 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from launch.made_up_machine import Machine
-
-ALLOCATOR = {"LD_PRELOAD", "MALLOC_CONF", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_"}
+from launch.made_up_machine import ALLOCATOR, Machine
 
 
 @pytest.fixture

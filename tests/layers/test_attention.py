@@ -99,6 +99,7 @@ def attention_in_bf16(
         pytest.param(1, 4, 4, 1, 16, id="one position"),
         pytest.param(2, 4, 4, 33, 24, id="one block"),
         pytest.param(2, 6, 2, 33, 16, id="one block, grouped"),
+        pytest.param(1, 6, 2, 129, 16, id="an odd row after whole vectors, grouped"),
         pytest.param(1, 2, 2, 512, 16, id="two blocks"),
         pytest.param(2, 4, 1, 700, 8, id="uneven blocks, grouped"),
         pytest.param(1, 4, 2, 1030, 8, id="kernel of PyTorch, grouped"),
@@ -136,6 +137,33 @@ def test_scores_of_any_size_and_blocks_of_few_positions(monkeypatch: pytest.Monk
     for got, want in attention_in_bf16(2, 6, 2, 17, 16, scale=4.0):
         assert relative_error(got.double(), want) < 5e-2  # scores up to 50 have an error of 1/8
     assert len(compiled_attention.blocks(17)) == 6
+
+
+def test_gradients_of_a_row_of_scores_sum_to_zero() -> None:
+    """Rounded probabilities do not sum to one: felt where all values are far from zero."""
+    q, k, v = (t.detach() for t in random_qkv(1, 2, 2, 300, 16, torch.bfloat16))
+    q.requires_grad_()
+    output = causal_attention(q, torch.ones_like(k), v + 8, dropout=0.0)
+    (grad,) = torch.autograd.grad(output, q, torch.randn(output.shape).bfloat16())
+    assert grad.abs().max() < 0.01  # all keys are the same; 0.06 with a mean not over their sum
+
+
+def test_backward_can_be_run_twice() -> None:
+    qkv = random_qkv(1, 2, 2, 300, 16, torch.bfloat16)
+    output = causal_attention(*qkv, dropout=0.0)
+    grad = torch.randn(output.shape).bfloat16()
+    first = torch.autograd.grad(output, qkv, grad, retain_graph=True)
+    second = torch.autograd.grad(output, qkv, grad)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_gradient_that_is_not_finite_spares_the_keys_that_its_row_does_not_see() -> None:
+    q, k, v = random_qkv(1, 2, 2, 150, 16, torch.bfloat16)
+    output = causal_attention(q, k, v, dropout=0.0)
+    grad = torch.ones_like(output).index_fill(2, torch.tensor(70), math.nan)
+    (k_grad,) = torch.autograd.grad(output, k, grad)
+    assert k_grad[:, :, :71].isnan().all()
+    assert k_grad[:, :, 71:].isfinite().all()
 
 
 def test_what_is_not_finite_reaches_only_those_who_see_it() -> None:

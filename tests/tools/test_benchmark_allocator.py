@@ -1,5 +1,6 @@
 """Measurements run with the allocator that the launcher would choose."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -7,36 +8,35 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
-from launch.made_up_machine import Machine
+from launch.made_up_machine import ALLOCATOR, Machine
 
-import benchmark_allocator as module
 from benchmark_allocator import allocator, allocator_name
 
-NAMES = {"LD_PRELOAD", "MALLOC_CONF", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_"}
+KEPT = "dirty_decay_ms:-1,muzzy_decay_ms:-1"
 
 
 @pytest.mark.parametrize(
-    ("installed", "environment", "name"),
+    ("libraries", "environment", "name"),
     [
-        (True, {}, "jemalloc"),
-        (True, {"MALLOC_CONF": "narenas:1"}, "jemalloc"),
-        (True, {"LD_PRELOAD": ""}, "the C library's malloc"),
-        (True, {"LD_PRELOAD": "libtcmalloc.so.4"}, "libtcmalloc.so.4"),
-        (False, {"LD_PRELOAD": "/opt/libjemalloc.so.2"}, "jemalloc"),
-        (False, {"MALLOC_MMAP_MAX_": "7"}, "the C library's malloc"),
+        (["libjemalloc.so.2"], {}, f"jemalloc with {KEPT}"),
+        (["libjemalloc.so.2"], {"MALLOC_CONF": ""}, f"jemalloc with {KEPT}"),
+        (["libjemalloc.so.2"], {"MALLOC_CONF": "narenas:1"}, "jemalloc with narenas:1"),
+        (["libjemalloc.so.2"], {"LD_PRELOAD": ""}, "the C library's malloc"),
+        (["libjemalloc.so.2"], {"LD_PRELOAD": "libtcmalloc.so.4"}, "libtcmalloc.so.4"),
+        ([], {"LD_PRELOAD": "/opt/libjemalloc.so.2"}, "jemalloc with its own settings"),
+        (["libjemalloc.so.1"], {"MALLOC_MMAP_MAX_": "7"}, "the C library's malloc"),
+        ([], {"MALLOC_TRIM_THRESHOLD_": ""}, "the C library's malloc"),
     ],
 )
 def test_allocator_is_the_launchers(
-    installed: bool,
+    libraries: list[str],
     environment: dict[str, str],
     name: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = "libjemalloc.so.2" if installed else None
-    monkeypatch.setattr(module, "find_library", lambda _: found)
-    launched = Machine(tmp_path, libraries=[found] if found else []).line(**environment)
+    launched = Machine(tmp_path, libraries=libraries).line(**environment).environment
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)  # the machine's own ldconfig
 
-    expected = {k: v for k, v in launched.environment.items() if k in NAMES}
-    assert allocator(environment) == expected
+    assert allocator(environment) == {k: v for k, v in launched.items() if k in ALLOCATOR}
     assert allocator_name(environment) == name
