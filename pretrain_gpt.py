@@ -6,6 +6,7 @@ import sys
 import traceback
 from typing import NoReturn
 
+from megatron.parallel.environment import set_nccl_environment
 from megatron.simulator.costs.gpus import gpu
 from megatron.training.agreement import check_agreement, data_digests, run_digests
 from megatron.training.arguments import or_exit, parse_or_exit
@@ -21,6 +22,7 @@ from megatron.training.setup import build_trainer, connect, leave
 
 def main() -> None:
     """Train, or predict, as the command line says."""
+    set_nccl_environment()
     rank = int(os.environ.get("RANK", "0"))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     # Rank 0 speaks for all: what is compiled on first use, what runs slower for want of a compiler.

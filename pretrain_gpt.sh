@@ -253,7 +253,10 @@ environment=(
   # One thread a rank on CPUs; on GPUs the host's work is too small for more.
   "OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}"
 )
-if ((gpus == 0)); then
+if ((gpus > 0)); then
+  # Read as the driver starts: passes, collectives and every communicator have streams of their own.
+  environment+=("CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32}")
+else
   # glibc gives a freed block above a limit back to the kernel at once, and asks for it, page fault
   # by page fault, at the next pass. Logits of 256k columns are such blocks: keeping them saves a
   # tenth and more of an iteration. (Raising MALLOC_MMAP_THRESHOLD_ does the same only in newer

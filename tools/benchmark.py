@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmark_allocator import allocator
 from benchmark_case import REFERENCES, Case
+from megatron.parallel.environment import set_nccl_environment
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.plan import TREATMENTS
 from megatron.training.run_plan import candidates, fastest, make_run_plan
@@ -57,6 +58,7 @@ def measure(case: Case) -> dict[str, object]:
 
 def work(case: Case, result: Path) -> None:
     """Be one rank of ``case``."""
+    set_nccl_environment()
     if case.is_reference:
         from benchmark_references import run_reference
 

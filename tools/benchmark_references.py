@@ -251,11 +251,13 @@ MAKE: Final[Mapping[str, Callable[[Case, torch.device], Reference]]] = {
 
 def run_reference(case: Case, result: Path) -> None:
     """Run ``case`` on this rank of a torchrun job; rank 0 writes the measurements to ``result``."""
-    dist.init_process_group("nccl" if case.device == "cuda" else "gloo")
     device = torch.device(case.device)
     if case.device == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        dist.init_process_group("gloo")
     reference = MAKE[case.schedule](case, device)
     short = min(case.microbatches, WARM_UP_MICROBATCHES)
     own: dict[str, Any] = {}

@@ -5,6 +5,9 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
+import time
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 
@@ -46,33 +49,46 @@ def losses(corpus: Path, ranks: int, flags: str) -> list[float]:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, str(ROOT / "pretrain_gpt.py"), "--data-path", str(corpus)]
-    processes = [
-        subprocess.Popen(
-            [*command, *base.split(), *flags.split()],
-            env={
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "RANK": str(rank),
-                "LOCAL_RANK": "0",
-                "WORLD_SIZE": str(ranks),
-                "MASTER_ADDR": "localhost",
-                "MASTER_PORT": str(port),
-                "NCCL_HOSTID": f"host-{rank}",
-                "NCCL_SOCKET_IFNAME": "lo",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        outputs = [process.communicate(timeout=300)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(outputs)
-    return [float(loss) for loss in re.findall(r"lm loss: (\S+)", outputs[0])]
+    with ExitStack() as files:
+        outputs = [files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(ranks)]
+        processes = [
+            subprocess.Popen(
+                [*command, *base.split(), *flags.split()],
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(ROOT),
+                    "RANK": str(rank),
+                    "LOCAL_RANK": "0",
+                    "WORLD_SIZE": str(ranks),
+                    "MASTER_ADDR": "localhost",
+                    "MASTER_PORT": str(port),
+                    "NCCL_DEBUG": "WARN",
+                    "NCCL_HOSTID": f"host-{rank}",
+                    "NCCL_NET": "Socket",
+                    "NCCL_SOCKET_IFNAME": "lo",
+                },
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+            for rank, output in enumerate(outputs)
+        ]
+        wait_for_all_or_a_failure(processes, seconds=300)
+        for output in outputs:
+            output.seek(0)
+        written = [output.read() for output in outputs]
+    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(written)
+    return [float(loss) for loss in re.findall(r"lm loss: (\S+)", written[0])]
+
+
+def wait_for_all_or_a_failure(processes: list[subprocess.Popen[bytes]], seconds: float) -> None:
+    """Return when all have ended; once one has failed, or time is up, the others are killed."""
+    deadline = time.monotonic() + seconds
+    while any(process.poll() is None for process in processes):
+        if time.monotonic() > deadline or any(process.poll() for process in processes):
+            time.sleep(1)  # for the others' last words
+            for process in processes:
+                process.kill()
+        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")

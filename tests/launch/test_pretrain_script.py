@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from launch.made_up_machine import ALLOCATOR, Machine
 
+from megatron.parallel.environment import NCCL_ENVIRONMENT
+
 
 @pytest.fixture
 def cpu(tmp_path: Path) -> Machine:
@@ -67,6 +69,16 @@ def test_jemalloc_is_preloaded_where_it_is_installed_and_nobody_objects(
 def test_gpus_keep_their_allocator(tmp_path: Path) -> None:
     line = Machine(tmp_path, gpus=2, libraries=["libjemalloc.so.2"]).line()
     assert not ALLOCATOR & line.environment.keys()
+
+
+def test_gpus_get_a_connection_for_every_stream(gpus: Machine) -> None:
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    assert gpus.line().environment[name] == NCCL_ENVIRONMENT[name]
+    assert gpus.line(CUDA_DEVICE_MAX_CONNECTIONS=8).environment[name] == "8"
+
+
+def test_no_gpus_need_no_connections(cpu: Machine) -> None:
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in cpu.line().environment
 
 
 @pytest.mark.parametrize(("cores", "ranks"), [(1, 2), (2, 2), (3, 3), (4, 4), (64, 4)])
