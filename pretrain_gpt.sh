@@ -265,7 +265,7 @@ else
     "MALLOC_MMAP_MAX_=${MALLOC_MMAP_MAX_:-0}"
     "MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-1099511627776}"
   )
-  # jemalloc, told to keep freed blocks, too, saves another 2 to 3 %: the block that it gives is the
+  # jemalloc, told to keep freed blocks, too, saves another 2 %: the block that it gives is the
   # one of that size that was freed last, so more often still in cache.
   if [[ -z "${LD_PRELOAD+set}" ]] && has_library libjemalloc.so.2; then
     environment+=(

@@ -13,6 +13,7 @@ from megatron.model.stage import WORD_EMBEDDINGS, RankModel, place
 from megatron.optimizer.adamw import MixedPrecisionAdamW
 from megatron.optimizer.main_gradients import MainGradients
 from megatron.optimizer.parameters import OptimizedParameter, wants_weight_decay
+from megatron.parallel.environment import set_nccl_environment
 from megatron.parallel.groups import PipelineGroups, make_groups, single_rank
 from megatron.runtime.pipeline import PipelineRank
 from megatron.schedules.plan import Plan
@@ -60,6 +61,8 @@ def connect(
     """
     device = torch.device(config.device)
     timeout = timedelta(minutes=config.timeout_minutes)
+    if config.backend == "nccl":
+        set_nccl_environment()  # for NCCL still in time; for the driver its caller has to be first
     if config.device == "cuda":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -87,9 +86,6 @@ def test_builders_agree_at_scale(builder: IndexBuilder) -> None:
         assert ours.dtype == theirs.dtype
 
 
-@pytest.mark.skipif(
-    shutil.which("c++") is None and shutil.which("g++") is None, reason="needs a C++ compiler"
-)
 def test_a_compiler_at_hand_is_used(builder: IndexBuilder) -> None:
     assert not isinstance(builder, NumpyIndexBuilder)
 
@@ -118,9 +114,6 @@ def test_a_failing_compiler_is_quoted_and_leaves_nothing(
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
-@pytest.mark.skipif(
-    shutil.which("c++") is None and shutil.which("g++") is None, reason="needs a C++ compiler"
-)
 def test_of_racing_processes_one_compiles(
     builder: IndexBuilder, compiler_cache: Path, tmp_path: Path
 ) -> None:

@@ -83,12 +83,16 @@ def losses(corpus: Path, ranks: int, flags: str) -> list[float]:
 def wait_for_all_or_a_failure(processes: list[subprocess.Popen[bytes]], seconds: float) -> None:
     """Return when all have ended; once one has failed, or time is up, the others are killed."""
     deadline = time.monotonic() + seconds
-    while any(process.poll() is None for process in processes):
-        if time.monotonic() > deadline or any(process.poll() for process in processes):
-            time.sleep(1)  # for the others' last words
-            for process in processes:
-                process.kill()
-        time.sleep(0.1)
+    try:
+        while any(process.poll() is None for process in processes):
+            if time.monotonic() > deadline or any(process.poll() for process in processes):
+                time.sleep(1)  # for the others' last words
+                break
+            time.sleep(0.1)
+    finally:  # also when the waiting is interrupted
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 @pytest.fixture(scope="module")

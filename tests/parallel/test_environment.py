@@ -2,12 +2,20 @@
 
 import os
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
+from correctness.job import Job as Run
+from correctness.job import Layout
+from reference.plain_gpt import GPTOptions
 
 import pretrain_gpt
 from megatron.parallel.environment import NCCL_ENVIRONMENT, set_nccl_environment
+from megatron.schedules.registry import make_plan
+from megatron.training.job import Job
+from megatron.training.setup import connect
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +33,7 @@ def test_the_users_settings_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class GpuAskedForError(Exception):
-    """Raised in place of the first question about GPUs, which may start the driver."""
+    """Raised in place of the first question about GPUs, or their first use."""
 
 
 def test_a_rank_has_set_it_before_it_asks_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,3 +51,20 @@ def test_a_rank_has_set_it_before_it_asks_for_gpus(monkeypatch: pytest.MonkeyPat
     with pytest.raises(GpuAskedForError):
         pretrain_gpt.main()
     assert os.environ.items() >= NCCL_ENVIRONMENT.items()
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_whoever_connects_over_nccl_has_set_it(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def use_gpu(device: torch.device) -> None:
+        raise GpuAskedForError
+
+    monkeypatch.setattr(torch.cuda, "set_device", use_gpu)
+    run = Run(GPTOptions(num_layers=2), micro_batch_size=1, microbatches=2, iterations=1)
+    config = run.config(Layout(2, "vocab-2", "1f1b"), torch.float32).parallel
+    config = replace(config, device="cuda", backend=backend)
+    plan = make_plan("1f1b", "vocab-2", 2, 2)
+    with pytest.raises(GpuAskedForError):
+        connect(config, Job(dist.HashStore(), 0, 2), 0, plan, tied=True)
+    assert (os.environ.items() >= NCCL_ENVIRONMENT.items()) == (backend == "nccl")
