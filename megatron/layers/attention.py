@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from megatron.layers.causal import causal_attention, causal_self_attention, split_heads
-from megatron.layers.linear import build_linear
+from megatron.layers.linear import Linear
 from megatron.layers.rope import RotaryEmbedding
 
 
@@ -74,14 +74,14 @@ class SelfAttention(nn.Module):
         self.shape = shape
         self.dropout = dropout
         query_size = shape.num_heads * shape.head_size
-        self.linear_qkv = build_linear(
+        self.linear_qkv = Linear(
             shape.hidden_size,
             query_size + 2 * shape.num_groups * shape.head_size,
             bias=bias,
             device=device,
             dtype=dtype,
         )
-        self.linear_proj = build_linear(
+        self.linear_proj = Linear(
             query_size, shape.hidden_size, bias=bias, device=device, dtype=dtype
         )
         self.q_layernorm: nn.Module | None = None

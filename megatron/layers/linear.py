@@ -33,31 +33,14 @@ class Linear(nn.Linear):
 
     defer: Defer | None = None
 
+    def reset_parameters(self) -> None:
+        """Leave the values open: ``megatron.model.init`` sets them, from the right generator."""
+
     def forward(self, x: Tensor) -> Tensor:
         """[..., i] -> [..., o]."""
         if self.defer is None or not self.weight.requires_grad:
             return super().forward(x)
         return _SplitLinear.apply(x, self.weight, self.bias, self.defer)
-
-
-def build_linear(
-    in_features: int, out_features: int, *, bias: bool, device: torch.device, dtype: torch.dtype
-) -> Linear:
-    """A ``Linear`` with memory but no values.
-
-    The default initialisation would draw every weight a first time, from the wrong generator:
-    seconds per stage for a large model. ``megatron.model.init`` sets the values.
-
-    Args:
-        in_features: columns of the weight.
-        out_features: rows of the weight.
-        bias: whether a bias is added.
-        device: where the parameters live.
-        dtype: type of the parameters.
-    """
-    with torch.device("meta"):
-        linear = Linear(in_features, out_features, bias=bias, dtype=dtype)
-    return linear.to_empty(device=device)
 
 
 def defer_weight_gradients(module: nn.Module, defer: Defer | None) -> None:

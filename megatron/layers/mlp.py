@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from megatron.layers.activation import gelu, swiglu
-from megatron.layers.linear import build_linear
+from megatron.layers.linear import Linear
 
 
 class MLP(nn.Module):
@@ -37,10 +37,8 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         inner_rows = 2 * ffn_hidden_size if gated else ffn_hidden_size
-        self.linear_fc1 = build_linear(
-            hidden_size, inner_rows, bias=bias, device=device, dtype=dtype
-        )
-        self.linear_fc2 = build_linear(
+        self.linear_fc1 = Linear(hidden_size, inner_rows, bias=bias, device=device, dtype=dtype)
+        self.linear_fc2 = Linear(
             ffn_hidden_size, hidden_size, bias=bias, device=device, dtype=dtype
         )
         self._activation = swiglu if gated else gelu

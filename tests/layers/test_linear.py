@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from megatron.layers.dropout import seed_dropout
-from megatron.layers.linear import Linear, build_linear, defer_weight_gradients
+from megatron.layers.linear import Linear, defer_weight_gradients
 from megatron.layers.rope import RotaryEmbedding
 from megatron.model.config import ModelConfig
 from megatron.model.init import init_layer
@@ -137,7 +137,7 @@ def test_none_joins_the_backward_again() -> None:
 
 def make_linear(defer: Callable[[Work], None] | None, bias: bool = True) -> Linear:
     """A linear layer [3 -> 5] in float64, with its main gradients."""
-    linear = build_linear(3, 5, bias=bias, device=CPU, dtype=torch.float64)
+    linear = Linear(3, 5, bias=bias, device=CPU, dtype=torch.float64)
     generator = torch.Generator().manual_seed(5)
     for parameter in linear.parameters():
         parameter.data.normal_(generator=generator)
