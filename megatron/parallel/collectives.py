@@ -12,6 +12,9 @@ Operation = dist.ReduceOp.RedOpType
 MAXIMUM: Final = dist.ReduceOp.MAX
 SUM: Final = dist.ReduceOp.SUM
 
+_gather_whole = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""PyTorch 2.13 has renamed it, and warns of the name that older ones know."""
+
 
 def broadcast(tensor: Tensor, root: int, group: dist.ProcessGroup | None, size: int) -> Tensor:
     """Fill ``tensor`` on every rank with the one of ``root``."""
@@ -66,7 +69,7 @@ def all_gather(tensor: Tensor, group: dist.ProcessGroup | None, size: int) -> Te
     elif tensor.device.type == "cpu":
         _gather_by_doubling(gathered, tensor, group)
     else:
-        dist.all_gather_into_tensor(gathered, tensor, group=group)
+        _gather_whole(gathered, tensor, group=group)
     return gathered
 
 
