@@ -4,69 +4,27 @@ Losses, gradient norms, evaluations and gradients are those of the plain GPT in 
 runs where and when. A sparse cover here, the whole cross product with ``full``.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from correctness.job import Job, Layout
 from correctness.rank_runs import RankRun, assemble, train_on_rank
+from correctness.schedule_cases import (
+    ITERATIONS,
+    full_cross_product,
+    job,
+    layout,
+    sparse_cover,
+)
 from harness.rank_pool import RankPool
-from reference.plain_gpt import GPTOptions, Parameters
+from reference.plain_gpt import Parameters
 from reference.plain_loss import loss_and_gradients
 from reference.plain_training import Training
 
 from megatron.schedules.memory import in_flight
 from megatron.training.run_plan import make_run_plan
-
-SCHEDULES = (
-    "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-auto", "zb-v", "v-half",
-    "v-min", "auto", "file",
-)  # fmt: skip
-TREATMENTS = ("none", "redis", "naive", "vocab-1", "vocab-2", "interlaced")
-ITERATIONS = 10
-
-
-def job(ranks: int, tied: bool) -> Job:
-    """A job whose layers can be spread over two chunks of every rank."""
-    options = GPTOptions(
-        num_layers=6 if ranks == 3 else 8, vocab_size=37, tie_embeddings=tied, label_smoothing=0.1
-    )
-    return Job(options, microbatches=5, masked_out=(1,), iterations=ITERATIONS, warmup=2)
-
-
-def layout(schedule: str, treatment: str, ranks: int, folder: Path) -> Layout:
-    """The layout of a case; the plan of ``file`` is one that no other schedule has."""
-    made = Layout(ranks, treatment, schedule)
-    if schedule == "zb-auto":
-        return replace(made, memory_limit=ranks + 2.0)
-    if schedule != "file":
-        return made
-    like = Layout(ranks, treatment, "zb-v")
-    plan = make_run_plan(job(ranks, tied=False).config(like)).plan
-    rows = tuple(_fillers_last(row) for row in plan.rows)
-    file = folder / f"{treatment}-{ranks}.plan"
-    file.write_text(replace(plan, rows=rows).to_text())
-    return replace(made, file=file)
-
-
-def _fillers_last(row: Sequence) -> tuple:
-    return (*(p for p in row if p.kind != "W"), *(p for p in row if p.kind == "W"))
-
-
-def sparse_cover() -> list[tuple[str, str, int, bool]]:
-    """(schedule, treatment, ranks, tied): every two of the first three meet somewhere."""
-    cases = []
-    for index, (schedule, treatment) in enumerate(product(SCHEDULES, TREATMENTS)):
-        row, column = divmod(index, len(TREATMENTS))
-        if (row + column) % 2 == 0:
-            cases.append((schedule, treatment, 2 + (row + column // 2) % 3, row % 3 == 0))
-    return cases
-
-
-def full_cross_product() -> list[tuple[str, str, int, bool]]:
-    return list(product(SCHEDULES, TREATMENTS, (2, 3, 4), (False, True)))
 
 
 @dataclass(frozen=True)
