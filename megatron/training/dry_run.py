@@ -128,7 +128,7 @@ def _forecast(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> Forecast:
     costs = model_costs(ModelTimes(shape, device), plan.stages, layers, vocabulary)
     timeline = simulate(lower(plan, run_plan.costs), costs)
     own = output_layer_bytes(shape, config.parallel.vocab_shards)
-    sizes = _sizes(config, run_plan, shape, own)
+    sizes = _with_the_rest(_sizes(config, run_plan, shape, own), config, run_plan, shape, own)
     parameter_bytes = max(_of_ranks(_sizes(config, run_plan, shape, LogitBytes(0, 0)).static))
     step = device.traffic(OPTIMIZER_BYTES * parameter_bytes / FP32_GRADIENT_PARAMETER)
     flops = iteration_flops(shape, config.model.num_layers, config.train.num_microbatches)
@@ -173,6 +173,33 @@ def _sizes(config: RunConfig, run_plan: RunPlan, shape: Shape, logit: LogitBytes
         logit=logit,
         tied=config.model.tie_embeddings,
     )
+
+
+def _with_the_rest(
+    sizes: Sizes, config: RunConfig, run_plan: RunPlan, shape: Shape, logit: LogitBytes
+) -> Sizes:
+    """Add what the paper's formulas leave out, a few percent: what B works with, and positions.
+
+    While B runs, there are the gradients of the two inner sides of the activation, or one of them
+    and the gradient of a matrix of the MLP, before that is added up. The output layer's workspace
+    is not needed at the same time.
+    """
+    model, plan = config.model, run_plan.plan
+    width = model.ffn_hidden_size * (2 if model.swiglu else 1)
+    at_work = ACTIVATION_BYTES * width * (shape.tokens + max(shape.tokens, shape.hidden_size))
+    (first, first_chunk), (last, _) = plan.stages[0], plan.stages[-1]
+    static = [
+        held + max(0.0, at_work - (logit.workspace if plan.barriers or rank == last else 0.0))
+        for rank, held in enumerate(_of_ranks(sizes.static))
+    ]
+    assert not isinstance(sizes.activation, (int, float))
+    activation = [list(_of_ranks(own)) for own in sizes.activation]
+    if model.position_embedding_type == "learned_absolute":
+        rows = model.max_position_embeddings
+        static[first] += FP32_GRADIENT_PARAMETER * rows * shape.hidden_size
+        # The words' embeddings, which wait for their gradient beside the sum of the two.
+        activation[first][first_chunk] += ACTIVATION_BYTES * shape.elements
+    return replace(sizes, static=static, activation=activation)
 
 
 def _head(forecast: Forecast, gpu: Gpu) -> str:

@@ -1,0 +1,331 @@
+"""A GPU that is not there: the CUDA code runs on it, and what would go wrong on a real one shows.
+
+Tensors are PyTorch's fake ones, with a device and a shape and no values. The streams and events of
+``torch.cuda`` are replaced by ones that keep a ledger (``order.py``). Every operation enters it:
+what it reads and what it writes, on which stream. Found are
+
+* work on two streams that touches the same memory, with nothing that orders it;
+* memory that goes back to the allocator while a stream that it does not wait for still uses it;
+* a host that waits for the device where it must not;
+* how much memory is held.
+
+Left to real GPUs: values, times, and whether NCCL moves what it is told to.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from pretended_gpu.load import load_guard
+from pretended_gpu.order import Block, Mark, Memory, Streams, Work
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+DEVICE = torch.device("cuda", 0)
+GRANULE = 512
+"""Bytes: CUDA's allocator gives multiples of it."""
+
+_CUDA = 1
+"""``c10::DeviceType::CUDA``."""
+
+_aten = torch.ops.aten
+
+
+class PretendedGpu(TorchDispatchMode):
+    """The device of one rank; a context in which ``torch.cuda`` is about it.
+
+    Attributes:
+        streams: what comes after what.
+        memory: what is held.
+        ranges: names of the NVTX ranges.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ranges: list[str] = []
+        self._host_must_not_wait = False
+        self.streams = Streams()
+        self.memory = Memory(self.streams)
+        self._guard = load_guard()
+        self._blocks: dict[int, Block] = {}
+        self._pinned: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self._names = ["passes"]
+        self._context = ExitStack()
+
+    @property
+    def faults(self) -> list[str]:
+        """What was found, in words."""
+        return self.memory.faults
+
+    def __enter__(self) -> "PretendedGpu":
+        self._context.enter_context(_replaced_cuda(self))
+        self._context.enter_context(
+            patch.object(functional, "scaled_dot_product_attention", _attention_of_a_gpu)
+        )
+        self._context.enter_context(FakeTensorMode())
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        self._context.__exit__(*exception)
+
+    @contextmanager
+    def without_waiting(self) -> Iterator[None]:
+        """Make it a fault if the host waits for the device within."""
+        self._host_must_not_wait = True
+        try:
+            yield
+        finally:
+            self._host_must_not_wait = False
+
+    def current_stream(self) -> str:
+        """Name of the stream that this thread issues work on."""
+        return self._names[self._guard.current_stream()]
+
+    def new_stream(self) -> int:
+        """Return the number of a new stream."""
+        self._names.append(f"stream {len(self._names)}")
+        return len(self._names) - 1
+
+    def name(self, stream: int) -> str:
+        """Name of a stream."""
+        return self._names[stream]
+
+    def enter_stream(self, stream: int) -> int:
+        """Issue this thread's work on ``stream`` from now on; return what it was before."""
+        before = self._guard.current_stream()
+        self._guard.set_current_stream(stream)
+        return before
+
+    def host_waits(self, what: str) -> None:
+        """Note that the host waits for the device."""
+        if self._host_must_not_wait:
+            self.faults.append(f"the host waits: {what}")
+
+    def use(self, what: str, stream: str, reads: list[Tensor], writes: list[Tensor]) -> Work:
+        """Enter work on ``stream`` into the ledger."""
+        work = self.streams.issue(what, stream)
+        for use, tensors in ((self.memory.read, reads), (self.memory.write, writes)):
+            for tensor in tensors:
+                if tensor.device.type == "cuda":
+                    use(self._block(tensor, work), work)
+        return work
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run an operation, and enter it into the ledger."""
+        kwargs = kwargs or {}
+        if function is torch.ops.prim.device.default:
+            return function(*args, **kwargs)
+        special = _SPECIAL.get(function)
+        if special is not None:
+            return special(self, *args, **kwargs)
+        tensors = _tensors((args, kwargs))
+        if function is _aten._to_copy.default or function is _aten.copy_.default:
+            self._check_copy(function, args, kwargs)
+        stream = self.current_stream()
+        result = function(*args, **kwargs)
+        if any(t.device.type == "cuda" for t in [*tensors, *_tensors(result)]):
+            reads, writes = _uses(function, args, kwargs)
+            work = self.use(str(function), stream, reads, writes)
+            for tensor in _tensors(result):
+                if tensor.device.type == "cuda":
+                    self._block(tensor, work)
+        return result
+
+    def _block(self, tensor: Tensor, work: Work) -> Block:
+        """Return the block of ``tensor``, which ``work`` allocates if it is a new one."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._blocks:
+            size = -(-storage.nbytes() // GRANULE) * GRANULE
+            self._blocks[key] = self.memory.allocate(size, work)
+            weakref.finalize(storage, self._free, key).atexit = False
+        return self._blocks[key]
+
+    def _free(self, key: int) -> None:
+        self.memory.free(self._blocks.pop(key))
+
+    def _check_copy(self, function: Any, args: Any, kwargs: Any) -> None:
+        """Copies between host and device: the host waits, but for pinned memory and if told to."""
+        if function is _aten.copy_.default:
+            target, source = args[:2]
+            to, non_blocking = target.device, len(args) > 2 and args[2]
+        else:
+            target, source = None, args[0]
+            to = kwargs.get("device") or source.device
+            non_blocking = kwargs.get("non_blocking", False)
+        if source.device.type == to.type:
+            return
+        host = source if source.device.type == "cpu" else target
+        pinned = host is not None and host.untyped_storage() in self._pinned
+        if not (pinned and non_blocking):
+            self.host_waits(f"{function} from {source.device} to {to}")
+
+    def _scalar(self, tensor: Tensor) -> float | int | bool:
+        if tensor.device.type == "cuda":
+            self.host_waits("for a number (item, tolist, float, if)")
+        return 1.0 if tensor.is_floating_point() else 1
+
+    def _record_stream(self, tensor: Tensor, stream: torch.Stream) -> None:
+        work = self.streams.issue("record_stream", self.current_stream())
+        self._block(tensor, work).kept_for.add(self.name(stream.stream_id))
+
+    def _pin(self, tensor: Tensor, device: Any = None) -> Tensor:
+        pinned = torch.empty_like(tensor)
+        self._pinned.add(pinned.untyped_storage())
+        return pinned
+
+    def _is_pinned(self, tensor: Tensor, device: Any = None) -> bool:
+        return tensor.untyped_storage() in self._pinned
+
+
+_SPECIAL: dict[Any, Callable[..., Any]] = {
+    _aten._local_scalar_dense.default: PretendedGpu._scalar,
+    _aten.record_stream.default: PretendedGpu._record_stream,
+    _aten._pin_memory.default: PretendedGpu._pin,
+    _aten.is_pinned.default: PretendedGpu._is_pinned,
+}
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _uses(function: Any, args: Any, kwargs: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the tensors whose memory an operation reads, and those whose memory it writes."""
+    reads: list[Tensor] = []
+    writes: list[Tensor] = []
+    for index, argument in enumerate(function._schema.arguments):
+        value = args[index] if index < len(args) else kwargs.get(argument.name)
+        alias = argument.alias_info
+        if alias is None:
+            reads += _tensors(value)
+        elif alias.is_write:
+            writes += _tensors(value)
+        # else the result is a view of it: nothing is touched
+    return reads, writes
+
+
+def _attention_of_a_gpu(
+    q_basd: Tensor,
+    k_bgsd: Tensor,
+    v_bgsd: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    enable_gqa: bool,
+) -> Tensor:
+    """Take the kernel that a GPU would; where there is none, PyTorch falls back on products.
+
+    Flash attention knows bf16 and query groups, the memory-efficient kernel fp32 without groups.
+    """
+    if q_basd.dtype == torch.bfloat16:
+        return _aten._scaled_dot_product_flash_attention(
+            q_basd, k_bgsd, v_bgsd, dropout_p, is_causal
+        )[0]
+    assert not enable_gqa, "no kernel of a GPU knows groups in fp32"
+    return _aten._scaled_dot_product_efficient_attention(
+        q_basd, k_bgsd, v_bgsd, None, True, dropout_p, is_causal
+    )[0]
+
+
+class _Event:
+    """In place of ``torch.cuda.Event``, once a subclass says whose it is."""
+
+    gpu: PretendedGpu
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self._timed = enable_timing
+        self.mark: Mark | None = None
+
+    def record(self, stream: "_Stream | None" = None) -> None:
+        self.mark = self.gpu.streams.mark(_name(self.gpu, stream))
+
+    def wait(self, stream: "_Stream | None" = None) -> None:
+        assert self.mark is not None, "the event was not recorded"
+        self.gpu.streams.wait(_name(self.gpu, stream), self.mark)
+
+    def synchronize(self) -> None:
+        self.gpu.host_waits("Event.synchronize")
+
+    def elapsed_time(self, later: "_Event") -> float:
+        assert self._timed
+        assert later._timed
+        self.gpu.host_waits("Event.elapsed_time")
+        return 1.0
+
+
+class _Stream(torch.Stream):
+    """In place of ``torch.cuda.Stream``."""
+
+    def __new__(cls, gpu: PretendedGpu, number: int) -> "_Stream":
+        self = super().__new__(cls, stream_id=number, device_index=0, device_type=_CUDA)
+        self.gpu = gpu
+        return self
+
+    def __init__(self, *_: Any) -> None:
+        """Nothing: ``__new__`` has done it."""
+
+    def record_event(self, event: _Event | None = None) -> _Event:
+        event = event or torch.cuda.Event()
+        event.record(self)
+        return event
+
+    def wait_event(self, event: _Event) -> None:
+        event.wait(self)
+
+    def wait_stream(self, other: "_Stream") -> None:
+        self.wait_event(other.record_event())
+
+    def synchronize(self) -> None:
+        self.gpu.host_waits("Stream.synchronize")
+
+
+def _name(gpu: PretendedGpu, stream: _Stream | None) -> str:
+    return gpu.current_stream() if stream is None else gpu.name(stream.stream_id)
+
+
+def _replaced_cuda(gpu: PretendedGpu) -> AbstractContextManager[Any]:
+    """Return a context in which ``torch.cuda`` is about ``gpu``."""
+    streams = {0: _Stream(gpu, 0)}
+
+    def make(device: Any = None, priority: int = 0) -> _Stream:
+        number = gpu.new_stream()
+        return streams.setdefault(number, _Stream(gpu, number))
+
+    def current(device: Any = None) -> _Stream:
+        return streams[gpu._guard.current_stream()]
+
+    @contextmanager
+    def use(stream: _Stream) -> Iterator[None]:
+        before = gpu.enter_stream(stream.stream_id)
+        try:
+            yield
+        finally:
+            gpu.enter_stream(before)
+
+    def named(name: str) -> AbstractContextManager[None]:
+        gpu.ranges.append(name)
+        return nullcontext()
+
+    return patch.multiple(
+        torch.cuda,
+        Stream=make,
+        Event=type("Event", (_Event,), {"gpu": gpu}),
+        stream=use,
+        current_stream=current,
+        synchronize=lambda device=None: gpu.host_waits("torch.cuda.synchronize"),
+        is_initialized=lambda: True,
+        manual_seed=lambda seed: None,
+        get_device_capability=lambda device=None: (9, 0),
+        nvtx=SimpleNamespace(range=named),
+    )

@@ -1,0 +1,123 @@
+"""Process groups that NCCL would make, for a rank whose peers are not there.
+
+Nothing is moved. What is issued is entered into the GPU's ledger and into a log, by which the ranks
+of a pipeline can be compared afterwards. Every transfer has a stream of its own, which begins after
+what the caller's stream holds: NCCL's have no more order than that to rely on.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from pretended_gpu.gpu import PretendedGpu
+from pretended_gpu.order import Mark
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Issued:
+    """A communication that a rank has issued.
+
+    Attributes:
+        group: name of the communicator.
+        kind: send, receive, or the collective.
+        peer: the other rank of a transfer, the root of a collective, -1 if all are alike.
+        shape: of the tensor.
+        dtype: of the tensor.
+    """
+
+    group: str
+    kind: str
+    peer: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class PretendedWork(dist.Work):
+    """A communication under way; like PyTorch's, it keeps its tensors until it is waited for."""
+
+    def __init__(self, gpu: PretendedGpu, mark: Mark, tensors: list[Tensor]) -> None:
+        super().__init__()
+        self._gpu = gpu
+        self._mark = mark
+        self._tensors = tensors
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Let the current stream wait."""
+        self._gpu.streams.wait(self._gpu.current_stream(), self._mark)
+        self._tensors = []
+        return True
+
+
+class PretendedNccl(dist.ProcessGroup):
+    """A communicator of all ranks.
+
+    Args:
+        gpu: of this rank.
+        name: of the communicator.
+        rank: this one.
+        size: ranks.
+        log: gets what is issued, in order.
+    """
+
+    def __init__(
+        self, gpu: PretendedGpu, name: str, rank: int, size: int, log: list[Issued]
+    ) -> None:
+        super().__init__(rank, size)
+        self._gpu = gpu
+        self._name = name
+        self._rank = rank
+        self._size = size
+        self._log = log
+
+    def rank(self) -> int:
+        """This rank."""
+        return self._rank
+
+    def size(self) -> int:
+        """How many there are."""
+        return self._size
+
+    def send(self, tensors: list[Tensor], destination: int, tag: int) -> PretendedWork:
+        """Start sending."""
+        return self._issue("send", destination, tensors, [], asynchronous=True)
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int) -> PretendedWork:
+        """Start receiving."""
+        return self._issue("receive", source, [], tensors, asynchronous=True)
+
+    def broadcast(self, tensors: list[Tensor], options: Any) -> PretendedWork:
+        """The root's tensor for everybody."""
+        root = options.rootRank
+        reads, writes = (tensors, []) if root == self._rank else ([], tensors)
+        return self._issue("broadcast", root, reads, writes, options.asyncOp)
+
+    def reduce(self, tensors: list[Tensor], options: Any) -> PretendedWork:
+        """The sum for the root; in place, so that the others' is undefined after."""
+        return self._issue("reduce", options.rootRank, [], tensors, options.asyncOp)
+
+    def allreduce(self, tensors: list[Tensor], options: Any) -> PretendedWork:
+        """The sum or maximum for everybody, in place."""
+        return self._issue("all_reduce", -1, [], tensors, options.asyncOp)
+
+    def _allgather_base(self, output: Tensor, tensor: Tensor, options: Any) -> PretendedWork:
+        return self._issue("all_gather", -1, [tensor], [output], options.asyncOp)
+
+    def _issue(
+        self,
+        kind: str,
+        peer: int,
+        reads: list[Tensor],
+        writes: list[Tensor],
+        asynchronous: bool,
+    ) -> PretendedWork:
+        gpu = self._gpu
+        tensors = [*reads, *writes]
+        [shape] = {tuple(tensor.shape) for tensor in (reads or writes)}
+        assert all(tensor.is_contiguous() for tensor in tensors)
+        self._log.append(Issued(self._name, kind, peer, shape, str(tensors[0].dtype)))
+        caller = gpu.current_stream()
+        stream = f"{kind} {len(self._log)} of {self._name}" if asynchronous else caller
+        gpu.streams.wait(stream, gpu.streams.mark(caller))
+        gpu.use(f"{kind} {len(self._log)}", stream, reads, writes)
+        return PretendedWork(gpu, gpu.streams.mark(stream), tensors)

@@ -1,0 +1,130 @@
+"""What happens before what on streams that are ordered by events only.
+
+Work on one stream runs in order. Between streams there is no order but that which a stream gets by
+waiting for a mark that was set on another: after it comes what the marked stream held then, and
+whatever came before that. Every stream knows how much of every other one it comes after (a vector
+clock).
+"""
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+Mark: TypeAlias = dict[str, int]
+"""How much of every stream has been done once all before the mark has."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Something on a stream.
+
+    Attributes:
+        what: its name.
+        stream: where it runs.
+        number: of this stream's work, from 1.
+    """
+
+    what: str
+    stream: str
+    number: int
+
+
+class Streams:
+    """All streams of a device."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Mark] = {}
+
+    def issue(self, what: str, stream: str) -> Work:
+        """Append work to ``stream``."""
+        known = self._known.setdefault(stream, {})
+        known[stream] = known.get(stream, 0) + 1
+        return Work(what, stream, known[stream])
+
+    def mark(self, stream: str) -> Mark:
+        """Return a mark behind all that ``stream`` holds."""
+        return dict(self._known.get(stream, {}))
+
+    def wait(self, stream: str, mark: Mark) -> None:
+        """Let whatever is issued on ``stream`` from now on come after ``mark``."""
+        known = self._known.setdefault(stream, {})
+        for other, number in mark.items():
+            known[other] = max(known.get(other, 0), number)
+
+    def comes_after(self, stream: str, work: Work) -> bool:
+        """Whether what is issued on ``stream`` from now on runs after ``work``."""
+        return self._known.get(stream, {}).get(work.stream, 0) >= work.number
+
+
+@dataclass
+class Block:
+    """A block of device memory, and who has used it.
+
+    Attributes:
+        size: bytes.
+        allocated_on: the stream in whose order the allocator gives it away again.
+        written: the last work that wrote it.
+        read: on every stream the last work that has read it since.
+        kept_for: streams whose work, up to the moment at which it is freed, the allocator awaits.
+    """
+
+    size: int
+    allocated_on: str
+    written: Work
+    read: dict[str, Work] = field(default_factory=dict)
+    kept_for: set[str] = field(default_factory=set)
+
+    def users(self) -> list[Work]:
+        """Whoever may still be at work on it."""
+        return [self.written, *self.read.values()]
+
+
+class Memory:
+    """Blocks of device memory, on which every use is checked against the order of the streams.
+
+    Attributes:
+        faults: what was found, in words.
+        held: bytes allocated.
+        peak: most bytes that were.
+    """
+
+    def __init__(self, streams: Streams) -> None:
+        self.faults: list[str] = []
+        self.held = 0
+        self.peak = 0
+        self._streams = streams
+
+    def allocate(self, size: int, work: Work) -> Block:
+        """Return a block that ``work`` allocates, and perhaps writes."""
+        self.held += size
+        self.peak = max(self.peak, self.held)
+        return Block(size, work.stream, work)
+
+    def read(self, block: Block, work: Work) -> None:
+        """Note that ``work`` reads ``block``."""
+        self._check(block.written, work, "reads what")
+        block.read[work.stream] = work
+
+    def write(self, block: Block, work: Work) -> None:
+        """Note that ``work`` writes ``block``."""
+        self._check(block.written, work, "overwrites what")
+        for reader in block.read.values():
+            self._check(reader, work, "overwrites what is read by")
+        block.written, block.read = work, {}
+
+    def free(self, block: Block) -> None:
+        """Note that the host has let go of ``block``."""
+        self.held -= block.size
+        awaited = (block.allocated_on, *block.kept_for)
+        for work in block.users():
+            if not any(self._streams.comes_after(stream, work) for stream in awaited):
+                self.faults.append(
+                    f"memory of {block.allocated_on} is free while {work.what} on {work.stream} "
+                    "may be using it"
+                )
+
+    def _check(self, earlier: Work, work: Work, does: str) -> None:
+        if earlier.stream != work.stream and not self._streams.comes_after(work.stream, earlier):
+            self.faults.append(
+                f"{work.what} on {work.stream} {does} {earlier.what} on {earlier.stream}, which "
+                "it does not wait for"
+            )

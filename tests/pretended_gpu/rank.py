@@ -1,0 +1,118 @@
+"""One rank of a pipeline on a pretended GPU: some iterations, and what is found in them."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from pretended_gpu.gpu import DEVICE, PretendedGpu
+from pretended_gpu.nccl import Issued, PretendedNccl
+
+from megatron.data.microbatch import Microbatch
+from megatron.parallel.groups import PipelineGroups
+from megatron.runtime.batch import DeviceMicrobatch, to_device
+from megatron.runtime.observer import NamedRanges
+from megatron.runtime.timeline import Recorder
+from megatron.simulator.simulate import Span
+from megatron.training.config import RunConfig
+from megatron.training.setup import Trainer, build_trainer
+from megatron.training.update import Iteration, make_update
+
+
+@dataclass
+class Findings:
+    """What became of one rank.
+
+    Attributes:
+        faults: of the streams, of memory, of the host; in words, each once.
+        issued: communications, in order.
+        held: bytes after every iteration.
+        peak: most bytes held.
+        ranges: names of NVTX ranges of the last iteration, if it was observed.
+        spans: the recorded timeline of the last iteration, if it was observed.
+    """
+
+    faults: list[str] = field(default_factory=list)
+    issued: list[Issued] = field(default_factory=list)
+    held: list[int] = field(default_factory=list)
+    peak: int = 0
+    ranges: list[str] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+
+
+def run_rank(
+    config: RunConfig, rank: int, observed: bool = False, iterations: int = 3, valid: bool = True
+) -> Findings:
+    """Train some iterations as ``rank`` of ``config``'s pipeline, and evaluate once.
+
+    Args:
+        config: the run; its device and backend are CUDA's here.
+        rank: which to be.
+        observed: name and record the last iteration.
+        iterations: of training.
+        valid: whether to evaluate.
+    """
+    warnings.simplefilter("error")
+    gpu, found = PretendedGpu(), Findings()
+    parallel = replace(config.parallel, device="cuda", backend="nccl")
+    with gpu:
+        trainer = build_trainer(
+            replace(config, parallel=parallel), _groups(gpu, config, rank, found.issued)
+        )
+        _let_no_schedule_wait(gpu, trainer)
+        update = make_update(config, trainer)
+        recorder = Recorder(rank, DEVICE)
+        for number in range(iterations):
+            last = observed and number == iterations - 1
+            gpu.ranges.clear()
+            observer = NamedRanges(DEVICE, recorder) if last else None
+            update.train(Iteration(number, _batch(gpu, config), 1e-3, 0), observer)
+            found.held.append(gpu.memory.held)
+        found.ranges, found.spans = list(gpu.ranges), recorder.spans()
+        update.settle()
+        if valid:
+            trainer.pipeline.evaluate(_batch(gpu, config))
+        trainer.pipeline.close()
+    found.faults, found.peak = list(dict.fromkeys(gpu.faults)), gpu.memory.peak
+    return found
+
+
+def _let_no_schedule_wait(gpu: PretendedGpu, trainer: Trainer) -> None:
+    """Make it a fault if the host waits for the device between the ends of a schedule."""
+
+    def watched(run: Callable[..., Any]) -> Callable[..., Any]:
+        def watching(*args: Any, **kwargs: Any) -> Any:
+            with gpu.without_waiting():
+                return run(*args, **kwargs)
+
+        return watching
+
+    pipeline = trainer.pipeline
+    pipeline.train, pipeline.evaluate = watched(pipeline.train), watched(pipeline.evaluate)
+
+
+def _groups(gpu: PretendedGpu, config: RunConfig, rank: int, log: list[Issued]) -> PipelineGroups:
+    """Return all that ``make_groups`` would; whether ends meet is left to the pipeline."""
+    size = config.parallel.pipeline_size
+
+    def group(name: str) -> PretendedNccl:
+        return PretendedNccl(gpu, name, rank, size, log)
+
+    names = ("vocabulary", "forward", "backward", "control", "ends", "state")
+    return PipelineGroups(rank, size, DEVICE, *map(group, names))
+
+
+def _batch(gpu: PretendedGpu, config: RunConfig) -> list[DeviceMicrobatch]:
+    """Return an iteration's microbatches, copied to the device without waiting for it."""
+    shape = (config.train.micro_batch_size, config.model.seq_length)
+    microbatches = [
+        Microbatch(
+            tokens=torch.zeros(shape, dtype=torch.int64),
+            labels=torch.zeros(shape, dtype=torch.int64),
+            loss_mask=torch.ones(shape),
+        )
+        for _ in range(config.train.num_microbatches)
+    ]
+    with gpu.without_waiting():
+        return to_device(microbatches, DEVICE)

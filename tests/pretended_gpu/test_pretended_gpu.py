@@ -1,0 +1,299 @@
+"""The CUDA code of every schedule, on GPUs that are not there: what can be known without one.
+
+Streams are ordered wherever they share memory, memory goes back in time, the host never waits for
+the device within a schedule, nothing grows, the ranks' communications fit one another, and the
+memory is what a dry run says. Broken on purpose, each of these is found.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from correctness.job import Job, Layout
+from correctness.schedule_cases import job, layout, sparse_cover
+from pretended_gpu.nccl import Issued
+from pretended_gpu.pool import GpuPool, gpu_pool
+from pretended_gpu.rank import Findings, run_rank
+from reference.plain_gpt import GPTOptions
+
+from megatron.layers.vocabulary import ShardState
+from megatron.parallel import lanes
+from megatron.runtime.stage_passes import StagePasses
+from megatron.schedules.check import expected_passes
+from megatron.simulator.costs.gpus import GIB, gpu
+from megatron.training.config import RunConfig
+from megatron.training.dry_run import dry_run
+from megatron.training.run_plan import make_run_plan
+
+EVALUATIONS = 1
+"""At the end of what every rank does."""
+
+pytestmark = pytest.mark.skipif(
+    torch.version.cuda is not None, reason="this PyTorch has real CUDA, and takes no other"
+)
+
+
+@pytest.fixture(scope="module")
+def gpus() -> Iterator[GpuPool]:
+    with gpu_pool() as pool:
+        yield pool
+
+
+def run(config: RunConfig, rank: int) -> Findings:
+    return run_rank(config, rank)
+
+
+def run_observed(config: RunConfig, rank: int) -> Findings:
+    return run_rank(config, rank, observed=True)
+
+
+def assert_sound(found: list[Findings]) -> None:
+    """Nothing was found on any rank, nothing grows, and the ranks fit one another."""
+    assert [own.faults for own in found] == [[] for _ in found]
+    for own in found:
+        assert len(set(own.held[1:])) == 1, own.held  # the optimizer's moments come with a step
+    assert_communications_fit([own.issued for own in found])
+
+
+def assert_communications_fit(issued: list[list[Issued]]) -> None:
+    """Collectives come in one order on all ranks, transfers in one order on both."""
+    for group in ("vocabulary", "control", "ends", "state"):
+        collectives = [
+            [each for each in own if each.group == group and not _is_transfer(each)]
+            for own in issued
+        ]
+        taking_part = [own for own in collectives if own]
+        assert all(own == taking_part[0] for own in taking_part), group
+        assert group == "ends" or len(taking_part) in (0, len(issued)), group
+    for group in ("forward", "backward", "state"):
+        for sender, own in enumerate(issued):
+            for receiver, other in enumerate(issued):
+                sent = _transfers(own, group, "send", receiver)
+                assert sent == _transfers(other, group, "receive", sender), (group, sender)
+                assert sender != receiver or not sent
+
+
+def _is_transfer(each: Issued) -> bool:
+    return each.kind in ("send", "receive")
+
+
+def _transfers(own: list[Issued], group: str, kind: str, peer: int) -> list[tuple]:
+    return [
+        (each.shape, each.dtype)
+        for each in own
+        if (each.group, each.kind, each.peer) == (group, kind, peer)
+    ]
+
+
+@pytest.mark.parametrize(("schedule", "treatment", "p", "tied"), sparse_cover())
+def test_every_schedule_and_treatment(
+    schedule: str, treatment: str, p: int, tied: bool, gpus: GpuPool, tmp_path: Path
+) -> None:
+    config = job(p, tied).config(layout(schedule, treatment, p, tmp_path), torch.bfloat16)
+    found = gpus.map(run, config, ranks=p)
+    assert_sound(found)
+    by_group = {each.group: set() for own in found for each in own.issued}
+    for own in found:
+        for each in own.issued:
+            by_group[each.group].add(each.kind)
+    transfers = {"send", "receive"}
+    assert by_group["forward"] == by_group["backward"] == transfers
+    assert not by_group.get("vocabulary", set()) & transfers
+
+
+VARIANTS = {
+    "fp32": {},
+    "groups": {"num_query_groups": 2},
+    "rope": {"position_embedding_type": "rope", "rotary_percent": 0.5, "qk_layernorm": True},
+    "llama": {
+        "normalization": "RMSNorm",
+        "swiglu": True,
+        "add_bias_linear": False,
+        "position_embedding_type": "rope",
+    },
+    "loss": {"label_smoothing": 0.1, "z_loss_coeff": 1e-3, "logit_softcap": 5.0},
+    "empty shard": {"vocab_size": 4},
+}
+
+
+@pytest.mark.parametrize("treatment", ["vocab-2", "vocab-1", "naive"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_kind_of_model(variant: str, treatment: str, gpus: GpuPool) -> None:
+    options = GPTOptions(num_layers=2, **VARIANTS[variant])
+    config = Job(options, microbatches=4, dropout=0.1).config(Layout(2, treatment))
+    assert_sound(gpus.map(run, config, ranks=2))
+
+
+@pytest.mark.parametrize(
+    ("clip", "schedules"), [(0.0, 3), (1e-9, 5)], ids=["right guesses", "wrong guesses"]
+)
+def test_steps_validated_later(clip: float, schedules: int, gpus: GpuPool) -> None:
+    """After a wrong guess the next schedule is abandoned, and run again."""
+    config = Job(GPTOptions(num_layers=4), microbatches=4).config(Layout(3, "vocab-2", "zb-2p"))
+    optimizer = replace(config.optimizer, post_validation=True, clip_grad=clip)
+    found = gpus.map(run, replace(config, optimizer=optimizer), ranks=3)
+    assert_sound(found)
+    assert len(_transfers(found[0].issued, "forward", "send", 1)) == 4 * (schedules + EVALUATIONS)
+
+
+def test_observers_see_every_pass_and_make_nobody_wait(gpus: GpuPool) -> None:
+    config = Job(GPTOptions(num_layers=4), microbatches=5).config(Layout(2, "vocab-2", "zb-v"))
+    plan = make_run_plan(config).plan
+    found = gpus.map(run_observed, config, ranks=2)
+    assert_sound(found)
+    for rank, own in enumerate(found):
+        passes = expected_passes(plan, rank)
+        recorded = [(s.kind, s.microbatch, s.chunk) for s in own.spans if s.lane == "compute"]
+        assert recorded == [(p.kind, p.microbatch, p.chunk) for p in plan.rows[rank]]
+        assert {str(p) for p in passes} <= set(own.ranges)
+        assert {"C1 4", "wait C1 4"} <= set(own.ranges)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "treatment", "vocab_size"),
+    [("1f1b", "none", 32_768), ("1f1b", "vocab-2", 262_144), ("v-half", "vocab-1", 131_072)],
+)
+def test_memory_is_what_a_dry_run_says(
+    schedule: str, treatment: str, vocab_size: int, gpus: GpuPool
+) -> None:
+    """The paper's model for 8 GPUs, at half its depth."""
+    config = wide_model(Layout(8, treatment, schedule), vocab_size)
+    said = "\n".join(dry_run(config, gpu("A100")))
+    predicted = [float(peak) for peak in re.findall(r"^rank \d: peak ([\d.]+) GiB", said, re.M)]
+    found = gpus.map(run_two_iterations, config, ranks=8)
+    assert [own.faults for own in found] == [[]] * 8
+    assert [own.peak / GIB for own in found] == pytest.approx(predicted, rel=0.025)
+
+
+def run_two_iterations(config: RunConfig, rank: int) -> Findings:
+    return run_rank(config, rank, iterations=2, valid=False)
+
+
+def wide_model(layout: Layout, vocab_size: int) -> RunConfig:
+    """16 layers of 3072, sequences of 2048 tokens."""
+    options = GPTOptions(num_layers=16, vocab_size=vocab_size, tie_embeddings=False)
+    config = Job(options, microbatches=10, sequence=2048).config(layout, torch.bfloat16)
+    model = replace(
+        config.model,
+        hidden_size=3072,
+        ffn_hidden_size=4 * 3072,
+        num_attention_heads=24,
+        num_query_groups=24,
+        kv_channels=128,
+        max_position_embeddings=2048,
+    )
+    return replace(config, model=model)
+
+
+def a_lane_that_does_not_wait_for_its_caller() -> object:
+    def submit(self, work):
+        with torch.cuda.stream(self._stream), torch.no_grad():
+            value = work()
+        return lanes._StreamResult(work, value, self._stream.record_event())
+
+    return patch.object(lanes.StreamLane, "submit", submit)
+
+
+def a_result_that_nobody_waits_for() -> object:
+    return patch.object(lanes._StreamResult, "wait", lambda self: self._value)
+
+
+def a_result_that_the_allocator_does_not_know_of() -> object:
+    def wait(self):
+        torch.cuda.current_stream().wait_event(self._done)
+        return self._value
+
+    return patch.object(lanes._StreamResult, "wait", wait)
+
+
+def a_gradient_that_is_dropped_unrecorded() -> object:
+    def drop(self):
+        self.raw_gradient_nh = self.target_gradient_nh = None
+
+    return patch.object(ShardState, "drop_gradient", drop)
+
+
+def _after_forward(act) -> object:
+    forward = StagePasses.forward
+
+    def and_more(self, item):
+        forward(self, item)
+        act(self.model)
+
+    return patch.object(StagePasses, "forward", and_more)
+
+
+def a_pass_that_looks_at_a_number() -> object:
+    return _after_forward(lambda model: float(next(model.parameters()).detach().sum()))
+
+
+def a_pass_that_sends_a_number() -> object:
+    return _after_forward(lambda model: torch.tensor([1.0]).to(next(model.parameters()).device))
+
+
+def a_batch_in_pageable_memory() -> object:
+    def move(tensor, device):
+        return tensor.to(device, non_blocking=True)
+
+    return patch("megatron.runtime.batch._moved", move)
+
+
+def a_pass_that_synchronizes() -> object:
+    return _after_forward(lambda model: torch.cuda.synchronize())
+
+
+def a_pass_that_keeps_something() -> object:
+    kept: list[torch.Tensor] = []
+    return _after_forward(lambda model: kept.append(next(model.parameters()).clone()))
+
+
+FAULTS = {
+    a_lane_that_does_not_wait_for_its_caller: "which it does not wait for",
+    a_result_that_nobody_waits_for: "which it does not wait for",
+    a_result_that_the_allocator_does_not_know_of: "memory of stream 1 is free",
+    a_gradient_that_is_dropped_unrecorded: "memory of passes is free",
+    a_pass_that_looks_at_a_number: "the host waits: for a number",
+    a_pass_that_sends_a_number: "the host waits: aten._to_copy.default from cpu to cuda:0",
+    a_batch_in_pageable_memory: "the host waits: aten._to_copy.default from cpu to cuda:0",
+    a_pass_that_synchronizes: "the host waits: torch.cuda.synchronize",
+}
+
+
+def run_with(fault, config: RunConfig, rank: int) -> Findings:
+    with fault():
+        return run_rank(config, rank)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_what_is_broken_is_found(fault, gpus: GpuPool) -> None:
+    config = Job(GPTOptions(num_layers=2), microbatches=3).config(Layout(2, "vocab-2"))
+    for own in gpus.map(run_with, fault, config, ranks=2):
+        assert any(FAULTS[fault] in what for what in own.faults), own.faults
+
+
+def test_what_grows_is_found(gpus: GpuPool) -> None:
+    config = Job(GPTOptions(num_layers=2), microbatches=3).config(Layout(2, "vocab-2"))
+    found = gpus.map(run_with, a_pass_that_keeps_something, config, ranks=2)
+    assert all(a < b for own in found for a, b in pairwise(own.held))
+    with pytest.raises(AssertionError):
+        assert_sound(found)
+
+
+def test_ranks_that_do_not_fit_are_found() -> None:
+    def issued(kind: str, peer: int) -> Issued:
+        group = "vocabulary" if kind == "reduce" else "forward"
+        return Issued(group, kind, peer, (2,), "bf16")
+
+    fitting = [
+        [issued("send", 1), issued("reduce", 0)],
+        [issued("reduce", 0), issued("receive", 0)],
+    ]
+    assert_communications_fit(fitting)
+    for other in ([issued("reduce", 1), issued("receive", 0)], [issued("reduce", 0)]):
+        with pytest.raises(AssertionError):
+            assert_communications_fit([fitting[0], other])
