@@ -1,4 +1,7 @@
-"""Two ranks on CUDA, over NCCL, train as one does; one GPU is enough for both."""
+"""Two ranks on CUDA, over NCCL, train as one does; one GPU is enough for both.
+
+No host waits for its device within a schedule, and no device memory grows: ``watched_job.py``.
+"""
 
 import os
 import re
@@ -18,6 +21,7 @@ from megatron.data.indexed import IndexedWriter
 from megatron.simulator.timeline_file import load_timeline
 
 ROOT = Path(__file__).resolve().parents[2]
+WATCHED_JOB = Path(__file__).with_name("watched_job.py")
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs CUDA: NCCL moves data between GPUs only"
@@ -48,7 +52,7 @@ def losses(corpus: Path, ranks: int, flags: str) -> list[float]:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, str(ROOT / "pretrain_gpt.py"), "--data-path", str(corpus)]
+    command = [sys.executable, str(WATCHED_JOB), "--data-path", str(corpus)]
     with ExitStack() as files:
         outputs = [files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(ranks)]
         processes = [

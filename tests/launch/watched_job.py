@@ -1,0 +1,37 @@
+"""``pretrain_gpt.py`` on CUDA, watched: a host that waits within a schedule, or growth, ends it.
+
+PyTorch raises where one of its own operations would make the host wait for the device. The tests of
+``pretended_gpu`` look for the same without a GPU.
+"""
+
+from typing import Any
+
+import torch
+
+from megatron.runtime.pipeline import PipelineRank
+from pretrain_gpt import main
+
+SETTLED = 3
+"""Schedules after which everything is there that stays: moments, workspaces, what is saved."""
+
+
+def watch() -> None:
+    """Watch every schedule that this process trains."""
+    train, held = PipelineRank.train, []
+
+    def watched(self: PipelineRank, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+        held.append(torch.cuda.memory_allocated())
+        if held[-1] > max(held[: SETTLED + 1]):
+            raise MemoryError(f"device memory grows before schedule {len(held)}: {held} bytes")
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return train(self, *args, **kwargs)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    PipelineRank.train = watched
+
+
+if __name__ == "__main__":
+    watch()
+    main()
