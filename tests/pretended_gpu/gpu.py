@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 import torch
 from pretended_gpu.load import load_guard
-from pretended_gpu.order import Block, Mark, Memory, Streams, Work
+from pretended_gpu.order import Block, Issued, Mark, Memory, Streams, Work
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
@@ -106,13 +106,21 @@ class PretendedGpu(TorchDispatchMode):
         return before
 
     def host_waits(self, what: str) -> None:
-        """Note that the host waits for the device."""
+        """Note that the host waits for all that the device has to do."""
+        self.streams.let_the_host_wait(self.streams.everything())
         if self._host_must_not_wait:
             self.faults.append(f"the host waits: {what}")
 
-    def use(self, what: str, stream: str, reads: list[Tensor], writes: list[Tensor]) -> Work:
-        """Enter work on ``stream`` into the ledger."""
-        work = self.streams.issue(what, stream)
+    def use(
+        self,
+        what: str,
+        stream: str,
+        reads: list[Tensor],
+        writes: list[Tensor],
+        issued: Issued | None = None,
+    ) -> Work:
+        """Enter work on ``stream``, perhaps a communication, into the ledger."""
+        work = self.streams.issue(what, stream, issued)
         for use, tensors in ((self.memory.read, reads), (self.memory.write, writes)):
             for tensor in tensors:
                 if tensor.device.type == "cuda":

@@ -1,36 +1,17 @@
 """Process groups that NCCL would make, for a rank whose peers are not there.
 
-Nothing is moved. What is issued is entered into the GPU's ledger and into a log, by which the ranks
-of a pipeline can be compared afterwards. Every transfer has a stream of its own, which begins after
-what the caller's stream holds: NCCL's have no more order than that to rely on.
+Nothing is moved. What is issued is entered into the GPU's ledger, by which the ranks of a pipeline
+can be compared afterwards. Every asynchronous communication has a stream of its own, which begins
+after what the caller's stream holds: there is no more order than that to rely on. Those of tensors
+on CPUs are gloo's, and between hosts.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
 from pretended_gpu.gpu import PretendedGpu
-from pretended_gpu.order import Mark
+from pretended_gpu.order import Issued, Mark
 from torch import Tensor
-
-
-@dataclass(frozen=True)
-class Issued:
-    """A communication that a rank has issued.
-
-    Attributes:
-        group: name of the communicator.
-        kind: send, receive, or the collective.
-        peer: the other rank of a transfer, the root of a collective, -1 if all are alike.
-        shape: of the tensor.
-        dtype: of the tensor.
-    """
-
-    group: str
-    kind: str
-    peer: int
-    shape: tuple[int, ...]
-    dtype: str
 
 
 class PretendedWork(dist.Work):
@@ -43,8 +24,12 @@ class PretendedWork(dist.Work):
         self._tensors = tensors
 
     def wait(self, timeout: Any = None) -> bool:
-        """Let the current stream wait."""
-        self._gpu.streams.wait(self._gpu.current_stream(), self._mark)
+        """Let the current stream wait; the host, if the tensors are there."""
+        gpu = self._gpu
+        if all(tensor.device.type == "cpu" for tensor in self._tensors):
+            gpu.streams.let_the_host_wait(self._mark)
+        else:
+            gpu.streams.wait(gpu.current_stream(), self._mark)
         self._tensors = []
         return True
 
@@ -57,18 +42,15 @@ class PretendedNccl(dist.ProcessGroup):
         name: of the communicator.
         rank: this one.
         size: ranks.
-        log: gets what is issued, in order.
     """
 
-    def __init__(
-        self, gpu: PretendedGpu, name: str, rank: int, size: int, log: list[Issued]
-    ) -> None:
+    def __init__(self, gpu: PretendedGpu, name: str, rank: int, size: int) -> None:
         super().__init__(rank, size)
         self._gpu = gpu
         self._name = name
         self._rank = rank
         self._size = size
-        self._log = log
+        self._count = 0
 
     def rank(self) -> int:
         """This rank."""
@@ -115,9 +97,12 @@ class PretendedNccl(dist.ProcessGroup):
         tensors = [*reads, *writes]
         [shape] = {tuple(tensor.shape) for tensor in (reads or writes)}
         assert all(tensor.is_contiguous() for tensor in tensors)
-        self._log.append(Issued(self._name, kind, peer, shape, str(tensors[0].dtype)))
-        caller = gpu.current_stream()
-        stream = f"{kind} {len(self._log)} of {self._name}" if asynchronous else caller
-        gpu.streams.wait(stream, gpu.streams.mark(caller))
-        gpu.use(f"{kind} {len(self._log)}", stream, reads, writes)
+        self._count += 1
+        name = f"{self._name} {kind} {self._count}"
+        caller, on_host = gpu.current_stream(), tensors[0].device.type == "cpu"
+        stream = name if asynchronous or on_host else caller
+        if not on_host:
+            gpu.streams.wait(stream, gpu.streams.mark(caller))
+        issued = Issued(self._name, kind, peer, shape, str(tensors[0].dtype), on_host)
+        gpu.use(name, stream, reads, writes, issued)
         return PretendedWork(gpu, gpu.streams.mark(stream), tensors)

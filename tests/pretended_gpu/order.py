@@ -7,7 +7,7 @@ clock).
 """
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 Mark: TypeAlias = dict[str, int]
 """How much of every stream has been done once all before the mark has."""
@@ -28,17 +28,69 @@ class Work:
     number: int
 
 
+class Issued(NamedTuple):
+    """A communication that a rank has issued.
+
+    Attributes:
+        group: name of the communicator.
+        kind: send, receive, or the collective.
+        peer: the other rank of a transfer, the root of a collective, -1 if all are alike.
+        shape: of the tensor.
+        dtype: of the tensor.
+        on_host: it is between hosts, and the device has no part in it.
+    """
+
+    group: str
+    kind: str
+    peer: int
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    on_host: bool = False
+
+    @property
+    def is_transfer(self) -> bool:
+        """Whether it is between two ranks only."""
+        return self.kind in ("send", "receive")
+
+
+class Step(NamedTuple):
+    """What the host has put on a stream, or done itself.
+
+    Attributes:
+        stream: where it is; ``HOST`` if the host waits, and issues nothing before it is done.
+        number: how much of the stream is done with it.
+        awaits: what it waits for.
+        issued: the communication that it is.
+    """
+
+    stream: str
+    number: int
+    awaits: Mark
+    issued: Issued | None = None
+
+
+HOST = "host"
+
+
 class Streams:
-    """All streams of a device."""
+    """All streams of a device.
+
+    Attributes:
+        journal: what was issued, in the host's order; work in a row is one step.
+    """
 
     def __init__(self) -> None:
+        self.journal: list[Step] = []
         self._known: dict[str, Mark] = {}
 
-    def issue(self, what: str, stream: str) -> Work:
+    def issue(self, what: str, stream: str, issued: Issued | None = None) -> Work:
         """Append work to ``stream``."""
         known = self._known.setdefault(stream, {})
-        known[stream] = known.get(stream, 0) + 1
-        return Work(what, stream, known[stream])
+        number = known[stream] = known.get(stream, 0) + 1
+        if not issued and self.journal and self.journal[-1] == (stream, number - 1, {}, None):
+            self.journal.pop()
+        self.journal.append(Step(stream, number, {}, issued))
+        return Work(what, stream, number)
 
     def mark(self, stream: str) -> Mark:
         """Return a mark behind all that ``stream`` holds."""
@@ -49,6 +101,15 @@ class Streams:
         known = self._known.setdefault(stream, {})
         for other, number in mark.items():
             known[other] = max(known.get(other, 0), number)
+        self.journal.append(Step(stream, known.get(stream, 0), dict(mark)))
+
+    def let_the_host_wait(self, mark: Mark) -> None:
+        """Let nothing be issued before ``mark`` is reached."""
+        self.journal.append(Step(HOST, 0, dict(mark)))
+
+    def everything(self) -> Mark:
+        """Return a mark behind all that all streams hold."""
+        return {stream: known[stream] for stream, known in self._known.items() if stream in known}
 
     def comes_after(self, stream: str, work: Work) -> bool:
         """Whether what is issued on ``stream`` from now on runs after ``work``."""

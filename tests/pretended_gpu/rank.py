@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from pretended_gpu.gpu import DEVICE, PretendedGpu
-from pretended_gpu.nccl import Issued, PretendedNccl
+from pretended_gpu.nccl import PretendedNccl
+from pretended_gpu.order import Issued, Step
 
 from megatron.data.microbatch import Microbatch
 from megatron.parallel.groups import PipelineGroups
@@ -26,7 +27,7 @@ class Findings:
 
     Attributes:
         faults: of the streams, of memory, of the host; in words, each once.
-        issued: communications, in order.
+        journal: what the host has put on the streams, in order.
         held: bytes after every iteration.
         peak: most bytes held.
         ranges: names of NVTX ranges of the last iteration, if it was observed.
@@ -34,11 +35,16 @@ class Findings:
     """
 
     faults: list[str] = field(default_factory=list)
-    issued: list[Issued] = field(default_factory=list)
+    journal: list[Step] = field(default_factory=list)
     held: list[int] = field(default_factory=list)
     peak: int = 0
     ranges: list[str] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+
+    @property
+    def issued(self) -> list[Issued]:
+        """Communications, in order."""
+        return [step.issued for step in self.journal if step.issued is not None]
 
 
 def run_rank(
@@ -57,9 +63,7 @@ def run_rank(
     gpu, found = PretendedGpu(), Findings()
     parallel = replace(config.parallel, device="cuda", backend="nccl")
     with gpu:
-        trainer = build_trainer(
-            replace(config, parallel=parallel), _groups(gpu, config, rank, found.issued)
-        )
+        trainer = build_trainer(replace(config, parallel=parallel), _groups(gpu, config, rank))
         _let_no_schedule_wait(gpu, trainer)
         update = make_update(config, trainer)
         recorder = Recorder(rank, DEVICE)
@@ -74,6 +78,7 @@ def run_rank(
         if valid:
             trainer.pipeline.evaluate(_batch(gpu, config))
         trainer.pipeline.close()
+    found.journal = gpu.streams.journal
     found.faults, found.peak = list(dict.fromkeys(gpu.faults)), gpu.memory.peak
     return found
 
@@ -92,12 +97,12 @@ def _let_no_schedule_wait(gpu: PretendedGpu, trainer: Trainer) -> None:
     pipeline.train, pipeline.evaluate = watched(pipeline.train), watched(pipeline.evaluate)
 
 
-def _groups(gpu: PretendedGpu, config: RunConfig, rank: int, log: list[Issued]) -> PipelineGroups:
+def _groups(gpu: PretendedGpu, config: RunConfig, rank: int) -> PipelineGroups:
     """Return all that ``make_groups`` would; whether ends meet is left to the pipeline."""
     size = config.parallel.pipeline_size
 
     def group(name: str) -> PretendedNccl:
-        return PretendedNccl(gpu, name, rank, size, log)
+        return PretendedNccl(gpu, name, rank, size)
 
     names = ("vocabulary", "forward", "backward", "control", "ends", "state")
     return PipelineGroups(rank, size, DEVICE, *map(group, names))

@@ -1,8 +1,8 @@
 """The CUDA code of every schedule, on GPUs that are not there: what can be known without one.
 
 Streams are ordered wherever they share memory, memory goes back in time, the host never waits for
-the device within a schedule, nothing grows, the ranks' communications fit one another, and the
-memory is what a dry run says. Broken on purpose, each of these is found.
+the device within a schedule, nothing grows, the ranks' communications fit one another and end, and
+the memory is what a dry run says. Broken on purpose, each of these is found.
 """
 
 import re
@@ -16,7 +16,8 @@ import pytest
 import torch
 from correctness.job import Job, Layout
 from correctness.schedule_cases import job, layout, sparse_cover
-from pretended_gpu.nccl import Issued
+from pretended_gpu.deadlock import stuck
+from pretended_gpu.order import Issued
 from pretended_gpu.pool import GpuPool, gpu_pool
 from pretended_gpu.rank import Findings, run_rank
 from reference.plain_gpt import GPTOptions
@@ -58,14 +59,14 @@ def assert_sound(found: list[Findings]) -> None:
     for own in found:
         assert len(set(own.held[1:])) == 1, own.held  # the optimizer's moments come with a step
     assert_communications_fit([own.issued for own in found])
+    assert stuck([own.journal for own in found]) == []
 
 
 def assert_communications_fit(issued: list[list[Issued]]) -> None:
     """Collectives come in one order on all ranks, transfers in one order on both."""
     for group in ("vocabulary", "control", "ends", "state"):
         collectives = [
-            [each for each in own if each.group == group and not _is_transfer(each)]
-            for own in issued
+            [each for each in own if each.group == group and not each.is_transfer] for own in issued
         ]
         taking_part = [own for own in collectives if own]
         assert all(own == taking_part[0] for own in taking_part), group
@@ -76,10 +77,6 @@ def assert_communications_fit(issued: list[list[Issued]]) -> None:
                 sent = _transfers(own, group, "send", receiver)
                 assert sent == _transfers(other, group, "receive", sender), (group, sender)
                 assert sender != receiver or not sent
-
-
-def _is_transfer(each: Issued) -> bool:
-    return each.kind in ("send", "receive")
 
 
 def _transfers(own: list[Issued], group: str, kind: str, peer: int) -> list[tuple]:

@@ -1,0 +1,131 @@
+"""Run what the hosts of all ranks have issued, as devices would: does everybody come to an end?
+
+A stream does one step after the other. A communication occupies its stream until all who take part
+have started it, and its communicator has one at a time. It starts when all those that its host has
+issued before have started, whatever communicator they are on: so NCCL does with
+``NCCL_LAUNCH_ORDER_IMPLICIT``. That is also the most that a device may hold back.
+"""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from pretended_gpu.order import HOST, Issued, Mark, Step
+
+Key: TypeAlias = tuple[str | int, ...]
+"""The same for all ranks that take part in a communication, and for no other."""
+
+
+def stuck(journals: Sequence[Sequence[Step]]) -> list[str]:
+    """Return what hinders every rank that does not come to its end, in words."""
+    devices = [_Device(rank, journal) for rank, journal in enumerate(journals)]
+    having = Counter(key for device in devices for key in device.keys.values())
+    parts = {key: 2 if _is_transfer(key) else ranks for key, ranks in having.items()}
+    started: Counter[Key] = Counter()
+    done: set[Key] = set()
+    going_on = True
+    while going_on:
+        going_on = False
+        for device in devices:
+            starting = device.go_on(done)
+            while starting is not None:
+                going_on = True
+                started.update(starting)
+                done.update(key for key in starting if started[key] == parts[key])
+                starting = device.go_on(done)
+    return [f"rank {device.rank}: {what}" for device in devices for what in device.hindrances()]
+
+
+class _Device:
+    """One rank's device and its host.
+
+    Attributes:
+        rank: whose it is.
+        keys: of its communications, by their place in the journal.
+    """
+
+    def __init__(self, rank: int, journal: Sequence[Step]) -> None:
+        self.rank = rank
+        self.keys: dict[int, Key] = {}
+        self._journal = journal
+        self._issued = 0
+        self._queues: dict[str, deque[int]] = defaultdict(deque)
+        self._done: Mark = {}
+        self._under_way: dict[str, Key] = {}
+        self._started: set[int] = set()
+        counts: Counter[Key] = Counter()
+        for place, step in enumerate(journal):
+            if step.issued is not None:
+                like = _like(rank, step.issued)
+                self.keys[place] = (*like, counts[like])
+                counts[like] += 1
+        self._to_start = deque(p for p in self.keys if not self._of(p).on_host)
+
+    def go_on(self, done: set[Key]) -> list[Key] | None:
+        """Do what can be done; return the communications that start, or None if nothing can."""
+        before, starting = (self._issued, sum(map(len, self._queues.values()))), []
+        self._issue()
+        for queue in self._queues.values():
+            while queue and self._is_past(queue[0], done, starting):
+                step = self._journal[queue.popleft()]
+                self._done[step.stream] = step.number
+        after = self._issued, sum(map(len, self._queues.values()))
+        return starting if starting or after != before else None
+
+    def hindrances(self) -> list[str]:
+        """What the streams and the host stand at."""
+        heads = [queue[0] for queue in self._queues.values() if queue]
+        heads += [self._issued] if self._issued < len(self._journal) else []
+        steps = [self._journal[place] for place in heads]
+        return [f"{step.stream} at {step.issued or 'a wait'}" for step in steps]
+
+    def _issue(self) -> None:
+        while self._issued < len(self._journal):
+            step = self._journal[self._issued]
+            if step.stream != HOST:
+                self._queues[step.stream].append(self._issued)
+            elif not self._reached(step.awaits):
+                return
+            self._issued += 1
+
+    def _is_past(self, place: int, done: set[Key], starting: list[Key]) -> bool:
+        """Whether the step at the head of a queue is through; start it if it can."""
+        step = self._journal[place]
+        if not self._reached(step.awaits):
+            return False
+        if step.issued is None:
+            return True
+        key = self.keys[place]
+        if place not in self._started and self._may_start(place, done):
+            self._started.add(place)
+            self._under_way[step.issued.group] = key
+            starting.append(key)
+            if not step.issued.on_host:
+                self._to_start.popleft()
+        return place in self._started and key in done
+
+    def _may_start(self, place: int, done: set[Key]) -> bool:
+        issued = self._of(place)
+        if issued.on_host:
+            return True
+        last = self._under_way.get(issued.group)
+        return self._to_start[0] == place and (last is None or last in done)
+
+    def _reached(self, mark: Mark) -> bool:
+        return all(self._done.get(stream, 0) >= number for stream, number in mark.items())
+
+    def _of(self, place: int) -> Issued:
+        issued = self._journal[place].issued
+        assert issued is not None
+        return issued
+
+
+def _is_transfer(key: Key) -> bool:
+    return len(key) == 4
+
+
+def _like(rank: int, issued: Issued) -> Key:
+    if not issued.is_transfer:
+        return (issued.group,)
+    ends = (rank, issued.peer) if issued.kind == "send" else (issued.peer, rank)
+    return (issued.group, *ends)

@@ -1,0 +1,82 @@
+"""Queues of several ranks end, or it is told who stands where."""
+
+import pytest
+from pretended_gpu.deadlock import stuck
+from pretended_gpu.order import Issued, Step, Streams
+
+SEND, RECEIVE = Issued("forward", "send", 1), Issued("forward", "receive", 0)
+BACK, BACK_AGAIN = Issued("backward", "send", 0), Issued("backward", "receive", 1)
+REDUCE = Issued("vocabulary", "reduce", 0)
+
+
+def asynchronous(*issued: Issued) -> list[Step]:
+    """Each on a stream of its own, issued one after another."""
+    streams = Streams()
+    for number, each in enumerate(issued):
+        streams.issue("communicate", f"stream {number}", each)
+    return streams.journal
+
+
+def on_one_stream(*issued: Issued) -> list[Step]:
+    streams = Streams()
+    for each in issued:
+        streams.issue("communicate", "passes", each)
+    return streams.journal
+
+
+def test_nothing_ends() -> None:
+    assert stuck([[], []]) == []
+
+
+def test_both_ends_of_a_transfer_end() -> None:
+    assert stuck([asynchronous(SEND), asynchronous(RECEIVE)]) == []
+
+
+def test_a_transfer_with_one_end_does_not() -> None:
+    [what] = stuck([asynchronous(SEND), []])
+    assert "rank 0: stream 0 at " in what
+    assert "send" in what
+
+
+@pytest.mark.parametrize("issue", [asynchronous, on_one_stream])
+def test_one_order_ends_on_all_ranks(issue) -> None:
+    assert stuck([issue(SEND, REDUCE, BACK_AGAIN), issue(RECEIVE, REDUCE, BACK)]) == []
+
+
+def test_streams_let_what_is_issued_later_go_on() -> None:
+    """Communicators may be under way side by side, as long as they start in order."""
+    one, other = asynchronous(SEND, REDUCE, BACK_AGAIN), asynchronous(RECEIVE, BACK, REDUCE)
+    assert stuck([one, other]) == []
+
+
+def test_one_stream_does_not() -> None:
+    one, other = on_one_stream(SEND, REDUCE, BACK_AGAIN), on_one_stream(RECEIVE, BACK, REDUCE)
+    assert len(stuck([one, other])) == 2
+
+
+def test_one_communicator_has_one_communication_at_a_time() -> None:
+    there, back = Issued("both", "send", 1), Issued("both", "receive", 1)
+    come, go = Issued("both", "receive", 0), Issued("both", "send", 0)
+    assert stuck([asynchronous(there, back), asynchronous(come, go)]) == []
+    assert len(stuck([asynchronous(there, back), asynchronous(go, come)])) == 4
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_host_that_waits_issues_nothing_more(waits: bool) -> None:
+    """Each sends first and receives then: that ends unless a host waits for the first."""
+    one, other = Streams(), Streams()
+    for streams, first, then in ((one, SEND, BACK_AGAIN), (other, BACK, RECEIVE)):
+        streams.issue("communicate", "a", first)
+        if waits:
+            streams.let_the_host_wait(streams.everything())
+        streams.issue("communicate", "b", then)
+    assert bool(stuck([one.journal, other.journal])) == waits
+
+
+def test_streams_wait_for_one_another() -> None:
+    streams = Streams()
+    streams.issue("receive", "a", BACK_AGAIN)
+    streams.wait("b", streams.mark("a"))
+    streams.issue("send", "b", SEND)
+    assert len(stuck([streams.journal, on_one_stream(RECEIVE, BACK)])) == 3
+    assert stuck([streams.journal, on_one_stream(BACK, RECEIVE)]) == []
