@@ -5,7 +5,6 @@ the device within a schedule, nothing grows, the ranks' communications fit one a
 the memory is what a dry run says. Broken on purpose, each of these is found.
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -18,6 +17,7 @@ from correctness.job import Job, Layout
 from correctness.schedule_cases import job, layout, sparse_cover
 from pretended_gpu.deadlock import stuck
 from pretended_gpu.order import Issued
+from pretended_gpu.paper_memory import memory, paper_config
 from pretended_gpu.pool import GpuPool, gpu_pool
 from pretended_gpu.rank import Findings, run_rank
 from reference.plain_gpt import GPTOptions
@@ -26,9 +26,7 @@ from megatron.layers.vocabulary import ShardState
 from megatron.parallel import lanes
 from megatron.runtime.stage_passes import StagePasses
 from megatron.schedules.check import expected_passes
-from megatron.simulator.costs.gpus import GIB, gpu
 from megatron.training.config import RunConfig
-from megatron.training.dry_run import dry_run
 from megatron.training.run_plan import make_run_plan
 
 EVALUATIONS = 1
@@ -159,32 +157,9 @@ def test_memory_is_what_a_dry_run_says(
     schedule: str, treatment: str, vocab_size: int, gpus: GpuPool
 ) -> None:
     """The paper's model for 8 GPUs, at half its depth."""
-    config = wide_model(Layout(8, treatment, schedule), vocab_size)
-    said = "\n".join(dry_run(config, gpu("A100")))
-    predicted = [float(peak) for peak in re.findall(r"^rank \d: peak ([\d.]+) GiB", said, re.M)]
-    found = gpus.map(run_two_iterations, config, ranks=8)
-    assert [own.faults for own in found] == [[]] * 8
-    assert [own.peak / GIB for own in found] == pytest.approx(predicted, rel=0.025)
-
-
-def run_two_iterations(config: RunConfig, rank: int) -> Findings:
-    return run_rank(config, rank, iterations=2, valid=False)
-
-
-def wide_model(layout: Layout, vocab_size: int) -> RunConfig:
-    """16 layers of 3072, sequences of 2048 tokens."""
-    options = GPTOptions(num_layers=16, vocab_size=vocab_size, tie_embeddings=False)
-    config = Job(options, microbatches=10, sequence=2048).config(layout, torch.bfloat16)
-    model = replace(
-        config.model,
-        hidden_size=3072,
-        ffn_hidden_size=4 * 3072,
-        num_attention_heads=24,
-        num_query_groups=24,
-        kv_channels=128,
-        max_position_embeddings=2048,
-    )
-    return replace(config, model=model)
+    own = memory(paper_config(Layout(8, treatment, schedule), vocab_size, layers=16), gpus)
+    assert own.faults == []
+    assert own.allocated == pytest.approx(own.predicted, rel=0.025)
 
 
 def a_lane_that_does_not_wait_for_its_caller() -> object:

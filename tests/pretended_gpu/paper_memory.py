@@ -1,0 +1,94 @@
+"""The memory of the paper's 8-GPU models: what the CUDA code allocates, a dry run, the paper's own.
+
+PYTHONPATH=tests python tests/pretended_gpu/paper_memory.py docs/reference/paper_table5_1f1b.csv
+"""
+
+import csv
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from correctness.job import Job, Layout
+from pretended_gpu.pool import GpuPool
+from pretended_gpu.rank import Findings, run_rank
+from reference.plain_gpt import GPTOptions
+
+from megatron.simulator.costs.gpus import GIB, gpu
+from megatron.training.config import RunConfig
+from megatron.training.dry_run import dry_run
+
+RANKS = 8
+TREATMENTS = {"Baseline": "none", "Redis": "redis", "Vocab-1": "vocab-1", "Vocab-2": "vocab-2",
+              "Interlaced": "interlaced"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Memory:
+    """GiB of every rank.
+
+    Attributes:
+        allocated: at most, by the CUDA code on a pretended GPU.
+        predicted: by a dry run.
+        faults: what else was found.
+    """
+
+    allocated: list[float]
+    predicted: list[float]
+    faults: list[str]
+
+
+def paper_config(
+    layout: Layout, vocab_size: int, layers: int = 32, sequence: int = 2048, dropout: float = 0.0
+) -> RunConfig:
+    """Layers of 3072, in bf16, not tied; microbatches enough for every pipeline to fill."""
+    options = GPTOptions(
+        num_layers=layers,
+        hidden_size=3072,
+        ffn_hidden_size=4 * 3072,
+        num_attention_heads=24,
+        num_query_groups=24,
+        kv_channels=128,
+        max_position_embeddings=sequence,
+        vocab_size=vocab_size,
+        tie_embeddings=False,
+    )
+    job = Job(options, microbatches=layout.ranks + 2, sequence=sequence, dropout=dropout)
+    return job.config(layout, torch.bfloat16)
+
+
+def memory(config: RunConfig, gpus: GpuPool) -> Memory:
+    """Return the memory of every rank of ``config``'s pipeline."""
+    found = gpus.map(_two_iterations, config, ranks=config.parallel.pipeline_size)
+    said = "\n".join(dry_run(config, gpu("A100")))
+    predicted = re.findall(r"^rank \d+: peak ([\d.]+) GiB", said, re.MULTILINE)
+    return Memory(
+        [own.peak / GIB for own in found],
+        [float(peak) for peak in predicted],
+        [fault for own in found for fault in own.faults],
+    )
+
+
+def _two_iterations(config: RunConfig, rank: int) -> Findings:
+    """The second has the optimizer's moments."""
+    return run_rank(config, rank, iterations=2, valid=False)
+
+
+def rows(published: Path, gpus: GpuPool) -> Iterator[str]:
+    """Yield a table of the fullest rank of every cell."""
+    yield "| sequence | method | V | allocated | dry run | paper |"
+    yield "|--:|---|--:|--:|--:|--:|"
+    with published.open() as file:
+        cells = [row for row in csv.DictReader(file) if int(row["gpus"]) == RANKS]
+    for row in cells:
+        for thousands in (32, 64, 128, 256):
+            layout = Layout(RANKS, TREATMENTS[row["method"]])
+            sequence = int(row["seq_length"])
+            config = paper_config(layout, thousands * 1024, sequence=sequence, dropout=0.1)
+            own = memory(config, gpus)
+            assert not own.faults, own.faults
+            yield (
+                f"| {sequence} | {row['method']} | {thousands}k | {max(own.allocated):.2f} | "
+                f"{max(own.predicted):.1f} | {row[f'peak_gb_{thousands}k']} |"
+            )
