@@ -1,9 +1,12 @@
 """One rank of a pipeline on a pretended GPU: some iterations, and what is found in them."""
 
+import io
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from pretended_gpu.gpu import DEVICE, PretendedGpu
@@ -17,6 +20,8 @@ from megatron.runtime.observer import NamedRanges
 from megatron.runtime.timeline import Recorder
 from megatron.simulator.simulate import Span
 from megatron.training.config import RunConfig
+from megatron.training.data import Data
+from megatron.training.loop import train
 from megatron.training.setup import Trainer, build_trainer
 from megatron.training.update import Iteration, make_update
 
@@ -83,6 +88,38 @@ def run_rank(
     return found
 
 
+def run_loop(config: RunConfig, rank: int) -> tuple[str, list[str]]:
+    """Go through the whole training loop as ``rank``; return what it prints, and the faults."""
+    gpu, printed = PretendedGpu(), io.StringIO()
+    parallel = replace(config.parallel, device="cuda", backend="nccl")
+    config = replace(config, parallel=parallel)
+    replaced = (
+        patch.object(PipelineGroups, "all_gather_object", lambda self, own: [own] * self.size),
+        patch.object(torch.cuda, "get_device_name", lambda device: "NVIDIA H200"),
+        patch.object(torch.cuda, "max_memory_allocated", lambda device: gpu.memory.peak),
+        patch.object(torch.cuda, "max_memory_reserved", lambda device: gpu.memory.peak),
+    )
+    with ExitStack() as stack:
+        for context in (*replaced, redirect_stdout(printed), gpu):
+            stack.enter_context(context)
+        trainer = build_trainer(config, _groups(gpu, config, rank))
+        _let_no_schedule_wait(gpu, trainer)
+        train(config, trainer, Data(_Loader(config), _Loader(config)))
+    return printed.getvalue(), gpu.faults
+
+
+class _Loader:
+    """In place of ``MicrobatchLoader``."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self.consumed_samples = 0
+
+    def next_batch(self) -> list[Microbatch]:
+        self.consumed_samples += self._config.train.global_batch_size
+        return _microbatches(self._config)
+
+
 def _let_no_schedule_wait(gpu: PretendedGpu, trainer: Trainer) -> None:
     """Make it a fault if the host waits for the device between the ends of a schedule."""
 
@@ -110,8 +147,13 @@ def _groups(gpu: PretendedGpu, config: RunConfig, rank: int) -> PipelineGroups:
 
 def _batch(gpu: PretendedGpu, config: RunConfig) -> list[DeviceMicrobatch]:
     """Return an iteration's microbatches, copied to the device without waiting for it."""
+    with gpu.without_waiting():
+        return to_device(_microbatches(config), DEVICE)
+
+
+def _microbatches(config: RunConfig) -> list[Microbatch]:
     shape = (config.train.micro_batch_size, config.model.seq_length)
-    microbatches = [
+    return [
         Microbatch(
             tokens=torch.zeros(shape, dtype=torch.int64),
             labels=torch.zeros(shape, dtype=torch.int64),
@@ -119,5 +161,3 @@ def _batch(gpu: PretendedGpu, config: RunConfig) -> list[DeviceMicrobatch]:
         )
         for _ in range(config.train.num_microbatches)
     ]
-    with gpu.without_waiting():
-        return to_device(microbatches, DEVICE)

@@ -19,7 +19,7 @@ from pretended_gpu.deadlock import stuck
 from pretended_gpu.order import Issued
 from pretended_gpu.paper_memory import memory, paper_config
 from pretended_gpu.pool import GpuPool, gpu_pool
-from pretended_gpu.rank import Findings, run_rank
+from pretended_gpu.rank import Findings, run_loop, run_rank
 from reference.plain_gpt import GPTOptions
 
 from megatron.layers.vocabulary import ShardState
@@ -147,6 +147,16 @@ def test_observers_see_every_pass_and_make_nobody_wait(gpus: GpuPool) -> None:
         assert recorded == [(p.kind, p.microbatch, p.chunk) for p in plan.rows[rank]]
         assert {str(p) for p in passes} <= set(own.ranges)
         assert {"C1 4", "wait C1 4"} <= set(own.ranges)
+
+
+def test_the_whole_loop(gpus: GpuPool) -> None:
+    job = Job(GPTOptions(num_layers=2), microbatches=3, iterations=4)
+    found = gpus.map(run_loop, job.config(Layout(2, "vocab-2")), ranks=2)
+    (printed, first), (silence, last) = found
+    assert (first, last, silence) == ([], [], "")
+    assert "table: NVIDIA H200" in printed
+    assert printed.count("lm loss: ") == printed.count("validation loss") == 4
+    assert printed.count("max allocated") == 2
 
 
 @pytest.mark.parametrize(
