@@ -37,8 +37,28 @@ def gelu(x: Tensor) -> Tensor:
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """``silu(gate) * up`` of the two halves of the last dimension, the gate first."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return functional.silu(gate) * up
+    return _SwiGLU.apply(gate_up)
+
+
+class _SwiGLU(torch.autograd.Function):
+    """Keeps its input only: ``silu(gate)`` is formed again in the backward, to the same bits."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.silu(gate).mul_(up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (gate_up,) = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, dim=-1)
+        gate_up_grad = torch.empty_like(gate_up)
+        gate_grad, up_grad = gate_up_grad.chunk(2, dim=-1)
+        torch.mul(functional.silu(gate), grad, out=up_grad)
+        gate_grad.copy_(torch.ops.aten.silu_backward(grad * up, gate))
+        return gate_up_grad
 
 
 class _CpuGelu(torch.autograd.Function):

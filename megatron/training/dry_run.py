@@ -180,13 +180,14 @@ def _with_the_rest(
 ) -> Sizes:
     """Add what the paper's formulas leave out, a few percent: what B works with, and positions.
 
-    While B runs, there are the gradients of the two inner sides of the activation, or one of them
-    and the gradient of a matrix of the MLP, before that is added up. The output layer's workspace
-    is not needed at the same time.
+    Where B is fullest, there are within the MLP a gradient of the inner activation and the gradient
+    of a matrix; or, where W is a pass of its own, the gradients on both sides of the activation.
+    The output layer's workspace is not needed at the same time.
     """
     model, plan = config.model, run_plan.plan
     width = model.ffn_hidden_size * (2 if model.swiglu else 1)
-    at_work = ACTIVATION_BYTES * width * (shape.tokens + max(shape.tokens, shape.hidden_size))
+    beside = shape.tokens if plan.split_backward else shape.hidden_size
+    at_work = ACTIVATION_BYTES * width * (shape.tokens + beside)
     (first, first_chunk), (last, _) = plan.stages[0], plan.stages[-1]
     static = [
         held + max(0.0, at_work - (logit.workspace if plan.barriers or rank == last else 0.0))

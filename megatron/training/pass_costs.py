@@ -77,6 +77,7 @@ def shape_of(model: ModelConfig, micro_batch_size: int) -> Shape:
         query_width=model.num_attention_heads * model.kv_channels,
         key_value_width=2 * model.num_query_groups * model.kv_channels,
         gated_mlp=model.swiglu,
+        own_queries=model.qk_layernorm or model.position_embedding_type == "rope",
         dropout=model.hidden_dropout > 0,
     )
 

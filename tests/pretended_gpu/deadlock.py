@@ -3,7 +3,8 @@
 A stream does one step after the other. A communication occupies its stream until all who take part
 have started it, and its communicator has one at a time. It starts when all those that its host has
 issued before have started, whatever communicator they are on: so NCCL does with
-``NCCL_LAUNCH_ORDER_IMPLICIT``. That is also the most that a device may hold back.
+``NCCL_LAUNCH_ORDER_IMPLICIT``. A device may take only so much at a time, and then holds up its
+host; at worst the host issues nothing more before all but its transfers are done.
 """
 
 from collections import Counter, defaultdict, deque
@@ -15,12 +16,21 @@ from pretended_gpu.order import HOST, Issued, Mark, Step
 Key: TypeAlias = tuple[str | int, ...]
 """The same for all ranks that take part in a communication, and for no other."""
 
+ENDS = "ends"
+"""The communicator of the first and the last stage."""
 
-def stuck(journals: Sequence[Sequence[Step]]) -> list[str]:
-    """Return what hinders every rank that does not come to its end, in words."""
+
+def stuck(journals: Sequence[Sequence[Step]], held_up: bool = False) -> list[str]:
+    """Return what hinders every rank that does not come to its end, in words.
+
+    Args:
+        journals: of all ranks.
+        held_up: hosts wait whenever the device has something to do.
+    """
+    journals = [_held_up(journal) if held_up else journal for journal in journals]
     devices = [_Device(rank, journal) for rank, journal in enumerate(journals)]
-    having = Counter(key for device in devices for key in device.keys.values())
-    parts = {key: 2 if _is_transfer(key) else ranks for key, ranks in having.items()}
+    keys = {key for device in devices for key in device.keys.values()}
+    parts = {key: _parts(key, len(journals)) for key in keys}
     started: Counter[Key] = Counter()
     done: set[Key] = set()
     going_on = True
@@ -120,8 +130,19 @@ class _Device:
         return issued
 
 
-def _is_transfer(key: Key) -> bool:
-    return len(key) == 4
+def _held_up(journal: Sequence[Step]) -> Sequence[Step]:
+    waiting = []
+    for step in journal:
+        waiting.append(step)
+        if step.stream != HOST and (step.issued is None or not step.issued.is_transfer):
+            waiting.append(Step(HOST, 0, {step.stream: step.number}))
+    return waiting
+
+
+def _parts(key: Key, ranks: int) -> int:
+    """Return how many ranks take part: both ends of a transfer or of the pipeline, or all."""
+    is_transfer = len(key) == 4
+    return 2 if is_transfer or key[0] == ENDS else ranks
 
 
 def _like(rank: int, issued: Issued) -> Key:

@@ -7,14 +7,15 @@ what it reads and what it writes, on which stream. Found are
 * work on two streams that touches the same memory, with nothing that orders it;
 * memory that goes back to the allocator while a stream that it does not wait for still uses it;
 * a host that waits for the device where it must not;
-* how much memory is held.
+* how much memory is held, as if all that was let go of were free at once.
 
-Left to real GPUs: values, times, and whether NCCL moves what it is told to.
+Left to real GPUs: values, times, what their own kernels use besides, and whether NCCL does what it
+is told to.
 """
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -45,10 +46,13 @@ class PretendedGpu(TorchDispatchMode):
         streams: what comes after what.
         memory: what is held.
         ranges: names of the NVTX ranges.
+        number_of_others: what a tensor on the host has for its values, as if it had come from
+            another rank; one on the device has 1.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, number_of_others: float = 1.0) -> None:
         super().__init__()
+        self.number_of_others = number_of_others
         self.ranges: list[str] = []
         self._host_must_not_wait = False
         self.streams = Streams()
@@ -69,6 +73,7 @@ class PretendedGpu(TorchDispatchMode):
         self._context.enter_context(
             patch.object(functional, "scaled_dot_product_attention", _attention_of_a_gpu)
         )
+        self._context.enter_context(_kernels_that_only_gpus_have())
         self._context.enter_context(FakeTensorMode())
         super().__enter__()
         return self
@@ -80,11 +85,11 @@ class PretendedGpu(TorchDispatchMode):
     @contextmanager
     def without_waiting(self) -> Iterator[None]:
         """Make it a fault if the host waits for the device within."""
-        self._host_must_not_wait = True
+        before, self._host_must_not_wait = self._host_must_not_wait, True
         try:
             yield
         finally:
-            self._host_must_not_wait = False
+            self._host_must_not_wait = before
 
     def current_stream(self) -> str:
         """Name of the stream that this thread issues work on."""
@@ -105,9 +110,11 @@ class PretendedGpu(TorchDispatchMode):
         self._guard.set_current_stream(stream)
         return before
 
-    def host_waits(self, what: str) -> None:
-        """Note that the host waits for all that the device has to do."""
-        self.streams.let_the_host_wait(self.streams.everything())
+    def host_waits(self, what: str, mark: Mark | None = None) -> None:
+        """Note that the host waits for ``mark``, by default for all that this thread has issued."""
+        if mark is None:
+            mark = self.streams.mark(self.current_stream())
+        self.streams.let_the_host_wait(mark)
         if self._host_must_not_wait:
             self.faults.append(f"the host waits: {what}")
 
@@ -132,14 +139,13 @@ class PretendedGpu(TorchDispatchMode):
     ) -> Any:
         """Run an operation, and enter it into the ledger."""
         kwargs = kwargs or {}
-        if function is torch.ops.prim.device.default:
+        if function.namespace in ("prim", "c10d"):  # asks for a device; is entered by the group
             return function(*args, **kwargs)
         special = _SPECIAL.get(function)
         if special is not None:
             return special(self, *args, **kwargs)
         tensors = _tensors((args, kwargs))
-        if function is _aten._to_copy.default or function is _aten.copy_.default:
-            self._check_copy(function, args, kwargs)
+        self._look_for_waits(function, args, kwargs, tensors)
         stream = self.current_stream()
         result = function(*args, **kwargs)
         if any(t.device.type == "cuda" for t in [*tensors, *_tensors(result)]):
@@ -163,26 +169,35 @@ class PretendedGpu(TorchDispatchMode):
     def _free(self, key: int) -> None:
         self.memory.free(self._blocks.pop(key))
 
-    def _check_copy(self, function: Any, args: Any, kwargs: Any) -> None:
-        """Copies between host and device: the host waits, but for pinned memory and if told to."""
-        if function is _aten.copy_.default:
-            target, source = args[:2]
-            to, non_blocking = target.device, len(args) > 2 and args[2]
+    def _look_for_waits(self, function: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> None:
+        """Notice operations for which the host waits, as ``torch.cuda.set_sync_debug_mode`` does.
+
+        Between host and device it does, but for copies of pinned memory that are told not to, and
+        numbers that go along with a kernel. A mask makes indices, of which the host asks how many.
+        """
+        if function is _aten._to_copy.default:
+            to = kwargs.get("device") or args[0].device
+            where = {args[0].device.type, to.type}
+            quick = kwargs.get("non_blocking", False) and self._is_pinned(args[0])
         else:
-            target, source = None, args[0]
-            to = kwargs.get("device") or source.device
-            non_blocking = kwargs.get("non_blocking", False)
-        if source.device.type == to.type:
-            return
-        host = source if source.device.type == "cpu" else target
-        pinned = host is not None and host.untyped_storage() in self._pinned
-        if not (pinned and non_blocking):
-            self.host_waits(f"{function} from {source.device} to {to}")
+            where = {tensor.device.type for tensor in tensors}
+            quick = function is _aten.fill_.Tensor
+            if function is _aten.copy_.default:
+                host = [tensor for tensor in tensors if tensor.device.type == "cpu"]
+                quick = args[2:3] == (True,) and all(map(self._is_pinned, host))
+        if where == {"cpu", "cuda"} and not quick:
+            self.host_waits(f"{function} between host and device")
+        masked = function in (_aten.index_put_.default, _aten.index_put.default)
+        if masked and any(tensor.dtype == torch.bool for tensor in _tensors(args[1])):
+            self.host_waits(f"{function} with a mask")
 
     def _scalar(self, tensor: Tensor) -> float | int | bool:
         if tensor.device.type == "cuda":
             self.host_waits("for a number (item, tolist, float, if)")
-        return 1.0 if tensor.is_floating_point() else 1
+            number = 1.0
+        else:
+            number = self.number_of_others
+        return number if tensor.is_floating_point() else int(number)
 
     def _record_stream(self, tensor: Tensor, stream: torch.Stream) -> None:
         work = self.streams.issue("record_stream", self.current_stream())
@@ -203,6 +218,18 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     _aten._pin_memory.default: PretendedGpu._pin,
     _aten.is_pinned.default: PretendedGpu._is_pinned,
 }
+
+
+def _kernels_that_only_gpus_have() -> AbstractContextManager[Any]:
+    """Keep PyTorch from taking apart what one CUDA kernel does, for want of it in the CPU build."""
+    library = torch.library.Library("aten", "IMPL")
+    for name in ("silu_backward", "_fused_rms_norm", "_fused_rms_norm_backward"):
+        library.impl(name, _only_its_shape_is_asked_for, "CUDA")
+    return closing(SimpleNamespace(close=library._destroy))
+
+
+def _only_its_shape_is_asked_for(*_: Any) -> Any:
+    raise AssertionError("a fake tensor has no values to compute with")
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -232,7 +259,7 @@ def _attention_of_a_gpu(
     is_causal: bool,
     enable_gqa: bool,
 ) -> Tensor:
-    """Take the kernel that a GPU would; where there is none, PyTorch falls back on products.
+    """Take a kernel that a GPU would; where there is none, PyTorch falls back on products.
 
     Flash attention knows bf16 and query groups, the memory-efficient kernel fp32 without groups.
     """
@@ -263,12 +290,12 @@ class _Event:
         self.gpu.streams.wait(_name(self.gpu, stream), self.mark)
 
     def synchronize(self) -> None:
-        self.gpu.host_waits("Event.synchronize")
+        assert self.mark is not None, "the event was not recorded"
+        self.gpu.host_waits("Event.synchronize", self.mark)
 
     def elapsed_time(self, later: "_Event") -> float:
         assert self._timed
         assert later._timed
-        self.gpu.host_waits("Event.elapsed_time")
         return 1.0
 
 
@@ -295,7 +322,8 @@ class _Stream(torch.Stream):
         self.wait_event(other.record_event())
 
     def synchronize(self) -> None:
-        self.gpu.host_waits("Stream.synchronize")
+        mark = self.gpu.streams.mark(self.gpu.name(self.stream_id))
+        self.gpu.host_waits("Stream.synchronize", mark)
 
 
 def _name(gpu: PretendedGpu, stream: _Stream | None) -> str:
@@ -331,7 +359,9 @@ def _replaced_cuda(gpu: PretendedGpu) -> AbstractContextManager[Any]:
         Event=type("Event", (_Event,), {"gpu": gpu}),
         stream=use,
         current_stream=current,
-        synchronize=lambda device=None: gpu.host_waits("torch.cuda.synchronize"),
+        synchronize=lambda device=None: gpu.host_waits(
+            "torch.cuda.synchronize", gpu.streams.everything()
+        ),
         is_initialized=lambda: True,
         manual_seed=lambda seed: None,
         get_device_capability=lambda device=None: (9, 0),

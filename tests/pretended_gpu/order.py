@@ -99,13 +99,14 @@ class Streams:
     def wait(self, stream: str, mark: Mark) -> None:
         """Let whatever is issued on ``stream`` from now on come after ``mark``."""
         known = self._known.setdefault(stream, {})
-        for other, number in mark.items():
-            known[other] = max(known.get(other, 0), number)
+        _merge(known, mark)
         self.journal.append(Step(stream, known.get(stream, 0), dict(mark)))
 
     def let_the_host_wait(self, mark: Mark) -> None:
-        """Let nothing be issued before ``mark`` is reached."""
+        """Let nothing be issued before ``mark`` is reached: all later work comes after it."""
         self.journal.append(Step(HOST, 0, dict(mark)))
+        for known in self._known.values():
+            _merge(known, mark)
 
     def everything(self) -> Mark:
         """Return a mark behind all that all streams hold."""
@@ -114,6 +115,11 @@ class Streams:
     def comes_after(self, stream: str, work: Work) -> bool:
         """Whether what is issued on ``stream`` from now on runs after ``work``."""
         return self._known.get(stream, {}).get(work.stream, 0) >= work.number
+
+
+def _merge(known: Mark, mark: Mark) -> None:
+    for stream, number in mark.items():
+        known[stream] = max(known.get(stream, 0), number)
 
 
 @dataclass

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from correctness.job import Job, Layout
@@ -25,7 +26,7 @@ TREATMENTS = {"Baseline": "none", "Redis": "redis", "Vocab-1": "vocab-1", "Vocab
 
 
 @dataclass(frozen=True)
-class Memory:
+class RankMemory:
     """GiB of every rank.
 
     Attributes:
@@ -40,30 +41,42 @@ class Memory:
 
 
 def paper_config(
-    layout: Layout, vocab_size: int, layers: int = 32, sequence: int = 2048, dropout: float = 0.0
+    layout: Layout,
+    vocab_size: int,
+    layers: int = 32,
+    sequence: int = 2048,
+    dropout: float = 0.0,
+    micro_batch_size: int = 1,
+    **options: Any,
 ) -> RunConfig:
     """Layers of 3072, in bf16, not tied; microbatches enough for every pipeline to fill."""
-    options = GPTOptions(
-        num_layers=layers,
-        hidden_size=3072,
-        ffn_hidden_size=4 * 3072,
-        num_attention_heads=24,
-        num_query_groups=24,
-        kv_channels=128,
-        max_position_embeddings=sequence,
-        vocab_size=vocab_size,
-        tie_embeddings=False,
+    model = {
+        "num_layers": layers,
+        "hidden_size": 3072,
+        "ffn_hidden_size": 4 * 3072,
+        "num_attention_heads": 24,
+        "num_query_groups": 24,
+        "kv_channels": 128,
+        "max_position_embeddings": sequence,
+        "vocab_size": vocab_size,
+        "tie_embeddings": False,
+    }
+    job = Job(
+        GPTOptions(**(model | options)),
+        micro_batch_size=micro_batch_size,
+        microbatches=layout.ranks + 2,
+        sequence=sequence,
+        dropout=dropout,
     )
-    job = Job(options, microbatches=layout.ranks + 2, sequence=sequence, dropout=dropout)
     return job.config(layout, torch.bfloat16)
 
 
-def memory(config: RunConfig, gpus: GpuPool) -> Memory:
+def memory(config: RunConfig, gpus: GpuPool) -> RankMemory:
     """Return the memory of every rank of ``config``'s pipeline."""
     found = gpus.map(_two_iterations, config, ranks=config.parallel.pipeline_size)
     said = "\n".join(dry_run(config, gpu("A100")))
     predicted = re.findall(r"^rank \d+: peak ([\d.]+) GiB", said, re.MULTILINE)
-    return Memory(
+    return RankMemory(
         [own.peak / GIB for own in found],
         [float(peak) for peak in predicted],
         [fault for own in found for fault in own.faults],

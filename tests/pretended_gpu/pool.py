@@ -1,6 +1,6 @@
 """Processes that have the guard, for tests: torch must not be there before it is."""
 
-import sys
+import faulthandler
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from pretended_gpu.load import load_guard
 T = TypeVar("T")
 
 PATIENCE = 300.0
-"""Seconds; a rank takes one or two."""
+"""Seconds after which a process is stuck, and ends with its stack; a rank takes one or two."""
 
 
 class GpuPool:
@@ -23,13 +23,22 @@ class GpuPool:
 
     def map(self, function: Callable[..., T], *arguments: Any, ranks: int) -> list[T]:
         """Return ``function(*arguments, rank)`` of every rank, found side by side."""
-        running = [self._executor.submit(function, *arguments, rank) for rank in range(ranks)]
-        return [each.result(PATIENCE) for each in running]
+        running = [
+            self._executor.submit(_in_time, function, *arguments, rank) for rank in range(ranks)
+        ]
+        return [each.result() for each in running]
+
+
+def _in_time(function: Callable[..., T], *arguments: Any) -> T:
+    faulthandler.dump_traceback_later(PATIENCE, exit=True)
+    try:
+        return function(*arguments)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @contextmanager
 def gpu_pool(workers: int = 2) -> Iterator[GpuPool]:
     """Start processes, each with the guard; afterwards they are gone."""
-    assert sys.platform == "linux", "elsewhere calls within libtorch do not find the guard"
     with ProcessPoolExecutor(workers, get_context("spawn"), load_guard) as executor:
         yield GpuPool(executor)

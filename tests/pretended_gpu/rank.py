@@ -6,9 +6,10 @@ from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field, replace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import torch
+from pretended_gpu.deadlock import ENDS
 from pretended_gpu.gpu import DEVICE, PretendedGpu
 from pretended_gpu.nccl import PretendedNccl
 from pretended_gpu.order import Issued, Step
@@ -22,6 +23,7 @@ from megatron.simulator.simulate import Span
 from megatron.training.config import RunConfig
 from megatron.training.data import Data
 from megatron.training.loop import train
+from megatron.training.run_plan import make_run_plan
 from megatron.training.setup import Trainer, build_trainer
 from megatron.training.update import Iteration, make_update
 
@@ -37,6 +39,7 @@ class Findings:
         peak: most bytes held.
         ranges: names of NVTX ranges of the last iteration, if it was observed.
         spans: the recorded timeline of the last iteration, if it was observed.
+        restored: steps that were undone.
     """
 
     faults: list[str] = field(default_factory=list)
@@ -45,6 +48,7 @@ class Findings:
     peak: int = 0
     ranges: list[str] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+    restored: int = 0
 
     @property
     def issued(self) -> list[Issued]:
@@ -53,7 +57,13 @@ class Findings:
 
 
 def run_rank(
-    config: RunConfig, rank: int, observed: bool = False, iterations: int = 3, valid: bool = True
+    config: RunConfig,
+    rank: int,
+    *,
+    observed: bool = False,
+    iterations: int = 3,
+    valid: bool = True,
+    number_of_others: float = 1.0,
 ) -> Findings:
     """Train some iterations as ``rank`` of ``config``'s pipeline, and evaluate once.
 
@@ -63,15 +73,18 @@ def run_rank(
         observed: name and record the last iteration.
         iterations: of training.
         valid: whether to evaluate.
+        number_of_others: what other ranks send to this one's host.
     """
-    warnings.simplefilter("error")
-    gpu, found = PretendedGpu(), Findings()
+    gpu, found = PretendedGpu(number_of_others), Findings()
     parallel = replace(config.parallel, device="cuda", backend="nccl")
-    with gpu:
+    with warnings.catch_warnings(), gpu:
+        warnings.simplefilter("error")
         trainer = build_trainer(replace(config, parallel=parallel), _groups(gpu, config, rank))
         _let_no_schedule_wait(gpu, trainer)
         update = make_update(config, trainer)
         recorder = Recorder(rank, DEVICE)
+        restore = Mock(wraps=trainer.optimizer.restore)
+        trainer.optimizer.restore = restore
         for number in range(iterations):
             last = observed and number == iterations - 1
             gpu.ranges.clear()
@@ -83,6 +96,7 @@ def run_rank(
         if valid:
             trainer.pipeline.evaluate(_batch(gpu, config))
         trainer.pipeline.close()
+    found.restored = restore.call_count
     found.journal = gpu.streams.journal
     found.faults, found.peak = list(dict.fromkeys(gpu.faults)), gpu.memory.peak
     return found
@@ -135,14 +149,17 @@ def _let_no_schedule_wait(gpu: PretendedGpu, trainer: Trainer) -> None:
 
 
 def _groups(gpu: PretendedGpu, config: RunConfig, rank: int) -> PipelineGroups:
-    """Return all that ``make_groups`` would; whether ends meet is left to the pipeline."""
-    size = config.parallel.pipeline_size
+    """Return the groups that ``connect`` would make."""
+    size, plan = config.parallel.pipeline_size, make_run_plan(config).plan
 
     def group(name: str) -> PretendedNccl:
         return PretendedNccl(gpu, name, rank, size)
 
-    names = ("vocabulary", "forward", "backward", "control", "ends", "state")
-    return PipelineGroups(rank, size, DEVICE, *map(group, names))
+    groups = [group(name) for name in ("vocabulary", "forward", "backward", "control")]
+    first, last = plan.stages[0][0], plan.stages[-1][0]
+    copies = config.model.tie_embeddings and plan.barriers is None and first != last
+    ends = group(ENDS) if copies and rank in (first, last) else None
+    return PipelineGroups(rank, size, DEVICE, *groups, ends, group("state"))
 
 
 def _batch(gpu: PretendedGpu, config: RunConfig) -> list[DeviceMicrobatch]:

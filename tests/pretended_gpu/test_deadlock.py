@@ -1,7 +1,7 @@
 """Queues of several ranks end, or it is told who stands where."""
 
 import pytest
-from pretended_gpu.deadlock import stuck
+from pretended_gpu.deadlock import ENDS, stuck
 from pretended_gpu.order import Issued, Step, Streams
 
 SEND, RECEIVE = Issued("forward", "send", 1), Issued("forward", "receive", 0)
@@ -38,6 +38,18 @@ def test_a_transfer_with_one_end_does_not() -> None:
     assert "send" in what
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_collective_without_one_rank_does_not(ranks: int) -> None:
+    assert len(stuck([on_one_stream(REDUCE)] * (ranks - 1) + [[]])) == ranks - 1
+    assert stuck([on_one_stream(REDUCE)] * ranks) == []
+
+
+def test_only_the_ends_are_in_the_communicator_of_ends() -> None:
+    both = on_one_stream(Issued(ENDS, "all_reduce", -1))
+    assert stuck([both, [], both]) == []
+    assert len(stuck([both, [], []])) == 1
+
+
 @pytest.mark.parametrize("issue", [asynchronous, on_one_stream])
 def test_one_order_ends_on_all_ranks(issue) -> None:
     assert stuck([issue(SEND, REDUCE, BACK_AGAIN), issue(RECEIVE, REDUCE, BACK)]) == []
@@ -71,6 +83,17 @@ def test_a_host_that_waits_issues_nothing_more(waits: bool) -> None:
             streams.let_the_host_wait(streams.everything())
         streams.issue("communicate", "b", then)
     assert bool(stuck([one.journal, other.journal])) == waits
+
+
+def test_a_host_that_is_held_up_issues_nothing_more() -> None:
+    """Each has a collective before the other's: side by side they end, one by one they do not."""
+    one, other = Streams(), Streams()
+    for streams, names in ((one, "ab"), (other, "ba")):
+        for name in names:
+            streams.issue("reduce", name, Issued(name, "reduce", 0))
+    assert stuck([one.journal, other.journal]) == []
+    assert len(stuck([one.journal, other.journal], held_up=True)) == 4
+    assert stuck([one.journal, one.journal], held_up=True) == []
 
 
 def test_streams_wait_for_one_another() -> None:

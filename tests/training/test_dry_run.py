@@ -63,7 +63,7 @@ def test_all_parameters_are_somewhere(vocabulary: str, ffn: int) -> None:
     ranks = rank_figures(report(run))
     parameters = 24 * 2048 * (4 * 2048 + 2 * ffn) + 2 * 2048 * 256_000
     x = 2 * 2048 * 2048  # elements of X
-    in_layers = 2 * 2 * ffn * 2 * 2048  # two gradients within the MLP, while B runs
+    in_layers = 2 * ffn * (2 * 2048 + 2048)  # a gradient within the MLP, and a matrix's
     in_output_layer = 10 * x  # more than T's product of a tile, and than a slice of S in fp32
     early = 8 * x * (1 if vocabulary == "none" else 2)  # A and D
     with_output, without = (1, 3) if vocabulary == "none" else (4, 0)

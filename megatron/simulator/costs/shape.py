@@ -36,6 +36,7 @@ class Shape:
         query_width: width of all query heads; 0 stands for h.
         key_value_width: width of all keys and values together; 0 stands for 2h.
         gated_mlp: the MLP has three matrices, as SwiGLU has, instead of two.
+        own_queries: queries and keys are rotated or normalised, and kept beside the projection.
         dropout: the two dropouts on the residual stream keep a byte per element each.
         kept: what a layer keeps for its backward.
     """
@@ -49,6 +50,7 @@ class Shape:
     query_width: int = 0
     key_value_width: int = 0
     gated_mlp: bool = False
+    own_queries: bool = False
     dropout: bool = True
     kept: Kept = "flash"
 
@@ -123,6 +125,8 @@ class Shape:
         inner = 3 if self.gated_mlp else 2
         width = 4 * self.hidden_size + 2 * self._query_width + self._key_value_width
         width += inner * self._ffn_width
+        if self.own_queries:
+            width += self._query_width + self._key_value_width // 2
         masks = 2 * self.hidden_size if self.dropout else 0
         stored = 5 * self.num_attention_heads * self.seq_length if self.kept == "all" else 0
         return float(self.tokens * (ACTIVATION_BYTES * width + masks + stored))
