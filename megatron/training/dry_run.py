@@ -190,7 +190,10 @@ def _with_the_rest(
     at_work = ACTIVATION_BYTES * width * (shape.tokens + beside)
     (first, first_chunk), (last, _) = plan.stages[0], plan.stages[-1]
     static = [
-        held + max(0.0, at_work - (logit.workspace if plan.barriers or rank == last else 0.0))
+        held
+        + max(
+            0.0, at_work - (logit.workspace if plan.barriers is not None or rank == last else 0.0)
+        )
         for rank, held in enumerate(_of_ranks(sizes.static))
     ]
     assert not isinstance(sizes.activation, (int, float))

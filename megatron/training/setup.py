@@ -78,10 +78,14 @@ def connect(
             timeout=timeout,
             device_id=device_id,
         )
-        first, last = plan.stages[0][0], plan.stages[-1][0]
-        copies = tied and plan.barriers is None
-        return make_groups(device, timeout, (first, last if copies else first))
+        return make_groups(device, timeout, ends_with_copies(plan, tied))
     return single_rank(device)
+
+
+def ends_with_copies(plan: Plan, tied: bool) -> tuple[int, int]:
+    """Return the ranks of the two ends that hold copies of tied weights; one twice if none do."""
+    first, last = plan.stages[0][0], plan.stages[-1][0]
+    return first, last if tied and plan.barriers is None else first
 
 
 def leave(groups: PipelineGroups) -> NoReturn:

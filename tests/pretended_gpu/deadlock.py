@@ -16,6 +16,7 @@ from pretended_gpu.order import HOST, Issued, Mark, Step
 Key: TypeAlias = tuple[str | int, ...]
 """The same for all ranks that take part in a communication, and for no other."""
 
+TRANSFER = "transfer"
 ENDS = "ends"
 """The communicator of the first and the last stage."""
 
@@ -29,8 +30,7 @@ def stuck(journals: Sequence[Sequence[Step]], held_up: bool = False) -> list[str
     """
     journals = [_held_up(journal) if held_up else journal for journal in journals]
     devices = [_Device(rank, journal) for rank, journal in enumerate(journals)]
-    keys = {key for device in devices for key in device.keys.values()}
-    parts = {key: _parts(key, len(journals)) for key in keys}
+    parts = {key: _parts(key, len(journals)) for own in devices for key in own.keys.values()}
     started: Counter[Key] = Counter()
     done: set[Key] = set()
     going_on = True
@@ -66,9 +66,9 @@ class _Device:
         counts: Counter[Key] = Counter()
         for place, step in enumerate(journal):
             if step.issued is not None:
-                like = _like(rank, step.issued)
-                self.keys[place] = (*like, counts[like])
-                counts[like] += 1
+                way, what = _way(rank, step.issued), _what(step.issued)
+                self.keys[place] = (*way, counts[way], *what)
+                counts[way] += 1
         self._to_start = deque(p for p in self.keys if not self._of(p).on_host)
 
     def go_on(self, done: set[Key]) -> list[Key] | None:
@@ -141,12 +141,18 @@ def _held_up(journal: Sequence[Step]) -> Sequence[Step]:
 
 def _parts(key: Key, ranks: int) -> int:
     """Return how many ranks take part: both ends of a transfer or of the pipeline, or all."""
-    is_transfer = len(key) == 4
-    return 2 if is_transfer or key[0] == ENDS else ranks
+    group, *_, kind, _ = key
+    return 2 if kind == TRANSFER or group == ENDS else ranks
 
 
-def _like(rank: int, issued: Issued) -> Key:
+def _way(rank: int, issued: Issued) -> Key:
+    """Return what communications that come one after the other have in common."""
     if not issued.is_transfer:
         return (issued.group,)
     ends = (rank, issued.peer) if issued.kind == "send" else (issued.peer, rank)
     return (issued.group, *ends)
+
+
+def _what(issued: Issued) -> Key:
+    """Return what all who take part must agree on: its kind and root."""
+    return (TRANSFER, -1) if issued.is_transfer else (issued.kind, issued.peer)

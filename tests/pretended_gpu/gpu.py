@@ -1,8 +1,8 @@
 """A GPU that is not there: the CUDA code runs on it, and what would go wrong on a real one shows.
 
 Tensors are PyTorch's fake ones, with a device and a shape and no values. The streams and events of
-``torch.cuda`` are replaced by ones that keep a ledger (``order.py``). Every operation enters it:
-what it reads and what it writes, on which stream. Found are
+``torch.cuda`` are replaced (``replaced.py``) by ones that keep a ledger (``order.py``). Every
+operation enters it: what it reads and what it writes, on which stream. Found are
 
 * work on two streams that touches the same memory, with nothing that orders it;
 * memory that goes back to the allocator while a stream that it does not wait for still uses it;
@@ -15,26 +15,21 @@ is told to.
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from types import SimpleNamespace
+from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from pretended_gpu.load import load_guard
 from pretended_gpu.order import Block, Issued, Mark, Memory, Streams, Work
+from pretended_gpu.replaced import kernels, streams_and_events
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn import functional
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 DEVICE = torch.device("cuda", 0)
 GRANULE = 512
 """Bytes: CUDA's allocator gives multiples of it."""
-
-_CUDA = 1
-"""``c10::DeviceType::CUDA``."""
 
 _aten = torch.ops.aten
 
@@ -69,11 +64,8 @@ class PretendedGpu(TorchDispatchMode):
         return self.memory.faults
 
     def __enter__(self) -> "PretendedGpu":
-        self._context.enter_context(_replaced_cuda(self))
-        self._context.enter_context(
-            patch.object(functional, "scaled_dot_product_attention", _attention_of_a_gpu)
-        )
-        self._context.enter_context(_kernels_that_only_gpus_have())
+        self._context.enter_context(streams_and_events(self))
+        self._context.enter_context(kernels())
         self._context.enter_context(FakeTensorMode())
         super().__enter__()
         return self
@@ -93,7 +85,11 @@ class PretendedGpu(TorchDispatchMode):
 
     def current_stream(self) -> str:
         """Name of the stream that this thread issues work on."""
-        return self._names[self._guard.current_stream()]
+        return self._names[self.current_number()]
+
+    def current_number(self) -> int:
+        """Its number."""
+        return self._guard.current_stream()
 
     def new_stream(self) -> int:
         """Return the number of a new stream."""
@@ -106,7 +102,7 @@ class PretendedGpu(TorchDispatchMode):
 
     def enter_stream(self, stream: int) -> int:
         """Issue this thread's work on ``stream`` from now on; return what it was before."""
-        before = self._guard.current_stream()
+        before = self.current_number()
         self._guard.set_current_stream(stream)
         return before
 
@@ -220,18 +216,6 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
 }
 
 
-def _kernels_that_only_gpus_have() -> AbstractContextManager[Any]:
-    """Keep PyTorch from taking apart what one CUDA kernel does, for want of it in the CPU build."""
-    library = torch.library.Library("aten", "IMPL")
-    for name in ("silu_backward", "_fused_rms_norm", "_fused_rms_norm_backward"):
-        library.impl(name, _only_its_shape_is_asked_for, "CUDA")
-    return closing(SimpleNamespace(close=library._destroy))
-
-
-def _only_its_shape_is_asked_for(*_: Any) -> Any:
-    raise AssertionError("a fake tensor has no values to compute with")
-
-
 def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
@@ -249,121 +233,3 @@ def _uses(function: Any, args: Any, kwargs: Any) -> tuple[list[Tensor], list[Ten
             writes += _tensors(value)
         # else the result is a view of it: nothing is touched
     return reads, writes
-
-
-def _attention_of_a_gpu(
-    q_basd: Tensor,
-    k_bgsd: Tensor,
-    v_bgsd: Tensor,
-    dropout_p: float,
-    is_causal: bool,
-    enable_gqa: bool,
-) -> Tensor:
-    """Take a kernel that a GPU would; where there is none, PyTorch falls back on products.
-
-    Flash attention knows bf16 and query groups, the memory-efficient kernel fp32 without groups.
-    """
-    if q_basd.dtype == torch.bfloat16:
-        return _aten._scaled_dot_product_flash_attention(
-            q_basd, k_bgsd, v_bgsd, dropout_p, is_causal
-        )[0]
-    assert not enable_gqa, "no kernel of a GPU knows groups in fp32"
-    return _aten._scaled_dot_product_efficient_attention(
-        q_basd, k_bgsd, v_bgsd, None, True, dropout_p, is_causal
-    )[0]
-
-
-class _Event:
-    """In place of ``torch.cuda.Event``, once a subclass says whose it is."""
-
-    gpu: PretendedGpu
-
-    def __init__(self, enable_timing: bool = False) -> None:
-        self._timed = enable_timing
-        self.mark: Mark | None = None
-
-    def record(self, stream: "_Stream | None" = None) -> None:
-        self.mark = self.gpu.streams.mark(_name(self.gpu, stream))
-
-    def wait(self, stream: "_Stream | None" = None) -> None:
-        assert self.mark is not None, "the event was not recorded"
-        self.gpu.streams.wait(_name(self.gpu, stream), self.mark)
-
-    def synchronize(self) -> None:
-        assert self.mark is not None, "the event was not recorded"
-        self.gpu.host_waits("Event.synchronize", self.mark)
-
-    def elapsed_time(self, later: "_Event") -> float:
-        assert self._timed
-        assert later._timed
-        return 1.0
-
-
-class _Stream(torch.Stream):
-    """In place of ``torch.cuda.Stream``."""
-
-    def __new__(cls, gpu: PretendedGpu, number: int) -> "_Stream":
-        self = super().__new__(cls, stream_id=number, device_index=0, device_type=_CUDA)
-        self.gpu = gpu
-        return self
-
-    def __init__(self, *_: Any) -> None:
-        """Nothing: ``__new__`` has done it."""
-
-    def record_event(self, event: _Event | None = None) -> _Event:
-        event = event or torch.cuda.Event()
-        event.record(self)
-        return event
-
-    def wait_event(self, event: _Event) -> None:
-        event.wait(self)
-
-    def wait_stream(self, other: "_Stream") -> None:
-        self.wait_event(other.record_event())
-
-    def synchronize(self) -> None:
-        mark = self.gpu.streams.mark(self.gpu.name(self.stream_id))
-        self.gpu.host_waits("Stream.synchronize", mark)
-
-
-def _name(gpu: PretendedGpu, stream: _Stream | None) -> str:
-    return gpu.current_stream() if stream is None else gpu.name(stream.stream_id)
-
-
-def _replaced_cuda(gpu: PretendedGpu) -> AbstractContextManager[Any]:
-    """Return a context in which ``torch.cuda`` is about ``gpu``."""
-    streams = {0: _Stream(gpu, 0)}
-
-    def make(device: Any = None, priority: int = 0) -> _Stream:
-        number = gpu.new_stream()
-        return streams.setdefault(number, _Stream(gpu, number))
-
-    def current(device: Any = None) -> _Stream:
-        return streams[gpu._guard.current_stream()]
-
-    @contextmanager
-    def use(stream: _Stream) -> Iterator[None]:
-        before = gpu.enter_stream(stream.stream_id)
-        try:
-            yield
-        finally:
-            gpu.enter_stream(before)
-
-    def named(name: str) -> AbstractContextManager[None]:
-        gpu.ranges.append(name)
-        return nullcontext()
-
-    return patch.multiple(
-        torch.cuda,
-        Stream=make,
-        Event=type("Event", (_Event,), {"gpu": gpu}),
-        stream=use,
-        current_stream=current,
-        synchronize=lambda device=None: gpu.host_waits(
-            "torch.cuda.synchronize", gpu.streams.everything()
-        ),
-        is_initialized=lambda: True,
-        manual_seed=lambda seed: None,
-        get_device_capability=lambda device=None: (9, 0),
-        nvtx=SimpleNamespace(range=named),
-    )

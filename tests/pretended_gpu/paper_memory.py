@@ -1,6 +1,6 @@
-"""The memory of the paper's 8-GPU models: what the CUDA code allocates, a dry run, the paper's own.
+"""The memory of the paper's models: what the CUDA code allocates, a dry run, the paper's own.
 
-PYTHONPATH=tests python tests/pretended_gpu/paper_memory.py docs/reference/paper_table5_1f1b.csv
+``python -m pretended_gpu`` (``__main__.py``) prints it.
 """
 
 import csv

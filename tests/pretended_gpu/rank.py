@@ -24,7 +24,7 @@ from megatron.training.config import RunConfig
 from megatron.training.data import Data
 from megatron.training.loop import train
 from megatron.training.run_plan import make_run_plan
-from megatron.training.setup import Trainer, build_trainer
+from megatron.training.setup import Trainer, build_trainer, ends_with_copies
 from megatron.training.update import Iteration, make_update
 
 
@@ -75,11 +75,10 @@ def run_rank(
         valid: whether to evaluate.
         number_of_others: what other ranks send to this one's host.
     """
-    gpu, found = PretendedGpu(number_of_others), Findings()
-    parallel = replace(config.parallel, device="cuda", backend="nccl")
+    gpu, found, config = PretendedGpu(number_of_others), Findings(), _on_cuda(config)
     with warnings.catch_warnings(), gpu:
         warnings.simplefilter("error")
-        trainer = build_trainer(replace(config, parallel=parallel), _groups(gpu, config, rank))
+        trainer = build_trainer(config, _groups(gpu, config, rank))
         _let_no_schedule_wait(gpu, trainer)
         update = make_update(config, trainer)
         recorder = Recorder(rank, DEVICE)
@@ -104,9 +103,7 @@ def run_rank(
 
 def run_loop(config: RunConfig, rank: int) -> tuple[str, list[str]]:
     """Go through the whole training loop as ``rank``; return what it prints, and the faults."""
-    gpu, printed = PretendedGpu(), io.StringIO()
-    parallel = replace(config.parallel, device="cuda", backend="nccl")
-    config = replace(config, parallel=parallel)
+    gpu, printed, config = PretendedGpu(), io.StringIO(), _on_cuda(config)
     replaced = (
         patch.object(PipelineGroups, "all_gather_object", lambda self, own: [own] * self.size),
         patch.object(torch.cuda, "get_device_name", lambda device: "NVIDIA H200"),
@@ -134,6 +131,10 @@ class _Loader:
         return _microbatches(self._config)
 
 
+def _on_cuda(config: RunConfig) -> RunConfig:
+    return replace(config, parallel=replace(config.parallel, device="cuda", backend="nccl"))
+
+
 def _let_no_schedule_wait(gpu: PretendedGpu, trainer: Trainer) -> None:
     """Make it a fault if the host waits for the device between the ends of a schedule."""
 
@@ -156,9 +157,8 @@ def _groups(gpu: PretendedGpu, config: RunConfig, rank: int) -> PipelineGroups:
         return PretendedNccl(gpu, name, rank, size)
 
     groups = [group(name) for name in ("vocabulary", "forward", "backward", "control")]
-    first, last = plan.stages[0][0], plan.stages[-1][0]
-    copies = config.model.tie_embeddings and plan.barriers is None and first != last
-    ends = group(ENDS) if copies and rank in (first, last) else None
+    first, last = ends_with_copies(plan, config.model.tie_embeddings)
+    ends = group(ENDS) if first != last and rank in (first, last) else None
     return PipelineGroups(rank, size, DEVICE, *groups, ends, group("state"))
 
 

@@ -44,6 +44,11 @@ def test_a_collective_without_one_rank_does_not(ranks: int) -> None:
     assert stuck([on_one_stream(REDUCE)] * ranks) == []
 
 
+@pytest.mark.parametrize("other", [REDUCE._replace(peer=1), REDUCE._replace(kind="broadcast")])
+def test_ranks_that_disagree_on_a_collective_do_not(other: Issued) -> None:
+    assert len(stuck([on_one_stream(REDUCE), on_one_stream(other)])) == 2
+
+
 def test_only_the_ends_are_in_the_communicator_of_ends() -> None:
     both = on_one_stream(Issued(ENDS, "all_reduce", -1))
     assert stuck([both, [], both]) == []

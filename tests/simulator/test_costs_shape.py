@@ -34,6 +34,8 @@ def test_what_flash_attention_and_recomputation_leave(b: int, s: int, h: int, a:
 
 def test_no_dropout_needs_no_masks() -> None:
     assert Shape(64, 4, 16, 1, dropout=False).layer_activation_bytes == 32 * 16 * 64
+    rotated = Shape(64, 4, 16, 1, dropout=False, own_queries=True)
+    assert rotated.layer_activation_bytes == 36 * 16 * 64  # queries and keys once more
 
 
 @given(

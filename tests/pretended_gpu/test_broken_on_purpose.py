@@ -1,0 +1,179 @@
+"""What the pretended GPUs are there to find, they find: the CUDA code, broken in every such way."""
+
+from dataclasses import replace
+from itertools import pairwise
+from unittest.mock import patch
+
+import pytest
+import torch
+from correctness.job import Job, Layout
+from pretended_gpu.deadlock import stuck
+from pretended_gpu.order import Issued
+from pretended_gpu.pool import GpuPool
+from pretended_gpu.rank import Findings, run_rank
+from pretended_gpu.sound import assert_communications_fit, assert_sound, needs_cpu_build
+from reference.plain_gpt import GPTOptions
+
+from megatron.layers.vocabulary import ShardState
+from megatron.parallel import lanes
+from megatron.runtime import pipeline
+from megatron.runtime.stage_passes import StagePasses
+from megatron.schedules.lower import Start
+from megatron.training.config import RunConfig
+
+pytestmark = needs_cpu_build
+
+
+def a_lane_that_does_not_wait_for_its_caller() -> object:
+    def submit(self, work):
+        with torch.cuda.stream(self._stream), torch.no_grad():
+            value = work()
+        return lanes._StreamResult(work, value, self._stream.record_event())
+
+    return patch.object(lanes.StreamLane, "submit", submit)
+
+
+def a_result_that_nobody_waits_for() -> object:
+    return patch.object(lanes._StreamResult, "wait", lambda self: self._value)
+
+
+def a_result_that_the_allocator_does_not_know_of() -> object:
+    def wait(self):
+        torch.cuda.current_stream().wait_event(self._done)
+        return self._value
+
+    return patch.object(lanes._StreamResult, "wait", wait)
+
+
+def a_gradient_that_is_dropped_unrecorded() -> object:
+    def drop(self):
+        self.raw_gradient_nh = self.target_gradient_nh = None
+
+    return patch.object(ShardState, "drop_gradient", drop)
+
+
+def _after_forward(act) -> object:
+    forward = StagePasses.forward
+
+    def and_more(self, item):
+        forward(self, item)
+        act(self.model)
+
+    return patch.object(StagePasses, "forward", and_more)
+
+
+def a_pass_that_looks_at_a_number() -> object:
+    return _after_forward(lambda model: float(next(model.parameters()).detach().sum()))
+
+
+def a_pass_that_sends_a_number() -> object:
+    return _after_forward(lambda model: torch.tensor([1.0]).to(next(model.parameters()).device))
+
+
+def a_pass_that_takes_indices_from_the_host() -> object:
+    return _after_forward(lambda model: next(model.parameters()).detach()[torch.tensor([0])])
+
+
+def a_pass_that_asks_a_mask_how_many() -> object:
+    def overwrite(model):
+        copy = next(model.parameters()).detach().clone()
+        copy[copy > 0] = copy.flatten()
+
+    return _after_forward(overwrite)
+
+
+def a_batch_in_pageable_memory() -> object:
+    def move(tensor, device):
+        return tensor.to(device, non_blocking=True)
+
+    return patch("megatron.runtime.batch._moved", move)
+
+
+def a_pass_that_synchronizes() -> object:
+    return _after_forward(lambda model: torch.cuda.synchronize())
+
+
+def a_pass_that_keeps_something() -> object:
+    kept: list[torch.Tensor] = []
+    return _after_forward(lambda model: kept.append(next(model.parameters()).clone()))
+
+
+FAULTS = {
+    a_lane_that_does_not_wait_for_its_caller: "which it does not wait for",
+    a_result_that_nobody_waits_for: "which it does not wait for",
+    a_result_that_the_allocator_does_not_know_of: "memory of stream 1 is free",
+    a_gradient_that_is_dropped_unrecorded: "memory of passes is free",
+    a_pass_that_looks_at_a_number: "the host waits: for a number",
+    a_pass_that_sends_a_number: "the host waits: aten._to_copy.default between host and device",
+    a_pass_that_takes_indices_from_the_host: "aten.index.Tensor between host and device",
+    a_pass_that_asks_a_mask_how_many: "aten.index_put_.default with a mask",
+    a_batch_in_pageable_memory: "the host waits: aten._to_copy.default between host and device",
+    a_pass_that_synchronizes: "the host waits: torch.cuda.synchronize",
+}
+
+
+def run_with(fault, config: RunConfig, rank: int) -> Findings:
+    with fault():
+        return run_rank(config, rank)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_what_is_broken_is_found(fault, gpus: GpuPool) -> None:
+    config = Job(GPTOptions(num_layers=2), microbatches=3).config(Layout(2, "vocab-2"))
+    for own in gpus.map(run_with, fault, config, ranks=2):
+        assert any(FAULTS[fault] in what for what in own.faults), own.faults
+
+
+def test_what_grows_is_found(gpus: GpuPool) -> None:
+    config = Job(GPTOptions(num_layers=2), microbatches=3).config(Layout(2, "vocab-2"))
+    found = gpus.map(run_with, a_pass_that_keeps_something, config, ranks=2)
+    assert all(a < b for own in found for a, b in pairwise(own.held))
+    with pytest.raises(AssertionError):
+        assert_sound(found)
+
+
+def other_order_on_one_rank(rank: int) -> object:
+    """Exchange the broadcast of X with the reduction that is started next, of the embeddings."""
+    lower = pipeline.lower
+
+    def lower_and_exchange(plan, costs):
+        program = lower(plan, costs)
+        if rank != 0:
+            return program
+        row = list(program.rows[0])
+        comms = [n for n, s in enumerate(row) if isinstance(s, Start) and s.comm.kind[0] == "C"]
+        kinds = [row[n].comm.kind for n in comms]
+        n = next(n for n in range(len(comms)) if kinds[n : n + 2] == ["CIF", "C0"])
+        one, other = comms[n : n + 2]
+        row[one], row[other] = row[other], row[one]
+        return replace(program, rows=(tuple(row), program.rows[1]))
+
+    return patch.object(pipeline, "lower", lower_and_exchange)
+
+
+def run_in_other_order(config: RunConfig, rank: int) -> Findings:
+    with other_order_on_one_rank(rank):
+        return run_rank(config, rank)
+
+
+def test_another_order_is_found(gpus: GpuPool) -> None:
+    config = Job(GPTOptions(num_layers=2), microbatches=5).config(Layout(2, "vocab-2"))
+    found = gpus.map(run_in_other_order, config, ranks=2)
+    with pytest.raises(AssertionError, match="vocabulary"):
+        assert_communications_fit([own.issued for own in found])
+    assert stuck([own.journal for own in found]) != []
+
+
+def test_ranks_that_do_not_fit_are_found() -> None:
+    def issued(kind: str, peer: int) -> Issued:
+        group = "vocabulary" if kind == "reduce" else "forward"
+        return Issued(group, kind, peer, (2,), "bf16")
+
+    fitting = [
+        [issued("send", 1), issued("reduce", 0)],
+        [issued("reduce", 0), issued("receive", 0)],
+    ]
+    assert_communications_fit(fitting)
+    for other in ([issued("reduce", 1), issued("receive", 0)], [issued("reduce", 0)]):
+        with pytest.raises(AssertionError):
+            assert_communications_fit([fitting[0], other])
