@@ -6,18 +6,18 @@ import sys
 import traceback
 from typing import NoReturn
 
+from megatron.config.command_line import or_exit, parse_or_exit
+from megatron.config.run_config import RunConfig
 from megatron.parallel.environment import set_nccl_environment
 from megatron.simulator.costs.gpus import gpu
 from megatron.training.agreement import check_agreement, data_digests, run_digests
-from megatron.training.arguments import or_exit, parse_or_exit
-from megatron.training.config import RunConfig
-from megatron.training.data import Data, open_data
-from megatron.training.dry_run import dry_run
-from megatron.training.job import Job, UserError, join
 from megatron.training.loop import train
+from megatron.training.open_data import Data, open_data
 from megatron.training.outputs import check_outputs
-from megatron.training.run_plan import RunPlan, make_run_plan
-from megatron.training.setup import build_trainer, connect, leave
+from megatron.training.planning.dry_run import dry_run
+from megatron.training.planning.run_plan import RunPlan, make_run_plan
+from megatron.training.rendezvous import Rendezvous, UserError, join
+from megatron.training.setup import build_train_state, connect, leave
 
 
 def main() -> None:
@@ -32,17 +32,17 @@ def main() -> None:
         predict(config, config.dry_run.gpu, rank)
         return
     run_plan, data, digests = or_exit(lambda: prepare(config, rank), rank)
-    job = join(config.parallel)
+    rendezvous = join(config.parallel)
     try:
-        check_agreement(job, digests)
+        check_agreement(rendezvous, digests)
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         groups = connect(
-            config.parallel, job, local_rank, run_plan.plan, tied=config.model.tie_embeddings
+            config.parallel, rendezvous, local_rank, run_plan.plan, tied=config.model.tie_embeddings
         )
-        train(config, build_trainer(config, groups, run_plan), data)
+        train(config, build_train_state(config, groups, run_plan), data)
         leave(groups)
     except Exception as error:
-        end_the_job(job, error)
+        end_the_job(rendezvous, error)
 
 
 def prepare(config: RunConfig, rank: int) -> tuple[RunPlan, Data, dict[str, str]]:
@@ -67,7 +67,7 @@ def predict(config: RunConfig, gpu_name: str, rank: int) -> None:
         or_exit(report, rank)
 
 
-def end_the_job(job: Job, error: Exception) -> NoReturn:
+def end_the_job(rendezvous: Rendezvous, error: Exception) -> NoReturn:
     """Say why, and end this process at once.
 
     A rank that fails must not linger in a collective that the others will never join: torchrun ends
@@ -75,9 +75,9 @@ def end_the_job(job: Job, error: Exception) -> NoReturn:
     them tells in a line. Who is taken along by the end of another has nothing to add.
     """
     if isinstance(error, (FloatingPointError, UserError)):
-        job.tell(f"error: {error}")
-    elif not job.is_told:
-        print(f"[rank {job.rank}] failed:", file=sys.stderr)
+        rendezvous.tell(f"error: {error}")
+    elif not rendezvous.is_told:
+        print(f"[rank {rendezvous.rank}] failed:", file=sys.stderr)
         traceback.print_exception(error)
     sys.stderr.flush()
     os._exit(1)

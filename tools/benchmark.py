@@ -23,15 +23,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmark_allocator import allocator
-from benchmark_case import REFERENCES, Case
 from megatron.parallel.environment import set_nccl_environment
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.plan import TREATMENTS
-from megatron.training.run_plan import candidates, fastest, make_run_plan
+from megatron.training.planning.run_plan import candidates, fastest, make_run_plan
+from tools.benchmarking.allocator import allocator
+from tools.benchmarking.case import REFERENCES, BenchmarkCase
 
 
-def measure(case: Case) -> dict[str, object]:
+def measure(case: BenchmarkCase) -> dict[str, object]:
     """Run one case in fresh processes and return what rank 0 wrote.
 
     Raises:
@@ -56,25 +56,25 @@ def measure(case: Case) -> dict[str, object]:
         return json.loads(result.read_text())
 
 
-def work(case: Case, result: Path) -> None:
+def work(case: BenchmarkCase, result: Path) -> None:
     """Be one rank of ``case``."""
     set_nccl_environment()
     if case.is_reference:
-        from benchmark_references import run_reference
+        from tools.benchmarking.references import run_reference
 
         run_reference(case, result)
     else:
-        from benchmark_run import run_rank
+        from tools.benchmarking.run import run_rank
 
         run_rank(case, result)
 
 
-def choose_cases(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
+def choose_cases(cases: Sequence[BenchmarkCase]) -> tuple[list[BenchmarkCase], list[str]]:
     """Return the cases that can be run, each once, and what is to be said of the others.
 
     ``auto`` becomes the schedule that it chooses.
     """
-    chosen: dict[str, Case] = {}
+    chosen: dict[str, BenchmarkCase] = {}
     remarks = []
     for case in cases:
         try:
@@ -88,7 +88,7 @@ def choose_cases(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
     return list(chosen.values()), remarks
 
 
-def _resolved(case: Case) -> Case:
+def _resolved(case: BenchmarkCase) -> BenchmarkCase:
     """Return ``case`` with the schedule it runs.
 
     Raises:
@@ -106,11 +106,11 @@ def main(arguments: Sequence[str]) -> None:
     """Measure all cases and write the report."""
     options = _parser().parse_args(arguments)
     if options.worker is not None:
-        work(Case.from_json(options.worker), options.result)
+        work(BenchmarkCase.from_json(options.worker), options.result)
         return
     # not in the workers
-    from benchmark_report import Report, table, write_report
-    from benchmark_summary import rates_of, summarise
+    from tools.benchmarking.report import Report, table, write_report
+    from tools.benchmarking.summary import rates_of, summarise
 
     cases, remarks = choose_cases(list(_wanted(options)))
     if not cases:
@@ -127,13 +127,13 @@ def main(arguments: Sequence[str]) -> None:
     print(table(rows))
 
 
-def _wanted(options: argparse.Namespace) -> Iterator[Case]:
+def _wanted(options: argparse.Namespace) -> Iterator[BenchmarkCase]:
     """Yield every case that the options name: for every V references first."""
     pairs = [(reference, "none") for reference in options.references]
     pairs += itertools.product(options.schedules, options.treatments)
     for vocab_size in options.vocab_sizes:
         for schedule, treatment in pairs:
-            yield Case(
+            yield BenchmarkCase(
                 vocab_size=vocab_size,
                 schedule=schedule,
                 treatment=treatment,

@@ -18,10 +18,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.simulator.compare import Bubble, Comparison, Pair, compare
-from megatron.simulator.picture import Panel, Picture, lay_out
+from megatron.simulator.draw.picture import Panel, Picture, lay_out
 from megatron.simulator.simulate import Timeline
 from megatron.simulator.timeline_file import load_timeline
-from tools.picture_file import picture_file, write_picture
+from tools.pictures.picture_file import picture_file, write_picture
 from tools.simulate import Parser
 
 NOTABLE = 0.05

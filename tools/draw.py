@@ -23,10 +23,10 @@ from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.costs import Costs
 from megatron.schedules.needs import CommKind
 from megatron.schedules.request import Request
-from megatron.simulator.case import Case, run
-from megatron.simulator.cost_file import DEFAULT_COSTS
-from megatron.simulator.picture import Panel, lay_out
-from megatron.simulator.svg import paint_svg
+from megatron.simulator.costs.cost_file import DEFAULT_COSTS
+from megatron.simulator.draw.picture import Panel, lay_out
+from megatron.simulator.draw.svg import paint_svg
+from megatron.simulator.scenario import Scenario, run
 from megatron.simulator.timeline_file import load_timeline
 
 RANKS: Final = 4
@@ -55,7 +55,7 @@ TREATMENTS: Final[Mapping[str, str]] = {
     "interlaced": "interlaced, the output layer on all ranks at once",
 }
 
-Panels = Mapping[str, Case]
+Panels = Mapping[str, Scenario]
 """Title -> what it shows."""
 
 
@@ -64,15 +64,15 @@ def schedule_panels(schedule: str) -> Panels:
     costs = DEFAULT_COSTS.per_chunk(SCHEDULES[schedule].chunks or 2)
     title = SCHEDULE_TITLES[schedule]
     return {
-        title: Case(Request(schedule, "none", RANKS, 8, costs)),
-        f"{title} with vocab-2": Case(Request(schedule, "vocab-2", RANKS, 8, costs)),
+        title: Scenario(Request(schedule, "none", RANKS, 8, costs)),
+        f"{title} with vocab-2": Scenario(Request(schedule, "vocab-2", RANKS, 8, costs)),
     }
 
 
 def vocabulary_panels(treatments: Sequence[str], microbatches: int) -> Panels:
     """Return a panel of 1F1B for every treatment."""
     return {
-        f"1F1B, {TREATMENTS[treatment]}": Case(
+        f"1F1B, {TREATMENTS[treatment]}": Scenario(
             Request("1f1b", treatment, RANKS, microbatches, WITH_COMMS), OUTPUT_LAYER
         )
         for treatment in treatments

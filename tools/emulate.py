@@ -24,9 +24,9 @@ from statistics import mean, median
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.schedules.request import SCHEDULE_NAMES, VOCABULARY_TREATMENTS, Request
-from tools.emulated_cases import EmulatedCase, measured_cases, planned_case
-from tools.emulated_cluster import Cluster, ClusterError
-from tools.emulated_rank import Job, Outcome
+from tools.emulation.cases import EmulatedCase, measured_cases, planned_case
+from tools.emulation.cluster import Cluster, ClusterError
+from tools.emulation.rank import EmulatedJob, Outcome
 from tools.simulate import Parser, number
 
 JITTERED_ITERATIONS = 200
@@ -67,7 +67,7 @@ def emulate(cluster: Cluster, case: EmulatedCase, rounds: int, slow_down: float)
     Raises:
         ClusterError: if a rank fails, or the rounds have different results.
     """
-    job = Job(case.program, case.costs, case.unit * slow_down, rounds)
+    job = EmulatedJob(case.program, case.costs, case.unit * slow_down, rounds)
     outcomes = cluster.run(job, case.simulated * slow_down * rounds)
     seconds = median(_iterations(outcomes)) / slow_down
     checksums = [outcome.checksums[0] for outcome in outcomes]
@@ -95,7 +95,9 @@ def shake(
         ClusterError: if a rank fails, or an iteration has other results than without jitter.
     """
     count, jitter = arguments.iterations or JITTERED_ITERATIONS, arguments.jitter
-    job = Job(case.program, case.costs, case.unit * slow_down, count, jitter, arguments.seed or 0)
+    job = EmulatedJob(
+        case.program, case.costs, case.unit * slow_down, count, jitter, arguments.seed or 0
+    )
     outcomes = cluster.run(job, case.simulated * slow_down * count * (1 + jitter))
     _refuse_changes(outcomes, expected)
     times = [1000 * seconds / slow_down for seconds in _iterations(outcomes)]
@@ -126,9 +128,9 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     source = parser.add_mutually_exclusive_group(required=True)
-    runs = "table of measured runs: see megatron/simulator/costs/measured.py"
+    runs = "table of measured runs: see tools/predictions/measured.py"
     source.add_argument("--csv", type=Path, metavar="FILE.csv", help=runs)
-    costs = "times of passes and communications: see megatron/simulator/cost_file.py"
+    costs = "times of passes and communications: see megatron/simulator/costs/cost_file.py"
     source.add_argument("--costs", type=Path, metavar="FILE.json", help=costs)
     rows = "runs of --csv, counted from 1, as in 1,3-5 (default: all)"
     add("--rows", nargs="+", metavar="ROW", help=rows)

@@ -20,11 +20,11 @@ from statistics import mean
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.schedules.catalogue import SCHEDULES
-from megatron.simulator.costs.calibrate import Setting, calibrate
 from megatron.simulator.costs.device import Device
-from megatron.simulator.costs.measured import METHODS, read_measured
-from megatron.simulator.costs.predict import Job, Prediction, best
 from megatron.simulator.costs.shape import Shape
+from tools.predictions.calibrate import Setting, calibrate
+from tools.predictions.measured import METHODS, read_measured
+from tools.predictions.predict import PipelineJob, Prediction, best
 
 MEASURED = "a100_8gpu_seq2048.csv"
 TABLES = {"1f1b": "paper_table5_1f1b.csv", "v-half": "paper_table6_vhalf.csv"}
@@ -71,16 +71,18 @@ class Cell:
     mfu: float | None
     peak_gib: float | None
 
-    def job(self, schedule: str, treatment: str, devices: Devices, *, tightened: bool) -> Job:
+    def job(
+        self, schedule: str, treatment: str, devices: Devices, *, shortened: bool
+    ) -> PipelineJob:
         """Return the cell's model with any schedule and treatment."""
         layers, hidden, heads = MODELS[self.schedule][self.gpus]
         shape = Shape(hidden, heads, self.seq_length, VOCABULARIES[self.vocabulary])
         device = devices[treatment]
-        return Job(
-            shape, layers, self.gpus, MICROBATCHES, device, schedule, treatment, tightened=tightened
+        return PipelineJob(
+            shape, layers, self.gpus, MICROBATCHES, device, schedule, treatment, shortened=shortened
         )
 
-    def paper_job(self, devices: Devices) -> Job:
+    def paper_job(self, devices: Devices) -> PipelineJob:
         """Return what the paper ran.
 
         Passes follow the order of the block. V-Half with the vocabulary is the exception, and fills
@@ -88,8 +90,8 @@ class Cell:
         plan cannot have been that one. See docs/predictions.md for what the choice is worth.
         """
         treatment = METHODS[self.method.lower()]
-        tightened = self.schedule == "v-half" and treatment != "none"
-        return self.job(self.schedule, treatment, devices, tightened=tightened)
+        shortened = self.schedule == "v-half" and treatment != "none"
+        return self.job(self.schedule, treatment, devices, shortened=shortened)
 
 
 def read_cells(schedule: str, path: Path) -> list[Cell]:
@@ -167,7 +169,7 @@ def fastest(
     A schedule that cannot be faster by the share ``indifference`` is not looked at.
     """
     jobs = (
-        cell.job(schedule, treatment, devices, tightened=True)
+        cell.job(schedule, treatment, devices, shortened=True)
         for treatment in devices
         for schedule in SCHEDULES
     )

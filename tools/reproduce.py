@@ -3,7 +3,7 @@
 
 python tools/reproduce.py docs/reference/a100_8gpu_seq2048.csv
 
-Only pass times and the time of a hop go in; see tools/measured_runs.py.
+Only pass times and the time of a hop go in; see tools/predictions/measured_runs.py.
 """
 
 import argparse
@@ -13,9 +13,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from megatron.simulator.costs.measured import MeasuredRun, hop_like, read_measured
 from megatron.simulator.simulate import simulate
-from tools.measured_runs import MICROBATCHES, lowered
+from tools.predictions.measured import MeasuredRun, hop_like, read_measured
+from tools.predictions.measured_runs import MICROBATCHES, lowered
 
 
 def predict(
@@ -38,7 +38,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("file", type=Path, help="CSV, one run a row; see megatron/simulator/costs/measured.py")
+    add("file", type=Path, help="CSV, one run a row; see tools/predictions/measured.py")
     count = "of an iteration (default: %(default)s)"
     add("-m", "--microbatches", type=int, default=MICROBATCHES, help=count)
     share = "share of ST that is S, above 0 and below 1 (default: that of its matrix products)"

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.costs import Costs
 from megatron.schedules.request import Request
-from megatron.simulator.case import Case, Simulation, run
+from megatron.simulator.scenario import Scenario, Simulation, run
 
 CHUNKS: Final[Mapping[str, int]] = {"1.5B": 3, "6.2B": 4, "14.6B": 3, "28.3B": 2}
 """Chunks of a rank of 1F1B-I in table 5: one transformer layer each. In table 8 there are two."""
@@ -52,7 +52,7 @@ def published(folder: Path) -> Iterator[str]:
 
 def _against(row: Mapping[str, str], name: str, table: str) -> str:
     """Return ours beside the published bubble."""
-    simulated = run(Case(_published_request(row, name, table)))
+    simulated = run(Scenario(_published_request(row, name, table)))
     return f"{simulated.timeline.bubble_rate():.2%} ({float(row[name]):.2%})"
 
 
@@ -98,7 +98,7 @@ def _unit(
     costs = Costs(
         {"F": stage, "B": stage, "W": stage, "S": 0.25, "E": 0, "T": 0.25, "IF": 0, "IB": 0}
     )
-    return run(Case(Request(name, vocabulary, ranks, microbatches, costs, **options)))
+    return run(Scenario(Request(name, vocabulary, ranks, microbatches, costs, **options)))
 
 
 def proven(seconds: float) -> Iterator[str]:

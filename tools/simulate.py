@@ -36,19 +36,19 @@ from megatron.schedules.request import (
     VOCABULARY_TREATMENTS,
     Request,
 )
-from megatron.simulator.case import LAYERS_PER_STAGE, Case, Simulation, run
-from megatron.simulator.cost_file import (
+from megatron.simulator.costs.cost_file import (
     DEFAULT_COSTS,
     CostFile,
     check_measured,
     load_costs,
     parse_costs,
 )
-from megatron.simulator.peak_bytes import peak_bytes
-from megatron.simulator.picture import Panel, lay_out
-from megatron.simulator.text import draw_text
-from megatron.simulator.trace import chrome_trace
-from tools.picture_file import picture_file, write_picture
+from megatron.simulator.costs.peak_bytes import peak_bytes
+from megatron.simulator.draw.picture import Panel, lay_out
+from megatron.simulator.draw.text import draw_text
+from megatron.simulator.draw.trace import chrome_trace
+from megatron.simulator.scenario import LAYERS_PER_STAGE, Scenario, Simulation, run
+from tools.pictures.picture_file import picture_file, write_picture
 
 
 class Parser(argparse.ArgumentParser):
@@ -115,7 +115,7 @@ def _add_cost_flags(parser: argparse.ArgumentParser) -> None:
         "time, F and B must be (default: F=1,B=1,W=1,S=0.25,T=0.25)"
     )
     costs.add_argument("--cost", metavar="KIND=TIME,...", help=cost)
-    file = "costs by rank and chunk, and bytes: see megatron/simulator/cost_file.py"
+    file = "costs by rank and chunk, and bytes: see megatron/simulator/costs/cost_file.py"
     costs.add_argument("--costs", type=Path, metavar="FILE.json", help=file)
     add = parser.add_argument
     layer = "forward of the whole output layer: S and T have their times from it"
@@ -159,7 +159,7 @@ def read_costs(arguments: argparse.Namespace) -> CostFile:
     return CostFile(DEFAULT_COSTS, None)
 
 
-def read_case(arguments: argparse.Namespace, costs: Costs) -> Case:
+def read_case(arguments: argparse.Namespace, costs: Costs) -> Scenario:
     """Return what the flags ask for.
 
     Raises:
@@ -183,16 +183,18 @@ def read_case(arguments: argparse.Namespace, costs: Costs) -> Case:
         file=arguments.file,
         seconds=arguments.seconds,
     )
-    return Case(request, arguments.output_layer, arguments.layers, arguments.final_stage_layers)
+    return Scenario(request, arguments.output_layer, arguments.layers, arguments.final_stage_layers)
 
 
-def figures(case: Case, done: Simulation, held: Sequence[float] | None) -> dict[str, object]:
+def figures(
+    scenario: Scenario, done: Simulation, held: Sequence[float] | None
+) -> dict[str, object]:
     """Return what ``--json`` prints; ``held`` is every rank's peak in bytes, if known."""
     return {
-        "schedule": case.request.schedule,
-        "vocab": case.request.vocabulary,
-        "p": case.request.ranks,
-        "m": case.request.microbatches,
+        "schedule": scenario.request.schedule,
+        "vocab": scenario.request.vocabulary,
+        "p": scenario.request.ranks,
+        "m": scenario.request.microbatches,
         "iteration_time": done.timeline.end,
         "bubble_rate": done.timeline.bubble_rate(),
         "bubble_rate_makespan": done.timeline.bubble_rate_makespan(),
@@ -202,9 +204,9 @@ def figures(case: Case, done: Simulation, held: Sequence[float] | None) -> dict[
     }
 
 
-def heading(case: Case, done: Simulation) -> str:
+def heading(scenario: Scenario, done: Simulation) -> str:
     """Return a simulation in one line."""
-    request, timeline = case.request, done.timeline
+    request, timeline = scenario.request, done.timeline
     return (
         f"{request.schedule}, vocabulary {request.vocabulary}, p = {request.ranks}, "
         f"m = {request.microbatches}: ends at {timeline.end:.6g}, "
@@ -212,9 +214,9 @@ def heading(case: Case, done: Simulation) -> str:
     )
 
 
-def report(case: Case, done: Simulation, held: Sequence[float] | None) -> str:
+def report(scenario: Scenario, done: Simulation, held: Sequence[float] | None) -> str:
     """Return a simulation in one line, and one for each rank."""
-    lines = [heading(case, done)]
+    lines = [heading(scenario, done)]
     for rank, peak in enumerate(done.in_flight):
         work = f"  rank {rank}: works {done.timeline.work(rank):.6g}"
         lines.append(
@@ -224,10 +226,10 @@ def report(case: Case, done: Simulation, held: Sequence[float] | None) -> str:
     return "\n".join(lines)
 
 
-def write_files(arguments: argparse.Namespace, case: Case, done: Simulation) -> None:
+def write_files(arguments: argparse.Namespace, scenario: Scenario, done: Simulation) -> None:
     """Write what is asked for besides the report."""
     if arguments.draw:
-        write_picture(lay_out([Panel(heading(case, done), done.timeline)]), arguments.draw)
+        write_picture(lay_out([Panel(heading(scenario, done), done.timeline)]), arguments.draw)
     if arguments.trace:
         arguments.trace.write_text(json.dumps(chrome_trace(done.plan, done.timeline)))
     if arguments.save_plan:
@@ -243,14 +245,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     arguments = parse_arguments(argv)
     given = read_costs(arguments)
-    case = read_case(arguments, given.costs)
-    done = run(case)
+    scenario = read_case(arguments, given.costs)
+    done = run(scenario)
     held = None if given.sizes is None else peak_bytes(done.plan, given.sizes)
-    write_files(arguments, case, done)
+    write_files(arguments, scenario, done)
     print(
-        json.dumps(figures(case, done, held), indent=1)
+        json.dumps(figures(scenario, done, held), indent=1)
         if arguments.json
-        else report(case, done, held)
+        else report(scenario, done, held)
     )
     besides = sys.stderr if arguments.json else sys.stdout
     if done.bound is not None:

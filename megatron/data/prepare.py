@@ -22,7 +22,7 @@ Progress = Callable[[str, int, int | None], None]
 """Called with a stage's name, the work done in it and all its work (``None``: not known)."""
 
 _TRAINING_BYTES = 64 << 20  # more text hardly changes the pieces but the time
-_CHUNK = 4096  # characters; the trainer fails on words of 65536 and skips lines that long
+_CHUNK = 4096  # characters; the state fails on words of 65536 and skips lines that long
 _BATCH_BYTES = 1 << 20
 _UNUSED = 5  # SentencePiece.Type in sentencepiece's model format
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from megatron.layers.dropout import seed_dropout
-from megatron.layers.input_layer import InputLayer
 from megatron.layers.norm import build_norm
-from megatron.layers.output_layer import OutputLayer
 from megatron.layers.rope import RotaryEmbedding
-from megatron.layers.shard import VocabularyShard
-from megatron.layers.vocabulary import LossOptions
+from megatron.layers.vocabulary.input_layer import InputLayer
+from megatron.layers.vocabulary.output_layer import OutputLayer
+from megatron.layers.vocabulary.output_s import LossOptions
+from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.model.config import ModelConfig
 from megatron.model.init import (
     init_layer,

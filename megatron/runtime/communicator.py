@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron.layers.vocabulary import Merged, merge_statistics
+from megatron.layers.vocabulary.output_s import Merged, merge_statistics
 from megatron.parallel import collectives, p2p
 from megatron.parallel.groups import PipelineGroups
 from megatron.parallel.lanes import Lane, Pending
 from megatron.runtime.observer import Observer
-from megatron.runtime.passes import Passes
+from megatron.runtime.rank_passes import Passes
 from megatron.schedules.needs import Comm, CommKind, participants
 from megatron.schedules.plan import Plan
 

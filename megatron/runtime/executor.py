@@ -7,7 +7,7 @@ from typing import Final
 from megatron.parallel.lanes import Pending
 from megatron.runtime.communicator import Communicator
 from megatron.runtime.observer import Observer
-from megatron.runtime.passes import Passes
+from megatron.runtime.rank_passes import Passes
 from megatron.schedules.lower import Program, Run, Start
 from megatron.schedules.needs import Comm
 from megatron.schedules.passes import Pass
@@ -25,16 +25,16 @@ class Executor:
     Args:
         passes: a method for every kind of pass.
         communicator: issues communications and waits for them.
-        hollow: stands in for ``passes`` where an iteration is abandoned: computes nothing, but
+        placeholder: stands in for ``passes`` where an iteration is abandoned: computes nothing, but
             hands on what the other ranks wait for. Needed by a gate only.
     """
 
     def __init__(
-        self, passes: Passes, communicator: Communicator, hollow: Passes | None = None
+        self, passes: Passes, communicator: Communicator, placeholder: Passes | None = None
     ) -> None:
         self._passes = passes
         self._communicator = communicator
-        self._hollow = hollow
+        self._placeholder = placeholder
 
     def run(
         self, program: Program, recorder: Observer | None = None, gate: Gate | None = None
@@ -72,9 +72,9 @@ class Executor:
         return carried_out
 
     def _abandon(self) -> Passes:
-        assert self._hollow is not None, "a gate needs passes to carry on with"
-        self._communicator.passes = self._hollow
-        return self._hollow
+        assert self._placeholder is not None, "a gate needs passes to carry on with"
+        self._communicator.passes = self._placeholder
+        return self._placeholder
 
 
 def _recorded(recorder: Observer | None, item: Pass | Comm) -> AbstractContextManager[None]:

@@ -12,8 +12,8 @@ from megatron.parallel.lanes import make_lane
 from megatron.runtime.batch import DeviceMicrobatch
 from megatron.runtime.communicator import Communicator
 from megatron.runtime.executor import Executor, Gate
-from megatron.runtime.hollow_passes import HollowPasses
 from megatron.runtime.observer import Observer
+from megatron.runtime.placeholder_passes import PlaceholderPasses
 from megatron.runtime.stage_passes import StagePasses
 from megatron.runtime.store import ActivationStore
 from megatron.runtime.timeline import Recorder
@@ -86,13 +86,13 @@ class PipelineRank:
     def _install(self, plan: Plan, costs: Costs) -> _Installed:
         groups, shape, dtype = self._groups, self._shape, self._dtype
         passes = StagePasses(self.model, plan, groups.rank, self.store, self._seed)
-        hollow = HollowPasses(plan, groups.rank, self.store, shape, dtype, groups.device)
+        placeholder = PlaceholderPasses(plan, groups.rank, self.store, shape, dtype, groups.device)
         communicator = Communicator(groups, plan, passes, self._lane, shape, dtype)
         return _Installed(
             training=lower(plan, costs),
             evaluation=lower(evaluation_plan(plan), costs),
             passes=passes,
-            executor=Executor(passes, communicator, hollow),
+            executor=Executor(passes, communicator, placeholder),
         )
 
     def train(

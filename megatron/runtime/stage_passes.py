@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from megatron.layers.linear import defer_weight_gradients
-from megatron.layers.vocabulary import Merged, ShardState
+from megatron.layers.vocabulary.output_s import Merged, ShardState
 from megatron.model.stage import RankModel
 from megatron.runtime.batch import DeviceMicrobatch
+from megatron.runtime.not_finite import NonFiniteDetector, Sighting
 from megatron.runtime.store import ActivationStore
 from megatron.runtime.vocabulary_passes import VocabularyPasses
-from megatron.runtime.watch import Sighting, Watch
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
 
@@ -43,8 +43,8 @@ class StagePasses:
         self.plan = plan
         self.rank = rank
         self.store = store
-        self._watch = Watch(rank)
-        self._vocabulary = VocabularyPasses(model, plan, rank, store, self._watch)
+        self._non_finite = NonFiniteDetector(rank)
+        self._vocabulary = VocabularyPasses(model, plan, rank, store, self._non_finite)
         self.table: Mapping[PassKind, Callable[[Pass], None]] = {
             "F": self.forward,
             "B": self.backward,
@@ -68,7 +68,7 @@ class StagePasses:
 
     def watching(self) -> AbstractContextManager[list[Sighting]]:
         """Return a context that lists where infinity or NaN appears in results of F and S."""
-        return self._watch.keeping()
+        return self._non_finite.keeping()
 
     def loss(self, device: torch.device) -> Tensor:
         """Return this rank's part of the iteration's loss, a scalar."""
@@ -91,7 +91,7 @@ class StagePasses:
         if self._training:
             # The edge keeps the graph but not the output's memory, which is sent away.
             self.store.put("graph", i, (x_bsh, get_gradient_edge(y_bsh)), item.chunk)
-        self._watch.look(i, stage, f"the output of stage {stage}", y_bsh)
+        self._non_finite.check(i, stage, f"the output of stage {stage}", y_bsh)
         self._hand_on(i, stage, y_bsh.detach())
 
     def _hand_on(self, i: int, stage: int, y_bsh: Tensor) -> None:

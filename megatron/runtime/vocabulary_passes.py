@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from megatron.layers.input_layer import InputLayer
-from megatron.layers.output_layer import OutputLayer
-from megatron.layers.vocabulary import (
+from megatron.layers.vocabulary.input_layer import InputLayer
+from megatron.layers.vocabulary.output_layer import OutputLayer
+from megatron.layers.vocabulary.output_s import (
     Merged,
     ShardState,
     input_gradient_from_s,
@@ -21,8 +21,8 @@ from megatron.layers.vocabulary import (
 )
 from megatron.model.stage import RankModel
 from megatron.runtime.batch import DeviceMicrobatch
+from megatron.runtime.not_finite import NonFiniteDetector
 from megatron.runtime.store import ActivationStore
-from megatron.runtime.watch import Watch
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
 
@@ -35,14 +35,19 @@ class VocabularyPasses:
         plan: tells how the vocabulary is treated and where the last stage is.
         rank: pipeline rank.
         store: where passes leave what others need.
-        watch: looks for infinity and NaN when asked to.
+        non_finite: looks for infinity and NaN when asked to.
 
     Attributes:
         losses: weighted loss of every microbatch of this iteration, on the last stage's rank.
     """
 
     def __init__(
-        self, model: RankModel, plan: Plan, rank: int, store: ActivationStore, watch: Watch
+        self,
+        model: RankModel,
+        plan: Plan,
+        rank: int,
+        store: ActivationStore,
+        non_finite: NonFiniteDetector,
     ) -> None:
         self.losses: dict[int, Tensor] = {}
         self.table: Mapping[PassKind, Callable[[Pass], None]] = {
@@ -54,7 +59,7 @@ class VocabularyPasses:
         }
         self._model = model
         self._store = store
-        self._watch = watch
+        self._non_finite = non_finite
         self._barriers = plan.barriers
         self._stages = len(plan.stages)
         self._holds_last_stage = plan.stages[-1][0] == rank
@@ -107,7 +112,7 @@ class VocabularyPasses:
         else:
             state = layer.evaluate(x_nh, targets_n)
         # The maximum may be -inf, on a shard that is all padding; the sum then is 0.
-        self._watch.look(i, self._stages, "the output layer", *state.statistics_4n[1:])
+        self._non_finite.check(i, self._stages, "the output layer", *state.statistics_4n[1:])
         self._store.put("state", i, state)
 
     def output_e(self, item: Pass) -> None:
@@ -115,7 +120,7 @@ class VocabularyPasses:
         i = item.microbatch
         state = self._store.get("state", i)
         self._output_layer.naive_e(state, self._store.get("maximum", i))
-        self._watch.look(i, self._stages, "the output layer", state.sums_kn)
+        self._non_finite.check(i, self._stages, "the output layer", state.sums_kn)
 
     def output_whole(self, i: int) -> None:
         """S and, in an evaluation, T where this rank holds the whole vocabulary (in F).

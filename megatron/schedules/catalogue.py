@@ -4,19 +4,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from megatron.schedules.block import Block
-from megatron.schedules.gpipe import gpipe
-from megatron.schedules.interleaved import interleaved
-from megatron.schedules.one_f_one_b import one_f_one_b
-from megatron.schedules.v_shape import v_half, v_min, zb_v
-from megatron.schedules.zero_bubble import zb_h1, zb_h2
+from megatron.schedules.blocks.block import Block
+from megatron.schedules.blocks.gpipe import gpipe
+from megatron.schedules.blocks.interleaved import interleaved
+from megatron.schedules.blocks.one_f_one_b import one_f_one_b
+from megatron.schedules.blocks.v_shape import v_half, v_min, zb_v
+from megatron.schedules.blocks.zero_bubble import zb_h1, zb_h2
 
 PAPER_KEPT: Final = 32 / 74
 """Share of a microbatch's activations that W needs in arXiv 2401.10241 (section 4.1): 32 of
 34 + 5 a s / h, at the a s / h = 8 of its models from 6.2B on, whose attention is not flash
 attention. ZB-2p counts its limit so; everything else here counts what B leaves as a whole."""
 
-Option = Literal["chunks", "split_backward", "file", "seconds", "tightened"]
+Option = Literal["chunks", "split_backward", "file", "seconds", "shortened"]
 """An option of a request that not every schedule has a use for."""
 
 
@@ -55,7 +55,7 @@ class Schedule(Traits):
     promise: Callable[[int, int, int], float]
     searched: bool = False
     options: frozenset[Option] = field(
-        default=frozenset({"chunks", "split_backward", "tightened"}), kw_only=True
+        default=frozenset({"chunks", "split_backward", "shortened"}), kw_only=True
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from megatron.schedules.costs import Costs
-from megatron.schedules.memory import in_flight
+from megatron.schedules.held import in_flight
 from megatron.schedules.needs import Comm, needs
 from megatron.schedules.passes import PASS_KINDS, Pass
 from megatron.schedules.plan import TREATMENTS, Plan, passes_of

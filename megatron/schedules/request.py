@@ -19,7 +19,7 @@ _WHY_UNUSED: Final[Mapping[Option, str]] = {
     "split_backward": "its plan has W passes or not; 'auto' takes a request for them",
     "file": "a plan file goes with the schedule 'file'",
     "seconds": "only 'optimal' searches for as long as it may",
-    "tightened": "only a schedule with a block has an order that could stay as it is",
+    "shortened": "only a schedule with a block has an order that could stay as it is",
 }
 
 
@@ -40,7 +40,7 @@ class Request:
         split_backward: make W a pass of its own where the schedule does not do so by itself.
         file: the plan in text form, for ``file``.
         seconds: time that ``optimal`` may take.
-        tightened: fill idle time; without, the plan of a block is in the block's own order.
+        shortened: fill idle time; without, the plan of a block is in the block's own order.
 
     Raises:
         ValueError: for an unknown name, a count below 1, a memory limit below 1, an option that the
@@ -58,7 +58,7 @@ class Request:
     split_backward: bool = False
     file: Path | None = None
     seconds: float = DEFAULT_SECONDS
-    tightened: bool = True
+    shortened: bool = True
 
     def __post_init__(self) -> None:
         self._refuse_names()

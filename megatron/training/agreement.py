@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
+from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch, MicrobatchLoader
 from megatron.schedules.lower import Program, lower
 from megatron.schedules.plan import evaluation_plan
-from megatron.training.config import RunConfig
-from megatron.training.data import Data
-from megatron.training.job import Job, UserError
-from megatron.training.run_plan import RunPlan
+from megatron.training.open_data import Data
+from megatron.training.planning.run_plan import RunPlan
+from megatron.training.rendezvous import Rendezvous, UserError
 
 Digests = Mapping[str, str]
 """Of everything that decides a run, by name; what decides others comes before them."""
@@ -61,13 +61,13 @@ def data_digests(config: RunConfig, data: Data) -> dict[str, str]:
     return found
 
 
-def check_agreement(job: Job, digests: Digests) -> None:
+def check_agreement(rendezvous: Rendezvous, digests: Digests) -> None:
     """Refuse to run on ranks that would run different things; every rank calls it.
 
     Raises:
         UserError: naming what differs, on which ranks, and the way out; on every rank.
     """
-    fault = disagreement([json.loads(own) for own in job.all_gather(json.dumps(digests))])
+    fault = disagreement([json.loads(own) for own in rendezvous.all_gather(json.dumps(digests))])
     if fault is not None:
         raise UserError(fault)
 

@@ -7,29 +7,29 @@ from collections.abc import Callable
 
 import torch
 
+from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import MicrobatchLoader
 from megatron.optimizer.lr_schedule import learning_rate
 from megatron.runtime.batch import DeviceMicrobatch, to_device
 from megatron.runtime.observer import Observer
-from megatron.training.config import RunConfig
-from megatron.training.data import Data
-from megatron.training.flops import FLOPS_CONVENTION, iteration_flops
-from megatron.training.job import UserError
-from megatron.training.log_line import evaluation_lines
-from megatron.training.meter import Meter
-from megatron.training.observation import Observation
-from megatron.training.peak import Peak, peak_of_rank
-from megatron.training.profile import profiler
-from megatron.training.setup import Trainer
-from megatron.training.update import Finished, Iteration, Update, make_update
+from megatron.training.metrics.flops import FLOPS_CONVENTION, iteration_flops
+from megatron.training.metrics.log_line import evaluation_lines
+from megatron.training.metrics.meter import Meter
+from megatron.training.metrics.peak_tflops import Peak, peak_of_rank
+from megatron.training.open_data import Data
+from megatron.training.profiling.observation import Observation
+from megatron.training.profiling.torch_trace import profiler
+from megatron.training.rendezvous import UserError
+from megatron.training.setup import TrainState
+from megatron.training.step import Finished, Iteration, TrainStep, make_train_step
 
 
-def train(config: RunConfig, trainer: Trainer, data: Data) -> None:
+def train(config: RunConfig, state: TrainState, data: Data) -> None:
     """Train to the end of ``config``.
 
     Args:
         config: the run.
-        trainer: this rank.
+        state: this rank.
         data: what ``open_data`` returned.
 
     Raises:
@@ -37,21 +37,21 @@ def train(config: RunConfig, trainer: Trainer, data: Data) -> None:
             the rank that saw it first.
         UserError: the data cannot be read.
     """
-    say = print if trainer.groups.rank == 0 else _silent
-    trainer.groups.barrier()  # a measured peak holds for all ranks at work
-    peak = peak_of_rank(trainer.groups.device, config.train.dtype, config.log.peak_tflops)
-    _introduce(config, trainer, peak, say)
-    meter = Meter(config, trainer, peak, say)
-    update = make_update(config, trainer)
+    say = print if state.groups.rank == 0 else _silent
+    state.groups.barrier()  # a measured peak holds for all ranks at work
+    peak = peak_of_rank(state.groups.device, config.train.dtype, config.log.peak_tflops)
+    _introduce(config, state, peak, say)
+    meter = Meter(config, state, peak, say)
+    update = make_train_step(config, state)
     last = min(config.train.exit_interval or config.train.train_iters, config.train.train_iters)
-    observation = Observation(config, trainer, last - 1, say)
-    with profiler(config.log, trainer.groups.rank) as step_profiler:
+    observation = Observation(config, state, last - 1, say)
+    with profiler(config.log, state.groups.rank) as step_profiler:
         for iteration in range(last):
             if observation.times(iteration):
                 meter.report(update.settle())
             with meter.paused():
                 observer = observation.begin(iteration)
-            finished = train_step(config, trainer, update, data.train, iteration, observer)
+            finished = train_step(config, state, update, data.train, iteration, observer)
             meter.ended(iteration)
             meter.report(finished)
             with meter.paused():
@@ -59,7 +59,7 @@ def train(config: RunConfig, trainer: Trainer, data: Data) -> None:
             if data.valid is not None and _is_due(iteration, config.train.eval_interval):
                 meter.report(update.settle())
                 with meter.paused():
-                    loss = evaluate(config, trainer, data.valid)
+                    loss = evaluate(config, state, data.valid)
                 say(evaluation_lines(iteration + 1, loss), flush=True)
             with meter.paused():  # it may write its trace
                 step_profiler.step()
@@ -68,22 +68,22 @@ def train(config: RunConfig, trainer: Trainer, data: Data) -> None:
         say(f"exiting at iteration {last} (--exit-interval)", flush=True)
     meter.report_memory(last)
     meter.report_post_validation()
-    trainer.pipeline.close()
+    state.pipeline.close()
 
 
 def train_step(
     config: RunConfig,
-    trainer: Trainer,
-    update: Update,
+    state: TrainState,
+    update: TrainStep,
     loader: MicrobatchLoader,
     iteration: int,
     observer: Observer | None = None,
 ) -> Finished | None:
-    """Run one iteration and return the one that is final with it, if any (see ``Update.train``).
+    """Run one iteration and return the one that is final with it, if any (see ``TrainStep.train``).
 
     Args:
         config: the run.
-        trainer: this rank.
+        state: this rank.
         update: runs the schedule and steps.
         loader: the training data.
         iteration: counted from 0.
@@ -94,17 +94,17 @@ def train_step(
         UserError: as ``train``.
     """
     lr = learning_rate(config.optimizer, loader.consumed_samples)
-    batch = _next_batch(loader, trainer.groups.device)
+    batch = _next_batch(loader, state.groups.device)
     return update.train(Iteration(iteration, batch, lr, loader.consumed_samples), observer)
 
 
-def evaluate(config: RunConfig, trainer: Trainer, loader: MicrobatchLoader) -> float:
+def evaluate(config: RunConfig, state: TrainState, loader: MicrobatchLoader) -> float:
     """Return the mean loss over the next ``eval_iters`` global batches of ``loader``."""
-    total = torch.zeros((), dtype=torch.float64, device=trainer.groups.device)
+    total = torch.zeros((), dtype=torch.float64, device=state.groups.device)
     for _ in range(config.train.eval_iters):
-        batch = _next_batch(loader, trainer.groups.device)
-        total += trainer.pipeline.evaluate(batch)
-    trainer.groups.all_reduce(total)
+        batch = _next_batch(loader, state.groups.device)
+        total += state.pipeline.evaluate(batch)
+    state.groups.all_reduce(total)
     return float(total) / config.train.eval_iters
 
 
@@ -117,16 +117,16 @@ def _next_batch(loader: MicrobatchLoader, device: torch.device) -> list[DeviceMi
     return to_device(batch, device)
 
 
-def _introduce(config: RunConfig, trainer: Trainer, peak: Peak, say: Callable[..., None]) -> None:
+def _introduce(config: RunConfig, state: TrainState, peak: Peak, say: Callable[..., None]) -> None:
     """Print what runs, on what, and how it is counted."""
     parallel, train_config = config.parallel, config.train
-    counts = trainer.groups.all_gather_object(
-        sum(p.parameter.numel() for p in trainer.parameters if p.counts_in_norm)
+    counts = state.groups.all_gather_object(
+        sum(p.parameter.numel() for p in state.parameters if p.counts_in_norm)
     )
     for note in config.notes:
         say(note)
     say(
-        f"pipeline of {parallel.pipeline_size} on {trainer.groups.device.type} "
+        f"pipeline of {parallel.pipeline_size} on {state.groups.device.type} "
         f"({parallel.backend}), schedule {parallel.pipeline_schedule}, vocabulary "
         f"{parallel.vocab_parallel}, {train_config.num_microbatches} microbatches, "
         f"{str(train_config.dtype).removeprefix('torch.')}"

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from megatron.config.run_config import LogConfig
 from megatron.native.files import temporary_name
-from megatron.training.config import LogConfig
 
 PLANNED, TRACE = ".planned.json", ".trace.json"
 """Endings of what stands beside the file of ``--record-timeline``."""

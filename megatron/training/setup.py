@@ -9,6 +9,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
+from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.model.stage import WORD_EMBEDDINGS, RankModel, place
 from megatron.optimizer.adamw import MixedPrecisionAdamW
 from megatron.optimizer.main_gradients import MainGradients
@@ -17,13 +18,12 @@ from megatron.parallel.environment import set_nccl_environment
 from megatron.parallel.groups import PipelineGroups, make_groups, single_rank
 from megatron.runtime.pipeline import PipelineRank
 from megatron.schedules.plan import Plan
-from megatron.training.config import ParallelConfig, RunConfig
-from megatron.training.job import Job
-from megatron.training.run_plan import RunPlan, make_run_plan
+from megatron.training.planning.run_plan import RunPlan, make_run_plan
+from megatron.training.rendezvous import Rendezvous
 
 
 @dataclass(frozen=True)
-class Trainer:
+class TrainState:
     """Everything that one rank trains with.
 
     Attributes:
@@ -47,13 +47,13 @@ class Trainer:
 
 
 def connect(
-    config: ParallelConfig, job: Job, local_rank: int, plan: Plan, *, tied: bool
+    config: ParallelConfig, rendezvous: Rendezvous, local_rank: int, plan: Plan, *, tied: bool
 ) -> PipelineGroups:
     """Make the process groups; every rank calls it with the same plan (see ``check_agreement``).
 
     Args:
         config: the layout.
-        job: where the ranks have met.
+        rendezvous: where the ranks have met.
         local_rank: this rank's number on its machine, and that of its GPU.
         plan: tells which ranks hold the first and the last stage.
         tied: whether input and output layer are one matrix, of which two ranks hold copies unless
@@ -72,9 +72,9 @@ def connect(
         device_id = device if config.backend == "nccl" else None
         dist.init_process_group(
             config.backend,
-            store=dist.PrefixStore("groups", job.store),
-            rank=job.rank,
-            world_size=job.size,
+            store=dist.PrefixStore("groups", rendezvous.store),
+            rank=rendezvous.rank,
+            world_size=rendezvous.size,
             timeout=timeout,
             device_id=device_id,
         )
@@ -135,9 +135,9 @@ def make_pipeline(
     )
 
 
-def build_trainer(
+def build_train_state(
     config: RunConfig, groups: PipelineGroups, run_plan: RunPlan | None = None
-) -> Trainer:
+) -> TrainState:
     """Build this rank's model with its initial weights, and what trains it.
 
     Args:
@@ -158,7 +158,7 @@ def build_trainer(
         for name, parameter in model.global_parameters()
     )
     gradients = MainGradients([p.parameter for p in parameters])
-    return Trainer(
+    return TrainState(
         groups=groups,
         pipeline=make_pipeline(config, groups, run_plan, model),
         parameters=parameters,

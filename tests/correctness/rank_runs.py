@@ -12,12 +12,12 @@ import torch
 from reference.plain_gpt import Parameters
 from reference.plain_loss import Microbatch
 
+from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import PipelineGroups, make_groups
 from megatron.runtime.batch import to_device
-from megatron.training.config import RunConfig
 from megatron.training.loop import evaluate, train_step
-from megatron.training.setup import Trainer, build_trainer
-from megatron.training.update import Finished, make_update
+from megatron.training.setup import TrainState, build_train_state
+from megatron.training.step import Finished, make_train_step
 
 CPU = torch.device("cpu")
 VOCABULARY_MATRICES = ("embedding.word_embeddings.weight", "output_layer.weight")
@@ -96,23 +96,23 @@ def train_on_rank(
         evaluation_batches: for all evaluations together.
         evaluate_after: iterations that are followed by an evaluation.
     """
-    trainer = build_trainer(config, make_pipeline_groups())
-    run = RankRun(initial=pieces(trainer, parameter_values))
-    trainer.pipeline.train(to_device(batches[0], CPU), 0)
-    run.first_gradients = pieces(trainer, main_gradients)
-    trainer.gradients.zero()
+    state = build_train_state(config, make_pipeline_groups())
+    run = RankRun(initial=pieces(state, parameter_values))
+    state.pipeline.train(to_device(batches[0], CPU), 0)
+    run.first_gradients = pieces(state, main_gradients)
+    state.gradients.zero()
     loader, evaluation_loader = ListLoader(batches), ListLoader(evaluation_batches)
-    update = make_update(config, trainer)
+    update = make_train_step(config, state)
     for iteration in range(len(batches)):
-        run.note(train_step(config, trainer, update, loader, iteration))
+        run.note(train_step(config, state, update, loader, iteration))
         if iteration in evaluate_after:
             run.note(update.settle())
-            run.evaluations.append(evaluate(config, trainer, evaluation_loader))
+            run.evaluations.append(evaluate(config, state, evaluation_loader))
     run.note(update.settle())
-    run.final = pieces(trainer, parameter_values)
-    run.peak_in_flight = trainer.pipeline.store.peak_in_flight
-    run.left_in_store = len(trainer.pipeline.store)
-    trainer.pipeline.close()
+    run.final = pieces(state, parameter_values)
+    run.peak_in_flight = state.pipeline.store.peak_in_flight
+    run.left_in_store = len(state.pipeline.store)
+    state.pipeline.close()
     return run
 
 
@@ -120,29 +120,29 @@ def gradients_on_rank(
     rank: int, world_size: int, *, config: RunConfig, parameters: Parameters, batch: Batches
 ) -> tuple[float, Pieces]:
     """Loss and gradients of one batch for given parameters, in the precision of ``config``."""
-    trainer = build_trainer(config, make_pipeline_groups())
-    load(trainer, parameters)
-    loss = trainer.pipeline.train(to_device(batch, CPU, config.train.dtype), 0).double()
-    trainer.groups.all_reduce(loss)
-    trainer.pipeline.close()
-    return float(loss), pieces(trainer, main_gradients)
+    state = build_train_state(config, make_pipeline_groups())
+    load(state, parameters)
+    loss = state.pipeline.train(to_device(batch, CPU, config.train.dtype), 0).double()
+    state.groups.all_reduce(loss)
+    state.pipeline.close()
+    return float(loss), pieces(state, main_gradients)
 
 
-def load(trainer: Trainer, parameters: Parameters) -> None:
+def load(state: TrainState, parameters: Parameters) -> None:
     """Put whole parameters into what this rank holds; padding becomes zero."""
-    for name, parameter in trainer.pipeline.model.global_parameters():
+    for name, parameter in state.pipeline.model.global_parameters():
         whole = parameters[name]
         with torch.no_grad():
             if name in VOCABULARY_MATRICES:
-                first = first_row(trainer, name)
+                first = first_row(state, name)
                 whole = whole[first : first + len(parameter)]
                 parameter.zero_()
             parameter[: len(whole)].copy_(whole)
 
 
-def first_row(trainer: Trainer, name: str) -> int:
+def first_row(state: TrainState, name: str) -> int:
     """The vocabulary id of the first row of this rank's part of a matrix."""
-    model = trainer.pipeline.model
+    model = state.pipeline.model
     layer = model.input_layer if name == VOCABULARY_MATRICES[0] else model.output_layer
     layer = layer or model.output_layer  # the last rank's copy of a tied embedding
     return layer.shard.first_row if name in VOCABULARY_MATRICES else 0
@@ -156,11 +156,11 @@ def main_gradients(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.main_grad.clone()
 
 
-def pieces(trainer: Trainer, read: Callable[[torch.Tensor], torch.Tensor]) -> Pieces:
+def pieces(state: TrainState, read: Callable[[torch.Tensor], torch.Tensor]) -> Pieces:
     """What this rank holds of something that every parameter has."""
     return {
-        name: (first_row(trainer, name), read(parameter))
-        for name, parameter in trainer.pipeline.model.global_parameters()
+        name: (first_row(state, name), read(parameter))
+        for name, parameter in state.pipeline.model.global_parameters()
     }
 
 

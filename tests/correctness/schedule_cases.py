@@ -5,10 +5,10 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from correctness.job import Job, Layout
+from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 
-from megatron.training.run_plan import make_run_plan
+from megatron.training.planning.run_plan import make_run_plan
 
 SCHEDULES = (
     "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-auto", "zb-v", "v-half",

@@ -1,8 +1,8 @@
 """Dropout is drawn by layer and microbatch, so that no layout sees other random numbers."""
 
 import pytest
-from correctness.job import LAYOUTS, Job, Layout
 from correctness.rank_runs import train_on_rank
+from correctness.short_runs import LAYOUTS, Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 

@@ -1,8 +1,8 @@
 """Evaluation gives the plain GPT's loss in every layout and leaves training as it was."""
 
 import pytest
-from correctness.job import LAYOUTS, Job, Layout
 from correctness.rank_runs import RankRun, assemble, train_on_rank
+from correctness.short_runs import LAYOUTS, Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 from reference.plain_loss import loss_and_gradients

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from correctness.job import Job, Layout
 from correctness.rank_runs import assemble, gradients_on_rank
+from correctness.short_runs import Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions, random_parameters
 from reference.plain_loss import loss_and_gradients

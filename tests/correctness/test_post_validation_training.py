@@ -10,7 +10,6 @@ from functools import partial
 
 import pytest
 import torch
-from correctness.job import Job, Layout
 from correctness.rank_runs import (
     Batches,
     ListLoader,
@@ -19,13 +18,14 @@ from correctness.rank_runs import (
     parameter_values,
     pieces,
 )
+from correctness.short_runs import Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
-from megatron.training.config import RunConfig
+from megatron.config.run_config import RunConfig
 from megatron.training.loop import evaluate, train_step
-from megatron.training.setup import Trainer, build_trainer
-from megatron.training.update import Finished, make_update
+from megatron.training.setup import TrainState, build_train_state
+from megatron.training.step import Finished, make_train_step
 
 OPTIONS = GPTOptions(num_layers=6, vocab_size=37, tie_embeddings=False)
 JOB = Job(OPTIONS, microbatches=5, iterations=6, warmup=1, dropout=0.1)
@@ -71,37 +71,37 @@ def train_spiked(
     evaluation_batches: Batches = (),
     evaluate_after: tuple[int, ...] = (),
 ) -> SpikedRun:
-    trainer = build_trainer(config, make_pipeline_groups())
+    state = build_train_state(config, make_pipeline_groups())
     if rank == spike.rank:
-        blow_up(trainer, spike)
-    update, run = make_update(config, trainer), SpikedRun()
+        blow_up(state, spike)
+    update, run = make_train_step(config, state), SpikedRun()
     loader, evaluation_loader = ListLoader(batches), ListLoader(evaluation_batches)
     try:
         for iteration in range(len(batches)):
-            run.note(train_step(config, trainer, update, loader, iteration))
+            run.note(train_step(config, state, update, loader, iteration))
             if iteration in evaluate_after:
                 run.note(update.settle())
-                run.evaluations.append(evaluate(config, trainer, evaluation_loader))
+                run.evaluations.append(evaluate(config, state, evaluation_loader))
         run.note(update.settle())
     except FloatingPointError as error:
         run.error = str(error)
-    run.final = pieces(trainer, parameter_values)
-    run.left_in_store = len(trainer.pipeline.store)
-    trainer.pipeline.close()
+    run.final = pieces(state, parameter_values)
+    run.left_in_store = len(state.pipeline.store)
+    state.pipeline.close()
     return run
 
 
-def blow_up(trainer: Trainer, spike: Spike) -> None:
-    train = trainer.pipeline.train
+def blow_up(state: TrainState, spike: Spike) -> None:
+    train = state.pipeline.train
 
     def spiked(batch: list, iteration: int, *args: object, **kwargs: object) -> torch.Tensor | None:
         loss = train(batch, iteration, *args, **kwargs)
         if loss is not None and iteration in spike.iterations:
-            for entry in trainer.parameters:
+            for entry in state.parameters:
                 entry.parameter.main_grad.mul_(spike.factor)
         return loss
 
-    trainer.pipeline.train = spiked
+    state.pipeline.train = spiked
 
 
 def run_both(

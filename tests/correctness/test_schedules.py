@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from correctness.job import Job, Layout
 from correctness.rank_runs import RankRun, assemble, train_on_rank
 from correctness.schedule_cases import (
     ITERATIONS,
@@ -18,13 +17,14 @@ from correctness.schedule_cases import (
     layout,
     sparse_cover,
 )
+from correctness.short_runs import Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import Parameters
 from reference.plain_loss import loss_and_gradients
 from reference.plain_training import Training
 
-from megatron.schedules.memory import in_flight
-from megatron.training.run_plan import make_run_plan
+from megatron.schedules.held import in_flight
+from megatron.training.planning.run_plan import make_run_plan
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from correctness.job import LAYOUTS, Job, Layout
 from correctness.rank_runs import RankRun, assemble, train_on_rank
+from correctness.short_runs import LAYOUTS, Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_training import Training

@@ -21,7 +21,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-from harness.rank_worker import Job, serve
+from harness.rank_worker import PoolTask, serve
 
 
 class RankError(Exception):
@@ -143,9 +143,11 @@ class RankPool(AbstractContextManager["RankPool"]):
         store_path = str(Path(self._folder.name) / f"store-{next(self._calls)}")
         try:
             for rank, worker in enumerate(self._workers[:world_size]):
-                job = Job(rank, world_size, store_path, self._collective_timeout, sys_path, call)
+                task = PoolTask(
+                    rank, world_size, store_path, self._collective_timeout, sys_path, call
+                )
                 with suppress(BrokenPipeError):  # a dead worker: `_collect` says how it died
-                    worker.connection.send_bytes(pickle.dumps(job))
+                    worker.connection.send_bytes(pickle.dumps(task))
             return self._collect(world_size)
         except BaseException as error:
             if not isinstance(error, RankError):  # say, Ctrl-C: workers may be anywhere

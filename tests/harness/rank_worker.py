@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 
 @dataclass(frozen=True)
-class Job:
+class PoolTask:
     """One call, as one rank sees it.
 
     Attributes:
@@ -47,7 +47,7 @@ class Job:
 def serve(connection: Connection, stacks_path: str) -> None:
     """Answer jobs until the pool closes its end.
 
-    A job arrives as a pickled `Job`; the answer is the pickle of ``(None, result)`` or of
+    A job arrives as a pickled `PoolTask`; the answer is the pickle of ``(None, result)`` or of
     ``(seconds on the machine's monotonic clock when it raised, traceback text)``.
 
     Args:
@@ -67,7 +67,7 @@ def serve(connection: Connection, stacks_path: str) -> None:
             connection.send_bytes(_answer(job))
 
 
-def _answer(job: Job) -> bytes:
+def _answer(job: PoolTask) -> bytes:
     try:
         sys.path[:] = job.sys_path
         with _process_group(job):
@@ -76,7 +76,7 @@ def _answer(job: Job) -> bytes:
         return _failure()
 
 
-def _call(job: Job) -> bytes:
+def _call(job: PoolTask) -> bytes:
     # Plain pickle copies tensors by value. The pickler of multiprocessing, which torch extends,
     # would share their memory through file descriptors and tie a result to the worker's life.
     try:
@@ -98,7 +98,7 @@ def _failure() -> bytes:
 
 
 @contextmanager
-def _process_group(job: Job) -> Iterator[None]:
+def _process_group(job: PoolTask) -> Iterator[None]:
     timeout = timedelta(seconds=job.collective_timeout)
     store = dist.FileStore(job.store_path, job.world_size)
     try:

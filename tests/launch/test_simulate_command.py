@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan import Plan
-from megatron.schedules.registry import make_plan
 
 TOOL = Path(__file__).resolve().parents[2] / "tools/simulate.py"
 KEYS = [

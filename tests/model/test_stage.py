@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from correctness.job import LAYOUTS, Job, Layout
+from correctness.short_runs import LAYOUTS, Job, Layout
 from reference.plain_gpt import GPTOptions, parameter_shapes
 
 from megatron.model.stage import RankModel, place

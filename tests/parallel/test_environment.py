@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from correctness.job import Job as Run
-from correctness.job import Layout
+from correctness.short_runs import Layout
+from correctness.short_runs import Rendezvous as Run
 from reference.plain_gpt import GPTOptions
 
 import pretrain_gpt
 from megatron.parallel.environment import NCCL_ENVIRONMENT, set_nccl_environment
-from megatron.schedules.registry import make_plan
-from megatron.training.job import Job
+from megatron.schedules.make_plan import make_plan
+from megatron.training.rendezvous import Rendezvous
 from megatron.training.setup import connect
 
 
@@ -66,5 +66,5 @@ def test_whoever_connects_over_nccl_has_set_it(
     config = replace(config, device="cuda", backend=backend)
     plan = make_plan("1f1b", "vocab-2", 2, 2)
     with pytest.raises(GpuAskedForError):
-        connect(config, Job(dist.HashStore(), 0, 2), 0, plan, tied=True)
+        connect(config, Rendezvous(dist.HashStore(), 0, 2), 0, plan, tied=True)
     assert (os.environ.items() >= NCCL_ENVIRONMENT.items()) == (backend == "nccl")

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from correctness.job import Job, Layout
+from correctness.short_runs import Job, Layout
 from pretended_gpu.pool import GpuPool
 from pretended_gpu.rank import Findings, run_rank
 from reference.plain_gpt import GPTOptions
 
+from megatron.config.run_config import RunConfig
 from megatron.simulator.costs.gpus import GIB, gpu
-from megatron.training.config import RunConfig
-from megatron.training.dry_run import dry_run
+from megatron.training.planning.dry_run import dry_run
 
 RANKS = 8
 TREATMENTS = {"Baseline": "none", "Redis": "redis", "Vocab-1": "vocab-1", "Vocab-2": "vocab-2",

@@ -14,18 +14,18 @@ from pretended_gpu.gpu import DEVICE, PretendedGpu
 from pretended_gpu.nccl import PretendedNccl
 from pretended_gpu.order import Issued, Step
 
+from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch
 from megatron.parallel.groups import PipelineGroups
 from megatron.runtime.batch import DeviceMicrobatch, to_device
 from megatron.runtime.observer import NamedRanges
 from megatron.runtime.timeline import Recorder
 from megatron.simulator.simulate import Span
-from megatron.training.config import RunConfig
-from megatron.training.data import Data
 from megatron.training.loop import train
-from megatron.training.run_plan import make_run_plan
-from megatron.training.setup import Trainer, build_trainer, ends_with_copies
-from megatron.training.update import Iteration, make_update
+from megatron.training.open_data import Data
+from megatron.training.planning.run_plan import make_run_plan
+from megatron.training.setup import TrainState, build_train_state, ends_with_copies
+from megatron.training.step import Iteration, make_train_step
 
 
 @dataclass
@@ -78,12 +78,12 @@ def run_rank(
     gpu, found, config = PretendedGpu(number_of_others), Findings(), _on_cuda(config)
     with warnings.catch_warnings(), gpu:
         warnings.simplefilter("error")
-        trainer = build_trainer(config, _groups(gpu, config, rank))
-        _let_no_schedule_wait(gpu, trainer)
-        update = make_update(config, trainer)
+        state = build_train_state(config, _groups(gpu, config, rank))
+        _let_no_schedule_wait(gpu, state)
+        update = make_train_step(config, state)
         recorder = Recorder(rank, DEVICE)
-        restore = Mock(wraps=trainer.optimizer.restore)
-        trainer.optimizer.restore = restore
+        restore = Mock(wraps=state.optimizer.restore)
+        state.optimizer.restore = restore
         for number in range(iterations):
             last = observed and number == iterations - 1
             gpu.ranges.clear()
@@ -93,8 +93,8 @@ def run_rank(
         found.ranges, found.spans = list(gpu.ranges), recorder.spans()
         update.settle()
         if valid:
-            trainer.pipeline.evaluate(_batch(gpu, config))
-        trainer.pipeline.close()
+            state.pipeline.evaluate(_batch(gpu, config))
+        state.pipeline.close()
     found.restored = restore.call_count
     found.journal = gpu.streams.journal
     found.faults, found.peak = list(dict.fromkeys(gpu.faults)), gpu.memory.peak
@@ -113,9 +113,9 @@ def run_loop(config: RunConfig, rank: int) -> tuple[str, list[str]]:
     with ExitStack() as stack:
         for context in (*replaced, redirect_stdout(printed), gpu):
             stack.enter_context(context)
-        trainer = build_trainer(config, _groups(gpu, config, rank))
-        _let_no_schedule_wait(gpu, trainer)
-        train(config, trainer, Data(_Loader(config), _Loader(config)))
+        state = build_train_state(config, _groups(gpu, config, rank))
+        _let_no_schedule_wait(gpu, state)
+        train(config, state, Data(_Loader(config), _Loader(config)))
     return printed.getvalue(), gpu.faults
 
 
@@ -135,7 +135,7 @@ def _on_cuda(config: RunConfig) -> RunConfig:
     return replace(config, parallel=replace(config.parallel, device="cuda", backend="nccl"))
 
 
-def _let_no_schedule_wait(gpu: PretendedGpu, trainer: Trainer) -> None:
+def _let_no_schedule_wait(gpu: PretendedGpu, state: TrainState) -> None:
     """Make it a fault if the host waits for the device between the ends of a schedule."""
 
     def watched(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -145,7 +145,7 @@ def _let_no_schedule_wait(gpu: PretendedGpu, trainer: Trainer) -> None:
 
         return watching
 
-    pipeline = trainer.pipeline
+    pipeline = state.pipeline
     pipeline.train, pipeline.evaluate = watched(pipeline.train), watched(pipeline.evaluate)
 
 

@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from correctness.job import Job, Layout
+from correctness.short_runs import Job, Layout
 from pretended_gpu.deadlock import stuck
 from pretended_gpu.order import Issued
 from pretended_gpu.pool import GpuPool
@@ -14,12 +14,12 @@ from pretended_gpu.rank import Findings, run_rank
 from pretended_gpu.sound import assert_communications_fit, assert_sound, needs_cpu_build
 from reference.plain_gpt import GPTOptions
 
-from megatron.layers.vocabulary import ShardState
+from megatron.config.run_config import RunConfig
+from megatron.layers.vocabulary.output_s import ShardState
 from megatron.parallel import lanes
 from megatron.runtime import pipeline
 from megatron.runtime.stage_passes import StagePasses
 from megatron.schedules.lower import Start
-from megatron.training.config import RunConfig
 
 pytestmark = needs_cpu_build
 

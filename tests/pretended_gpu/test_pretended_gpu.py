@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from correctness.job import Job, Layout
 from correctness.schedule_cases import SCHEDULES, TREATMENTS, job, layout, sparse_cover
+from correctness.short_runs import Job, Layout
 from pretended_gpu.paper_memory import memory, paper_config
 from pretended_gpu.pool import GpuPool
 from pretended_gpu.rank import Findings, run_loop, run_rank
 from pretended_gpu.sound import assert_sound, needs_cpu_build, transfers
 from reference.plain_gpt import GPTOptions
 
+from megatron.config.run_config import RunConfig
 from megatron.schedules.check import expected_passes
-from megatron.training.config import RunConfig
-from megatron.training.run_plan import make_run_plan
+from megatron.training.planning.run_plan import make_run_plan
 
 ITERATIONS = 3
 EVALUATIONS = 1

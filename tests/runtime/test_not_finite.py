@@ -2,16 +2,16 @@
 
 import pytest
 import torch
-from correctness.job import Job, Layout
 from correctness.rank_runs import CPU, ListLoader, load, make_pipeline_groups
+from correctness.short_runs import Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions, random_parameters
 
+from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import single_rank
-from megatron.training.config import RunConfig
 from megatron.training.loop import train_step
-from megatron.training.setup import build_trainer
-from megatron.training.update import make_update
+from megatron.training.setup import build_train_state
+from megatron.training.step import make_train_step
 
 JOB = Job(
     GPTOptions(num_layers=2, vocab_size=8, tie_embeddings=False), microbatches=3, iterations=3
@@ -26,18 +26,18 @@ def train_with_a_flaw(
     Returns:
         Iterations that were trained, and the error's message.
     """
-    trainer = build_trainer(config, make_pipeline_groups())
-    load(trainer, random_parameters(JOB.options))
-    update, loader = make_update(config, trainer), ListLoader(batches)
+    state = build_train_state(config, make_pipeline_groups())
+    load(state, random_parameters(JOB.options))
+    update, loader = make_train_step(config, state), ListLoader(batches)
     try:
         for iteration in range(len(batches)):
             if iteration == 1 and rank == where:
-                spoil(dict(trainer.pipeline.model.global_parameters()), flaw)
-            train_step(config, trainer, update, loader, iteration)
+                spoil(dict(state.pipeline.model.global_parameters()), flaw)
+            train_step(config, state, update, loader, iteration)
     except FloatingPointError as error:
         return iteration, str(error)
     finally:
-        trainer.pipeline.close()
+        state.pipeline.close()
     return len(batches), ""
 
 
@@ -83,9 +83,9 @@ def test_error_names_iteration_and_rank_everywhere(
 
 def test_a_single_rank_finds_it_too() -> None:
     config = JOB.config(Layout(1, "none"))
-    trainer = build_trainer(config, single_rank(CPU))
-    update, loader = make_update(config, trainer), ListLoader(JOB.batches())
-    train_step(config, trainer, update, loader, 0)
-    spoil(dict(trainer.pipeline.model.global_parameters()), "output_layer.weight=nan")
+    state = build_train_state(config, single_rank(CPU))
+    update, loader = make_train_step(config, state), ListLoader(JOB.batches())
+    train_step(config, state, update, loader, 0)
+    spoil(dict(state.pipeline.model.global_parameters()), "output_layer.weight=nan")
     with pytest.raises(FloatingPointError, match="iteration 2: lm loss is nan: rank 0 saw it"):
-        train_step(config, trainer, update, loader, 1)
+        train_step(config, state, update, loader, 1)

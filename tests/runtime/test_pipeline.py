@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from correctness.job import LAYOUTS, Job, Layout
 from correctness.rank_runs import CPU, make_pipeline_groups
+from correctness.short_runs import LAYOUTS, Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
+from megatron.config.run_config import RunConfig
 from megatron.runtime.batch import to_device
 from megatron.runtime.timeline import Recorder
 from megatron.schedules.check import expected_passes
-from megatron.schedules.memory import in_flight
+from megatron.schedules.held import in_flight
 from megatron.schedules.plan import Plan
 from megatron.simulator.simulate import Timeline
 from megatron.simulator.timeline_file import load_timeline, save_timeline
-from megatron.training.config import RunConfig
-from megatron.training.setup import build_trainer
+from megatron.training.setup import build_train_state
 
 OPTIONS = GPTOptions(num_layers=4, vocab_size=61)
 JOB = Job(OPTIONS, microbatches=9, iterations=2)
@@ -45,17 +45,17 @@ class Observed:
 
 
 def run_recorded(rank: int, world_size: int, *, config: RunConfig, batches: list) -> Observed:
-    trainer = build_trainer(config, make_pipeline_groups())
-    pipeline = trainer.pipeline
+    state = build_train_state(config, make_pipeline_groups())
+    pipeline = state.pipeline
     recorder = Recorder(rank, CPU)
     first = pipeline.train(to_device(batches[0], CPU), 0)
-    trainer.groups.barrier()
+    state.groups.barrier()
     recorder.begin()
     second = pipeline.train(to_device(batches[1], CPU), 1, recorder)
     timeline = pipeline.timeline(recorder)
     pipeline.close()
     peak, left = pipeline.store.peak_in_flight, len(pipeline.store)
-    return Observed(trainer.plan, peak, left, timeline, (float(first), float(second)))
+    return Observed(state.plan, peak, left, timeline, (float(first), float(second)))
 
 
 @pytest.fixture(scope="module", params=LAYOUTS, ids=str)

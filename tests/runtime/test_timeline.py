@@ -6,11 +6,12 @@ from dataclasses import astuple, dataclass
 
 import pytest
 import torch
-from correctness.job import Job, Layout
 from correctness.rank_runs import CPU, make_pipeline_groups
+from correctness.short_runs import Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
+from megatron.config.run_config import RunConfig
 from megatron.runtime.batch import to_device
 from megatron.runtime.clocks import Offset, clock_offset, common_start
 from megatron.runtime.observer import NamedRanges
@@ -20,8 +21,7 @@ from megatron.schedules.needs import Comm
 from megatron.schedules.passes import Pass
 from megatron.simulator.compare import bubble
 from megatron.simulator.simulate import Span, Timeline
-from megatron.training.config import RunConfig
-from megatron.training.setup import build_trainer
+from megatron.training.setup import build_train_state
 
 AHEAD = 1000.0
 """Seconds by which the clock of each rank is ahead of the one before."""
@@ -101,13 +101,13 @@ class Recorded:
 
 
 def record(rank: int, world_size: int, *, config: RunConfig, batch: list) -> Recorded:
-    trainer = build_trainer(config, make_pipeline_groups())
+    state = build_train_state(config, make_pipeline_groups())
     recorder = Recorder(rank, CPU)
-    recorder.begin(common_start(trainer.groups)[0])
-    trainer.pipeline.train(to_device(batch, CPU), 0, recorder)
-    timeline = trainer.pipeline.timeline(recorder)
-    trainer.pipeline.close()
-    return Recorded(trainer.pipeline.train_program, timeline)
+    recorder.begin(common_start(state.groups)[0])
+    state.pipeline.train(to_device(batch, CPU), 0, recorder)
+    timeline = state.pipeline.timeline(recorder)
+    state.pipeline.close()
+    return Recorded(state.pipeline.train_program, timeline)
 
 
 @pytest.mark.parametrize("layout", [Layout(2, "none"), Layout(3, "vocab-2", "zb-h1")], ids=str)

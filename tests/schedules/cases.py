@@ -13,15 +13,15 @@ import pytest
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from megatron.schedules import tighten
-from megatron.schedules.block import Block, Slot, unroll
+from megatron.schedules.blocks.block import Block, Slot, unroll
+from megatron.schedules.blocks.with_vocabulary import with_vocabulary
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.costs import UNIT_COSTS, Costs
+from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import COMM_KINDS
 from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS, PassKind
 from megatron.schedules.plan import Plan
-from megatron.schedules.registry import make_plan
-from megatron.schedules.vocabulary import with_vocabulary
+from megatron.schedules.search import shorten
 
 BARRIERS: Final = {
     "none": 0, "redis": 0, "naive": 3, "vocab-1": 2, "vocab-2": 1, "interlaced": 2
@@ -80,9 +80,9 @@ class Case(NamedTuple):
 
 @contextmanager
 def few_trials() -> Iterator[None]:
-    """Let ``tighten`` give up early: what holds for every trial needs no long search."""
+    """Let ``shorten`` give up early: what holds for every trial needs no long search."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tighten, "PATIENCE", 4)
+        patch.setattr(shorten, "PATIENCE", 4)
         yield
 
 
@@ -98,7 +98,7 @@ def _plan(case: Case) -> Plan:
             case.costs,
             chunks=case.chunks if free_chunks else None,
             memory_limit=case.memory_limit,
-            tightened=case.seed is not None,
+            shortened=case.seed is not None,
         )
 
 
@@ -108,7 +108,7 @@ def cases(
     schedules: Sequence[str] = NAMES,
     vocabulary: st.SearchStrategy[str] = vocabularies,
     passes: int = 400,
-    tightened: bool = False,
+    shortened: bool = False,
 ) -> Case:
     """Draw a plan of 1 to 32 ranks, mostly few, and of up to four microbatches a rank.
 
@@ -117,17 +117,17 @@ def cases(
         schedules: names to draw from.
         vocabulary: treatments to draw from.
         passes: bound of ranks x microbatches x chunks, which is what a plan costs.
-        tightened: draw costs too, and have the plan tightened by them.
+        shortened: draw costs too, and have the plan shortened by them.
     """
     schedule = draw(st.sampled_from(schedules))
     known = SCHEDULES[schedule].chunks if schedule in SCHEDULES else 1
     chunks = draw(st.integers(2, 4)) if known is None else known
-    if schedule == "zb-auto" and not tightened:  # it has no plan without a search
-        tightened, passes = True, min(passes, 40)
+    if schedule == "zb-auto" and not shortened:  # it has no plan without a search
+        shortened, passes = True, min(passes, 40)
     ranks = draw(st.integers(1, 7) | st.integers(8, 32))
     ranks = min(ranks, passes // chunks)
     microbatches = draw(st.integers(1, max(1, min(4 * ranks, passes // (chunks * ranks)))))
-    seed = draw(seeds) if tightened else None
+    seed = draw(seeds) if shortened else None
     return Case(schedule, draw(vocabulary), ranks, microbatches, chunks, seed)
 
 

@@ -13,9 +13,9 @@ from schedules.cases import few_trials
 
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.costs import Costs
+from megatron.schedules.held import in_flight
 from megatron.schedules.lower import lower
-from megatron.schedules.memory import in_flight
-from megatron.schedules.registry import make_plan
+from megatron.schedules.make_plan import make_plan
 from megatron.simulator.simulate import simulate
 
 RANKS: Final = 8

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from schedules.cases import BARRIERS, Case, cases
 
 from megatron.schedules.check import check, grid
-from megatron.schedules.memory import Held, in_flight, peak_held
+from megatron.schedules.held import Held, in_flight, peak_held
 from megatron.schedules.plan import Plan, evaluation_plan
 
 TEXT = """\

@@ -5,9 +5,9 @@ from math import inf, nan
 import pytest
 
 from megatron.schedules.costs import Costs, Time
+from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import Comm
 from megatron.schedules.passes import Pass
-from megatron.schedules.registry import make_plan
 
 WHOLE = make_plan("interleaved", "none", 2, 2, chunks=2)
 SPLIT = make_plan("zb-v", "none", 2, 2)

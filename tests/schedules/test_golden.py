@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from schedules import by_hand
 
 from megatron.schedules.catalogue import SCHEDULES
+from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan import Plan
-from megatron.schedules.registry import make_plan
 
 GOLDEN = Path(__file__).parent / "golden"
 FILES = sorted(path.name for path in GOLDEN.iterdir())
@@ -24,13 +24,13 @@ def rows(plan: Plan) -> list[list[str]]:
 
 
 def in_block_order(schedule: str, p: int, m: int, chunks: int | None = None) -> Plan:
-    return make_plan(schedule, "none", p, m, chunks=chunks, tightened=False)
+    return make_plan(schedule, "none", p, m, chunks=chunks, shortened=False)
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_plan_of_four_ranks_and_eight_microbatches(name: str) -> None:
     schedule, vocabulary, *_ = name.split("_")
-    plan = make_plan(schedule, vocabulary, 4, 8, tightened=False)
+    plan = make_plan(schedule, vocabulary, 4, 8, shortened=False)
     assert plan.to_text() == (GOLDEN / name).read_text()
 
 

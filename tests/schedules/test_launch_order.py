@@ -14,9 +14,9 @@ from schedules.cases import random_costs, seeds
 from schedules.test_lower import plans
 
 from megatron.schedules.lower import Program, Run, Start, Wait, lower
+from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import Comm, participants
 from megatron.schedules.plan import Plan
-from megatron.schedules.registry import make_plan
 
 
 class Gpu:

@@ -39,10 +39,10 @@ def of_case(case: Case, evaluate: bool) -> Plan:
 
 
 def some_cases(*treatments: str) -> st.SearchStrategy[Case]:
-    """Draw large plans in the order of their block, and small ones that costs have tightened."""
+    """Draw large plans in the order of their block, and small ones that costs have shortened."""
     vocabulary = st.sampled_from(treatments)
     return cases(vocabulary=vocabulary, passes=100) | cases(
-        vocabulary=vocabulary, passes=20, tightened=True
+        vocabulary=vocabulary, passes=20, shortened=True
     )
 
 
@@ -244,7 +244,7 @@ def test_every_process_lowers_to_the_same_program() -> None:
     """Every rank plans and lowers on its own: nothing may hang on the order of a set."""
     code = (
         "from megatron.schedules.lower import lower\n"
-        "from megatron.schedules.registry import make_plan\n"
+        "from megatron.schedules.make_plan import make_plan\n"
         "for vocabulary in ('none', 'vocab-1', 'vocab-2', 'naive', 'interlaced'):\n"
         "    for schedule in ('1f1b', 'zb-1p'):\n"
         "        print(lower(make_plan(schedule, vocabulary, 3, 3)))\n"
@@ -258,7 +258,7 @@ def test_every_process_lowers_to_the_same_program() -> None:
 
 @settings(max_examples=60)
 @given(
-    cases(passes=30, tightened=True),
+    cases(passes=30, shortened=True),
     st.sets(st.sampled_from(PASS_KINDS)),
     st.sampled_from([1, 1e9]),
 )

@@ -13,10 +13,10 @@ from schedules.cases import few_trials
 
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.costs import UNIT_COSTS, Costs
-from megatron.schedules.memory import in_flight
+from megatron.schedules.held import in_flight
+from megatron.schedules.make_plan import make_plan, plan_for, stages_of
 from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan, evaluation_plan
-from megatron.schedules.registry import make_plan, plan_for, stages_of
 from megatron.schedules.request import Request
 
 
@@ -24,8 +24,8 @@ from megatron.schedules.request import Request
 @pytest.mark.parametrize("vocabulary", ["none", "vocab-2", "interlaced"])
 def test_a_backward_is_split_on_demand(schedule: str, vocabulary: str) -> None:
     """F and B stay in the order in which they were, and W comes somewhere after its B."""
-    whole = make_plan(schedule, vocabulary, 3, 6, tightened=False)
-    split = make_plan(schedule, vocabulary, 3, 6, tightened=False, split_backward=True)
+    whole = make_plan(schedule, vocabulary, 3, 6, shortened=False)
+    split = make_plan(schedule, vocabulary, 3, 6, shortened=False, split_backward=True)
     assert not whole.split_backward
     assert split.split_backward
     for before, after in zip(whole.rows, split.rows, strict=True):
@@ -130,7 +130,7 @@ def test_what_is_no_plan_is_refused(changes: dict[str, Any], message: str) -> No
 @pytest.mark.parametrize(
     ("schedule", "option"),
     [
-        *product(("zb-auto", "optimal", "auto", "file"), ("chunks=2", "tightened=False")),
+        *product(("zb-auto", "optimal", "auto", "file"), ("chunks=2", "shortened=False")),
         ("file", "split_backward=True"),
     ],
 )

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from schedules import by_hand
 from schedules.cases import BARRIERS, Case, blocks, cases, random_costs, seeds
 
-from megatron.schedules.block import Block, unroll
+from megatron.schedules.blocks.block import Block, unroll
 from megatron.schedules.check import check
 from megatron.schedules.plan import Plan, evaluation_plan
 

@@ -14,10 +14,10 @@ from schedules.cases import BARRIERS, NAMES, Case, cases, random_costs, seeds, w
 
 from megatron.schedules.catalogue import SCHEDULES, TRAITS
 from megatron.schedules.check import check
+from megatron.schedules.held import in_flight
 from megatron.schedules.lower import lower
-from megatron.schedules.memory import in_flight
+from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan import Plan
-from megatron.schedules.registry import make_plan
 from megatron.simulator.simulate import Span, simulate
 
 treatments = st.sampled_from([*BARRIERS])
@@ -106,7 +106,7 @@ def test_in_the_order_of_the_block(schedule: str, data: st.DataObject, seed: int
 @settings(max_examples=10)
 @given(data=st.data(), seed=seeds)
 def test_tightened_by_unequal_costs(schedule: str, data: st.DataObject, seed: int) -> None:
-    assert_sound(data.draw(cases([schedule], treatments, passes=32, tightened=True)), seed)
+    assert_sound(data.draw(cases([schedule], treatments, passes=32, shortened=True)), seed)
 
 
 @pytest.mark.full
@@ -126,12 +126,12 @@ def test_large_ones_in_the_order_of_the_block(
 def test_large_ones_tightened_by_unequal_costs(
     schedule: str, data: st.DataObject, seed: int
 ) -> None:
-    assert_sound(data.draw(cases([schedule], treatments, passes=512, tightened=True)), seed)
+    assert_sound(data.draw(cases([schedule], treatments, passes=512, shortened=True)), seed)
 
 
 def block_peak(schedule: str, vocabulary: str, ranks: int, chunks: int | None = None) -> float:
     """Return the most that a rank holds with as many microbatches as fill the pipeline."""
-    plan = make_plan(schedule, vocabulary, ranks, 4 * ranks, chunks=chunks, tightened=False)
+    plan = make_plan(schedule, vocabulary, ranks, 4 * ranks, chunks=chunks, shortened=False)
     return max(in_flight(plan))
 
 
@@ -159,8 +159,8 @@ def test_what_interleaved_holds_is_what_megatrons_does(p: int, v: int) -> None:
     st.integers(1, 12),
 )
 def test_each_barrier_holds_one_microbatch_more(schedule: str, vocabulary: str, p: int) -> None:
-    without = make_plan(schedule, "none", p, 4 * p + 3, tightened=False)
-    held = in_flight(make_plan(schedule, vocabulary, p, 4 * p + 3, tightened=False))
+    without = make_plan(schedule, "none", p, 4 * p + 3, shortened=False)
+    held = in_flight(make_plan(schedule, vocabulary, p, 4 * p + 3, shortened=False))
     assert held == [most + BARRIERS[vocabulary] for most in in_flight(without)]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import lower
-from megatron.schedules.registry import make_plan
+from megatron.schedules.make_plan import make_plan
 from megatron.simulator.simulate import simulate
 
 DATA: Final = Path(__file__).resolve().parents[2] / "docs/reference"
@@ -67,7 +67,7 @@ def chunks_of(row: Row, name: str) -> int:
 
 
 @cache
-def bubble(row_name: str, name: str, tightened: bool = True) -> float:
+def bubble(row_name: str, name: str, shortened: bool = True) -> float:
     """Return what is simulated for a row."""
     row = ROWS[row_name]
     chunks = chunks_of(row, name)
@@ -81,7 +81,7 @@ def bubble(row_name: str, name: str, tightened: bool = True) -> float:
         row.microbatches,
         costs,
         chunks=chunks if name == "1F1B-I" else None,
-        tightened=tightened,
+        shortened=shortened,
     )
     return simulate(lower(plan, costs), costs).bubble_rate()
 
@@ -139,5 +139,5 @@ def test_1f1b_i_is_published_with_one_round_of_messages_less(
     """
     ranks, hop = ROWS[row].ranks, ROWS[row].p2p
     work = ROWS[row].microbatches * sum(ROWS[row].times)
-    span = work / (1 - bubble(row, schedule, tightened=False))
+    span = work / (1 - bubble(row, schedule, shortened=False))
     assert 1 - work / (span - ranks * hop) == pytest.approx(published, abs=0.0002)

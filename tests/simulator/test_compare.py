@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import lower
+from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import COMM_KINDS
-from megatron.schedules.registry import make_plan
 from megatron.simulator.compare import Bubble, Pair, bubble, compare, overlap
 from megatron.simulator.simulate import Span, Timeline, simulate
 

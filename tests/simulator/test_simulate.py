@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.lower import Instruction, Program, Run, Start, Wait, lower
+from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import COMM_KINDS, Comm, CommKind
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
-from megatron.schedules.registry import make_plan
 from megatron.simulator.simulate import Span, Timeline, simulate
 
 F0, F1, F2 = (Run(Pass("F", i)) for i in range(3))
@@ -126,7 +126,7 @@ def test_nothing_overlaps_that_cannot(
     schedule: str, vocabulary: str, ranks: int, microbatches: int, times: list[int]
 ) -> None:
     """A rank runs one pass at a time, a link and the collectives carry one message at a time."""
-    program = lower(make_plan(schedule, vocabulary, ranks, microbatches, tightened=False))
+    program = lower(make_plan(schedule, vocabulary, ranks, microbatches, shortened=False))
     costs = Costs(UNIT_COSTS.passes, dict(zip(COMM_KINDS, map(float, times), strict=True)))
     timeline = simulate(program, costs)
     lanes: dict[tuple[int, str], list[tuple[float, float]]] = {}
@@ -150,7 +150,7 @@ def test_nothing_overlaps_that_cannot(
 def test_slower_communication_never_ends_sooner(
     schedule: str, vocabulary: str, ranks: int, microbatches: int, kind: CommKind
 ) -> None:
-    program = lower(make_plan(schedule, vocabulary, ranks, microbatches, tightened=False))
+    program = lower(make_plan(schedule, vocabulary, ranks, microbatches, shortened=False))
     ends = [
         simulate(program, Costs(UNIT_COSTS.passes, {kind: time})).end
         for time in (0.0, 0.5, 1.0, 4.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from megatron.schedules.lower import lower
-from megatron.schedules.registry import make_plan
+from megatron.schedules.make_plan import make_plan
 from megatron.simulator.simulate import simulate
 from megatron.simulator.timeline_file import load_timeline, save_timeline
 

@@ -1,16 +1,12 @@
 """Measurements run with the allocator that the launcher would choose."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-
 from launch.made_up_machine import ALLOCATOR, Machine
 
-from benchmark_allocator import allocator, allocator_name
+from tools.benchmarking.allocator import allocator, allocator_name
 
 KEPT = "dirty_decay_ms:-1,muzzy_decay_ms:-1"
 

@@ -1,18 +1,14 @@
 """What the benchmark compares with trains the same model: same loss, same gradients."""
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-
-from benchmark_case import Case
 from megatron.parallel.groups import single_rank
 from megatron.runtime.batch import to_device
-from megatron.training.setup import build_trainer
+from megatron.training.setup import build_train_state
+from tools.benchmarking.case import BenchmarkCase
 
 if TYPE_CHECKING:
     from harness.rank_pool import RankPool
@@ -20,23 +16,23 @@ if TYPE_CHECKING:
 Gradients = dict[str, torch.Tensor]
 
 
-def case(schedule: str, ranks: int, treatment: str = "none") -> Case:
-    return Case(96, schedule, treatment, ranks, 5, 32, 4, 4, 16, "float32", "cpu")
+def case(schedule: str, ranks: int, treatment: str = "none") -> BenchmarkCase:
+    return BenchmarkCase(96, schedule, treatment, ranks, 5, 32, 4, 4, 16, "float32", "cpu")
 
 
 def ours() -> tuple[float, Gradients]:
     """Loss and gradients of one iteration in this framework, on one rank."""
     own = case("1f1b", ranks=1)
     groups = single_rank(torch.device("cpu"))
-    trainer = build_trainer(own.run_config(), groups)
-    loss = trainer.pipeline.train(to_device(own.batch(), groups.device), iteration=0)
+    state = build_train_state(own.run_config(), groups)
+    loss = state.pipeline.train(to_device(own.batch(), groups.device), iteration=0)
     assert loss is not None
-    return float(loss), {p.name: p.parameter.main_grad for p in trainer.parameters}
+    return float(loss), {p.name: p.parameter.main_grad for p in state.parameters}
 
 
 def of_rank(rank: int, world_size: int, schedule: str) -> tuple[float, Gradients]:
     """The same from one rank of a reference."""
-    from benchmark_references import MAKE
+    from tools.benchmarking.references import MAKE
 
     own = case(schedule, world_size)
     reference = MAKE[schedule](own, torch.device("cpu"))

@@ -1,25 +1,22 @@
 """The benchmark's report: ratios from known runs, and what can be run at all."""
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-
-import benchmark
-from benchmark_case import Case
-from benchmark_report import Report, best_of_each, table, write_report
-from benchmark_summary import Rates, Row, rates_of, summarise
-from megatron.schedules.memory import in_flight
-from megatron.training.run_plan import make_run_plan
+from megatron.schedules.held import in_flight
+from megatron.training.planning.run_plan import make_run_plan
+from tools import benchmark
+from tools.benchmarking.case import BenchmarkCase
+from tools.benchmarking.report import Report, best_of_each, table, write_report
+from tools.benchmarking.summary import Rates, Row, rates_of, summarise
 
 
-def case(schedule: str, treatment: str) -> Case:
-    return Case(64000, schedule, treatment, 2, 4, 64, 4, 4, 32, "bfloat16", "cpu")
+def case(schedule: str, treatment: str) -> BenchmarkCase:
+    return BenchmarkCase(64000, schedule, treatment, 2, 4, 64, 4, 4, 32, "bfloat16", "cpu")
 
 
 BASE = case("1f1b", "none")

@@ -7,7 +7,7 @@ import pytest
 
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.lower import lower
-from megatron.schedules.registry import make_plan
+from megatron.schedules.make_plan import make_plan
 from megatron.simulator.compare import compare
 from megatron.simulator.simulate import Timeline, simulate
 from megatron.simulator.timeline_file import save_timeline

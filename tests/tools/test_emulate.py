@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from simulator.synthetic_runs import as_csv, run
 
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import lower
-from megatron.schedules.registry import make_plan
-from megatron.simulator.cost_file import save_costs
-from megatron.simulator.costs.measured import read_measured
-from tools.emulated_cases import EmulatedCase, measured_cases, parse_rows
-from tools.emulated_cluster import Cluster, ClusterError
-from tools.emulated_rank import Job
-from tools.measured_runs import MICROBATCHES, on_ranks
+from megatron.schedules.make_plan import make_plan
+from megatron.simulator.costs.cost_file import save_costs
+from tools.emulation.cases import EmulatedCase, measured_cases, parse_rows
+from tools.emulation.cluster import Cluster, ClusterError
+from tools.emulation.rank import EmulatedJob
+from tools.predictions.measured import read_measured
+from tools.predictions.measured_runs import MICROBATCHES, on_ranks
+from tools.synthetic_runs import as_csv, run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -144,11 +144,11 @@ def test_a_unit_takes_time(unit: str, tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def job_of(seconds: float) -> Job:
+def job_of(seconds: float) -> EmulatedJob:
     plan = make_plan("1f1b", "none", 2, 2)
     costs = Costs({"F": seconds, "B": seconds})
     case = EmulatedCase("", lower(plan, costs), costs, unit=1.0)
-    return Job(case.program, case.costs, case.unit, iterations=1)
+    return EmulatedJob(case.program, case.costs, case.unit, iterations=1)
 
 
 def test_a_rank_that_dies_takes_the_cluster_with_it() -> None:
@@ -162,7 +162,7 @@ def test_a_rank_that_dies_takes_the_cluster_with_it() -> None:
 
 def test_a_rank_that_raises_is_reported() -> None:
     job = job_of(0.001)
-    bad = Job(job.program, Costs({"F": 1.0}), 1e-3, iterations=1)
+    bad = EmulatedJob(job.program, Costs({"F": 1.0}), 1e-3, iterations=1)
     with Cluster(2) as cluster, pytest.raises(ClusterError, match="no cost is given for B"):
         cluster.run(bad, 0.1)
 

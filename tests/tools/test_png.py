@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from megatron.simulator.palette import COLOURS
-from megatron.simulator.picture import Box, Panel, Picture, lay_out
+from megatron.simulator.draw.palette import COLOURS
+from megatron.simulator.draw.picture import Box, Panel, Picture, lay_out
 from megatron.simulator.simulate import Span, Timeline
-from tools.png import SHARPNESS, paint_png
+from tools.pictures.png import SHARPNESS, paint_png
 
 TIMELINE = Timeline(
     1, (Span(0, "compute", "F0", "F", 0, 0, 0, 1), Span(0, "comm", "X", "X", 0, 0, 1, 2))

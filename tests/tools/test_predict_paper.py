@@ -1,14 +1,11 @@
 """tools/predict_paper.py: cells read, predicted and compared; errors named with their place."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-
-import predict_paper
-from simulator.synthetic_runs import VOCABULARIES, as_csv, run
+import tools.predict_paper as predict_paper
+from tools.synthetic_runs import VOCABULARIES, as_csv, run
 
 FIGURES = [
     f"{figure}_{size}" for figure in ("mfu", "peak_gb") for size in predict_paper.VOCABULARIES
@@ -59,7 +56,7 @@ def test_auto_is_at_least_as_fast_and_fits(
     monkeypatch.setattr(predict_paper, "MICROBATCHES", 4)
     monkeypatch.setattr(predict_paper, "SCHEDULES", ["1f1b", "zb-h1", "v-half"])
     found = predict_paper.fastest(cell, few, limit_gib=30)
-    paper = cell.job("1f1b", "vocab-2", devices, tightened=True).predict()
+    paper = cell.job("1f1b", "vocab-2", devices, shortened=True).predict()
     assert found is not None
     assert found.seconds <= paper.seconds
     assert max(found.peak_bytes) <= 30 * predict_paper.GIBIBYTE

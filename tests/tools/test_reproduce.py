@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from simulator.synthetic_runs import as_csv, run
+
+from tools.synthetic_runs import as_csv, run
 
 ROOT = Path(__file__).resolve().parents[2]
 MEASURED_RUNS = ROOT / "docs/reference/a100_8gpu_seq2048.csv"

@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch.distributed as dist
-from correctness.job import Job as TrainingJob
-from correctness.job import Layout
+from correctness.short_runs import Job as TrainingJob
+from correctness.short_runs import Layout
 from numpy.typing import NDArray
 from reference.plain_gpt import GPTOptions
 
+from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import MicrobatchLoader
 from megatron.schedules.costs import Costs
 from megatron.training.agreement import (
@@ -20,10 +21,9 @@ from megatron.training.agreement import (
     disagreement,
     run_digests,
 )
-from megatron.training.config import RunConfig
-from megatron.training.data import Data
-from megatron.training.job import Job, UserError
-from megatron.training.run_plan import make_run_plan
+from megatron.training.open_data import Data
+from megatron.training.planning.run_plan import make_run_plan
+from megatron.training.rendezvous import Rendezvous, UserError
 
 CONFIG = TrainingJob(GPTOptions(num_layers=4, vocab_size=61), microbatches=6).config(
     Layout(2, "vocab-1")
@@ -176,7 +176,7 @@ def test_every_rank_comes_to_the_same_verdict(odd: int | None) -> None:
     def verdict(rank: int) -> str:
         own = {"train.seed": "other" if rank == odd else "same"}
         try:
-            check_agreement(Job(store, rank, 3), own)
+            check_agreement(Rendezvous(store, rank, 3), own)
         except UserError as error:
             return str(error)
         return "agreed"
@@ -189,7 +189,7 @@ def test_every_rank_comes_to_the_same_verdict(odd: int | None) -> None:
 
 def test_one_rank_tells_why_the_job_ends(capfd: pytest.CaptureFixture[str]) -> None:
     store = dist.HashStore()
-    jobs = [Job(store, rank, 3) for rank in range(3)]
+    jobs = [Rendezvous(store, rank, 3) for rank in range(3)]
     assert not any(job.is_told for job in jobs)
     with ThreadPoolExecutor(3) as threads:
         list(threads.map(lambda job: job.tell("error: the same"), jobs))

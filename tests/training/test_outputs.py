@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.training.config import LogConfig
+from megatron.config.run_config import LogConfig
 from megatron.training.outputs import check_outputs
 
 FLAGS = {

@@ -1,0 +1,1 @@
+"""The command line: one declaration per flag, and the frozen configurations that flags become."""

@@ -1,0 +1,100 @@
+"""The command line, read once: words to flags to checks to one frozen ``RunConfig``."""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import tyro
+
+from megatron.config.flags import Flags
+from megatron.config.other_flags import settle_other_flags
+from megatron.config.resolve import resolve
+from megatron.config.run_config import RunConfig
+from megatron.config.validate import check_flags
+
+T = TypeVar("T")
+
+# How long a rank other than 0 keeps silent about a bad command line. Rank 0 says it and ends the
+# job at once; only what rank 0 does not see (a file missing on one machine) is left to say.
+SILENT_SECONDS = 5.0
+
+
+def parse(argv: Sequence[str], world_size: int, speak: bool = True) -> RunConfig:
+    """Read a command line.
+
+    Args:
+        argv: its words, without the program.
+        world_size: ranks of the job.
+        speak: whether help and syntax errors are printed.
+
+    Returns:
+        The configuration of the run.
+
+    Raises:
+        ValueError: a value is missing, wrong or not built; names flag, value and way out.
+        FileNotFoundError: a data file is missing.
+        SystemExit: with 0 after ``--help``, with 2 after a syntax error such as an unknown flag.
+    """
+    words, notes = settle_other_flags(argv)
+    flags = tyro.cli(
+        Flags,
+        prog="pretrain_gpt.py",
+        args=words,
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+        console_outputs=speak,
+    )
+    check_flags(flags, world_size)
+    return resolve(flags, notes)
+
+
+def parse_or_exit(
+    argv: Sequence[str], rank: int, world_size: int, silent_seconds: float = SILENT_SECONDS
+) -> RunConfig:
+    """Read a command line for one rank of a job; a fault ends the process without a traceback.
+
+    Args:
+        argv: the words, without the program.
+        rank: this rank. Rank 0 reports a fault; the others wait for it to end the job, so that
+            the launcher does not end rank 0 before it has spoken.
+        world_size: ranks of the job.
+        silent_seconds: how long the others wait before they report a fault of their own.
+
+    Returns:
+        The configuration of the run.
+
+    Raises:
+        SystemExit: with 2 after a fault, with 0 after ``--help``.
+    """
+
+    def read() -> RunConfig:
+        try:
+            return parse(argv, world_size, speak=rank == 0)
+        except SystemExit as end:
+            if rank == 0 or end.code == 0:
+                raise
+            raise ValueError("the command line cannot be parsed") from end
+
+    return or_exit(read, rank, silent_seconds)
+
+
+def or_exit(work: Callable[[], T], rank: int, silent_seconds: float = SILENT_SECONDS) -> T:
+    """Return what ``work`` returns; end the process without a traceback if the user must mend it.
+
+    Args:
+        work: what every rank does alike, alone, before any process group exists.
+        rank: this rank; see ``parse_or_exit``.
+        silent_seconds: how long ranks other than 0 wait before they report.
+
+    Raises:
+        SystemExit: with 2 if ``work`` raised a ``ValueError`` or ``OSError``.
+    """
+    try:
+        return work()
+    except (ValueError, OSError) as error:
+        fault = f"error: {error}"
+    if rank > 0:
+        time.sleep(silent_seconds)
+        fault = f"[rank {rank}] {fault}"
+    print(fault, file=sys.stderr, flush=True)
+    sys.exit(2)

@@ -1,0 +1,97 @@
+"""The naive output layer: softmax the textbook's way, with a barrier wherever it needs all shards.
+
+Three barriers (arXiv 2411.05288, section 4) instead of the one or two of ``output_s``: S forms
+the logits, C1 takes their maximum m over ranks, E forms the exponentials relative to it, C2 sums
+them over ranks, T forms both gradients as in Algorithm 1, and C3 reduces the input gradient. What
+the other treatments are measured against.
+
+Shapes: as in ``output_s``.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from megatron.layers.kernels import Kernels
+from megatron.layers.vocabulary.output_s import LossOptions, Merged, ShardState, initial_state
+
+
+def naive_s(
+    x_nh: Tensor,
+    weight_vh: Tensor,
+    targets_n: Tensor,
+    first_row: int,
+    options: LossOptions,
+    logit_tiles: Sequence[Tensor],
+) -> ShardState:
+    """Pass S: the logits of one shard, and ``maximum_n`` of the state, -inf without a real row.
+
+    Args:
+        x_nh: input of the output layer.
+        weight_vh: this rank's rows, without padding.
+        targets_n: target ids over the whole vocabulary, int64.
+        first_row: vocabulary id of ``weight_vh[0]``.
+        options: form of the loss.
+        logit_tiles: contiguous [t, n] buffers, their heights summing to v, that receive the
+            logits; E turns them into the exponentials.
+    """
+    state, _ = initial_state(x_nh, weight_vh, targets_n, first_row, options, len(logit_tiles))
+    state.exp_tiles = logit_tiles
+    max_n, cap = state.maximum_n, options.logit_softcap
+    tiles_th = weight_vh.split([len(tile) for tile in logit_tiles])
+    for tile_tn, tile_th in zip(logit_tiles, tiles_th, strict=True):
+        torch.mm(tile_th, x_nh.T, out=tile_tn)
+        if cap:
+            tile_tn.div_(cap).tanh_().mul_(cap)
+        torch.maximum(max_n, tile_tn.amax(0).to(max_n.dtype), out=max_n)
+    return state
+
+
+def naive_e(state: ShardState, maximum_n: Tensor, options: LossOptions, kernels: Kernels) -> None:
+    """Pass E: exponentials relative to m, in place, and ``sums_kn`` of the state.
+
+    Afterwards the state is what T of Algorithm 1 expects.
+
+    Args:
+        state: what S left.
+        maximum_n: m, the maximum over all ranks.
+        options: form of the loss.
+        kernels: elementwise work on tiles.
+    """
+    state.tile_max_kn.copy_(maximum_n)
+    max_n, sum_n, _, logit_sum_n = state.statistics_4n
+    max_n.copy_(maximum_n)
+    for tile_tn in state.exp_tiles:
+        if options.label_smoothing:
+            logit_sum_n += tile_tn.sum(0, dtype=logit_sum_n.dtype)
+        slope_tn = None
+        if options.logit_softcap:
+            slope_tn = 1 - (tile_tn / options.logit_softcap).square_()
+        kernels.exp_tile(tile_tn, max_n, sum_n)  # no logit is above m, which therefore stays
+        if slope_tn is not None:
+            tile_tn.mul_(slope_tn)
+            if options.label_smoothing:
+                state.slope_tiles.append(slope_tn)
+
+
+def rescale_sum(state: ShardState, maximum_n: Tensor) -> None:
+    """What is left of E in an evaluation, whose S has summed relative to its own maximum.
+
+    Args:
+        state: what ``OutputLayer.evaluate`` left.
+        maximum_n: m, the maximum over all ranks.
+    """
+    max_n, sum_n, _, _ = state.statistics_4n
+    sum_n.mul_((max_n - maximum_n).exp_())
+    max_n.copy_(maximum_n)
+
+
+def merged_from(maximum_n: Tensor, sums_kn: Tensor) -> Merged:
+    """Return the statistics of the whole vocabulary.
+
+    Args:
+        maximum_n: ``ShardState.maximum_n``, maximised over ranks (C1).
+        sums_kn: ``ShardState.sums_kn``, summed over ranks (C2), [3, n].
+    """
+    return Merged(maximum_n, *sums_kn)

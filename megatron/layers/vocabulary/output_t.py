@@ -1,0 +1,93 @@
+"""The output layer after its barrier, pass T, as pure functions (arXiv 2411.05288, section 4).
+
+With the statistics of the whole vocabulary at hand, a factor per token and tile turns the
+exponentials that S left into the gradient of the logits; the rows of X and of the products are
+scaled by it, never the [v, n] matrix.
+
+Shapes: as in ``output_s``.
+"""
+
+from torch import Tensor
+
+from megatron.layers.kernels import Kernels
+from megatron.layers.vocabulary.output_s import (
+    LossOptions,
+    Merged,
+    ShardState,
+    row_factor,
+    target_gradient,
+    target_rows,
+)
+
+
+def input_gradient_in_t(
+    state: ShardState,
+    weight_vh: Tensor,
+    merged: Merged,
+    weight_n: Tensor,
+    options: LossOptions,
+    kernels: Kernels,
+) -> Tensor:
+    """Return this shard's part of the input gradient [n, h] in Algorithm 1, where T forms it."""
+    factor_kn = tile_factors(state, merged, weight_n, options)
+    target_nh = target_rows(weight_vh, state.target_row_n, weight_n.dtype)
+    gradient_nh = target_gradient(state, target_nh, weight_vh, options)
+    gradient_nh *= -weight_n.unsqueeze(1)
+    tiles_th = weight_vh.split([len(tile) for tile in state.exp_tiles])
+    for tile_tn, tile_th, factor_n in zip(state.exp_tiles, tiles_th, factor_kn, strict=True):
+        product_nh = kernels.transposed(tile_tn) @ tile_th
+        gradient_nh.addcmul_(product_nh.to(gradient_nh.dtype), factor_n.unsqueeze(1))
+    row = 0
+    for slope_tn in state.slope_tiles:
+        product_nh = slope_tn.T @ weight_vh[row : row + len(slope_tn)]
+        gradient_nh -= (options.spread * weight_n).unsqueeze(1) * product_nh
+        row += len(slope_tn)
+    return gradient_nh.to(state.x_nh.dtype)
+
+
+def tile_factors(
+    state: ShardState, merged: Merged, weight_n: Tensor, options: LossOptions
+) -> Tensor:
+    """Return [k, n] what turns each tile's exponentials into the gradient of the logits."""
+    return (state.tile_max_kn - merged.max_n).exp() * (weight_n * row_factor(merged, options))
+
+
+def add_weight_gradient(
+    gradient_vh: Tensor, state: ShardState, factor_kn: Tensor, kernels: Kernels
+) -> None:
+    """Add the softmax part of the weight gradient, E^T X, to ``gradient_vh`` (pass T).
+
+    The rows of X are scaled, never the [v, n] matrix.
+
+    Args:
+        gradient_vh: fp32 gradient of this rank's rows, without padding.
+        state: of the microbatch.
+        factor_kn: as ``tile_factors``.
+        kernels: elementwise work on tiles.
+    """
+    row = 0
+    for tile_tn, factor_n in zip(state.exp_tiles, factor_kn, strict=True):
+        product_th = tile_tn @ kernels.scaled(state.x_nh, factor_n)
+        kernels.add(gradient_vh[row : row + len(tile_tn)], product_th)
+        row += len(tile_tn)
+
+
+def subtract_target_gradient(
+    gradient_vh: Tensor, state: ShardState, weight_n: Tensor, options: LossOptions
+) -> None:
+    """Subtract what the targets and the label smoothing contribute to the weight gradient (T)."""
+    if not len(gradient_vh):
+        return
+    pull_n = weight_n * ((1 - options.label_smoothing) * state.target_slope_n)
+    pulled_nh = (state.x_nh * pull_n.unsqueeze(1)).to(gradient_vh.dtype)
+    gradient_vh.index_add_(0, state.target_row_n, pulled_nh, alpha=-1)
+    if not options.label_smoothing:
+        return
+    weighted_nh = state.x_nh * weight_n.unsqueeze(1)
+    if not options.logit_softcap:
+        gradient_vh -= options.spread * weighted_nh.sum(0)
+    row = 0
+    for slope_tn in state.slope_tiles:
+        part_th = slope_tn @ (options.spread * weighted_nh).to(slope_tn.dtype)
+        gradient_vh[row : row + len(part_th)] -= part_th
+        row += len(part_th)

@@ -1,0 +1,181 @@
+"""Passes that only look like passes: whatever the other ranks wait for comes, nothing is computed.
+
+``PlaceholderPasses`` carry an abandoned iteration to its end. They take what computing passes left
+in the store, and leave tensors of the same shapes and dtypes under the same names, so that
+every communication still matches on both sides, whoever computes there.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megatron.layers.vocabulary.output_s import HasStatistics, Merged, statistics_dtype
+from megatron.runtime.store import ActivationStore
+from megatron.schedules.passes import Pass, PassKind
+from megatron.schedules.plan import Plan
+
+
+@dataclass
+class PlaceholderState(HasStatistics):
+    """What S, and E with three barriers, leave for the barriers and for T.
+
+    Attributes:
+        value: what the pass has come to.
+        statistics_4n: as ``ShardState`` has them.
+        raw_gradient_nh: with one barrier, this shard's part of the input gradient.
+    """
+
+    value: float
+    statistics_4n: Tensor
+    raw_gradient_nh: Tensor | None = None
+
+    def drop_gradient(self) -> None:
+        """Let go of the part of the input gradient."""
+        self.raw_gradient_nh = None
+
+
+class PlaceholderPasses:
+    """The passes of one rank in training, without their work.
+
+    Args:
+        plan: the training plan.
+        rank: pipeline rank.
+        store: where passes leave what others need.
+        activation_shape: [b, s, h] of what travels between stages.
+        dtype: of activations.
+        device: where the tensors live.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        store: ActivationStore,
+        activation_shape: tuple[int, int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.plan = plan
+        self.rank = rank
+        self.store = store
+        self.table: Mapping[PassKind, Callable[[Pass], None]] = {
+            "F": self.forward,
+            "B": self.backward,
+            "W": self.weight_gradients,
+            "S": self.output_s,
+            "E": self.output_e,
+            "T": self.output_t,
+            "IF": self.input_forward,
+            "IB": self.input_backward,
+        }
+        b, s, h = activation_shape
+        self._bsh, self._nh, self._n = activation_shape, (b * s, h), b * s
+        self._dtype = dtype
+        self._statistics_dtype = statistics_dtype(dtype)
+        self._device = device
+        self._last_stage = len(plan.stages) - 1
+
+    def result(self, item: Pass, *taken: Any) -> float:
+        """Return what ``item`` makes of what it has taken; here nothing.
+
+        Args:
+            item: the pass.
+            *taken: tensors that have come over a communication, and results of earlier passes.
+        """
+        return 0.0
+
+    def gradient_after_merge(self, i: int, state: Any, merged: Merged) -> Tensor:
+        """Return this rank's part of the output layer's input gradient, for C1 to sum."""
+        return self._gradient(0.0)
+
+    def forward(self, item: Pass) -> None:
+        """F: the output of a stage, for the next one or for the output layer."""
+        i, stage = item.microbatch, self.plan.stage_of[self.rank, item.chunk]
+        if stage > 0 or self.plan.barriers is not None:
+            value = self.result(item, self.store.take("input", i, stage))
+        else:
+            value = self.result(item)
+        self.store.put("graph", i, value, item.chunk)
+        if stage < self._last_stage:
+            same_rank = self.plan.stages[stage + 1][0] == self.rank
+            name = "input" if same_rank else "output"
+            self.store.put(name, i, self._activation(value), stage + same_rank)
+        elif self.plan.barriers is not None:
+            self.store.put("x", i, self._activation(value))
+        else:
+            self._put_whole_output(i, value)
+
+    def _put_whole_output(self, i: int, value: float) -> None:
+        """Leave what the output layer leaves in F where one rank holds it whole."""
+        self.store.put("state", i, None)
+        self.store.put("merged", i, None)
+        self.store.put("output_gradient", i, self._gradient(value), self._last_stage)
+
+    def backward(self, item: Pass) -> None:
+        """B: the input gradient of a stage, for the previous one or for the input layer."""
+        i, stage = item.microbatch, self.plan.stage_of[self.rank, item.chunk]
+        gradient = self.store.take("output_gradient", i, stage)
+        value = self.result(item, self.store.take("graph", i, item.chunk), gradient)
+        if self.plan.split_backward:
+            self.store.put("weights", i, value, item.chunk)
+        if stage == self._last_stage and self.plan.barriers is None:
+            self.store.take("state", i)
+            self.store.take("merged", i)
+        if stage > 0:
+            same_rank = self.plan.stages[stage - 1][0] == self.rank
+            name = "output_gradient" if same_rank else "input_gradient"
+            self.store.put(name, i, self._activation(value), stage - same_rank)
+        elif self.plan.barriers is not None:
+            self.store.put("input_gradient", i, self._activation(value))
+
+    def weight_gradients(self, item: Pass) -> None:
+        """W: takes what B left."""
+        self.result(item, self.store.take("weights", item.microbatch, item.chunk))
+
+    def input_forward(self, item: Pass) -> None:
+        """IF: this rank's part of the embeddings."""
+        self.store.put("partial_embedding", item.microbatch, self._activation(self.result(item)))
+
+    def input_backward(self, item: Pass) -> None:
+        """IB: takes the gradient of the embeddings."""
+        self.result(item, self.store.take("input_gradient", item.microbatch))
+
+    def output_s(self, item: Pass) -> None:
+        """S: what the barriers combine."""
+        i = item.microbatch
+        value = self.result(item, self.store.take("x", i))
+        state = PlaceholderState(value, self._statistics(value))
+        if self.plan.barriers == 1:
+            state.raw_gradient_nh = self._gradient(value)
+        self.store.put("state", i, state)
+
+    def output_e(self, item: Pass) -> None:
+        """E: what C2 sums; the state of an S that computed is replaced."""
+        i = item.microbatch
+        value = self.result(item, self.store.take("state", i), self.store.get("maximum", i))
+        self.store.put("state", i, PlaceholderState(value, self._statistics(value)))
+
+    def output_t(self, item: Pass) -> None:
+        """T: takes what the barriers left; after several, this rank's part of the gradient."""
+        i = item.microbatch
+        merged = ("maximum", "sums") if self.plan.barriers == 3 else ("merged",)
+        value = self.result(item, *(self.store.take(name, i) for name in ("state", *merged)))
+        if self.plan.barriers != 1:
+            self.store.put("partial_gradient", i, self._gradient(value))
+
+    def _activation(self, value: float) -> Tensor:
+        return torch.full(self._bsh, value, dtype=self._dtype, device=self._device)
+
+    def _gradient(self, value: float) -> Tensor:
+        return torch.full(self._nh, value, dtype=self._dtype, device=self._device)
+
+    def _statistics(self, value: float) -> Tensor:
+        """Return [4, n] filled with ``value``, except for a maximum that others will merge."""
+        shape, dtype = (4, self._n), self._statistics_dtype
+        statistics_4n = torch.full(shape, value, dtype=dtype, device=self._device)
+        if self.plan.barriers != 3:
+            statistics_4n[0] = 0  # the same on every rank: no sum is rescaled
+        return statistics_4n

@@ -1,0 +1,34 @@
+"""What the executor and the communicator ask of whoever carries out a rank's passes."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from megatron.layers.vocabulary.output_s import Merged
+from megatron.runtime.store import ActivationStore
+from megatron.schedules.passes import Pass, PassKind
+
+
+class Passes(Protocol):
+    """The passes of one rank: ``StagePasses`` computes them, others emulate them.
+
+    Attributes:
+        rank: pipeline rank.
+        store: where passes find what they need and leave what others need.
+        table: what to call for every kind of pass.
+    """
+
+    rank: int
+    store: ActivationStore
+    table: Mapping[PassKind, Callable[[Pass], None]]
+
+    def gradient_after_merge(self, i: int, state: Any, merged: Merged) -> Tensor:
+        """Return this rank's part of the output layer's input gradient, for C1 to sum.
+
+        Args:
+            i: microbatch.
+            state: what S left.
+            merged: statistics over the whole vocabulary.
+        """
+        ...

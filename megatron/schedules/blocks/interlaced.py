@@ -1,0 +1,174 @@
+"""The interlaced treatment (OSDI'24, nnScaler): all ranks run the output layer together.
+
+S and T run tensor-parallel style, at one moment on all ranks, and nobody works while their
+collectives run. For that every rank must be between two passes at the same time: when the last F
+has ended. Where passes of one unit fit into one another without a gap (zero bubble, V shapes) it
+is, and the block stays as it is. Else it is set anew: within an interval, counted from the common
+output layer, each rank runs its passes in an order of its own. Neighbours alternate between two
+orders, those that bring a microbatch through fastest; for 1F1B they are F B and B F. F to B then
+takes 1.5 p intervals instead of p.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import permutations
+from math import ceil, floor
+from typing import NamedTuple
+
+from megatron.schedules.blocks.block import Block, Slot
+from megatron.schedules.passes import PassKind
+
+Order = Mapping[tuple[PassKind, int], float]
+"""When within an interval each (kind, chunk) starts; the output layer is at 0."""
+
+
+Orders = Sequence[Order]
+"""The orders of even and of odd ranks."""
+
+
+class _Times(NamedTuple):
+    """When F and B of one microbatch start, by stage."""
+
+    forward: list[float]
+    backward: list[float]
+
+    @property
+    def lifetime(self) -> float:
+        """Time from F to B, summed over the stages."""
+        return sum(self.backward) - sum(self.forward)
+
+
+def interlaced(block: Block) -> Block:
+    """Return ``block`` with the output layer between two passes of all ranks.
+
+    Raises:
+        ValueError: if the block already has vocabulary passes.
+    """
+    if block.barriers is not None:
+        raise ValueError("the block already has vocabulary passes")
+    meeting = block.slot(len(block.stages) - 1, "F").end
+    if not _meet(block, meeting):
+        block, meeting = _anew(block), 0.0
+    inserted = _vocabulary(block, meeting)
+    rows = tuple(row + inserted for row in block.rows)
+    return replace(block, rows=rows, barriers=2, synchronous=True)
+
+
+def _meet(block: Block, meeting: float) -> bool:
+    """Whether every rank is between two passes at this moment of every interval."""
+    return all(
+        (slot.start - meeting) % block.interval + slot.duration <= block.interval
+        for row in block.rows
+        for slot in row
+    )
+
+
+def _anew(block: Block) -> Block:
+    """Return a block of the same passes in which all ranks meet at every multiple of an interval.
+
+    The longer backwards wait in ``block`` after the last forward (GPipe), the longer they do here.
+    """
+    orders = _best_orders(block)
+    times = _times(block, orders)
+    rows = []
+    for rank, row in enumerate(block.rows):
+        slots = [_moved(block, slot, rank, times) for slot in row if slot.kind != "W"]
+        for gradient in (slot for slot in row if slot.kind == "W"):
+            backward = next(s for s in slots if s.kind == "B" and s.chunk == gradient.chunk)
+            start = _next(backward.end, _place(block, orders[rank % 2], "W", gradient.chunk), block)
+            slots.append(gradient._replace(start=start))
+        rows.append(tuple(slots))
+    return replace(block, rows=tuple(rows))
+
+
+def _best_orders(block: Block) -> Orders:
+    """Return the orders of even and odd ranks: each in turn the best beside the other."""
+    orders = list(_orders(block))
+    pair = [orders[0]] * 2
+    best = _times(block, pair).lifetime
+    improved = True
+    while improved:
+        improved = False
+        for parity in (0, 1):
+            for order in orders:
+                trial = [*pair]
+                trial[parity] = order
+                lifetime = _times(block, trial).lifetime
+                if lifetime < best:
+                    best, pair, improved = lifetime, trial, True
+    return pair
+
+
+def _orders(block: Block) -> Iterator[Order]:
+    """Yield every order of a rank's passes within an interval."""
+    lengths = {_key(block, slot.kind, slot.chunk): slot.duration for slot in block.rows[0]}
+    seen = set()
+    for keys in permutations(lengths):
+        shape = tuple("W" if kind == "W" else (kind, chunk) for kind, chunk in keys)
+        if shape not in seen:  # which chunk's W comes first does not matter
+            seen.add(shape)
+            starts, now = {}, 0.0
+            for key in keys:
+                starts[key] = now
+                now += lengths[key]
+            yield starts
+
+
+def _key(block: Block, kind: PassKind, chunk: int) -> tuple[PassKind, int]:
+    """Chunks that take turns share one place in the interval."""
+    return kind, (0 if block.group else chunk)
+
+
+def _place(block: Block, order: Order, kind: PassKind, chunk: int) -> float:
+    return order[_key(block, kind, chunk)]
+
+
+def _times(block: Block, orders: Orders) -> _Times:
+    """Bring one microbatch through all stages, each pass in the next place of its rank's order."""
+    last = len(block.stages) - 1
+    end, held_back = block.slot(last, "F").end, block.slot(last, "B").start
+    forward = _chain(block, orders, "F", 0.0)
+    done = forward[-1] + block.slot(last, "F").duration
+    output = _next(done, 0.0, block)
+    backward = _chain(block, orders, "B", max(output, done + held_back - end))
+    return _Times(forward, backward[::-1])
+
+
+def _chain(block: Block, orders: Orders, kind: PassKind, ready: float) -> list[float]:
+    """Return when F or B starts on one stage after the other, in the order of the data."""
+    stages = range(len(block.stages))
+    starts: list[float] = []
+    turns: dict[int, tuple[int, float]] = {}
+    for stage in stages if kind == "F" else reversed(stages):
+        rank, chunk = block.stages[stage]
+        start = _next(ready, _place(block, orders[rank % 2], kind, chunk), block)
+        if block.group:  # a rank's chunks take turns, so many microbatches apart
+            first_chunk, first = turns.setdefault(rank, (chunk, start))
+            start = first + abs(chunk - first_chunk) * block.group * block.interval
+            assert start >= ready, "a group passes a chunk before its turn ends"
+        starts.append(start)
+        ready = start + block.slot(stage, kind).duration
+    return starts
+
+
+def _next(ready: float, place: float, block: Block) -> float:
+    """Return the first moment from ``ready`` on at this place of an interval."""
+    return place + ceil((ready - place) / block.interval) * block.interval
+
+
+def _moved(block: Block, slot: Slot, rank: int, times: _Times) -> Slot:
+    starts = times.forward if slot.kind == "F" else times.backward
+    return slot._replace(start=starts[block.stages.index((rank, slot.chunk))])
+
+
+def _vocabulary(block: Block, meeting: float) -> tuple[Slot, ...]:
+    """Return S and T at the output layer, IF and IB at the meetings around the first stage."""
+    interval = block.interval
+    output = _next(block.slot(len(block.stages) - 1, "F").end, meeting, block)
+    before = floor((block.slot(0, "F").start - meeting) / interval) * interval
+    return (
+        Slot(output, 0, "S"),
+        Slot(output, 0, "T"),
+        Slot(meeting + before, 0, "IF"),
+        Slot(_next(block.slot(0, "B").end, meeting, block), 0, "IB"),
+    )

@@ -1,0 +1,23 @@
+"""Interleaved 1F1B (arXiv 2104.04473, section 2.2): v chunks a rank, p microbatches at a time.
+
+Stage c p + r is chunk c of rank r. Groups of p microbatches go through chunk 0, then chunk 1 and so
+on; backwards take the chunks in the other order. The warm-up of rank r is that of Megatron-LM,
+(v - 1) p + 2 (p - 1 - r) forwards: two a rank, so that transfers in both directions have time.
+"""
+
+from megatron.schedules.blocks.block import Block, Slot
+
+
+def interleaved(ranks: int, chunks: int) -> Block:
+    """Return the block of ``chunks`` chunks on each rank, with F = 1 and B = 2."""
+    p, v = ranks, chunks
+    rows = []
+    for r in range(p):
+        slots = []
+        for c in range(v):
+            slots.append(Slot(3 * (c * p + r), 1, "F", c))
+            first = 3 * ((v - 1) * p + 2 * (p - 1) - r) + 1  # of the last chunk
+            slots.append(Slot(first + 3 * (v - 1 - c) * p, 2, "B", c))
+        rows.append(tuple(slots))
+    stages = tuple((r, c) for c in range(v) for r in range(p))
+    return Block(tuple(rows), stages, interval=3, group=p)

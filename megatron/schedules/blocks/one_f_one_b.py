@@ -1,0 +1,13 @@
+"""1F1B (PipeDream-flush, arXiv 2104.04473): forwards go down at once, backwards come straight back.
+
+Rank i holds at most p - i microbatches: the block of stage i lives from i to 3p - 2i, three units
+(one forward, one backward of two units) per microbatch.
+"""
+
+from megatron.schedules.blocks.block import Block, Slot
+
+
+def one_f_one_b(ranks: int) -> Block:
+    """Return the 1F1B block of ``ranks`` stages with F = 1 and B (weights included) = 2."""
+    rows = tuple((Slot(i, 1, "F"), Slot(ranks + 2 * (ranks - 1 - i), 2, "B")) for i in range(ranks))
+    return Block(rows, tuple((i, 0) for i in range(ranks)), interval=3)

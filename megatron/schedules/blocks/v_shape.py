@@ -1,0 +1,62 @@
+"""The V shapes: chunk 0 goes down the ranks, chunk 1 comes back up (arXiv 2405.15362, section 3).
+
+The first and the last stage are on rank 0, and what a rank holds of one chunk for long it holds of
+the other briefly, so that all ranks hold the same. How far apart a microbatch's passes are decides
+how much: p microbatches (ZB-V, arXiv 2401.10241, section 6), p/2 + 1 (V-Half) or p/3 + 2 (V-Min).
+Times are of chunk passes, F = B = W = 1; a microbatch takes six of them on each rank.
+"""
+
+from collections.abc import Callable
+
+from megatron.schedules.blocks.block import Block, Slot
+from megatron.schedules.passes import PassKind
+
+_PERIOD = 6
+
+
+def zb_v(ranks: int) -> Block:
+    """Return the block without a bubble where F = B = W, which holds as much as 1F1B."""
+    end = 6 * (ranks - 1)
+    return _block(ranks, lambda i: (4 * i, end + 1 - 2 * i, end + 2 + 4 * i, 2 * end + 3 - 2 * i))
+
+
+def v_half(ranks: int) -> Block:
+    """Return the block that holds half of what 1F1B does."""
+    up = 3 * ranks
+    turn = up + (3 if ranks % 2 == 0 else 0)
+    return _block(ranks, lambda i: (2 * i, up - i - 2, turn + 2 * i - 1, turn + up - i - 2))
+
+
+def v_min(ranks: int) -> Block:
+    """Return the block that holds a third of what 1F1B does."""
+    up = 2 * ranks
+    turn = up + (2 if ranks % 3 == 0 else 0)
+    return _block(ranks, lambda i: (i, up - i - 1, turn + i, turn + up - i - 1))
+
+
+def _block(ranks: int, starts: Callable[[int], tuple[int, int, int, int]]) -> Block:
+    """Return the block in which F0, F1, B1 and B0 of every rank start at ``starts``."""
+    passes: tuple[tuple[PassKind, int], ...] = (("F", 0), ("F", 1), ("B", 1), ("B", 0))
+    rows = (
+        tuple(
+            Slot(start, 1, kind, chunk)
+            for start, (kind, chunk) in zip(starts(rank), passes, strict=True)
+        )
+        for rank in range(ranks)
+    )
+    stages = [(i, 0) for i in range(ranks)] + [(i, 1) for i in reversed(range(ranks))]
+    return Block(tuple(map(_with_weight_gradients, rows)), tuple(stages), _PERIOD)
+
+
+def _with_weight_gradients(row: tuple[Slot, ...]) -> tuple[Slot, ...]:
+    """Put each W into the first idle unit after its B."""
+    slots = list(row)
+    for backward in (slot for slot in row if slot.kind == "B"):
+        taken = {slot.start % _PERIOD for slot in slots}
+        start = next(
+            t
+            for t in range(int(backward.end), int(backward.end) + _PERIOD)
+            if t % _PERIOD not in taken
+        )
+        slots.append(Slot(start, 1, "W", backward.chunk))
+    return tuple(slots)

@@ -1,0 +1,238 @@
+"""Make the plan that a name stands for, with any treatment of the vocabulary."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import floor, inf
+from typing import Final, NamedTuple, ParamSpec
+
+from megatron.schedules.blocks.block import Block, Slot, unroll
+from megatron.schedules.blocks.interlaced import interlaced
+from megatron.schedules.blocks.with_vocabulary import with_vocabulary
+from megatron.schedules.catalogue import SCHEDULES, Schedule
+from megatron.schedules.check import check
+from megatron.schedules.held import Held, in_flight, peak_held
+from megatron.schedules.plan import Plan, Treatment
+from megatron.schedules.plan_file import load_plan
+from megatron.schedules.request import Request
+from megatron.schedules.search.automatic import one_by_one
+from megatron.schedules.search.bound import least_time
+from megatron.schedules.search.optimal import Optimum, optimal
+from megatron.schedules.search.shorten import EFFORT, shorten
+from megatron.schedules.timing import earliest
+
+TRIALS_WITH_OWN_SEARCH: Final = 12
+"""Trials that the effort must allow for a plan without vocabulary to be worth its own search."""
+
+_P = ParamSpec("_P")
+
+
+class Found(NamedTuple):
+    """What was made of a request.
+
+    Attributes:
+        plan: a checked plan.
+        bound: time that no plan within the memory limit is below, where one was proven.
+    """
+
+    plan: Plan
+    bound: float | None = None
+
+
+def find_plan(request: Request) -> Found:
+    """Return the checked plan that ``request`` asks for, and what is known about better ones.
+
+    Raises:
+        ValueError: for a memory limit that the schedule exceeds, a file that holds another plan or
+            none, or one that cannot be run, costs that lack a pass, and ``optimal`` without
+            OR-Tools.
+    """
+    _check_weight_gradient(request)
+    found = _found(request)
+    if request.schedule != "file":  # which has been, where the file can be named
+        check(found.plan)
+    _check_limit(request, found.plan)
+    return found
+
+
+def plan_for(request: Request) -> Plan:
+    """Return the plan of ``find_plan``."""
+    return find_plan(request).plan
+
+
+def least_time_of(request: Request) -> float:
+    """Return a time that no plan of ``request`` can beat, without making it.
+
+    Args:
+        request: for a schedule with a block, or one of one chunk a rank that splits the backward.
+    """
+    schedule = SCHEDULES.get(request.schedule, SCHEDULES["zb-h1"])
+    return least_time(_unrolled(request, schedule, 1), request.costs, request.microbatches)
+
+
+def stages_of(request: Request) -> tuple[tuple[int, int], ...]:
+    """Return the (rank, chunk) of every stage without making the plan: costs may depend on them.
+
+    Raises:
+        ValueError: for ``auto``, whose stages are those of the best schedule, and for a file that
+            holds another plan or none.
+    """
+    if request.schedule == "file":
+        return plan_for(request).stages
+    if request.schedule == "auto":
+        raise ValueError(
+            "'auto' compares schedules whose last stages are on different ranks: take a treatment "
+            "that spreads the output layer, or one schedule after the other"
+        )
+    if request.schedule in SCHEDULES:
+        return _block(request, SCHEDULES[request.schedule]).stages
+    return tuple((rank, 0) for rank in range(request.ranks))
+
+
+def _with_arguments_of(request: Callable[_P, Request]) -> Callable[_P, Plan]:
+    def make(*args: _P.args, **options: _P.kwargs) -> Plan:
+        return plan_for(request(*args, **options))
+
+    return make
+
+
+make_plan: Final = _with_arguments_of(Request)
+"""``plan_for``, with the arguments of ``Request`` in its stead."""
+
+
+def _found(request: Request) -> Found:
+    match request.schedule:
+        case "file":
+            assert request.file is not None
+            wanted = request.ranks, request.microbatches, request.vocabulary
+            return Found(load_plan(request.file, *wanted))
+        case "auto":
+            return Found(_best(request))
+        case "optimal":
+            best = _optimum(request)
+            return Found(best.plan, best.bound)
+        case "zb-auto":
+            assert request.memory_limit is not None
+            return Found(_within(request, request.memory_limit))
+        case name:
+            return Found(_from_block(request, SCHEDULES[name]))
+
+
+def _from_block(request: Request, schedule: Schedule) -> Plan:
+    plan = _unrolled(request, schedule, request.microbatches)
+    if not request.shortened:
+        return plan
+    promise = schedule.promise(request.ranks, plan.microbatches, plan.chunks) + request.barriers
+    without = None
+    small = sum(map(len, plan.rows)) <= EFFORT // TRIALS_WITH_OWN_SEARCH
+    if schedule.split and small and plan.barriers is not None and not plan.synchronous:
+        without = _from_block(replace(request, vocabulary="none"), schedule)
+    limits = _limits(plan, promise)
+    return shorten(plan, request.costs, limits, schedule.kept, schedule.searched, without)
+
+
+def _unrolled(request: Request, schedule: Schedule, microbatches: int) -> Plan:
+    """Return the plan in the order of the schedule's block, treated as requested."""
+    block = _block(request, schedule)
+    if request.split_backward and not schedule.split:
+        block = _split(block)
+    return unroll(_treated(block, request.treatment), microbatches)
+
+
+def _block(request: Request, schedule: Schedule) -> Block:
+    chunks = request.chunks or schedule.chunks or 2
+    return schedule.block(request.ranks, request.microbatches, chunks)
+
+
+def _treated(block: Block, treatment: Treatment) -> Block:
+    """Return ``block`` with the vocabulary passes of a treatment."""
+    if treatment.synchronous:
+        return interlaced(block)
+    return block if treatment.barriers is None else with_vocabulary(block, treatment.barriers)
+
+
+def _split(block: Block) -> Block:
+    """Return ``block`` with every B of two units split into B and W."""
+
+    def parts(slot: Slot) -> tuple[Slot, ...]:
+        if slot.kind != "B":
+            return (slot,)
+        half = slot.duration / 2
+        weights = Slot(slot.start + half, half, "W", slot.chunk)
+        return slot._replace(duration=half), weights
+
+    rows = (tuple(part for slot in row for part in parts(slot)) for row in block.rows)
+    return replace(block, rows=tuple(rows))
+
+
+def _limits(plan: Plan, microbatches: float) -> list[Held]:
+    """Return what every rank may hold: ``microbatches``, and of the rest what it does anyway.
+
+    Without W there is little to fill gaps with, and the later ranks keep to the less that they
+    hold, give or take a chunk. With W, one microbatch of exponentials more lets T wait for idle
+    time as well. Only the first stage keeps embeddings: the other ranks must look them up that much
+    earlier before their own F as it comes later, up to one microbatch a rank.
+    """
+    promised = float(floor(microbatches * plan.chunks + 1e-9))
+    limits = []
+    for rank, row in enumerate(plan.rows):
+        peak = peak_held(plan, row)
+        ahead = 0 if rank == plan.stages[0][0] else plan.ranks
+        activations = promised if plan.split_backward else min(promised, peak.activations + 1)
+        exponentials = peak.exponentials + plan.split_backward
+        limits.append(Held(activations, exponentials, peak.embeddings + ahead))
+    return limits
+
+
+def _within(request: Request, limit: float) -> Plan:
+    """Return the best plan of one chunk a rank, the backward split, within a limit."""
+    p, m = request.ranks, request.microbatches
+    blocks = [SCHEDULES[name].block(p, m, 1) for name in ("zb-h2", "zb-h1")]
+    plans = [unroll(_treated(block, request.treatment), m) for block in blocks]
+    fitting = (plan for plan in plans if max(in_flight(plan)) <= limit)
+    plan = next(fitting, one_by_one(plans[0]))
+    return shorten(plan, request.costs, _limits(plans[0], limit), searched=True)
+
+
+def _optimum(request: Request) -> Optimum:
+    """Return the shortest plan of one chunk a rank that CP-SAT finds, and what it proves."""
+    limit = request.memory_limit
+    limit = float(request.ranks + request.barriers) if limit is None else limit
+    hint = _within(request, limit)
+    return optimal(hint, request.costs, [limit] * request.ranks, seconds=request.seconds)
+
+
+def _best(request: Request) -> Plan:
+    """Return the plan that ends first of all schedules within the limit; zb-auto fits any."""
+    limit = inf if request.memory_limit is None else request.memory_limit
+    plans: list[tuple[float, int, Plan]] = []
+    for name, schedule in SCHEDULES.items():
+        if schedule.kept < 1:
+            continue  # it counts less than it holds: zb-auto takes the limit as it is
+        costs = request.costs.per_chunk(schedule.chunks or 2)
+        plan = _from_block(replace(request, schedule=name, costs=costs, chunks=None), schedule)
+        if max(in_flight(plan)) <= limit:
+            plans.append((earliest(plan, costs).end, len(plans), plan))
+    if request.memory_limit is not None:
+        plan = _within(request, request.memory_limit)
+        plans.append((earliest(plan, request.costs).end, len(plans), plan))
+    return min(plans)[2]
+
+
+def _check_limit(request: Request, plan: Plan) -> None:
+    held, limit = max(in_flight(plan, request.traits.kept)), request.memory_limit
+    if limit is not None and held > limit + 1e-9:
+        raise ValueError(
+            f"{request.schedule} holds up to {held:g} microbatches a rank, more than the memory "
+            f"limit of {limit:g}: raise it to that, or take 'auto', which looks for one that fits"
+        )
+
+
+def _check_weight_gradient(request: Request) -> None:
+    """Refuse to guess what share of a whole backward the weight gradient takes."""
+    splits = request.traits.split or request.split_backward
+    if splits and "W" not in request.costs.passes:
+        raise ValueError(
+            f"{request.schedule} splits the backward, and the costs have no W: give W=TIME, B "
+            "being the input gradient alone then (--measured-costs: of a run that splits it), or "
+            "take 1f1b, gpipe or interleaved unsplit"
+        )

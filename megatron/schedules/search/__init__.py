@@ -1,0 +1,1 @@
+"""How a plan is shortened. To add a schedule, nobody needs to read this."""

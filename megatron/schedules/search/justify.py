@@ -1,0 +1,91 @@
+"""Shorten a schedule by pushing it to and fro: once to the right, once to the left.
+
+Scheduling backwards in time, each pass as late as it can, and then forwards, each as early as it
+can, is known as justification in project scheduling (Wiest 1964; Li and Willis 1992). Pipelines
+profit because their two ends mirror each other: forwards fill the warm-up, and weight gradients,
+which are to the reversed pipeline what forwards are to it, fill the cool-down.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from megatron.schedules.search.list_schedule import Problem, Rows, Rule, list_schedule
+from megatron.schedules.timing import longest_span, walk, working
+
+
+class Scheduled(NamedTuple):
+    """Rows and how long they take.
+
+    Attributes:
+        span: the longest time between the first start and the last end of a rank, passes that take
+            no time left out (arXiv 2401.10241, section 5.3).
+        end: the end of the last pass.
+        rows: the passes.
+        starts: their starts.
+        ends: their ends.
+    """
+
+    span: float
+    end: float
+    rows: Rows
+    starts: list[list[float]]
+    ends: list[list[float]]
+
+
+def scheduled(problem: Problem, rows: Rows) -> Scheduled:
+    """Return ``rows`` with their earliest times."""
+    run = walk(problem.graph, rows)
+    assert not run.stuck, "rows run"
+    starts, ends = run.starts, run.ends
+    span = longest_span(working(s, e) for s, e in zip(starts, ends, strict=True))
+    return Scheduled(span, max(e[-1] for e in ends), rows, starts, ends)
+
+
+def planned(problem: Problem, rows: Rows, starts: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Return for every pass number and microbatch its start."""
+    m = problem.graph.microbatches
+    table = [[0.0] * m for _ in problem.graph.passes]
+    for row, times in zip(rows, starts, strict=True):
+        for item, time in zip(row, times, strict=True):
+            table[item // m][item % m] = time
+    return table
+
+
+def to_the_left(problem: Problem, base: Scheduled, slack: float) -> Scheduled:
+    """Return ``base`` with every pass as early as it can be."""
+    rule = Rule(slack, planned=planned(problem, base.rows, base.starts))
+    return scheduled(problem, list_schedule(problem, base.rows, rule))
+
+
+def justify(problem: Problem, base: Scheduled, slacks: Sequence[float]) -> Scheduled:
+    """Return the shortest schedule met on the way, ``base`` included.
+
+    Args:
+        problem: the passes and what they may hold.
+        base: where to start.
+        slacks: for every time to and fro, the slack of its rule.
+    """
+    mirror = problem.reversed()
+    best = current = base
+    for slack in slacks:
+        late = _mirrored(mirror, current)
+        times = zip(current.starts, current.ends, strict=True)
+        firsts = [(working(starts, ends) or starts)[0] for starts, ends in times]
+        rule = Rule(
+            slack,
+            planned=planned(mirror, late.rows, late.starts),
+            begin=[max(firsts) - first for first in firsts],
+        )
+        late = scheduled(mirror, list_schedule(mirror, late.rows, rule))
+        current = to_the_left(problem, _mirrored(problem, late), slack)
+        best = min(best, current, key=lambda s: (s.span, s.end))
+    return best
+
+
+def _mirrored(problem: Problem, base: Scheduled) -> Scheduled:
+    """Return ``base`` with time running the other way."""
+    m = problem.graph.microbatches
+    rows = [[item - 2 * (item % m) + m - 1 for item in reversed(row)] for row in base.rows]
+    starts = [[base.end - time for time in reversed(row)] for row in base.ends]
+    ends = [[base.end - time for time in reversed(row)] for row in base.starts]
+    return Scheduled(base.span, base.end, rows, starts, ends)

@@ -1,0 +1,65 @@
+"""Let a plan with vocabulary passes follow the shape of the same plan without them.
+
+The passes of the output layer fit into a good schedule nearly anywhere; what is hard to find is the
+good schedule. So its starts become the keys of list scheduling, and the vocabulary passes get keys
+beside those of the passes that they go with.
+"""
+
+from collections.abc import Mapping
+
+from megatron.schedules.costs import Costs
+from megatron.schedules.graph import Graph
+from megatron.schedules.passes import Pass, PassKind
+from megatron.schedules.plan import Plan
+from megatron.schedules.timing import earliest
+
+
+def keys_from_plan(
+    plan: Plan, graph: Graph, without: Plan, costs: Costs, held_back: float
+) -> list[list[float]]:
+    """Return the key of every pass number and microbatch of ``plan``.
+
+    F, B and W have their starts in ``without``, stretched by what a microbatch takes longer. S goes
+    with the last F, T half an interval later, IF one before the first stage's F, IB one after its
+    B.
+
+    Args:
+        plan: the plan with vocabulary passes.
+        graph: its numbered passes.
+        without: the plan without, for the same microbatches.
+        costs: durations of both.
+        held_back: intervals by which each barrier holds back B and W.
+    """
+    timing = earliest(without, costs)
+    interval = sum(graph.times) / plan.ranks
+    stretch = sum(graph.times) / (sum(Graph(without, costs).times) or 1.0)
+    starts = {
+        (rank, item): start * stretch
+        for rank, (row, times) in enumerate(zip(without.rows, timing.starts, strict=True))
+        for item, start in zip(row, times, strict=True)
+    }
+    keys = []
+    for rank, item in zip(graph.ranks, graph.passes, strict=True):
+        row = []
+        for i in range(plan.microbatches):
+            (place, anchor), intervals = _anchor(plan, rank, item, held_back)
+            row.append(starts[place, anchor._replace(microbatch=i)] + intervals * interval)
+        keys.append(sorted(row))
+    return keys
+
+
+def _anchor(plan: Plan, rank: int, item: Pass, held_back: float) -> tuple[tuple[int, Pass], float]:
+    """Return the pass that ``item`` goes with, and how many intervals later."""
+    (first, first_chunk), (last, last_chunk) = plan.stages[0], plan.stages[-1]
+    after_last = (last, Pass("F", 0, last_chunk))
+    inserted: Mapping[PassKind, tuple[tuple[int, Pass], float]] = {
+        "S": (after_last, 0.01),
+        "E": (after_last, 0.25),
+        "T": (after_last, 0.5),
+        "IF": ((first, Pass("F", 0, first_chunk)), -1.0),
+        "IB": ((first, Pass("B", 0, first_chunk)), 1.0),
+    }
+    if item.kind in inserted:
+        return inserted[item.kind]
+    held = 0.0 if item.kind == "F" else held_back * (plan.barriers or 0)
+    return (rank, item), held

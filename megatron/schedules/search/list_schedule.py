@@ -1,0 +1,247 @@
+"""List scheduling: a rank that is free takes the best pass that is ready.
+
+What comes out is never worse founded than what goes in: every schedule here starts from a ``base``,
+rows that are known to run and to fit into memory. A pass may overtake others of its base row only
+if what is left of the row still fits afterwards, so there are no dead ends.
+
+Passes have keys, the smallest goes first. A ready pass does not start where it would delay one of
+smaller key that is about to become ready: like a batch system that fills gaps in front of a job
+that waits, but never at its cost. ``slack`` loosens that.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final
+
+from megatron.schedules.graph import Graph
+from megatron.schedules.held import Held
+
+Rows = list[list[int]]
+"""For every rank its passes in order, in the numbering of ``Graph``."""
+
+_EPSILON: Final = 1e-9
+"""Of memory, absolute; of time, as a share of the longest pass: costs may be seconds or FLOPs."""
+_NOTHING: Final = -1
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be scheduled.
+
+    Attributes:
+        graph: the passes, what they need, how long they take.
+        changes: for every pass number, by how much it changes what its rank holds.
+        limits: what every rank may hold.
+    """
+
+    graph: Graph
+    changes: Sequence[Held]
+    limits: Sequence[Held]
+
+    def reversed(self) -> "Problem":
+        """Return the problem with time running backwards."""
+        changes = [Held(*(-change for change in held)) for held in self.changes]
+        return Problem(self.graph.reversed(), changes, self.limits)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a rank chooses.
+
+    Attributes:
+        slack: share of a pass by which it may delay one of smaller key: 0 not at all, 1 as greedy
+            as can be.
+        filler_slack: the same for passes that nobody waits for (``Graph.fillers``); as ``slack`` if
+            ``None``.
+        warm_up_slack: the same for all passes until the rank runs its first B; as later if
+            ``None``.
+        keys: for every pass number and microbatch, its key. Without keys the order of the base
+            decides, and ``planned`` tells when a pass is expected that is not yet sure to come.
+        planned: for every pass number and microbatch, its start in the base.
+        begin: for every rank, the time from which it works; at once if empty.
+    """
+
+    slack: float = 0.0
+    filler_slack: float | None = None
+    warm_up_slack: float | None = None
+    keys: Sequence[Sequence[float]] = ()
+    planned: Sequence[Sequence[float]] = ()
+    begin: Sequence[float] = ()
+
+
+def list_schedule(problem: Problem, base: Rows, rule: Rule) -> Rows:
+    """Return rows of the passes of ``base``, those of one kind and chunk in the same order.
+
+    Args:
+        problem: the passes and what they may hold.
+        base: rows that run and hold no more than the limits.
+        rule: how a rank chooses.
+    """
+    run = _Run(problem, base, rule)
+    while run.events:
+        now, rank = heapq.heappop(run.events)
+        if now >= run.free[rank]:
+            run.decide(rank, now)
+    assert list(map(len, run.rows)) == list(map(len, base)), "the base does not run"
+    return run.rows
+
+
+@dataclass
+class _Rank:
+    """Where one rank stands."""
+
+    own: list[int]
+    base: list[int]
+    head: int = 0
+    warming_up: bool = True
+    held: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+
+
+class _Run:
+    """The state of one list scheduling."""
+
+    def __init__(self, problem: Problem, base: Rows, rule: Rule) -> None:
+        graph = problem.graph
+        m = graph.microbatches
+        self.rows: Rows = [[] for _ in base]
+        self.free = list(rule.begin) or [0.0] * len(base)
+        self.events = sorted((time, rank) for rank, time in enumerate(self.free))
+        self._graph, self._rule, self._limits = graph, rule, problem.limits
+        self._keys = rule.keys or rule.planned
+        self._moment = _EPSILON * max(graph.times, default=0.0)
+        self._ranks = [_Rank([], row) for row in base]
+        for number, rank in enumerate(graph.ranks):
+            self._ranks[rank].own.append(number)
+        self._following = [0] * len(graph.passes)
+        filler_slack = rule.slack if rule.filler_slack is None else rule.filler_slack
+        slacks = [filler_slack if filler else rule.slack for filler in graph.fillers]
+        self._later = [t * (1 - s) for t, s in zip(graph.times, slacks, strict=True)]
+        warm_up_slack = rule.warm_up_slack
+        self._warm_up = (
+            self._later
+            if warm_up_slack is None
+            else [time * (1 - warm_up_slack) for time in graph.times]
+        )
+        """How long each pass must run before it is in nobody's way; in the warm-up likewise."""
+        self._all_changes = problem.changes
+        self._changes = [[(i, c) for i, c in enumerate(all_) if c] for all_ in problem.changes]
+        self._takes = [[(i, c) for i, c in own if c > 0] for own in self._changes]
+        self._arrival = [0.0] * (m * len(graph.comms))
+        self._missing = [count for count in graph.sources for _ in range(m)]
+
+    def decide(self, rank: int, now: float) -> None:
+        """Let ``rank``, which is free, start a pass or wait."""
+        number, wake = self._choose(rank, now)
+        if number != _NOTHING:
+            self._start(rank, number, now)
+        elif wake < inf:
+            heapq.heappush(self.events, (wake, rank))
+
+    def _choose(self, rank: int, now: float) -> tuple[int, float]:
+        """Return the number of the pass to start, or ``_NOTHING`` and when to look again."""
+        state = self._ranks[rank]
+        bound = self._bound(rank)
+        if bound != _NOTHING:
+            arrival = self._arrives(bound)
+            return (bound if arrival <= now else _NOTHING), arrival
+        if not self._rule.keys and state.head < len(state.base):
+            head = state.base[state.head] // self._graph.microbatches
+            if self._arrives(head) <= now:
+                return head, now
+        queue, coming = self._queue(state, now)
+        urgent = inf
+        for _, number, arrival in queue:
+            if arrival > now:
+                urgent = min(urgent, arrival)
+                continue
+            end = now + (self._warm_up if state.warming_up else self._later)[number]
+            # Where others wait on the spot for this rank, it must not wait for them in turn.
+            harmless = end <= urgent + self._moment or number in self._graph.followed_by
+            if harmless and self._fits(state, number, self._limits[rank]):
+                return number, now
+        return _NOTHING, coming
+
+    def _bound(self, rank: int) -> int:
+        """Return the pass that must come next, if the last one of ``rank`` says so."""
+        if not self._graph.followed_by or not self.rows[rank]:
+            return _NOTHING
+        last = self.rows[rank][-1] // self._graph.microbatches
+        return self._graph.followed_by.get(last, _NOTHING)
+
+    def _queue(self, state: _Rank, now: float) -> tuple[list[tuple[float, int, float]], float]:
+        """Return (key, number, expected arrival) of what is left, and the next sure arrival."""
+        queue = []
+        coming = inf
+        for number in state.own:
+            microbatch = self._following[number]
+            if microbatch == self._graph.microbatches:
+                continue
+            arrival = self._arrives(number)
+            if now < arrival < coming:
+                coming = arrival
+            if arrival == inf and not self._rule.keys:
+                arrival = max(now + self._moment, self._rule.planned[number][microbatch])
+            queue.append((self._keys[number][microbatch], number, arrival))
+        queue.sort()
+        return queue, coming
+
+    def _arrives(self, number: int) -> float:
+        """Return when the next pass of ``number`` may start; infinity where that is not known."""
+        graph, m = self._graph, self._graph.microbatches
+        microbatch = self._following[number]
+        for own in graph.own_needs[number]:
+            if self._following[own] <= microbatch:
+                return inf
+        arrival = 0.0
+        for need in graph.comm_needs[number]:
+            comm = need * m + microbatch
+            if self._missing[comm]:
+                return inf
+            arrival = max(arrival, self._arrival[comm])
+        return arrival
+
+    def _fits(self, state: _Rank, number: int, limits: Held) -> bool:
+        """Whether the rest of the base row still fits after the next pass of ``number``."""
+        m, following = self._graph.microbatches, self._following
+        target = number * m + following[number]
+        for i, change in self._takes[number]:
+            room = limits[i] - state.held[i] - change + _EPSILON
+            at = state.head
+            while room >= 0 and state.base[at] != target:
+                other, microbatch = divmod(state.base[at], m)
+                if microbatch >= following[other]:
+                    room -= self._all_changes[other][i]
+                at += 1
+            if room < 0:
+                return False
+        return True
+
+    def _start(self, rank: int, number: int, now: float) -> None:
+        graph, m, following = self._graph, self._graph.microbatches, self._following
+        state = self._ranks[rank]
+        microbatch = following[number]
+        following[number] += 1
+        self.rows[rank].append(number * m + microbatch)
+        base, head = state.base, state.head
+        while head < len(base) and base[head] % m < following[base[head] // m]:
+            head += 1
+        state.head = head
+        state.warming_up = state.warming_up and graph.passes[number].kind != "B"
+        for i, change in self._changes[number]:
+            state.held[i] += change
+        self.free[rank] = end = now + graph.times[number]
+        heapq.heappush(self.events, (end, rank))
+        for fed in graph.feeds[number]:
+            comm = fed * m + microbatch
+            self._arrival[comm] = max(self._arrival[comm], end + graph.comm_times[fed])
+            self._missing[comm] -= 1
+            if not self._missing[comm]:
+                self._announce(graph.members[fed], self._arrival[comm], now)
+
+    def _announce(self, members: Sequence[int], arrival: float, now: float) -> None:
+        """Let the idle ranks that take part look again when a communication is done."""
+        for rank in members:
+            if self.free[rank] <= now:
+                heapq.heappush(self.events, (arrival, rank))

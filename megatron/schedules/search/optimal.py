@@ -1,0 +1,199 @@
+"""The shortest plan there is, or how far a plan may be from it: orders found and proven by CP-SAT.
+
+The order of the passes is a scheduling problem: passes of fixed length, one at a time on a rank,
+each after what it needs, and never more held than a rank has memory for. OR-Tools' CP-SAT looks for
+a shorter plan, and for a proof that there is none, until both meet or the time is up.
+
+CP-SAT counts in whole ticks, durations rounded down. Every real schedule, its start times rounded
+down, is then one in ticks, so what is proven in ticks holds in real time.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil, floor, inf
+from typing import TYPE_CHECKING, Final, Literal
+
+from megatron.schedules.costs import Costs
+from megatron.schedules.graph import Graph
+from megatron.schedules.held import Held, peak_held
+from megatron.schedules.passes import Pass
+from megatron.schedules.plan import Plan
+from megatron.schedules.search.automatic import one_by_one
+from megatron.schedules.search.order_search import OrderSearch
+from megatron.schedules.search.ticks import in_ticks, tick_of
+from megatron.schedules.timing import earliest, longest_span
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
+Objective = Literal["span", "makespan"]
+"""``span`` is the longest time between the first start and the last end of a rank's passes, those
+that take no time left out (arXiv 2401.10241, section 5.3); ``makespan`` is the last end of all."""
+
+TOLERANCE: Final = 1e-4
+"""Relative difference of time and bound up to which a plan counts as proven: rounding to ticks
+makes less."""
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The best plan found, and what is known about better ones.
+
+    Attributes:
+        plan: a checked plan within the limits.
+        time: its span or makespan, in the unit of the costs. Communications take their time but
+            never wait for one another.
+        bound: no plan within the limits takes less.
+        proven: whether ``time`` is the ``bound``, up to ``TOLERANCE``.
+    """
+
+    plan: Plan
+    time: float
+    bound: float
+    proven: bool
+
+
+def optimal(
+    problem: Plan,
+    costs: Costs,
+    limits: Sequence[float],
+    *,
+    seconds: float,
+    objective: Objective = "span",
+    hint: Plan | None = None,
+    ahead: int | None = 0,
+    kept: float = 1.0,
+    workers: int | None = None,
+) -> Optimum:
+    """Look for the shortest plan within limits of memory, and for a proof that it is.
+
+    Args:
+        problem: a checked plan of the same passes: it says which stages, microbatches, barriers and
+            weight gradients there are, and the search starts from its order if it keeps the limits.
+        costs: durations.
+        limits: for every rank, how many activations of a chunk it may hold.
+        seconds: time limit. The best plan known by then is returned, at worst the one started from.
+        objective: what to minimise.
+        hint: another checked plan of the same passes, to start from if it is better.
+        ahead: how many microbatches more than in ``problem`` a rank may hold between S and T and
+            between IF and F (p more of the latter on ranks without the first stage); ``None`` for
+            any number.
+        kept: share of activations that stays from B to W, as in ``held_changes``.
+        workers: threads of the solver; one a core if ``None``.
+
+    Raises:
+        ValueError: if OR-Tools is missing, a limit is below what one microbatch needs, ``hint`` has
+            other passes than ``problem``, no time is given, or the plan's order is not free.
+    """
+    _require_sound(problem, hint, seconds)
+    if objective == "span":
+        _require_fixed_begin(problem, costs)
+    serial = one_by_one(problem)
+    capacities = _capacities(problem, serial, limits, ahead, kept)
+    plans = [plan for plan in (hint, problem, serial) if plan and _fits(plan, capacities, kept)]
+    model, solver = _cp_sat(seconds, workers or os.cpu_count() or 1)
+    known = min(plans, key=lambda plan: duration(plan, costs, objective))
+    tick = tick_of(Graph(problem, costs))
+    # Rounded up: a span that is counted from later than it begins is too short, never too long.
+    working = earliest(serial, in_ticks(serial, costs, tick, ceil)).working
+    begins = [int(times[0]) if times and objective == "span" else 0 for times in working]
+    search = OrderSearch(model, known, in_ticks(known, costs, tick, floor), begins)
+    search.limit_memory(capacities, kept)
+    found, least = search.solve(solver)
+    best = min(
+        (plan for plan in (found, known) if _fits(plan, capacities, kept)),
+        key=lambda plan: duration(plan, costs, objective),
+    )
+    time = duration(best, costs, objective)
+    bound = min(time, least * float(tick))
+    return Optimum(best, time, bound, proven=time - bound <= TOLERANCE * time)
+
+
+def duration(plan: Plan, costs: Costs, objective: Objective) -> float:
+    """Return the span or makespan of a checked plan whose passes start as early as they can."""
+    working = earliest(plan, costs).working
+    if objective == "span":
+        return longest_span(working)
+    return max((times[1] for times in working if times), default=0.0)
+
+
+def _cp_sat(seconds: float, workers: int) -> "tuple[cp_model.CpModel, cp_model.CpSolver]":
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError as error:
+        raise ValueError(
+            "an optimal schedule needs OR-Tools, which is not installed: pip install ortools (the "
+            "extra 'solver'), or choose another schedule"
+        ) from error
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = seconds
+    solver.parameters.num_workers = workers
+    solver.parameters.relative_gap_limit = TOLERANCE / 2
+    return cp_model.CpModel(), solver
+
+
+def _require_sound(problem: Plan, hint: Plan | None, seconds: float) -> None:
+    if not seconds > 0:
+        raise ValueError(f"seconds={seconds:g} leaves no time to search: give more than 0")
+    if problem.forward_only or problem.synchronous:
+        raise ValueError(
+            "an optimal order is sought for plans that train and overlap their collectives, not "
+            + ("for evaluation" if problem.forward_only else "for synchronous ones (interlaced)")
+        )
+    if hint is not None and replace(hint, rows=problem.rows) != problem:
+        raise ValueError("the hint is a plan of other stages, microbatches or barriers")
+    if hint is not None and hint.split_backward != problem.split_backward:
+        raise ValueError("of hint and problem only one splits the backward: give two alike")
+
+
+def _require_fixed_begin(problem: Plan, costs: Costs) -> None:
+    """Refuse plans in which the order decides when a rank begins to work.
+
+    All ranks begin at 0, with IF, or where looking up takes no time each with an F of microbatch 0
+    that has come straight through the stages before.
+    """
+    ranks = range(problem.ranks)
+    if problem.barriers is not None:
+        lookups = [costs.of_pass(problem, rank, Pass("IF", 0)) for rank in ranks]
+        if all(lookups):
+            return
+        straight = not any(lookups)
+    else:
+        straight = True
+    firsts = problem.stages[: problem.ranks]
+    working = [costs.of_pass(problem, rank, Pass("F", 0, chunk)) > 0 for rank, chunk in firsts]
+    if not (straight and all(working) and len({rank for rank, _ in firsts}) == problem.ranks):
+        raise ValueError(
+            "with these stages and costs the order decides when a rank begins to work, so spans "
+            "cannot be compared: choose the objective makespan"
+        )
+
+
+def _capacities(
+    problem: Plan, serial: Plan, limits: Sequence[float], ahead: int | None, kept: float
+) -> list[Held]:
+    """Return for every rank how much it may hold."""
+    if len(limits) != problem.ranks:
+        raise ValueError(f"{len(limits)} limits for {problem.ranks} ranks: give one for each rank")
+    capacities = []
+    for rank, limit in enumerate(limits):
+        least = peak_held(serial, serial.rows[rank], kept).activations
+        if not limit >= least:
+            raise ValueError(
+                f"rank {rank} may hold {limit:g} activations of a chunk, but a microbatch alone "
+                f"needs {least:g}: raise its limit to that or more"
+            )
+        _, exponentials, embeddings = peak_held(problem, problem.rows[rank], kept)
+        more = inf if ahead is None else ahead
+        early = 0 if rank == problem.stages[0][0] else problem.ranks
+        capacities.append(Held(limit, exponentials + more, embeddings + more + early))
+    return capacities
+
+
+def _fits(plan: Plan, capacities: Sequence[Held], kept: float) -> bool:
+    return all(
+        peak <= capacity + TOLERANCE
+        for row, allowed in zip(plan.rows, capacities, strict=True)
+        for peak, capacity in zip(peak_held(plan, row, kept), allowed, strict=True)
+    )

@@ -1,0 +1,224 @@
+"""Shorten a plan without letting any rank hold more: try several ways, keep the best.
+
+A block orders its passes as if every microbatch came one interval after the last, and as if passes
+took the times of the block. In the warm-up, in the cool-down and with real costs that is not so.
+Every trial starts from rows that run, so the plan that comes back is never longer than the one that
+went in (arXiv 2405.15362, section 4.2, hoists F, B and W by a greedy rule; here that rule is one
+trial among several).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Final
+
+from megatron.schedules.costs import UNIT_COSTS, Costs, Time
+from megatron.schedules.graph import Graph
+from megatron.schedules.held import Held, held_changes, peak_held
+from megatron.schedules.passes import PassKind
+from megatron.schedules.plan import Plan
+from megatron.schedules.search.automatic import greedy
+from megatron.schedules.search.justify import Scheduled, justify, planned, scheduled, to_the_left
+from megatron.schedules.search.keys_from_plan import keys_from_plan
+from megatron.schedules.search.list_schedule import Problem, Rows, Rule, list_schedule
+
+EFFORT: Final = 600_000
+"""Passes that all trials of a plan with a split backward may place: some seconds."""
+EFFORT_SEARCHED: Final = 2_000_000
+"""The same for a plan that is nothing but a search."""
+EFFORT_FUSED: Final = 12_000
+"""The same where nothing is there to fill gaps with: the block is nearly always the best."""
+EFFORT_TURNS: Final = 200_000
+"""The same with several chunks, whose turns leave something to gain."""
+PATIENCE: Final = 50
+"""Trials in a row that may bring nothing."""
+
+_SLACKS: Final = ((0.5, 0.0), (1.0, 0.0, 1.0), (0.0, 0.0), (0.25, 0.25))
+_GREEDY_SLACKS: Final = tuple(
+    (slack, filler, warm_up)
+    for slack, filler in ((0.35, 0.7), (0.5, 1.0), (0.75, 1.0), (0.75, 0.7), (0.85, 1.0))
+    for warm_up in (0.0, 0.1, 0.25, 0.4, 0.5, 0.55, 0.7, 0.85)
+)
+"""Slacks that list scheduling by urgency tries: afterwards, for fillers, and in the warm-up."""
+_EPSILON: Final = 1e-9
+
+
+def shorten(
+    plan: Plan,
+    costs: Costs = UNIT_COSTS,
+    limits: Sequence[Held] | None = None,
+    kept: float = 1.0,
+    searched: bool = False,
+    without: Plan | None = None,
+) -> Plan:
+    """Return the shortest plan found of the passes of ``plan``.
+
+    "Shortest" is the span, the longest time between a rank's first start and last end.
+
+    Args:
+        plan: a checked plan.
+        costs: durations that decide.
+        limits: what every rank may hold; what it holds in ``plan`` if that is more, or by default.
+        kept: share of a microbatch's activations that stays from B to W.
+        searched: start from list scheduling by urgency too, which needs no block.
+        without: the shortened plan of this pipeline without its vocabulary: its shape is followed.
+    """
+    search = _Search(plan, costs, limits, kept, searched)
+    if without is not None:
+        search.keys = [
+            keys_from_plan(plan, search.graph, without, costs, held) for held in (0.0, 1.0)
+        ]
+    best = search.best(search.rows(plan))
+    return replace(plan, rows=tuple(search.graph.plan_row(row) for row in best.rows))
+
+
+class _Search:
+    """The trials of one plan."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        costs: Costs,
+        limits: Sequence[Held] | None,
+        kept: float,
+        searched: bool,
+    ) -> None:
+        self.keys: list[list[list[float]]] = []
+        self._plan, self._searched = plan, searched
+        self.graph = Graph(plan, costs)
+        peaks = [peak_held(plan, row, kept) for row in plan.rows]
+        allowed = [
+            Held(*map(max, peak, limit)) for peak, limit in zip(peaks, limits or peaks, strict=True)
+        ]
+        changes = [held_changes(plan, item, kept) for item in self.graph.passes]
+        self._problem = Problem(self.graph, changes, allowed)
+        self._ideal = Problem(Graph(plan, _evened(plan, costs)), changes, allowed)
+        self._passes = sum(map(len, plan.rows))
+        self._left = EFFORT_SEARCHED if searched else EFFORT
+        if not plan.split_backward:
+            self._left = EFFORT_FUSED if plan.chunks == 1 else EFFORT_TURNS
+
+    def rows(self, plan: Plan) -> Rows:
+        """Return the numbered rows of a plan."""
+        return [self.graph.row(rank, row) for rank, row in enumerate(plan.rows)]
+
+    def best(self, base: Rows) -> Scheduled:
+        """Return the shortest schedule of all trials that the effort allows."""
+        best = scheduled(self._problem, base)
+        floor = self._work()
+        idle = 0
+        for found in self._trials(best):
+            better = _shorter(found, best, _EPSILON * floor)
+            idle = 0 if better else idle + 1
+            if better:
+                best = found
+            if best.span <= floor * (1 + _EPSILON) or idle > PATIENCE:
+                break
+        return best
+
+    def _affords(self, placements: int) -> bool:
+        """Whether the effort still allows to place all passes so many times; then it is spent."""
+        self._left -= placements * self._passes
+        return self._left >= 0
+
+    def _work(self) -> float:
+        """Return the time that the busiest rank works, below which no schedule can come."""
+        work = [0.0] * self._plan.ranks
+        for rank, time in zip(self.graph.ranks, self.graph.times, strict=True):
+            work[rank] += time * self.graph.microbatches
+        return max(work)
+
+    def _trials(self, start: Scheduled) -> Iterator[Scheduled]:
+        """Yield schedules until the effort is spent, the quick ones first."""
+        found = [start, to_the_left(self._problem, start, 0.0)]  # once, however long it takes
+        yield found[-1]
+        self._affords(1)
+        for schedule in self._others(start):
+            found.append(schedule)
+            yield schedule
+        if self._plan.split_backward:
+            yield from self._shaken(min(found, key=lambda s: (s.span, s.end)))
+
+    def _others(self, start: Scheduled) -> Iterator[Scheduled]:
+        """Yield what comes of all ways to start and to justify."""
+        starts = [start]
+        if self._searched:
+            starts += self._greedy()
+            yield starts[-1]
+        for keys in self.keys:
+            if self._affords(1):
+                rows = list_schedule(self._problem, start.rows, Rule(0.5, keys=keys))
+                starts.append(scheduled(self._problem, rows))
+                yield starts[-1]
+        for base in starts if self._plan.split_backward else ():
+            for slack in (1.0, 0.0):
+                if self._affords(3):
+                    yield from self._evened(base, slack)
+        for slacks in _SLACKS:
+            for base in starts:
+                if self._affords(2 * len(slacks)):
+                    yield justify(self._problem, base, slacks)
+
+    def _greedy(self) -> list[Scheduled]:
+        """Return the best two schedules by urgency alone, the better one last."""
+        found: list[Scheduled] = []
+        for slacks in _GREEDY_SLACKS:
+            if not found or self._affords(1):
+                rows = greedy(self._plan, self._problem, *slacks)
+                found.append(scheduled(self._problem, rows))
+        return sorted(found, key=lambda s: -s.span)[-2:]
+
+    def _shaken(self, current: Scheduled) -> Iterator[Scheduled]:
+        """Yield what comes of shaking the best one again and again (iterated local search).
+
+        All ranks draw the same numbers: they must find the same plan.
+        """
+        random = Random(0)
+        mean = sum(self.graph.times) / len(self.graph.times)
+        while self._affords(5):
+            spread = mean * random.choice([0.5, 1, 2, 4, 8])
+            starts = planned(self._problem, current.rows, current.starts)
+            keys = [sorted(time + random.gauss(0, spread) for time in row) for row in starts]
+            rule = Rule(random.choice([0, 0.25, 0.5, 0.75, 1]), keys=keys)
+            shaken = scheduled(self._problem, list_schedule(self._problem, current.rows, rule))
+            slacks = random.choice([(0.5, 0.0), (0.0, 0.0), (0.5, 0.5), (1.0, 0.0), (0.25,)])
+            found = justify(self._problem, shaken, slacks)
+            if found.span <= current.span * (1 + _EPSILON):
+                current = found
+            yield found
+
+    def _evened(self, start: Scheduled, slack: float) -> Iterator[Scheduled]:
+        """Yield what comes of shortening for even costs first, then for the real ones."""
+        ideal = to_the_left(self._ideal, scheduled(self._ideal, start.rows), slack)
+        even = justify(self._ideal, ideal, [slack])
+        if self._affords(2):
+            even = justify(self._ideal, even, [slack])
+        real = scheduled(self._problem, even.rows)
+        yield real
+        for slacks in ((0.0, 0.0), (0.5, 0.0)):
+            if self._affords(4):
+                yield justify(self._problem, real, slacks)
+
+
+def _shorter(found: Scheduled, best: Scheduled, tolerance: float) -> bool:
+    """Whether ``found`` has the shorter span, or the same and ends earlier."""
+    if abs(found.span - best.span) <= tolerance:
+        return found.end < best.end - tolerance
+    return found.span < best.span
+
+
+def _evened(plan: Plan, costs: Costs) -> Costs:
+    """Return costs in which F, B and W take the same time on all ranks, and communication none.
+
+    For these a block's structure is at its best, and often the best start for the real costs.
+    """
+    times: dict[PassKind, list[float]] = {}
+    graph = Graph(plan, costs)
+    for item, time in zip(graph.passes, graph.times, strict=True):
+        times.setdefault(item.kind, []).append(time)
+    mean = {kind: sum(all_) / len(all_) for kind, all_ in times.items()}
+    if "W" in mean:
+        third = (mean["F"] + mean["B"] + mean["W"]) / 3
+        mean |= {"F": third, "B": third, "W": third}
+    even: dict[PassKind, Time] = dict(mean.items())
+    return Costs(even)

@@ -1,0 +1,221 @@
+"""Costs as users write them: words on a command line, or a JSON file.
+
+Words are ``F=1,B=2:2:4,p2p=0.1``, several times for a pass being those of the ranks. A file holds
+
+    {"passes": {"F": 1, "B": [2, 2, 4], "W": [[1, 2], [1, 1], [1, 1]]},
+     "comms": {"p2p": 0.1, "C1": 0.2},
+     "bytes": {"static": 4e9, "activation": [3e8, 3e8, 4e8], "exponentials": 2e7, "embedding": 1e7},
+     "layers": [[2, 1], [2, 2], [2, 0]]}
+
+with one number for all ranks, one for each rank, or one for each chunk of each rank. ``p2p`` is one
+hop between neighbours, X and G alike. Passes of the vocabulary that are not named, and all such
+communications, take no time; F and B must be named, and W where the backward is split. ``layers``
+are the transformer layers of each chunk of each rank that the times were measured with: who writes
+them says that the file is a measurement, and as such it must name all passes of the vocabulary
+that the schedule runs, and no others (``check_measured``).
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from megatron.schedules.costs import Costs, Time
+from megatron.schedules.needs import COMM_KINDS, CommKind
+from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS, PassKind
+from megatron.schedules.plan import TREATMENTS, vocabulary_passes
+from megatron.simulator.costs.peak_bytes import Sizes
+
+DEFAULT_COSTS: Final = Costs(
+    {"F": 1.0, "B": 1.0, "W": 1.0, "S": 0.25, "E": 0.0, "T": 0.25, "IF": 0.0, "IB": 0.0}
+)
+"""What is simulated where nothing else is given: the unit costs of the papers."""
+
+_HOP: Final[tuple[CommKind, ...]] = ("X", "G")
+_BARRIERS: Final[tuple[CommKind, ...]] = ("C1", "C2", "C3")
+_SIZES: Final = tuple(field.name for field in fields(Sizes))
+
+
+class CostFile(NamedTuple):
+    """What a file of costs holds.
+
+    Attributes:
+        costs: times of passes and communications.
+        sizes: bytes, if the file gives any.
+        layers: of each chunk of each rank, if the file says what was measured.
+        named: the passes and communications that the file has a time for.
+    """
+
+    costs: Costs
+    sizes: Sizes | None
+    layers: Sequence[Sequence[int]] | None = None
+    named: frozenset[str] = frozenset()
+
+
+def parse_costs(text: str) -> Costs:
+    """Read ``F=1,B=2:2:4,C1=0.1``.
+
+    Raises:
+        ValueError: if a word is no ``KIND=TIME``, naming it.
+    """
+    passes: list[tuple[str, Time]] = []
+    comms: list[tuple[str, float]] = []
+    for word in text.split(","):
+        name, _, value = word.strip().partition("=")
+        times = [_number(word, part) for part in value.split(":")]
+        if name in PASS_KINDS:
+            passes.append((name, times if len(times) > 1 else times[0]))
+        elif len(times) == 1:
+            comms.append((name, times[0]))
+        else:
+            raise ValueError(f"'{word}': only passes may have one time for each rank")
+    return _costs(passes, comms)
+
+
+def load_costs(path: Path) -> CostFile:
+    """Read a JSON file of costs.
+
+    Raises:
+        ValueError: if the file cannot be read or holds something else, naming it and the value.
+    """
+    try:
+        document = json.loads(path.read_text(), object_pairs_hook=_no_doubles)
+        sections = _section(document, "the file")
+        for name in sections:
+            if name not in ("passes", "comms", "bytes", "layers"):
+                raise ValueError(f"'{name}' is no section: write passes, comms, bytes or layers")
+        passes = _section(sections.get("passes", {}), "passes")
+        comms = _section(sections.get("comms", {}), "comms")
+        costs = _costs(
+            [(kind, _values(kind, value, depth=2)) for kind, value in passes.items()],
+            [(kind, _values(kind, value, depth=0)) for kind, value in comms.items()],
+        )
+        sizes = _sizes(sections["bytes"]) if "bytes" in sections else None
+        layers = _layers(sections["layers"]) if "layers" in sections else None
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:  # of JSON and of Unicode too
+        raise ValueError(f"{path}: {error}") from error
+    return CostFile(costs, sizes, layers, frozenset(passes) | set(costs.comms))
+
+
+def check_measured(file: CostFile, vocabulary: str) -> None:
+    """Check that measured costs are of a treatment of the vocabulary, by what they name.
+
+    Collectives tell treatments with the same passes apart; a single rank has none.
+
+    Raises:
+        ValueError: if passes or barriers are missing, or of another treatment.
+    """
+    barriers = TREATMENTS[vocabulary].barriers
+    wanted: set[str] = set(vocabulary_passes(barriers))
+    found = file.named.difference(CHUNKED_KINDS, COMM_KINDS)
+    if merged := file.named.intersection(_BARRIERS):
+        wanted |= set(_BARRIERS[: barriers or 0])
+        found |= merged
+    lacking, besides = sorted(wanted - found), sorted(found - wanted)
+    if lacking or besides:
+        faults = [f"{' '.join(lacking)} missing"] if lacking else []
+        faults += [f"{' '.join(besides)} of another treatment"] if besides else []
+        raise ValueError(
+            f"these costs were not measured with the vocabulary treatment {vocabulary}: "
+            f"{', '.join(faults)}; measure with {vocabulary} (--schedule-costs), or take what they "
+            "were measured with"
+        )
+
+
+def save_costs(path: Path, costs: Costs, layers: Sequence[Sequence[int]]) -> None:
+    """Write a JSON file of costs.
+
+    Args:
+        path: of the file.
+        costs: measured ones.
+        layers: transformer layers of each chunk of each rank, with which they were measured.
+    """
+    document = {"passes": dict(costs.passes), "comms": dict(costs.comms), "layers": layers}
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _costs(passes: Iterable[tuple[str, Time]], comms: Iterable[tuple[str, float]]) -> Costs:
+    pass_times: dict[PassKind, Time] = {}
+    comm_times: dict[CommKind, float] = {}
+    for name, time in passes:
+        pass_kind = next((kind for kind in PASS_KINDS if kind == name), None)
+        if pass_kind is None:
+            raise ValueError(f"'{name}' is no pass: write one of {' '.join(PASS_KINDS)}")
+        if pass_kind in pass_times:
+            raise ValueError(f"{name} is given twice: give it once")
+        pass_times[pass_kind] = time
+    for name, hop in comms:
+        for kind in _comm_kinds(name):
+            if kind in comm_times:
+                raise ValueError(f"{kind} is given twice: give {name} once, p2p being X and G")
+            comm_times[kind] = hop
+    free = {kind: 0.0 for kind in PASS_KINDS if kind not in CHUNKED_KINDS}
+    return Costs({**free, **pass_times}, comm_times)
+
+
+def _comm_kinds(name: str) -> tuple[CommKind, ...]:
+    kinds = _HOP if name == "p2p" else tuple(kind for kind in COMM_KINDS if kind == name)
+    if not kinds:
+        raise ValueError(
+            f"'{name}' is no communication, nor a pass: write p2p or one of "
+            f"{' '.join(COMM_KINDS)}; passes are {' '.join(PASS_KINDS)}"
+        )
+    return kinds
+
+
+def _number(word: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"'{word}' is no cost: write KIND=TIME, as in F=1.5 or F=1:1:2") from None
+
+
+def _no_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"'{name}' is given twice: give it once")
+    return dict(pairs)
+
+
+def _section(value: object, name: str) -> Mapping[str, object]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is {json.dumps(value)[:40]}: write an object, as in {{...}}")
+    return value
+
+
+def _values(name: str, value: object, depth: int) -> Any:
+    """Return ``value`` if it is a number, or a list of such down to ``depth`` lists."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value
+    if isinstance(value, list) and value and depth:
+        return [_values(name, part, depth - 1) for part in value]
+    raise ValueError(
+        f"{name} is {json.dumps(value)[:40]}: write a number"
+        + (" or a list with one for each rank" if depth else "")
+    )
+
+
+def _layers(section: Any) -> Sequence[Sequence[int]]:
+    def is_row(row: Any) -> bool:
+        return isinstance(row, list) and all(type(n) is int and n >= 0 for n in row)
+
+    if not (isinstance(section, list) and all(map(is_row, section))):
+        raise ValueError(
+            f"layers is {json.dumps(section)[:40]}: write a list for each rank with the layers of "
+            "each of its chunks"
+        )
+    rows: list[list[int]] = section
+    return rows
+
+
+def _sizes(section: object) -> Sizes:
+    sizes = {}
+    for name, value in _section(section, "bytes").items():
+        if name not in _SIZES:
+            raise ValueError(f"bytes has no '{name}': write {', '.join(_SIZES)}")
+        sizes[name] = _values(name, value, depth=2 if name == "activation" else 1)
+    return Sizes(**sizes)

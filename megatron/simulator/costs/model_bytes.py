@@ -1,0 +1,97 @@
+"""Bytes that every rank holds: parameters with their optimizer state, activations, logits."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from megatron.schedules.plan import TREATMENTS
+from megatron.simulator.costs.peak_bytes import Sizes
+from megatron.simulator.costs.shape import ACTIVATION_BYTES, Shape
+
+FP16_PARAMETER: Final = 16
+"""Bytes a parameter: weight and gradient in 16 bits (2 + 2), Adam's fp32 master weight, mean and
+variance (12), as Megatron-LM keeps them with ``--fp16``."""
+
+FP32_GRADIENT_PARAMETER: Final = 18
+"""The same with the gradient accumulated in fp32, Megatron-LM's default with ``--bf16``."""
+
+
+@dataclass(frozen=True)
+class LogitBytes:
+    """Bytes of the output layer, by how its kernels work.
+
+    Attributes:
+        held: of a logit: exponentials, from the forward (S) to the backward (T).
+        working: of a logit, more while a pass runs.
+        workspace: more while a pass runs, however many logits there are.
+        early_gradient: of an element of X: what S leaves of the input gradient for the barrier,
+            where there is one barrier or none.
+    """
+
+    held: float
+    working: float
+    workspace: float = 0.0
+    early_gradient: float = 0.0
+
+
+EARLY_GRADIENTS: Final[Mapping[int | None, int]] = {None: 1, 1: 2, 2: 0, 3: 0}
+"""By the number of barriers how many microbatches' input gradients S has left: without a barrier
+they are finished at once, and while one barrier is under way S may work on the next microbatch."""
+
+UNFUSED_LOGITS: Final = LogitBytes(held=4, working=4)
+"""Megatron-LM's kernels: exponentials in fp32; logits and their gradient in 16 bits come and go."""
+
+
+def model_sizes(
+    shape: Shape,
+    stages: Sequence[tuple[int, int]],
+    layers: Sequence[int],
+    vocabulary: str,
+    *,
+    per_parameter: float = FP16_PARAMETER,
+    logit: LogitBytes = UNFUSED_LOGITS,
+    tied: bool = False,
+) -> Sizes:
+    """Return what a model weighs on every rank.
+
+    What the output layer's passes need while they run counts as static, as if it were there
+    whenever a rank is at its fullest.
+
+    Args:
+        shape: the model and one microbatch.
+        stages: (rank, chunk) of every stage in the order of the data, as in ``Plan``.
+        layers: transformer layers of every stage, in that order.
+        vocabulary: a treatment of the vocabulary.
+        per_parameter: bytes of a parameter with its gradient and optimizer state.
+        logit: bytes of the output layer.
+        tied: input and output layer share a matrix; each holds a copy where they are on different
+            ranks.
+    """
+    ranks = 1 + max(rank for rank, _ in stages)
+    first, (last, last_chunk) = stages[0][0], stages[-1]
+    x = float(ACTIVATION_BYTES * shape.elements)
+    static = [0.0] * ranks
+    activation = [[0.0] * (len(stages) // ranks) for _ in range(ranks)]
+    for (rank, chunk), count in zip(stages, layers, strict=True):
+        static[rank] += per_parameter * count * shape.layer_parameters
+        activation[rank][chunk] += count * shape.layer_activation_bytes
+    activation[last][last_chunk] += x  # the final norm keeps its input
+    embedding = per_parameter * shape.vocabulary_parameters
+    barriers = TREATMENTS[vocabulary].barriers
+    shards = 1 if barriers is None else ranks
+    exponentials = x + logit.held * shape.logits / shards
+    at_work = logit.workspace + logit.working * shape.logits / shards
+    at_work += EARLY_GRADIENTS[barriers] * logit.early_gradient * shape.elements
+    if barriers is None:
+        static[first] += embedding
+        static[last] += at_work
+        static[last] += 0.0 if tied and first == last else embedding
+        activation[last][last_chunk] += exponentials
+        return Sizes(static, activation)
+    shard = (1 if tied else 2) * embedding / ranks + at_work
+    return Sizes(
+        [own + shard for own in static],
+        activation,
+        exponentials=exponentials,
+        embedding=[x if rank == first else 0.0 for rank in range(ranks)],
+    )

@@ -1,0 +1,89 @@
+"""Add the output layer's time where a treatment of the vocabulary runs it.
+
+The layer has three matrix products of one size: the logits, the gradient of its input and that of
+its weight (DESIGN section 3). ``time`` is that of the first; the others take as long.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from megatron.schedules.costs import Costs, Time
+from megatron.schedules.passes import PassKind
+from megatron.simulator.costs.redistribute import redistribute_stages
+
+Stages = Sequence[tuple[int, int]]
+"""(rank, chunk) of every stage, in the order in which the data flows."""
+
+_LAYER_KINDS: Final[tuple[PassKind, ...]] = ("F", "B", "W")
+
+
+def spread_output_layer(costs: Costs, ranks: int, barriers: int, time: float) -> Costs:
+    """Return ``costs`` with the S and T of one of ``ranks`` shards of the vocabulary.
+
+    Args:
+        costs: times of the other passes.
+        ranks: ranks that share the layer.
+        barriers: with one, S forms the input gradient as well; else T does.
+        time: of the whole layer's forward.
+    """
+    in_s = 2 if barriers == 1 else 1
+    share = time / ranks
+    return replace(costs, passes={**costs.passes, "S": in_s * share, "T": (3 - in_s) * share})
+
+
+def place_output_layer(costs: Costs, stages: Stages, time: float) -> Costs:
+    """Return ``costs`` with the whole output layer on the last stage."""
+    backward = {"B": 1.0, "W": 1.0} if "W" in costs.passes else {"B": 2.0}
+    rank, chunk = stages[-1]
+    passes = dict(costs.passes)
+    for kind in _LAYER_KINDS:
+        if kind in passes:
+            table = _table(passes[kind], stages)
+            table[rank][chunk] += time * ({"F": 1.0} | backward)[kind]
+            passes[kind] = table
+    return replace(costs, passes=passes)
+
+
+def redistribute_layers(
+    costs: Costs, stages: Stages, layers: int, output_layer: float, last: int | None = None
+) -> Costs:
+    """Return the costs of ranks whose slowest is as fast as possible, output layer included.
+
+    Args:
+        costs: times of an even distribution, one for all ranks and chunks.
+        stages: the stages.
+        layers: transformer layers of the model.
+        output_layer: time of the whole output layer's forward.
+        last: layers of the last stage, where the user has decided that.
+
+    Raises:
+        ValueError: if times differ by rank: those are of a distribution already.
+    """
+    times: dict[PassKind, float] = {}
+    for kind in _LAYER_KINDS:
+        time = costs.passes.get(kind, 0.0)
+        if not isinstance(time, (int, float)):
+            raise ValueError(
+                f"{kind} has times by rank, those of a distribution already: give one time, or "
+                "leave the layers as they are"
+            )
+        times[kind] = time * len(stages) / layers
+    extra = [0.0] * (len(stages) - 1) + [3 * output_layer]
+    counts = redistribute_stages(layers, stages, sum(times.values()), extra, last)
+    passes = dict(costs.passes)
+    for kind in _LAYER_KINDS:
+        if kind in passes:
+            table = _table(0.0, stages)
+            for (rank, chunk), count in zip(stages, counts, strict=True):
+                table[rank][chunk] = count * times[kind]
+            passes[kind] = table
+    return place_output_layer(replace(costs, passes=passes), stages, output_layer)
+
+
+def _table(time: Time, stages: Stages) -> list[list[float]]:
+    """Return ``time`` spelled out for every rank and chunk."""
+    ranks = 1 + max(rank for rank, _ in stages)
+    chunks = 1 + max(chunk for _, chunk in stages)
+    rows = [time] * ranks if isinstance(time, (int, float)) else time
+    return [[row] * chunks if isinstance(row, (int, float)) else list(row) for row in rows]

@@ -1,0 +1,103 @@
+"""How many bytes a rank holds at most while it works through its row."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from math import isfinite
+
+from megatron.schedules.held import held_changes
+from megatron.schedules.passes import Pass
+from megatron.schedules.plan import Plan
+
+Size = float | Sequence[float]
+"""Bytes: one number for all ranks, or one for each rank."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a rank holds, in bytes, each alike on all ranks or one for each.
+
+    Attributes:
+        static: at all times: parameters, gradients, optimizer states.
+        activation: for one chunk of one microbatch from F to B, or to W where that is a pass of
+            its own; each rank's may also be a sequence with one for each chunk.
+        exponentials: for one microbatch from S to T.
+        embedding: for one microbatch from IF to the F of the rank's first chunk.
+
+    Raises:
+        ValueError: if a size is negative, infinite or no number.
+    """
+
+    static: Size = 0.0
+    activation: Size | Sequence[Sequence[float]] = 0.0
+    exponentials: Size = 0.0
+    embedding: Size = 0.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            for size in _flat(getattr(self, field.name)):
+                if not (isfinite(size) and size >= 0):
+                    raise ValueError(f"{field.name}={size:g} is no size: give bytes, 0 or more")
+
+
+def peak_bytes(plan: Plan, sizes: Sizes) -> list[float]:
+    """Return the most bytes that every rank holds at any moment.
+
+    A pass holds what it takes in and what it makes at the same time.
+
+    Raises:
+        ValueError: if ``sizes`` are those of another number of ranks or chunks.
+    """
+    for field in fields(sizes):
+        _check_counts(plan, field.name, getattr(sizes, field.name))
+    return [_peak(plan, sizes, rank) for rank in range(plan.ranks)]
+
+
+def _peak(plan: Plan, sizes: Sizes, rank: int) -> float:
+    grows: dict[Pass, float] = {}
+    shrinks: dict[Pass, float] = {}
+    held = peak = _at(sizes.static, rank)
+    for item in plan.rows[rank]:
+        alike = item._replace(microbatch=0)
+        if alike not in grows:
+            changes = _changes(plan, sizes, rank, alike)
+            grows[alike] = sum(change for change in changes if change > 0)
+            shrinks[alike] = sum(change for change in changes if change < 0)
+        held += grows[alike]
+        peak = max(peak, held)
+        held += shrinks[alike]
+    return peak
+
+
+def _changes(plan: Plan, sizes: Sizes, rank: int, item: Pass) -> tuple[float, ...]:
+    held = held_changes(plan, item)
+    return (
+        held.activations * _at(sizes.activation, rank, item.chunk),
+        held.exponentials * _at(sizes.exponentials, rank),
+        held.embeddings * _at(sizes.embedding, rank),
+    )
+
+
+def _at(size: Size | Sequence[Sequence[float]], rank: int, chunk: int = 0) -> float:
+    own = size if isinstance(size, (int, float)) else size[rank]
+    return own if isinstance(own, (int, float)) else own[chunk]
+
+
+def _flat(size: Size | Sequence[Sequence[float]]) -> list[float]:
+    if isinstance(size, (int, float)):
+        return [size]
+    return [value for part in size for value in _flat(part)]
+
+
+def _check_counts(plan: Plan, name: str, size: Size | Sequence[Sequence[float]]) -> None:
+    if isinstance(size, (int, float)):
+        return
+    if len(size) != plan.ranks:
+        raise ValueError(
+            f"{name} has {len(size)} sizes for {plan.ranks} ranks: give one, or one for each rank"
+        )
+    for own in size:
+        if not isinstance(own, (int, float)) and len(own) != plan.chunks:
+            raise ValueError(
+                f"{name} has {len(own)} sizes for {plan.chunks} chunks of a rank: give one, or one "
+                "for each chunk"
+            )

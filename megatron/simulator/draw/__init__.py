@@ -1,0 +1,1 @@
+"""Timelines as pictures, text and traces."""

@@ -1,0 +1,251 @@
+"""Lay a picture of timelines out: one row per rank, time to the right, one scale for all panels.
+
+Every rank has a row of passes, with the microbatch's number in each box that has room for it, and
+below it as many thin lanes as it ever has communications under way at once. What comes out is
+boxes, texts and lines in pixels, which ``svg`` and ``tools/pictures/png.py`` only have to paint.
+"""
+
+from collections.abc import Iterable, Sequence
+from math import ceil, floor, log10
+from statistics import median
+from typing import Final, Literal, NamedTuple
+
+from megatron.schedules.needs import COMM_KINDS
+from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS
+from megatron.simulator.draw.palette import GLYPH, MEANINGS, Role
+from megatron.simulator.simulate import Span, Timeline
+
+LEAST_WIDTH: Final = 900
+_MARGIN: Final = 12
+_LEFT: Final = 58  # where time 0 lies: room for "rank 15"
+_RIGHT: Final = 20  # room for half of the axis' last number
+_TITLE: Final = 24
+_BOX: Final = 18
+_BASELINE: Final = 12.5  # of a number in a box
+_LANE: Final = 4
+_GAP: Final = 4
+_AXIS: Final = 26
+_TICK_ROOM: Final = 60
+_LEGEND_LINE: Final = 18
+
+
+class Panel(NamedTuple):
+    """A timeline and what stands above it."""
+
+    title: str
+    timeline: Timeline
+
+
+class Box(NamedTuple):
+    """A rectangle, its left upper corner and size in pixels.
+
+    Attributes:
+        look: ``pass`` has an edge, ``later`` (a rank's chunks after its first) is paler as well,
+            ``comm`` has no edge, ``idle`` is what lies behind a row.
+        kind: the kind of pass or communication, which decides the colour; none for ``idle``.
+        note: what a reader learns by pointing at it.
+    """
+
+    look: Literal["pass", "later", "comm", "idle"]
+    kind: str
+    x: float
+    y: float
+    width: float
+    height: float
+    note: str = ""
+
+
+class Label(NamedTuple):
+    """A text whose baseline begins, or is centred by its role, at a point in pixels."""
+
+    role: Role
+    x: float
+    y: float
+    text: str
+
+
+class Line(NamedTuple):
+    """A line from one point in pixels to another; only axes are made of them."""
+
+    x: float
+    y: float
+    to_x: float
+    to_y: float
+
+
+class Picture(NamedTuple):
+    """What to paint, in pixels from the left upper corner; later boxes cover earlier ones."""
+
+    width: int
+    height: int
+    boxes: list[Box]
+    labels: list[Label]
+    lines: list[Line]
+
+
+def lay_out(panels: Sequence[Panel], width: int | None = None, unit: str = "") -> Picture:
+    """Return a picture of ``panels`` below one another, on one time scale.
+
+    Each panel's time is counted from its first span. What takes no time is left out, and passes too
+    short for their number have none; every box has its label and times as a note.
+
+    Args:
+        panels: at least one, each with something that takes time.
+        width: in pixels, the height follows; by default wide enough for numbers in the passes.
+        unit: unit of time, written at the axis.
+
+    Raises:
+        ValueError: if there is nothing to draw, or no room to draw it.
+    """
+    if not panels:
+        raise ValueError("a picture needs at least one timeline")
+    started = [Panel(title, _from_zero(title, timeline)) for title, timeline in panels]
+    if width is None:
+        width = _wide_enough(started)
+    if width < 2 * _LEFT:
+        raise ValueError(f"a picture of width {width} has no room: use at least {2 * _LEFT}")
+    duration = max(timeline.end for _, timeline in started)
+    sheet = _Sheet((width - _LEFT - _RIGHT) / duration)
+    y = _MARGIN
+    for panel in started:
+        y = sheet.draw_panel(panel, y, unit)
+    y = sheet.draw_legend(y, width)
+    return Picture(width, y + _MARGIN, sheet.boxes, sheet.labels, sheet.lines)
+
+
+def _from_zero(title: str, timeline: Timeline) -> Timeline:
+    """Return what takes time in ``timeline``, counted from its first start."""
+    seen = [span for span in timeline.spans if span.end > span.start]
+    if not seen:
+        raise ValueError(f"the timeline '{title}' has nothing to draw: nothing in it takes time")
+    origin = min(span.start for span in seen)
+    return Timeline(
+        timeline.ranks,
+        tuple(s._replace(start=s.start - origin, end=s.end - origin) for s in seen),
+    )
+
+
+def _wide_enough(panels: Sequence[Panel]) -> int:
+    """Return the width at which passes have room for their numbers.
+
+    A number takes at most half of a transformer pass, and fits into all kinds that are not shorter
+    than a quarter of one: to show the shortest would make pictures too wide to look at.
+    """
+    lengths: dict[str, list[float]] = {}
+    digits = 1
+    for _, timeline in panels:
+        for span in timeline.spans:
+            if span.lane == "compute":
+                lengths.setdefault(span.kind, []).append(span.end - span.start)
+                digits = max(digits, len(str(span.microbatch)))
+    if not lengths:
+        return LEAST_WIDTH
+    usual = {kind: median(of_kind) for kind, of_kind in lengths.items()}
+    whole = min((usual[kind] for kind in CHUNKED_KINDS if kind in usual), default=0.0)
+    shown = min(length for length in usual.values() if length >= whole / 4 * (1 - 1e-9))
+    pixels_per_unit = _room(digits) / min(shown, whole / 2 or shown)
+    duration = max(timeline.end for _, timeline in panels)
+    return max(LEAST_WIDTH, _LEFT + ceil(duration * pixels_per_unit) + _RIGHT)
+
+
+def _room(digits: int) -> float:
+    """Return the least width of a box with a number in it."""
+    return digits * GLYPH + 1.5
+
+
+class _Sheet:
+    """Collects what panels and the legend consist of.
+
+    Args:
+        scale: pixels per unit of time.
+    """
+
+    def __init__(self, scale: float) -> None:
+        self.boxes: list[Box] = []
+        self.labels: list[Label] = []
+        self.lines: list[Line] = []
+        self._scale = scale
+
+    def draw_panel(self, panel: Panel, y: int, unit: str) -> int:
+        """Draw a panel whose top is ``y``; return the y below it."""
+        timeline = panel.timeline
+        self.labels.append(Label("title", _MARGIN, y + 14, panel.title))
+        y += _TITLE
+        comms: list[list[Span]] = [[] for _ in range(timeline.ranks)]
+        for span in timeline.spans:
+            if span.lane == "comm":
+                comms[span.rank].append(span)
+        for rank in range(timeline.ranks):
+            self.labels.append(Label("plain", _MARGIN, y + _BASELINE, f"rank {rank}"))
+            self.boxes.append(Box("idle", "", _LEFT, y, timeline.end * self._scale, _BOX))
+            for span in timeline.compute(rank):
+                self._draw_pass(span, y)
+            y += _BOX + 1
+            for lane in _pack(comms[rank]):
+                self.boxes += [self._box("comm", span, y, _LANE) for span in lane]
+                y += _LANE + 1
+            y += _GAP
+        self._draw_axis(timeline.end, y - _GAP + 1, unit)
+        return y + _AXIS
+
+    def draw_legend(self, y: int, width: int) -> int:
+        """Say what the boxes mean, passes and communications apart; return the y below it."""
+        kinds = {box.kind for box in self.boxes}
+        paler = any(box.look == "later" for box in self.boxes)
+        for group in (PASS_KINDS, COMM_KINDS):
+            x = float(_LEFT)
+            entries = {f"{kind} {MEANINGS[kind]}": str(kind) for kind in group if kind in kinds}
+            if group is PASS_KINDS and paler:
+                entries["paler: later chunks of a rank"] = ""
+            for text, kind in entries.items():
+                room = 26 + len(text) * GLYPH
+                if x > _LEFT and x + room > width - _MARGIN:
+                    x, y = float(_LEFT), y + _LEGEND_LINE
+                if kind:
+                    self.boxes.append(Box("pass", kind, x, y, 10, 10))
+                self.labels.append(Label("plain", x + 14, y + 8.5, text))
+                x += room
+            if x > _LEFT:
+                y += _LEGEND_LINE
+        return y - _LEGEND_LINE + 10
+
+    def _draw_pass(self, span: Span, y: int) -> None:
+        box = self._box("later" if span.chunk else "pass", span, y, _BOX)
+        self.boxes.append(box)
+        number = str(span.microbatch)
+        if box.width >= _room(len(number)) * (1 - 1e-9):
+            self.labels.append(Label("number", box.x + box.width / 2, y + _BASELINE, number))
+
+    def _box(self, look: Literal["pass", "later", "comm"], span: Span, y: int, height: int) -> Box:
+        x, width = _LEFT + span.start * self._scale, (span.end - span.start) * self._scale
+        note = f"{span.label}: {span.start:.4g} to {span.end:.4g}"
+        return Box(look, span.kind, x, y, width, height, note)
+
+    def _draw_axis(self, duration: float, y: int, unit: str) -> None:
+        """Draw the axis from 0 to ``duration``, with ticks at round numbers."""
+        self.lines.append(Line(_LEFT, y, _LEFT + duration * self._scale, y))
+        step = self._tick_step()
+        last = floor(duration / step + 1e-9)
+        for index in range(last + 1):
+            x = _LEFT + index * step * self._scale
+            text = f"{index * step:g}" + (f" {unit}" if unit and index == last else "")
+            self.lines.append(Line(x, y, x, y + 3))
+            self.labels.append(Label("tick", x, y + 13, text))
+
+    def _tick_step(self) -> float:
+        """Return the least of 1, 2 and 5 times a power of ten that leaves room for the numbers."""
+        least = _TICK_ROOM / self._scale
+        power = 10.0 ** floor(log10(least))
+        return next(step for m in (1, 2, 5, 10) if (step := m * power) >= least * (1 - 1e-9))
+
+
+def _pack(spans: Iterable[Span]) -> list[list[Span]]:
+    """Spread ``spans`` over as few lanes as keep them from overlapping."""
+    lanes: list[list[Span]] = []
+    for span in sorted(spans, key=lambda s: (s.start, s.end)):
+        free = next((lane for lane in lanes if lane[-1].end <= span.start), None)
+        if free is None:
+            lanes.append([span])
+        else:
+            free.append(span)
+    return lanes

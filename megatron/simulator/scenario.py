@@ -1,0 +1,117 @@
+"""From what is asked for to what comes out: make the plan, lower it, simulate it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from megatron.schedules.costs import Costs
+from megatron.schedules.held import in_flight
+from megatron.schedules.lower import lower
+from megatron.schedules.make_plan import find_plan, stages_of
+from megatron.schedules.plan import Plan
+from megatron.schedules.request import Request
+from megatron.simulator.costs.output_layer import (
+    place_output_layer,
+    redistribute_layers,
+    spread_output_layer,
+)
+from megatron.simulator.simulate import Timeline, simulate
+
+LAYERS_PER_STAGE: Final = 4
+"""Transformer layers of an even stage where ``redis`` is not told how many the model has."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is simulated.
+
+    Attributes:
+        request: the plan that is wanted, with costs; those of ``redis`` are of an even distribution
+            of the layers, unless they differ by rank.
+        output_layer: time of the whole output layer's forward, to be added wherever it runs; by
+            default S and T have their times from the costs, and stages no output layer.
+        layers: transformer layers of the model, for ``redis``; by default 4 a stage.
+        last_stage_layers: those of the last stage, for ``redis``; by default balanced.
+    """
+
+    request: Request
+    output_layer: float | None = None
+    layers: int | None = None
+    last_stage_layers: int | None = None
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What came out.
+
+    Attributes:
+        plan: the plan.
+        timeline: when everything ran.
+        in_flight: every rank's peak of microbatches in flight, as the schedule's promise counts.
+        bound: time that no plan within the limit is below, where ``optimal`` looked for one.
+    """
+
+    plan: Plan
+    timeline: Timeline
+    in_flight: Sequence[float]
+    bound: float | None = None
+
+
+def run(scenario: Scenario) -> Simulation:
+    """Make the plan of ``scenario`` and simulate it.
+
+    Raises:
+        ValueError: for what ``find_plan`` refuses, costs of other ranks or chunks than there are,
+            and options that the treatment of the vocabulary has no use for.
+    """
+    _check_ranks(scenario.request.costs, scenario.request.ranks)
+    request = replace(scenario.request, costs=_costs(scenario))
+    plan, bound = find_plan(request)
+    costs = request.costs
+    if request.traits.costs_of_rank:
+        costs = costs.per_chunk(plan.chunks)
+    _check_chunks(costs, plan.chunks)
+    timeline = simulate(lower(plan, costs), costs)
+    if not timeline.end:
+        raise ValueError("nothing takes time: give some pass a time above 0")
+    return Simulation(plan, timeline, in_flight(plan, request.traits.kept), bound)
+
+
+def _costs(scenario: Scenario) -> Costs:
+    """Return the costs of ``scenario`` with its output layer."""
+    request, time = scenario.request, scenario.output_layer
+    costs, treatment = request.costs, request.treatment
+    redistributed = scenario.layers is not None or scenario.last_stage_layers is not None
+    if redistributed and not treatment.redistributed:
+        raise ValueError(
+            f"the treatment '{request.vocabulary}' leaves the layers evenly spread: take 'redis' "
+            "to give their number, or that of the last stage"
+        )
+    if time is None and not redistributed:
+        return costs
+    if treatment.barriers is not None:
+        assert time is not None
+        return spread_output_layer(costs, request.ranks, treatment.barriers, time)
+    stages = stages_of(request)
+    if not treatment.redistributed:
+        return place_output_layer(costs, stages, time or 0.0)
+    layers = LAYERS_PER_STAGE * len(stages) if scenario.layers is None else scenario.layers
+    return redistribute_layers(costs, stages, layers, time or 0.0, scenario.last_stage_layers)
+
+
+def _check_ranks(costs: Costs, ranks: int) -> None:
+    for kind, time in costs.passes.items():
+        if not isinstance(time, (int, float)) and len(time) != ranks:
+            raise ValueError(
+                f"{kind} has {len(time)} times for {ranks} ranks: give one, or one for each rank"
+            )
+
+
+def _check_chunks(costs: Costs, chunks: int) -> None:
+    for kind, time in costs.passes.items():
+        for own in () if isinstance(time, (int, float)) else time:
+            if not isinstance(own, (int, float)) and len(own) != chunks:
+                raise ValueError(
+                    f"{kind} has {len(own)} times for {chunks} chunks of a rank: give one, or one "
+                    "for each chunk"
+                )

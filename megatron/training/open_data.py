@@ -1,0 +1,42 @@
+"""Open the data of a run: what training and its evaluations will read, and no more."""
+
+from dataclasses import dataclass
+
+from megatron.config.run_config import RunConfig
+from megatron.data.datasets import build_datasets
+from megatron.data.microbatch import MicrobatchLoader
+from megatron.data.samples import SampleDataset
+
+
+@dataclass(frozen=True)
+class Data:
+    """Microbatches of a run; every rank reads the same.
+
+    Attributes:
+        train: of the training iterations.
+        valid: of the evaluations; ``None`` without any.
+    """
+
+    train: MicrobatchLoader
+    valid: MicrobatchLoader | None
+
+
+def open_data(config: RunConfig) -> Data:
+    """Index the samples that the run will read. Needs no other rank.
+
+    Raises:
+        FileNotFoundError: a corpus is missing.
+        ValueError: a corpus is damaged, or a split is too short for one sample.
+    """
+    train = config.train
+    evaluations = train.train_iters // train.eval_interval if train.eval_interval else 0
+    samples = evaluations * train.eval_iters * train.global_batch_size
+    datasets = build_datasets(
+        config.data, (train.train_samples, samples, 0), config.model.vocab_size
+    )
+
+    def loader(dataset: SampleDataset) -> MicrobatchLoader:
+        return MicrobatchLoader(dataset, train.micro_batch_size, train.num_microbatches)
+
+    assert datasets.train is not None
+    return Data(loader(datasets.train), loader(datasets.valid) if datasets.valid else None)

@@ -1,0 +1,1 @@
+"""Timelines, traces and measured costs of a run, and plans made from them."""

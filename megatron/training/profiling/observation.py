@@ -1,0 +1,118 @@
+"""What is observed of a run's iterations, and what is made of it between them.
+
+``--record-timeline`` records the last iteration, ``--profile-schedule-start`` times the passes of
+some, and ``--profile`` names them for profilers.
+"""
+
+from collections.abc import Callable
+
+from megatron.config.run_config import RunConfig
+from megatron.runtime.clocks import common_start
+from megatron.runtime.observer import NamedRanges, Observer
+from megatron.runtime.timeline import Recorder
+from megatron.schedules.costs import Costs
+from megatron.simulator.costs.from_timelines import costs_from_timelines
+from megatron.simulator.draw.trace import save_chrome_trace
+from megatron.simulator.simulate import Timeline, simulate
+from megatron.simulator.timeline_file import save_timeline
+from megatron.training.outputs import PLANNED, TRACE
+from megatron.training.profiling.replan import (
+    describe_costs,
+    describe_replanned,
+    replan,
+    save_measured,
+)
+from megatron.training.setup import TrainState
+
+
+class Observation:
+    """Observes one rank's iterations, which are counted from 0 here and from 1 in the flags.
+
+    Args:
+        config: the run.
+        state: this rank.
+        last: the last iteration.
+        say: prints on rank 0.
+    """
+
+    def __init__(
+        self, config: RunConfig, state: TrainState, last: int, say: Callable[..., None]
+    ) -> None:
+        self._config = config
+        self._trainer = state
+        self._say = say
+        log = config.log
+        start, end = log.profile_schedule_start, log.profile_schedule_end
+        self._measured = range(0) if start is None or end is None else range(start - 1, end - 1)
+        named = range(log.profile_step_start - 1, log.profile_step_end - 1)
+        self._named = named if log.profile else range(0)
+        self._last = None if log.record_timeline is None else last
+        self._recorder: Recorder | None = None
+        self._clock_error = 0.0
+        self._timelines: list[Timeline] = []
+        self._costs: Costs | None = None
+
+    def times(self, iteration: int) -> bool:
+        """Return whether ``iteration`` is timed: then it must run by itself, and only once."""
+        return iteration in self._measured or iteration == self._last
+
+    def begin(self, iteration: int) -> Observer | None:
+        """Return who observes ``iteration``, if it is observed; every rank calls it before."""
+        state = self._trainer
+        self._recorder = None
+        if self.times(iteration):
+            self._recorder = Recorder(state.groups.rank, state.groups.device)
+            start, offset = common_start(state.groups)
+            self._clock_error = offset.error
+            self._recorder.begin(start)
+        if iteration in self._named:
+            return NamedRanges(state.groups.device, self._recorder)
+        return self._recorder
+
+    def finished(self, iteration: int) -> None:
+        """Make of ``iteration`` what is asked for; every rank calls it after."""
+        if self._recorder is None:
+            return
+        timeline = self._trainer.pipeline.timeline(self._recorder)
+        if iteration in self._measured:
+            self._timelines.append(timeline)
+            if iteration == self._measured[-1]:
+                self._use_costs()
+        if iteration == self._last:
+            self._save(timeline)
+
+    def _use_costs(self) -> None:
+        """Save the measured costs, and plan with them."""
+        log, state = self._config.log, self._trainer
+        self._costs = costs_from_timelines(state.plan, self._timelines)
+        self._timelines = []
+        self._say(
+            f"iterations {self._measured[0] + 1} to {self._measured[-1] + 1} measured: "
+            f"{describe_costs(self._costs)}",
+            flush=True,
+        )
+        if log.schedule_costs is not None:
+            save_measured(state, self._costs, log.schedule_costs)
+        if log.replan:
+            self._say(describe_replanned(replan(self._config, state, self._costs)), flush=True)
+
+    def _save(self, timeline: Timeline) -> None:
+        """Write the timeline, its trace, and the timeline as planned.
+
+        Planned is what the simulator makes of the program with the costs that were measured before,
+        or else with those of this very iteration: then all that differs is what it does not model.
+        """
+        state, path = self._trainer, self._config.log.record_timeline
+        error = max(state.groups.all_gather_object(self._clock_error))
+        if state.groups.rank != 0 or path is None:
+            return
+        costs = self._costs or costs_from_timelines(state.plan, [timeline])
+        planned = simulate(state.pipeline.train_program, costs)
+        save_timeline(timeline, path)
+        save_timeline(planned, path.with_suffix(PLANNED))
+        save_chrome_trace(state.plan, timeline, path.with_suffix(TRACE), 1e6)
+        self._say(
+            f"timeline of the last iteration: {path}, and beside it as planned ({PLANNED}) and "
+            f"as a trace ({TRACE}); clocks of ranks agree within {error * 1e6:.0f} us",
+            flush=True,
+        )

@@ -1,0 +1,97 @@
+"""Measure, then plan: costs of real iterations, and a plan made from them while the run goes on."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+from megatron.config.run_config import RunConfig
+from megatron.schedules.costs import Costs, Time
+from megatron.schedules.lower import lower
+from megatron.schedules.plan import Plan
+from megatron.simulator.costs.cost_file import save_costs
+from megatron.simulator.simulate import simulate
+from megatron.training.planning.run_plan import make_run_plan
+from megatron.training.setup import TrainState
+
+
+@dataclass(frozen=True)
+class Replanned:
+    """What planning with measured costs came to.
+
+    Attributes:
+        plan: the new plan.
+        before: predicted time of an iteration as it runs now, in seconds.
+        after: predicted time of an iteration of ``plan``.
+    """
+
+    plan: Plan
+    before: float
+    after: float
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether the new plan is predicted to be faster, by more than rounding."""
+        return self.after < self.before * (1 - 1e-9)
+
+
+def replan(config: RunConfig, state: TrainState, costs: Costs) -> Replanned:
+    """Plan with measured costs, and run that plan from the next iteration on if it is faster.
+
+    Every rank calls it between two iterations. Rank 0 plans for all, so that all have one plan
+    whatever machines they are. Stages and layers stay where they are.
+
+    Args:
+        config: the run.
+        state: this rank.
+        costs: in seconds, by rank and chunk, the same on every rank.
+    """
+    pipeline, groups = state.pipeline, state.groups
+    found = _plan(config, state, costs) if groups.rank == 0 else None
+    found = groups.all_gather_object(found)[0]
+    assert isinstance(found, Replanned)
+    if found.is_faster:
+        pipeline.replace_plan(found.plan, costs)
+    return found
+
+
+def _plan(config: RunConfig, state: TrainState, costs: Costs) -> Replanned:
+    plan = make_run_plan(config, costs).plan
+    return Replanned(
+        plan,
+        before=simulate(state.pipeline.train_program, costs).end,
+        after=simulate(lower(plan, costs), costs).end,
+    )
+
+
+def describe_replanned(found: Replanned) -> str:
+    """Return the outcome for the log."""
+    before, after = f"{found.before * 1e3:.1f} ms", f"{found.after * 1e3:.1f} ms"
+    if found.is_faster:
+        return f"replan: predicted iteration {before} before, {after} with the new plan"
+    return f"replan: the plan stays: predicted iteration {before}, {after} with a new one"
+
+
+def describe_costs(costs: Costs) -> str:
+    """Return the mean over ranks and chunks of every cost, for the log."""
+    times = {kind: mean(_flat(time)) for kind, time in costs.passes.items()} | dict(costs.comms)
+    return ", ".join(f"{kind} {seconds * 1e3:.3g} ms" for kind, seconds in times.items())
+
+
+def save_measured(state: TrainState, costs: Costs, path: Path) -> None:
+    """Write measured costs, and the layers that they were measured with; every rank calls it.
+
+    ``tools/simulate.py --costs`` and ``--measured-costs`` read them.
+    """
+    layers = state.groups.all_gather_object(list(map(len, state.pipeline.model.chunks)))
+    if state.groups.rank == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_costs(path, costs, layers)
+
+
+def _flat(time: Time) -> Iterator[float]:
+    if isinstance(time, (int, float)):
+        yield time
+        return
+    for part in time:
+        yield from _flat(part)

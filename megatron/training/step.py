@@ -1,0 +1,204 @@
+"""From gradients to new weights: all ranks together, or each on what it knows and checked later.
+
+Both ways do the same arithmetic in the same order, and so come to the same losses and weights: bit
+for bit wherever doing it twice does, as on CPUs. (On CUDA atomic additions, of rows of the
+vocabulary's gradients, come in any order.) The second way tells of an iteration one iteration late,
+since only then it is known whether its step stands.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
+
+import torch
+
+from megatron.config.run_config import RunConfig
+from megatron.optimizer.global_state import GlobalState, add_up, own_totals
+from megatron.optimizer.grad_norm import local_sum_of_squares
+from megatron.optimizer.post_validation import PostValidatedStep
+from megatron.runtime.batch import DeviceMicrobatch
+from megatron.runtime.observer import Observer
+from megatron.training.setup import TrainState
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What an iteration trains on.
+
+    Attributes:
+        number: counted from 0.
+        batch: its microbatches.
+        lr: learning rate of its step.
+        consumed_samples: samples of all iterations up to and with this one.
+    """
+
+    number: int
+    batch: Sequence[DeviceMicrobatch]
+    lr: float
+    consumed_samples: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    """An iteration whose step stands.
+
+    Attributes:
+        number: counted from 0.
+        loss: mean over the valid tokens.
+        grad_norm: of the whole model, before clipping.
+        consumed_samples: samples of all iterations up to and with this one.
+        step_redone: whether its step was a wrong guess and was taken again.
+    """
+
+    number: int
+    loss: float
+    grad_norm: float
+    consumed_samples: int
+    step_redone: bool = False
+
+
+class TrainStep(Protocol):
+    """A way to train an iteration; every rank uses the same."""
+
+    def train(self, iteration: Iteration, observer: Observer | None = None) -> Finished | None:
+        """Run the forward, the backward and the optimizer's step of an iteration.
+
+        Args:
+            iteration: what to train on.
+            observer: is told of passes and communication: twice, if the iteration must be run
+                twice, which ``settle`` right before it prevents.
+
+        Returns:
+            The iteration that this call has made final, if any.
+
+        Raises:
+            FloatingPointError: the loss or the gradient of the iteration that would have been
+                returned is infinite or NaN; no weight has been changed by it.
+        """
+        ...
+
+    def settle(self) -> Finished | None:
+        """Make the last iteration final and return it, if ``train`` has not done so.
+
+        Needed before anything but ``train`` reads weights. Raises as ``train`` does.
+        """
+        ...
+
+
+def make_train_step(config: RunConfig, state: TrainState) -> TrainStep:
+    """Return what ``config`` asks for; a single rank has nothing to gain from a guess."""
+    if config.optimizer.post_validation and state.groups.size > 1:
+        return PostValidatedTrainStep(state, config.optimizer.clip_grad)
+    return SynchronousTrainStep(state)
+
+
+class SynchronousTrainStep:
+    """Steps when loss and gradient norm of the whole model are known: one wait for all ranks.
+
+    Args:
+        state: this rank.
+    """
+
+    def __init__(self, state: TrainState) -> None:
+        self._trainer = state
+
+    def train(self, iteration: Iteration, observer: Observer | None = None) -> Finished:
+        """As in ``TrainStep``; the iteration returned is always this one."""
+        state = self._trainer
+        loss = state.pipeline.train(iteration.batch, iteration.number, observer)
+        full = add_up(own_totals(loss, state.parameters), state.groups)
+        if not full.is_finite:
+            _report_not_finite(state, iteration, full)
+        state.optimizer.step(iteration.lr, full.grad_norm)
+        state.gradients.zero()
+        return _finished(iteration, full)
+
+    def settle(self) -> None:
+        """Nothing is ever left open."""
+
+
+class PostValidatedTrainStep:
+    """Steps on a guess and goes on; looks at it before the next iteration's first gradient.
+
+    Args:
+        state: this rank, one of two or more.
+        clip_grad: limit of the global gradient norm; 0 switches clipping off.
+    """
+
+    def __init__(self, state: TrainState, clip_grad: float) -> None:
+        self._trainer = state
+        self._step = PostValidatedStep(state.optimizer, clip_grad, state.groups)
+        self._open: Iteration | None = None
+        self._verdict: tuple[GlobalState, bool] | None = None
+
+    def train(self, iteration: Iteration, observer: Observer | None = None) -> Finished | None:
+        """As in ``TrainStep``; the iteration returned is the one before."""
+        state, finished = self._trainer, None
+        if self._open is None:
+            loss = state.pipeline.train(iteration.batch, iteration.number, observer)
+        else:
+            loss = state.pipeline.train(
+                iteration.batch, iteration.number, observer, gate=self._stands
+            )
+            finished = self._close()
+            if loss is None:  # its forwards had wrong weights
+                loss = state.pipeline.train(iteration.batch, iteration.number, observer)
+        own = own_totals(loss, state.parameters).tolist()
+        self._step.guess(iteration.lr, GlobalState(*own))
+        self._open = iteration
+        return finished
+
+    def settle(self) -> Finished | None:
+        """As in ``TrainStep``."""
+        if self._open is None:
+            return None
+        self._stands()
+        return self._close()
+
+    def _stands(self) -> bool:
+        """Whether the last step was right on every rank; then the next gradients may be summed."""
+        self._verdict = self._step.validate()
+        _, right = self._verdict
+        if right:
+            self._trainer.gradients.zero()
+        return right
+
+    def _close(self) -> Finished:
+        """Make the last step final, correcting it if it does not stand."""
+        assert self._open is not None
+        assert self._verdict is not None
+        (full, right), iteration = self._verdict, self._open
+        self._verdict = self._open = None
+        if not right:
+            self._step.correct(full)
+            if not full.is_finite:
+                _report_not_finite(self._trainer, iteration, full)
+            self._trainer.gradients.zero()
+        return _finished(iteration, full, step_redone=not right)
+
+
+def _finished(iteration: Iteration, full: GlobalState, step_redone: bool = False) -> Finished:
+    return Finished(
+        iteration.number, full.loss, full.grad_norm, iteration.consumed_samples, step_redone
+    )
+
+
+def _report_not_finite(state: TrainState, iteration: Iteration, full: GlobalState) -> NoReturn:
+    """Find where infinity or NaN came from, and end the run; weights and gradients are untouched.
+
+    Raises:
+        FloatingPointError: always.
+    """
+    where = state.pipeline.first_not_finite(iteration.batch)
+    if where is not None:
+        microbatch, rank, what = where
+        found = f"rank {rank} saw it first, in {what}, microbatch {microbatch}"
+    else:
+        own = bool(torch.isfinite(local_sum_of_squares(state.parameters)))
+        finite = state.groups.all_gather_object(own)
+        ranks = [rank for rank, is_finite in enumerate(finite) if not is_finite]
+        found = f"the forward is finite, the gradient is not, on rank {', '.join(map(str, ranks))}"
+    raise FloatingPointError(
+        f"iteration {iteration.number + 1}: lm loss is {full.loss}: {found}; lower --lr or look at "
+        "the data of this iteration"
+    )

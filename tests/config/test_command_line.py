@@ -1,0 +1,201 @@
+"""From a command line to a configuration: what each flag becomes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from megatron.config.command_line import parse
+from megatron.config.run_config import RunConfig
+from megatron.data.indexed import IndexedWriter
+from megatron.model.config import ModelConfig
+
+VOCAB = 1000  # with the end-of-document token that NullTokenizer adds to 999
+
+
+@pytest.fixture
+def prefix(tmp_path) -> Path:
+    with IndexedWriter(tmp_path / "corpus", VOCAB) as writer:
+        for document in range(20):
+            writer.add_document([document, document + 1, VOCAB - 1])
+    return tmp_path / "corpus"
+
+
+@pytest.fixture
+def run(prefix):
+    """Parses the smallest command line that makes a run, and the flags under test."""
+
+    def parse_with(flags: str = "", world_size: int = 1, data_path: str = str(prefix)) -> RunConfig:
+        base = (
+            "--num-layers 4 --hidden-size 64 --num-attention-heads 8 --seq-length 32 "
+            "--micro-batch-size 2 --lr 1e-3 --tokenizer-type NullTokenizer --vocab-size 999 "
+            f"--device cpu --data-path {data_path}"
+        )
+        length = "" if "--train-samples" in flags else "--train-iters 10"
+        return parse([*base.split(), *length.split(), *flags.split()], world_size)
+
+    return parse_with
+
+
+def test_defaults_are_megatrons(run, prefix):
+    config = run()
+    assert config.model == ModelConfig(
+        num_layers=4,
+        hidden_size=64,
+        ffn_hidden_size=256,
+        num_attention_heads=8,
+        num_query_groups=8,
+        kv_channels=8,
+        seq_length=32,
+        max_position_embeddings=32,
+        vocab_size=VOCAB,
+        position_embedding_type="learned_absolute",
+        normalization="LayerNorm",
+        norm_epsilon=1e-5,
+        tie_embeddings=True,
+        attention_dropout=0.1,
+        hidden_dropout=0.1,
+        init_method_std=0.02,
+    )
+    assert config.train.global_batch_size == 2
+    assert config.train.num_microbatches == 1
+    assert config.train.dtype == torch.float32
+    assert config.train.seed == config.data.seed == 1234
+    assert config.train.eval_interval is None
+    assert config.optimizer.lr_decay_style == "linear"
+    assert (config.optimizer.lr_decay_samples, config.optimizer.lr_warmup_samples) == (20, 0)
+    assert (config.optimizer.adam_beta1, config.optimizer.adam_beta2) == (0.9, 0.999)
+    assert (config.optimizer.weight_decay, config.optimizer.clip_grad) == (0.01, 1.0)
+    assert config.data.data_path == ((1.0, prefix),)
+    assert config.data.split == (969, 30, 1)
+    assert config.data.eod_token == VOCAB - 1
+    assert config.log.log_interval == 100
+    assert (config.parallel.device, config.parallel.backend) == ("cpu", "gloo")
+    assert config.parallel.timeout_minutes == 10
+    assert config.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("flags", "changes"),
+    [
+        ("--swiglu", {"swiglu": True, "ffn_hidden_size": 128}),
+        ("--swiglu --ffn-hidden-size 100", {"swiglu": True, "ffn_hidden_size": 100}),
+        ("--group-query-attention", {"num_query_groups": 1}),
+        ("--group-query-attention --num-query-groups 4", {"num_query_groups": 4}),
+        ("--kv-channels 32", {"kv_channels": 32}),
+        ("--max-position-embeddings 64", {"max_position_embeddings": 64}),
+        ("--disable-bias-linear", {"add_bias_linear": False}),
+        ("--untie-embeddings-and-output-weights", {"tie_embeddings": False}),
+        ("--use-rotary-position-embeddings", {"position_embedding_type": "rope"}),
+        (
+            "--position-embedding-type rope --rotary-base 500000 --rotary-percent 0.5",
+            {"position_embedding_type": "rope", "rotary_base": 500000, "rotary_percent": 0.5},
+        ),
+        (
+            "--normalization RMSNorm --norm-epsilon 1e-6",
+            {"normalization": "RMSNorm", "norm_epsilon": 1e-6},
+        ),
+        ("--qk-layernorm", {"qk_layernorm": True}),
+        (
+            "--attention-dropout 0 --hidden-dropout 0.2",
+            {"attention_dropout": 0.0, "hidden_dropout": 0.2},
+        ),
+        ("--init-method-std 0.01", {"init_method_std": 0.01}),
+        (
+            "--label-smoothing 0.1 --z-loss-coeff 1e-4 --logit-softcap 30",
+            {"label_smoothing": 0.1, "z_loss_coeff": 1e-4, "logit_softcap": 30.0},
+        ),
+        ("--num_layers 6", {"num_layers": 6}),
+        ("--vocab-size 4999", {"vocab_size": 5000}),
+    ],
+)
+def test_a_model_flag_changes_its_attributes_alone(run, flags, changes):
+    assert vars(run(flags).model) == vars(run().model) | changes
+
+
+@pytest.mark.parametrize(
+    ("flags", "treatment", "shards", "padded"),
+    [
+        ("", "none", 1, 1024),
+        ("--vocab-parallel none", "none", 1, 1024),
+        ("--vocab-parallel vocab-1", "vocab-1", 4, 1024),
+        ("--vocab-parallel vocab-2", "vocab-2", 4, 1024),
+        ("--enable-vocab-parallel", "vocab-2", 4, 1024),
+        ("--enable-vocab-parallel --disable-backward-fusion", "vocab-1", 4, 1024),
+        ("--enable-vocab-parallel --vocab-parallel vocab-2", "vocab-2", 4, 1024),
+        ("--make-vocab-size-divisible-by 1", "none", 1, 1000),
+        ("--make-vocab-size-divisible-by 7", "none", 1, 1001),
+        ("--make-vocab-size-divisible-by 7 --enable-vocab-parallel", "vocab-2", 4, 1008),
+    ],
+)
+def test_treatment_of_the_vocabulary(run, flags, treatment, shards, padded):
+    parallel = run(f"--pipeline-model-parallel-size 4 {flags}", world_size=4).parallel
+    assert parallel.vocab_parallel == treatment
+    assert parallel.vocab_shards == shards
+    assert parallel.padded_vocab_size == padded
+    assert parallel.pipeline_size == 4
+
+
+def test_length_in_samples(run):
+    config = run("--global-batch-size 6 --train-samples 100")
+    assert (config.train.train_iters, config.train.train_samples) == (16, 96)
+    assert config.train.num_microbatches == 3
+    assert config.optimizer.lr_decay_samples == 100
+
+
+@pytest.mark.parametrize(
+    ("flags", "decay", "warmup"),
+    [
+        ("--lr-warmup-iters 3", 60, 18),
+        ("--lr-warmup-fraction 0.1", 60, 6),
+        ("--lr-warmup-iters 3 --lr-warmup-fraction 0", 60, 18),
+        ("--lr-decay-iters 20 --lr-warmup-fraction 0.25", 120, 30),
+        ("--train-samples 600 --lr-warmup-samples 7", 600, 7),
+        ("--train-samples 600 --lr-decay-samples 50 --lr-warmup-fraction 0.5", 50, 25),
+    ],
+)
+def test_learning_rate_spans_are_in_samples(run, flags, decay, warmup):
+    optimizer = run(f"--global-batch-size 6 {flags}").optimizer
+    assert (optimizer.lr_decay_samples, optimizer.lr_warmup_samples) == (decay, warmup)
+
+
+def test_training_and_logging_flags(run, tmp_path):
+    config = run(
+        "--bf16 --seed 7 --exit-interval 5 --eval-interval 4 --eval-iters 2 --eod-mask-loss "
+        f"--data-cache-path {tmp_path} --split 8,2 --log-interval 1 --peak-tflops 0.5 --profile "
+        f"--profile-step-start 2 --profile-step-end 4 --record-timeline {tmp_path}/timeline.json"
+    )
+    assert (config.train.dtype, config.train.seed, config.data.seed) == (torch.bfloat16, 7, 7)
+    train = config.train
+    assert (train.exit_interval, train.eval_interval, train.eval_iters) == (5, 4, 2)
+    assert (config.data.eod_mask_loss, config.data.cache_path) == (True, tmp_path)
+    assert config.data.split == (8, 2, 0)
+    log = config.log
+    assert (log.log_interval, log.peak_tflops, log.profile) == (1, 0.5, True)
+    assert (log.profile_step_start, log.profile_step_end) == (2, 4)
+    assert log.record_timeline == tmp_path / "timeline.json"
+
+
+def test_no_batches_means_no_evaluation(run):
+    assert run("--eval-interval 4 --eval-iters 0").train.eval_interval is None
+
+
+def test_a_blend_keeps_weights_and_order(run, prefix):
+    config = run(data_path=f"0.3 {prefix} 2 {prefix}")
+    assert config.data.data_path == ((0.3, prefix), (2.0, prefix))
+
+
+def test_the_last_of_a_repeated_flag_counts(run):
+    assert run("--seed 1 --seed 2").train.seed == 2
+
+
+def test_flags_that_ask_for_what_always_holds_are_granted_with_a_note(run):
+    flags = "--log-throughput --use_mcore_models --context-parallel-size 1 --transformer-impl=local"
+    config = run(flags + " --log-throughput")
+    assert [note.split(" changes nothing")[0] for note in config.notes] == [
+        "--log-throughput",
+        "--use-mcore-models",
+        "--context-parallel-size 1",
+        "--transformer-impl local",
+    ]
+    assert vars(config) | {"notes": ()} == vars(run())

@@ -1,0 +1,268 @@
+"""What the flags of the pipeline ask for, and which of them contradict each other."""
+
+from pathlib import Path
+
+import pytest
+
+from megatron.config.command_line import parse
+from megatron.config.run_config import DryRun, RunConfig
+from megatron.data.indexed import IndexedWriter
+from megatron.model.distribution import LayerDistribution
+from megatron.schedules.plan import TREATMENTS
+from megatron.schedules.request import SCHEDULE_NAMES
+
+BASE = (
+    "--num-layers 8 --hidden-size 64 --num-attention-heads 8 --seq-length 32 --micro-batch-size 1 "
+    "--global-batch-size 8 --train-iters 20 --lr 1e-3 --tokenizer-type NullTokenizer "
+    "--vocab-size 999 --device cpu --pipeline-model-parallel-size 2"
+)
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    prefix = tmp_path_factory.mktemp("data") / "corpus"
+    with IndexedWriter(prefix, 1000) as writer:
+        writer.add_document(list(range(100)))
+    return prefix
+
+
+@pytest.fixture
+def run(prefix: Path):
+    """Parses the flags under test beside those that every run of two ranks needs."""
+
+    def parse_with(flags: str = "") -> RunConfig:
+        return parse([*BASE.split(), "--data-path", str(prefix), *flags.split()], world_size=2)
+
+    return parse_with
+
+
+@pytest.mark.parametrize(
+    ("flags", "schedule", "limit"),
+    [
+        ("", "1f1b", None),
+        ("--pipeline-schedule v-min", "v-min", None),
+        ("--pipeline-schedule auto", "auto", None),
+        ("--pipeline-schedule auto --zero-bubble-max-pending-backward 2.5", "auto", 2.5),
+        ("--pipeline-schedule zb-auto --zero-bubble-max-pending-backward 4", "zb-auto", 4),
+        ("--pipeline-schedule zb-h2 --zero-bubble-max-pending-backward 4", "zb-h2", 4),
+        ("--enable-zero-bubble", "zb-1p", None),
+        ("--enable-zero-bubble --zero-bubble-max-pending-backward 4", "zb-auto", 4),
+        ("--zero-bubble-v-schedule", "zb-v", None),
+        ("--enable-zero-bubble --zero-bubble-v-schedule", "zb-v", None),
+        (
+            "--enable-zero-bubble --zero-bubble-v-schedule --zero-bubble-max-pending-backward 4",
+            "zb-v",
+            4,
+        ),
+        ("--zero-bubble-v-schedule --zero-bubble-v-schedule-mem-setup zb", "zb-v", None),
+        ("--zero-bubble-v-schedule --zero-bubble-v-schedule-mem-setup half", "v-half", None),
+        ("--zero-bubble-v-schedule --zero-bubble-v-schedule-mem-setup min", "v-min", None),
+        ("--zero-bubble-v-schedule --pipeline-schedule zb-v", "zb-v", None),
+        ("--num-virtual-stages-per-pipeline-rank 2", "interleaved", None),
+        ("--num-layers-per-virtual-pipeline-stage 1", "interleaved", None),
+    ],
+)
+def test_schedules(run, flags: str, schedule: str, limit: float | None) -> None:
+    parallel = run(flags).parallel
+    assert (parallel.pipeline_schedule, parallel.memory_limit) == (schedule, limit)
+
+
+@pytest.mark.parametrize("schedule", sorted(set(SCHEDULE_NAMES) - {"zb-auto", "file", "optimal"}))
+def test_every_schedule_has_its_name(run, schedule: str) -> None:
+    assert run(f"--pipeline-schedule {schedule}").parallel.pipeline_schedule == schedule
+
+
+@pytest.mark.parametrize("flags", ["", "--pipeline-schedule file "])
+def test_a_plan_of_a_file(run, flags: str) -> None:
+    parallel = run(flags + "--schedule-file my.plan").parallel
+    assert (parallel.pipeline_schedule, parallel.schedule_file) == ("file", Path("my.plan"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "chunks"),
+    [
+        ("--pipeline-schedule interleaved", None),
+        ("--num-virtual-stages-per-pipeline-rank 4", 4),
+        ("--num-layers-per-virtual-pipeline-stage 2", 2),
+        ("--num-layers-per-virtual-pipeline-stage 1 --pipeline-schedule interleaved", 4),
+    ],
+)
+def test_chunks_of_a_rank(run, flags: str, chunks: int | None) -> None:
+    assert run(flags).parallel.virtual_stages == chunks
+
+
+@pytest.mark.parametrize("treatment", TREATMENTS)
+def test_every_treatment_has_its_name(run, treatment: str) -> None:
+    parallel = run(f"--vocab-parallel {treatment}").parallel
+    assert parallel.vocab_parallel == treatment
+    assert parallel.vocab_shards == (1 if treatment in ("none", "redis") else 2)
+    assert parallel.layers.kind == ("redis" if treatment == "redis" else "even")
+
+
+@pytest.mark.parametrize(
+    ("flags", "treatment"),
+    [
+        ("--use-interlaced-schedule", "interlaced"),
+        ("--enable-vocab-parallel --use-interlaced-schedule", "interlaced"),
+        ("--use-interlaced-schedule --vocab-parallel interlaced", "interlaced"),
+        ("--enable-layer-redistribution", "redis"),
+        ("--layer-distribution redis", "redis"),
+        ("--enable-layer-redistribution --layer-distribution redis", "redis"),
+    ],
+)
+def test_other_names_of_treatments(run, flags: str, treatment: str) -> None:
+    assert run(flags).parallel.vocab_parallel == treatment
+
+
+@pytest.mark.parametrize(
+    ("flags", "layers"),
+    [
+        ("--layer-distribution even", LayerDistribution()),
+        ("--layer-distribution remainder", LayerDistribution("remainder")),
+        ("--layer-distribution 5,3", LayerDistribution("explicit", counts=(5, 3))),
+        ("--decoder-first-pipeline-num-layers 3", LayerDistribution(first=3)),
+        ("--decoder-last-pipeline-num-layers 0", LayerDistribution(last=0)),
+        ("--account-for-embedding-in-pipeline-split", LayerDistribution(embedding_counts=True)),
+        ("--account-for-loss-in-pipeline-split", LayerDistribution(loss_counts=True)),
+        (
+            "--enable-layer-redistribution --final-stage-num-layers 0",
+            LayerDistribution("redis", last=0),
+        ),
+        (
+            "--vocab-parallel redis --final-stage-num-layers 2",
+            LayerDistribution("redis", last=2),
+        ),
+    ],
+)
+def test_distributions(run, flags: str, layers: LayerDistribution) -> None:
+    assert run(flags).parallel.layers == layers
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--pipeline-schedule optimal", "optimal tools/simulate.py --save-plan --schedule-file"),
+        ("--pipeline-schedule file", "file --schedule-file --save-plan"),
+        ("--pipeline-schedule zb-auto", "zb-auto --zero-bubble-max-pending-backward"),
+        ("--zero-bubble-max-pending-backward 0", "-backward 0.0 at least 1"),
+        (
+            "--schedule-file p --pipeline-schedule zb-v",
+            "--schedule-file p file --pipeline-schedule zb-v give one",
+        ),
+        (
+            "--enable-zero-bubble --pipeline-schedule 1f1b",
+            "--enable-zero-bubble zb-1p --pipeline-schedule 1f1b give one",
+        ),
+        (
+            "--zero-bubble-v-schedule --num-virtual-stages-per-pipeline-rank 2",
+            "--zero-bubble-v-schedule zb-v --num-virtual-stages-per-pipeline-rank 2 interleaved",
+        ),
+        (
+            "--zero-bubble-v-schedule-mem-setup min",
+            "--zero-bubble-v-schedule-mem-setup min --zero-bubble-v-schedule",
+        ),
+        (
+            "--num-virtual-stages-per-pipeline-rank 2 --num-layers-per-virtual-pipeline-stage 2",
+            "-rank 2 --num-layers-per-virtual-pipeline-stage 2 give one",
+        ),
+        ("--num-virtual-stages-per-pipeline-rank 1", "-rank 1 1f1b leave"),
+        ("--num-layers-per-virtual-pipeline-stage 3", "-stage 3 --num-layers 8 2 rank change"),
+        ("--num-layers-per-virtual-pipeline-stage 4", "-stage 4 1f1b leave"),
+        (
+            "--num-layers-per-virtual-pipeline-stage 2 --layer-distribution 2,2,2,2",
+            "-stage 2 --layer-distribution 2,2,2,2 give one",
+        ),
+        (
+            "--num-layers-per-virtual-pipeline-stage 2 --vocab-parallel redis",
+            "-stage 2 --vocab-parallel redis give one",
+        ),
+        (
+            "--num-virtual-stages-per-pipeline-rank 2 --decoder-last-pipeline-num-layers 2",
+            "--decoder-last-pipeline-num-layers 2 interleaved --layer-distribution",
+        ),
+        (
+            "--vocab-parallel vocab-2 --use-interlaced-schedule",
+            "--use-interlaced-schedule interlaced --vocab-parallel vocab-2 give one",
+        ),
+        (
+            "--enable-vocab-parallel --use-interlaced-schedule --disable-backward-fusion",
+            "--disable-backward-fusion --use-interlaced-schedule leave",
+        ),
+        (
+            "--enable-layer-redistribution --enable-vocab-parallel",
+            "--enable-vocab-parallel vocab-2 --enable-layer-redistribution redis give one",
+        ),
+        (
+            "--layer-distribution redis --vocab-parallel vocab-1",
+            "--layer-distribution redis --vocab-parallel vocab-1 give one",
+        ),
+        (
+            "--enable-layer-redistribution --layer-distribution 4,4",
+            "--enable-layer-redistribution --layer-distribution 4,4 give one",
+        ),
+        (
+            "--vocab-parallel redis --decoder-first-pipeline-num-layers 3",
+            "--vocab-parallel redis --decoder-first-pipeline-num-layers 3 give one",
+        ),
+        ("--final-stage-num-layers 2", "--final-stage-num-layers 2 --enable-layer-redistribution"),
+        ("--layer-distribution 4,x", "--layer-distribution 4,x even, remainder, redis"),
+        ("--layer-distribution 4,-4", "--layer-distribution 4,-4 even, remainder, redis"),
+        (
+            "--layer-distribution remainder --account-for-loss-in-pipeline-split",
+            "--layer-distribution remainder --account-for-loss-in-pipeline-split give one",
+        ),
+        (
+            "--decoder-last-pipeline-num-layers 2 --account-for-loss-in-pipeline-split",
+            "--decoder-last-pipeline-num-layers 2 --account-for-loss-in-pipeline-split give one",
+        ),
+        (
+            "--account-for-loss-in-pipeline-split --vocab-parallel naive",
+            "--account-for-loss-in-pipeline-split naive leave",
+        ),
+        (
+            "--pipeline-schedule auto --measured-costs c.json",
+            "--measured-costs c.json auto --profile-schedule-start --replan",
+        ),
+    ],
+)
+def test_contradictions_name_both_and_a_way_out(run, flags: str, words: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the words are checked below
+        run(flags)
+    message, position = str(caught.value), 0
+    for word in words.split():
+        found = message.find(word, position)
+        assert found >= 0, f"no {word!r} in its place in: {message}"
+        position = found + len(word)
+
+
+def test_post_validation_is_off_unless_asked_for(run) -> None:
+    assert not run().optimizer.post_validation
+    assert run("--enable-optimizer-post-validation").optimizer.post_validation
+
+
+def test_a_profile_of_the_schedule(run) -> None:
+    log = run("--profile-schedule-start 5 --schedule-costs costs.json --replan").log
+    assert (log.profile_schedule_start, log.profile_schedule_end) == (5, 8)
+    assert (log.schedule_costs, log.replan) == (Path("costs.json"), True)
+    log = run().log
+    assert (log.profile_schedule_start, log.schedule_costs, log.replan) == (None, None, False)
+
+
+def test_a_dry_run_needs_no_ranks_and_no_data() -> None:
+    flags = f"{BASE} --pipeline-model-parallel-size 4 --dry-run --dry-run-gpu H100"
+    config = parse(flags.split(), world_size=1)
+    assert config.dry_run == DryRun("H100")
+    assert config.parallel.pipeline_size == 4
+    assert parse(f"{BASE} --dry-run".split(), world_size=1).dry_run == DryRun("A100")
+
+
+def test_training_is_no_dry_run(run) -> None:
+    assert run().dry_run is None
+
+
+def test_flags_of_the_zero_bubble_fork_that_always_hold(run) -> None:
+    notes = run("--enable-zb-runtime --enable-exactly-numeric-match").notes
+    assert [note.split(" changes nothing")[0] for note in notes] == [
+        "--enable-zb-runtime",
+        "--enable-exactly-numeric-match",
+    ]

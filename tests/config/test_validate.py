@@ -1,0 +1,286 @@
+"""Command lines that make no run: the error names the flag, its value and a way out."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from megatron.config.command_line import parse, parse_or_exit
+from megatron.data.indexed import IndexedWriter
+from megatron.training.planning.run_plan import make_run_plan
+
+VOCAB = 1000
+
+
+@pytest.fixture
+def prefix(tmp_path) -> Path:
+    with IndexedWriter(tmp_path / "corpus", VOCAB) as writer:
+        writer.add_document(list(range(100)))
+    return tmp_path / "corpus"
+
+
+@pytest.fixture
+def base(prefix) -> dict[str, str]:
+    """A command line that makes a run, by flag."""
+    return {
+        "--num-layers": "4",
+        "--hidden-size": "64",
+        "--num-attention-heads": "8",
+        "--seq-length": "32",
+        "--micro-batch-size": "2",
+        "--train-iters": "10",
+        "--lr": "1e-3",
+        "--tokenizer-type": "NullTokenizer",
+        "--vocab-size": "999",
+        "--device": "cpu",
+        "--data-path": str(prefix),
+    }
+
+
+def command_line(base: dict[str, str], flags: str, without: tuple[str, ...] = ()) -> list[str]:
+    words = [f"{flag} {value}" for flag, value in base.items() if flag not in without]
+    return " ".join([*words, flags]).split()
+
+
+def refusal(base, flags: str = "", world_size: int = 1, without: tuple[str, ...] = ()) -> str:
+    with pytest.raises((ValueError, FileNotFoundError)) as caught:
+        make_run_plan(parse(command_line(base, flags, without), world_size))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "world_size", "words"),
+    [
+        ("--num-layers 5 --pipeline-model-parallel-size 2", 2, "--num-layers 5 4 or 6"),
+        ("--num-layers 1 --pipeline-model-parallel-size 2", 2, "--num-layers 1 use 2"),
+        ("--num-attention-heads 7", 1, "--num-attention-heads 7 64 --kv-channels"),
+        ("--num-query-groups 2", 1, "--num-query-groups 2 --group-query-attention"),
+        ("--group-query-attention --num-query-groups 3", 1, "--num-query-groups 3 8"),
+        ("--swiglu --hidden-size 16", 1, "--hidden-size 16 --ffn-hidden-size"),
+        ("--max-position-embeddings 31", 1, "--seq-length 32 --max-position-embeddings 31 raise"),
+        (
+            "--position-embedding-type rope --rotary-percent 0.4",
+            1,
+            "--rotary-percent 0.4 3 of the 8",
+        ),
+        (
+            "--position-embedding-type rope --rotary-percent 1.5",
+            1,
+            "--rotary-percent 1.5 at most 1",
+        ),
+        ("--rotary-base 500", 1, "--rotary-base 500 --position-embedding-type rope"),
+        ("--attention-dropout 1", 1, "--attention-dropout 1.0 below 1"),
+        ("--hidden-dropout -0.1", 1, "--hidden-dropout -0.1 at least 0"),
+        ("--label-smoothing 1", 1, "--label-smoothing 1.0 below 1"),
+        ("--z-loss-coeff nan", 1, "--z-loss-coeff nan finite"),
+        ("--logit-softcap -1", 1, "--logit-softcap -1.0 at least 0"),
+        ("--num-layers 0", 1, "--num-layers 0 at least 1"),
+        ("--pipeline-model-parallel-size 4", 2, "--pipeline-model-parallel-size 4 2 rank start 4"),
+        ("--pipeline-model-parallel-size 2", 4, "--pipeline-model-parallel-size 2 4 start 2"),
+        ("--tensor-model-parallel-size 2", 1, "--tensor-model-parallel-size 2 use 1"),
+        ("--tensor-model-parallel-size 2 --dry-run", 1, "--tensor-model-parallel-size 2 use 1"),
+        ("--disable-backward-fusion", 1, "--disable-backward-fusion --enable-vocab-parallel"),
+        (
+            "--enable-vocab-parallel --vocab-parallel vocab-1",
+            1,
+            "--enable-vocab-parallel vocab-2 vocab-1 give one",
+        ),
+        (
+            "--enable-vocab-parallel --disable-backward-fusion --vocab-parallel vocab-2",
+            1,
+            "--enable-vocab-parallel vocab-1 vocab-2 give one",
+        ),
+        ("--distributed-backend nccl", 1, "--distributed-backend nccl gloo"),
+        ("--micro-batch-size 0", 1, "--micro-batch-size 0 at least 1"),
+        ("--global-batch-size 5", 1, "--global-batch-size 5 --micro-batch-size 2 4 or 6"),
+        ("--train-samples 100", 1, "--train-iters --train-samples both give one"),
+        ("--eval-iters 5", 1, "--eval-iters 5 --eval-interval"),
+        ("--eval-interval 0", 1, "--eval-interval 0 at least 1"),
+        ("--eval-interval 2 --split 1,0,0", 1, "--split 1,0,0 --eval-interval 2 969,30,1"),
+        ("--lr -1", 1, "--lr -1.0 greater than 0"),
+        ("--lr nan", 1, "--lr nan greater than 0"),
+        ("--min-lr 1", 1, "--min-lr 1.0 --lr 0.001 lower"),
+        ("--min-lr 1e-4 --lr-decay-style constant", 1, "--min-lr 0.0001 constant leave"),
+        ("--lr-decay-iters 9 --lr-decay-style constant", 1, "--lr-decay-iters 9 constant leave"),
+        ("--lr-warmup-init 1e-5", 1, "--lr-warmup-init 1e-05 --lr-warmup-iters"),
+        ("--lr-warmup-iters 1 --lr-warmup-fraction 0.1", 1, "--lr-warmup-iters 1 0.1 give one"),
+        ("--lr-warmup-iters 10", 1, "--lr-warmup-iters 10 20 samples shorten"),
+        ("--lr-warmup-fraction 1", 1, "--lr-warmup-fraction 1.0 below 1"),
+        ("--lr-warmup-samples 3", 1, "--lr-warmup-samples 3 --train-iters --lr-warmup-iters"),
+        ("--lr-decay-samples 30", 1, "--lr-decay-samples 30 --lr-decay-iters"),
+        ("--adam-beta2 1", 1, "--adam-beta2 1.0 below 1"),
+        ("--weight-decay inf", 1, "--weight-decay inf finite"),
+        ("--peak-tflops 0", 1, "--peak-tflops 0.0 greater than 0"),
+        ("--profile --profile-step-end 10", 1, "--profile-step-end 10 --profile-step-start 10"),
+        ("--profile --exit-interval 5", 1, "--profile-step-start 10 last iteration, 5 lower"),
+        ("--profile-step-end 20", 1, "--profile-step-end 20 --profile"),
+        ("--profile-schedule-start 0", 1, "--profile-schedule-start 0 at least 1"),
+        ("--profile-schedule-start 2", 1, "--profile-schedule-start 2 --schedule-costs --replan"),
+        ("--profile-schedule-end 2", 1, "--profile-schedule-end 2 --profile-schedule-start"),
+        ("--schedule-costs c.json", 1, "--schedule-costs c.json --profile-schedule-start"),
+        ("--replan", 1, "--replan measured --profile-schedule-start"),
+        (
+            "--replan --profile-schedule-start 4 --profile-schedule-end 4",
+            1,
+            "--profile-schedule-end 4 --profile-schedule-start 4 raise",
+        ),
+        ("--replan --profile-schedule-start 8", 1, "start 8 11 --replan one more last is 10 lower"),
+        (
+            "--schedule-costs c.json --profile-schedule-start 9 --profile-schedule-end 12",
+            1,
+            "--profile-schedule-start 9 12 last is 10 lower",
+        ),
+        (
+            "--replan --profile-schedule-start 2 --schedule-file p.txt",
+            1,
+            "--replan --schedule-file p.txt leave",
+        ),
+        ("--dry-run-gpu H100", 1, "--dry-run-gpu H100 --dry-run"),
+        ("--split 0,1", 1, "--split 0,1 969,30,1"),
+        ("--split a,b,c", 1, "--split a,b,c 969,30,1"),
+        ("--split 1,2,3,4", 1, "--split 1,2,3,4 969,30,1"),
+        ("--tokenizer-type GPT2BPETokenizer", 1, "--tokenizer-type GPT2BPETokenizer choose"),
+        (
+            "--tokenizer-type SentencePieceTokenizer --tokenizer-model nowhere.model",
+            1,
+            "--tokenizer-model nowhere.model give",
+        ),
+        ("--tokenizer-model some.model", 1, "--tokenizer-model some.model NullTokenizer leave"),
+        ("--fp16", 1, "--fp16 not built --bf16"),
+        ("--save out", 1, "--save not built"),
+        ("--recompute_granularity full", 1, "--recompute-granularity Megatron-LM not built leave"),
+        ("--sequence-parallel", 1, "--sequence-parallel Megatron-LM not built"),
+        ("--allow-padding-num-layers", 1, "--allow-padding-num-layers original remainder"),
+        (
+            "--zero-bubble-pipeline-timers-start-iter 5",
+            1,
+            "--zero-bubble-pipeline-timers-start-iter --profile-schedule-start",
+        ),
+        ("--context-parallel-size 2", 1, "--context-parallel-size 2 not built use 1"),
+        ("--context-parallel-size=2", 1, "--context-parallel-size 2 not built use 1"),
+        ("--log-throughput=5", 1, "--log-throughput no value 5"),
+    ],
+)
+def test_refused_with_flag_value_and_way_out(base, flags, world_size, words):
+    message = refusal(base, flags, world_size)
+    position = 0
+    for word in words.split():
+        found = message.find(word, position)
+        assert found >= 0, f"no {word!r} in its place in: {message}"
+        position = found + len(word)
+
+
+def test_what_must_be_given_is_asked_for(base):
+    assert "--lr is missing" in refusal(base, without=("--lr",))
+    assert "neither" in refusal(base, without=("--train-iters",))
+    assert "tools/sample_data.py" in refusal(base, without=("--data-path",))
+    assert "NullTokenizer" in refusal(base, without=("--tokenizer-type",))
+    assert "--vocab-size" in refusal(base, without=("--vocab-size",))
+
+
+def test_spans_in_iterations_do_not_go_with_samples(base):
+    message = refusal(base, "--train-samples 100 --lr-decay-iters 5", without=("--train-iters",))
+    assert "--lr-decay-iters 5" in message
+    assert "--lr-decay-samples" in message
+
+
+def test_samples_for_less_than_an_iteration(base):
+    message = refusal(base, "--train-samples 3 --global-batch-size 4", without=("--train-iters",))
+    assert "--train-samples 3" in message
+
+
+def test_cuda_asked_for_where_there_is_none(base, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    message = refusal(base, "--device cuda")
+    assert "--device cuda" in message
+    assert "--device cpu" in message
+
+
+def test_gloo_is_refused_on_cuda(base, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert "nccl" in refusal(base, "--device cuda --distributed-backend gloo")
+
+
+def test_cuda_is_taken_where_there_is_one(base, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    parallel = parse(command_line(base, "--device auto"), 1).parallel
+    assert (parallel.device, parallel.backend) == ("cuda", "nccl")
+
+
+def test_load_of_a_folder_without_a_checkpoint(base, tmp_path):
+    message = refusal(base, f"--load {tmp_path}")
+    assert f"--load {tmp_path}: there is no checkpoint" in message
+
+
+def test_load_of_a_checkpoint(base, tmp_path):
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("10")
+    assert "not read yet" in refusal(base, f"--load {tmp_path}")
+
+
+def test_a_missing_corpus_names_the_file(base, tmp_path):
+    message = refusal(base, f"--data-path {tmp_path}/nothing")
+    assert f"{tmp_path}/nothing.idx" in message
+
+
+@pytest.mark.parametrize("damage", ["truncated", "foreign"])
+def test_a_damaged_index_names_the_file(base, prefix, damage):
+    index = Path(f"{prefix}.idx")
+    content = index.read_bytes()
+    index.write_bytes(content[:-5] if damage == "truncated" else b"PK" + content)
+    assert str(index) in refusal(base)
+
+
+@pytest.mark.parametrize("blend", ["0.3 a 0.7", "a b", "-1 a", "nan a 1 b", "0 a"])
+def test_a_data_path_that_is_no_blend(base, blend):
+    message = refusal(base, f"--data-path {blend}")
+    assert "--data-path" in message
+    assert "WEIGHT PREFIX" in message or "weight before every prefix" in message
+
+
+@pytest.mark.parametrize("flags", ["--no-such-flag", "--num-layers four", "--lr-decay-style WSD"])
+def test_a_syntax_error_ends_with_2_and_names_the_flag(base, flags, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse(command_line(base, flags), 1)
+    assert caught.value.code == 2
+    assert flags.split()[0] in capsys.readouterr().err
+
+
+def test_rank_0_says_what_is_wrong_on_one_line(base, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse_or_exit(command_line(base, "--lr 0"), rank=0, world_size=1)
+    assert caught.value.code == 2
+    assert re.fullmatch(r"error: --lr 0\.0: [^\n]+\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("flags", ["--lr 0", "--no-such-flag"])
+def test_other_ranks_let_rank_0_speak_first(base, flags, capsys, monkeypatch):
+    slept = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    arguments = command_line(base, f"--pipeline-model-parallel-size 2 {flags}")
+    with pytest.raises(SystemExit) as caught:
+        parse_or_exit(arguments, rank=1, world_size=2, silent_seconds=3.0)
+    assert caught.value.code == 2
+    assert slept == [3.0]
+    assert capsys.readouterr().err.startswith("[rank 1] error: ")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_help_is_printed_once_and_is_no_fault(rank, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse_or_exit(["--help"], rank=rank, world_size=2)
+    assert caught.value.code == 0
+    printed = capsys.readouterr().out
+    assert ("--pipeline-model-parallel-size" in printed) == (rank == 0)
+
+
+def test_every_rank_needs_a_gpu_of_its_own(base, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    message = refusal(base, "--device cuda")
+    assert "--nproc-per-node 2" in message
+    assert "1 CUDA" in message

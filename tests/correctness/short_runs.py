@@ -1,0 +1,164 @@
+"""A job in two tongues: as a configuration of the framework and as one run of the plain reference.
+
+Everything that decides the numbers is in `Job`; a `Layout` must not change them.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from reference.plain_gpt import GPTOptions, Parameters
+from reference.plain_loss import RandomMicrobatch
+from reference.plain_training import AdamWOptions, Training, train
+
+from megatron.config.run_config import LogConfig, ParallelConfig, RunConfig, TrainConfig
+from megatron.data.config import DataConfig
+from megatron.model.config import ModelConfig
+from megatron.model.distribution import LayerDistribution
+from megatron.optimizer.config import OptimizerConfig
+
+ROWS_MULTIPLE = 4
+"""Rows of a vocabulary shard are a multiple of this, so that there is padding to go wrong."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a job is spread.
+
+    Attributes:
+        ranks: pipeline ranks p.
+        vocabulary: treatment of the vocabulary layers.
+        schedule: that makes the plan.
+        file: of the plan, for the schedule ``file``.
+        memory_limit: microbatches, for ``zb-auto``.
+    """
+
+    ranks: int
+    vocabulary: str
+    schedule: str = "1f1b"
+    file: Path | None = None
+    memory_limit: float | None = None
+
+    def __str__(self) -> str:
+        schedule = "" if self.schedule == "1f1b" else f"-{self.schedule}"
+        return f"p{self.ranks}-{self.vocabulary}{schedule}"
+
+    @property
+    def vocab_shards(self) -> int:
+        """Parts of the vocabulary."""
+        return 1 if self.vocabulary in ("none", "redis") else self.ranks
+
+
+LAYOUTS = [Layout(p, v) for p in (1, 2, 4) for v in ("none", "vocab-1", "vocab-2")]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to train, on what, how long.
+
+    Attributes:
+        options: the model.
+        micro_batch_size: samples b per microbatch.
+        microbatches: m.
+        masked_out: microbatches of which no loss counts.
+        iterations: of training.
+        sequence: tokens per sample.
+        dropout: of attention and of the hidden states; the reference has none.
+        adamw: the optimizer; clipping is meant to be at work.
+        lr: peak learning rate, reached by a warm-up and left along a cosine.
+        warmup: iterations of warm-up.
+        init_method_std: large enough that the logits differ.
+    """
+
+    options: GPTOptions
+    micro_batch_size: int = 1
+    microbatches: int = 5
+    masked_out: tuple[int, ...] = ()
+    iterations: int = 20
+    sequence: int = 10
+    dropout: float = 0.0
+    adamw: AdamWOptions = dataclasses.field(
+        default_factory=lambda: AdamWOptions(adam_eps=1e-6, clip_grad=0.5, weight_decay=0.1)
+    )
+    lr: float = 3e-3
+    warmup: int = 5
+    init_method_std: float = 0.15
+
+    def batches(self, seed: int = 0) -> list[list[RandomMicrobatch]]:
+        """The microbatches of every iteration."""
+        return [
+            [
+                RandomMicrobatch.draw(
+                    self.options.vocab_size,
+                    self.micro_batch_size,
+                    self.sequence,
+                    seed=(seed * 100 + iteration) * 100 + microbatch,
+                    masked_out=microbatch in self.masked_out,
+                )
+                for microbatch in range(self.microbatches)
+            ]
+            for iteration in range(self.iterations)
+        ]
+
+    def learning_rates(self) -> list[float]:
+        """Of every iteration: linear from 0 to the peak, then half a cosine to a tenth of it."""
+        rates = []
+        for iteration in range(self.iterations):
+            if iteration <= self.warmup:
+                rates.append(self.lr * iteration / self.warmup)
+                continue
+            turn = math.pi * (iteration - self.warmup) / (self.iterations - self.warmup)
+            rates.append(self.lr * (0.1 + 0.9 * (1 + math.cos(turn)) / 2))
+        return rates
+
+    def reference(self, parameters: Parameters) -> Training:
+        """What the plain GPT makes of it, from these parameters."""
+        return train(parameters, self.batches(), self.learning_rates(), self.options, self.adamw)
+
+    def config(self, layout: Layout, dtype: torch.dtype = torch.float32) -> RunConfig:
+        """The framework's configuration for a layout."""
+        multiple = ROWS_MULTIPLE * layout.vocab_shards
+        global_batch_size = self.micro_batch_size * self.microbatches
+        return RunConfig(
+            model=ModelConfig(
+                **dataclasses.asdict(self.options),
+                seq_length=self.sequence,
+                attention_dropout=self.dropout,
+                hidden_dropout=self.dropout,
+                init_method_std=self.init_method_std,
+            ),
+            parallel=ParallelConfig(
+                pipeline_size=layout.ranks,
+                vocab_parallel=layout.vocabulary,
+                pipeline_schedule=layout.schedule,
+                padded_vocab_size=math.ceil(self.options.vocab_size / multiple) * multiple,
+                device="cpu",
+                backend="gloo",
+                timeout_minutes=1,
+                schedule_file=layout.file,
+                memory_limit=layout.memory_limit,
+                layers=LayerDistribution("redis" if layout.vocabulary == "redis" else "remainder"),
+            ),
+            train=TrainConfig(
+                micro_batch_size=self.micro_batch_size,
+                global_batch_size=global_batch_size,
+                train_iters=self.iterations,
+                exit_interval=None,
+                seed=1234,
+                dtype=dtype,
+                eval_interval=1,
+                eval_iters=2,
+            ),
+            optimizer=OptimizerConfig(
+                lr=self.lr,
+                min_lr=self.lr / 10,
+                lr_decay_style="cosine",
+                lr_decay_samples=self.iterations * global_batch_size,
+                lr_warmup_samples=self.warmup * global_batch_size,
+                **dataclasses.asdict(self.adamw),
+            ),
+            data=DataConfig((), (1, 0, 0), self.sequence, seed=0, eod_token=0),
+            log=LogConfig(1, None, False, 0, 0, Path(), None),
+        )

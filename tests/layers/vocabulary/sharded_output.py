@@ -1,0 +1,193 @@
+"""An output layer's inputs and answers: the textbook's way, and over shards in one process.
+
+Shapes: n tokens, h hidden size, v vocabulary entries, t rows of a tile.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
+from torch import Tensor
+
+from megatron.layers.kernels import Kernels, TorchKernels
+from megatron.layers.vocabulary.naive_output import merged_from, naive_e, naive_s
+from megatron.layers.vocabulary.output_s import (
+    LossOptions,
+    Merged,
+    ShardState,
+    input_gradient_from_s,
+    merge_statistics,
+    output_s,
+    statistics_dtype,
+    tile_heights,
+    token_losses,
+)
+from megatron.layers.vocabulary.output_t import (
+    add_weight_gradient,
+    input_gradient_in_t,
+    subtract_target_gradient,
+    tile_factors,
+)
+from megatron.layers.vocabulary.shard import VocabularyShard
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Inputs of an output layer.
+
+    Attributes:
+        x_nh: input.
+        weight_vh: the whole matrix.
+        targets_n: target ids.
+        weight_n: weight of every token's loss, in the dtype of statistics.
+        options: form of the loss.
+    """
+
+    x_nh: Tensor
+    weight_vh: Tensor
+    targets_n: Tensor
+    weight_n: Tensor
+    options: LossOptions
+
+    def to(self, dtype: torch.dtype) -> "Problem":
+        return Problem(
+            self.x_nh.to(dtype),
+            self.weight_vh.to(dtype),
+            self.targets_n,
+            self.weight_n.to(statistics_dtype(dtype)),
+            self.options,
+        )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Loss of every token and the gradients of their weighted sum."""
+
+    losses_n: Tensor
+    x_gradient_nh: Tensor
+    weight_gradient_vh: Tensor
+
+
+def draw(
+    n: int, h: int, v: int, options: LossOptions, magnitude: float = 1.0, seed: int = 0
+) -> Problem:
+    """A float64 problem whose logits are around ``magnitude``, with some tokens masked out."""
+    generator = torch.Generator().manual_seed(seed)
+    x_nh = torch.randn(n, h, generator=generator, dtype=torch.float64) * magnitude / h**0.5
+    weight_vh = torch.randn(v, h, generator=generator, dtype=torch.float64)
+    targets_n = torch.randint(v, (n,), generator=generator)
+    weight_n = torch.rand(n, generator=generator, dtype=torch.float64) / n
+    weight_n[torch.rand(n, generator=generator) < 0.2] = 0
+    return Problem(x_nh, weight_vh, targets_n, weight_n, options)
+
+
+def by_autograd(problem: Problem) -> Answer:
+    """The textbook's way: capped logits in the problem's dtype, their loss in fp32 or better."""
+    options = problem.options
+    x_nh = problem.x_nh.detach().requires_grad_()
+    weight_vh = problem.weight_vh.detach().requires_grad_()
+    logits_nv = x_nh @ weight_vh.T
+    if options.logit_softcap:
+        logits_nv = options.logit_softcap * torch.tanh(logits_nv / options.logit_softcap)
+    logits_nv = logits_nv.to(problem.weight_n.dtype)
+    losses_n = F.cross_entropy(
+        logits_nv,
+        problem.targets_n,
+        reduction="none",
+        label_smoothing=options.label_smoothing,
+    )
+    losses_n = losses_n + options.z_loss_coeff * torch.logsumexp(logits_nv, dim=1).square()
+    gradients = torch.autograd.grad((losses_n * problem.weight_n).sum(), (x_nh, weight_vh))
+    return Answer(losses_n.detach(), *gradients)
+
+
+def by_shards(
+    problem: Problem,
+    shards: int,
+    barriers: int,
+    tile_rows: int,
+    kernels: Kernels | None = None,
+) -> Answer:
+    """The paper's way: S on every shard, C1, T on every shard, with C2 for two barriers.
+
+    With three barriers the naive way: between C1, of the maximum, and C2, of the sums, E.
+    """
+    kernels = kernels or TorchKernels()
+    v, options = len(problem.weight_vh), problem.options
+    padded = -(-v // shards) * shards
+    parts = [VocabularyShard.of(v, padded, index, shards) for index in range(shards)]
+    weights = [problem.weight_vh[p.first_row : p.first_row + p.real_rows] for p in parts]
+    states = [
+        shard_s(problem, weight_vh, part.first_row, barriers, tile_rows, kernels)
+        for part, weight_vh in zip(parts, weights, strict=True)
+    ]
+    merged = merge(states, barriers, options, kernels)
+    x_gradients = [
+        input_gradient_from_s(state, merged, problem.weight_n, options)
+        if barriers == 1
+        else input_gradient_in_t(state, weight_vh, merged, problem.weight_n, options, kernels)
+        for state, weight_vh in zip(states, weights, strict=True)
+    ]
+    weight_gradients = [
+        weight_gradient(state, weight_vh, merged, problem, kernels)
+        for state, weight_vh in zip(states, weights, strict=True)
+    ]
+    return Answer(
+        token_losses(merged, options),
+        torch.stack(x_gradients).sum(0),
+        torch.cat(weight_gradients),
+    )
+
+
+def shard_s(
+    problem: Problem,
+    weight_vh: Tensor,
+    first_row: int,
+    barriers: int,
+    tile_rows: int,
+    kernels: Kernels,
+) -> ShardState:
+    """S of one shard."""
+    tiles = [
+        problem.x_nh.new_empty(height, len(problem.x_nh))
+        for height in tile_heights(len(weight_vh), tile_rows)
+    ]
+    arguments = (problem.x_nh, weight_vh, problem.targets_n, first_row, problem.options, tiles)
+    if barriers == 3:
+        return naive_s(*arguments)
+    return output_s(*arguments, form_gradient=barriers == 1, kernels=kernels)
+
+
+def merge(
+    states: list[ShardState], barriers: int, options: LossOptions, kernels: Kernels
+) -> Merged:
+    """C1, or C1, E and C2 where there are three barriers."""
+    if barriers < 3:
+        return merge_statistics(torch.stack([state.statistics_4n for state in states]))
+    maximum_n = torch.stack([state.maximum_n for state in states]).amax(0)
+    for state in states:
+        naive_e(state, maximum_n, options, kernels)
+    return merged_from(maximum_n, torch.stack([state.sums_kn for state in states]).sum(0))
+
+
+def weight_gradient(
+    state: ShardState, weight_vh: Tensor, merged: Merged, problem: Problem, kernels: Kernels
+) -> Tensor:
+    """What T adds to a gradient of zero."""
+    gradient_vh = torch.zeros_like(weight_vh, dtype=problem.weight_n.dtype)
+    subtract_target_gradient(gradient_vh, state, problem.weight_n, problem.options)
+    factor_kn = tile_factors(state, merged, problem.weight_n, problem.options)
+    add_weight_gradient(gradient_vh, state, factor_kn, kernels)
+    return gradient_vh
+
+
+def error(actual: Tensor, expected: Tensor) -> float:
+    """Norm of the difference, relative to the norm of what is expected."""
+    difference = (actual.double() - expected.double()).norm()
+    return float(difference / expected.double().norm().clamp(min=1e-30))
+
+
+def assert_equal(actual: Answer, expected: Answer, tolerance: float) -> None:
+    assert error(actual.losses_n, expected.losses_n) < tolerance
+    assert error(actual.x_gradient_nh, expected.x_gradient_nh) < tolerance
+    assert error(actual.weight_gradient_vh, expected.weight_gradient_vh) < tolerance

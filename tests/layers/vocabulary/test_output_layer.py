@@ -1,0 +1,217 @@
+"""The output layer of a rank over microbatches and iterations, alone and with other ranks."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
+from harness.rank_pool import RankPool
+from torch import Tensor, nn
+
+from megatron.layers.vocabulary import output_layer
+from megatron.layers.vocabulary.output_layer import OutputLayer
+from megatron.layers.vocabulary.output_s import (
+    LossOptions,
+    Merged,
+    ShardState,
+    input_gradient_from_s,
+    merge_statistics,
+    token_losses,
+)
+from megatron.layers.vocabulary.shard import VocabularyShard
+from megatron.parallel import collectives
+
+N, H, V = 6, 5, 23
+OPTIONS = LossOptions(V, label_smoothing=0.1, z_loss_coeff=1e-2, logit_softcap=4.0)
+
+
+def draw(microbatches: int, n: int = N, seed: int = 0) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Input, targets and loss weights of every microbatch, in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (
+            torch.randn(n, H, generator=generator, dtype=torch.float64),
+            torch.randint(V, (n,), generator=generator),
+            torch.rand(n, generator=generator, dtype=torch.float64),
+        )
+        for _ in range(microbatches)
+    ]
+
+
+def matrix() -> Tensor:
+    return torch.randn(V, H, generator=torch.Generator().manual_seed(99), dtype=torch.float64)
+
+
+def by_autograd(
+    weight_vh: Tensor, batch: Sequence[tuple[Tensor, Tensor, Tensor]]
+) -> tuple[Tensor, list[Tensor], Tensor]:
+    """Weighted loss, the gradient of every input, the gradient of the matrix."""
+    weight_vh = weight_vh.clone().requires_grad_()
+    inputs = [x_nh.clone().requires_grad_() for x_nh, _, _ in batch]
+    loss = torch.zeros((), dtype=torch.float64)
+    for x_nh, (_, targets_n, weight_n) in zip(inputs, batch, strict=True):
+        logits_nv = OPTIONS.logit_softcap * torch.tanh(x_nh @ weight_vh.T / OPTIONS.logit_softcap)
+        losses_n = F.cross_entropy(
+            logits_nv, targets_n, reduction="none", label_smoothing=OPTIONS.label_smoothing
+        )
+        losses_n = losses_n + OPTIONS.z_loss_coeff * logits_nv.logsumexp(1).square()
+        loss = loss + (losses_n * weight_n).sum()
+    *gradients, weight_gradient = torch.autograd.grad(loss, (*inputs, weight_vh))
+    return loss.detach(), gradients, weight_gradient
+
+
+def make_layer(rank: int = 0, ranks: int = 1) -> OutputLayer:
+    """A shard of ``matrix``, the padding filled with numbers that must not matter."""
+    padded = -(-V // (4 * ranks)) * 4 * ranks
+    shard = VocabularyShard.of(V, padded, rank, ranks)
+    weight_vh = torch.full((shard.rows, H), 1e3, dtype=torch.float64)
+    weight_vh[: shard.real_rows] = matrix()[shard.first_row : shard.first_row + shard.real_rows]
+    weight = nn.Parameter(weight_vh)
+    weight.main_grad = torch.zeros_like(weight_vh)
+    return OutputLayer(shard, weight, OPTIONS)
+
+
+def run_alone(
+    layer: OutputLayer, batch: Sequence[tuple[Tensor, Tensor, Tensor]], delay: int
+) -> tuple[set[int], list[Tensor]]:
+    """One iteration, every T ``delay`` microbatches after its S.
+
+    Returns:
+        Where the tiles lay in memory, and the gradient of every input.
+    """
+    states: dict[int, ShardState] = {}
+    places, gradients = set(), []
+
+    def finish(i: int) -> None:
+        state = states.pop(i)
+        merged = merge_statistics(state.statistics_4n.unsqueeze(0))
+        gradients.append(input_gradient_from_s(state, merged, batch[i][2], OPTIONS))
+        layer.t(state, merged, batch[i][2])
+
+    for i, (x_nh, targets_n, _) in enumerate(batch):
+        states[i] = layer.s(x_nh, targets_n, form_gradient=True)
+        places.add(states[i].exp_tiles[0].data_ptr())
+        if i >= delay:
+            finish(i - delay)
+    for i in sorted(states):
+        finish(i)
+    return places, gradients
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_layer, "TILE_ROWS", {"cpu": 4})
+
+
+@pytest.mark.parametrize("delay", [0, 1, 3])
+@pytest.mark.usefixtures("small_tiles")
+def test_iterations_with_any_number_of_microbatches(delay: int) -> None:
+    layer = make_layer()
+    for seed, microbatches in enumerate((1, 5, 4, 2, 7, 1)):
+        batch = draw(microbatches, seed=seed)
+        _, expected, expected_weight = by_autograd(matrix(), batch)
+        layer.weight.main_grad.zero_()
+        _, gradients = run_alone(layer, batch, delay)
+        torch.testing.assert_close(gradients, expected, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(
+            layer.weight.main_grad[:V], expected_weight, rtol=1e-10, atol=1e-12
+        )
+        assert not layer.weight.main_grad[V:].any()
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_gradients_add_to_what_is_there() -> None:
+    """Tied embeddings share the gradient with the input layer."""
+    layer = make_layer()
+    batch = draw(3)
+    layer.weight.main_grad.fill_(1)
+    run_alone(layer, batch, delay=1)
+    expected = 1 + by_autograd(matrix(), batch)[2]
+    torch.testing.assert_close(layer.weight.main_grad[:V], expected, rtol=1e-10, atol=1e-12)
+
+
+def test_buffers_are_as_many_as_microbatches_between_s_and_t_and_are_used_again() -> None:
+    layer = make_layer()
+    delay = 2
+    first, _ = run_alone(layer, draw(9), delay)
+    again, _ = run_alone(layer, draw(9, seed=1), delay)
+    assert again <= first
+    assert len(first) == delay + 1
+
+
+def test_microbatches_of_another_size_get_buffers_of_their_own() -> None:
+    layer = make_layer()
+    for n in (N, N + 3, 2):
+        batch = draw(3, n=n)
+        layer.weight.main_grad.zero_()
+        run_alone(layer, batch, delay=1)
+        expected = by_autograd(matrix(), batch)[2]
+        torch.testing.assert_close(layer.weight.main_grad[:V], expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_evaluation_between_iterations_gives_the_loss_and_leaves_no_trace() -> None:
+    layer = make_layer()
+    batch = draw(3)
+    run_alone(layer, draw(5, seed=1), delay=1)
+    before = layer.weight.main_grad.clone()
+    loss = torch.zeros((), dtype=torch.float64)
+    for x_nh, targets_n, weight_n in batch:
+        state = layer.evaluate(x_nh, targets_n)
+        merged = merge_statistics(state.statistics_4n.unsqueeze(0))
+        loss += (token_losses(merged, OPTIONS) * weight_n).sum()
+    torch.testing.assert_close(loss, by_autograd(matrix(), batch)[0], rtol=1e-12, atol=0)
+    assert torch.equal(layer.weight.main_grad, before)
+
+
+def run_on_rank(
+    rank: int, world_size: int, *, batch: list[tuple[Tensor, Tensor, Tensor]], barriers: int
+) -> tuple[float, list[Tensor], Tensor]:
+    """Loss, input gradients as the last rank gets them, and this rank's weight gradient."""
+    layer = make_layer(rank, world_size)
+    root, loss, gradients = world_size - 1, 0.0, []
+    group = dist.group.WORLD
+    for x_nh, targets_n, weight_n in batch:
+        if barriers == 3:
+            state, merged = naive_merged(layer, x_nh, targets_n, world_size)
+        else:
+            state = layer.s(x_nh, targets_n, form_gradient=barriers == 1)
+            gathered = collectives.all_gather(state.statistics_4n, group, world_size)
+            merged = merge_statistics(gathered)
+        loss += float((token_losses(merged, OPTIONS) * weight_n).sum())
+        if barriers == 1:
+            part_nh = input_gradient_from_s(state, merged, weight_n, OPTIONS)
+        else:
+            part_nh = layer.input_gradient(state, merged, weight_n)
+        gradients.append(collectives.reduce(part_nh, root, group, world_size))
+        layer.t(state, merged, weight_n)
+    assert not layer.weight.main_grad[layer.shard.real_rows :].any()
+    return loss, gradients, layer.weight.main_grad[: layer.shard.real_rows]
+
+
+def naive_merged(
+    layer: OutputLayer, x_nh: Tensor, targets_n: Tensor, world_size: int
+) -> tuple[ShardState, Merged]:
+    """S, C1, E and C2 of the naive treatment; the collectives get copies, as in the runtime."""
+    group = dist.group.WORLD
+    state = layer.naive_s(x_nh, targets_n)
+    maximum_n = state.maximum_n.clone()
+    collectives.all_reduce(maximum_n, collectives.MAXIMUM, group, world_size)
+    layer.naive_e(state, maximum_n)
+    sums_kn = state.sums_kn.clone()
+    collectives.all_reduce(sums_kn, collectives.SUM, group, world_size)
+    return state, layer.merged_from(maximum_n, sums_kn)
+
+
+@pytest.mark.parametrize("barriers", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_shards_on_real_ranks(world_size: int, barriers: int, ranks: RankPool) -> None:
+    batch = draw(3)
+    loss, gradients, weight_gradient = by_autograd(matrix(), batch)
+    results = ranks.run(run_on_rank, world_size, batch=batch, barriers=barriers)
+    assert [own for own, _, _ in results] == pytest.approx([float(loss)] * world_size, rel=1e-12)
+    torch.testing.assert_close(results[-1][1], gradients, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        torch.cat([shard for _, _, shard in results]), weight_gradient, rtol=1e-10, atol=1e-12
+    )

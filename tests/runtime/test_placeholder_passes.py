@@ -1,0 +1,52 @@
+"""Placeholder passes leave what real ones leave: other ranks go on computing beside them."""
+
+import pytest
+from correctness.rank_runs import CPU, make_pipeline_groups
+from correctness.short_runs import Job, Layout
+from harness.rank_pool import RankPool
+from reference.plain_gpt import GPTOptions
+
+from megatron.config.run_config import RunConfig
+from megatron.runtime.batch import to_device
+from megatron.training.setup import build_train_state
+
+TREATMENTS = ("none", "vocab-2", "vocab-1", "naive", "interlaced")
+CASES = [
+    *(("1f1b", treatment) for treatment in TREATMENTS),
+    ("gpipe", "naive"),
+    ("interleaved", "vocab-1"),
+    ("zb-h1", "none"),
+    ("zb-v", "vocab-2"),
+    ("v-half", "interlaced"),
+]
+
+
+def train_placeholders_on_one_rank(
+    rank: int, world_size: int, *, config: RunConfig, batch: list, placeholder: int
+) -> tuple[bool, int]:
+    """Abandon an iteration on one rank only; return whether this one went on, and what is left."""
+    state = build_train_state(config, make_pipeline_groups())
+    pipeline = state.pipeline
+    loss = pipeline.train(to_device(batch, CPU), 0, gate=lambda: rank != placeholder)
+    pipeline.close()
+    return loss is not None, len(pipeline.store)
+
+
+@pytest.mark.parametrize("placeholder", range(2))
+@pytest.mark.parametrize(("schedule", "treatment"), CASES)
+def test_placeholder_passes_get_on_with_real_ones(
+    schedule: str, treatment: str, placeholder: int, ranks: RankPool
+) -> None:
+    """All that they exchange has the same shapes and dtypes: a gloo of other sizes would raise."""
+    job = Job(
+        GPTOptions(num_layers=4, vocab_size=61, tie_embeddings=False), microbatches=4, iterations=1
+    )
+    config = job.config(Layout(2, treatment, schedule))
+    done = ranks.run(
+        train_placeholders_on_one_rank,
+        2,
+        config=config,
+        batch=job.batches()[0],
+        placeholder=placeholder,
+    )
+    assert done == [(rank != placeholder, 0) for rank in range(2)]

@@ -1,0 +1,153 @@
+"""Costs as users write them: what is meant arrives, what cannot be meant is refused by name."""
+
+import json
+import re
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from megatron.schedules.costs import Costs
+from megatron.schedules.make_plan import make_plan
+from megatron.schedules.plan import TREATMENTS
+from megatron.simulator.costs.cost_file import (
+    CostFile,
+    check_measured,
+    load_costs,
+    parse_costs,
+    save_costs,
+)
+from megatron.simulator.costs.peak_bytes import Sizes
+
+
+def written(folder: Path, document: object) -> Path:
+    path = folder / "costs.json"
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    return path
+
+
+def test_words() -> None:
+    costs = parse_costs("F=1,B=2:3, S=.5,p2p=0.1,C1=0.2")
+    assert costs.passes == {"F": 1, "B": [2, 3], "S": 0.5, "E": 0, "T": 0, "IF": 0, "IB": 0}
+    assert costs.comms == {"X": 0.1, "G": 0.1, "C1": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("F", "'F' is no cost"),
+        ("F=", "'F=' is no cost"),
+        ("F=one", "'F=one' is no cost"),
+        ("", "'' is no cost"),
+        ("Q=1", "'Q' is no communication, nor a pass"),
+        ("C1=1:2", "'C1=1:2': only passes"),
+        ("F=-1", "F=-1 is no cost"),
+        ("F=1:nan", "F=nan is no cost"),
+        ("p2p=inf", "X=inf is no cost"),
+        ("F=1,F=2", "F is given twice"),
+        ("p2p=1,G=2", "G is given twice"),
+    ],
+)
+def test_words_that_make_no_costs(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse_costs(text)
+
+
+def test_a_file(tmp_path: Path) -> None:
+    document = {
+        "passes": {"F": 1, "B": [2, 3], "W": [[1, 2], [3, 4]]},
+        "comms": {"p2p": 0.5, "C0": 1},
+        "bytes": {"static": [5, 6], "activation": [[7, 8], [9, 10]], "embedding": 11},
+        "layers": [[2, 1], [0, 3]],
+    }
+    costs, sizes, layers, named = load_costs(written(tmp_path, document))
+    assert {kind: costs.passes[kind] for kind in ("F", "B", "W")} == document["passes"]
+    assert costs.comms == {"X": 0.5, "G": 0.5, "C0": 1}
+    assert sizes == Sizes([5, 6], [[7, 8], [9, 10]], 0.0, 11)
+    assert layers == [[2, 1], [0, 3]]
+    assert named == {"F", "B", "W", "X", "G", "C0"}
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    free = dict.fromkeys(("S", "E", "T", "IF", "IB"), 0.0)
+    costs = Costs({"F": [[1.0, 2.0], [3.0, 4.0]], "B": 2.5, **free}, {"C1": 1})
+    save_costs(tmp_path / "costs.json", costs, [[2, 1], [0, 3]])
+    named = frozenset({"F", "B", "C1", *free})
+    assert load_costs(tmp_path / "costs.json") == CostFile(costs, None, [[2, 1], [0, 3]], named)
+
+
+@pytest.mark.parametrize(("measured", "planned"), list(product(TREATMENTS, repeat=2)))
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_costs_go_with_treatments_that_have_the_same_passes_and_barriers(
+    measured: str, planned: str, ranks: int, tmp_path: Path
+) -> None:
+    """What is measured is what runs: barriers only where there is more than one rank."""
+    plans = [make_plan("1f1b", treatment, ranks, 1) for treatment in (measured, planned)]
+    passes = [{item.kind for row in plan.rows for item in row} for plan in plans]
+    barriers = [plan.barriers for plan in plans] if ranks > 1 else []
+    comms = dict.fromkeys(("C1", "C2", "C3")[: barriers[0] or 0], 0.1) if barriers else {}
+    save_costs(tmp_path / "costs.json", Costs(dict.fromkeys(passes[0], 1.0), comms), [[1]] * ranks)
+    file = load_costs(tmp_path / "costs.json")
+    if passes[0] == passes[1] and len(set(barriers)) < 2:
+        check_measured(file, planned)
+    else:
+        with pytest.raises(ValueError, match=f"not measured with .* {planned}: .* measure with"):
+            check_measured(file, planned)
+
+
+@pytest.mark.parametrize(
+    ("passes", "vocabulary", "fault"),
+    [
+        ("F B", "vocab-2", "IB IF S T missing; measure"),
+        ("F B S T IF IB", "redis", "IB IF S T of another treatment; measure"),
+        ("F B S IF IB E", "vocab-2", "T missing, E of another treatment; measure"),
+    ],
+)
+def test_it_is_said_what_was_not_measured(
+    passes: str, vocabulary: str, fault: str, tmp_path: Path
+) -> None:
+    path = written(tmp_path, {"passes": dict.fromkeys(passes.split(), 1)})
+    with pytest.raises(ValueError, match=fault):
+        check_measured(load_costs(path), vocabulary)
+
+
+def test_a_file_without_bytes(tmp_path: Path) -> None:
+    assert load_costs(written(tmp_path, {"passes": {"F": 1}})).sizes is None
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ("{", "costs.json: Expecting property name"),
+        ([1], "the file is [1]"),
+        ({"pass": {}}, "'pass' is no section"),
+        ({"passes": [1]}, "passes is [1]"),
+        ({"passes": {"Q": 1}}, "'Q' is no pass"),
+        ({"passes": {"C1": 1}}, "'C1' is no pass"),
+        ({"passes": {"F": "1"}}, 'F is "1": write a number or a list'),
+        ({"passes": {"F": True}}, "F is true: write a number"),
+        ({"passes": {"F": []}}, "F is []: write a number"),
+        ({"passes": {"F": [[[1]]]}}, "F is [1]: write a number"),
+        ({"passes": {"F": -2}}, "F=-2 is no cost"),
+        ('{"passes": {"F": NaN}}', "F=nan is no cost"),
+        ('{"passes": {"F": 1, "F": 2}}', "'F' is given twice"),
+        ({"comms": {"p2p": [1, 2]}}, "p2p is [1, 2]: write a number"),
+        ({"comms": {"F": 1}}, "'F' is no communication"),
+        ({"layers": [1, 2]}, "layers is [1, 2]: write a list for each rank"),
+        ({"layers": [[1], [-1]]}, "layers is [[1], [-1]]: write"),
+        ({"bytes": {"weights": 1}}, "bytes has no 'weights': write static"),
+        ({"bytes": {"static": [[1]]}}, "static is [1]: write a number"),
+        ({"bytes": {"activation": -1}}, "activation=-1 is no size"),
+    ],
+)
+def test_other_files_are_refused_by_name(document: object, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        load_costs(written(tmp_path, document))
+    assert str(tmp_path / "costs.json") in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"cannot read .*no\.json: No such file"):
+        load_costs(tmp_path / "no.json")
+    with pytest.raises(ValueError, match=r"cannot read .*: Is a directory"):
+        load_costs(tmp_path)

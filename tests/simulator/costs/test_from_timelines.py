@@ -1,0 +1,105 @@
+"""Costs read off a timeline are those that it was simulated with; waiting is no cost."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatron.schedules.costs import Costs
+from megatron.schedules.lower import lower
+from megatron.schedules.make_plan import make_plan
+from megatron.schedules.needs import COMM_KINDS, Comm
+from megatron.schedules.passes import Pass
+from megatron.schedules.plan import Plan
+from megatron.simulator.costs.from_timelines import costs_from_timelines
+from megatron.simulator.simulate import Span, Timeline, simulate
+
+times = st.floats(0.1, 3.0)
+
+
+def drawn_costs(data: st.DataObject, p: int, chunks: int, comms: bool) -> Costs:
+    table = st.lists(st.lists(times, min_size=chunks, max_size=chunks), min_size=p, max_size=p)
+    row = st.lists(times, min_size=p, max_size=p)
+    passes = {kind: data.draw(table) for kind in ("F", "B", "W")}
+    passes |= {kind: data.draw(row) for kind in ("S", "E", "T", "IF", "IB")}
+    return Costs(passes, {kind: data.draw(times) for kind in COMM_KINDS} if comms else {})
+
+
+@settings(max_examples=25)
+@given(
+    data=st.data(),
+    schedule=st.sampled_from(["1f1b", "zb-h1", "v-half", "interleaved"]),
+    vocabulary=st.sampled_from(["none", "naive", "vocab-1", "vocab-2", "interlaced"]),
+    p=st.integers(2, 4),
+    m=st.integers(1, 4),
+    comms=st.booleans(),
+)
+def test_passes_and_collectives_cost_what_they_were_simulated_with(
+    data: st.DataObject, schedule: str, vocabulary: str, p: int, m: int, comms: bool
+) -> None:
+    costs = drawn_costs(data, p, 2 if schedule in ("v-half", "interleaved") else 1, comms)
+    plan = make_plan(schedule, vocabulary, p, m, costs)
+    timelines = [simulate(lower(plan, costs), costs)] * 2
+    found = costs_from_timelines(plan, timelines)
+    for rank, row in enumerate(plan.rows):
+        for item in row:
+            expected = costs.of_pass(plan, rank, item)
+            assert found.of_pass(plan, rank, item) == pytest.approx(expected)
+    for kind, seconds in found.comms.items():
+        if kind not in ("X", "G"):
+            assert seconds == pytest.approx(costs.of_comm(Comm(kind, 0)))
+
+
+def test_a_transfer_that_is_waited_for_costs_what_it_takes_from_its_pass_on() -> None:
+    costs = Costs({"F": 1.0, "B": 2.0}, {"X": 0.25, "G": 0.5})
+    plan = make_plan("1f1b", "none", 3, 6, costs)
+    found = costs_from_timelines(plan, [simulate(lower(plan, costs), costs)])
+    assert found.comms == pytest.approx({"X": 0.25, "G": 0.5})
+
+
+def two_ranks() -> Plan:
+    return make_plan("1f1b", "vocab-2", 2, 1)
+
+
+def recorded(plan: Plan, collectives: dict[str, list[tuple[float, float]]]) -> Timeline:
+    """Return a timeline of one-second passes, with the given collectives by rank."""
+    spans = []
+    for rank, row in enumerate(plan.rows):
+        for at, item in enumerate(row):
+            kind, microbatch, chunk = item
+            spans.append(Span(rank, "compute", str(item), kind, microbatch, chunk, at, at + 1.0))
+    for label, of_ranks in collectives.items():
+        for rank, (start, end) in enumerate(of_ranks):
+            spans.append(Span(rank, "comm", label, label.split()[0], 0, 0, start, end))
+    return Timeline(plan.ranks, tuple(spans))
+
+
+def test_a_collective_is_charged_from_when_the_last_rank_has_come() -> None:
+    plan = two_ranks()
+    timeline = recorded(plan, {"C1 0": [(1.0, 9.5), (9.0, 9.4)], "C0 0": [(0.0, 0.1), (5.0, 5.2)]})
+    comms = costs_from_timelines(plan, [timeline]).comms
+    assert comms == pytest.approx({"C1": 0.5, "C0": 0.2})
+
+
+def test_the_median_is_taken_over_iterations() -> None:
+    plan = two_ranks()
+    slow = recorded(plan, {})
+    slow = Timeline(2, tuple(s._replace(end=s.end + 100) for s in slow.spans))
+    costs = costs_from_timelines(plan, [recorded(plan, {}), slow, recorded(plan, {})])
+    assert costs.of_pass(plan, 1, Pass("F", 0)) == 1.0
+    assert "W" not in costs.passes
+
+
+def test_passes_that_take_turns_count_in_the_mean_and_disturbed_iterations_not() -> None:
+    plan = make_plan("1f1b", "vocab-2", 2, 4)
+
+    def iteration(disturbed: float) -> Timeline:
+        spans = []
+        for rank, row in enumerate(plan.rows):
+            for item in row:
+                seconds = disturbed * (1.9 if item.kind == "T" and item.microbatch % 2 else 0.1)
+                spans.append(Span(rank, "compute", str(item), *item, 0.0, seconds))
+        return Timeline(plan.ranks, tuple(spans))
+
+    found = costs_from_timelines(plan, [iteration(1.0), iteration(7.0), iteration(1.0)])
+    assert found.of_pass(plan, 1, Pass("T", 0)) == pytest.approx(1.0)
+    assert found.of_pass(plan, 0, Pass("F", 0)) == pytest.approx(0.1)

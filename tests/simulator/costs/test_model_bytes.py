@@ -1,0 +1,84 @@
+"""Bytes of a model: every parameter once, everything on the rank that has it."""
+
+import pytest
+
+from megatron.schedules.catalogue import SCHEDULES
+from megatron.schedules.lower import Start, lower
+from megatron.schedules.make_plan import make_plan
+from megatron.simulator.costs.model_bytes import (
+    EARLY_GRADIENTS,
+    FP16_PARAMETER,
+    FP32_GRADIENT_PARAMETER,
+    LogitBytes,
+    model_sizes,
+)
+from megatron.simulator.costs.peak_bytes import peak_bytes
+from megatron.simulator.costs.shape import Shape
+
+SHAPE = Shape(64, 4, 16, 1000)
+PARAMETERS = 10 * 12 * 64**2 + 2 * 64 * 1000
+LINE = ((0, 0), (1, 0), (2, 0))
+V_SHAPE = ((0, 0), (1, 0), (1, 1), (0, 1))
+NO_LOGITS = LogitBytes(0, 0)
+
+
+@pytest.mark.parametrize("treatment", ["none", "redis", "vocab-1", "vocab-2", "interlaced"])
+@pytest.mark.parametrize(("stages", "layers"), [(LINE, [3, 4, 3]), (V_SHAPE, [2, 3, 4, 1])])
+@pytest.mark.parametrize("per_parameter", [FP16_PARAMETER, FP32_GRADIENT_PARAMETER])
+def test_every_parameter_counts_once(
+    treatment: str, stages: tuple[tuple[int, int], ...], layers: list[int], per_parameter: int
+) -> None:
+    sizes = model_sizes(
+        SHAPE, stages, layers, treatment, per_parameter=per_parameter, logit=NO_LOGITS
+    )
+    assert not isinstance(sizes.static, float)
+    assert sum(sizes.static) == pytest.approx(per_parameter * PARAMETERS)
+
+
+@pytest.mark.parametrize(
+    ("stages", "treatment", "copies"),
+    [(LINE, "vocab-2", 1), (LINE, "none", 2), (V_SHAPE, "none", 1), (V_SHAPE, "naive", 1)],
+)
+def test_a_tied_matrix_has_a_copy_where_it_is_needed(
+    stages: tuple[tuple[int, int], ...], treatment: str, copies: int
+) -> None:
+    layers = [0] * len(stages)
+    sizes = model_sizes(SHAPE, stages, layers, treatment, logit=NO_LOGITS, tied=True)
+    assert not isinstance(sizes.static, float)
+    assert sum(sizes.static) == pytest.approx(FP16_PARAMETER * copies * 64 * 1000)
+
+
+def test_peaks_by_hand() -> None:
+    """1F1B on 3 ranks holds 3, 2 and 1 microbatches; the last rank the logits of its own."""
+    x, layer, stage = 2 * 16 * 64, 34 * 16 * 64, 16 * 12 * 64**2
+    embedding, logits = 16 * 64 * 1000, 16 * 1000
+    plan = make_plan("1f1b", "none", 3, 8)
+    sizes = model_sizes(SHAPE, LINE, [3, 4, 3], "none")
+    assert peak_bytes(plan, sizes) == [
+        3 * stage + embedding + 3 * 3 * layer,
+        4 * stage + 2 * 4 * layer,
+        3 * stage + embedding + 3 * layer + 2 * x + (4 + 4) * logits,
+    ]
+
+
+def test_vocabulary_parallelism_levels_the_parameters() -> None:
+    sizes = model_sizes(SHAPE, LINE, [4, 4, 4], "vocab-2")
+    assert not isinstance(sizes.static, float)
+    assert len(set(sizes.static)) == 1
+    assert sizes.exponentials == pytest.approx(2 * 16 * 64 + 4 * 16 * 1000 / 3)
+    assert sizes.embedding == [2 * 16 * 64, 0, 0]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_no_more_early_input_gradients_than_are_counted(schedule: str) -> None:
+    """S waits for C0, and of all collectives one runs after another.
+
+    So what S has left is gone once its C1 comes before another microbatch's C0.
+    """
+    for ranks, microbatches in [(2, 16), (4, 4), (8, 16)]:
+        for row in lower(make_plan(schedule, "vocab-2", ranks, microbatches)).rows:
+            early = 0
+            for instruction in row:
+                if isinstance(instruction, Start):
+                    early += {"C0": 1, "C1": -1}.get(instruction.comm.kind, 0)
+                    assert early <= EARLY_GRADIENTS[1]

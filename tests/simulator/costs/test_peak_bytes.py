@@ -1,0 +1,70 @@
+"""Peaks in bytes: against a walk over the row by hand, and against counts of what is held."""
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatron.schedules.held import in_flight
+from megatron.schedules.make_plan import make_plan
+from megatron.schedules.plan import Plan
+from megatron.simulator.costs.peak_bytes import Sizes, peak_bytes
+
+ONE_RANK = """microbatches 2
+stages 0.0
+barriers 1
+0: IF0 IF1 F0 S0 F1 S1 T0 B0 T1 B1 IB0 IB1
+"""
+
+
+def test_a_running_peak_by_hand() -> None:
+    """At S1: both activations, both exponentials and no embedding; at F0: two of the latter."""
+    plan = Plan.from_text(ONE_RANK)
+    assert peak_bytes(plan, Sizes(static=1000, activation=100, exponentials=10)) == [1220]
+    assert peak_bytes(plan, Sizes(1000, 100, 10, embedding=1)) == [1220]
+    assert peak_bytes(plan, Sizes(1000, 100, 10, embedding=300)) == [1700]
+
+
+def test_weight_gradients_hold_what_they_need() -> None:
+    text = "microbatches 2\nstages 0.0\nbarriers none\n0: F0 B0 F1 B1 {}\n"
+    assert peak_bytes(Plan.from_text(text.format("")), Sizes(activation=5)) == [5]
+    assert peak_bytes(Plan.from_text(text.format("W0 W1")), Sizes(activation=5)) == [10]
+
+
+@settings(max_examples=20)
+@given(
+    schedule=st.sampled_from(["gpipe", "1f1b", "zb-h1", "zb-v", "v-half"]),
+    vocabulary=st.sampled_from(["none", "vocab-1", "vocab-2"]),
+    p=st.integers(1, 5),
+    m=st.integers(1, 8),
+)
+def test_with_activations_alone_it_is_what_is_in_flight(
+    schedule: str, vocabulary: str, p: int, m: int
+) -> None:
+    plan = make_plan(schedule, vocabulary, p, m)
+    per_rank = [float(rank + 1) for rank in range(p)]
+    found = peak_bytes(plan, Sizes(static=0.5, activation=per_rank))
+    held = in_flight(plan)
+    assert found == [0.5 + held[r] * plan.chunks * per_rank[r] for r in range(p)]
+
+
+def test_sizes_by_chunk() -> None:
+    """Rank 0 of a V of two ranks runs the first and the last stage."""
+    plan = make_plan("zb-v", "none", 2, 1)
+    assert peak_bytes(plan, Sizes(activation=[[1, 20], [300, 4000]])) == [21, 4300]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"static": [1, 2, 3]}, "static has 3 sizes for 2 ranks"),
+        ({"activation": [[1], [2]]}, "activation has 1 sizes for 2 chunks"),
+        ({"static": -1.0}, "static=-1 is no size"),
+        ({"embedding": [1.0, float("nan")]}, "embedding=nan is no size"),
+        ({"exponentials": float("inf")}, "exponentials=inf is no size"),
+    ],
+)
+def test_impossible_sizes_are_refused(sizes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        peak_bytes(make_plan("zb-v", "none", 2, 1), Sizes(**sizes))  # type: ignore[arg-type]

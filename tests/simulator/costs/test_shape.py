@@ -1,0 +1,76 @@
+"""Counts of FLOPs, parameters and bytes: the paper's table, and an independent count."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron.model.config import ModelConfig
+from megatron.simulator.costs.shape import Shape, iteration_flops
+from megatron.training.metrics import flops
+
+sizes = st.integers(1, 64)
+
+
+@given(b=sizes, s=sizes, h=sizes, a=sizes, v=sizes)
+def test_a_plain_gpt_is_that_of_the_papers_table_4(b: int, s: int, h: int, a: int, v: int) -> None:
+    shape = Shape(h, a, s, v, micro_batch_size=b)
+    layer = shape.forward_flops + shape.backward_flops + shape.weight_gradient_flops
+    assert layer == b * s * h * (72 * h + 12 * s)
+    assert 3 * shape.output_product_flops == 6 * b * s * h * v
+    assert 2 * shape.layer_parameters == 24 * h**2
+    assert 2 * shape.vocabulary_parameters == 2 * h * v
+    assert shape.layer_activation_bytes == 34 * b * s * h
+
+
+@given(b=sizes, s=sizes, h=sizes, a=sizes)
+def test_what_flash_attention_and_recomputation_leave(b: int, s: int, h: int, a: int) -> None:
+    stored = Shape(h, a, s, 1, micro_batch_size=b, kept="all")
+    again = Shape(h, a, s, 1, micro_batch_size=b, kept="input")
+    flash = Shape(h, a, s, 1, micro_batch_size=b)
+    assert stored.layer_activation_bytes == b * s * (34 * h + 5 * a * s)
+    assert again.layer_activation_bytes == 2 * b * s * h
+    assert again.backward_flops == flash.backward_flops + flash.forward_flops
+    assert iteration_flops(again, 3, 5) == iteration_flops(flash, 3, 5)
+
+
+def test_no_dropout_needs_no_masks() -> None:
+    assert Shape(64, 4, 16, 1, dropout=False).layer_activation_bytes == 32 * 16 * 64
+    rotated = Shape(64, 4, 16, 1, dropout=False, own_queries=True)
+    assert rotated.layer_activation_bytes == 36 * 16 * 64  # queries and keys once more
+
+
+@given(
+    h=sizes,
+    ffn=sizes,
+    heads=st.integers(1, 8),
+    groups=st.integers(1, 8),
+    channels=sizes,
+    s=sizes,
+    v=sizes,
+    gated=st.booleans(),
+    layers=st.integers(1, 5),
+    m=st.integers(1, 5),
+)
+def test_any_widths_count_as_the_log_of_training_does(
+    h: int,
+    ffn: int,
+    heads: int,
+    groups: int,
+    channels: int,
+    s: int,
+    v: int,
+    gated: bool,
+    layers: int,
+    m: int,
+) -> None:
+    model = ModelConfig(layers, h, ffn, heads, groups, channels, s, s, v, swiglu=gated)
+    shape = Shape(
+        h,
+        heads,
+        s,
+        v,
+        ffn_hidden_size=ffn,
+        query_width=heads * channels,
+        key_value_width=2 * groups * channels,
+        gated_mlp=gated,
+    )
+    assert iteration_flops(shape, layers, m) == flops.iteration_flops(model, m)

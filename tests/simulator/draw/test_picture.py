@@ -1,0 +1,168 @@
+"""The picture holds every span, in its place, and can be read."""
+
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatron.schedules.costs import UNIT_COSTS, Costs
+from megatron.schedules.lower import lower
+from megatron.schedules.make_plan import make_plan
+from megatron.schedules.needs import COMM_KINDS
+from megatron.schedules.passes import PASS_KINDS
+from megatron.simulator.draw.palette import COLOURS, MEANINGS
+from megatron.simulator.draw.picture import Panel, lay_out
+from megatron.simulator.draw.svg import paint_svg
+from megatron.simulator.simulate import Span, Timeline, simulate
+
+ROOT = Path(__file__).resolve().parents[2]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def draw_svg(panels: list[Panel], width: int | None = 900) -> str:
+    return paint_svg(lay_out(panels, width))
+
+
+def boxes(svg: str) -> list[dict[str, str]]:
+    """Return the attributes, tooltip included, of every box that stands for a span."""
+    found = []
+    for rect in ElementTree.fromstring(svg).iter(f"{SVG}rect"):
+        title = rect.find(f"{SVG}title")
+        if title is not None:
+            found.append({**rect.attrib, "tooltip": title.text or ""})
+    return found
+
+
+def texts(svg: str, kind: str | None = None) -> list[str]:
+    elements = ElementTree.fromstring(svg).iter(f"{SVG}text")
+    return [e.text or "" for e in elements if kind is None or e.get("class") == kind]
+
+
+def passes_on_one_rank(*times: tuple[float, float]) -> Timeline:
+    spans = (Span(0, "compute", f"F{i}", "F", i, 0, *t) for i, t in enumerate(times))
+    return Timeline(1, tuple(spans))
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    schedule=st.sampled_from(["1f1b", "zb-h1", "v-half"]),
+    vocabulary=st.sampled_from(["none", "naive", "vocab-1", "vocab-2", "interlaced"]),
+    ranks=st.integers(1, 4),
+    microbatches=st.integers(1, 5),
+    comm=st.floats(0.05, 2),
+)
+def test_every_span_is_a_box_and_boxes_of_a_row_do_not_overlap(
+    schedule: str, vocabulary: str, ranks: int, microbatches: int, comm: float
+) -> None:
+    costs = Costs(UNIT_COSTS.passes, dict.fromkeys(COMM_KINDS, comm))
+    plan = make_plan(schedule, vocabulary, ranks, microbatches, costs)
+    timeline = simulate(lower(plan, costs), costs)
+    svg = draw_svg([Panel("a plan", timeline)])
+    drawn = boxes(svg)
+    assert sorted(b["tooltip"].split(":")[0] for b in drawn) == sorted(
+        s.label for s in timeline.spans
+    )
+    rows: dict[str, list[tuple[float, float]]] = {}
+    for box in drawn:
+        x, length = float(box["x"]), float(box["width"])
+        rows.setdefault(box["y"], []).append((x, x + length))
+        assert 0 <= x <= x + length <= 900
+    for row in rows.values():
+        row.sort()
+        assert all(end <= start + 0.03 for (_, end), (start, _) in pairwise(row))
+    height = float(ElementTree.fromstring(svg).attrib["height"])
+    assert all(0 <= float(b["y"]) <= float(b["y"]) + float(b["height"]) <= height for b in drawn)
+
+
+def test_all_panels_share_one_scale() -> None:
+    short, long = passes_on_one_rank((0, 1)), passes_on_one_rank((0, 2), (2, 8))
+    widths = [float(b["width"]) for b in boxes(draw_svg([Panel("a", short), Panel("b", long)]))]
+    assert widths == pytest.approx([widths[0], 2 * widths[0], 6 * widths[0]], abs=0.02)
+
+
+def test_time_is_counted_from_the_first_span() -> None:
+    early, late = passes_on_one_rank((0, 2), (2, 3)), passes_on_one_rank((70, 72), (72, 73))
+    places = [
+        [(b["x"], b["width"]) for b in boxes(draw_svg([Panel("a", t)]))] for t in (early, late)
+    ]
+    assert places[0] == places[1]
+
+
+def test_a_number_stands_only_where_it_has_room() -> None:
+    wide, narrow = (0, 50), (50, 50.2)
+    assert texts(draw_svg([Panel("a", passes_on_one_rank(wide, narrow))]), "number") == ["0"]
+
+
+@pytest.mark.parametrize("count", [10, 100])
+def test_by_default_the_usual_pass_has_room_for_its_number(count: int) -> None:
+    """Also where one is a hundred times as long: the width follows the content."""
+    times = [(float(i), float(i + 1)) for i in range(count - 1)] + [(count - 1.0, count + 99.0)]
+    svg = draw_svg([Panel("a", passes_on_one_rank(*times))], width=None)
+    assert texts(svg, "number") == [str(i) for i in range(count)]
+
+
+def test_passes_a_quarter_as_long_as_a_forward_have_room_too() -> None:
+    costs = Costs({"F": 1, "B": 2, "S": 0.25, "T": 0.25, "IF": 0.01, "IB": 0.01})
+    timeline = simulate(lower(make_plan("1f1b", "vocab-2", 4, 8, costs), costs), costs)
+    svg = draw_svg([Panel("a", timeline)], width=None)
+    assert len(texts(svg, "number")) == sum(s.kind not in ("IF", "IB") for s in timeline.spans)
+
+
+def test_what_takes_no_time_is_left_out() -> None:
+    assert len(boxes(draw_svg([Panel("a", passes_on_one_rank((0, 1), (1, 1)))]))) == 1
+
+
+def test_the_legend_names_what_is_drawn_and_nothing_else() -> None:
+    drawn = draw_svg([Panel("a", simulate(lower(make_plan("1f1b", "vocab-2", 2, 2))))])
+    shown = {t.split()[0] for t in texts(drawn) if t in {f"{k} {m}" for k, m in MEANINGS.items()}}
+    assert shown == {"F", "B", "S", "T", "IF", "IB"}
+
+
+def test_every_kind_has_a_colour_and_a_meaning() -> None:
+    assert set(COLOURS) == set(MEANINGS) == {*PASS_KINDS, *COMM_KINDS}
+    assert len(set(COLOURS.values())) == len(COLOURS)
+
+
+def test_later_chunks_look_different() -> None:
+    spans = (Span(0, "compute", "F0", "F", 0, 0, 0, 1), Span(0, "compute", "F0.1", "F", 0, 1, 1, 2))
+    first, second = boxes(draw_svg([Panel("a", Timeline(1, spans))]))
+    assert first["class"] != second["class"]
+
+
+def test_the_legend_says_what_paler_means_only_where_something_is() -> None:
+    spans = (Span(0, "compute", "F0", "F", 0, 0, 0, 1), Span(0, "compute", "F0.1", "F", 0, 1, 1, 2))
+    for shown, expected in ((spans, 1), (spans[:1], 0)):
+        legend = texts(draw_svg([Panel("a", Timeline(1, shown))]), "plain")
+        assert sum("paler" in text for text in legend) == expected
+
+
+def test_a_title_is_text_and_not_markup() -> None:
+    svg = draw_svg([Panel("p < 4 & m > 2", passes_on_one_rank((0, 1)))])
+    assert texts(svg, "title") == ["p < 4 & m > 2"]
+
+
+@pytest.mark.parametrize(
+    ("panels", "width", "message"),
+    [
+        ([], 900, "at least one timeline"),
+        ([Panel("empty", Timeline(2, ()))], 900, "'empty' has nothing to draw"),
+        ([Panel("still", passes_on_one_rank((1, 1)))], 900, "'still' has nothing to draw"),
+        ([Panel("a", passes_on_one_rank((0, 1)))], 50, "width 50 has no room"),
+    ],
+)
+def test_nothing_to_draw_is_refused(panels: list[Panel], width: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        draw_svg(panels, width)
+
+
+def test_the_pictures_in_the_repository_are_what_the_tool_draws(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "tools/draw.py"), "--into", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    drawn = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    kept = {name: (ROOT / "images" / name).read_text() for name in drawn}
+    assert drawn == kept, "run python tools/draw.py"

@@ -1,0 +1,63 @@
+"""What a known device would measure gives that device back."""
+
+from dataclasses import replace
+
+import pytest
+
+from tools.predictions.calibrate import Setting, calibrate
+from tools.predictions.measured import METHODS
+from tools.synthetic_runs import DEVICE, LAYERS, VOCABULARIES, run, shape_of
+
+SETTING = Setting(
+    lambda measured: shape_of(measured.seq_length, measured.vocab_size),
+    LAYERS,
+    DEVICE.peak_flops,
+    DEVICE.link_bandwidth,
+)
+
+
+def test_a_device_is_found_again_from_its_own_times() -> None:
+    runs = [run(method, size) for method in METHODS if method != "redis" for size in VOCABULARIES]
+    devices = calibrate(runs, SETTING)
+    assert set(devices) == {"none", "vocab-1", "vocab-2", "interlaced"}
+    for found in devices.values():
+        assert found.attained == pytest.approx(DEVICE.attained)
+        assert found.memory_bandwidth == pytest.approx(DEVICE.memory_bandwidth)
+        assert found.link_latency == pytest.approx(DEVICE.link_latency)
+        assert found.overhead == pytest.approx(DEVICE.overhead, abs=1e-9)
+
+
+def test_slower_layers_beside_collectives_are_the_treatments_own() -> None:
+    slow = run("vocab-2", 64_000)
+    slow = replace(slow, times={**slow.times, "F": tuple(1.25 * t for t in slow.times["F"])})
+    devices = calibrate([*(run("baseline", size) for size in VOCABULARIES), slow], SETTING)
+    assert devices["none"].attained["forward"] == pytest.approx(DEVICE.attained["forward"])
+    assert devices["vocab-2"].attained["forward"] < 0.82 * DEVICE.attained["forward"]
+
+
+def test_hops_that_were_not_measured_have_no_latency() -> None:
+    silent = [run("baseline", size) for size in VOCABULARIES]
+    silent = [replace(one, times={**one.times, "p2p": (0.0,) * 8}) for one in silent]
+    assert calibrate(silent, SETTING)["none"].link_latency == 0
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_too_few_runs_are_refused(ranks: int) -> None:
+    sizes = VOCABULARIES if ranks == 2 else VOCABULARIES[:1]
+    with pytest.raises(ValueError, match="at least 2 vocabularies, on 3 ranks or more"):
+        calibrate([run("baseline", size, ranks) for size in sizes], SETTING)
+
+
+def test_no_baseline_is_refused() -> None:
+    with pytest.raises(ValueError, match="rates come from 'baseline' runs"):
+        calibrate([run("vocab-1", size) for size in VOCABULARIES], SETTING)
+
+
+def test_times_that_no_bandwidth_explains_are_refused() -> None:
+    runs = [run("baseline", size) for size in VOCABULARIES]
+    backwards = [
+        replace(one, times={**one.times, "B": (0.0,) * 7 + (3 * one.times["F"][-1],)})
+        for one in runs
+    ]
+    with pytest.raises(ValueError, match="no memory bandwidth explains"):
+        calibrate(backwards, SETTING)

@@ -1,0 +1,186 @@
+"""Emulated ranks: sums show whether all came to its place, and clocks whether it took its time."""
+
+from collections import deque
+from dataclasses import dataclass
+
+import pytest
+import torch
+from correctness.rank_runs import CPU, make_pipeline_groups
+from harness.rank_pool import RankPool
+from runtime.test_placeholder_passes import CASES
+
+from megatron.parallel.lanes import Done, make_lane
+from megatron.runtime.executor import Executor
+from megatron.schedules.costs import UNIT_COSTS
+from megatron.schedules.lower import lower
+from megatron.schedules.make_plan import make_plan
+from megatron.schedules.needs import Comm
+from megatron.schedules.passes import Pass, PassKind
+from megatron.schedules.plan import Plan
+from tools.emulation import passes as emulation
+from tools.emulation.passes import EmulatedCommunicator, EmulatedPasses, Pacer, mix
+
+RANKS = 3
+
+
+def run_emulated(rank: int, world_size: int, *, plan: Plan, iterations: int) -> list[int]:
+    """Return this rank's checksum of every iteration of a program whose passes take no time."""
+    groups = make_pipeline_groups()
+    lane = make_lane(CPU, world_size, "vocabulary")
+    pacer = Pacer(lambda item: 0.0, lambda comm: 0.0, overshoot=0.0)
+    passes = EmulatedPasses(plan, rank)
+    communicator = EmulatedCommunicator(groups, plan, passes, lane, lambda comm: 0.0, pacer)
+    checksums = []
+    for _ in range(iterations):
+        passes.checksum = 0
+        Executor(passes, communicator).run(lower(plan), pacer)
+        checksums.append(passes.checksum)
+        assert not len(passes.store)
+    lane.close()
+    return checksums
+
+
+@dataclass
+class ByHand:
+    """What the passes of one microbatch come to, from the flow of the data alone."""
+
+    plan: Plan
+    microbatch: int
+    sums: list[int]
+
+    def done(self, kind: PassKind, rank: int, *taken: int, chunk: int = 0) -> int:
+        value = mix(Pass(kind, self.microbatch, chunk), rank, *taken)
+        self.sums[rank] += value
+        return value
+
+    def everywhere(self, kind: PassKind, *taken: list[int]) -> list[int]:
+        columns = zip(*taken, strict=True) if taken else [()] * RANKS
+        return [self.done(kind, rank, *values) for rank, values in enumerate(columns)]
+
+    def follow(self) -> None:
+        split = self.plan.barriers is not None
+        came: list[int] = [sum(self.everywhere("IF"))] if split else []
+        forward = []
+        for rank, chunk in self.plan.stages:
+            came = [self.done("F", rank, *came, chunk=chunk)]
+            forward.append(came[0])
+        gradient = self.output_layer(came[0]) if split else came[0]
+        for (rank, chunk), own in reversed(list(zip(self.plan.stages, forward, strict=True))):
+            gradient = self.done("B", rank, own, gradient, chunk=chunk)
+            if self.plan.split_backward:
+                self.done("W", rank, gradient, chunk=chunk)
+        if split:
+            self.everywhere("IB", [gradient] * RANKS)
+
+    def output_layer(self, x: int) -> int:
+        own = self.everywhere("S", [x] * RANKS)
+        merged = [[sum(own)] * RANKS]
+        if self.plan.barriers == 3:
+            maximum = [max(own)] * RANKS
+            own = self.everywhere("E", own, maximum)
+            merged = [maximum, [sum(own)] * RANKS]
+        after = self.everywhere("T", own, *merged)
+        if self.plan.barriers != 1:
+            return sum(after)
+        t = Pass("T", self.microbatch)
+        return sum(mix(t, rank, value, sum(own)) for rank, value in enumerate(own))
+
+
+@pytest.mark.parametrize(("schedule", "treatment"), CASES)
+def test_checksums_are_those_of_the_flow_of_the_data(
+    schedule: str, treatment: str, ranks: RankPool
+) -> None:
+    plan = make_plan(schedule, treatment, RANKS, 7, UNIT_COSTS)
+    sums = [0] * RANKS
+    for i in range(plan.microbatches):
+        ByHand(plan, i, sums).follow()
+    expected = [[value % emulation.MODULUS] * 2 for value in sums]
+    assert ranks.run(run_emulated, RANKS, plan=plan, iterations=2) == expected
+
+
+def test_mix_depends_on_everything() -> None:
+    given = [
+        (Pass("F", 1), 0, 5, 6),
+        (Pass("B", 1), 0, 5, 6),
+        (Pass("F", 2), 0, 5, 6),
+        (Pass("F", 1, 1), 0, 5, 6),
+        (Pass("F", 1), 1, 5, 6),
+        (Pass("F", 1), 0, 6, 5),
+        (Pass("F", 1), 0, 5),
+    ]
+    assert len({mix(*each) for each in given}) == len(given)
+
+
+class FakeTime:
+    """A clock that only sleeping moves, and looking at it by a tick."""
+
+    TICK = 0.001
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        self.now += self.TICK
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    clock = FakeTime()
+    monkeypatch.setattr(emulation, "time", clock)
+    return clock
+
+
+def pacer_of(pass_seconds: float, comm_seconds: float = 0.0) -> Pacer:
+    return Pacer(lambda item: pass_seconds, lambda comm: comm_seconds, overshoot=0.0)
+
+
+def test_passes_last_and_only_what_lies_between_is_overhead(clock: FakeTime) -> None:
+    pacer = pacer_of(pass_seconds=2.0)
+    pacer.begin(start := clock.now + 1.0)
+    with pacer.span(Pass("F", 0)):
+        clock.sleep(0.5)  # emulating the pass is part of it
+    assert clock.now == pytest.approx(start + 2.0, abs=10 * FakeTime.TICK)
+    clock.sleep(0.25)
+    with pacer.waiting(Comm("C1", 0)):
+        clock.sleep(7.0)
+    with pacer.span(Pass("B", 0)):
+        pass
+    assert pacer.overheads == pytest.approx([0.0, 0.25], abs=10 * FakeTime.TICK)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 3.0])
+def test_collectives_keep_their_lane_busy(seconds: float, clock: FakeTime) -> None:
+    start = clock.now
+    assert pacer_of(1.0, seconds).timed(Comm("C0", 0), lambda: "result")() == "result"
+    assert clock.now == pytest.approx(start + seconds, abs=10 * FakeTime.TICK)
+
+
+@pytest.mark.parametrize(
+    ("sent", "through"),
+    [
+        pytest.param([0.0, 0.0], [12.0, 14.0], id="the link is busy with the first"),
+        pytest.param([0.0, 15.0], [12.0, 17.0], id="the second is sent late"),
+        pytest.param([15.0, 15.0], [17.0, 19.0], id="the receiver was there first"),
+    ],
+)
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_messages_arrive_as_in_the_simulator(
+    sent: list[float], through: list[float], order: tuple[int, int], clock: FakeTime
+) -> None:
+    """A message of 2 s begins when its link is free and both sides have issued it, here at 10 s."""
+    clock.now = 10.0
+    link = emulation.Link(deque())
+    messages = [
+        emulation.Message(link, Done(torch.tensor([7.0, time])), 2.0, pacer_of(1.0))
+        for time in sent
+    ]
+    latest = 0.0
+    for index in order:
+        latest = max(latest, through[index])
+        came = messages[index].wait()
+        assert came.tolist() == [7.0, sent[index]]
+        assert clock.now == pytest.approx(latest, abs=0.1)

@@ -1,0 +1,65 @@
+"""FLOPs against the paper's closed form and against PyTorch's own count of a plain model."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from megatron.model.config import ModelConfig
+from megatron.training.metrics.flops import iteration_flops
+
+GPT = {
+    "num_layers": 3,
+    "hidden_size": 64,
+    "ffn_hidden_size": 192,
+    "num_attention_heads": 8,
+    "num_query_groups": 8,
+    "kv_channels": 8,
+    "seq_length": 32,
+    "max_position_embeddings": 32,
+    "vocab_size": 1000,
+}
+
+
+@pytest.mark.parametrize("batch", [1, 6])
+def test_plain_gpt_is_the_papers_formula(batch):
+    h, s, ffn, layers, vocabulary = 64, 32, 192, 3, 1000
+    layer = 8 * batch * s * h**2 + 4 * batch * s**2 * h + 4 * batch * s * h * ffn
+    expected = 3 * (2 * batch * s * h * vocabulary + layers * layer)
+    assert iteration_flops(ModelConfig(**GPT), batch) == expected
+
+
+def counted_by_pytorch(config: ModelConfig, batch: int) -> int:
+    """Forward operations of the same matrix products, as PyTorch counts them."""
+    queries = config.num_attention_heads * config.kv_channels
+    keys = config.num_query_groups * config.kv_channels
+    h, ffn, s = config.hidden_size, config.ffn_hidden_size, config.seq_length
+    x_bsh = torch.randn(batch, s, h)
+    probabilities_bnss = torch.randn(batch * config.num_attention_heads, s, s)
+    heads_bnsk = torch.randn(batch * config.num_attention_heads, s, config.kv_channels)
+    shapes = [(h, queries), (h, keys), (h, keys), (queries, h), (h, ffn), (ffn, h)]
+    if config.swiglu:
+        shapes.append((h, ffn))
+    with FlopCounterMode(display=False) as counter:
+        for _ in range(config.num_layers):
+            for width_in, width_out in shapes:
+                nn.Linear(width_in, width_out, bias=False)(torch.randn(batch, s, width_in))
+            torch.bmm(heads_bnsk, heads_bnsk.transpose(1, 2))
+            torch.bmm(probabilities_bnss, heads_bnsk)
+        nn.Linear(h, config.vocab_size, bias=False)(x_bsh)
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"swiglu": True},
+        {"num_query_groups": 2},
+        {"kv_channels": 16},
+        {"kv_channels": 4, "num_query_groups": 1, "swiglu": True},
+    ],
+)
+def test_variants_equal_three_forwards_counted_by_pytorch(changes):
+    config = ModelConfig(**(GPT | changes))
+    assert iteration_flops(config, 2) == 3 * counted_by_pytorch(config, 2)

@@ -1,0 +1,97 @@
+"""Printed lines, read back with the patterns that parsers of Megatron's logs use."""
+
+import math
+import re
+from datetime import datetime
+
+import pytest
+
+from megatron.training.metrics.log_line import (
+    IterationValues,
+    evaluation_lines,
+    iteration_line,
+    memory_line,
+)
+from megatron.training.metrics.peak_memory import PeakMemory
+
+VALUES = IterationValues(
+    time=datetime(2026, 11, 20, 12, 0, 0),
+    iteration=5,
+    train_iters=30,
+    consumed_samples=30,
+    seconds_per_iteration=0.12344,
+    tflops_per_rank=12.34,
+    mfu=0.3449,
+    learning_rate=1e-4,
+    global_batch_size=6,
+    lm_loss=10.34567,
+    grad_norm=1.2344,
+)
+
+
+def test_the_whole_line():
+    assert iteration_line(VALUES) == (
+        " [2026-11-20 12:00:00] iteration        5/      30 | consumed samples:           30 | "
+        "elapsed time per iteration (ms): 123.4 | throughput per GPU (TFLOP/s/GPU): 12.3 | "
+        "MFU: 34.5% | learning rate: 1.000000E-04 | global batch size:     6 | "
+        "lm loss: 1.034567E+01 | loss scale: 1.0 | grad norm: 1.234 | "
+        "number of skipped iterations:   0 | number of nan iterations:   0 |"
+    )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "value"),
+    [
+        (r"iteration\s+(\d+)/\s*\d+ \|", 5),
+        (r"iteration\s+\d+/\s*(\d+) \|", 30),
+        (r"consumed samples:\s+(\d+)", 30),
+        (r"elapsed time per iteration \(ms\): (\d+\.\d+)", 123.4),
+        (r"throughput per GPU \(TFLOP/s/GPU\): (\d+\.\d+)", 12.3),
+        (r"learning rate: (\d\.\d+E[+-]\d+)", 1e-4),
+        (r"global batch size:\s+(\d+)", 6),
+        (r"lm loss: (\d+\.\d+E[+-]\d+)", 10.34567),
+        (r"loss scale: (\d+\.\d+)", 1),
+        (r"grad norm: (\d+\.\d+)", 1.234),
+        (r"number of skipped iterations:\s+(\d+)", 0),
+        (r"number of nan iterations:\s+(\d+)", 0),
+    ],
+)
+def test_parsers_of_megatron_logs_find_every_field(pattern, value):
+    found = re.search(pattern, iteration_line(VALUES))
+    assert found is not None
+    assert float(found.group(1)) == value
+
+
+def test_every_field_splits_at_the_bar_into_name_and_value():
+    fields = iteration_line(VALUES).rstrip(" |").split(" | ")[1:]
+    assert all(len(field.rsplit(": ", 1)) == 2 for field in fields)
+    assert len(fields) == 11
+
+
+def test_a_slow_rank_shows_more_than_one_digit():
+    slow = IterationValues(**(vars(VALUES) | {"tflops_per_rank": 0.3414}))
+    assert "throughput per GPU (TFLOP/s/GPU): 0.341 |" in iteration_line(slow)
+
+
+def test_the_validation_line():
+    rule, line, end = evaluation_lines(10, 2.0).split("\n")
+    assert line == (
+        " validation loss at iteration 10 | lm loss value: 2.000000E+00 | "
+        "lm loss PPL: 7.389056E+00 | "
+    )
+    assert rule == end == "-" * (len(line) + 1)
+
+
+def test_the_perplexity_of_a_diverged_model_stays_finite():
+    found = re.search(r"lm loss PPL: (\S+) ", evaluation_lines(1, 1e6))
+    assert float(found.group(1)) == pytest.approx(math.exp(20), rel=1e-6)
+
+
+def test_memory_lines_say_whose_memory_and_how_much():
+    mib = 1 << 20
+    assert memory_line(3, 1, PeakMemory(held=512 * mib, reserved=1024 * mib)) == (
+        "[Rank 3] (after 1 iterations) memory (MB) | max allocated: 512.0 | max reserved: 1024.0"
+    )
+    assert memory_line(0, 1, PeakMemory(held=mib // 2)) == (
+        "[Rank 0] (after 1 iterations) memory (MB) | max resident: 0.5"
+    )

@@ -1,0 +1,55 @@
+"""The peak: the right row of the table, the flag above all, a measurement that makes sense."""
+
+import pytest
+import torch
+
+from megatron.training.metrics.peak_tflops import measure_tflops, peak_of_rank, tabulated_tflops
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16", "fp32"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312, 19.5),
+        ("NVIDIA A100 80GB PCIe", 312, 19.5),
+        ("NVIDIA H100 80GB HBM3", 989, 67),
+        ("NVIDIA H100 PCIe", 756, 51),
+        ("NVIDIA H100 NVL", 835, 60),
+        ("NVIDIA H200", 989, 67),
+        ("NVIDIA H20", 148, 44),
+        ("NVIDIA GH200 480GB", 989, 67),
+        ("NVIDIA B200", 2250, 80),
+        ("NVIDIA GB200", 2500, 80),
+        ("NVIDIA A10", 125, 31.2),
+        ("NVIDIA L4", 121, 30.3),
+        ("NVIDIA L40S", 362, 91.6),
+        ("NVIDIA RTX A6000", 154.8, 38.7),
+        ("NVIDIA GeForce RTX 4090", 165.2, 82.6),
+        ("NVIDIA GeForce RTX 3090", 71, 35.6),
+    ],
+)
+def test_names_that_drivers_give_find_their_row(name, bf16, fp32):
+    assert tabulated_tflops(name, torch.bfloat16) == bf16
+    assert tabulated_tflops(name, torch.float32) == fp32
+
+
+@pytest.mark.parametrize("name", ["Tesla V100-SXM2-32GB", "Tesla T4", "AMD Instinct MI300X", ""])
+def test_other_names_are_unknown(name):
+    assert tabulated_tflops(name, torch.bfloat16) is None
+
+
+def test_the_flag_wins():
+    peak = peak_of_rank(torch.device("cpu"), torch.float32, 12.5)
+    assert (peak.tflops, peak.source) == (12.5, "--peak-tflops")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cpu_is_measured(dtype):
+    peak = peak_of_rank(torch.device("cpu"), dtype, None)
+    # From a slow emulator to more than any socket can do.
+    assert 1e-5 < peak.tflops < 100
+    assert "measured" in peak.source
+    assert str(dtype).removeprefix("torch.") in peak.source
+
+
+def test_a_measurement_without_time_is_still_one():
+    assert measure_tflops(torch.device("cpu"), torch.float32, seconds=1e-9) > 0

@@ -1,0 +1,195 @@
+"""A dry run tells what would run: its plan, its time and its bytes, and what to do if they miss."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from correctness.short_runs import Job, Layout
+from reference.plain_gpt import GPTOptions
+from torch import nn
+
+from megatron.config.run_config import RunConfig
+from megatron.layers.vocabulary.output_layer import OutputLayer
+from megatron.layers.vocabulary.output_s import LossOptions, merge_statistics
+from megatron.layers.vocabulary.shard import VocabularyShard
+from megatron.schedules.catalogue import SCHEDULES
+from megatron.schedules.make_plan import make_plan
+from megatron.schedules.plan import Plan
+from megatron.simulator.costs.gpus import GIB, GPUS, gpu
+from megatron.simulator.costs.model_bytes import model_sizes
+from megatron.simulator.costs.peak_bytes import Sizes, peak_bytes
+from megatron.simulator.costs.shape import Shape
+from megatron.training.planning.dry_run import USABLE, dry_run, output_layer_bytes
+
+BYTES_PER_PARAMETER = 18
+"""bf16 weight; fp32 gradient, master weight and both moments."""
+
+
+def config(ranks: int = 4, vocabulary: str = "vocab-2", schedule: str = "1f1b") -> RunConfig:
+    """A GPT of 1.3 G parameters and 256k entries."""
+    options = GPTOptions(num_layers=24, vocab_size=64)
+    job = Job(options, micro_batch_size=2, microbatches=8, iterations=1)
+    made = job.config(Layout(ranks, vocabulary, schedule), torch.bfloat16)
+    model = replace(
+        made.model,
+        hidden_size=2048,
+        ffn_hidden_size=8192,
+        num_attention_heads=16,
+        num_query_groups=16,
+        kv_channels=128,
+        seq_length=2048,
+        vocab_size=256_000,
+        tie_embeddings=False,
+    )
+    return replace(made, model=model)
+
+
+def report(run: RunConfig, name: str = "A100") -> str:
+    return "\n\n".join(dry_run(run, gpu(name)))
+
+
+def rank_figures(text: str) -> list[tuple[float, float]]:
+    """(peak, static) GiB of every rank."""
+    found = re.findall(r"^rank \d+: peak ([\d.]+) GiB \(.* ([\d.]+)\)", text, re.MULTILINE)
+    return [(float(peak), float(static)) for peak, static in found]
+
+
+@pytest.mark.parametrize("ffn", [8192, 1024], ids=["wide", "narrow"])
+@pytest.mark.parametrize("vocabulary", ["none", "vocab-2"])
+def test_all_parameters_are_somewhere(vocabulary: str, ffn: int) -> None:
+    run = config(vocabulary=vocabulary)
+    run = replace(run, model=replace(run.model, ffn_hidden_size=ffn))
+    ranks = rank_figures(report(run))
+    parameters = 24 * 2048 * (4 * 2048 + 2 * ffn) + 2 * 2048 * 256_000
+    x = 2 * 2048 * 2048  # elements of X
+    in_layers = 2 * ffn * (2 * 2048 + 2048)  # a gradient within the MLP, and a matrix's
+    in_output_layer = 10 * x  # more than T's product of a tile, and than a slice of S in fp32
+    early = 8 * x * (1 if vocabulary == "none" else 2)  # A and D
+    with_output, without = (1, 3) if vocabulary == "none" else (4, 0)
+    at_work = with_output * max(in_layers, in_output_layer) + without * in_layers
+    expected = BYTES_PER_PARAMETER * parameters + with_output * early + at_work
+    expected /= GIB
+    assert sum(static for _, static in ranks) == pytest.approx(expected, abs=0.05 * len(ranks))
+    assert all(peak > static for peak, static in ranks)
+
+
+def run_row(plan: Plan, rank: int, shape: Shape) -> tuple[int, int, int]:
+    """S and T of a rank's row in bf16, with nothing between them.
+
+    Returns:
+        The buffers of exponentials that there were, the bytes of one with its X, those of A and D.
+    """
+    whole = plan.barriers is None
+    shards = 1 if whole else plan.ranks
+    shard = VocabularyShard.of(shape.vocab_size, shape.vocab_size, rank % shards, shards)
+    weight = nn.Parameter(torch.zeros(shard.rows, shape.hidden_size, dtype=torch.bfloat16))
+    weight.main_grad = torch.zeros(weight.shape)
+    layer = OutputLayer(shard, weight, LossOptions(shape.vocab_size))
+    targets_n, weight_n = torch.zeros(shape.tokens, dtype=torch.int64), torch.ones(shape.tokens)
+    states, places, sizes, early = {}, set(), set(), set()
+    s_kind, t_kind = ("F", "W" if plan.split_backward else "B") if whole else ("S", "T")
+    for item in plan.rows[rank]:
+        if whole and plan.stages[-1] != (rank, item.chunk):
+            continue
+        if item.kind == s_kind:
+            x_nh = torch.zeros(shape.tokens, shape.hidden_size, dtype=torch.bfloat16)
+            if plan.barriers == 3:
+                state = layer.naive_s(x_nh, targets_n)
+            else:
+                state = layer.s(x_nh, targets_n, form_gradient=plan.barriers != 2)
+            gradients = (state.raw_gradient_nh, state.target_gradient_nh)
+            early.add(sum(gradient.nbytes for gradient in gradients if gradient is not None))
+            state.drop_gradient()
+            states[item.microbatch] = state
+            places.add(state.exp_tiles[0].data_ptr())
+            sizes.add(x_nh.nbytes + sum(tile.nbytes for tile in state.exp_tiles))
+        elif item.kind == t_kind:
+            state = states.pop(item.microbatch)
+            if plan.barriers == 3:
+                layer.naive_e(state, state.maximum_n)
+            layer.t(state, merge_statistics(state.statistics_4n.unsqueeze(0)), weight_n)
+    [size], [gradient_bytes] = sizes, early
+    return len(places), size, gradient_bytes
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "v-half"])
+@pytest.mark.parametrize("vocabulary", ["none", "vocab-1", "vocab-2", "naive", "interlaced"])
+def test_the_output_layer_holds_what_it_really_allocates(schedule: str, vocabulary: str) -> None:
+    shape = Shape(8, 2, 4, 240)
+    plan = make_plan(schedule, vocabulary, 3, 9)
+    own = output_layer_bytes(shape, 1 if vocabulary == "none" else 3)
+    kept = replace(own, workspace=0.0, early_gradient=0.0)
+    x = 2 * shape.elements
+    sizes = model_sizes(
+        shape, plan.stages, [0] * len(plan.stages), vocabulary, per_parameter=0, logit=kept
+    )
+    activation = [[max(chunk - x, 0.0) for chunk in rank] for rank in sizes.activation]
+    peaks = peak_bytes(plan, Sizes(sizes.static, activation, sizes.exponentials))
+    ranks = (plan.stages[-1][0],) if vocabulary == "none" else range(3)
+    for rank in ranks:
+        buffers, size, early = run_row(plan, rank, shape)
+        assert peaks[rank] == buffers * size
+        forms_early = plan.barriers in (None, 1)
+        assert early == (own.early_gradient * shape.elements if forms_early else 0)
+
+
+def test_the_mfu_is_that_of_the_time() -> None:
+    text = report(config())
+    [seconds] = re.findall(r"^iteration ([\d.]+) s", text, re.MULTILINE)
+    [mfu] = re.findall(r"MFU ([\d.]+)%", text)
+    b, s, h, v, layers, m = 2, 2048, 2048, 256_000, 24, 8
+    flops = 3 * m * (2 * b * s * h * v + layers * (24 * b * s * h * h + 4 * b * s * s * h))
+    assert float(mfu) / 100 == pytest.approx(flops / (4 * 312e12 * float(seconds)), rel=5e-3)
+
+
+def test_a_faster_gpu_is_faster() -> None:
+    times = [
+        float(re.findall(r"^iteration ([\d.]+) s", report(config(), name), re.MULTILINE)[0])
+        for name in ("RTX4090", "A100", "H100", "B200")
+    ]
+    assert times == sorted(times, reverse=True)
+
+
+def test_what_does_not_fit_is_said_with_settings_that_do() -> None:
+    run = config(vocabulary="none", schedule="gpipe")
+    text = report(run, "RTX4090")
+    usable = USABLE * GPUS["RTX4090"].memory / GIB
+    too_full = [peak > usable for peak, _ in rank_figures(text)]
+    assert any(too_full)
+    assert text.count("does not fit") == sum(too_full)
+    options = re.findall(
+        r"--pipeline-schedule (\S+) --vocab-parallel (\S+?)(?: --micro-batch-size (\d+))?: ", text
+    )
+    assert options
+    schedule, treatment, micro_batch_size = options[0]
+    other = config(vocabulary=treatment, schedule=schedule)
+    if micro_batch_size:
+        train = replace(other.train, micro_batch_size=int(micro_batch_size))
+        other = replace(other, train=train)
+    assert "does not fit" not in report(other, "RTX4090")
+
+
+def test_nothing_nearby_fits() -> None:
+    text = report(config(ranks=1, vocabulary="none"), "RTX4090")
+    assert "nothing nearby fits either" in text
+
+
+def test_auto_shows_what_it_compared() -> None:
+    text = report(config(schedule="auto", ranks=2))
+    lines = text.split("in flight\n")[1].splitlines()
+    assert {line.split()[0] for line in lines} == set(SCHEDULES)
+    by_flops = [float(line.split()[1]) for line in lines]
+    assert by_flops == sorted(by_flops)
+    assert by_flops[0] == 1
+    assert by_flops[-1] > 1
+    assert "auto compares by FLOPs" in text
+    assert [*dry_run(config(schedule="auto", ranks=2), gpu("A100"))][3] in text
+
+
+def test_refusals() -> None:
+    run = config()
+    with pytest.raises(ValueError, match="add --bf16"):
+        report(replace(run, train=replace(run.train, dtype=torch.float32)))
+    with pytest.raises(ValueError, match="--dry-run-gpu H1000 is not known: choose one of A100"):
+        gpu("H1000")

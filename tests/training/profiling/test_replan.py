@@ -1,0 +1,154 @@
+"""A run measures its passes, plans with them, and trains on as it would have done anyway."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from correctness.rank_runs import Batches, ListLoader, make_pipeline_groups
+from correctness.short_runs import Job, Layout
+from harness.rank_pool import RankPool
+from reference.plain_gpt import GPTOptions
+
+from megatron.config.run_config import RunConfig
+from megatron.schedules.check import check
+from megatron.schedules.costs import UNIT_COSTS, Costs
+from megatron.schedules.passes import Pass
+from megatron.schedules.plan import Plan
+from megatron.schedules.request import Request
+from megatron.simulator.compare import compare
+from megatron.simulator.costs.cost_file import check_measured, load_costs
+from megatron.simulator.scenario import Scenario, run
+from megatron.simulator.timeline_file import load_timeline
+from megatron.training.loop import train_step
+from megatron.training.profiling.observation import Observation
+from megatron.training.profiling.replan import Replanned, describe_replanned, replan
+from megatron.training.setup import build_train_state
+from megatron.training.step import make_train_step
+
+JOB = Job(GPTOptions(num_layers=4, vocab_size=61), microbatches=6, iterations=5)
+
+
+@dataclass
+class Run:
+    """What one rank did.
+
+    Attributes:
+        losses: of every iteration.
+        said: lines of the log.
+        plan: at the end.
+    """
+
+    losses: list[float]
+    said: list[str]
+    plan: Plan
+
+
+def run_observed(rank: int, world_size: int, *, config: RunConfig, batches: Batches) -> Run:
+    state = build_train_state(config, make_pipeline_groups())
+    said: list[str] = []
+    observation = Observation(config, state, len(batches) - 1, lambda text, **_: said.append(text))
+    update, loader = make_train_step(config, state), ListLoader(batches)
+    losses = []
+    for iteration in range(len(batches)):
+        observer = observation.begin(iteration)
+        finished = train_step(config, state, update, loader, iteration, observer)
+        assert finished is not None
+        losses.append(finished.loss)
+        observation.finished(iteration)
+    state.pipeline.close()
+    return Run(losses, said, state.plan)
+
+
+def run_all(ranks: RankPool, layout: Layout, **log: Any) -> list[Run]:
+    config = JOB.config(layout)
+    config = replace(config, log=replace(config.log, **log))
+    return ranks.run(run_observed, layout.ranks, config=config, batches=JOB.batches())
+
+
+@pytest.mark.parametrize("layout", [Layout(2, "vocab-2", "auto"), Layout(2, "none")], ids=str)
+def test_a_run_is_measured_and_planned_anew_and_its_losses_stay(
+    layout: Layout, ranks: RankPool, tmp_path: Path
+) -> None:
+    costs_file, timeline = tmp_path / "new" / "costs.json", tmp_path / "run.json"
+    measured = run_all(
+        ranks,
+        layout,
+        profile_schedule_start=2,
+        profile_schedule_end=4,
+        schedule_costs=costs_file,
+        replan=True,
+        record_timeline=timeline,
+    )
+    plain = run_all(ranks, layout)
+    assert measured[0].losses == pytest.approx(plain[0].losses, rel=1e-6)
+    assert all(own.plan == measured[0].plan for own in measured)
+    check(measured[0].plan)
+    assert measured[0].plan.stages == plain[0].plan.stages
+    assert [line.split(":")[0] for line in measured[0].said] == [
+        "iterations 2 to 3 measured",
+        "replan",
+        "timeline of the last iteration",
+    ]
+    file = load_costs(costs_file)
+    assert file.layers is not None
+    assert [sum(own) for own in file.layers] == [2, 2]
+    split, chunks = plain[0].plan.split_backward, plain[0].plan.chunks
+    assert set(file.costs.passes) >= {"F", "B"} | ({"W"} if split else set())
+    assert [len(own) for own in file.costs.passes["F"]] == [chunks] * 2
+    assert file.costs.comms["X"] > 0
+    assert ("C1" in file.costs.comms) == (layout.vocabulary == "vocab-2")
+    compared = compare(load_timeline(tmp_path / "run.planned.json"), load_timeline(timeline))
+    assert compared.total.ratio > 0.5
+    trace = json.loads((tmp_path / "run.trace.json").read_text())
+    assert {"F0", "wait"} <= {event.get("name") for event in trace["traceEvents"]} | {
+        event.get("cat") for event in trace["traceEvents"]
+    }
+
+
+def test_the_simulator_reads_the_measured_costs(ranks: RankPool, tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    window = {"profile_schedule_start": 1, "profile_schedule_end": 2}
+    run_all(ranks, Layout(2, "vocab-1"), schedule_costs=path, **window)
+    file = load_costs(path)
+    check_measured(file, "vocab-1")
+    with pytest.raises(ValueError, match="C2 of another treatment"):
+        check_measured(file, "vocab-2")
+    costs = file.costs
+    done = run(Scenario(Request("1f1b", "vocab-1", 2, JOB.microbatches, costs)))
+    assert done.timeline.end > 0
+
+
+def test_nothing_is_observed_unless_asked_for(ranks: RankPool) -> None:
+    for own in run_all(ranks, Layout(2, "none")):
+        assert own.said == []
+
+
+def plan_twice(
+    rank: int, world_size: int, *, config: RunConfig, slow: Plan, costs: Costs
+) -> tuple[Replanned, Plan, Replanned, Plan]:
+    """Start from a slow plan; plan, and plan again."""
+    state = build_train_state(config, make_pipeline_groups())
+    state.pipeline.replace_plan(slow, costs)
+    first = replan(config, state, costs)
+    between = state.plan
+    second = replan(config, state, costs)
+    state.pipeline.close()
+    return first, between, second, state.plan
+
+
+def test_a_faster_plan_replaces_the_one_that_runs_and_no_other_does(ranks: RankPool) -> None:
+    row = tuple(Pass(kind, i) for i in range(JOB.microbatches) for kind in ("F", "B", "W"))
+    slow = Plan((row, row), ((0, 0), (1, 0)), JOB.microbatches)
+    config = JOB.config(Layout(2, "none", "zb-h1"))
+    for first, between, second, last in ranks.run(
+        plan_twice, 2, config=config, slow=slow, costs=UNIT_COSTS
+    ):
+        assert first.after < first.before
+        assert between == first.plan != slow
+        assert second.before == pytest.approx(first.after)
+        assert not second.is_faster
+        assert last == between
+        assert "with the new plan" in describe_replanned(first)
+        assert "the plan stays" in describe_replanned(second)

@@ -1,0 +1,123 @@
+"""Times are those of the iterations, whenever their losses become known, and nothing is lost."""
+
+import dataclasses
+import re
+
+import pytest
+import torch
+from correctness.rank_runs import CPU, ListLoader
+from correctness.short_runs import Job, Layout
+from reference.plain_gpt import GPTOptions
+
+from megatron.config.run_config import RunConfig
+from megatron.parallel.groups import single_rank
+from megatron.training.loop import train_step
+from megatron.training.metrics import meter as meter_module
+from megatron.training.metrics.meter import Meter
+from megatron.training.metrics.peak_tflops import Peak
+from megatron.training.setup import TrainState, build_train_state
+from megatron.training.step import Finished, SynchronousTrainStep, make_train_step
+
+JOB = Job(GPTOptions(num_layers=2, vocab_size=8, tie_embeddings=False), microbatches=2)
+
+
+class Clock:
+    """Stands in for the ``time`` module; moves when told."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(meter_module, "time", made)
+    return made
+
+
+def config(log_interval: int, post_validation: bool) -> RunConfig:
+    made = JOB.config(Layout(1, "none"))
+    return dataclasses.replace(
+        made,
+        log=dataclasses.replace(made.log, log_interval=log_interval),
+        optimizer=dataclasses.replace(made.optimizer, post_validation=post_validation),
+    )
+
+
+@pytest.fixture(scope="module")
+def state() -> TrainState:
+    return build_train_state(config(1, post_validation=True), single_rank(CPU))
+
+
+def finished(number: int, step_redone: bool = False) -> Finished:
+    return Finished(number, float(number), 1.0, 2 * number + 2, step_redone)
+
+
+def make_meter(state: TrainState, log_interval: int) -> tuple[Meter, list[str]]:
+    said: list[str] = []
+
+    def say(line: str, flush: bool = False) -> None:
+        said.append(line)
+
+    return Meter(config(log_interval, True), state, Peak(1.0, "a test"), say), said
+
+
+def milliseconds(said: list[str]) -> list[float]:
+    return [float(found) for found in re.findall(r"\(ms\): ([\d.]+)", "\n".join(said))]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_times_do_not_depend_on_when_losses_are_known(
+    late: bool, state: TrainState, clock: Clock
+) -> None:
+    """Iterations of 1, 2, 3 and 4 s, with a pause of 10 s after each."""
+    meter, said = make_meter(state, 2)
+    for number in range(4):
+        clock.now += 1.0 + number
+        meter.ended(number)
+        if late and number > 0:
+            meter.report(finished(number - 1))
+        if not late:
+            meter.report(finished(number))
+        with meter.paused():
+            clock.now += 10.0
+    meter.report(finished(3) if late else None)
+    assert milliseconds(said) == [1500.0, 3500.0]
+
+
+def test_line_tells_the_iteration_that_is_final(state: TrainState, clock: Clock) -> None:
+    meter, said = make_meter(state, 2)
+    for number in range(3):
+        clock.now += 1.0
+        meter.ended(number)
+        meter.report(finished(number - 1) if number else None)
+    [line] = [line for line in said if "iteration " in line and "lm loss" in line]
+    assert "iteration        2/" in line
+    assert "consumed samples:            4 " in line
+    assert "lm loss: 5.000000E-01" in line
+
+
+def test_wrong_guesses_are_counted(state: TrainState, clock: Clock) -> None:
+    meter, said = make_meter(state, 10)
+    for number in range(5):
+        meter.ended(number)
+        meter.report(finished(number, step_redone=number in (1, 3)))
+    meter.report_post_validation()
+    assert said == ["optimizer post-validation: 2 of 5 steps redone"]
+
+
+def test_a_single_rank_does_not_guess(state: TrainState) -> None:
+    made = config(1, post_validation=True)
+    update = make_train_step(made, state)
+    assert isinstance(update, SynchronousTrainStep)
+    loader = ListLoader(JOB.batches())
+    for number in range(2):
+        result = train_step(made, state, update, loader, number)
+        assert result is not None
+        assert (result.number, result.consumed_samples) == (number, 2 * number + 2)
+    assert update.settle() is None
+    grads = [entry.parameter.main_grad for entry in state.parameters]
+    assert not torch.cat([grad.flatten() for grad in grads]).any()

@@ -1,0 +1,132 @@
+"""One benchmark case: a model, data, a schedule and a treatment of the vocabulary."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from megatron.config.run_config import LogConfig, ParallelConfig, RunConfig, TrainConfig
+from megatron.data.config import DataConfig
+from megatron.data.microbatch import Microbatch
+from megatron.model.config import ModelConfig
+from megatron.model.distribution import LayerDistribution
+from megatron.optimizer.config import OptimizerConfig
+
+REFERENCES: Final = ("single", "pytorch-1f1b", "pytorch-zbv")
+"""Names that stand in place of a schedule for what is compared with: see benchmark_references."""
+
+SEED: Final = 1234
+
+
+@dataclass(frozen=True)
+class BenchmarkCase:
+    """What is measured.
+
+    Attributes:
+        vocab_size: V, also the padded size where the shards allow it.
+        schedule: of ours, or one of ``REFERENCES``, which know no treatment but ``none``.
+        treatment: of the vocabulary.
+        ranks: pipeline ranks p.
+        microbatches: microbatches m of one sample each.
+        hidden_size: h.
+        layers: transformer layers.
+        heads: attention heads.
+        seq_length: tokens s of a sample.
+        dtype: of parameters and activations.
+        device: ``cpu`` or ``cuda``.
+        memory_limit: the most microbatches that a rank may have in flight; ``None``: no limit.
+    """
+
+    vocab_size: int
+    schedule: str
+    treatment: str
+    ranks: int
+    microbatches: int
+    hidden_size: int
+    layers: int
+    heads: int
+    seq_length: int
+    dtype: str
+    device: str
+    memory_limit: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Short name of the case within a report."""
+        return f"{self.vocab_size} {self.schedule} {self.treatment}"
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether something else than this framework is measured."""
+        return self.schedule in REFERENCES
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """``dtype`` as torch knows it."""
+        return getattr(torch, self.dtype)
+
+    def to_json(self) -> str:
+        """Return the case as text for a worker's command line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "BenchmarkCase":
+        """Read what ``to_json`` wrote."""
+        return cls(**json.loads(text))
+
+    def model_config(self) -> ModelConfig:
+        """Return the model: GPT-2's shape, untied, no dropout."""
+        return ModelConfig(
+            num_layers=self.layers,
+            hidden_size=self.hidden_size,
+            ffn_hidden_size=4 * self.hidden_size,
+            num_attention_heads=self.heads,
+            num_query_groups=self.heads,
+            kv_channels=self.hidden_size // self.heads,
+            seq_length=self.seq_length,
+            max_position_embeddings=self.seq_length,
+            vocab_size=self.vocab_size,
+            tie_embeddings=False,
+            attention_dropout=0.0,
+            hidden_dropout=0.0,
+        )
+
+    def run_config(self) -> RunConfig:
+        """Return the case as the configuration of a run of ours."""
+        multiple = 128 * (1 if self.treatment in ("none", "redis") else self.ranks)
+        parallel = ParallelConfig(
+            pipeline_size=self.ranks,
+            vocab_parallel=self.treatment,
+            pipeline_schedule=self.schedule,
+            padded_vocab_size=-(-self.vocab_size // multiple) * multiple,
+            device=self.device,
+            backend="nccl" if self.device == "cuda" else "gloo",
+            timeout_minutes=10,
+            memory_limit=self.memory_limit,
+            layers=LayerDistribution("redis" if self.treatment == "redis" else "even"),
+        )
+        train = TrainConfig(
+            micro_batch_size=1,
+            global_batch_size=self.microbatches,
+            train_iters=2,
+            exit_interval=None,
+            seed=SEED,
+            dtype=self.torch_dtype,
+            eval_interval=None,
+            eval_iters=1,
+        )
+        log = LogConfig(1, None, False, 1, 2, Path("profile"), None)
+        data = DataConfig((), (1.0, 0.0, 0.0), self.seq_length, SEED, 0)
+        return RunConfig(self.model_config(), parallel, train, OptimizerConfig(lr=1e-4), data, log)
+
+    def batch(self) -> list[Microbatch]:
+        """Return the microbatches: random tokens, the same for every case with this V."""
+        return [self._microbatch(index) for index in range(self.microbatches)]
+
+    def _microbatch(self, index: int) -> Microbatch:
+        generator = torch.Generator().manual_seed(index)
+        both = torch.randint(self.vocab_size, (1, self.seq_length + 1), generator=generator)
+        tokens, labels = both[:, :-1].contiguous(), both[:, 1:].contiguous()
+        return Microbatch(tokens, labels, torch.ones(1, self.seq_length))

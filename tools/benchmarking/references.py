@@ -1,0 +1,291 @@
+"""The benchmark's references from outside: PyTorch's own pipelining, and no pipeline at all.
+
+They train the same model on the same data, from the same weights, with nothing of this project but
+the numbers that the weights begin with: plain modules, ``torch.distributed.pipelining``, gradients
+where autograd leaves them. What is measured is the forward and backward of all microbatches.
+
+Shapes: b batch, s sequence, h hidden, a heads, d channels of a head, n = b s.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleZBVZeroBubble
+from torch.nn import functional
+
+from megatron.layers.vocabulary.shard import VocabularyShard
+from megatron.model.config import ModelConfig
+from megatron.model.stage import Placement, RankModel
+from megatron.training.metrics.peak_memory import peak_memory
+from tools.benchmarking.case import SEED, BenchmarkCase
+from tools.benchmarking.measure import (
+    WARM_UP_ITERATIONS,
+    WARM_UP_MICROBATCHES,
+    document,
+    matrix_rates,
+)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One rank of something to compare with.
+
+    Attributes:
+        stages: that are on this rank.
+        prepare: makes, for so many microbatches, what runs their forward and backward and returns
+            this rank's part of the mean loss. Gradients add up from call to call.
+    """
+
+    stages: Sequence["Stage"]
+    prepare: Callable[[int], Callable[[], float]]
+
+
+class Attention(nn.Module):
+    """Causal attention by PyTorch's own kernel."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        h = config.hidden_size
+        self.heads = config.num_attention_heads
+        self.linear_qkv = nn.Linear(h, 3 * h)
+        self.linear_proj = nn.Linear(h, h)
+
+    def forward(self, x_bsh: Tensor) -> Tensor:
+        """[b, s, h] -> [b, s, h]."""
+        qkv = self.linear_qkv(x_bsh).unflatten(-1, (self.heads, 3, -1))
+        q_basd, k_basd, v_basd = (t.transpose(1, 2) for t in qkv.unbind(3))
+        context = functional.scaled_dot_product_attention(q_basd, k_basd, v_basd, is_causal=True)
+        return self.linear_proj(context.transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    """h -> 4h -> h around the GELU."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.linear_fc1 = nn.Linear(config.hidden_size, config.ffn_hidden_size)
+        self.linear_fc2 = nn.Linear(config.ffn_hidden_size, config.hidden_size)
+
+    def forward(self, x_bsh: Tensor) -> Tensor:
+        """[b, s, h] -> [b, s, h]."""
+        return self.linear_fc2(functional.gelu(self.linear_fc1(x_bsh), approximate="tanh"))
+
+
+class Layer(nn.Module):
+    """A pre-norm block."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.input_layernorm = nn.LayerNorm(config.hidden_size, config.norm_epsilon)
+        self.self_attention = Attention(config)
+        self.pre_mlp_layernorm = nn.LayerNorm(config.hidden_size, config.norm_epsilon)
+        self.mlp = MLP(config)
+
+    def forward(self, x_bsh: Tensor) -> Tensor:
+        """[b, s, h] -> [b, s, h]."""
+        x_bsh = x_bsh + self.self_attention(self.input_layernorm(x_bsh))
+        return x_bsh + self.mlp(self.pre_mlp_layernorm(x_bsh))
+
+
+class Stage(nn.Module):
+    """Consecutive layers, with the embedding before the first and the loss after the last.
+
+    The parameters have the names that ``RankModel.global_parameters`` gives them. The loss is part
+    of the last stage: as the loss function of a PyTorch schedule it would keep the logits of all
+    microbatches to the end of the iteration.
+
+    Args:
+        config: a model like GPT-2 with untied embeddings.
+        layers: global indices.
+    """
+
+    def __init__(self, config: ModelConfig, layers: range) -> None:
+        super().__init__()
+        h, vocab_size = config.hidden_size, config.vocab_size
+        self.is_first = layers.start == 0
+        self.is_last = layers.stop == config.num_layers
+        decoder: dict[str, nn.Module] = {
+            "layers": nn.ModuleDict({str(i): Layer(config) for i in layers})
+        }
+        if self.is_first:
+            positions = nn.Embedding(config.max_position_embeddings, h)
+            words = nn.Embedding(vocab_size, h)
+            self.embedding = nn.ModuleDict({"position_embeddings": positions})
+            self.embedding["word_embeddings"] = words
+        if self.is_last:
+            decoder["final_layernorm"] = nn.LayerNorm(h, config.norm_epsilon)
+            self.output_layer = nn.Linear(h, vocab_size, bias=False)
+        self.decoder = nn.ModuleDict(decoder)
+
+    def forward(self, x: Tensor, targets_bs: Tensor) -> Tensor:
+        """Run the stage.
+
+        Args:
+            x: token ids [b, s] for the first stage, else the previous stage's output [b, s, h].
+            targets_bs: read by the last stage.
+
+        Returns:
+            [b, s, h]; of the last stage the mean loss.
+        """
+        if self.is_first:
+            positions = self.embedding["position_embeddings"].weight[: x.shape[1]]
+            x = self.embedding["word_embeddings"](x) + positions
+        for layer in self.decoder["layers"].values():
+            x = layer(x)
+        if not self.is_last:
+            return x
+        logits = self.output_layer(self.decoder["final_layernorm"](x))
+        return functional.cross_entropy(logits.flatten(0, 1), targets_bs.flatten())
+
+
+def make_stage(case: BenchmarkCase, index: int, stages: int, device: torch.device) -> Stage:
+    """Build stage ``index`` of ``stages``, with the weights that our own model begins with."""
+    config = case.model_config()
+    first, last = (config.num_layers * i // stages for i in (index, index + 1))
+    layers = range(first, last)
+    with torch.device("meta"):
+        stage = Stage(config, layers)
+    vocabulary = VocabularyShard.of(config.vocab_size, config.vocab_size, 0, 1)
+    placement = Placement(
+        chunks=(layers,),
+        first_chunk=0 if stage.is_first else None,
+        last_chunk=0 if stage.is_last else None,
+        input_shard=vocabulary if stage.is_first else None,
+        output_shard=vocabulary if stage.is_last else None,
+    )
+    ours = RankModel(config, placement, case.torch_dtype, device)
+    ours.initialise(SEED)
+    stage.load_state_dict(dict(ours.global_parameters()), assign=True)
+    return stage
+
+
+def _single(case: BenchmarkCase, device: torch.device) -> Reference:
+    """The first rank does everything, with as many threads as there are ranks."""
+    if dist.get_rank() != 0:
+        return Reference([], lambda microbatches: lambda: 0.0)
+    stage = make_stage(case, 0, 1, device)
+    tokens, targets = _data(case, device)
+
+    def step(microbatches: int) -> float:
+        torch.set_num_threads(case.ranks)
+        total = torch.zeros((), device=device)
+        for i in range(microbatches):
+            loss = stage(tokens[i : i + 1], targets[i : i + 1]) / microbatches
+            loss.backward()
+            total += loss.detach()
+        torch.set_num_threads(1)
+        return float(total)
+
+    return Reference([stage], lambda microbatches: partial(step, microbatches))
+
+
+def _pytorch_1f1b(case: BenchmarkCase, device: torch.device) -> Reference:
+    """PyTorch's 1F1B, a stage on every rank."""
+
+    def make(stages: list[PipelineStage], microbatches: int) -> Schedule1F1B:
+        return Schedule1F1B(stages[0], microbatches, loss_fn=_its_output)
+
+    return _pipelined(case, device, [dist.get_rank()], make)
+
+
+def _pytorch_zbv(case: BenchmarkCase, device: torch.device) -> Reference:
+    """PyTorch's ZB-V, two stages on every rank: down the ranks and up again."""
+    rank = dist.get_rank()
+
+    def make(stages: list[PipelineStage], microbatches: int) -> ScheduleZBVZeroBubble:
+        return ScheduleZBVZeroBubble(stages, microbatches, loss_fn=_its_output)
+
+    return _pipelined(case, device, [rank, 2 * case.ranks - 1 - rank], make)
+
+
+def _pipelined(
+    case: BenchmarkCase, device: torch.device, own: list[int], make_schedule: Callable[..., Any]
+) -> Reference:
+    """A schedule of PyTorch; ``own`` are the stages of this rank."""
+    count = len(own) * case.ranks
+    modules = [make_stage(case, index, count, device) for index in own]
+    tokens, targets = _data(case, device)
+
+    def prepare(microbatches: int) -> Callable[[], float]:
+        stages = [
+            PipelineStage(module, index, count, device)
+            for module, index in zip(modules, own, strict=True)
+        ]
+        schedule = make_schedule(stages, microbatches)
+        inputs = [tokens[:microbatches]] if 0 in own else []
+        options = {"targets_bs": targets[:microbatches], "target": targets[:microbatches]}
+
+        def step() -> float:
+            losses: list[Tensor] = []
+            schedule.step(*inputs, **options, losses=losses, return_outputs=False)
+            return float(sum(losses)) / microbatches
+
+        return step
+
+    return Reference(modules, prepare)
+
+
+def _its_output(loss: Tensor, targets_bs: Tensor) -> Tensor:
+    """The last stage's output is the loss."""
+    return loss
+
+
+def _data(case: BenchmarkCase, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Tokens and targets of all microbatches, [m, s] each."""
+    batch = case.batch()
+    tokens, targets = torch.cat([b.tokens for b in batch]), torch.cat([b.labels for b in batch])
+    return tokens.to(device), targets.to(device)
+
+
+MAKE: Final[Mapping[str, Callable[[BenchmarkCase, torch.device], Reference]]] = {
+    "single": _single,
+    "pytorch-1f1b": _pytorch_1f1b,
+    "pytorch-zbv": _pytorch_zbv,
+}
+"""The references by name; every rank of the job makes its own part."""
+
+
+def run_reference(case: BenchmarkCase, result: Path) -> None:
+    """Run ``case`` on this rank of a torchrun job; rank 0 writes the measurements to ``result``."""
+    device = torch.device(case.device)
+    if case.device == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        dist.init_process_group("gloo")
+    reference = MAKE[case.schedule](case, device)
+    short = min(case.microbatches, WARM_UP_MICROBATCHES)
+    own: dict[str, Any] = {}
+    for _ in range(WARM_UP_ITERATIONS):
+        loss = reference.prepare(short)()
+        own.setdefault("loss", loss)
+    step = reference.prepare(case.microbatches)
+    own["schedule"] = _seconds(step, device)
+    own["memory"] = peak_memory(device).held
+    dist.barrier()
+    own["rates"] = matrix_rates(case, device)
+    ranks: list[Any] = [None] * case.ranks
+    dist.all_gather_object(ranks, own)
+    if dist.get_rank() == 0:
+        result.write_text(json.dumps(document(case, ranks)))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _seconds(step: Callable[[], float], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    dist.barrier()
+    start = time.perf_counter()
+    step()  # its result is on the host: the device is done
+    return time.perf_counter() - start

@@ -1,0 +1,216 @@
+"""The report of a benchmark: tables, a plot, and how they are to be read."""
+
+import json
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from tools.benchmarking.allocator import allocator_name
+from tools.benchmarking.case import BenchmarkCase
+from tools.benchmarking.summary import BASE, Rates, Row
+
+PASS_KINDS: Final = ("F", "B", "W", "S", "E", "T", "IF", "IB")
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that the files say.
+
+    Attributes:
+        rows: of the cases.
+        rates: of every round.
+        case: any of them, for the sizes that they share.
+        command: that made the report.
+        rounds: that were run.
+        remarks: what is to be known beside the rows, a sentence each.
+    """
+
+    rows: Sequence[Row]
+    rates: Sequence[Rates]
+    case: BenchmarkCase
+    command: str
+    rounds: int
+    remarks: Sequence[str] = ()
+
+
+def write_report(report: Report, folder: Path) -> None:
+    """Write ``report.md``, ``.json`` and ``.png`` into ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    document = {
+        "command": report.command,
+        "machine": machine(report.case.device),
+        "rounds": report.rounds,
+        "remarks": list(report.remarks),
+        "rates": [asdict(rates) for rates in report.rates],
+        "rows": [asdict(row) for row in report.rows],
+    }
+    (folder / "report.json").write_text(json.dumps(document, indent=1) + "\n")
+    (folder / "report.md").write_text(markdown(report))
+    plot(report.rows, folder / "report.png")
+
+
+def machine(device: str) -> str:
+    """Return what the figures were measured on.
+
+    Args:
+        device: of the cases, ``cpu`` or ``cuda``.
+    """
+    models = [
+        line.partition(":")[2].strip()
+        for line in _lines(Path("/proc/cpuinfo"))
+        if line.startswith("model name")
+    ]
+    processor = f"{len(models)} x {models[0]}" if models else platform.processor()
+    parts = [processor, platform.system(), f"PyTorch {torch.__version__}"]
+    gpu = device == "cuda" and torch.cuda.is_available()
+    return ", ".join([torch.cuda.get_device_name(), *parts] if gpu else [*parts, allocator_name()])
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.is_file() else []
+
+
+def markdown(report: Report) -> str:
+    """Return the report as text."""
+    case = report.case
+    remarks = "".join(f"* {remark}\n" for remark in [*report.remarks, *_losses(report.rows)])
+    return f"""# Schedules and treatments of the vocabulary, {datetime.now():%Y-%m-%d}
+
+    {report.command}
+
+{machine(case.device)}; p = {case.ranks}, m = {case.microbatches}, {case.layers} layers,
+h = {case.hidden_size}, {case.heads} heads, s = {case.seq_length}, {case.dtype}, untied, microbatch
+1; medians of {report.rounds} rounds, the cases in turn, each in fresh processes.
+
+{table(report.rows)}
+
+*ms*: forward and backward of all microbatches; what follows is about that time, without the
+*update* (gradient norm, optimizer step, clearing of the gradients), which the references do not do.
+*speed*: times as fast as {BASE[0]} with {BASE[1]}. *floor*: over model FLOPs / (p x rate of a
+rank), with the rate of the output layer's product [n, h] x [h, 128000] in one piece; *MFU*: with
+the rate of the best square product. Every case measures both, on all ranks at once; of a round
+the mean of the first counts and the median of the second:
+{_listed(rates.product for rates in report.rates)} and
+{_listed(rates.peak for rates in report.rates)} TFLOP/s.
+*ideal*: share of the time that is compute, (time in passes, all ranks) / p. *simulated*: the
+simulator's time, from mean pass times and median times of communications, over the measured one.
+
+*single* is one process with p threads, *pytorch-1f1b* and *pytorch-zbv* are PyTorch's
+`Schedule1F1B` and `ScheduleZBVZeroBubble`: plain modules with the same initial weights, data and
+dtype, gradients accumulated in that dtype.
+
+{remarks}
+![forward and backward over the floor](report.png)
+
+## Passes
+
+Mean ms of a pass, by rank.
+
+{pass_table(report.rows)}
+"""
+
+
+def _listed(rates: Iterable[float]) -> str:
+    return ", ".join(f"{rate:.3f}" for rate in rates)
+
+
+def _losses(rows: Sequence[Row]) -> list[str]:
+    """Say how far the cases are apart before the first update, when all weights are the same."""
+    remarks = []
+    for vocab_size in dict.fromkeys(row.vocab_size for row in rows):
+        losses = [row.loss for row in rows if row.vocab_size == vocab_size]
+        spread = (max(losses) - min(losses)) / min(losses)
+        remarks.append(
+            f"V = {_thousands(vocab_size)}: first loss {min(losses):.4f}, in all cases to "
+            f"{spread:.1e} relative."
+        )
+    return remarks
+
+
+def _thousands(vocab_size: int) -> str:
+    return f"{vocab_size / 1000:g}k"
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return the main table in markdown."""
+    lines = [
+        "| V | schedule | vocabulary | ms | update | tokens/s | MFU | speed | floor | ideal "
+        "| simulated | GB by rank | in flight |",
+        "|--:|---|---|--:|--:|--:|--:|--:|--:|--:|--:|---|---|",
+    ]
+    for row in rows:
+        cells = [
+            _thousands(row.vocab_size),
+            row.schedule,
+            row.treatment,
+            f"{row.schedule_ms:,.0f}",
+            _cell(row.update_ms, ",.0f"),
+            f"{row.tokens_per_s:,.0f}",
+            f"{row.mfu:.1%}",
+            _cell(row.to_base, ".2f", "x"),
+            f"{row.to_floor:.2f}x",
+            _cell(row.of_ideal, ".3f"),
+            _cell(row.simulated, ".3f"),
+            " ".join(f"{gb:.2f}" for gb in row.memory_gb),
+            " ".join(f"{held:g}" for held in row.in_flight or []),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(value: float | None, form: str, unit: str = "") -> str:
+    return "" if value is None else f"{value:{form}}{unit}"
+
+
+def pass_table(rows: Sequence[Row]) -> str:
+    """Return the mean pass times in markdown."""
+    measured = [row for row in rows if row.pass_ms]
+    kinds = [kind for kind in PASS_KINDS if any(kind in row.pass_ms for row in measured)]
+    lines = [
+        f"| V | schedule | vocabulary | {' | '.join(kinds)} |",
+        "|--:|---|---|" + "---|" * len(kinds),
+    ]
+    for row in measured:
+        cells = [_thousands(row.vocab_size), row.schedule, row.treatment]
+        cells += [" ".join(f"{ms:.1f}" for ms in row.pass_ms.get(kind, [])) for kind in kinds]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def best_of_each(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return a line of the plot each: every reference, every treatment with its best schedules."""
+    lines: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: (row.vocab_size, row.to_floor)):
+        label = row.schedule if row.update_ms is None else row.treatment
+        line = lines.setdefault(label, [])
+        if not line or line[-1].vocab_size != row.vocab_size:
+            line.append(row)
+    return lines
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    """Draw the multiple of the floor over the vocabulary size."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    for label, line in best_of_each(rows).items():
+        style = "s--" if line[0].update_ms is None else "o-"
+        sizes = [row.vocab_size / 1000 for row in line]
+        axes.plot(sizes, [row.to_floor for row in line], style, label=label)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [f"{size:g}k" for size in sizes])
+    axes.set_xlabel("vocabulary; of every treatment the fastest schedule")
+    axes.set_ylabel("forward and backward / GEMM floor")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

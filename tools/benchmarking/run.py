@@ -1,0 +1,144 @@
+"""Run one benchmark case of this framework and measure it."""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from megatron.config.run_config import RunConfig
+from megatron.data.microbatch import Microbatch
+from megatron.optimizer.grad_norm import local_sum_of_squares
+from megatron.runtime.batch import DeviceMicrobatch, to_device
+from megatron.runtime.timeline import Recorder
+from megatron.schedules.costs import Costs
+from megatron.simulator.costs.from_timelines import costs_from_timelines
+from megatron.simulator.simulate import Timeline, simulate
+from megatron.training.agreement import check_agreement, run_digests
+from megatron.training.metrics.peak_memory import peak_memory
+from megatron.training.planning.run_plan import make_run_plan
+from megatron.training.rendezvous import join
+from megatron.training.setup import TrainState, build_train_state, connect, leave, make_pipeline
+from tools.benchmarking.case import BenchmarkCase
+from tools.benchmarking.measure import (
+    WARM_UP_ITERATIONS,
+    WARM_UP_MICROBATCHES,
+    document,
+    matrix_rates,
+)
+
+
+def run_rank(case: BenchmarkCase, result: Path) -> None:
+    """Run ``case`` on this rank of a torchrun job; rank 0 writes the measurements to ``result``.
+
+    Short iterations warm up, and their pass times place the passes of the measured one.
+    """
+    config, batch = case.run_config(), case.batch()
+    count = min(case.microbatches, WARM_UP_MICROBATCHES)
+    short = replace(config, train=replace(config.train, global_batch_size=count))
+    run_plan = make_run_plan(short)
+    job = join(config.parallel)
+    check_agreement(job, run_digests(short, run_plan))
+    local_rank, tied = int(os.environ["LOCAL_RANK"]), config.model.tie_embeddings
+    groups = connect(config.parallel, job, local_rank, run_plan.plan, tied=tied)
+    state = build_train_state(short, groups, run_plan)
+    first_loss, costs = _warm_up(state, batch[:count])
+    state = _for_whole_batch(state, config, costs)
+
+    on_device = to_device(batch, groups.device)
+    recorder = Recorder(groups.rank, groups.device)
+    groups.barrier()
+    recorder.begin()
+    own: dict[str, Any] = _step(state, on_device, WARM_UP_ITERATIONS, recorder)
+    own |= {"loss": first_loss, "memory": peak_memory(groups.device).held}
+    groups.barrier()
+    own["rates"] = matrix_rates(case, groups.device)
+    own["in_flight"] = state.pipeline.store.peak_in_flight
+    timeline = state.pipeline.timeline(recorder)
+    ranks: list[Any] = groups.all_gather_object(own)
+    if groups.rank == 0:
+        result.write_text(json.dumps(document(case, ranks) | _passes(state, timeline, ranks)))
+    state.pipeline.close()
+    leave(groups)
+
+
+def _warm_up(state: TrainState, batch: Sequence[Microbatch]) -> tuple[float, Costs]:
+    """Run short iterations until the allocator has what the measured one needs.
+
+    Returns:
+        This rank's part of the first iteration's loss, and the mean pass times of the last, the
+        same on every rank.
+    """
+    groups, losses = state.groups, []
+    on_device = to_device(batch, groups.device)
+    for iteration in range(WARM_UP_ITERATIONS):
+        recorder = Recorder(groups.rank, groups.device)
+        groups.barrier()
+        recorder.begin()
+        losses.append(_step(state, on_device, iteration, recorder)["loss"])
+    timeline = state.pipeline.timeline(recorder)
+    return losses[0], costs_from_timelines(state.plan, [timeline])
+
+
+def _for_whole_batch(state: TrainState, config: RunConfig, costs: Costs) -> TrainState:
+    """Return ``state`` with the plan of ``config`` and the same stages."""
+    run_plan = make_run_plan(config, costs)
+    assert run_plan.plan.stages == state.plan.stages, "the same schedule"
+    model = state.pipeline.model
+    state.pipeline.close()
+    return replace(state, pipeline=make_pipeline(config, state.groups, run_plan, model))
+
+
+def _step(
+    state: TrainState, batch: list[DeviceMicrobatch], iteration: int, recorder: Recorder
+) -> dict[str, float]:
+    """Run an iteration; return the seconds of schedule and update, and this rank's loss."""
+    start = _now(state)
+    loss = state.pipeline.train(batch, iteration, recorder)
+    assert loss is not None, "nothing stops the iteration"
+    after_schedule = _now(state)
+    squares = local_sum_of_squares(state.parameters)
+    state.groups.all_reduce(squares)
+    state.optimizer.step(1e-4, float(squares) ** 0.5)
+    state.gradients.zero()
+    end = _now(state)
+    return {
+        "schedule": after_schedule - start,
+        "update": end - after_schedule,
+        "loss": float(loss),
+    }
+
+
+def _now(state: TrainState) -> float:
+    if state.groups.device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _mean(timeline: Timeline, rank: int, kind: str) -> float:
+    """Mean seconds of a kind of pass; 0 where there is none."""
+    spans = [s.end - s.start for s in timeline.compute(rank) if s.kind == kind]
+    return sum(spans) / len(spans) if spans else 0.0
+
+
+def _passes(
+    state: TrainState, timeline: Timeline, ranks: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return what only a run of ours can tell: its passes, and what the simulator says of them."""
+    program = state.pipeline.train_program
+    costs = costs_from_timelines(program.plan, [timeline])
+    work = [timeline.work(rank) for rank in range(len(ranks))]
+    return {
+        "update_s": max(rank["update"] for rank in ranks),
+        "ideal_s": sum(work) / len(ranks),
+        "simulated_s": simulate(program, costs).end,
+        "pass_ms": {
+            kind: [1e3 * _mean(timeline, rank, kind) for rank in range(len(ranks))]
+            for kind in costs.passes
+        },
+        "in_flight": [rank["in_flight"] / program.plan.chunks for rank in ranks],
+    }

@@ -1,0 +1,141 @@
+"""From the runs of a benchmark's cases to one row each: medians over the rounds, and ratios."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, Final, TypeAlias
+
+from tools.benchmarking.case import BenchmarkCase
+
+BASE: Final = ("1f1b", "none")
+"""What every case is compared with."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case of the report; medians over the rounds. ``None``: a reference does not tell.
+
+    Attributes:
+        vocab_size: V.
+        schedule: of ours, or the name of a reference.
+        treatment: of the vocabulary.
+        schedule_ms: forwards and backwards of all microbatches.
+        update_ms: gradient norm, optimizer step and clearing of the gradients.
+        tokens_per_s: of the whole job, in forward and backward.
+        mfu: model FLOPs / (p x ``Rates.peak``), over the schedule.
+        memory_gb: peak of every rank.
+        in_flight: microbatches in flight seen on every rank.
+        to_base: how many times as fast as ``BASE`` at the same V.
+        of_ideal: the share of the schedule that is not waiting: (compute time of all passes, summed
+            over ranks, measured in the same run) / p, over the schedule.
+        simulated: the simulator's schedule from measured costs, over the measured one.
+        to_floor: schedule over the GEMM floor, model FLOPs / (p x ``Rates.product``).
+        loss: of the initial weights on the first microbatches.
+        pass_ms: mean time of a pass by kind, a value for each rank.
+    """
+
+    vocab_size: int
+    schedule: str
+    treatment: str
+    schedule_ms: float
+    update_ms: float | None
+    tokens_per_s: float
+    mfu: float
+    memory_gb: list[float]
+    in_flight: list[float] | None
+    to_base: float | None
+    of_ideal: float | None
+    simulated: float | None
+    to_floor: float
+    loss: float
+    pass_ms: dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a rank does in matrix products, TFLOP/s, over the cases of a round.
+
+    A single measurement is up to 10 % off, and no case has any part in it.
+
+    Attributes:
+        product: the output layer's own product in one piece, the mean.
+        peak: the best product that was found, the median.
+    """
+
+    product: float
+    peak: float
+
+
+Runs: TypeAlias = Mapping[str, Sequence[Mapping[str, Any]]]
+"""What was measured of every case by its name, in one round after the other."""
+
+
+def rates_of(runs: Runs) -> list[Rates]:
+    """Return the rates of every round."""
+    rates = []
+    for cases in zip_longest(*runs.values()):
+        ran = [run for run in cases if run is not None]
+        product = statistics.fmean(run["product_tflops"] for run in ran)
+        rates.append(Rates(product, statistics.median(run["peak_tflops"] for run in ran)))
+    return rates
+
+
+def summarise(cases: Sequence[BenchmarkCase], runs: Runs) -> list[Row]:
+    """Return one row per case."""
+    rates = rates_of(runs)
+    bases = {
+        case.vocab_size: _median(runs[case.name], lambda run: run["schedule_s"])
+        for case in cases
+        if (case.schedule, case.treatment) == BASE
+    }
+    return [_row(case, runs[case.name], rates, bases.get(case.vocab_size)) for case in cases]
+
+
+def _median(runs: Sequence[Mapping[str, Any]], value: Any) -> float:
+    return statistics.median(map(value, runs))
+
+
+def _row(
+    case: BenchmarkCase,
+    runs: Sequence[Mapping[str, Any]],
+    rates: Sequence[Rates],
+    base: float | None,
+) -> Row:
+    def median(value: Any) -> float:
+        return _median(runs, value)
+
+    def if_known(key: str, value: Any) -> float | None:
+        return median(value) if key in runs[0] else None
+
+    def by_rank(value: Any) -> list[float]:
+        return [median(lambda run, rank=rank: value(run)[rank]) for rank in range(case.ranks)]
+
+    def over(rate: Callable[[Rates], float]) -> float:
+        """How many times the products take alone at a rate."""
+        return statistics.median(
+            run["schedule_s"] * case.ranks * rate(of_round) * 1e12 / run["flops"]
+            for run, of_round in zip(runs, rates, strict=False)
+        )
+
+    seconds = median(lambda run: run["schedule_s"])
+    return Row(
+        vocab_size=case.vocab_size,
+        schedule=case.schedule,
+        treatment=case.treatment,
+        schedule_ms=1e3 * seconds,
+        update_ms=if_known("update_s", lambda run: 1e3 * run["update_s"]),
+        tokens_per_s=case.microbatches * case.seq_length / seconds,
+        mfu=1 / over(lambda rates: rates.peak),
+        memory_gb=by_rank(lambda run: [held / 1e9 for held in run["memory_bytes"]]),
+        in_flight=runs[0].get("in_flight"),
+        to_base=None if base is None else base / seconds,
+        of_ideal=if_known("ideal_s", lambda run: run["ideal_s"] / run["schedule_s"]),
+        simulated=if_known("simulated_s", lambda run: run["simulated_s"] / run["schedule_s"]),
+        to_floor=over(lambda rates: rates.product),
+        loss=runs[0]["loss"],
+        pass_ms={
+            kind: by_rank(lambda run, kind=kind: run["pass_ms"][kind])
+            for kind in runs[0].get("pass_ms", {})
+        },
+    )

@@ -1,0 +1,120 @@
+"""What ``tools/emulate.py`` runs: programs with the times of their passes, simulated beforehand."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from megatron.schedules.costs import Costs
+from megatron.schedules.lower import Program, lower
+from megatron.schedules.request import Request
+from megatron.simulator.scenario import Scenario, run
+from megatron.simulator.simulate import simulate
+from tools.predictions.measured import MeasuredRun, hop_like, read_measured
+from tools.predictions.measured_runs import MICROBATCHES, lowered, on_ranks
+from tools.simulate import costs_of_file
+
+
+@dataclass(frozen=True)
+class EmulatedCase:
+    """One program to emulate.
+
+    Attributes:
+        name: what it is, in the columns of the report.
+        program: the program.
+        costs: times of its passes and communications.
+        unit: seconds of a unit of ``costs``.
+        measured: seconds that the iteration took in reality, if that is known.
+    """
+
+    name: str
+    program: Program
+    costs: Costs
+    unit: float
+    measured: float | None = None
+
+    @property
+    def ranks(self) -> int:
+        """Pipeline ranks."""
+        return self.program.plan.ranks
+
+    @cached_property
+    def simulated(self) -> float:
+        """Seconds that the iteration takes in the simulator."""
+        return self.unit * simulate(self.program, self.costs).end
+
+
+def parse_rows(words: Sequence[str], count: int) -> list[int]:
+    """Return the indices of the rows that ``words`` name, as in ``1 3-5`` or ``1,3-5``.
+
+    Raises:
+        ValueError: if a word names no row of a table of ``count``.
+    """
+    rows: list[int] = []
+    for word in ",".join(words).split(","):
+        first, _, last = word.partition("-")
+        if not (first.isdecimal() and (last or first).isdecimal()):
+            raise ValueError(f"--rows '{word}': give numbers from 1 on, as in 1,3-5")
+        chosen = range(int(first), int(last or first) + 1)
+        if not chosen or chosen[0] < 1 or chosen[-1] > count:
+            raise ValueError(f"--rows {word}: the table has the rows 1 to {count}")
+        rows.extend(row - 1 for row in chosen)
+    return rows
+
+
+def measured_cases(
+    path: Path, rows: Sequence[str] | None, microbatches: int | None, ranks: int | None
+) -> list[EmulatedCase]:
+    """Return the measured runs of a table, a case for each.
+
+    Args:
+        path: the table.
+        rows: which of its runs, counted from 1; by default all.
+        microbatches: of an iteration; by default as measured. If they are others, what was measured
+            is taken to change as the simulated time does.
+        ranks: how many ranks have those pass times; by default as measured. Of other ranks nothing
+            was measured.
+
+    Raises:
+        ValueError: for a file that is no table of runs, or rows and ranks that cannot be.
+    """
+    runs = read_measured(path)
+    chosen = range(len(runs)) if rows is None else parse_rows(rows, len(runs))
+    return [_measured_case(runs, row, microbatches or MICROBATCHES, ranks) for row in chosen]
+
+
+def _measured_case(
+    runs: Sequence[MeasuredRun], row: int, microbatches: int, ranks: int | None
+) -> EmulatedCase:
+    run_, hop, unit = runs[row], hop_like(runs[row], runs), 1e-6
+    name = f"{row + 1:>3} {run_.method:<10} {run_.seq_length:>8} {run_.vocab_size:>7}"
+    asked = run_ if ranks is None else on_ranks(run_, ranks)
+    program, costs = lowered(asked, hop, microbatches)
+    measured = None
+    if asked.ranks == run_.ranks:
+        measured = run_.iteration_ms / 1000
+        if microbatches != MICROBATCHES:
+            whole = simulate(*lowered(run_, hop, MICROBATCHES)).end
+            measured *= simulate(program, costs).end / whole
+    return EmulatedCase(name, program, costs, unit, measured)
+
+
+def planned_case(request: Request, path: Path, unit: float) -> EmulatedCase:
+    """Return the case of a schedule with the costs of a file.
+
+    Args:
+        request: what plan is wanted; its costs are not looked at.
+        path: the costs, see megatron/simulator/costs/cost_file.py.
+        unit: seconds of a unit of the costs.
+
+    Raises:
+        ValueError: for a file that holds no costs, costs that do not go with the plan, or that were
+            measured with another treatment of the vocabulary.
+    """
+    costs = costs_of_file(path, request.vocabulary).costs
+    request = replace(request, costs=costs)
+    plan = run(Scenario(request)).plan
+    if request.traits.costs_of_rank:
+        costs = costs.per_chunk(plan.chunks)
+    name = f"    {request.schedule:<10} {request.vocabulary:>10} {plan.microbatches:>5}"
+    return EmulatedCase(name, lower(plan, costs), costs, unit)

@@ -1,0 +1,251 @@
+"""A rank that emulates a GPU: real program, executor, communicator and groups, sleep for work.
+
+Every pass sleeps its time and mixes the numbers it has taken into the number it leaves, so that the
+checksum of an iteration tells whether everything came where it belongs. A communication of given
+time begins when all who take part have issued it and its lane is free, as in the simulator: a
+message carries the time at which it was sent, a collective keeps its lane busy. All ranks must run
+on one machine, whose monotonic clock they share.
+"""
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Final, TypeVar
+
+import torch
+from torch import Tensor
+
+from megatron.layers.vocabulary.output_s import Merged
+from megatron.parallel.groups import PipelineGroups
+from megatron.parallel.lanes import Lane, Pending
+from megatron.runtime.communicator import Communicator
+from megatron.runtime.placeholder_passes import PlaceholderPasses, PlaceholderState
+from megatron.runtime.store import ActivationStore
+from megatron.schedules.lower import lane as lane_of
+from megatron.schedules.needs import Comm, participants
+from megatron.schedules.passes import PASS_KINDS, Pass
+from megatron.schedules.plan import Plan
+
+T = TypeVar("T")
+
+ACTIVATION_SHAPE: Final = (1, 1, 2)
+"""[b, s, h] of an emulated activation: a number, and the time at which it was sent."""
+
+DTYPE: Final = torch.float64
+"""Exact for sums of numbers below ``MODULUS`` over any number of ranks."""
+
+MODULUS: Final = 2**31 - 1
+_FACTOR: Final = 1_000_003
+
+
+def mix(item: Pass, rank: int, *taken: int) -> int:
+    """Return the number that ``item`` of ``rank`` leaves: it depends on everything given."""
+    value = PASS_KINDS.index(item.kind)
+    for part in (item.microbatch, item.chunk, rank, *taken):
+        value = (value * _FACTOR + part + 1) % MODULUS
+    return value
+
+
+class Pacer:
+    """Makes passes and collectives last, and counts the time a rank spends beside them.
+
+    It observes the executor (``megatron.runtime.observer.Observer``).
+
+    Args:
+        duration: seconds of a pass, which must be more than emulating it takes.
+        seconds: time of a communication; free ones take what they take on this machine.
+        overshoot: seconds by which this machine sleeps too long.
+
+    Attributes:
+        overheads: for every pass, the seconds between the end of the one before and its own begin
+            in which the rank did not wait for a communication.
+    """
+
+    def __init__(
+        self,
+        duration: Callable[[Pass], float],
+        seconds: Callable[[Comm], float],
+        overshoot: float,
+    ) -> None:
+        self.overheads: list[float] = []
+        self._duration = duration
+        self._seconds = seconds
+        self._overshoot = overshoot
+        self._awake_since = 0.0
+
+    def begin(self, start: float) -> None:
+        """Sleep until ``start`` on the monotonic clock, and count from there."""
+        self.overheads = []
+        self.sleep_until(start)
+        self._awake_since = start
+
+    def sleep_until(self, deadline: float) -> None:
+        """Sleep until the monotonic clock shows ``deadline``."""
+        remaining = deadline - time.monotonic() - self._overshoot
+        if remaining > 0:
+            time.sleep(remaining)
+        while time.monotonic() < deadline:
+            pass
+
+    @contextmanager
+    def span(self, item: Pass) -> Iterator[None]:
+        """Make a pass last its time."""
+        start = time.monotonic()
+        self.overheads.append(start - self._awake_since)
+        yield
+        self.sleep_until(start + self._duration(item))
+        self._awake_since = time.monotonic()
+
+    @contextmanager
+    def waiting(self, comm: Comm) -> Iterator[None]:
+        """Leave the wait for a communication out of what is counted."""
+        start = time.monotonic()
+        yield
+        self._awake_since += time.monotonic() - start
+
+    def timed(self, comm: Comm, work: Callable[[], T]) -> Callable[[], T]:
+        """Return the ``work`` of a collective that keeps its lane busy for its time."""
+        seconds = self._seconds(comm)
+
+        def lasting() -> T:
+            result = work()
+            self.sleep_until(time.monotonic() + seconds)
+            return result
+
+        return lasting if seconds else work
+
+
+def measure_overshoot(samples: int = 50) -> float:
+    """Return the seconds by which a sleep takes too long on this machine, in the median."""
+    excess = []
+    for _ in range(samples):
+        start = time.monotonic()
+        time.sleep(1e-3)
+        excess.append(time.monotonic() - start - 1e-3)
+    return median(excess)
+
+
+class EmulatedPasses(PlaceholderPasses):
+    """Passes that leave numbers made of those that they take; a ``Pacer`` makes them last.
+
+    Args:
+        plan: the training plan.
+        rank: pipeline rank.
+
+    Attributes:
+        checksum: sum of all that the passes have come to, modulo ``MODULUS``.
+    """
+
+    def __init__(self, plan: Plan, rank: int) -> None:
+        store, device = ActivationStore(), torch.device("cpu")
+        super().__init__(plan, rank, store, ACTIVATION_SHAPE, DTYPE, device)
+        self.checksum = 0
+
+    def result(self, item: Pass, *taken: Any) -> float:
+        """Return a number made of all that ``item`` has taken."""
+        value = mix(item, self.rank, *map(_number, taken))
+        self.checksum = (self.checksum + value) % MODULUS
+        return value
+
+    def gradient_after_merge(self, i: int, state: Any, merged: Merged) -> Tensor:
+        """Return this rank's part of the output layer's input gradient, for C1 to sum."""
+        return self._gradient(mix(Pass("T", i), self.rank, _number(state), _number(merged)))
+
+
+def _number(taken: Tensor | Merged | PlaceholderState | float) -> int:
+    """Return the number in what a pass has taken."""
+    if isinstance(taken, PlaceholderState):
+        return int(taken.value)
+    if isinstance(taken, Merged):
+        taken = taken.sum_n
+    return int(taken.view(-1)[0].item() if isinstance(taken, Tensor) else taken)
+
+
+@dataclass
+class Link:
+    """One direction between two ranks: its messages are through in the order in which they went.
+
+    Attributes:
+        under_way: messages that nobody has waited for.
+        free: when the last message that somebody has waited for was through.
+    """
+
+    under_way: "deque[Message]"
+    free: float = 0.0
+
+
+class Message:
+    """A real transfer that shows only when an emulated one would be through.
+
+    The sender does not know when the receiver was ready, and counts from its own start.
+
+    Args:
+        link: the way it takes.
+        pending: the real transfer, just issued; its last number is the time at which it was sent.
+        seconds: how long it takes.
+        pacer: sleeps.
+    """
+
+    def __init__(self, link: Link, pending: Pending[Any], seconds: float, pacer: Pacer) -> None:
+        self._link = link
+        self._pending = pending
+        self._seconds = seconds
+        self._pacer = pacer
+        self._issued = time.monotonic()
+        self._through: float | None = None
+        self._tensor: Tensor | None = None
+        link.under_way.append(self)
+
+    def wait(self) -> Tensor | None:
+        """Return what has come, no sooner than it would."""
+        while self._through is None:
+            self._link.under_way.popleft()._settle()
+        self._pacer.sleep_until(self._through)
+        return self._tensor
+
+    def _settle(self) -> None:
+        """Wait for the real transfer, and find out when the emulated one is through."""
+        tensor = self._tensor = self._pending.wait()
+        start = max(self._issued, tensor.view(-1)[-1].item(), self._link.free)
+        self._through = self._link.free = start + self._seconds
+
+
+class EmulatedCommunicator(Communicator):
+    """A communicator whose messages take the time they are told to.
+
+    Args:
+        groups: the process groups.
+        plan: the training plan.
+        passes: this rank's passes.
+        lane: where collectives run beside the passes.
+        seconds: time of a communication.
+        pacer: sleeps.
+    """
+
+    def __init__(
+        self,
+        groups: PipelineGroups,
+        plan: Plan,
+        passes: EmulatedPasses,
+        lane: Lane,
+        seconds: Callable[[Comm], float],
+        pacer: Pacer,
+    ) -> None:
+        super().__init__(groups, plan, passes, lane, ACTIVATION_SHAPE, DTYPE)
+        self._seconds = seconds
+        self._pacer = pacer
+        self._links: dict[tuple[str | int, ...], Link] = defaultdict(lambda: Link(deque()))
+
+    def start(self, comm: Comm) -> Pending[object]:
+        """Issue ``comm``; a message takes the time with it."""
+        if comm.kind not in ("X", "G"):
+            return super().start(comm)
+        if self._groups.rank == participants(self._plan, comm)[0]:
+            name = "output" if comm.kind == "X" else "input_gradient"
+            tensor = self.passes.store.get(name, comm.microbatch, comm.stage)
+            tensor.view(-1)[-1] = time.monotonic()
+        link = self._links[lane_of(self._plan, comm)]
+        return Message(link, super().start(comm), self._seconds(comm), self._pacer)
