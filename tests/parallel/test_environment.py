@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
+from correctness.short_runs import Job as Run
 from correctness.short_runs import Layout
-from correctness.short_runs import Rendezvous as Run
 from reference.plain_gpt import GPTOptions
 
 import pretrain_gpt
