@@ -128,6 +128,7 @@ TREATMENTS: Final[Mapping[str, Treatment]] = {
     )
 }
 """Every treatment by its name (arXiv 2411.05288, section 4; interlaced: OSDI'24, nnScaler).
-Algorithm 2 (vocab-2) has only the barrier C1, Algorithm 1 (vocab-1) also C2, and the naive order one
-each for the maximum, the sum and the gradient. Interlaced is Algorithm 1 with nothing between its
-passes."""
+
+Algorithm 2 (vocab-2) has only the barrier C1, Algorithm 1 (vocab-1) also C2, and the naive order
+one each for the maximum, the sum and the gradient. Interlaced is Algorithm 1 with nothing between
+its passes."""
