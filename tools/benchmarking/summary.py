@@ -92,7 +92,9 @@ def summarise(cases: Sequence[BenchmarkCase], runs: Runs) -> list[Row]:
     return [_row(case, runs[case.name], rates, bases.get(case.vocab_size)) for case in cases]
 
 
-def _median(runs: Sequence[Mapping[str, Any]], value: Any) -> float:
+def _median(
+    runs: Sequence[Mapping[str, Any]], value: Callable[[Mapping[str, Any]], float]
+) -> float:
     return statistics.median(map(value, runs))
 
 
@@ -102,23 +104,21 @@ def _row(
     rates: Sequence[Rates],
     base: float | None,
 ) -> Row:
-    def median(value: Any) -> float:
-        return _median(runs, value)
+    def if_known(key: str, value: Callable[[Mapping[str, Any]], float]) -> float | None:
+        return _median(runs, value) if key in runs[0] else None
 
-    def if_known(key: str, value: Any) -> float | None:
-        return median(value) if key in runs[0] else None
-
-    def by_rank(value: Any) -> list[float]:
-        return [median(lambda run, rank=rank: value(run)[rank]) for rank in range(case.ranks)]
+    def by_rank(values: Callable[[Mapping[str, Any]], Sequence[float]]) -> list[float]:
+        return [statistics.median(of_rank) for of_rank in zip(*map(values, runs), strict=True)]
 
     def over(rate: Callable[[Rates], float]) -> float:
         """How many times the products take alone at a rate."""
-        return statistics.median(
+        multiples: list[float] = [
             run["schedule_s"] * case.ranks * rate(of_round) * 1e12 / run["flops"]
             for run, of_round in zip(runs, rates, strict=False)
-        )
+        ]
+        return statistics.median(multiples)
 
-    seconds = median(lambda run: run["schedule_s"])
+    seconds = _median(runs, lambda run: run["schedule_s"])
     return Row(
         vocab_size=case.vocab_size,
         schedule=case.schedule,
