@@ -140,6 +140,15 @@ def test_what_makes_no_simulation_is_refused_in_one_line(
     assert message in line
 
 
+def test_a_reader_may_stop_early() -> None:
+    command = [sys.executable, "-u", str(TOOL), "--text"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
 def test_a_plan_with_a_doubled_pass_is_shown_with_the_pass_marked(tmp_path: Path) -> None:
     file = tmp_path / "plan.txt"
     file.write_text("microbatches 1\nstages 0.0 1.0\nbarriers none\n0: F0 B0\n1: F0 F0 B0\n")

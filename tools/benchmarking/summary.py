@@ -110,6 +110,9 @@ def _row(
     def by_rank(values: Callable[[Mapping[str, Any]], Sequence[float]]) -> list[float]:
         return [statistics.median(of_rank) for of_rank in zip(*map(values, runs), strict=True)]
 
+    def pass_ms(kind: str) -> list[float]:
+        return by_rank(lambda run: run["pass_ms"][kind])
+
     def over(rate: Callable[[Rates], float]) -> float:
         """How many times the products take alone at a rate."""
         multiples: list[float] = [
@@ -134,8 +137,5 @@ def _row(
         simulated=if_known("simulated_s", lambda run: run["simulated_s"] / run["schedule_s"]),
         to_floor=over(lambda rates: rates.product),
         loss=runs[0]["loss"],
-        pass_ms={
-            kind: by_rank(lambda run, kind=kind: run["pass_ms"][kind])
-            for kind in runs[0].get("pass_ms", {})
-        },
+        pass_ms={kind: pass_ms(kind) for kind in runs[0].get("pass_ms", {})},
     )
