@@ -36,7 +36,7 @@ setup(
     ],
     extras_require={
         "solver": ["ortools>=9.10"],
-        "tools": ["matplotlib>=3.8"],
+        "tools": ["matplotlib>=3.8"],  # for the plot in the report of tools/benchmark.py
         "test": [
             "hypothesis>=6.100",
             "import-linter>=2.0",
