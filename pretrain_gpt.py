@@ -21,6 +21,14 @@ from megatron.training.setup import build_train_state, connect, leave
 
 
 def main() -> None:
+    """Run the command; Ctrl-C ends the process at once."""
+    try:
+        pretrain()
+    except KeyboardInterrupt:
+        os._exit(130)  # a normal exit would join the lane's thread, which may wait for a peer
+
+
+def pretrain() -> None:
     """Train, or predict, as the command line says."""
     set_nccl_environment()
     rank = int(os.environ.get("RANK", "0"))
@@ -84,7 +92,4 @@ def end_the_job(rendezvous: Rendezvous, error: Exception) -> NoReturn:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        os._exit(130)  # a normal exit would join the lane's thread, which may wait for a peer
+    main()

@@ -1,15 +1,32 @@
 """Package metadata with loose requirements; exact versions are in constraints.txt."""
 
+from pathlib import Path
+
 from setuptools import find_packages, setup
+
+# A namespace package: other distributions may own further parts, as Megatron-LM owns megatron.core.
+# Its own packages are those with an __init__.py, so a stray folder is not installed.
+PACKAGES = [f"megatron.{name}" for name in find_packages("megatron")]
 
 setup(
     name="megatron-vocab-parallel",
     version="0.1.0",
     description="Pretrain GPT with vocabulary parallelism in pipeline parallelism",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    project_urls={"Paper": "https://arxiv.org/abs/2411.05288"},
     license="Apache-2.0",
     python_requires=">=3.10",
-    packages=find_packages(include=["megatron", "megatron.*"]),
-    package_data={"megatron.data": ["*.cpp"], "megatron.layers": ["*.cpp"]},
+    packages=["megatron", *PACKAGES],
+    package_data={"": ["*.cpp", "py.typed"]},
+    py_modules=["pretrain_gpt"],
+    entry_points={
+        "console_scripts": [
+            "pretrain-gpt = pretrain_gpt:main",
+            "simulate-schedule = megatron.commands.simulate_schedule:main",
+            "draw-schedule = megatron.commands.draw_schedule:main",
+        ]
+    },
     install_requires=[
         "torch>=2.6",
         "numpy>=1.26",
@@ -19,7 +36,7 @@ setup(
     ],
     extras_require={
         "solver": ["ortools>=9.10"],
-        "tools": ["matplotlib>=3.8"],
+        "tools": ["matplotlib>=3.8"],  # for the plot in the report of tools/benchmark.py
         "test": [
             "hypothesis>=6.100",
             "import-linter>=2.0",

@@ -53,7 +53,8 @@ def measure(case: BenchmarkCase) -> dict[str, object]:
         if done.returncode:
             print(done.stdout, file=sys.stderr)
             raise RuntimeError(f"{case.name} failed with status {done.returncode}")
-        return json.loads(result.read_text())
+        measured: dict[str, object] = json.loads(result.read_text())
+        return measured
 
 
 def work(case: BenchmarkCase, result: Path) -> None:

@@ -17,12 +17,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from megatron.commands.command_line import Parser, picture_file, write_picture
 from megatron.simulator.compare import Bubble, Comparison, Pair, compare
 from megatron.simulator.draw.picture import Panel, Picture, lay_out
 from megatron.simulator.simulate import Timeline
 from megatron.simulator.timeline_file import load_timeline
-from tools.pictures.picture_file import picture_file, write_picture
-from tools.simulate import Parser
 
 NOTABLE = 0.05
 """A rank is named if its ratio differs by more than this share from that of all."""
@@ -84,16 +83,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command.
 
     Raises:
-        ValueError: if the files hold no timelines, or those of different plans, or a PNG cannot be
-            painted.
+        ValueError: if the files hold no timelines, or those of different plans.
         OSError: if a file cannot be read or written.
     """
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("planned", type=Path, help="timeline as it was simulated")
     add("real", type=Path, help="timeline as it was recorded, of the same plan")
-    drawing = "draw both above one another, as .svg, or .png (matplotlib)"
-    add("--draw", type=picture_file, metavar="FILE", help=drawing)
+    drawing = "draw both above one another"
+    add("--draw", type=picture_file, metavar="FILE.svg", help=drawing)
     add("--json", action="store_true", help="print the comparison as one JSON object")
     options = parser.parse_args(argv)
     planned, real = load_timeline(options.planned), load_timeline(options.real)

@@ -23,11 +23,11 @@ from statistics import mean, median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from megatron.commands.command_line import Parser, number
 from megatron.schedules.request import SCHEDULE_NAMES, VOCABULARY_TREATMENTS, Request
 from tools.emulation.cases import EmulatedCase, measured_cases, planned_case
 from tools.emulation.cluster import Cluster, ClusterError
 from tools.emulation.rank import EmulatedJob, Outcome
-from tools.simulate import Parser, number
 
 JITTERED_ITERATIONS = 200
 THREADS = 2

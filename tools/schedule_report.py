@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.costs import Costs
-from megatron.schedules.request import Request
+from megatron.schedules.request import DEFAULT_SECONDS, Request
 from megatron.simulator.scenario import Scenario, Simulation, run
 
 CHUNKS: Final[Mapping[str, int]] = {"1.5B": 3, "6.2B": 4, "14.6B": 3, "28.3B": 2}
@@ -92,13 +92,21 @@ def anchors() -> Iterator[str]:
 
 
 def _unit(
-    name: str, vocabulary: str, ranks: int, microbatches: int, **options: float
+    name: str,
+    vocabulary: str,
+    ranks: int,
+    microbatches: int,
+    memory_limit: float | None = None,
+    seconds: float = DEFAULT_SECONDS,
 ) -> Simulation:
     stage = 1 / (TRAITS[name].chunks or 2)
     costs = Costs(
         {"F": stage, "B": stage, "W": stage, "S": 0.25, "E": 0, "T": 0.25, "IF": 0, "IB": 0}
     )
-    return run(Scenario(Request(name, vocabulary, ranks, microbatches, costs, **options)))
+    request = Request(
+        name, vocabulary, ranks, microbatches, costs, memory_limit=memory_limit, seconds=seconds
+    )
+    return run(Scenario(request))
 
 
 def proven(seconds: float) -> Iterator[str]:
@@ -108,11 +116,9 @@ def proven(seconds: float) -> Iterator[str]:
     for ranks, microbatches in PROVEN:
         for vocabulary, more in (("none", 0), ("vocab-2", 1), ("vocab-1", 2)):
             limit = float(ranks + more)
-            ours = _unit("zb-auto", vocabulary, ranks, microbatches, memory_limit=limit)
+            ours = _unit("zb-auto", vocabulary, ranks, microbatches, limit)
             begun = time.monotonic()
-            best = _unit(
-                "optimal", vocabulary, ranks, microbatches, memory_limit=limit, seconds=seconds
-            )
+            best = _unit("optimal", vocabulary, ranks, microbatches, limit, seconds)
             took = time.monotonic() - begun
             work = sum(ours.timeline.work(rank) for rank in range(ranks)) / ranks
             floor = 1 - work / best.bound if best.bound else 0.0

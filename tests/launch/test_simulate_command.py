@@ -107,14 +107,6 @@ def test_the_report_for_people() -> None:
     assert sum(line.startswith("rank ") for line in lines) == 3
 
 
-def test_a_png(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    file = tmp_path / "plan.png"
-    done = run("-p", "2", "-m", "2", "--draw", str(file))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert file.read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
@@ -130,7 +122,7 @@ def test_a_png(tmp_path: Path) -> None:
         (["--schedule", "zb-auto"], 1, "give it a memory limit"),
         (["--schedule", "zb-h1", "--memory-limit", "2"], 1, "memory limit of 2: raise it to that"),
         (["--cost", "F=1,B=1", "--costs", "x"], 2, "not allowed with argument --cost"),
-        (["--draw", "a.gif"], 2, "--draw: 'a.gif': end it in .svg or .png"),
+        (["--draw", "a.gif"], 2, "--draw: 'a.gif': end it in .svg"),
         (["--output-layer", "big"], 2, "--output-layer: 'big': give a number, 0 or more"),
         (["--memory-limit", "nan"], 2, "--memory-limit: 'nan': give a number, 1 or more"),
         (["-p", "0"], 2, "-p/--ranks: '0': give a whole number, 1 or more"),
@@ -146,6 +138,15 @@ def test_what_makes_no_simulation_is_refused_in_one_line(
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ")
     assert message in line
+
+
+def test_a_reader_may_stop_early() -> None:
+    command = [sys.executable, "-u", str(TOOL), "--text"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
 
 
 def test_a_plan_with_a_doubled_pass_is_shown_with_the_pass_marked(tmp_path: Path) -> None:

@@ -62,19 +62,12 @@ def test_both_are_drawn_on_one_scale(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out
 
 
-def test_a_png(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    *_, files = timelines(tmp_path)
-    main([*files, "--draw", str(tmp_path / "both.png")])
-    assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_another_format_is_refused_before_any_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["no.json", "none.json", "--draw", str(tmp_path / "both.gif")])
-    error = "error: argument --draw: '{}': end it in .svg or .png\n"
+    error = "error: argument --draw: '{}': end it in .svg\n"
     assert capsys.readouterr() == ("", error.format(tmp_path / "both.gif"))
 
 

@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import torch
 
@@ -35,7 +35,7 @@ class BenchmarkCase:
         heads: attention heads.
         seq_length: tokens s of a sample.
         dtype: of parameters and activations.
-        device: ``cpu`` or ``cuda``.
+        device: kind of device.
         memory_limit: the most microbatches that a rank may have in flight; ``None``: no limit.
     """
 
@@ -49,7 +49,7 @@ class BenchmarkCase:
     heads: int
     seq_length: int
     dtype: str
-    device: str
+    device: Literal["cpu", "cuda"]
     memory_limit: float | None = None
 
     @property
@@ -65,7 +65,8 @@ class BenchmarkCase:
     @property
     def torch_dtype(self) -> torch.dtype:
         """``dtype`` as torch knows it."""
-        return getattr(torch, self.dtype)
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
 
     def to_json(self) -> str:
         """Return the case as text for a worker's command line."""

@@ -64,7 +64,8 @@ class Attention(nn.Module):
         qkv = self.linear_qkv(x_bsh).unflatten(-1, (self.heads, 3, -1))
         q_basd, k_basd, v_basd = (t.transpose(1, 2) for t in qkv.unbind(3))
         context = functional.scaled_dot_product_attention(q_basd, k_basd, v_basd, is_causal=True)
-        return self.linear_proj(context.transpose(1, 2).flatten(2))
+        projected: Tensor = self.linear_proj(context.transpose(1, 2).flatten(2))
+        return projected
 
 
 class MLP(nn.Module):
@@ -77,7 +78,9 @@ class MLP(nn.Module):
 
     def forward(self, x_bsh: Tensor) -> Tensor:
         """[b, s, h] -> [b, s, h]."""
-        return self.linear_fc2(functional.gelu(self.linear_fc1(x_bsh), approximate="tanh"))
+        inner = functional.gelu(self.linear_fc1(x_bsh), approximate="tanh")
+        projected: Tensor = self.linear_fc2(inner)
+        return projected
 
 
 class Layer(nn.Module):
@@ -93,7 +96,23 @@ class Layer(nn.Module):
     def forward(self, x_bsh: Tensor) -> Tensor:
         """[b, s, h] -> [b, s, h]."""
         x_bsh = x_bsh + self.self_attention(self.input_layernorm(x_bsh))
-        return x_bsh + self.mlp(self.pre_mlp_layernorm(x_bsh))
+        y_bsh: Tensor = x_bsh + self.mlp(self.pre_mlp_layernorm(x_bsh))
+        return y_bsh
+
+
+class Embedding(nn.Module):
+    """The sum of a token's row and its position's."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        h = config.hidden_size
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, h)
+        self.word_embeddings = nn.Embedding(config.vocab_size, h)
+
+    def forward(self, tokens_bs: Tensor) -> Tensor:
+        """[b, s] -> [b, s, h]."""
+        words_bsh: Tensor = self.word_embeddings(tokens_bs)
+        return words_bsh + self.position_embeddings.weight[: tokens_bs.shape[1]]
 
 
 class Stage(nn.Module):
@@ -110,20 +129,17 @@ class Stage(nn.Module):
 
     def __init__(self, config: ModelConfig, layers: range) -> None:
         super().__init__()
-        h, vocab_size = config.hidden_size, config.vocab_size
+        h = config.hidden_size
         self.is_first = layers.start == 0
         self.is_last = layers.stop == config.num_layers
         decoder: dict[str, nn.Module] = {
             "layers": nn.ModuleDict({str(i): Layer(config) for i in layers})
         }
         if self.is_first:
-            positions = nn.Embedding(config.max_position_embeddings, h)
-            words = nn.Embedding(vocab_size, h)
-            self.embedding = nn.ModuleDict({"position_embeddings": positions})
-            self.embedding["word_embeddings"] = words
+            self.embedding = Embedding(config)
         if self.is_last:
             decoder["final_layernorm"] = nn.LayerNorm(h, config.norm_epsilon)
-            self.output_layer = nn.Linear(h, vocab_size, bias=False)
+            self.output_layer = nn.Linear(h, config.vocab_size, bias=False)
         self.decoder = nn.ModuleDict(decoder)
 
     def forward(self, x: Tensor, targets_bs: Tensor) -> Tensor:
@@ -137,9 +153,8 @@ class Stage(nn.Module):
             [b, s, h]; of the last stage the mean loss.
         """
         if self.is_first:
-            positions = self.embedding["position_embeddings"].weight[: x.shape[1]]
-            x = self.embedding["word_embeddings"](x) + positions
-        for layer in self.decoder["layers"].values():
+            x = self.embedding(x)
+        for layer in self.decoder["layers"].children():
             x = layer(x)
         if not self.is_last:
             return x
@@ -202,7 +217,7 @@ def _pytorch_zbv(case: BenchmarkCase, device: torch.device) -> Reference:
     rank = dist.get_rank()
 
     def make(stages: list[PipelineStage], microbatches: int) -> ScheduleZBVZeroBubble:
-        return ScheduleZBVZeroBubble(stages, microbatches, loss_fn=_its_output)
+        return ScheduleZBVZeroBubble(list(stages), microbatches, loss_fn=_its_output)
 
     return _pipelined(case, device, [rank, 2 * case.ranks - 1 - rank], make)
 

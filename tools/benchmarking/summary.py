@@ -92,7 +92,9 @@ def summarise(cases: Sequence[BenchmarkCase], runs: Runs) -> list[Row]:
     return [_row(case, runs[case.name], rates, bases.get(case.vocab_size)) for case in cases]
 
 
-def _median(runs: Sequence[Mapping[str, Any]], value: Any) -> float:
+def _median(
+    runs: Sequence[Mapping[str, Any]], value: Callable[[Mapping[str, Any]], float]
+) -> float:
     return statistics.median(map(value, runs))
 
 
@@ -102,23 +104,24 @@ def _row(
     rates: Sequence[Rates],
     base: float | None,
 ) -> Row:
-    def median(value: Any) -> float:
-        return _median(runs, value)
+    def if_known(key: str, value: Callable[[Mapping[str, Any]], float]) -> float | None:
+        return _median(runs, value) if key in runs[0] else None
 
-    def if_known(key: str, value: Any) -> float | None:
-        return median(value) if key in runs[0] else None
+    def by_rank(values: Callable[[Mapping[str, Any]], Sequence[float]]) -> list[float]:
+        return [statistics.median(of_rank) for of_rank in zip(*map(values, runs), strict=True)]
 
-    def by_rank(value: Any) -> list[float]:
-        return [median(lambda run, rank=rank: value(run)[rank]) for rank in range(case.ranks)]
+    def pass_ms(kind: str) -> list[float]:
+        return by_rank(lambda run: run["pass_ms"][kind])
 
     def over(rate: Callable[[Rates], float]) -> float:
         """How many times the products take alone at a rate."""
-        return statistics.median(
+        multiples: list[float] = [
             run["schedule_s"] * case.ranks * rate(of_round) * 1e12 / run["flops"]
             for run, of_round in zip(runs, rates, strict=False)
-        )
+        ]
+        return statistics.median(multiples)
 
-    seconds = median(lambda run: run["schedule_s"])
+    seconds = _median(runs, lambda run: run["schedule_s"])
     return Row(
         vocab_size=case.vocab_size,
         schedule=case.schedule,
@@ -134,8 +137,5 @@ def _row(
         simulated=if_known("simulated_s", lambda run: run["simulated_s"] / run["schedule_s"]),
         to_floor=over(lambda rates: rates.product),
         loss=runs[0]["loss"],
-        pass_ms={
-            kind: by_rank(lambda run, kind=kind: run["pass_ms"][kind])
-            for kind in runs[0].get("pass_ms", {})
-        },
+        pass_ms={kind: pass_ms(kind) for kind in runs[0].get("pass_ms", {})},
     )

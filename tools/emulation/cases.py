@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from megatron.commands.simulate_schedule import costs_of_file
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import Program, lower
 from megatron.schedules.request import Request
@@ -12,7 +13,6 @@ from megatron.simulator.scenario import Scenario, run
 from megatron.simulator.simulate import simulate
 from tools.predictions.measured import MeasuredRun, hop_like, read_measured
 from tools.predictions.measured_runs import MICROBATCHES, lowered, on_ranks
-from tools.simulate import costs_of_file
 
 
 @dataclass(frozen=True)

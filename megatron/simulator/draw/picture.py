@@ -2,7 +2,7 @@
 
 Every rank has a row of passes, with the microbatch's number in each box that has room for it, and
 below it as many thin lanes as it ever has communications under way at once. What comes out is
-boxes, texts and lines in pixels, which ``svg`` and ``tools/pictures/png.py`` only have to paint.
+boxes, texts and lines in pixels, which ``svg`` only has to paint.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,1 +1,0 @@
-"""Pretrain GPT with vocabulary parallelism in pipeline parallelism."""

@@ -1,0 +1,245 @@
+"""Simulate a schedule: how long it takes, how much of that is idle, how much is in flight.
+
+simulate-schedule --schedule 1f1b --vocab vocab-2 -p 4 -m 8 --text
+simulate-schedule --schedule zb-v --vocab vocab-2 -p 8 -m 24 --draw zb-v.svg
+simulate-schedule --cost F=1,B=2:2:2:4.4,p2p=0.1 --json
+simulate-schedule --vocab redis --output-layer 1.2 --layers 32
+
+Times have no unit but that of the costs, and are those of one pass of one chunk; for 'auto', which
+compares schedules, of all chunks of a rank together. With W, B is the input gradient, and schedules
+that do not split the backward run both as one pass; without W, B is all of it. 'none' and 'redis'
+have no passes of the output layer: there only --output-layer adds it, to the last stage.
+
+Idle is the share of the time until all ranks are done in which they run no pass. The bubble is the
+zero-bubble papers': the share of the longest time that one rank takes from its first pass to its
+last, as if nobody waited for the others between two iterations (post-validation).
+"""
+
+import argparse
+import gc
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from megatron.commands.command_line import Parser, number, picture_file, write_picture
+from megatron.schedules.costs import Costs
+from megatron.schedules.needs import COMM_KINDS
+from megatron.schedules.passes import PASS_KINDS
+from megatron.schedules.request import (
+    DEFAULT_SECONDS,
+    SCHEDULE_NAMES,
+    VOCABULARY_TREATMENTS,
+    Request,
+)
+from megatron.simulator.costs.cost_file import (
+    DEFAULT_COSTS,
+    CostFile,
+    check_measured,
+    load_costs,
+    parse_costs,
+)
+from megatron.simulator.costs.peak_bytes import peak_bytes
+from megatron.simulator.draw.picture import Panel, lay_out
+from megatron.simulator.draw.text import draw_text
+from megatron.simulator.draw.trace import chrome_trace
+from megatron.simulator.scenario import LAYERS_PER_STAGE, Scenario, Simulation, run
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    _add_plan_flags(parser)
+    _add_cost_flags(parser)
+    add = parser.add_argument
+    add("--json", action="store_true", help="print the figures and rows as one JSON object")
+    add("--text", action="store_true", help="draw the timeline as text")
+    add("--draw", type=picture_file, metavar="FILE.svg", help="draw it")
+    trace = "write a Chrome trace, for Perfetto; a unit of time is shown as a microsecond"
+    add("--trace", type=Path, metavar="FILE.json", help=trace)
+    save = "write the plan in text form, to be edited and given to --file"
+    add("--save-plan", type=Path, metavar="FILE", help=save)
+    return parser.parse_args(argv)
+
+
+def _add_plan_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--schedule", default="1f1b", choices=SCHEDULE_NAMES, help="default: %(default)s")
+    add("--vocab", default="none", choices=VOCABULARY_TREATMENTS, help="default: %(default)s")
+    add("-p", "--ranks", type=number(1), default=4, help="default: %(default)s")
+    add("-m", "--microbatches", type=number(1), default=8, help="default: %(default)s")
+    chunks = "model chunks of a rank, for interleaved (default: 2)"
+    add("-v", "--chunks", type=number(1), help=chunks)
+    limit = "microbatches of a rank that may be in flight"
+    add("--memory-limit", type=number(1, float), metavar="MICROBATCHES", help=limit)
+    add("--split-backward", action="store_true", help="make W a pass of its own")
+    add("--file", type=Path, help="the plan in text form, for --schedule file")
+    seconds = "time for --schedule optimal (default: %(default)g)"
+    add("--seconds", type=number(0, float), default=DEFAULT_SECONDS, help=seconds)
+
+
+def _add_cost_flags(parser: argparse.ArgumentParser) -> None:
+    costs = parser.add_mutually_exclusive_group()
+    cost = (
+        f"times of passes ({' '.join(PASS_KINDS)}; several for the ranks, as in F=1:1:2) and "
+        f"communications ({' '.join(COMM_KINDS)}, and p2p for X and G); what is not named takes no "
+        "time, F and B must be (default: F=1,B=1,W=1,S=0.25,T=0.25)"
+    )
+    costs.add_argument("--cost", metavar="KIND=TIME,...", help=cost)
+    file = "costs by rank and chunk, and bytes: see megatron/simulator/costs/cost_file.py"
+    costs.add_argument("--costs", type=Path, metavar="FILE.json", help=file)
+    add = parser.add_argument
+    layer = "forward of the whole output layer: S and T have their times from it"
+    add("--output-layer", type=number(0, float), metavar="TIME", help=layer)
+    layers = f"of the model, for redis (default: {LAYERS_PER_STAGE} a stage)"
+    add("--layers", type=number(1), help=layers)
+    last = "layers of the last stage, for redis (default: balanced)"
+    add("--final-stage-layers", type=number(0), metavar="LAYERS", help=last)
+
+
+def costs_of_file(path: Path, vocabulary: str) -> CostFile:
+    """Return what a file holds.
+
+    Raises:
+        ValueError: if it holds no costs, or some that were measured with another treatment of the
+            vocabulary than ``vocabulary``; names the file.
+    """
+    file = load_costs(path)
+    if file.layers is not None:
+        try:
+            check_measured(file, vocabulary)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+    return file
+
+
+def read_costs(arguments: argparse.Namespace) -> CostFile:
+    """Return the costs that the flags give.
+
+    Raises:
+        ValueError: if they are none, naming the flag.
+    """
+    flag = "--cost" if arguments.costs is None else "--costs"
+    try:
+        if arguments.cost is not None:
+            return CostFile(parse_costs(arguments.cost), None)
+        if arguments.costs is not None:
+            return costs_of_file(arguments.costs, arguments.vocab)
+    except ValueError as error:
+        raise ValueError(f"{flag}: {error}") from error
+    return CostFile(DEFAULT_COSTS, None)
+
+
+def read_case(arguments: argparse.Namespace, costs: Costs) -> Scenario:
+    """Return what the flags ask for.
+
+    Raises:
+        ValueError: if they say twice what the output layer takes.
+    """
+    given = arguments.cost is not None or arguments.costs is not None
+    if arguments.output_layer is not None and given and (costs.passes["S"] or costs.passes["T"]):
+        raise ValueError(
+            f"--output-layer {arguments.output_layer:g} and the costs of S and T both say what the "
+            "output layer takes: give one of them"
+        )
+    request = Request(
+        arguments.schedule,
+        arguments.vocab,
+        arguments.ranks,
+        arguments.microbatches,
+        costs,
+        chunks=arguments.chunks,
+        memory_limit=arguments.memory_limit,
+        split_backward=arguments.split_backward,
+        file=arguments.file,
+        seconds=arguments.seconds,
+    )
+    return Scenario(request, arguments.output_layer, arguments.layers, arguments.final_stage_layers)
+
+
+def figures(
+    scenario: Scenario, done: Simulation, held: Sequence[float] | None
+) -> dict[str, object]:
+    """Return what ``--json`` prints; ``held`` is every rank's peak in bytes, if known."""
+    return {
+        "schedule": scenario.request.schedule,
+        "vocab": scenario.request.vocabulary,
+        "p": scenario.request.ranks,
+        "m": scenario.request.microbatches,
+        "iteration_time": done.timeline.end,
+        "bubble_rate": done.timeline.bubble_rate(),
+        "bubble_rate_makespan": done.timeline.bubble_rate_makespan(),
+        "peak_in_flight": list(done.in_flight),
+        "peak_bytes": held,
+        "rows": [" ".join(map(str, row)) for row in done.plan.rows],
+    }
+
+
+def heading(scenario: Scenario, done: Simulation) -> str:
+    """Return a simulation in one line."""
+    request, timeline = scenario.request, done.timeline
+    return (
+        f"{request.schedule}, vocabulary {request.vocabulary}, p = {request.ranks}, "
+        f"m = {request.microbatches}: ends at {timeline.end:.6g}, "
+        f"{timeline.bubble_rate_makespan():.1%} of that idle; bubble {timeline.bubble_rate():.1%}"
+    )
+
+
+def report(scenario: Scenario, done: Simulation, held: Sequence[float] | None) -> str:
+    """Return a simulation in one line, and one for each rank."""
+    lines = [heading(scenario, done)]
+    for rank, peak in enumerate(done.in_flight):
+        work = f"  rank {rank}: works {done.timeline.work(rank):.6g}"
+        lines.append(
+            f"{work}, holds up to {peak:.4g} microbatches"
+            + (f", {held[rank] / 2**30:.4g} GiB" if held else "")
+        )
+    return "\n".join(lines)
+
+
+def write_files(arguments: argparse.Namespace, scenario: Scenario, done: Simulation) -> None:
+    """Write what is asked for besides the report."""
+    if arguments.draw:
+        write_picture(lay_out([Panel(heading(scenario, done), done.timeline)]), arguments.draw)
+    if arguments.trace:
+        arguments.trace.write_text(json.dumps(chrome_trace(done.plan, done.timeline)))
+    if arguments.save_plan:
+        arguments.save_plan.write_text(done.plan.to_text())
+
+
+def simulate_schedule(argv: Sequence[str] | None) -> None:
+    """Simulate, print and write what the command line asks for.
+
+    Raises:
+        ValueError: for arguments that make no simulation.
+        OSError: if a file cannot be written.
+    """
+    arguments = parse_arguments(argv)
+    given = read_costs(arguments)
+    scenario = read_case(arguments, given.costs)
+    done = run(scenario)
+    held = None if given.sizes is None else peak_bytes(done.plan, given.sizes)
+    write_files(arguments, scenario, done)
+    print(
+        json.dumps(figures(scenario, done, held), indent=1)
+        if arguments.json
+        else report(scenario, done, held)
+    )
+    besides = sys.stderr if arguments.json else sys.stdout
+    if done.bound is not None:
+        print(f"no plan within the memory limit ends before {done.bound:.6g}", file=besides)
+    if arguments.text:
+        print(draw_text(done.timeline), file=besides)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command; what is wrong ends the process with one line."""
+    gc.disable()  # millions of small tuples, hardly a cycle: a fifth of the time goes into looking
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # who reads may see enough, as head does
+    try:
+        simulate_schedule(argv)
+    except OSError as error:
+        sys.exit(f"error: cannot write {error.filename}: {error.strerror}: name another file")
+    except ValueError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,148 @@
+"""The package as users get it: what the wheel holds, its commands, and ``megatron.core`` beside it.
+
+Megatron-LM's ``megatron.core`` is played by a folder of that name. Python runs without its own
+site-packages, so that only what a test installs is found.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+SOURCES: Final = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE", "pretrain_gpt.py")
+SHIPPED: Final = (".py", ".cpp", ".typed")
+OURS, THEIRS = "megatron.schedules.plan", "megatron.core"
+
+
+def pip(*words: str) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *words]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources, with what an older checkout may have left behind."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in SOURCES:
+        shutil.copy(ROOT / name, folder)
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "megatron", folder / "megatron", ignore=ignored)
+    (folder / "megatron/left_over/__pycache__").mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    pip("wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(checkout))
+    (file,) = folder.iterdir()
+    return file
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder like site-packages with the wheel installed in it."""
+    folder = tmp_path_factory.mktemp("installed")
+    pip("install", "--no-deps", "--no-index", "--target", str(folder), str(wheel))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def editable(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder like site-packages that points to the sources."""
+    folder = tmp_path_factory.mktemp("editable")
+    options = ("--no-deps", "--no-index", "--no-build-isolation", "--target", str(folder))
+    pip("install", *options, "-e", str(checkout))
+    return folder
+
+
+def add_core(folder: Path) -> None:
+    """Put a ``megatron.core`` into ``folder``, as Megatron-LM's distribution would."""
+    (folder / "megatron/core").mkdir(parents=True, exist_ok=True)
+    (folder / "megatron/core/__init__.py").touch()
+
+
+def files_of_package() -> set[str]:
+    """Return the files of megatron/ that a user needs."""
+    return {
+        str(file.relative_to(ROOT))
+        for file in (ROOT / "megatron").rglob("*")
+        if file.suffix in SHIPPED
+    }
+
+
+def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in no checkout, with these variables instead of those that tests have."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, cwd="/", env=kept | variables
+    )
+
+
+@pytest.mark.parametrize("order", [(OURS, THEIRS), (THEIRS, OURS)], ids=" then ".join)
+@pytest.mark.parametrize("way", ["source", "installed", "editable"])
+def test_megatron_core_can_be_imported_beside_ours(
+    way: str, order: tuple[str, str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Installed, both lie in one site-packages; a source tree has a folder of its own."""
+    folders = [tmp_path, ROOT]
+    if way != "source":
+        folders = [request.getfixturevalue(way)]
+    add_core(folders[0])
+    for path in folders, folders[::-1]:
+        lines = ["import site", *(f"site.addsitedir({str(folder)!r})" for folder in path)]
+        done = run("-I", "-S", "-c", "\n".join([*lines, *(f"import {name}" for name in order)]))
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_wheel_holds_what_the_package_holds_and_nothing_else(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    shipped = {name for name in names if ".dist-info/" not in name}
+    assert {name for name in shipped if name.endswith(SHIPPED)} == {
+        *files_of_package(),
+        "pretrain_gpt.py",
+    }
+    assert {Path(name).suffix for name in shipped} <= {*SHIPPED, ".so"}
+
+
+def test_every_part_says_that_it_is_typed() -> None:
+    """A namespace package cannot say so for its parts (PEP 561)."""
+    parts = {file.parent for file in (ROOT / "megatron").glob("*/__init__.py")}
+    assert {file.parent for file in (ROOT / "megatron").rglob("py.typed")} == parts
+    assert not (ROOT / "megatron/__init__.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "expected"),
+    [
+        ("simulate-schedule", ("-p", "2", "-m", "2", "--text"), "1f1b, vocabulary none, p = 2"),
+        ("draw-schedule", ("--help",), "--timeline"),
+    ],
+)
+def test_an_installed_command_needs_the_standard_library_only(
+    command: str, arguments: tuple[str, ...], expected: str, installed: Path
+) -> None:
+    script = str(installed / "bin" / command)
+    done = run("-S", script, *arguments, PYTHONPATH=str(installed))
+    assert done.returncode == 0, done.stderr
+    assert expected in done.stdout
+
+
+def test_an_installed_draw_schedule_is_told_where_to_draw(installed: Path) -> None:
+    script = str(installed / "bin/draw-schedule")
+    done = run("-S", script, PYTHONPATH=str(installed))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: one of the arguments --into --timeline is required")
+
+
+def test_the_installed_training_lists_its_flags(installed: Path) -> None:
+    done = run(str(installed / "bin/pretrain-gpt"), "--help", PYTHONPATH=str(installed))
+    assert done.returncode == 0, done.stderr
+    assert "--pipeline-model-parallel-size" in done.stdout
