@@ -9,7 +9,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["megatron", "megatron.*"]),
-    package_data={"megatron.data": ["*.cpp"], "megatron.layers": ["*.cpp"]},
+    package_data={"megatron.data": ["*.cpp"], "megatron.kernels.cpu": ["*.cpp"]},
     install_requires=[
         "torch>=2.6",
         "numpy>=1.26",
