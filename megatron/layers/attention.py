@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from megatron.layers.causal import causal_attention, causal_self_attention, split_heads
+from megatron.kernels.face import Kernels
+from megatron.kernels.heads import split_heads
 from megatron.layers.linear import Linear
 from megatron.layers.rope import RotaryEmbedding
 
@@ -58,6 +59,7 @@ class SelfAttention(nn.Module):
         qk_norms: norms over d of the queries and of the keys, applied before the rotation.
         device: where the parameters live.
         dtype: type of the parameters.
+        kernels: of that device and type.
     """
 
     def __init__(
@@ -69,10 +71,12 @@ class SelfAttention(nn.Module):
         qk_norms: tuple[nn.Module, nn.Module] | None,
         device: torch.device,
         dtype: torch.dtype,
+        kernels: Kernels,
     ) -> None:
         super().__init__()
         self.shape = shape
         self.dropout = dropout
+        self._kernels = kernels
         query_size = shape.num_heads * shape.head_size
         self.linear_qkv = Linear(
             shape.hidden_size,
@@ -80,9 +84,10 @@ class SelfAttention(nn.Module):
             bias=bias,
             device=device,
             dtype=dtype,
+            kernels=kernels,
         )
         self.linear_proj = Linear(
-            query_size, shape.hidden_size, bias=bias, device=device, dtype=dtype
+            query_size, shape.hidden_size, bias=bias, device=device, dtype=dtype, kernels=kernels
         )
         self.q_layernorm: nn.Module | None = None
         self.k_layernorm: nn.Module | None = None
@@ -104,13 +109,14 @@ class SelfAttention(nn.Module):
             *x_bsh.shape[:2], shape.num_groups, shape.heads_per_group + 2, shape.head_size
         )
         if self.q_layernorm is None and rope is None:
-            return self.linear_proj(causal_self_attention(qkv_bsgcd, dropout=dropout))
+            context_bsf = self._kernels.causal_self_attention(qkv_bsgcd, dropout=dropout)
+            return self.linear_proj(context_bsf)
         q_bsad, k_bsgd, v_bsgd = split_heads(qkv_bsgcd)
         if self.q_layernorm is not None and self.k_layernorm is not None:
             q_bsad, k_bsgd = self.q_layernorm(q_bsad), self.k_layernorm(k_bsgd)
         if rope is not None:
             q_bsad, k_bsgd = rope(q_bsad), rope(k_bsgd)
-        context_basd = causal_attention(
+        context_basd = self._kernels.causal_attention(
             q_bsad.transpose(1, 2),
             k_bsgd.transpose(1, 2),
             v_bsgd.transpose(1, 2),

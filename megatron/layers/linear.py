@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from megatron.layers.accumulate import accumulate_
+from megatron.kernels.face import Kernels
 
 Defer: TypeAlias = Callable[[Callable[[], None]], None]
 """Takes the work that a backward leaves for later, once for every linear layer it passes."""
@@ -24,6 +24,14 @@ Defer: TypeAlias = Callable[[Callable[[], None]], None]
 
 class Linear(nn.Linear):
     """``torch.nn.Linear`` that can leave its weight gradient for later.
+
+    Args:
+        in_features: i.
+        out_features: o.
+        bias: whether there is one.
+        device: where the parameters live.
+        dtype: type of the parameters.
+        kernels: of that device and type.
 
     Attributes:
         defer: takes the product of the weight gradient instead of autograd, which then forms only
@@ -33,6 +41,19 @@ class Linear(nn.Linear):
 
     defer: Defer | None = None
 
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool,
+        device: torch.device,
+        dtype: torch.dtype,
+        kernels: Kernels,
+    ) -> None:
+        super().__init__(in_features, out_features, bias=bias, device=device, dtype=dtype)
+        self._kernels = kernels
+
     def reset_parameters(self) -> None:
         """Leave the values open: ``megatron.model.init`` sets them, from the right generator."""
 
@@ -40,7 +61,7 @@ class Linear(nn.Linear):
         """[..., i] -> [..., o]."""
         if self.defer is None or not self.weight.requires_grad:
             return super().forward(x)
-        return _SplitLinear.apply(x, self.weight, self.bias, self.defer)
+        return _SplitLinear.apply(x, self.weight, self.bias, self.defer, self._kernels)
 
 
 def defer_weight_gradients(module: nn.Module, defer: Defer | None) -> None:
@@ -57,14 +78,21 @@ class _SplitLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, defer: Defer) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        defer: Defer,
+        kernels: Kernels,
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.defer = defer
+        ctx.defer, ctx.kernels = defer, kernels
         return functional.linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors  # refuses an input that was changed since
         grad_no = grad.reshape(-1, grad.shape[-1])
         x_ni = x.detach().reshape(-1, x.shape[-1])  # without the graph that x came from
@@ -73,11 +101,13 @@ class _SplitLinear(torch.autograd.Function):
             x_grad = (grad_no @ weight).view_as(x)
         if ctx.needs_input_grad[2]:
             bias_grad = grad_no.sum(0)
-        ctx.defer(_weight_gradient(weight, grad_no, x_ni))
-        return x_grad, None, bias_grad, None
+        ctx.defer(_weight_gradient(ctx.kernels, weight, grad_no, x_ni))
+        return x_grad, None, bias_grad, None, None
 
 
-def _weight_gradient(weight: Tensor, grad_no: Tensor, x_ni: Tensor) -> Callable[[], None]:
+def _weight_gradient(
+    kernels: Kernels, weight: Tensor, grad_no: Tensor, x_ni: Tensor
+) -> Callable[[], None]:
     """Return the work of W: it keeps its two factors alive, and nothing else of the graph."""
     versions = grad_no._version, x_ni._version
 
@@ -85,6 +115,6 @@ def _weight_gradient(weight: Tensor, grad_no: Tensor, x_ni: Tensor) -> Callable[
         assert versions == (grad_no._version, x_ni._version), (
             "a factor of a deferred weight gradient was changed in place between B and W"
         )
-        accumulate_(weight.main_grad, grad_no.T @ x_ni)
+        kernels.accumulate_product_(weight.main_grad, grad_no.T, x_ni)
 
     return work

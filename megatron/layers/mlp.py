@@ -6,7 +6,7 @@ Shapes: b batch, s sequence, h hidden, f ffn.
 import torch
 from torch import Tensor, nn
 
-from megatron.layers.activation import gelu, swiglu
+from megatron.kernels.face import Kernels
 from megatron.layers.linear import Linear
 
 
@@ -23,6 +23,7 @@ class MLP(nn.Module):
         bias: biases in both linear layers.
         device: where the parameters live.
         dtype: type of the parameters.
+        kernels: of that device and type.
     """
 
     def __init__(
@@ -34,14 +35,17 @@ class MLP(nn.Module):
         bias: bool,
         device: torch.device,
         dtype: torch.dtype,
+        kernels: Kernels,
     ) -> None:
         super().__init__()
         inner_rows = 2 * ffn_hidden_size if gated else ffn_hidden_size
-        self.linear_fc1 = Linear(hidden_size, inner_rows, bias=bias, device=device, dtype=dtype)
-        self.linear_fc2 = Linear(
-            ffn_hidden_size, hidden_size, bias=bias, device=device, dtype=dtype
+        self.linear_fc1 = Linear(
+            hidden_size, inner_rows, bias=bias, device=device, dtype=dtype, kernels=kernels
         )
-        self._activation = swiglu if gated else gelu
+        self.linear_fc2 = Linear(
+            ffn_hidden_size, hidden_size, bias=bias, device=device, dtype=dtype, kernels=kernels
+        )
+        self._activation = kernels.swiglu if gated else kernels.gelu
 
     def forward(self, x_bsh: Tensor) -> Tensor:
         """[b, s, h] -> [b, s, h]."""

@@ -13,6 +13,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
+from megatron.kernels.choose import kernels_for
 from megatron.layers.dropout import seed_dropout
 from megatron.layers.norm import build_norm
 from megatron.layers.rope import RotaryEmbedding
@@ -98,6 +99,9 @@ class RankModel(nn.Module):
         placement: what this rank owns.
         dtype: of parameters and activations.
         device: of the parameters.
+
+    Attributes:
+        kernels: of that device and type.
     """
 
     def __init__(
@@ -110,9 +114,10 @@ class RankModel(nn.Module):
         super().__init__()
         self.config = config
         self.placement = placement
+        self.kernels = kernels_for(device, dtype)
         self.rope = _rope(config, device)
         self.chunks = nn.ModuleList(
-            nn.ModuleList(TransformerLayer(config, i, device, dtype) for i in layers)
+            nn.ModuleList(TransformerLayer(config, i, device, dtype, self.kernels) for i in layers)
             for layers in placement.chunks
         )
         h = config.hidden_size
@@ -131,7 +136,7 @@ class RankModel(nn.Module):
             )
         if placement.last_chunk is not None:
             self.final_norm = build_norm(
-                config.normalization, h, config.norm_epsilon, dtype, device
+                config.normalization, h, config.norm_epsilon, dtype, device, self.kernels
             )
 
     def _make_output_layer(
@@ -146,7 +151,7 @@ class RankModel(nn.Module):
         else:
             shape = (shard.rows, config.hidden_size)
             weight = nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
-        return OutputLayer(shard, weight, options)
+        return OutputLayer(shard, weight, options, self.kernels)
 
     @property
     def holds_tied_copy(self) -> bool:

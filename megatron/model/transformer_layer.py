@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from megatron.kernels.face import Kernels
 from megatron.layers.attention import AttentionShape, SelfAttention
 from megatron.layers.mlp import MLP
 from megatron.layers.norm import build_norm
@@ -24,17 +25,25 @@ class TransformerLayer(nn.Module):
         layer_number: index of the layer in the whole model, from 0.
         device: where the parameters live.
         dtype: type of the parameters and of the activations.
+        kernels: of that device and type.
     """
 
     def __init__(
-        self, config: ModelConfig, layer_number: int, device: torch.device, dtype: torch.dtype
+        self,
+        config: ModelConfig,
+        layer_number: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        kernels: Kernels,
     ) -> None:
         super().__init__()
         self.layer_number = layer_number
         self.hidden_dropout = config.hidden_dropout
 
         def norm(size: int) -> nn.Module:
-            return build_norm(config.normalization, size, config.norm_epsilon, dtype, device)
+            return build_norm(
+                config.normalization, size, config.norm_epsilon, dtype, device, kernels
+            )
 
         shape = AttentionShape(
             hidden_size=config.hidden_size,
@@ -54,6 +63,7 @@ class TransformerLayer(nn.Module):
             ),
             device=device,
             dtype=dtype,
+            kernels=kernels,
         )
         self.pre_mlp_layernorm = norm(config.hidden_size)
         self.mlp = MLP(
@@ -63,6 +73,7 @@ class TransformerLayer(nn.Module):
             bias=config.add_bias_linear,
             device=device,
             dtype=dtype,
+            kernels=kernels,
         )
 
     def forward(self, x_bsh: Tensor, rope: RotaryEmbedding | None = None) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from megatron.layers.accumulate import accumulate_
+from megatron.kernels.face import Kernels
 
 
 class MainGradients:
@@ -21,10 +21,12 @@ class MainGradients:
     Args:
         parameters: the parameters, each once. fp32 and fp64 parameters get a ``main_grad`` of
             their dtype, shared with ``.grad``, which must then never be set to ``None``.
+        kernels: of the parameters' device and type.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], kernels: Kernels) -> None:
         assert len({id(p) for p in parameters}) == len(parameters), "a parameter is listed twice"
+        self._kernels = kernels
         self._main_grads = []
         for parameter in parameters:
             full_precision = parameter.dtype in (torch.float32, torch.float64)
@@ -34,17 +36,16 @@ class MainGradients:
             if full_precision:
                 parameter.grad = main_grad
             else:
-                parameter.register_post_accumulate_grad_hook(_move_to_main_grad)
+                parameter.register_post_accumulate_grad_hook(self._move_to_main_grad)
             self._main_grads.append(main_grad)
 
     def zero(self) -> None:
         """Start a new sum: once per iteration, after the optimizer's step."""
         torch._foreach_zero_(self._main_grads)
 
-
-def _move_to_main_grad(parameter: torch.Tensor) -> None:
-    """Add the gradient that autograd has just left in ``.grad`` and free it."""
-    if parameter.grad is None:  # a weight whose gradient is left to W: autograd has none
-        return
-    accumulate_(parameter.main_grad, parameter.grad)
-    parameter.grad = None
+    def _move_to_main_grad(self, parameter: torch.Tensor) -> None:
+        """Add the gradient that autograd has just left in ``.grad`` and free it."""
+        if parameter.grad is None:  # a weight whose gradient is left to W: autograd has none
+            return
+        self._kernels.accumulate_(parameter.main_grad, parameter.grad)
+        parameter.grad = None

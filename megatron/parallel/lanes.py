@@ -128,6 +128,15 @@ def _tensors(value: object) -> Iterable[Tensor]:
         yield from _tensors(list(vars(value).values()))
 
 
+def keep_until_used(tensor: Tensor) -> None:
+    """Keep the memory of a tensor that is let go of until the current stream is done with it.
+
+    On CUDA the stream that allocated it would otherwise reuse the memory before that.
+    """
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream())
+
+
 def make_lane(device: torch.device, size: int, name: str) -> Lane:
     """Return the lane for a group of ``size`` ranks on ``device``."""
     if size == 1:

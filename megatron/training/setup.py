@@ -157,7 +157,7 @@ def build_train_state(
         )
         for name, parameter in model.global_parameters()
     )
-    gradients = MainGradients([p.parameter for p in parameters])
+    gradients = MainGradients([p.parameter for p in parameters], model.kernels)
     return TrainState(
         groups=groups,
         pipeline=make_pipeline(config, groups, run_plan, model),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from megatron.kernels.choose import kernels_for
 from megatron.layers.dropout import seed_dropout
 from megatron.layers.linear import Linear, defer_weight_gradients
 from megatron.layers.rope import RotaryEmbedding
@@ -50,9 +51,9 @@ Work = Callable[[], None]
 
 
 def make_layer(config: ModelConfig, dtype: torch.dtype) -> tuple[TransformerLayer, MainGradients]:
-    layer = TransformerLayer(config, 0, CPU, dtype)
+    layer = TransformerLayer(config, 0, CPU, dtype, kernels_for(CPU, dtype))
     init_layer(layer, 0, config, seed=1)
-    return layer, MainGradients(list(layer.parameters()))
+    return layer, MainGradients(list(layer.parameters()), kernels_for(CPU, dtype))
 
 
 def draw_batch(config: ModelConfig, dtype: torch.dtype, batch: int = 2) -> list[Tensor]:
@@ -137,11 +138,12 @@ def test_none_joins_the_backward_again() -> None:
 
 def make_linear(defer: Callable[[Work], None] | None, bias: bool = True) -> Linear:
     """A linear layer [3 -> 5] in float64, with its main gradients."""
-    linear = Linear(3, 5, bias=bias, device=CPU, dtype=torch.float64)
+    kernels = kernels_for(CPU, torch.float64)
+    linear = Linear(3, 5, bias=bias, device=CPU, dtype=torch.float64, kernels=kernels)
     generator = torch.Generator().manual_seed(5)
     for parameter in linear.parameters():
         parameter.data.normal_(generator=generator)
-    MainGradients(list(linear.parameters()))
+    MainGradients(list(linear.parameters()), kernels)
     linear.defer = defer
     return linear
 

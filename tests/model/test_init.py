@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from megatron.kernels.choose import kernels_for
 from megatron.model.config import ModelConfig
 from megatron.model.init import (
     VOCABULARY_BLOCK,
@@ -85,7 +86,7 @@ def test_a_parameter_depends_on_its_name_and_the_seed_only() -> None:
 
 
 def initialised(layer_number: int, dtype: torch.dtype = torch.float32) -> TransformerLayer:
-    layer = TransformerLayer(CONFIG, layer_number, CPU, dtype)
+    layer = TransformerLayer(CONFIG, layer_number, CPU, dtype, kernels_for(CPU, dtype))
     init_layer(layer, layer_number, CONFIG, seed=3)
     return layer
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from megatron.kernels.choose import kernels_for
 from megatron.layers.dropout import seed_dropout
 from megatron.layers.rope import RotaryEmbedding
 from megatron.model.config import ModelConfig
@@ -38,7 +39,7 @@ LLAMA = replace(
 
 
 def make_layer(config: ModelConfig, dtype: torch.dtype = torch.float64) -> TransformerLayer:
-    layer = TransformerLayer(config, 0, CPU, dtype)
+    layer = TransformerLayer(config, 0, CPU, dtype, kernels_for(CPU, dtype))
     init_layer(layer, 0, config, seed=1)
     return layer
 
@@ -103,8 +104,8 @@ def test_dropout_follows_its_seed_and_stops_in_evaluation(which: str) -> None:
 def test_bf16_stays_close_to_float64() -> None:
     config = replace(GPT, init_method_std=0.1)
     x = torch.randn(2, 8, 16).bfloat16()
-    narrow = make_layer(config, torch.bfloat16)(x)
-    wide_layer = make_layer(config, torch.bfloat16).double()
-    wide = wide_layer(x.double())
+    narrow_layer, wide_layer = (make_layer(config, t) for t in (torch.bfloat16, torch.float64))
+    wide_layer.load_state_dict(narrow_layer.state_dict())
+    narrow, wide = narrow_layer(x), wide_layer(x.double())
     assert narrow.dtype == torch.bfloat16
     assert ((narrow.double() - wide).norm() / wide.norm()).item() < 1e-2

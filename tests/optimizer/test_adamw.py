@@ -4,11 +4,13 @@ import pytest
 import torch
 from torch import nn
 
+from megatron.kernels.choose import kernels_for
 from megatron.optimizer.adamw import MixedPrecisionAdamW
 from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.main_gradients import MainGradients
 from megatron.optimizer.parameters import OptimizedParameter, wants_weight_decay
 
+CPU = torch.device("cpu")
 CONFIG = OptimizerConfig(lr=0.1, weight_decay=0.3, adam_beta1=0.8, adam_beta2=0.9, adam_eps=1e-6)
 RATES = [0.1, 0.05, 0.2]
 SHAPES = {"fc.weight": (6, 4), "fc.bias": (6,), "norm.weight": (4,), "table.weight": (9, 4)}
@@ -26,7 +28,7 @@ def gradients() -> list[dict[str, torch.Tensor]]:
 def train(dtype: torch.dtype) -> tuple[dict[str, nn.Parameter], list[float]]:
     """Three steps of the class under test; returns the parameters and the norms it was given."""
     parameters = {name: nn.Parameter(start(name).to(dtype)) for name in SHAPES}
-    main_gradients = MainGradients(list(parameters.values()))
+    main_gradients = MainGradients(list(parameters.values()), kernels_for(CPU, dtype))
     optimizer = MixedPrecisionAdamW(
         [OptimizedParameter(n, p, wants_weight_decay(n, p)) for n, p in parameters.items()], CONFIG
     )
@@ -75,7 +77,7 @@ def test_bf16_parameters_are_the_rounded_fp32_masters():
 
 def test_bf16_keeps_steps_too_small_for_bf16():
     parameter = nn.Parameter(torch.ones(16, 16, dtype=torch.bfloat16))
-    MainGradients([parameter])
+    MainGradients([parameter], kernels_for(CPU, parameter.dtype))
     optimizer = MixedPrecisionAdamW([OptimizedParameter("w", parameter, False)], CONFIG)
     for _ in range(64):  # 64 steps of 2**-12 are 2**-6; one alone is lost in bf16 (2**-9)
         parameter.main_grad.fill_(1.0)
@@ -87,7 +89,7 @@ def test_bf16_keeps_steps_too_small_for_bf16():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_norm_that_is_no_number_changes_nothing(dtype, norm):
     parameter = nn.Parameter(torch.ones(4, 4, dtype=dtype))
-    MainGradients([parameter])
+    MainGradients([parameter], kernels_for(CPU, parameter.dtype))
     optimizer = MixedPrecisionAdamW([OptimizedParameter("w", parameter, True)], CONFIG)
     with pytest.raises(FloatingPointError, match=str(norm)):
         optimizer.step(0.1, norm)
@@ -96,7 +98,7 @@ def test_a_norm_that_is_no_number_changes_nothing(dtype, norm):
 
 def test_full_precision_holds_no_second_copy():
     parameter = nn.Parameter(torch.ones(4, 4))
-    MainGradients([parameter])
+    MainGradients([parameter], kernels_for(CPU, parameter.dtype))
     address = parameter.data_ptr()
     optimizer = MixedPrecisionAdamW([OptimizedParameter("w", parameter, True)], CONFIG)
     parameter.main_grad.fill_(1.0)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from megatron.kernels.choose import kernels_for
 from megatron.optimizer.grad_norm import BLOCK_ELEMENTS, clip_coefficient, local_sum_of_squares
 from megatron.optimizer.main_gradients import MainGradients
 from megatron.optimizer.parameters import OptimizedParameter
@@ -11,7 +12,7 @@ from megatron.optimizer.parameters import OptimizedParameter
 
 def entry(grad: torch.Tensor, counts_in_norm: bool = True) -> OptimizedParameter:
     parameter = nn.Parameter(torch.zeros_like(grad))
-    MainGradients([parameter])
+    MainGradients([parameter], kernels_for(grad.device, grad.dtype))
     parameter.main_grad.copy_(grad)
     return OptimizedParameter("weight", parameter, True, counts_in_norm)
 

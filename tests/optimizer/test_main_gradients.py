@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from megatron.layers import accumulate
-from megatron.layers.accumulate import CPU_SLICE_ELEMENTS, accumulate_
+from megatron.kernels.choose import kernels_for
 from megatron.optimizer.main_gradients import MainGradients
+
+CPU = torch.device("cpu")
 
 
 def microbatches(dtype: torch.dtype) -> list[torch.Tensor]:
@@ -27,7 +28,7 @@ def backward_all(layer: nn.Linear, inputs: list[torch.Tensor]) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_full_precision_shares_the_gradient(dtype):
     layer, reference = linear(dtype), linear(dtype)
-    MainGradients(list(layer.parameters()))
+    MainGradients(list(layer.parameters()), kernels_for(CPU, layer.weight.dtype))
     backward_all(layer, microbatches(dtype))
     backward_all(reference, microbatches(dtype))
     for ours, theirs in zip(layer.parameters(), reference.parameters(), strict=True):
@@ -38,7 +39,7 @@ def test_full_precision_shares_the_gradient(dtype):
 
 def test_bf16_sums_in_fp32_and_frees_the_bf16_gradient():
     layer = linear(torch.bfloat16)
-    MainGradients(list(layer.parameters()))
+    MainGradients(list(layer.parameters()), kernels_for(CPU, layer.weight.dtype))
     expected = [torch.zeros(p.shape) for p in layer.parameters()]
     for x_nh in microbatches(torch.bfloat16):
         reference = linear(torch.bfloat16)
@@ -55,7 +56,7 @@ def test_bf16_sums_in_fp32_and_frees_the_bf16_gradient():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_zero_starts_a_new_sum_in_the_same_memory(dtype):
     layer = linear(dtype)
-    gradients = MainGradients(list(layer.parameters()))
+    gradients = MainGradients(list(layer.parameters()), kernels_for(CPU, layer.weight.dtype))
     address = layer.weight.main_grad.data_ptr()
     backward_all(layer, microbatches(dtype))
     first = layer.weight.main_grad.clone()
@@ -64,23 +65,3 @@ def test_zero_starts_a_new_sum_in_the_same_memory(dtype):
     backward_all(layer, microbatches(dtype))
     torch.testing.assert_close(layer.weight.main_grad, first, rtol=0, atol=0)
     assert layer.weight.main_grad.data_ptr() == address
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [(7,), (3, 5), (2 * CPU_SLICE_ELEMENTS + 3,), (1000, 513), (2, CPU_SLICE_ELEMENTS + 1), (0, 4)],
-)
-@pytest.mark.parametrize("compiled", [True, False])
-def test_bf16_is_added_to_fp32_without_rounding(shape, compiled, monkeypatch):
-    if not compiled:
-        monkeypatch.setattr(accumulate, "library_for", lambda _: None)
-    total, grad = torch.randn(shape), torch.randn(shape).bfloat16()
-    expected = total + grad.float()
-    accumulate_(total, grad)
-    torch.testing.assert_close(total, expected, rtol=0, atol=0)
-
-
-def test_a_transposed_gradient_is_added_in_place():
-    total, grad = torch.zeros(600, 400), torch.randn(400, 600).bfloat16().t()
-    accumulate_(total, grad)
-    torch.testing.assert_close(total, grad.float(), rtol=0, atol=0)

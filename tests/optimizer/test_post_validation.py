@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from megatron.kernels.choose import kernels_for
 from megatron.optimizer.adamw import MixedPrecisionAdamW
 from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.global_state import GlobalState, add_up
@@ -38,7 +39,9 @@ class Replica:
             )
             for name, shape in SHAPES.items()
         ]
-        self.gradients = MainGradients([entry.parameter for entry in self.parameters])
+        self.gradients = MainGradients(
+            [entry.parameter for entry in self.parameters], kernels_for(CPU, dtype)
+        )
         self.optimizer = MixedPrecisionAdamW(self.parameters, CONFIG)
 
     def draw_gradients(self, seed: int) -> None:

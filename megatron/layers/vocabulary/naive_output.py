@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from megatron.layers.kernels import Kernels
+from megatron.kernels.face import Kernels
 from megatron.layers.vocabulary.output_s import LossOptions, Merged, ShardState, initial_state
 
 
@@ -57,7 +57,7 @@ def naive_e(state: ShardState, maximum_n: Tensor, options: LossOptions, kernels:
         state: what S left.
         maximum_n: m, the maximum over all ranks.
         options: form of the loss.
-        kernels: elementwise work on tiles.
+        kernels: of the device and type of the activations.
     """
     state.tile_max_kn.copy_(maximum_n)
     max_n, sum_n, _, logit_sum_n = state.statistics_4n
@@ -68,7 +68,7 @@ def naive_e(state: ShardState, maximum_n: Tensor, options: LossOptions, kernels:
         slope_tn = None
         if options.logit_softcap:
             slope_tn = 1 - (tile_tn / options.logit_softcap).square_()
-        kernels.exp_tile(tile_tn, max_n, sum_n)  # no logit is above m, which therefore stays
+        kernels.exponentials_(tile_tn, max_n, sum_n)  # no logit is above m, which therefore stays
         if slope_tn is not None:
             tile_tn.mul_(slope_tn)
             if options.label_smoothing:

@@ -9,15 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from megatron.layers.kernels import make_kernels
+from megatron.kernels.face import Kernels
 from megatron.layers.vocabulary import naive_output, output_s, output_t
 from megatron.layers.vocabulary.output_s import LossOptions, Merged, ShardState
 from megatron.layers.vocabulary.shard import VocabularyShard
-
-TILE_ROWS = {"cpu": 1000, "cuda": 16384}
-"""Vocabulary rows of a tile: on a CPU its [t, n] part should stay in the second-level cache; on a
-GPU it should fill the device, where more tiles only cost launches. No power of two on a CPU: rows
-of the transposed tile 2048 bytes apart fall into the same cache sets, which costs 5 %."""
 
 
 class OutputLayer(nn.Module):
@@ -27,14 +22,21 @@ class OutputLayer(nn.Module):
         shard: which rows this rank holds.
         weight: [rows, h], shared with the input layer when embeddings are tied.
         options: form of the loss.
+        kernels: of the device and type of ``weight``.
     """
 
-    def __init__(self, shard: VocabularyShard, weight: nn.Parameter, options: LossOptions) -> None:
+    def __init__(
+        self,
+        shard: VocabularyShard,
+        weight: nn.Parameter,
+        options: LossOptions,
+        kernels: Kernels,
+    ) -> None:
         super().__init__()
         self.shard = shard
         self.weight = weight
         self.options = options
-        self._kernels = make_kernels(weight.device, weight.dtype)
+        self._kernels = kernels
         self._free: list[Sequence[Tensor]] = []
 
     @property
@@ -50,7 +52,7 @@ class OutputLayer(nn.Module):
     @torch.no_grad()
     def evaluate(self, x_nh: Tensor, targets_n: Tensor) -> ShardState:
         """Pass S of an evaluation: statistics only, over one tile of scratch memory."""
-        heights = self._tile_heights(x_nh)
+        heights = self._tile_heights()
         scratch = x_nh.new_empty(max(heights, default=0), len(x_nh))
         tiles = [scratch[:height] for height in heights]
         return self._statistics(x_nh, targets_n, tiles, form_gradient=False, t_follows=False)
@@ -122,8 +124,8 @@ class OutputLayer(nn.Module):
             kernels=self._kernels,
         )
 
-    def _tile_heights(self, x_nh: Tensor) -> list[int]:
-        return output_s.tile_heights(self.shard.real_rows, TILE_ROWS[x_nh.device.type])
+    def _tile_heights(self) -> list[int]:
+        return output_s.tile_heights(self.shard.real_rows, self._kernels.tile_rows)
 
     def _take_tiles(self, x_nh: Tensor) -> Sequence[Tensor]:
         """Return free buffers for one microbatch's exponentials, or new ones."""
@@ -131,4 +133,4 @@ class OutputLayer(nn.Module):
             tiles = self._free.pop()
             if not tiles or tiles[0].shape[1] == len(x_nh):
                 return tiles
-        return [x_nh.new_empty(height, len(x_nh)) for height in self._tile_heights(x_nh)]
+        return [x_nh.new_empty(height, len(x_nh)) for height in self._tile_heights()]

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from megatron.layers.kernels import Kernels
+from megatron.kernels.face import Kernels
 from megatron.layers.vocabulary.shard import local_rows, rows_of
+from megatron.parallel.lanes import keep_until_used
 
 
 @dataclass(frozen=True)
@@ -98,9 +99,8 @@ class ShardState(HasStatistics):
     def drop_gradient(self) -> None:
         """Let go of A and D; what the current stream has yet to do with them it still does."""
         for tensor in (self.raw_gradient_nh, self.target_gradient_nh):
-            if tensor is not None and tensor.is_cuda:
-                # The stream of S, which allocated it, must not reuse the memory before that.
-                tensor.record_stream(torch.cuda.current_stream())
+            if tensor is not None:
+                keep_until_used(tensor)
         self.raw_gradient_nh = self.target_gradient_nh = None
 
 
@@ -161,7 +161,7 @@ def output_s(
             exponentials. For evaluation they may share their memory.
         form_gradient: also form A and D, as Algorithm 2 does.
         t_follows: keep what T needs; an evaluation only wants the statistics.
-        kernels: elementwise work on tiles.
+        kernels: of the device and type of ``x_nh``.
     """
     state, target_nh = initial_state(x_nh, weight_vh, targets_n, first_row, options, len(exp_tiles))
     if t_follows:
@@ -177,15 +177,14 @@ def output_s(
         slope_tn = soft_cap(tile_tn, options.logit_softcap)
         if options.label_smoothing:
             logit_sum_n += tile_tn.sum(0, dtype=logit_sum_n.dtype)
-        shrink_n = kernels.exp_tile(tile_tn, max_n, sum_n)
+        shrink_n = kernels.exponentials_(tile_tn, max_n, sum_n)
         tile_max_n.copy_(max_n)
         if slope_tn is not None:
             tile_tn.mul_(slope_tn)
             if options.label_smoothing and t_follows:
                 state.slope_tiles.append(slope_tn)
         if state.raw_gradient_nh is not None:
-            product_nh = kernels.transposed(tile_tn) @ tile_th
-            kernels.rescale_add(state.raw_gradient_nh, shrink_n, product_nh)
+            kernels.carry_input_gradient_(state.raw_gradient_nh, shrink_n, tile_tn, tile_th)
         if state.target_gradient_nh is not None and slope_tn is not None and options.spread:
             state.target_gradient_nh.add_(slope_tn.T @ tile_th, alpha=options.spread)
     return state

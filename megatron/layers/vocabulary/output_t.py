@@ -9,7 +9,7 @@ Shapes: as in ``output_s``.
 
 from torch import Tensor
 
-from megatron.layers.kernels import Kernels
+from megatron.kernels.face import Kernels
 from megatron.layers.vocabulary.output_s import (
     LossOptions,
     Merged,
@@ -35,8 +35,7 @@ def input_gradient_in_t(
     gradient_nh *= -weight_n.unsqueeze(1)
     tiles_th = weight_vh.split([len(tile) for tile in state.exp_tiles])
     for tile_tn, tile_th, factor_n in zip(state.exp_tiles, tiles_th, factor_kn, strict=True):
-        product_nh = kernels.transposed(tile_tn) @ tile_th
-        gradient_nh.addcmul_(product_nh.to(gradient_nh.dtype), factor_n.unsqueeze(1))
+        kernels.add_input_gradient_(gradient_nh, factor_n, tile_tn, tile_th)
     row = 0
     for slope_tn in state.slope_tiles:
         product_nh = slope_tn.T @ weight_vh[row : row + len(slope_tn)]
@@ -63,12 +62,12 @@ def add_weight_gradient(
         gradient_vh: fp32 gradient of this rank's rows, without padding.
         state: of the microbatch.
         factor_kn: as ``tile_factors``.
-        kernels: elementwise work on tiles.
+        kernels: of the device and type of the activations.
     """
     row = 0
     for tile_tn, factor_n in zip(state.exp_tiles, factor_kn, strict=True):
-        product_th = tile_tn @ kernels.scaled(state.x_nh, factor_n)
-        kernels.add(gradient_vh[row : row + len(tile_tn)], product_th)
+        gradient_th = gradient_vh[row : row + len(tile_tn)]
+        kernels.add_weight_gradient_(gradient_th, factor_n, tile_tn, state.x_nh)
         row += len(tile_tn)
 
 

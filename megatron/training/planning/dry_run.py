@@ -11,8 +11,7 @@ from typing import Final
 import torch
 
 from megatron.config.run_config import RunConfig
-from megatron.layers.kernels import EXPONENTIALS_AT_ONCE
-from megatron.layers.vocabulary.output_layer import TILE_ROWS
+from megatron.kernels.reference.kernels import EXPONENTIALS_AT_ONCE, TILE_ROWS
 from megatron.schedules.lower import lower
 from megatron.simulator.costs.from_model import ModelTimes, model_costs
 from megatron.simulator.costs.gpus import GIB, Gpu
@@ -149,7 +148,7 @@ def output_layer_bytes(shape: Shape, shards: int) -> LogitBytes:
         shape: the model and one microbatch.
         shards: ranks that the vocabulary is split over.
     """
-    rows = min(TILE_ROWS["cuda"], -(-shape.vocab_size // shards))
+    rows = min(TILE_ROWS, -(-shape.vocab_size // shards))
     exponentials = FP32_BYTES * min(rows * shape.tokens, EXPONENTIALS_AT_ONCE)
     gradient = ACTIVATION_BYTES * rows * shape.hidden_size  # the product that T adds
     # The targets' rows in bf16 and in fp32, and their product with X.

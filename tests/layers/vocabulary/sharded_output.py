@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
 from torch import Tensor
 
-from megatron.layers.kernels import Kernels, TorchKernels
+from megatron.kernels.face import Kernels
+from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.layers.vocabulary.naive_output import merged_from, naive_e, naive_s
 from megatron.layers.vocabulary.output_s import (
     LossOptions,
@@ -112,7 +113,7 @@ def by_shards(
 
     With three barriers the naive way: between C1, of the maximum, and C2, of the sums, E.
     """
-    kernels = kernels or TorchKernels()
+    kernels = kernels or ReferenceKernels()
     v, options = len(problem.weight_vh), problem.options
     padded = -(-v // shards) * shards
     parts = [VocabularyShard.of(v, padded, index, shards) for index in range(shards)]

@@ -3,23 +3,17 @@
 Shapes: n tokens, h hidden size, v vocabulary entries.
 """
 
-import pytest
 import torch
 from layers.vocabulary.sharded_output import Problem, by_autograd, draw
 from torch import Tensor, nn
 
-from megatron.layers.vocabulary import output_layer
+from megatron.kernels.cpu.kernels import CpuKernels
 from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.output_s import LossOptions, Merged, ShardState, token_losses
 from megatron.layers.vocabulary.shard import VocabularyShard
 
 V, SHARDS = 21, 5
 OPTIONS = LossOptions(V, label_smoothing=0.1, z_loss_coeff=1e-2, logit_softcap=4.0)
-
-
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_layer, "TILE_ROWS", {"cpu": 3})
 
 
 def make_layers(problem: Problem, rows: int = 8) -> list[OutputLayer]:
@@ -32,7 +26,7 @@ def make_layers(problem: Problem, rows: int = 8) -> list[OutputLayer]:
         weight_vh[: shard.real_rows] = real_vh
         weight = nn.Parameter(weight_vh)
         weight.main_grad = torch.zeros_like(weight_vh)
-        layers.append(OutputLayer(shard, weight, problem.options))
+        layers.append(OutputLayer(shard, weight, problem.options, CpuKernels(tile_rows=3)))
     return layers
 
 

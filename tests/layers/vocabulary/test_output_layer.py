@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
 from harness.rank_pool import RankPool
 from torch import Tensor, nn
 
-from megatron.layers.vocabulary import output_layer
+from megatron.kernels.cpu.kernels import CpuKernels
 from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.output_s import (
     LossOptions,
@@ -61,7 +61,7 @@ def by_autograd(
     return loss.detach(), gradients, weight_gradient
 
 
-def make_layer(rank: int = 0, ranks: int = 1) -> OutputLayer:
+def make_layer(rank: int = 0, ranks: int = 1, tile_rows: int = 1000) -> OutputLayer:
     """A shard of ``matrix``, the padding filled with numbers that must not matter."""
     padded = -(-V // (4 * ranks)) * 4 * ranks
     shard = VocabularyShard.of(V, padded, rank, ranks)
@@ -69,7 +69,7 @@ def make_layer(rank: int = 0, ranks: int = 1) -> OutputLayer:
     weight_vh[: shard.real_rows] = matrix()[shard.first_row : shard.first_row + shard.real_rows]
     weight = nn.Parameter(weight_vh)
     weight.main_grad = torch.zeros_like(weight_vh)
-    return OutputLayer(shard, weight, OPTIONS)
+    return OutputLayer(shard, weight, OPTIONS, CpuKernels(tile_rows))
 
 
 def run_alone(
@@ -99,15 +99,9 @@ def run_alone(
     return places, gradients
 
 
-@pytest.fixture
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_layer, "TILE_ROWS", {"cpu": 4})
-
-
 @pytest.mark.parametrize("delay", [0, 1, 3])
-@pytest.mark.usefixtures("small_tiles")
 def test_iterations_with_any_number_of_microbatches(delay: int) -> None:
-    layer = make_layer()
+    layer = make_layer(tile_rows=4)
     for seed, microbatches in enumerate((1, 5, 4, 2, 7, 1)):
         batch = draw(microbatches, seed=seed)
         _, expected, expected_weight = by_autograd(matrix(), batch)
@@ -120,10 +114,9 @@ def test_iterations_with_any_number_of_microbatches(delay: int) -> None:
         assert not layer.weight.main_grad[V:].any()
 
 
-@pytest.mark.usefixtures("small_tiles")
 def test_gradients_add_to_what_is_there() -> None:
     """Tied embeddings share the gradient with the input layer."""
-    layer = make_layer()
+    layer = make_layer(tile_rows=4)
     batch = draw(3)
     layer.weight.main_grad.fill_(1)
     run_alone(layer, batch, delay=1)
@@ -150,9 +143,8 @@ def test_microbatches_of_another_size_get_buffers_of_their_own() -> None:
         torch.testing.assert_close(layer.weight.main_grad[:V], expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.usefixtures("small_tiles")
 def test_evaluation_between_iterations_gives_the_loss_and_leaves_no_trace() -> None:
-    layer = make_layer()
+    layer = make_layer(tile_rows=4)
     batch = draw(3)
     run_alone(layer, draw(5, seed=1), delay=1)
     before = layer.weight.main_grad.clone()

@@ -18,7 +18,9 @@ from layers.vocabulary.sharded_output import (
     error,
 )
 
-from megatron.layers.kernels import Kernels, TorchKernels, make_kernels
+from megatron.kernels.choose import kernels_for
+from megatron.kernels.face import Kernels
+from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.layers.vocabulary.output_s import LossOptions, tile_heights
 
 LOSSES = list(itertools.product([0.0, 0.1], [0.0, 1e-2], [0.0, 2.0]))
@@ -123,7 +125,7 @@ def test_shards_and_tiles_change_nothing_but_rounding() -> None:
 
 def bf16_kernels() -> list[Kernels]:
     """PyTorch's, and the compiled ones where a compiler is at hand (else the same twice)."""
-    return [TorchKernels(), make_kernels(torch.device("cpu"), torch.bfloat16)]
+    return [ReferenceKernels(), kernels_for(torch.device("cpu"), torch.bfloat16)]
 
 
 @pytest.mark.parametrize("kernels", bf16_kernels(), ids=lambda kernels: type(kernels).__name__)
@@ -160,7 +162,7 @@ def test_bf16_loss_of_a_certain_token_is_not_negative(barriers: int, kernels: Ke
 def test_nan_in_one_shard_reaches_the_loss(dtype: torch.dtype, barriers: int) -> None:
     problem = draw(6, 8, 20, LossOptions(20)).to(dtype)
     problem.weight_vh[13] = torch.nan
-    kernels = make_kernels(torch.device("cpu"), dtype)
+    kernels = kernels_for(torch.device("cpu"), dtype)
     assert by_shards(problem, 4, barriers, tile_rows=3, kernels=kernels).losses_n.isnan().all()
 
 
@@ -188,7 +190,7 @@ def test_shards_on_cuda(dtype: torch.dtype, factor: float, barriers: int) -> Non
     moved = [t.cuda() for t in (drawn.x_nh, drawn.weight_vh, drawn.targets_n, drawn.weight_n)]
     problem = Problem(*moved, drawn.options)
     exact, plain = by_autograd(problem.to(torch.float64)), by_autograd(problem)
-    answer = by_shards(problem, 4, barriers, 100, kernels=make_kernels(problem.x_nh.device, dtype))
+    answer = by_shards(problem, 4, barriers, 100, kernels=kernels_for(problem.x_nh.device, dtype))
     for name in ("losses_n", "x_gradient_nh", "weight_gradient_vh"):
         own, usual = (error(getattr(a, name), getattr(exact, name)) for a in (answer, plain))
         assert own < max(factor * usual, 1e-10 if dtype == torch.float64 else 1e-5)

@@ -10,6 +10,7 @@ from reference.plain_gpt import GPTOptions
 from torch import nn
 
 from megatron.config.run_config import RunConfig
+from megatron.kernels.choose import kernels_for
 from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.output_s import LossOptions, merge_statistics
 from megatron.layers.vocabulary.shard import VocabularyShard
@@ -85,7 +86,8 @@ def run_row(plan: Plan, rank: int, shape: Shape) -> tuple[int, int, int]:
     shard = VocabularyShard.of(shape.vocab_size, shape.vocab_size, rank % shards, shards)
     weight = nn.Parameter(torch.zeros(shard.rows, shape.hidden_size, dtype=torch.bfloat16))
     weight.main_grad = torch.zeros(weight.shape)
-    layer = OutputLayer(shard, weight, LossOptions(shape.vocab_size))
+    kernels = kernels_for(weight.device, weight.dtype)
+    layer = OutputLayer(shard, weight, LossOptions(shape.vocab_size), kernels)
     targets_n, weight_n = torch.zeros(shape.tokens, dtype=torch.int64), torch.ones(shape.tokens)
     states, places, sizes, early = {}, set(), set(), set()
     s_kind, t_kind = ("F", "W" if plan.split_backward else "B") if whole else ("S", "T")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from megatron.layers.cpu_library import expect, library_for
+from megatron.kernels.cpu.library import Library, expect
 
 # bf16, 8 heads of 64 channels, one core of a Zen 5, forward and backward in ms, PyTorch / ours:
 # s = 128: 2.6 / 0.6, s = 512: 19 / 4.4, s = 1024: 46 / 15; longer ones keep too many probabilities.
@@ -33,62 +33,63 @@ def blocks(seq_length: int) -> list[tuple[int, int]]:
     return [(i, min(i + BLOCK, seq_length)) for i in range(0, seq_length, BLOCK)]
 
 
-def serves(tensor: Tensor, seq_length: int) -> bool:
-    """Whether attention over so many positions of the type of ``tensor`` is done here."""
-    return seq_length <= LONGEST and library_for(tensor) is not None
-
-
-def separate_attention(q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor) -> Tensor:
+def separate_attention(q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, library: Library) -> Tensor:
     """Queries [b, g r, s, d], keys and values [b, g, s, d] -> [b, g r, s, d], laid out as bsad."""
-    return _SeparateAttention.apply(q_basd, k_bgsd, v_bgsd)
+    return _SeparateAttention.apply(q_basd, k_bgsd, v_bgsd, library)
 
 
-def fused_attention(qkv_bsgcd: Tensor) -> Tensor:
+def fused_attention(qkv_bsgcd: Tensor, library: Library) -> Tensor:
     """[b, s, g, c, d], of every group its queries, its key and its value -> [b, s, g r d]."""
-    return _FusedAttention.apply(qkv_bsgcd)
+    return _FusedAttention.apply(qkv_bsgcd, library)
 
 
 class _SeparateAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, library: Library
+    ) -> Tensor:
         batch, heads, seq_length, size = q_basd.shape
         out_basd = q_basd.new_empty(batch, seq_length, heads, size).transpose(1, 2)
         groups = k_bgsd.shape[1]
         parts = (_by_group(t, groups) for t in (q_basd, k_bgsd, v_bgsd, out_basd))
-        ctx.save_for_backward(*_forward(*parts))
+        ctx.library = library
+        ctx.save_for_backward(*_forward(library, *parts))
         return out_basd
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_basd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, grad_basd: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         batch, _, seq_length, size = grad_basd.shape
         groups = len(ctx.saved_tensors[0]) // batch
         dq_basd = grad_basd.new_empty(grad_basd.shape)
         dk_bgsd, dv_bgsd = grad_basd.new_empty(2, batch, groups, seq_length, size)
         parts = (_by_group(t, groups) for t in (grad_basd, dq_basd, dk_bgsd, dv_bgsd))
-        _backward(ctx.saved_tensors, *parts)
-        return dq_basd, dk_bgsd, dv_bgsd
+        _backward(ctx.library, ctx.saved_tensors, *parts)
+        return dq_basd, dk_bgsd, dv_bgsd, None
 
 
 class _FusedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv_bsgcd: Tensor) -> Tensor:
+    def forward(ctx: Any, qkv_bsgcd: Tensor, library: Library) -> Tensor:
         batch, seq_length, groups, parts, size = qkv_bsgcd.shape
         out_bsgrd = qkv_bsgcd.new_empty(batch, seq_length, groups, parts - 2, size)
-        ctx.save_for_backward(*_forward(*_parts(qkv_bsgcd), out_bsgrd.permute(0, 2, 3, 1, 4)))
+        out_bgrsd = out_bsgrd.permute(0, 2, 3, 1, 4)
+        ctx.library = library
+        ctx.save_for_backward(*_forward(library, *_parts(qkv_bsgcd), out_bgrsd))
         return out_bsgrd.flatten(2)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_bsf: Tensor) -> Tensor:
+    def backward(ctx: Any, grad_bsf: Tensor) -> tuple[Tensor, None]:
         batch, seq_length, _ = grad_bsf.shape
         k_xsd = ctx.saved_tensors[0]
         groups, size = len(k_xsd) // batch, k_xsd.shape[-1]
         grad_bsgrd = grad_bsf.reshape(batch, seq_length, groups, -1, size)
         queries = grad_bsgrd.shape[3]
         dqkv_bsgcd = grad_bsf.new_empty(batch, seq_length, groups, queries + 2, size)
-        _backward(ctx.saved_tensors, grad_bsgrd.permute(0, 2, 3, 1, 4), *_parts(dqkv_bsgcd))
-        return dqkv_bsgcd
+        grad_bgrsd = grad_bsgrd.permute(0, 2, 3, 1, 4)
+        _backward(ctx.library, ctx.saved_tensors, grad_bgrsd, *_parts(dqkv_bsgcd))
+        return dqkv_bsgcd, None
 
 
 def _by_group(t_basd: Tensor, groups: int) -> Tensor:
@@ -108,21 +109,24 @@ def _parts(qkv_bsgcd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def _forward(q_bgrsd: Tensor, k_bg1sd: Tensor, v_bg1sd: Tensor, out_bgrsd: Tensor) -> list[Tensor]:
+def _forward(
+    library: Library, q_bgrsd: Tensor, k_bg1sd: Tensor, v_bg1sd: Tensor, out_bgrsd: Tensor
+) -> list[Tensor]:
     """Write the output and return what the backward needs: keys, values, then block by block."""
-    k_xsd, v_xsd = _gathered(k_bg1sd), _gathered(v_bg1sd)
+    k_xsd, v_xsd = _gathered(library, k_bg1sd), _gathered(library, v_bg1sd)
     saved = [k_xsd, v_xsd]
     for start, end in blocks(q_bgrsd.shape[3]):
-        q_xqd = _gathered(q_bgrsd.narrow(3, start, end - start))
+        q_xqd = _gathered(library, q_bgrsd.narrow(3, start, end - start))
         prob_xqk = torch.bmm(q_xqd, _up_to(k_xsd, end).mT)
-        _softmax(prob_xqk, end - start, q_xqd.shape[2] ** -0.5)
+        _softmax(library, prob_xqk, end - start, q_xqd.shape[2] ** -0.5)
         context_xqd = torch.bmm(prob_xqk, _up_to(v_xsd, end))
-        _scatter(context_xqd, out_bgrsd.narrow(3, start, end - start))
+        _scatter(library, context_xqd, out_bgrsd.narrow(3, start, end - start))
         saved += [q_xqd, prob_xqk]
     return saved
 
 
 def _backward(
+    library: Library,
     saved: tuple[Tensor, ...],
     grad_bgrsd: Tensor,
     dq_bgrsd: Tensor,
@@ -135,19 +139,19 @@ def _backward(
     # from the last block, which sees all keys: it makes dk and dv, the others add to them
     for start, end in reversed(blocks(k_xsd.shape[1])):
         prob_xqk, q_xqd = of_blocks.pop(), of_blocks.pop()
-        grad_xqd = _gathered(grad_bgrsd.narrow(3, start, end - start))
+        grad_xqd = _gathered(library, grad_bgrsd.narrow(3, start, end - start))
         k_xkd = _up_to(k_xsd, end)
         dscore_xqk = torch.bmm(grad_xqd, _up_to(v_xsd, end).mT)
-        _softmax_backward(prob_xqk, dscore_xqk, end - start, q_xqd.shape[2] ** -0.5)
-        _scatter(torch.bmm(dscore_xqk, k_xkd), dq_bgrsd.narrow(3, start, end - start))
+        _softmax_backward(library, prob_xqk, dscore_xqk, end - start, q_xqd.shape[2] ** -0.5)
+        _scatter(library, torch.bmm(dscore_xqk, k_xkd), dq_bgrsd.narrow(3, start, end - start))
         dk_xkd, dv_xkd = torch.bmm(dscore_xqk.mT, q_xqd), torch.bmm(prob_xqk.mT, grad_xqd)
         if end == k_xsd.shape[1]:
             dk_xsd, dv_xsd = dk_xkd, dv_xkd
         else:
             dk_xsd.narrow(1, 0, end).add_(dk_xkd)
             dv_xsd.narrow(1, 0, end).add_(dv_xkd)
-    _scatter(dk_xsd, dk_bg1sd)
-    _scatter(dv_xsd, dv_bg1sd)
+    _scatter(library, dk_xsd, dk_bg1sd)
+    _scatter(library, dv_xsd, dv_bg1sd)
 
 
 def _up_to(t_xsd: Tensor, end: int) -> Tensor:
@@ -155,23 +159,21 @@ def _up_to(t_xsd: Tensor, end: int) -> Tensor:
     return t_xsd if end == t_xsd.shape[1] else t_xsd.narrow(1, 0, end).contiguous()
 
 
-def _gathered(t_bgrsd: Tensor) -> Tensor:
+def _gathered(library: Library, t_bgrsd: Tensor) -> Tensor:
     """[b, g, r, s, d] with any strides as a dense [x, r s, d]."""
     batch, groups, heads, seq_length, size = t_bgrsd.shape
     dense_bgrsd = t_bgrsd.new_empty(t_bgrsd.shape)
-    _copy(t_bgrsd if t_bgrsd.stride(4) == 1 else t_bgrsd.contiguous(), dense_bgrsd)
+    _copy(library, t_bgrsd if t_bgrsd.stride(4) == 1 else t_bgrsd.contiguous(), dense_bgrsd)
     return dense_bgrsd.view(batch * groups, heads * seq_length, size)
 
 
-def _scatter(t_xqd: Tensor, out_bgrsd: Tensor) -> None:
+def _scatter(library: Library, t_xqd: Tensor, out_bgrsd: Tensor) -> None:
     """Write a dense [x, r s, d] to [b, g, r, s, d] with any strides."""
-    _copy(t_xqd.view(out_bgrsd.shape), out_bgrsd)
+    _copy(library, t_xqd.view(out_bgrsd.shape), out_bgrsd)
 
 
-def _copy(source_bgrsd: Tensor, target_bgrsd: Tensor) -> None:
+def _copy(library: Library, source_bgrsd: Tensor, target_bgrsd: Tensor) -> None:
     """Copy between any layouts whose channels lie together."""
-    library = library_for(source_bgrsd)
-    assert library is not None
     for t_bgrsd in (source_bgrsd, target_bgrsd):
         assert t_bgrsd.dtype == torch.bfloat16
         assert t_bgrsd.stride(4) == 1 or t_bgrsd.shape[4] == 1
@@ -184,25 +186,24 @@ def _copy(source_bgrsd: Tensor, target_bgrsd: Tensor) -> None:
     )
 
 
-def _softmax(score_xqk: Tensor, queries: int, scale: float) -> None:
+def _softmax(library: Library, score_xqk: Tensor, queries: int, scale: float) -> None:
     """Turn products of queries and keys into probabilities, in place.
 
     Args:
+        library: compiled from ``cpu_kernels.cpp``.
         score_xqk: the last ``queries`` keys are those of the block's own positions.
         queries: positions of the block.
         scale: of the products.
     """
-    library = library_for(score_xqk)
-    assert library is not None
     expect(torch.bfloat16, score_xqk)
     heads, rows, keys = score_xqk.shape
     library.causal_softmax_bf16(score_xqk.data_ptr(), heads * rows, queries, keys, scale)
 
 
-def _softmax_backward(prob_xqk: Tensor, dprob_xqk: Tensor, queries: int, scale: float) -> None:
+def _softmax_backward(
+    library: Library, prob_xqk: Tensor, dprob_xqk: Tensor, queries: int, scale: float
+) -> None:
     """Turn the gradient of the probabilities into that of the products, in place."""
-    library = library_for(prob_xqk)
-    assert library is not None
     expect(torch.bfloat16, prob_xqk, dprob_xqk)
     heads, rows, keys = prob_xqk.shape
     library.causal_softmax_backward_bf16(

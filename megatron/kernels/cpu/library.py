@@ -2,14 +2,18 @@
 
 import ctypes
 import logging
-from functools import cache
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from megatron.native.compile import COMPILE_ERRORS, compile_library, processor, reason
 from megatron.native.files import cache_root
+
+Library: TypeAlias = ctypes.CDLL
+"""The functions of ``cpu_kernels.cpp``; all work in the calling thread, without the interpreter's
+lock."""
 
 _SOURCE = Path(__file__).with_name("cpu_kernels.cpp")
 _OPTIONS = (
@@ -41,12 +45,10 @@ _SIGNATURES = {
 """Arguments of every function: pointer, 64-bit integer, float."""
 
 
-@cache
-def cpu_library(folder: Path | None = None) -> ctypes.CDLL | None:
+def cpu_library(folder: Path | None = None) -> Library | None:
     """Return the library, compiled on first use, or ``None`` where nothing can be compiled.
 
-    The log says once why it could not be. All functions work in the calling thread, without the
-    interpreter's lock.
+    The log says why it could not be.
 
     Args:
         folder: of compiled libraries, by default the project's.
@@ -66,13 +68,6 @@ def cpu_library(folder: Path | None = None) -> ctypes.CDLL | None:
         function.argtypes = [_ARGUMENTS[letter] for letter in letters]
         function.restype = None
     return library
-
-
-def library_for(tensor: Tensor) -> ctypes.CDLL | None:
-    """Return the library if it serves ``tensor``: bf16 on a CPU."""
-    if tensor.device.type != "cpu" or tensor.dtype != torch.bfloat16:
-        return None
-    return cpu_library()
 
 
 def expect(dtype: torch.dtype, *tensors: Tensor) -> None:

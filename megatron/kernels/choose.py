@@ -1,0 +1,42 @@
+"""Chooses the kernels of a process: the one place that asks what the device is."""
+
+import logging
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from megatron.kernels.cpu.kernels import CompiledKernels, CpuKernels
+from megatron.kernels.cpu.library import cpu_library
+from megatron.kernels.face import Kernels
+from megatron.kernels.reference.kernels import ReferenceKernels
+
+_LOG = logging.getLogger(__name__)
+
+
+def kernels_for(device: torch.device, dtype: torch.dtype, folder: Path | None = None) -> Kernels:
+    """Return the fastest kernels for activations of ``dtype`` on ``device``.
+
+    They are made once per process, and the log then says which they are and why.
+
+    Args:
+        device: where parameters and activations live.
+        dtype: of activations.
+        folder: of compiled libraries, by default the project's.
+    """
+    return _make(device.type, dtype, folder)
+
+
+@cache
+def _make(kind: str, dtype: torch.dtype, folder: Path | None) -> Kernels:
+    if kind != "cpu":
+        _LOG.info("kernels: PyTorch's own on %s", kind)
+        return ReferenceKernels()
+    if dtype != torch.bfloat16:
+        _LOG.info("kernels: PyTorch arranged for a CPU; the compiled ones know bf16 only")
+        return CpuKernels()
+    library = cpu_library(folder)
+    if library is None:
+        return CpuKernels()  # the library has said why
+    _LOG.info("kernels: compiled C++ for bf16 on a CPU")
+    return CompiledKernels(library)

@@ -1,0 +1,87 @@
+"""LayerNorm on a CPU, summed in a wider type than its input's.
+
+PyTorch's kernel there adds up the gradients of weight and bias, row after row, in the type of the
+input. They are 2.5 % off in bf16, over 512 rows, where rounding the result is 0.17 %; and it takes
+0.32 ms per [512, 512], forward and backward, where C++ needs 0.14. In fp32 they are 1.8e-6 off over
+4000 rows, where 1e-7 is possible: what fp32 training on a CPU is for, comparing to the last digits,
+is worth 0.7 instead of 0.2 ms.
+
+Shapes: ``...`` any leading dimensions, h the normalised one.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from megatron.kernels.cpu.library import Library, expect
+
+
+class CompiledLayerNorm(torch.autograd.Function):
+    """bf16, summed in fp32."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight_h: Tensor,
+        bias_h: Tensor,
+        epsilon: float,
+        library: Library,
+    ) -> Tensor:
+        """[..., h] -> [..., h]."""
+        x = x.contiguous()
+        expect(torch.bfloat16, x, weight_h, bias_h)
+        out, statistics = torch.empty_like(x), x.new_empty((2, *x.shape[:-1]), dtype=torch.float32)
+        pointers = (t.data_ptr() for t in (x, weight_h, bias_h))
+        results = (t.data_ptr() for t in (out, *statistics))
+        h = x.shape[-1]
+        library.layer_norm_bf16(*pointers, x.numel() // h, h, epsilon, *results)
+        ctx.library = library
+        ctx.save_for_backward(x, weight_h, statistics)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of input, weight and bias."""
+        x, weight_h, statistics = ctx.saved_tensors
+        grad, h = grad.contiguous(), x.shape[-1]
+        expect(torch.bfloat16, grad)
+        gradients = [torch.empty_like(t) for t in (x, weight_h, weight_h)]
+        pointers = (t.data_ptr() for t in (grad, x, weight_h, *statistics))
+        results = (t.data_ptr() for t in gradients)
+        ctx.library.layer_norm_backward_bf16(*pointers, x.numel() // h, h, *results)
+        return (*gradients, None, None)
+
+
+class WideLayerNorm(torch.autograd.Function):
+    """Float64 between fp32 ends; what is kept for the backward is the fp32 input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
+        """[..., h] -> [..., h]."""
+        out, mean, inverse_deviation = torch.native_layer_norm(
+            x.double(), weight_h.shape, weight_h.double(), bias_h.double(), epsilon
+        )
+        ctx.save_for_backward(x, weight_h, bias_h, mean, inverse_deviation)
+        return out.to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of those of input, weight and bias that are asked for."""
+        x, weight_h, bias_h, mean, inverse_deviation = ctx.saved_tensors
+        wide = torch.ops.aten.native_layer_norm_backward(
+            grad.double(),
+            x.double(),
+            weight_h.shape,
+            mean,
+            inverse_deviation,
+            weight_h.double(),
+            bias_h.double(),
+            ctx.needs_input_grad[:3],
+        )
+        narrow = (None if t is None else t.to(x.dtype) for t in wide)
+        return (*narrow, None)

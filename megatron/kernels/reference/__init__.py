@@ -1,0 +1,1 @@
+"""The specification: every operation in PyTorch, for any device and type."""

@@ -1,0 +1,107 @@
+"""All kernels by PyTorch's own operations: for any device and type, and what others are held to."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from megatron.kernels.heads import split_heads
+from megatron.kernels.reference.swiglu import SwiGLU
+
+TILE_ROWS = 16384
+"""Vocabulary rows of a tile: it should fill a GPU, where more tiles only cost launches."""
+
+EXPONENTIALS_AT_ONCE = 1 << 22
+"""How many logits PyTorch's operations turn into exponentials at a time: 16 MiB in fp32. A slice so
+large keeps a GPU busy for longer than it takes to launch the work on the next."""
+
+
+class ReferenceKernels:
+    """See ``Kernels`` for what each operation computes.
+
+    Args:
+        tile_rows: vocabulary rows that are best worked on at a time.
+    """
+
+    def __init__(self, tile_rows: int = TILE_ROWS) -> None:
+        self.tile_rows = tile_rows
+
+    def gelu(self, x: Tensor) -> Tensor:
+        """See ``Kernels``."""
+        return functional.gelu(x, approximate="tanh")
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        """See ``Kernels``."""
+        return SwiGLU.apply(gate_up)
+
+    def layer_norm(self, x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
+        """See ``Kernels``."""
+        return functional.layer_norm(x, weight_h.shape, weight_h, bias_h, epsilon)
+
+    def rms_norm(self, x: Tensor, weight_h: Tensor, epsilon: float) -> Tensor:
+        """See ``Kernels``."""
+        return functional.rms_norm(x, weight_h.shape, weight_h, epsilon)
+
+    def causal_attention(
+        self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, *, dropout: float
+    ) -> Tensor:
+        """See ``Kernels``."""
+        return scaled_dot_product(q_basd, k_bgsd, v_bgsd, dropout)
+
+    def causal_self_attention(self, qkv_bsgcd: Tensor, *, dropout: float) -> Tensor:
+        """See ``Kernels``."""
+        heads = (t.transpose(1, 2) for t in split_heads(qkv_bsgcd))
+        return self.causal_attention(*heads, dropout=dropout).transpose(1, 2).flatten(2)
+
+    def accumulate_(self, total: Tensor, part: Tensor) -> None:
+        """See ``Kernels``."""
+        total.add_(part)
+
+    def accumulate_product_(self, total: Tensor, left: Tensor, right: Tensor) -> None:
+        """See ``Kernels``."""
+        self.accumulate_(total, left @ right)
+
+    def exponentials_(self, logits_tn: Tensor, max_n: Tensor, sum_n: Tensor) -> Tensor:
+        """See ``Kernels``."""
+        new_max_n = torch.maximum(max_n, logits_tn.amax(0).to(max_n.dtype))
+        shrink_n = (max_n - new_max_n).exp_()
+        sum_n.mul_(shrink_n)
+        for part_tn in logits_tn.split(max(1, EXPONENTIALS_AT_ONCE // len(max_n))):
+            # In the dtype of statistics: a difference rounded to bf16 would be far off.
+            exp_tn = (part_tn - new_max_n).exp_()
+            sum_n.add_(exp_tn.sum(0))
+            part_tn.copy_(exp_tn)
+        max_n.copy_(new_max_n)
+        return shrink_n
+
+    def carry_input_gradient_(
+        self, total_nh: Tensor, shrink_n: Tensor, exp_tn: Tensor, weight_th: Tensor
+    ) -> None:
+        """See ``Kernels``."""
+        total_nh.mul_(shrink_n.unsqueeze(1)).add_(exp_tn.T @ weight_th)
+
+    def add_input_gradient_(
+        self, gradient_nh: Tensor, factor_n: Tensor, exp_tn: Tensor, weight_th: Tensor
+    ) -> None:
+        """See ``Kernels``."""
+        product_nh = (exp_tn.T @ weight_th).to(gradient_nh.dtype)
+        gradient_nh.addcmul_(product_nh, factor_n.unsqueeze(1))
+
+    def add_weight_gradient_(
+        self, gradient_th: Tensor, factor_n: Tensor, exp_tn: Tensor, x_nh: Tensor
+    ) -> None:
+        """See ``Kernels``."""
+        scaled_nh = torch.mul(x_nh, factor_n.unsqueeze(1), out=torch.empty_like(x_nh))
+        self.accumulate_product_(gradient_th, exp_tn, scaled_nh)
+
+
+def scaled_dot_product(q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: float) -> Tensor:
+    """Causal attention by PyTorch's kernel; see ``Kernels.causal_attention``."""
+    grouped = q_basd.shape[1] != k_bgsd.shape[1]
+    if grouped and q_basd.is_cuda and q_basd.dtype == torch.float32:
+        # CUDA's flash kernel knows groups but no fp32, its memory-efficient one fp32 but no groups
+        copies = q_basd.shape[1] // k_bgsd.shape[1]
+        k_bgsd, v_bgsd = (t.repeat_interleave(copies, dim=1) for t in (k_bgsd, v_bgsd))
+        grouped = False
+    return functional.scaled_dot_product_attention(
+        q_basd, k_bgsd, v_bgsd, dropout_p=dropout, is_causal=True, enable_gqa=grouped
+    )

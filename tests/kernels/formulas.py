@@ -1,0 +1,45 @@
+"""The operations of the kernels as textbooks write them; for float64, with autograd."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def explicit_gelu(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def explicit_swiglu(gate_up: Tensor) -> Tensor:
+    size = gate_up.shape[-1] // 2
+    gate, up = gate_up[..., :size], gate_up[..., size:]
+    return gate / (1 + torch.exp(-gate)) * up
+
+
+def explicit_layer_norm(x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    deviation = (centred.square().mean(-1, keepdim=True) + epsilon).sqrt()
+    return centred / deviation * weight_h + bias_h
+
+
+def explicit_rms_norm(x: Tensor, weight_h: Tensor, epsilon: float) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + epsilon).sqrt() * weight_h
+
+
+def explicit_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """[b, heads, s, d] with [b, groups, s, d], one head at a time."""
+    share = q.shape[1] // k.shape[1]
+    future = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
+    heads = []
+    for head in range(q.shape[1]):
+        key, value = k[:, head // share], v[:, head // share]
+        score = torch.einsum("bid,bjd->bij", q[:, head], key) / math.sqrt(q.shape[-1])
+        heads.append(score.masked_fill(future, -math.inf).softmax(-1) @ value)
+    return torch.stack(heads, dim=1)
+
+
+def explicit_self_attention(qkv: Tensor) -> Tensor:
+    """[b, s, groups, r + 2, d] -> [b, s, heads d]."""
+    q = qkv[:, :, :, :-2].flatten(2, 3)
+    k, v = qkv[:, :, :, -2], qkv[:, :, :, -1]
+    return explicit_attention(*(t.transpose(1, 2) for t in (q, k, v))).transpose(1, 2).flatten(2)

@@ -1,0 +1,75 @@
+"""Every implementation of the kernels that this machine can run, and how exact each type is."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from megatron.kernels.choose import kernels_for
+from megatron.kernels.cpu.kernels import CompiledKernels, CpuKernels
+from megatron.kernels.face import Kernels
+from megatron.kernels.reference.kernels import ReferenceKernels
+
+CPU = torch.device("cpu")
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2}
+"""Norm of the error of a result, relative to its own norm."""
+
+
+def compiled() -> CompiledKernels:
+    """The kernels of bf16 on a CPU."""
+    kernels = kernels_for(CPU, torch.bfloat16)
+    assert isinstance(kernels, CompiledKernels), "the tests need a C++ compiler"
+    return kernels
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """Kernels and what they are tried on."""
+
+    name: str
+    device: torch.device
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.device.type} {str(self.dtype).removeprefix('torch.')}"
+
+    @property
+    def kernels(self) -> Kernels:
+        makers = {"reference": ReferenceKernels, "cpu": CpuKernels, "compiled": compiled}
+        return makers[self.name]()
+
+    @property
+    def statistics(self) -> torch.dtype:
+        return torch.promote_types(self.dtype, torch.float32)
+
+    def activation(self, *shape: int, seed: int = 0) -> Tensor:
+        """Numbers around 1, the same for every implementation but for rounding."""
+        return self._draw(shape, seed).to(self.device, self.dtype)
+
+    def statistic(self, *shape: int, seed: int = 0) -> Tensor:
+        return self._draw(shape, seed).to(self.device, self.statistics)
+
+    def assert_close(self, got: Tensor, want: Tensor) -> None:
+        assert got.shape == want.shape
+        assert relative_error(got, want) < TOLERANCE[self.dtype]
+
+    @staticmethod
+    def _draw(shape: tuple[int, ...], seed: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+IMPLEMENTATIONS = [
+    *(Implementation(name, CPU, dtype) for name in ("reference", "cpu") for dtype in DTYPES),
+    Implementation("compiled", CPU, torch.bfloat16),
+]
+if torch.cuda.is_available():
+    CUDA = torch.device("cuda")
+    IMPLEMENTATIONS += [Implementation("reference", CUDA, dtype) for dtype in DTYPES]
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    """Norm of the difference over the norm of ``want``."""
+    got, want = got.detach().double(), want.detach().double()
+    return float((got - want).norm() / want.norm().clamp(min=1e-30))

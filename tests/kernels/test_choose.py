@@ -1,0 +1,46 @@
+"""Which kernels a device and a type get, and what the log says of them."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from megatron.kernels.choose import kernels_for
+from megatron.kernels.cpu.kernels import CompiledKernels, CpuKernels
+from megatron.kernels.reference.kernels import ReferenceKernels
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "expected"),
+    [
+        ("cpu", torch.float32, CpuKernels),
+        ("cpu", torch.float64, CpuKernels),
+        ("cpu", torch.bfloat16, CompiledKernels),
+        ("meta", torch.bfloat16, ReferenceKernels),
+        ("cuda:0", torch.bfloat16, ReferenceKernels),
+    ],
+)
+def test_the_fastest_are_chosen(device: str, dtype: torch.dtype, expected: type) -> None:
+    assert type(kernels_for(torch.device(device), dtype)) is expected
+
+
+def test_they_are_made_once_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    device = torch.device("xpu", 1)
+    with caplog.at_level(logging.INFO):
+        first, second = (kernels_for(device, torch.bfloat16) for _ in range(2))
+    assert first is second
+    assert caplog.messages == ["kernels: PyTorch's own on xpu"]
+
+
+@pytest.mark.parametrize("compiler", ["/nonexistent/c++", "false"])
+def test_without_a_compiler_pytorch_serves_and_the_log_says_why(
+    compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    with caplog.at_level(logging.WARNING):
+        assert type(kernels_for(CPU, torch.bfloat16, folder=tmp_path)) is CpuKernels
+    assert "elementwise work runs in PyTorch" in caplog.text
+    assert compiler in caplog.text

@@ -1,0 +1,253 @@
+"""What ``Kernels`` promises, of every implementation that this machine can run, in every type.
+
+Each is compared with a formula in float64 of the same, already rounded, numbers.
+
+Shapes: n tokens, h hidden size, t rows of the vocabulary, v all of them.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from kernels.formulas import (
+    explicit_attention,
+    explicit_gelu,
+    explicit_layer_norm,
+    explicit_rms_norm,
+    explicit_self_attention,
+    explicit_swiglu,
+)
+from kernels.implementations import IMPLEMENTATIONS, Implementation
+from torch import Tensor
+
+pytestmark = pytest.mark.parametrize("tried", IMPLEMENTATIONS, ids=str)
+
+Function = Callable[..., Tensor]
+
+
+def assert_same(tried: Implementation, ours: Function, formula: Function, *inputs: Tensor) -> None:
+    """Output and gradients of all inputs."""
+    narrow = [t.detach().requires_grad_() for t in inputs]
+    wide = [t.detach().double().requires_grad_() for t in inputs]
+    output, expected = ours(*narrow), formula(*wide)
+    assert output.dtype == tried.dtype
+    tried.assert_close(output, expected)
+    grad = tried.activation(*expected.shape, seed=99)
+    got = torch.autograd.grad(output, narrow, grad)
+    want = torch.autograd.grad(expected, wide, grad.double())
+    for own, exact in zip(got, want, strict=True):
+        assert own.dtype == tried.dtype
+        tried.assert_close(own, exact)
+
+
+def test_gelu(tried: Implementation) -> None:
+    assert_same(tried, tried.kernels.gelu, explicit_gelu, tried.activation(5, 7))
+    every_magnitude = torch.linspace(-60, 60, 70_001).to(tried.device, tried.dtype)
+    assert_same(tried, tried.kernels.gelu, explicit_gelu, every_magnitude)
+
+
+def test_gelu_takes_strided_input(tried: Implementation) -> None:
+    assert_same(tried, tried.kernels.gelu, explicit_gelu, tried.activation(6, 4).T)
+
+
+def test_gelu_of_what_is_not_finite_is_not_hidden(tried: Implementation) -> None:
+    x = tried.activation(40).index_fill_(0, torch.arange(0, 40, 2, device=tried.device), torch.nan)
+    x[1::4] = torch.inf
+    finite = tried.kernels.gelu(x).isfinite()
+    assert not finite[::2].any()
+    assert not finite[1::4].any()
+    assert finite[3::4].all()
+
+
+def test_swiglu(tried: Implementation) -> None:
+    assert_same(tried, tried.kernels.swiglu, explicit_swiglu, 2 * tried.activation(2, 3, 10))
+
+
+def test_layer_norm(tried: Implementation) -> None:
+    inputs = (2 * tried.activation(2, 5, 48) + 1, tried.activation(48), tried.activation(48))
+    for epsilon in (1e-5, 0.1):
+        assert_same(
+            tried,
+            lambda *t, e=epsilon: tried.kernels.layer_norm(*t, e),
+            lambda *t, e=epsilon: explicit_layer_norm(*t, e),
+            *inputs,
+        )
+
+
+def test_layer_norm_takes_any_layout(tried: Implementation) -> None:
+    weight_h, bias_h = tried.activation(16), tried.activation(16, seed=1)
+    x = tried.activation(16, 6, 2).permute(2, 1, 0).requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    output = tried.kernels.layer_norm(x, weight_h, bias_h, 1e-5)
+    expected = explicit_layer_norm(wide, weight_h.double(), bias_h.double(), 1e-5)
+    tried.assert_close(output, expected)
+    grad = tried.activation(6, 16, seed=2).expand(2, 6, 16)
+    (got,) = torch.autograd.grad(output, x, grad)
+    (want,) = torch.autograd.grad(expected, wide, grad.double())
+    tried.assert_close(got, want)
+
+
+def test_layer_norm_does_not_hide_what_is_not_finite(tried: Implementation) -> None:
+    x = tried.activation(3, 16)
+    x[0, 3], x[1, 4] = torch.nan, torch.inf
+    finite = tried.kernels.layer_norm(
+        x, tried.activation(16), tried.activation(16), 1e-5
+    ).isfinite()
+    assert not finite[:2].any()
+    assert finite[2].all()
+
+
+def test_rms_norm(tried: Implementation) -> None:
+    assert_same(
+        tried,
+        lambda x, weight_h: tried.kernels.rms_norm(x, weight_h, 0.1),
+        lambda x, weight_h: explicit_rms_norm(x, weight_h, 0.1),
+        2 * tried.activation(2, 3, 48),
+        tried.activation(48, seed=1),
+    )
+
+
+ATTENTION = [(2, 4, 4, 7), (2, 6, 2, 33), (1, 2, 2, 300), (1, 2, 1, 520)]
+"""Batch, heads, groups, positions."""
+
+
+@pytest.mark.parametrize(("batch", "heads", "groups", "seq"), ATTENTION)
+def test_causal_attention(
+    tried: Implementation, batch: int, heads: int, groups: int, seq: int
+) -> None:
+    assert_same(
+        tried,
+        lambda *t: tried.kernels.causal_attention(*t, dropout=0.0),
+        explicit_attention,
+        *(
+            tried.activation(batch, seq, of, 8, seed=seed).transpose(1, 2)
+            for seed, of in enumerate((heads, groups, groups))
+        ),
+    )
+
+
+@pytest.mark.parametrize(("batch", "heads", "groups", "seq"), ATTENTION)
+def test_causal_self_attention(
+    tried: Implementation, batch: int, heads: int, groups: int, seq: int
+) -> None:
+    assert_same(
+        tried,
+        lambda qkv: tried.kernels.causal_self_attention(qkv, dropout=0.0),
+        explicit_self_attention,
+        tried.activation(batch, seq, groups, heads // groups + 2, 8),
+    )
+
+
+def test_dropout_of_attention_keeps_the_mean(tried: Implementation) -> None:
+    torch.manual_seed(0)
+    q, k = (tried.activation(64, 4, 8, 16, seed=seed) for seed in range(2))
+    kept = tried.kernels.causal_attention(q, k, torch.ones_like(k), dropout=0.25)
+    first = kept[:, :, 0]  # one weight of 1: dropped, or scaled by 1 / 0.75
+    assert set(first.unique().tolist()) == {0.0, float(torch.tensor(1 / 0.75, dtype=tried.dtype))}
+    assert abs(kept.double().mean().item() - 1) < 0.05
+
+
+@pytest.mark.parametrize(
+    "shape", [(7,), (3, 5), ((1 << 18) + 3,), (1000, 513), (2, 200_000), (0, 4)]
+)
+def test_accumulation_does_not_round_the_addend(
+    tried: Implementation, shape: tuple[int, ...]
+) -> None:
+    total, part = tried.statistic(*shape), tried.activation(*shape, seed=1)
+    expected = total + part.to(tried.statistics)
+    tried.kernels.accumulate_(total, part)
+    assert torch.equal(total, expected)
+    tried.kernels.accumulate_(total, expected)  # of the total's own type
+    assert torch.equal(total, 2 * expected)
+
+
+def test_a_transposed_gradient_is_added_in_place(tried: Implementation) -> None:
+    total, part = tried.statistic(600, 400), tried.activation(400, 600, seed=1).T
+    expected = total + part.to(tried.statistics)
+    tried.kernels.accumulate_(total, part)
+    assert torch.equal(total, expected)
+
+
+def test_a_product_is_accumulated(tried: Implementation) -> None:
+    total, left, right = (
+        tried.statistic(5, 9),
+        tried.activation(4, 5, seed=1).T,
+        tried.activation(4, 9, seed=2),
+    )
+    expected = total.double() + left.double() @ right.double()
+    tried.kernels.accumulate_product_(total, left, right)
+    tried.assert_close(total, expected)
+
+
+TILES = [(1, 1), (3, 5), (31, 64), (33, 65), (64, 130), (100, 513)]
+"""Rows and tokens."""
+
+
+@pytest.mark.parametrize(("rows", "tokens"), TILES)
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_exponentials_carry_maximum_sum_and_input_gradient_over_tiles(
+    tried: Implementation, rows: int, tokens: int, scale: float
+) -> None:
+    tiles = [scale * tried.activation(rows, tokens, seed=seed) for seed in range(3)]
+    weights = [tried.activation(rows, 8, seed=seed) for seed in range(3, 6)]
+    logits_vn, weight_vh = torch.cat(tiles).double(), torch.cat(weights).double()
+    max_n, sum_n = torch.full_like(tried.statistic(tokens), -torch.inf), tried.statistic(tokens) * 0
+    total_nh = tried.statistic(tokens, 8) * 0
+    for tile_tn, weight_th in zip(tiles, weights, strict=True):
+        before, old_max_n = tile_tn.clone().double(), max_n.clone()
+        shrink_n = tried.kernels.exponentials_(tile_tn, max_n, sum_n)
+        torch.testing.assert_close(shrink_n, (old_max_n - max_n).exp(), rtol=1e-6, atol=1e-37)
+        # Half a unit in the last of bf16's 8 digits; below 1e-37 a kernel need not vanish.
+        expected = (before - max_n.double()).exp()
+        rtol = {torch.bfloat16: 2**-8, torch.float32: 3e-5}.get(tried.dtype, 1e-12)
+        torch.testing.assert_close(tile_tn.double(), expected, rtol=rtol, atol=1e-37)
+        tried.kernels.carry_input_gradient_(total_nh, shrink_n, tile_tn, weight_th)
+    exact_vn = (logits_vn - logits_vn.amax(0)).exp()
+    assert torch.equal(max_n.double(), logits_vn.amax(0))
+    torch.testing.assert_close(sum_n.double(), exact_vn.sum(0), rtol=1e-5, atol=0)
+    size = float(exact_vn.sum(0).max() * weight_vh.abs().max())  # terms may cancel
+    error_nh = (total_nh.double() - exact_vn.T @ weight_vh).abs()
+    assert error_nh.max() < 2 * rtol * size
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_logits_that_are_not_finite_stay_visible(tried: Implementation, value: float) -> None:
+    logits_tn = tried.activation(40, 70)
+    logits_tn[7, 9] = value
+    max_n, sum_n = torch.full_like(tried.statistic(70), -torch.inf), tried.statistic(70) * 0
+    tried.kernels.exponentials_(logits_tn, max_n, sum_n)
+    finite = sum_n.isfinite()
+    assert not finite[9]
+    assert finite.sum() == 69
+
+
+@pytest.mark.parametrize(("rows", "tokens"), TILES)
+def test_both_gradients_of_a_tile(tried: Implementation, rows: int, tokens: int) -> None:
+    exp_tn, weight_th = tried.activation(rows, tokens), tried.activation(rows, 8, seed=1)
+    x_nh, factor_n = tried.activation(tokens, 8, seed=2), tried.statistic(tokens, seed=3)
+    gradient_nh, gradient_th = tried.statistic(tokens, 8, seed=4), tried.statistic(rows, 8, seed=5)
+    wide_tn, scale_n1 = exp_tn.double(), factor_n.double().unsqueeze(1)
+    want_nh = gradient_nh.double() + scale_n1 * (wide_tn.T @ weight_th.double())
+    want_th = gradient_th.double() + wide_tn @ (scale_n1 * x_nh.double())
+    tried.kernels.add_input_gradient_(gradient_nh, factor_n, exp_tn, weight_th)
+    tried.kernels.add_weight_gradient_(gradient_th, factor_n, exp_tn, x_nh)
+    tried.assert_close(gradient_nh, want_nh)
+    tried.assert_close(gradient_th, want_th)
+
+
+@pytest.mark.parametrize(("rows", "tokens"), [*TILES, (32, 64), (257, 1100)])
+def test_every_element_of_a_tile_meets_its_row_and_its_token(
+    tried: Implementation, rows: int, tokens: int
+) -> None:
+    """Products with a matrix of ones on the diagonal are exact: they show the tile and X."""
+    exp_tn, factor_n = tried.activation(rows, tokens), tried.statistic(tokens, seed=1)
+    one_per_row = torch.eye(rows, device=tried.device, dtype=tried.dtype)
+    shown_nt = torch.ones(tokens, rows, device=tried.device, dtype=tried.statistics)
+    tried.kernels.carry_input_gradient_(shown_nt, 0 * factor_n, exp_tn, one_per_row)
+    assert torch.equal(shown_nt, exp_tn.T.to(tried.statistics))
+    x_nh = tried.activation(tokens, 8, seed=2)
+    one_per_token = torch.eye(tokens, device=tried.device, dtype=tried.dtype)
+    shown_nh = torch.zeros(tokens, 8, device=tried.device, dtype=tried.statistics)
+    tried.kernels.add_weight_gradient_(shown_nh, factor_n, one_per_token, x_nh)
+    rounded_once_nh = (x_nh * factor_n.unsqueeze(1)).to(tried.dtype)
+    assert torch.equal(shown_nh, rounded_once_nh.to(tried.statistics))
