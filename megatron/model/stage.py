@@ -172,7 +172,7 @@ class RankModel(nn.Module):
             x_bsh: word embeddings on the first stage, else the previous stage's output.
             seed: of the run.
             iteration: iteration of the run, from 0.
-            microbatch: microbatch of the iteration.
+            microbatch: number of the microbatch within the global batch.
         """
         config = self.config
         dropout = self.training and (config.hidden_dropout > 0 or config.attention_dropout > 0)

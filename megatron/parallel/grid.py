@@ -13,6 +13,9 @@ Megatron's ``--use-tp-pp-dp-mapping``. In both, tensor ranks are the closest nei
 
 AxisName = Literal["tensor", "data", "pipeline", "vocabulary", "world"]
 
+Tiling = tuple[tuple[int, ...], ...]
+"""The ranks of every group of an axis, by place; every rank of the job is in one."""
+
 _VARYING: Final[dict[str, tuple[str, ...]]] = {
     "tensor": ("tensor",),
     "data": ("data",),
@@ -107,7 +110,7 @@ class Grid:
             data, pipeline = divmod(rest, self.pipeline_size)
         return Coordinates(tensor, data, pipeline)
 
-    def groups(self, name: AxisName) -> tuple[tuple[int, ...], ...]:
+    def groups(self, name: AxisName) -> Tiling:
         """Return the ranks of every group of an axis, by place; together they tile the job.
 
         On the vocabulary axis, all ranks that share a replica, the place is k = pp * t + tp: the

@@ -37,15 +37,15 @@ def train(config: RunConfig, state: TrainState, data: Data) -> None:
             the rank that saw it first.
         UserError: the data cannot be read.
     """
-    say = print if state.groups.rank == 0 else _silent
-    state.groups.barrier()  # a measured peak holds for all ranks at work
+    say = print if state.groups.world.rank == 0 else _silent
+    state.groups.world.barrier()  # a measured peak holds for all ranks at work
     peak = peak_of_rank(state.groups.device, config.train.dtype, config.log.peak_tflops)
     _introduce(config, state, peak, say)
     meter = Meter(config, state, peak, say)
     update = make_train_step(config, state)
     last = min(config.train.exit_interval or config.train.train_iters, config.train.train_iters)
     observation = Observation(config, state, last - 1, say)
-    with profiler(config.log, state.groups.rank) as step_profiler:
+    with profiler(config.log, state.groups.world.rank) as step_profiler:
         for iteration in range(last):
             if observation.times(iteration):
                 meter.report(update.settle())
@@ -104,7 +104,7 @@ def evaluate(config: RunConfig, state: TrainState, loader: MicrobatchLoader) -> 
     for _ in range(config.train.eval_iters):
         batch = _next_batch(loader, state.groups.device)
         total += state.pipeline.evaluate(batch)
-    state.groups.all_reduce(total)
+    state.groups.pipeline.all_reduce(total)
     return float(total) / config.train.eval_iters
 
 
@@ -120,7 +120,7 @@ def _next_batch(loader: MicrobatchLoader, device: torch.device) -> list[DeviceMi
 def _introduce(config: RunConfig, state: TrainState, peak: Peak, say: Callable[..., None]) -> None:
     """Print what runs, on what, and how it is counted."""
     parallel, train_config = config.parallel, config.train
-    counts = state.groups.all_gather_object(
+    counts = state.groups.pipeline.all_gather_object(
         sum(p.parameter.numel() for p in state.parameters if p.counts_in_norm)
     )
     for note in config.notes:

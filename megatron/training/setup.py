@@ -15,7 +15,8 @@ from megatron.optimizer.adamw import MixedPrecisionAdamW
 from megatron.optimizer.main_gradients import MainGradients
 from megatron.optimizer.parameters import OptimizedParameter, wants_weight_decay
 from megatron.parallel.environment import set_nccl_environment
-from megatron.parallel.groups import PipelineGroups, make_groups, single_rank
+from megatron.parallel.grid import Grid
+from megatron.parallel.groups import Groups, make_groups, single_rank
 from megatron.runtime.pipeline import PipelineRank
 from megatron.schedules.plan import Plan
 from megatron.training.planning.run_plan import RunPlan, make_run_plan
@@ -27,14 +28,14 @@ class TrainState:
     """Everything that one rank trains with.
 
     Attributes:
-        groups: the pipeline and its process groups.
+        groups: this rank's view of the job.
         pipeline: runs the plan of a training iteration.
         parameters: this rank's parameters as the optimizer sees them.
         gradients: their main gradients.
         optimizer: steps on them.
     """
 
-    groups: PipelineGroups
+    groups: Groups
     pipeline: PipelineRank
     parameters: tuple[OptimizedParameter, ...]
     gradients: MainGradients
@@ -48,7 +49,7 @@ class TrainState:
 
 def connect(
     config: ParallelConfig, rendezvous: Rendezvous, local_rank: int, plan: Plan, *, tied: bool
-) -> PipelineGroups:
+) -> Groups:
     """Make the process groups; every rank calls it with the same plan (see ``check_agreement``).
 
     Args:
@@ -66,7 +67,8 @@ def connect(
     if config.device == "cuda":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    if config.pipeline_size > 1:
+    grid = Grid(pipeline_size=config.pipeline_size)
+    if grid.world_size > 1:
         # One communicator per group is made at once: a lazy one is made while others are in use.
         # The price: transfers of one direction that meet on a rank then run one after another.
         device_id = device if config.backend == "nccl" else None
@@ -78,24 +80,24 @@ def connect(
             timeout=timeout,
             device_id=device_id,
         )
-        return make_groups(device, timeout, ends_with_copies(plan, tied))
+        return make_groups(grid, device, timeout, ends_with_copies(plan, tied))
     return single_rank(device)
 
 
 def ends_with_copies(plan: Plan, tied: bool) -> tuple[int, int]:
-    """Return the ranks of the two ends that hold copies of tied weights; one twice if none do."""
+    """Return the pipeline ranks that hold copies of tied weights; one rank twice if none do."""
     first, last = plan.stages[0][0], plan.stages[-1][0]
     return first, last if tied and plan.barriers is None else first
 
 
-def leave(groups: PipelineGroups) -> NoReturn:
+def leave(groups: Groups) -> NoReturn:
     """End this process in good order, when every rank is done.
 
     Without the interpreter's own end: after it, destructors of PyTorch 2.13 abort about one process
     in fifteen ("terminate called without an active exception"), and torchrun would report a job
     that has succeeded as failed.
     """
-    groups.barrier()
+    groups.world.barrier()
     if dist.is_initialized():
         dist.destroy_process_group()
     sys.stdout.flush()
@@ -103,13 +105,13 @@ def leave(groups: PipelineGroups) -> NoReturn:
     os._exit(0)
 
 
-def make_model(config: RunConfig, groups: PipelineGroups, run_plan: RunPlan) -> RankModel:
+def make_model(config: RunConfig, groups: Groups, run_plan: RunPlan) -> RankModel:
     """Build this rank's part of the model with its initial weights."""
     parallel, train, plan = config.parallel, config.train, run_plan.plan
     placement = place(
         config.model,
         plan.stages,
-        groups.rank,
+        groups.pipeline.rank,
         layers=run_plan.layers,
         padded_vocab_size=parallel.padded_vocab_size,
         split_vocabulary=plan.barriers is not None,
@@ -120,7 +122,7 @@ def make_model(config: RunConfig, groups: PipelineGroups, run_plan: RunPlan) -> 
 
 
 def make_pipeline(
-    config: RunConfig, groups: PipelineGroups, run_plan: RunPlan, model: RankModel
+    config: RunConfig, groups: Groups, run_plan: RunPlan, model: RankModel
 ) -> PipelineRank:
     """Return what runs the plan on this rank's ``model``."""
     train = config.train
@@ -136,13 +138,13 @@ def make_pipeline(
 
 
 def build_train_state(
-    config: RunConfig, groups: PipelineGroups, run_plan: RunPlan | None = None
+    config: RunConfig, groups: Groups, run_plan: RunPlan | None = None
 ) -> TrainState:
     """Build this rank's model with its initial weights, and what trains it.
 
     Args:
         config: the run.
-        groups: this rank's view of the pipeline.
+        groups: this rank's view of the job.
         run_plan: what ``make_run_plan`` makes of ``config``, if it is there already; the same on
             every rank.
     """

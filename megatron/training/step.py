@@ -87,7 +87,7 @@ class TrainStep(Protocol):
 
 def make_train_step(config: RunConfig, state: TrainState) -> TrainStep:
     """Return what ``config`` asks for; a single rank has nothing to gain from a guess."""
-    if config.optimizer.post_validation and state.groups.size > 1:
+    if config.optimizer.post_validation and state.groups.pipeline.size > 1:
         return PostValidatedTrainStep(state, config.optimizer.clip_grad)
     return SynchronousTrainStep(state)
 
@@ -106,7 +106,7 @@ class SynchronousTrainStep:
         """As in ``TrainStep``; the iteration returned is always this one."""
         state = self._trainer
         loss = state.pipeline.train(iteration.batch, iteration.number, observer)
-        full = add_up(own_totals(loss, state.parameters), state.groups)
+        full = add_up(own_totals(loss, state.parameters), state.groups.pipeline)
         if not full.is_finite:
             _report_not_finite(state, iteration, full)
         state.optimizer.step(iteration.lr, full.grad_norm)
@@ -127,7 +127,7 @@ class PostValidatedTrainStep:
 
     def __init__(self, state: TrainState, clip_grad: float) -> None:
         self._trainer = state
-        self._step = PostValidatedStep(state.optimizer, clip_grad, state.groups)
+        self._step = PostValidatedStep(state.optimizer, clip_grad, state.groups.pipeline_hosts)
         self._open: Iteration | None = None
         self._verdict: tuple[GlobalState, bool] | None = None
 
@@ -195,7 +195,7 @@ def _report_not_finite(state: TrainState, iteration: Iteration, full: GlobalStat
         found = f"rank {rank} saw it first, in {what}, microbatch {microbatch}"
     else:
         own = bool(torch.isfinite(local_sum_of_squares(state.parameters)))
-        finite = state.groups.all_gather_object(own)
+        finite = state.groups.world.all_gather_object(own)
         ranks = [rank for rank, is_finite in enumerate(finite) if not is_finite]
         found = f"the forward is finite, the gradient is not, on rank {', '.join(map(str, ranks))}"
     raise FloatingPointError(

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
+import torch.distributed as dist
 from reference.plain_gpt import Parameters
 from reference.plain_loss import Microbatch
 
 from megatron.config.run_config import RunConfig
-from megatron.parallel.groups import PipelineGroups, make_groups
+from megatron.parallel.grid import Grid
+from megatron.parallel.groups import Groups, make_groups
 from megatron.runtime.batch import to_device
 from megatron.training.loop import evaluate, train_step
 from megatron.training.setup import TrainState, build_train_state
@@ -72,9 +74,9 @@ class RankRun:
             self.gradient_norms.append(finished.grad_norm)
 
 
-def make_pipeline_groups() -> PipelineGroups:
-    """This rank's groups in the pool's process group."""
-    return make_groups(CPU, timedelta(seconds=60))
+def make_pipeline_groups() -> Groups:
+    """This rank's groups in the pool's process group, all of which is one pipeline."""
+    return make_groups(Grid(pipeline_size=dist.get_world_size()), CPU, timedelta(seconds=60))
 
 
 def train_on_rank(
@@ -123,7 +125,7 @@ def gradients_on_rank(
     state = build_train_state(config, make_pipeline_groups())
     load(state, parameters)
     loss = state.pipeline.train(to_device(batch, CPU, config.train.dtype), 0).double()
-    state.groups.all_reduce(loss)
+    state.groups.pipeline.all_reduce(loss)
     state.pipeline.close()
     return float(loss), pieces(state, main_gradients)
 

@@ -50,17 +50,17 @@ def run_rank(case: BenchmarkCase, result: Path) -> None:
     state = _for_whole_batch(state, config, costs)
 
     on_device = to_device(batch, groups.device)
-    recorder = Recorder(groups.rank, groups.device)
-    groups.barrier()
+    recorder = Recorder(groups.pipeline.rank, groups.device)
+    groups.world.barrier()
     recorder.begin()
     own: dict[str, Any] = _step(state, on_device, WARM_UP_ITERATIONS, recorder)
     own |= {"loss": first_loss, "memory": peak_memory(groups.device).held}
-    groups.barrier()
+    groups.world.barrier()
     own["rates"] = matrix_rates(case, groups.device)
     own["in_flight"] = state.pipeline.store.peak_in_flight
     timeline = state.pipeline.timeline(recorder)
-    ranks: list[Any] = groups.all_gather_object(own)
-    if groups.rank == 0:
+    ranks = groups.pipeline.all_gather_object(own)
+    if groups.world.rank == 0:
         result.write_text(json.dumps(document(case, ranks) | _passes(state, timeline, ranks)))
     state.pipeline.close()
     leave(groups)
@@ -76,8 +76,8 @@ def _warm_up(state: TrainState, batch: Sequence[Microbatch]) -> tuple[float, Cos
     groups, losses = state.groups, []
     on_device = to_device(batch, groups.device)
     for iteration in range(WARM_UP_ITERATIONS):
-        recorder = Recorder(groups.rank, groups.device)
-        groups.barrier()
+        recorder = Recorder(groups.pipeline.rank, groups.device)
+        groups.world.barrier()
         recorder.begin()
         losses.append(_step(state, on_device, iteration, recorder)["loss"])
     timeline = state.pipeline.timeline(recorder)
@@ -102,7 +102,7 @@ def _step(
     assert loss is not None, "nothing stops the iteration"
     after_schedule = _now(state)
     squares = local_sum_of_squares(state.parameters)
-    state.groups.all_reduce(squares)
+    state.groups.pipeline.all_reduce(squares)
     state.optimizer.step(1e-4, float(squares) ** 0.5)
     state.gradients.zero()
     end = _now(state)

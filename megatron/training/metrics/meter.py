@@ -77,7 +77,8 @@ class Meter:
         if self._memory_reported:
             return
         self._memory_reported = True
-        peaks = self._trainer.groups.all_gather_object(peak_memory(self._trainer.groups.device))
+        groups = self._trainer.groups
+        peaks = groups.world.all_gather_object(peak_memory(groups.device))
         for rank, memory in enumerate(peaks):
             self._say(memory_line(rank, iteration, memory), flush=True)
 
@@ -90,7 +91,7 @@ class Meter:
             )
 
     def _values(self, finished: Finished, seconds: float) -> IterationValues:
-        tflops = self._flops / seconds / self._trainer.groups.size / 1e12
+        tflops = self._flops / seconds / self._trainer.groups.world.size / 1e12
         return IterationValues(
             time=datetime.now().astimezone(),
             iteration=finished.number + 1,

@@ -61,7 +61,7 @@ class Observation:
         state = self._trainer
         self._recorder = None
         if self.times(iteration):
-            self._recorder = Recorder(state.groups.rank, state.groups.device)
+            self._recorder = Recorder(state.groups.pipeline.rank, state.groups.device)
             start, offset = common_start(state.groups)
             self._clock_error = offset.error
             self._recorder.begin(start)
@@ -103,8 +103,8 @@ class Observation:
         or else with those of this very iteration: then all that differs is what it does not model.
         """
         state, path = self._trainer, self._config.log.record_timeline
-        error = max(state.groups.all_gather_object(self._clock_error))
-        if state.groups.rank != 0 or path is None:
+        error = max(state.groups.world.all_gather_object(self._clock_error))
+        if state.groups.world.rank != 0 or path is None:
             return
         costs = self._costs or costs_from_timelines(state.plan, [timeline])
         planned = simulate(state.pipeline.train_program, costs)

@@ -47,9 +47,9 @@ def replan(config: RunConfig, state: TrainState, costs: Costs) -> Replanned:
         costs: in seconds, by rank and chunk, the same on every rank.
     """
     pipeline, groups = state.pipeline, state.groups
-    found = _plan(config, state, costs) if groups.rank == 0 else None
-    found = groups.all_gather_object(found)[0]
-    assert isinstance(found, Replanned)
+    found = _plan(config, state, costs) if groups.world.rank == 0 else None
+    found = groups.world.all_gather_object(found)[0]
+    assert found is not None
     if found.is_faster:
         pipeline.replace_plan(found.plan, costs)
     return found
@@ -83,8 +83,8 @@ def save_measured(state: TrainState, costs: Costs, path: Path) -> None:
 
     ``tools/simulate.py --costs`` and ``--measured-costs`` read them.
     """
-    layers = state.groups.all_gather_object(list(map(len, state.pipeline.model.chunks)))
-    if state.groups.rank == 0:
+    layers = state.groups.pipeline.all_gather_object(list(map(len, state.pipeline.model.chunks)))
+    if state.groups.world.rank == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_costs(path, costs, layers)
 
