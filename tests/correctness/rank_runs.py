@@ -17,7 +17,7 @@ from megatron.config.run_config import RunConfig
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups
 from megatron.runtime.batch import to_device
-from megatron.training.loop import evaluate, train_step
+from megatron.training.loop import evaluate, run_iteration
 from megatron.training.setup import TrainState, build_train_state
 from megatron.training.step import Finished, make_train_step
 
@@ -104,13 +104,13 @@ def train_on_rank(
     run.first_gradients = pieces(state, main_gradients)
     state.gradients.zero()
     loader, evaluation_loader = ListLoader(batches), ListLoader(evaluation_batches)
-    update = make_train_step(config, state)
+    step = make_train_step(config.optimizer, state)
     for iteration in range(len(batches)):
-        run.note(train_step(config, state, update, loader, iteration))
+        run.note(run_iteration(step, config.optimizer, loader, CPU, iteration))
         if iteration in evaluate_after:
-            run.note(update.settle())
-            run.evaluations.append(evaluate(config, state, evaluation_loader))
-    run.note(update.settle())
+            run.note(step.settle())
+            run.evaluations.append(evaluate(state, evaluation_loader, config.train.eval_iters))
+    run.note(step.settle())
     run.final = pieces(state, parameter_values)
     run.peak_in_flight = state.pipeline.store.peak_in_flight
     run.left_in_store = len(state.pipeline.store)

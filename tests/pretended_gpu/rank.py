@@ -80,7 +80,7 @@ def run_rank(
         warnings.simplefilter("error")
         state = build_train_state(config, _groups(gpu, config, rank))
         _let_no_schedule_wait(gpu, state)
-        update = make_train_step(config, state)
+        step = make_train_step(config.optimizer, state)
         recorder = Recorder(rank, DEVICE)
         restore = Mock(wraps=state.optimizer.restore)
         state.optimizer.restore = restore
@@ -88,10 +88,10 @@ def run_rank(
             last = observed and number == iterations - 1
             gpu.ranges.clear()
             observer = NamedRanges(DEVICE, recorder) if last else None
-            update.train(Iteration(number, _batch(gpu, config), 1e-3, 0), observer)
+            step.train(Iteration(number, _batch(gpu, config), 1e-3, 0), observer)
             found.held.append(gpu.memory.held)
         found.ranges, found.spans = list(gpu.ranges), recorder.spans()
-        update.settle()
+        step.settle()
         if valid:
             state.pipeline.evaluate(_batch(gpu, config))
         state.pipeline.close()

@@ -22,7 +22,14 @@ from megatron.training.agreement import check_agreement, run_digests
 from megatron.training.metrics.peak_memory import peak_memory
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.rendezvous import join
-from megatron.training.setup import TrainState, build_train_state, connect, leave, make_pipeline
+from megatron.training.setup import (
+    TrainState,
+    build_train_state,
+    connect,
+    ends_with_copies,
+    leave,
+    make_pipeline,
+)
 from tools.benchmarking.case import BenchmarkCase
 from tools.benchmarking.measure import (
     WARM_UP_ITERATIONS,
@@ -43,8 +50,9 @@ def run_rank(case: BenchmarkCase, result: Path) -> None:
     run_plan = make_run_plan(short)
     job = join(config.parallel)
     check_agreement(job, run_digests(short, run_plan))
-    local_rank, tied = int(os.environ["LOCAL_RANK"]), config.model.tie_embeddings
-    groups = connect(config.parallel, job, local_rank, run_plan.plan, tied=tied)
+    ends = ends_with_copies(run_plan.plan, config.model.tie_embeddings)
+    local_rank = int(os.environ["LOCAL_RANK"])
+    groups = connect(config.parallel, config.parallel.grid, job, local_rank, ends)
     state = build_train_state(short, groups, run_plan)
     first_loss, costs = _warm_up(state, batch[:count])
     state = _for_whole_batch(state, config, costs)
@@ -90,7 +98,7 @@ def _for_whole_batch(state: TrainState, config: RunConfig, costs: Costs) -> Trai
     assert run_plan.plan.stages == state.plan.stages, "the same schedule"
     model = state.pipeline.model
     state.pipeline.close()
-    return replace(state, pipeline=make_pipeline(config, state.groups, run_plan, model))
+    return replace(state, pipeline=make_pipeline(config.train, state.groups, run_plan, model))
 
 
 def _step(
