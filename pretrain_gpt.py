@@ -10,14 +10,10 @@ from megatron.config.command_line import or_exit, parse_or_exit
 from megatron.config.run_config import RunConfig
 from megatron.parallel.environment import set_nccl_environment
 from megatron.simulator.costs.gpus import gpu
-from megatron.training.agreement import check_agreement, data_digests, run_digests
-from megatron.training.loop import train
-from megatron.training.open_data import Data, open_data
-from megatron.training.outputs import check_outputs
+from megatron.training.loop import prepare, set_up, train
 from megatron.training.planning.dry_run import dry_run
-from megatron.training.planning.run_plan import RunPlan, make_run_plan
 from megatron.training.rendezvous import Rendezvous, UserError, join
-from megatron.training.setup import build_train_state, connect, leave
+from megatron.training.setup import leave
 
 
 def main() -> None:
@@ -39,29 +35,15 @@ def pretrain() -> None:
     if config.dry_run is not None:
         predict(config, config.dry_run.gpu, rank)
         return
-    run_plan, data, digests = or_exit(lambda: prepare(config, rank), rank)
+    prepared = or_exit(lambda: prepare(config, rank), rank)
     rendezvous = join(config.parallel)
     try:
-        check_agreement(rendezvous, digests)
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        groups = connect(
-            config.parallel, rendezvous, local_rank, run_plan.plan, tied=config.model.tie_embeddings
-        )
-        train(config, build_train_state(config, groups, run_plan), data)
-        leave(groups)
+        state = set_up(config, prepared, rendezvous, local_rank)
+        train(config, state, prepared.data)
+        leave(state.groups)
     except Exception as error:
         end_the_job(rendezvous, error)
-
-
-def prepare(config: RunConfig, rank: int) -> tuple[RunPlan, Data, dict[str, str]]:
-    """Do all that needs no other rank: plan, open the data, and see that results can be written.
-
-    Returns:
-        The plan, the data, and the digests that all ranks must agree on.
-    """
-    check_outputs(config.log, rank)
-    run_plan, data = make_run_plan(config), open_data(config)
-    return run_plan, data, run_digests(config, run_plan) | data_digests(config, data)
 
 
 def predict(config: RunConfig, gpu_name: str, rank: int) -> None:

@@ -14,6 +14,7 @@ from megatron.data.config import DataConfig
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
+from megatron.parallel.grid import Grid
 from megatron.schedules.plan import TREATMENTS
 
 
@@ -48,6 +49,11 @@ class ParallelConfig:
     schedule_file: Path | None = None
     memory_limit: float | None = None
     measured_costs: Path | None = None
+
+    @property
+    def grid(self) -> Grid:
+        """All ranks of the job."""
+        return Grid(pipeline_size=self.pipeline_size)
 
     @property
     def vocab_shards(self) -> int:

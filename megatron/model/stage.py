@@ -62,7 +62,7 @@ def place(
     *,
     layers: Sequence[int],
     padded_vocab_size: int,
-    split_vocabulary: bool,
+    vocabulary_shard: tuple[int, int] | None,
 ) -> Placement:
     """Return what ``rank`` owns.
 
@@ -72,22 +72,22 @@ def place(
         rank: pipeline rank.
         layers: number of layers of every stage, in the same order.
         padded_vocab_size: rows of the whole vocabulary matrix.
-        split_vocabulary: a shard on every rank, instead of all on the first and the last stage.
+        vocabulary_shard: index and number of the shards, of which every rank has one; ``None``: all
+            is on the first and the last stage.
     """
-    ranks = 1 + max(owner for owner, _ in stages)
     own = {chunk: stage for stage, (owner, chunk) in enumerate(stages) if owner == rank}
     assert sum(layers) == config.num_layers, "every layer is somewhere, once"
     first_layers = [0, *accumulate(layers)]
     last_stage = len(stages) - 1
     stage_chunk = {stage: chunk for chunk, stage in own.items()}
-    index, shards = (rank, ranks) if split_vocabulary else (0, 1)
+    index, shards = vocabulary_shard or (0, 1)
     shard = VocabularyShard.of(config.vocab_size, padded_vocab_size, index, shards)
     return Placement(
         chunks=tuple(range(*first_layers[own[c] : own[c] + 2]) for c in sorted(own)),
         first_chunk=stage_chunk.get(0),
         last_chunk=stage_chunk.get(last_stage),
-        input_shard=shard if split_vocabulary or 0 in stage_chunk else None,
-        output_shard=shard if split_vocabulary or last_stage in stage_chunk else None,
+        input_shard=shard if vocabulary_shard or 0 in stage_chunk else None,
+        output_shard=shard if vocabulary_shard or last_stage in stage_chunk else None,
     )
 
 
@@ -177,7 +177,7 @@ class RankModel(nn.Module):
             x_bsh: word embeddings on the first stage, else the previous stage's output.
             seed: of the run.
             iteration: iteration of the run, from 0.
-            microbatch: microbatch of the iteration.
+            microbatch: number of the microbatch within the global batch.
         """
         config = self.config
         dropout = self.training and (config.hidden_dropout > 0 or config.attention_dropout > 0)

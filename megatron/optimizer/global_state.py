@@ -15,7 +15,7 @@ import torch
 from megatron.optimizer.grad_norm import local_sum_of_squares
 from megatron.optimizer.parameters import OptimizedParameter
 from megatron.parallel.collectives import all_gather
-from megatron.parallel.groups import PipelineGroups
+from megatron.parallel.groups import ConnectedAxis
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ def own_totals(loss: torch.Tensor, parameters: Iterable[OptimizedParameter]) -> 
     return torch.stack([loss.double(), local_sum_of_squares(parameters)])
 
 
-def add_up(totals: torch.Tensor, groups: PipelineGroups) -> GlobalState:
-    """Return the sum over all ranks of what ``own_totals`` returned; one wait for the device."""
-    by_rank = all_gather(totals, groups.control, groups.size).tolist()
+def add_up(totals: torch.Tensor, axis: ConnectedAxis) -> GlobalState:
+    """Return the sum over ``axis`` of what ``own_totals`` returned; one wait for the device."""
+    by_rank = all_gather(totals, axis).tolist()
     # Not sum(): from Python 3.12 on it compensates rounding errors, which a running sum cannot.
     return functools.reduce(operator.add, (GlobalState(*own) for own in by_rank))

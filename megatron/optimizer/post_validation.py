@@ -20,7 +20,7 @@ import torch.distributed as dist
 from megatron.optimizer.adamw import MixedPrecisionAdamW
 from megatron.optimizer.global_state import GlobalState
 from megatron.optimizer.grad_norm import clip_coefficient
-from megatron.parallel.groups import PipelineGroups
+from megatron.parallel.groups import ConnectedAxis
 from megatron.parallel.p2p import Transfer, receive, send
 
 
@@ -33,17 +33,17 @@ class PostValidatedStep:
     Args:
         optimizer: of this rank.
         clip_grad: limit of the global gradient norm; 0 switches clipping off.
-        groups: two ranks or more; ``groups.state`` carries the sums, from host to host.
+        hosts: the axis to sum over, of two ranks or more; its hosts hand on the sums.
     """
 
     def __init__(
-        self, optimizer: MixedPrecisionAdamW, clip_grad: float, groups: PipelineGroups
+        self, optimizer: MixedPrecisionAdamW, clip_grad: float, hosts: ConnectedAxis
     ) -> None:
-        assert groups.size > 1, "a single rank has nobody to wait for"
+        assert hosts.size > 1, "a single rank has nobody to wait for"
         self._optimizer = optimizer
         self._clip_grad = clip_grad
-        self._groups = groups
-        self._is_last = groups.rank == groups.size - 1
+        self._hosts = hosts
+        self._is_last = hosts.rank == hosts.size - 1
         self._open: _OpenStep | None = None
 
     def guess(self, lr: float, own: GlobalState) -> None:
@@ -97,19 +97,19 @@ class PostValidatedStep:
 
     def _sum_so_far(self, own: GlobalState) -> GlobalState:
         """Wait for the sum over the ranks before this one and add its own."""
-        groups = self._groups
-        if groups.rank == 0:
+        hosts = self._hosts
+        if hosts.rank == 0:
             return own
-        before = receive(torch.empty(2, dtype=torch.float64), groups.rank - 1, groups.state).wait()
+        before = receive(torch.empty(2, dtype=torch.float64), hosts.rank - 1, hosts).wait()
         return GlobalState(*before.tolist()) + own
 
     def _pass_on(self, prefix: GlobalState) -> "tuple[Transfer, Transfer | None]":
         """Start the transfers of the sum over all ranks, and of that so far to the next rank."""
-        groups, last = self._groups, self._groups.size - 1
+        hosts = self._hosts
         totals = torch.tensor([prefix.loss, prefix.sum_of_squares], dtype=torch.float64)
-        sent = None if self._is_last else send(totals, groups.rank + 1, groups.state)
+        sent = None if self._is_last else send(totals, hosts.rank + 1, hosts)
         full = totals if self._is_last else torch.empty_like(totals)
-        work = dist.broadcast(full, group=groups.state, group_src=last, async_op=True)
+        work = dist.broadcast(full, group=hosts.group, group_src=hosts.size - 1, async_op=True)
         assert work is not None, "this rank is not in the group"
         return Transfer(full, work), sent
 

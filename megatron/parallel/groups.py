@@ -1,101 +1,167 @@
-"""The rank grid and its process groups, passed explicitly to whoever communicates.
+"""The axes of the grid with their process groups, passed explicitly to whoever communicates.
 
 On NCCL a group is a communicator, and two streams of traffic on one communicator would wait for
 each other: vocabulary collectives and the two directions of point-to-point have a group of their
 own each. On gloo a group is a thread that wakes up a hundred times a second, on a core that has
-work to do: there both directions share one, and tell their messages apart by tags.
+work to do: there both directions share one, and tell their messages apart by tags. For the same
+reason axes that happen to have the same ranks share a group where they are used alike.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Final, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from megatron.parallel.grid import Axis, Grid, Tiling
+
+T = TypeVar("T")
+
+CONTROL: Final = "control"
+"""Use of a group: everything outside the schedule."""
+
+STATE: Final = "state"
+"""Use of a group: what hosts tell each other, on CPUs whatever the device."""
+
 
 @dataclass(frozen=True)
-class PipelineGroups:
-    """One rank's view of the pipeline.
+class ConnectedAxis(Axis):
+    """An axis whose ranks can talk to each other.
 
     Attributes:
-        rank: pipeline rank, 0 to size - 1.
-        size: pipeline ranks p.
-        device: where this rank computes.
-        vocabulary: group of the vocabulary collectives C0, C1, C2, CIF, CIB.
-        forward: group of activations on their way to the next stage.
-        backward: group of gradients on their way to the previous stage; on a CPU the same.
-        control: group of everything outside the schedule: losses, gradient norm, messages; that of
-            the whole job.
-        ends: group of the ranks of the first and the last stage where they hold copies of tied
-            weights; ``None`` on the others, and where there are no two copies.
-        state: group in which the hosts exchange the optimizer's state, on CPUs whatever the device.
+        group: of the ranks; ``None`` where there is one only.
     """
 
-    rank: int
-    size: int
-    device: torch.device
-    vocabulary: dist.ProcessGroup | None = None
-    forward: dist.ProcessGroup | None = None
-    backward: dist.ProcessGroup | None = None
-    control: dist.ProcessGroup | None = None
-    ends: dist.ProcessGroup | None = None
-    state: dist.ProcessGroup | None = None
+    group: dist.ProcessGroup | None = None
 
     def all_reduce(self, value: torch.Tensor) -> None:
-        """Sum ``value`` in place over the pipeline."""
+        """Sum ``value`` in place over the axis."""
         if self.size > 1:
-            dist.all_reduce(value, group=self.control)
+            dist.all_reduce(value, group=self.group)
 
-    def all_gather_object(self, value: object) -> list[object]:
-        """Return every rank's ``value``, in the order of the ranks."""
-        gathered: list[object] = [value]
-        if self.size > 1:
-            gathered = [None] * self.size
-            dist.all_gather_object(gathered, value, group=self.control)
+    def all_gather_object(self, value: T) -> list[T]:
+        """Return every rank's ``value``, by place."""
+        if self.size == 1:
+            return [value]
+        gathered = [value] * self.size
+        dist.all_gather_object(gathered, value, group=self.group)
         return gathered
 
     def barrier(self) -> None:
-        """Wait until every rank of the pipeline is here."""
+        """Wait until every rank of the axis is here."""
         if self.size > 1:
-            dist.barrier(group=self.control)
+            dist.barrier(group=self.group)
 
 
-def single_rank(device: torch.device) -> PipelineGroups:
-    """Return the view of a pipeline of one rank, which needs no process group."""
-    return PipelineGroups(0, 1, device)
+@dataclass(frozen=True)
+class Groups:
+    """One rank's view of the job.
+
+    Attributes:
+        device: where this rank computes.
+        grid: where all ranks are.
+        world: the whole job, for everything outside the schedule: messages, timings, agreement.
+        tensor: the ranks that share a layer.
+        data: the ranks that hold the same of every replica; ``data.rank`` is the replica.
+        pipeline: the ranks that share a replica stage by stage, for what is summed outside the
+            schedule: losses, the gradient norm.
+        forward: the pipeline, for activations on their way to the next stage.
+        backward: the pipeline, for gradients on their way to the previous stage; on a CPU with the
+            group of ``forward``.
+        vocabulary: all ranks of a replica, for the collectives C0, C1, C2, CIF, CIB.
+        ends: the ranks of the first and the last stage where they hold copies of tied weights;
+            this rank alone where it holds none.
+        world_hosts: the whole job, whose hosts talk: on CPUs whatever the device.
+        pipeline_hosts: the pipeline, whose hosts exchange the optimizer's state.
+    """
+
+    device: torch.device
+    grid: Grid
+    world: ConnectedAxis
+    tensor: ConnectedAxis
+    data: ConnectedAxis
+    pipeline: ConnectedAxis
+    forward: ConnectedAxis
+    backward: ConnectedAxis
+    vocabulary: ConnectedAxis
+    ends: ConnectedAxis
+    world_hosts: ConnectedAxis
+    pipeline_hosts: ConnectedAxis
+
+
+Connect = Callable[[str, Tiling], dist.ProcessGroup | None]
+"""Returns this rank's group for a use, given the ranks of all groups of that kind."""
+
+
+def single_rank(device: torch.device) -> Groups:
+    """Return the view of a job of one rank, which needs no process group."""
+    return connect_grid(Grid(), 0, device, (0, 0), lambda use, tiling: None)
 
 
 def make_groups(
-    device: torch.device, timeout: timedelta, ends: tuple[int, int] | None = None
-) -> PipelineGroups:
+    grid: Grid, device: torch.device, timeout: timedelta, ends: tuple[int, int] | None = None
+) -> Groups:
     """Make the groups of this rank; every rank of the job calls it once, after initialisation.
 
     Args:
+        grid: of all ranks of the job.
         device: where this rank computes.
-        timeout: how long a collective may wait; in ``control`` it is what the job was begun with.
-        ends: ranks of the first and the last stage, by default the first and the last rank; one
-            rank twice if nothing there is held in two copies.
+        timeout: how long a collective may wait; in ``world`` it is what the job was begun with.
+        ends: pipeline ranks of the first and the last stage, by default the first and the last;
+            one rank twice if nothing there is held in two copies.
     """
-    rank, size = dist.get_rank(), dist.get_world_size()
-    if size == 1:
+    if grid.world_size == 1:
         return single_rank(device)
-    ranks = list(range(size))
-    vocabulary = dist.new_group(ranks, timeout=timeout, group_desc="vocabulary")
-    forward = backward = dist.new_group(ranks, timeout=timeout, group_desc="forward")
-    if device.type != "cpu":
-        backward = dist.new_group(ranks, timeout=timeout, group_desc="backward")
-    state = dist.new_group(ranks, timeout=timeout, backend="gloo", group_desc="state")
-    tied, ends = None, (0, size - 1) if ends is None else ends
-    if ends[0] != ends[1]:
-        tied = dist.new_group(sorted(ends), timeout=timeout, group_desc="ends")
-    return PipelineGroups(
-        rank,
-        size,
-        device,
-        vocabulary,
-        forward,
-        backward,
-        dist.group.WORLD,
-        tied if rank in ends else None,
-        state,
+    rank = dist.get_rank()
+    assert dist.get_world_size() == grid.world_size, f"{dist.get_world_size()} ranks for {grid}"
+
+    def connect(use: str, tiling: Tiling) -> dist.ProcessGroup | None:
+        if use == CONTROL and len(tiling[0]) == grid.world_size:
+            return dist.group.WORLD
+        own, backend = None, "gloo" if use == STATE else None
+        for ranks in tiling:  # every rank of the job takes part in making every group
+            group = dist.new_group(list(ranks), timeout, backend, group_desc=use)
+            own = group if rank in ranks else own
+        return own
+
+    ends = (0, grid.pipeline_size - 1) if ends is None else ends
+    return connect_grid(grid, rank, device, ends, connect)
+
+
+def connect_grid(
+    grid: Grid, rank: int, device: torch.device, ends: tuple[int, int], connect: Connect
+) -> Groups:
+    """Return the view of ``rank``, with groups that ``connect`` makes.
+
+    It is asked in the same order on every rank, once for every group: axes of the same ranks share
+    one for the same use.
+    """
+    made: dict[tuple[str, Tiling], dist.ProcessGroup | None] = {}
+
+    def axis(name: str, use: str, tiling: Tiling) -> ConnectedAxis:
+        several = tuple(ranks for ranks in tiling if len(ranks) > 1)
+        if several and (use, several) not in made:
+            made[use, several] = connect(use, several)
+        for ranks in several:
+            if rank in ranks:
+                return ConnectedAxis(name, ranks.index(rank), ranks, made[use, several])
+        return ConnectedAxis(name, 0, (rank,))
+
+    pipelines, world = grid.groups("pipeline"), grid.groups("world")
+    at_ends = tuple(tuple(ranks[end] for end in sorted(set(ends))) for ranks in pipelines)
+    return Groups(
+        device=device,
+        grid=grid,
+        world=axis("world", CONTROL, world),
+        tensor=axis("tensor", CONTROL, grid.groups("tensor")),
+        data=axis("data", CONTROL, grid.groups("data")),
+        pipeline=axis("pipeline", CONTROL, pipelines),
+        vocabulary=axis("vocabulary", "vocabulary", grid.groups("vocabulary")),
+        forward=axis("pipeline", "forward", pipelines),
+        backward=axis("pipeline", "forward" if device.type == "cpu" else "backward", pipelines),
+        world_hosts=axis("world", STATE, world),
+        pipeline_hosts=axis("pipeline", STATE, pipelines),
+        ends=axis("ends", "ends", at_ends),
     )

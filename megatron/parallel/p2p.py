@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import Tensor
 
+from megatron.parallel.groups import ConnectedAxis
+
 
 @dataclass(frozen=True)
 class Transfer:
@@ -19,23 +21,21 @@ class Transfer:
         return self.tensor
 
 
-def send(
-    tensor: Tensor, destination: int, group: dist.ProcessGroup | None, tag: int = 0
-) -> Transfer:
-    """Start sending a contiguous ``tensor`` to a rank of ``group``.
+def send(tensor: Tensor, destination: int, axis: ConnectedAxis, tag: int = 0) -> Transfer:
+    """Start sending a contiguous ``tensor`` to another rank of ``axis``.
 
     Args:
         tensor: what to send.
-        destination: rank in the group.
-        group: both ranks are in it.
+        destination: its place on the axis.
+        axis: both ranks are on it.
         tag: what has one tag arrives in order; on NCCL all has, whatever its tag.
     """
-    assert group is not None, "a single rank has nobody to send to"
+    assert axis.group is not None, "a single rank has nobody to send to"
     # The group's own methods: what ``dist.isend`` checks first takes as long as the transfer.
-    return Transfer(tensor, group.send([tensor], destination, tag))
+    return Transfer(tensor, axis.group.send([tensor], destination, tag))
 
 
-def receive(buffer: Tensor, source: int, group: dist.ProcessGroup | None, tag: int = 0) -> Transfer:
-    """Start receiving into ``buffer`` from a rank of ``group``, as ``send`` sends."""
-    assert group is not None, "a single rank has nobody to receive from"
-    return Transfer(buffer, group.recv([buffer], source, tag))
+def receive(buffer: Tensor, source: int, axis: ConnectedAxis, tag: int = 0) -> Transfer:
+    """Start receiving into ``buffer`` from another rank of ``axis``, as ``send`` sends."""
+    assert axis.group is not None, "a single rank has nobody to receive from"
+    return Transfer(buffer, axis.group.recv([buffer], source, tag))

@@ -15,7 +15,7 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from megatron.parallel.groups import PipelineGroups
+from megatron.parallel.groups import ConnectedAxis, Groups
 
 ROUNDS: Final = 10
 """Round trips with each rank; the quickest counts."""
@@ -36,47 +36,51 @@ class Offset:
     error: float = 0.0
 
 
-def clock_offset(groups: PipelineGroups, clock: Clock = time.perf_counter) -> Offset:
-    """Return the offset of this rank's ``clock``; every rank calls it, outside the schedule."""
+def clock_offset(hosts: ConnectedAxis, clock: Clock = time.perf_counter) -> Offset:
+    """Return the offset of this rank's ``clock``; every rank calls it, outside the schedule.
+
+    Args:
+        hosts: the whole job, on CPUs.
+        clock: in seconds.
+    """
     offset = Offset()
-    for other in range(1, groups.size):
-        if groups.rank == 0:
-            best = min((_ask(groups, other, clock) for _ in range(ROUNDS)), key=lambda o: o.error)
-            _send(groups, other, best.seconds, best.error)
-        elif groups.rank == other:
+    for other in range(1, hosts.size):
+        if hosts.rank == 0:
+            best = min((_ask(hosts, other, clock) for _ in range(ROUNDS)), key=lambda o: o.error)
+            _send(hosts, other, best.seconds, best.error)
+        elif hosts.rank == other:
             for _ in range(ROUNDS):
-                _receive(groups, 0)
-                _send(groups, 0, clock())
-            offset = Offset(*_receive(groups, 0))
+                _receive(hosts, 0)
+                _send(hosts, 0, clock())
+            offset = Offset(*_receive(hosts, 0))
     return offset if abs(offset.seconds) > offset.error else Offset(0.0, offset.error)
 
 
-def _ask(groups: PipelineGroups, other: int, clock: Clock) -> Offset:
+def _ask(hosts: ConnectedAxis, other: int, clock: Clock) -> Offset:
     asked = clock()
-    _send(groups, other)
-    theirs, _ = _receive(groups, other)
+    _send(hosts, other)
+    theirs, _ = _receive(hosts, other)
     answered = clock()
     return Offset(theirs - (asked + answered) / 2, (answered - asked) / 2)
 
 
-def _send(groups: PipelineGroups, rank: int, first: float = 0.0, second: float = 0.0) -> None:
+def _send(hosts: ConnectedAxis, rank: int, first: float = 0.0, second: float = 0.0) -> None:
     message = torch.tensor([first, second], dtype=torch.float64)
-    dist.send(message, group=groups.state, group_dst=rank)
+    dist.send(message, group=hosts.group, group_dst=rank)
 
 
-def _receive(groups: PipelineGroups, rank: int) -> tuple[float, float]:
+def _receive(hosts: ConnectedAxis, rank: int) -> tuple[float, float]:
     message = torch.empty(2, dtype=torch.float64)
-    dist.recv(message, group=groups.state, group_src=rank)
+    dist.recv(message, group=hosts.group, group_src=rank)
     first, second = message.tolist()
     return first, second
 
 
-def common_start(groups: PipelineGroups, clock: Clock = time.perf_counter) -> tuple[float, Offset]:
+def common_start(groups: Groups, clock: Clock = time.perf_counter) -> tuple[float, Offset]:
     """Return a moment that has just passed, in this rank's time, and this rank's offset.
 
     It is the same moment on every rank, up to the errors of the offsets; every rank calls it.
     """
-    offset = clock_offset(groups, clock)
-    start = groups.all_gather_object(clock())[0]
-    assert isinstance(start, float)
+    offset = clock_offset(groups.world_hosts, clock)
+    start = groups.world.all_gather_object(clock())[0]
     return start + offset.seconds, offset

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from megatron.layers.vocabulary.output_s import Merged, merge_statistics
 from megatron.parallel import collectives, p2p
-from megatron.parallel.groups import PipelineGroups
+from megatron.parallel.groups import Groups
 from megatron.parallel.lanes import Lane, Pending
 from megatron.runtime.observer import Observer
 from megatron.runtime.rank_passes import Passes
@@ -46,7 +46,7 @@ class Communicator:
     """Communications of one rank.
 
     Args:
-        groups: the process groups.
+        groups: the axes and their process groups.
         plan: the training plan.
         passes: this rank's passes; its store holds what is sent and receives what comes.
         lane: where collectives run beside the passes.
@@ -60,7 +60,7 @@ class Communicator:
 
     def __init__(
         self,
-        groups: PipelineGroups,
+        groups: Groups,
         plan: Plan,
         passes: Passes,
         lane: Lane,
@@ -74,9 +74,10 @@ class Communicator:
         self._lane = lane
         self._shape = activation_shape
         self._dtype = dtype
-        self._first = plan.stages[0][0]
+        # where the ends of the data flow are on the vocabulary axis
+        self._first = groups.grid.vocabulary_rank(plan.stages[0][0])
         self._last_stage = len(plan.stages) - 1
-        self._last = plan.stages[-1][0]
+        self._last = groups.grid.vocabulary_rank(plan.stages[-1][0])
         self._collectives = self._make_collectives()
 
     def start(self, comm: Comm) -> Pending[object]:
@@ -94,21 +95,21 @@ class Communicator:
         i = comm.microbatch
         if comm.kind not in ("X", "G"):
             self._collectives[comm.kind].deliver(i, result)
-        elif self._groups.rank == participants(self._plan, comm)[1]:
+        elif self._groups.pipeline.rank == participants(self._plan, comm)[1]:
             forward = comm.kind == "X"
             name = "input" if forward else "output_gradient"
             self.passes.store.put(name, i, result, comm.stage + (1 if forward else -1))
 
     def _start_transfer(self, comm: Comm) -> Pending[object]:
         forward = comm.kind == "X"
-        # on a CPU both are one group, so the tag tells them apart
-        group, tag = (self._groups.forward, 0) if forward else (self._groups.backward, 1)
+        # on a CPU both have one group, so the tag tells them apart
+        axis, tag = (self._groups.forward, 0) if forward else (self._groups.backward, 1)
         sender, receiver = participants(self._plan, comm)
-        if self._groups.rank == sender:
+        if axis.rank == sender:
             name = "output" if forward else "input_gradient"
             tensor = self.passes.store.take(name, comm.microbatch, comm.stage)
-            return p2p.send(tensor, receiver, group, tag)
-        return p2p.receive(self._buffer(), sender, group, tag)
+            return p2p.send(tensor, receiver, axis, tag)
+        return p2p.receive(self._buffer(), sender, axis, tag)
 
     def _buffer(self) -> Tensor:
         return torch.empty(self._shape, dtype=self._dtype, device=self._groups.device)
@@ -137,11 +138,11 @@ class Communicator:
 
     def _broadcast(self, name: str, root: int) -> _Collective:
         """Return the broadcast of ``name``, which the root has already."""
-        groups, at_root = self._groups, self._groups.rank == root
+        axis, at_root = self._groups.vocabulary, self._groups.vocabulary.rank == root
 
         def prepare(i: int) -> Callable[[], Tensor]:
             tensor = self.passes.store.get(name, i) if at_root else self._buffer()
-            return lambda: collectives.broadcast(tensor, root, groups.vocabulary, groups.size)
+            return lambda: collectives.broadcast(tensor, root, axis)
 
         def deliver(i: int, tensor: Tensor) -> None:
             if not at_root:
@@ -151,14 +152,14 @@ class Communicator:
 
     def _reduction(self, name: str, root: int, result: str, place: int = 0) -> _Collective:
         """Return the sum of everybody's ``name``, which becomes the root's ``result``."""
-        groups = self._groups
+        axis = self._groups.vocabulary
 
         def prepare(i: int) -> Callable[[], Tensor]:
             tensor = self.passes.store.take(name, i)
-            return lambda: collectives.reduce(tensor, root, groups.vocabulary, groups.size)
+            return lambda: collectives.reduce(tensor, root, axis)
 
         def deliver(i: int, tensor: Tensor) -> None:
-            if groups.rank == root:
+            if axis.rank == root:
                 self.passes.store.put(result, i, tensor, place)
 
         return _Collective(prepare, deliver)
@@ -167,12 +168,12 @@ class Communicator:
         self, part: str, result: str, operation: "collectives.Operation"
     ) -> _Collective:
         """Return the combination of a ``part`` of everybody's state, ``result`` for all."""
-        groups = self._groups
+        axis = self._groups.vocabulary
 
         def prepare(i: int) -> Callable[[], Tensor]:
             # A copy: the state keeps its own part.
             tensor = getattr(self.passes.store.get("state", i), part).clone()
-            return lambda: collectives.all_reduce(tensor, operation, groups.vocabulary, groups.size)
+            return lambda: collectives.all_reduce(tensor, operation, axis)
 
         def deliver(i: int, tensor: Tensor) -> None:
             self.passes.store.put(result, i, tensor)
@@ -185,18 +186,18 @@ class Communicator:
         One all-gather of all statistics, 4 p fp32 vectors of n, is less traffic than one more
         activation as long as p is well below h / 8, and saves two of three latencies in a row.
         """
-        passes, groups, last = self.passes, self._groups, self._last
+        passes, axis, last = self.passes, self._groups.vocabulary, self._last
         state = passes.store.get("state", i)
 
         def work() -> Barrier:
-            gathered = collectives.all_gather(state.statistics_4n, groups.vocabulary, groups.size)
+            gathered = collectives.all_gather(state.statistics_4n, axis)
             merged = merge_statistics(gathered)
             if state.raw_gradient_nh is None:
                 return Barrier(merged, None)
             gradient_nh = passes.gradient_after_merge(i, state, merged)
             state.drop_gradient()  # not in ``_deliver_barrier``: that may not be before T
-            collectives.reduce(gradient_nh, last, groups.vocabulary, groups.size)
-            return Barrier(merged, gradient_nh if groups.rank == last else None)
+            collectives.reduce(gradient_nh, last, axis)
+            return Barrier(merged, gradient_nh if axis.rank == last else None)
 
         return work
 

@@ -5,19 +5,14 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-Sighting = tuple[int, int, int, str]
-"""(microbatch, place in the data flow, rank, what) of an infinity or NaN."""
+Sighting = tuple[int, int, str]
+"""(microbatch, place in the data flow, what) of an infinity or NaN."""
 
 
 class NonFiniteDetector:
-    """One rank's lookout; it looks only while somebody wants to know.
+    """One rank's lookout; it looks only while somebody wants to know."""
 
-    Args:
-        rank: pipeline rank.
-    """
-
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
+    def __init__(self) -> None:
         self._sightings: list[Sighting] | None = None
 
     @contextmanager
@@ -35,4 +30,4 @@ class NonFiniteDetector:
     def check(self, microbatch: int, place: int, what: str, *values: Tensor) -> None:
         """Note ``what`` if any of ``values`` is not finite."""
         if self._sightings is not None and not all(bool(v.isfinite().all()) for v in values):
-            self._sightings.append((microbatch, place, self._rank, what))
+            self._sightings.append((microbatch, place, what))

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from megatron.model.stage import RankModel
-from megatron.parallel.groups import PipelineGroups
+from megatron.parallel.groups import Groups
 from megatron.parallel.lanes import make_lane
 from megatron.runtime.batch import DeviceMicrobatch
 from megatron.runtime.communicator import Communicator
@@ -20,7 +19,7 @@ from megatron.runtime.timeline import Recorder
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.lower import Program, lower
 from megatron.schedules.plan import Plan, evaluation_plan
-from megatron.simulator.simulate import Span, Timeline
+from megatron.simulator.simulate import Timeline
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class PipelineRank:
     Args:
         model: what this rank owns, on its device.
         plan: the checked training plan, the same on every rank.
-        groups: the process groups.
+        groups: the axes and their process groups.
         activation_shape: [b, s, h] of what travels between stages.
         dtype: of activations.
         seed: of the run, for dropout.
@@ -50,7 +49,7 @@ class PipelineRank:
         self,
         model: RankModel,
         plan: Plan,
-        groups: PipelineGroups,
+        groups: Groups,
         activation_shape: tuple[int, int, int],
         dtype: torch.dtype,
         seed: int,
@@ -62,7 +61,7 @@ class PipelineRank:
         self._shape = activation_shape
         self._dtype = dtype
         self._seed = seed
-        self._lane = make_lane(groups.device, groups.size, "vocabulary")
+        self._lane = make_lane(groups.device, groups.vocabulary.size, "vocabulary")
         self._installed = self._install(plan, costs)
 
     @property
@@ -85,8 +84,9 @@ class PipelineRank:
 
     def _install(self, plan: Plan, costs: Costs) -> _Installed:
         groups, shape, dtype = self._groups, self._shape, self._dtype
-        passes = StagePasses(self.model, plan, groups.rank, self.store, self._seed)
-        placeholder = PlaceholderPasses(plan, groups.rank, self.store, shape, dtype, groups.device)
+        rank, first_microbatch = groups.pipeline.rank, groups.data.rank * plan.microbatches
+        passes = StagePasses(self.model, plan, rank, self.store, self._seed, first_microbatch)
+        placeholder = PlaceholderPasses(plan, rank, self.store, shape, dtype, groups.device)
         communicator = Communicator(groups, plan, passes, self._lane, shape, dtype)
         return _Installed(
             training=lower(plan, costs),
@@ -135,22 +135,26 @@ class PipelineRank:
         """Repeat the forward and look where infinity or NaN appears first.
 
         Returns:
-            (microbatch, rank, what) of the earliest in the order of the data flow, the same on
-            every rank; ``None`` if this forward is finite everywhere.
+            (microbatch, rank of the job, what) of the earliest in the order of the data flow, the
+            same on every rank; ``None`` if this forward is finite everywhere.
         """
         with self._installed.passes.watching() as sightings:
             self.evaluate(batch)
-        gathered = self._groups.all_gather_object(sightings)
-        everywhere = [sighting for own in gathered for sighting in own]
+        everywhere = [
+            (microbatch, stage, rank, what)
+            for rank, own in enumerate(self._groups.world.all_gather_object(sightings))
+            for microbatch, stage, what in own
+        ]
         if not everywhere:
             return None
         microbatch, _, rank, what = min(everywhere)
         return microbatch, rank, what
 
     def timeline(self, recorder: Recorder) -> Timeline:
-        """Collect what every rank has recorded; every rank calls it."""
-        gathered: list[list[Span]] = self._groups.all_gather_object(recorder.spans())
-        return Timeline.of_lanes(self._groups.size, [span for own in gathered for span in own])
+        """Collect what every rank of this pipeline has recorded; every rank calls it."""
+        axis = self._groups.pipeline
+        gathered = axis.all_gather_object(recorder.spans())
+        return Timeline.of_lanes(axis.size, [span for own in gathered for span in own])
 
     def close(self) -> None:
         """Give the communication lane back."""
@@ -158,9 +162,7 @@ class PipelineRank:
 
     def _add_up_tied_gradients(self) -> None:
         """Sum the gradients of the two copies of a tied matrix on the first and the last rank."""
-        if self._groups.ends is None:
-            return
         part = self.model.output_layer if self.model.holds_tied_copy else self.model.input_layer
         both_here = self.model.input_layer is not None and self.model.output_layer is not None
         if part is not None and not both_here:
-            dist.all_reduce(part.weight.main_grad, group=self._groups.ends)
+            self._groups.ends.all_reduce(part.weight.main_grad)

@@ -34,16 +34,23 @@ class StagePasses:
         rank: pipeline rank.
         store: where passes leave what others need.
         seed: of the run, for dropout.
+        first_microbatch: number within the global batch, for dropout, of this replica's first.
     """
 
     def __init__(
-        self, model: RankModel, plan: Plan, rank: int, store: ActivationStore, seed: int
+        self,
+        model: RankModel,
+        plan: Plan,
+        rank: int,
+        store: ActivationStore,
+        seed: int,
+        first_microbatch: int = 0,
     ) -> None:
         self.model = model
         self.plan = plan
         self.rank = rank
         self.store = store
-        self._non_finite = NonFiniteDetector(rank)
+        self._non_finite = NonFiniteDetector()
         self._vocabulary = VocabularyPasses(model, plan, rank, store, self._non_finite)
         self.table: Mapping[PassKind, Callable[[Pass], None]] = {
             "F": self.forward,
@@ -52,6 +59,7 @@ class StagePasses:
             **self._vocabulary.table,
         }
         self._seed = seed
+        self._first_microbatch = first_microbatch
         self._iteration = 0
         self._training = True
         self._last_stage = len(plan.stages) - 1
@@ -87,7 +95,8 @@ class StagePasses:
             x_bsh = self.store.take("input", i, stage)
         with torch.set_grad_enabled(self._training):
             x_bsh.requires_grad_(self._training)
-            y_bsh = self.model(item.chunk, x_bsh, self._seed, self._iteration, i)
+            number = self._first_microbatch + i
+            y_bsh = self.model(item.chunk, x_bsh, self._seed, self._iteration, number)
         if self._training:
             # The edge keeps the graph but not the output's memory, which is sent away.
             self.store.put("graph", i, (x_bsh, get_gradient_edge(y_bsh)), item.chunk)

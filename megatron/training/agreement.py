@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
-from megatron.config.run_config import RunConfig
+from megatron.config.run_config import RunConfig, TrainConfig
 from megatron.data.microbatch import Microbatch, MicrobatchLoader
 from megatron.schedules.lower import Program, lower
 from megatron.schedules.plan import evaluation_plan
@@ -47,14 +47,18 @@ def run_digests(config: RunConfig, run_plan: RunPlan) -> dict[str, str]:
     return {name: _digest([text.encode()]) for name, text in found.items()}
 
 
-def data_digests(config: RunConfig, data: Data) -> dict[str, str]:
+def data_digests(train: TrainConfig, data: Data) -> dict[str, str]:
     """Return the digests of the data: of the first and the last batch, and the first to evaluate.
+
+    Args:
+        train: length and batches of the run.
+        data: what it reads.
 
     Raises:
         ValueError: a batch holds a token outside the vocabulary.
         OSError: the data cannot be read.
     """
-    last = config.train.train_samples - config.train.global_batch_size
+    last = train.train_samples - train.global_batch_size
     found = {"training data": _batches(data.train, (0, last))}
     if data.valid is not None:
         found["validation data"] = _batches(data.valid, (0,))

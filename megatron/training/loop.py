@@ -1,27 +1,90 @@
-"""The training loop: data, schedule, gradients, optimizer, log; each arrow is one call.
+"""A run from its configuration to the end of training, in the order in which the data flows.
 
-Every rank walks it in step. Rank 0 prints.
+    flags -> configs -> grid -> plan -> my row -> stage -> executor
+          -> gradients reduced -> optimizer -> log
+
+The first arrow is ``pretrain_gpt.py``'s. What needs no other rank comes first, so that most
+mistakes are found before the ranks meet. From then on every rank walks in step; rank 0 prints.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import MicrobatchLoader
+from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.lr_schedule import learning_rate
+from megatron.parallel.grid import Grid
 from megatron.runtime.batch import DeviceMicrobatch, to_device
 from megatron.runtime.observer import Observer
-from megatron.training.metrics.flops import FLOPS_CONVENTION, iteration_flops
-from megatron.training.metrics.log_line import evaluation_lines
-from megatron.training.metrics.meter import Meter
-from megatron.training.metrics.peak_tflops import Peak, peak_of_rank
-from megatron.training.open_data import Data
+from megatron.simulator.costs.shape import iteration_flops
+from megatron.training.agreement import Digests, check_agreement, data_digests, run_digests
+from megatron.training.metrics.log_line import evaluation_lines, introduction
+from megatron.training.metrics.meter import Meter, Metered
+from megatron.training.metrics.peak_tflops import peak_of_rank
+from megatron.training.open_data import Data, open_data
+from megatron.training.outputs import check_outputs
+from megatron.training.planning.pass_costs import shape_of
+from megatron.training.planning.run_plan import RunPlan, make_run_plan
 from megatron.training.profiling.observation import Observation
 from megatron.training.profiling.torch_trace import profiler
-from megatron.training.rendezvous import UserError
-from megatron.training.setup import TrainState
+from megatron.training.rendezvous import Rendezvous, UserError
+from megatron.training.setup import TrainState, build_train_state, connect, ends_with_copies
 from megatron.training.step import Finished, Iteration, TrainStep, make_train_step
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a rank knows before it has met the others.
+
+    Attributes:
+        grid: of all ranks of the job.
+        run_plan: what they run.
+        data: what they train on.
+        digests: of all that decides the run, which all ranks must agree on.
+    """
+
+    grid: Grid
+    run_plan: RunPlan
+    data: Data
+    digests: Digests
+
+
+def prepare(config: RunConfig, rank: int) -> Prepared:
+    """Do all that needs no other rank: plan, open the data, and see that results can be written.
+
+    Raises:
+        ValueError: no plan, unusable data, or a file that cannot be written.
+        OSError: the data cannot be read.
+    """
+    check_outputs(config.log, rank)
+    grid = config.parallel.grid
+    run_plan = make_run_plan(config)
+    data = open_data(config.data, config.train, config.model.vocab_size)
+    digests = run_digests(config, run_plan) | data_digests(config.train, data)
+    return Prepared(grid, run_plan, data, digests)
+
+
+def set_up(
+    config: RunConfig, prepared: Prepared, rendezvous: Rendezvous, local_rank: int
+) -> TrainState:
+    """Connect the ranks that have met, and build this one: its row, its stages, its executor.
+
+    Args:
+        config: the run.
+        prepared: what ``prepare`` returned.
+        rendezvous: where the ranks have met.
+        local_rank: this rank's number on its machine, and that of its GPU.
+
+    Raises:
+        UserError: the ranks would run different things.
+    """
+    check_agreement(rendezvous, prepared.digests)
+    ends = ends_with_copies(prepared.run_plan.plan, config.model.tie_embeddings)
+    groups = connect(config.parallel, prepared.grid, rendezvous, local_rank, ends)
+    return build_train_state(config, groups, prepared.run_plan)
 
 
 def train(config: RunConfig, state: TrainState, data: Data) -> None:
@@ -37,33 +100,35 @@ def train(config: RunConfig, state: TrainState, data: Data) -> None:
             the rank that saw it first.
         UserError: the data cannot be read.
     """
-    say = print if state.groups.rank == 0 else _silent
-    state.groups.barrier()  # a measured peak holds for all ranks at work
-    peak = peak_of_rank(state.groups.device, config.train.dtype, config.log.peak_tflops)
-    _introduce(config, state, peak, say)
-    meter = Meter(config, state, peak, say)
-    update = make_train_step(config, state)
+    groups, device = state.groups, state.groups.device
+    say = print if groups.world.rank == 0 else _silent
+    meter = _introduce(config, state, say)
+    step = make_train_step(config.optimizer, state)
     last = min(config.train.exit_interval or config.train.train_iters, config.train.train_iters)
-    observation = Observation(config, state, last - 1, say)
-    with profiler(config.log, state.groups.rank) as step_profiler:
+    observation = Observation(
+        config.log, state, last - 1, lambda costs: make_run_plan(config, costs).plan, say
+    )
+    with profiler(config.log, groups.world.rank) as step_profiler:
         for iteration in range(last):
             if observation.times(iteration):
-                meter.report(update.settle())
+                meter.report(step.settle())
             with meter.paused():
                 observer = observation.begin(iteration)
-            finished = train_step(config, state, update, data.train, iteration, observer)
+            finished = run_iteration(
+                step, config.optimizer, data.train, device, iteration, observer
+            )
             meter.ended(iteration)
             meter.report(finished)
             with meter.paused():
                 observation.finished(iteration)
             if data.valid is not None and _is_due(iteration, config.train.eval_interval):
-                meter.report(update.settle())
+                meter.report(step.settle())
                 with meter.paused():
-                    loss = evaluate(config, state, data.valid)
+                    loss = evaluate(state, data.valid, config.train.eval_iters)
                 say(evaluation_lines(iteration + 1, loss), flush=True)
             with meter.paused():  # it may write its trace
                 step_profiler.step()
-    meter.report(update.settle())
+    meter.report(step.settle())
     if last == config.train.exit_interval:
         say(f"exiting at iteration {last} (--exit-interval)", flush=True)
     meter.report_memory(last)
@@ -71,21 +136,21 @@ def train(config: RunConfig, state: TrainState, data: Data) -> None:
     state.pipeline.close()
 
 
-def train_step(
-    config: RunConfig,
-    state: TrainState,
-    update: TrainStep,
+def run_iteration(
+    step: TrainStep,
+    optimizer: OptimizerConfig,
     loader: MicrobatchLoader,
+    device: torch.device,
     iteration: int,
     observer: Observer | None = None,
 ) -> Finished | None:
     """Run one iteration and return the one that is final with it, if any (see ``TrainStep.train``).
 
     Args:
-        config: the run.
-        state: this rank.
-        update: runs the schedule and steps.
+        step: runs the schedule, reduces the gradients and steps on them.
+        optimizer: learning rate by samples.
         loader: the training data.
+        device: of this rank.
         iteration: counted from 0.
         observer: is told of passes and communication.
 
@@ -93,19 +158,19 @@ def train_step(
         FloatingPointError: as ``train``.
         UserError: as ``train``.
     """
-    lr = learning_rate(config.optimizer, loader.consumed_samples)
-    batch = _next_batch(loader, state.groups.device)
-    return update.train(Iteration(iteration, batch, lr, loader.consumed_samples), observer)
+    lr = learning_rate(optimizer, loader.consumed_samples)
+    batch = _next_batch(loader, device)
+    return step.train(Iteration(iteration, batch, lr, loader.consumed_samples), observer)
 
 
-def evaluate(config: RunConfig, state: TrainState, loader: MicrobatchLoader) -> float:
+def evaluate(state: TrainState, loader: MicrobatchLoader, eval_iters: int) -> float:
     """Return the mean loss over the next ``eval_iters`` global batches of ``loader``."""
     total = torch.zeros((), dtype=torch.float64, device=state.groups.device)
-    for _ in range(config.train.eval_iters):
+    for _ in range(eval_iters):
         batch = _next_batch(loader, state.groups.device)
         total += state.pipeline.evaluate(batch)
-    state.groups.all_reduce(total)
-    return float(total) / config.train.eval_iters
+    state.groups.pipeline.all_reduce(total)
+    return float(total) / eval_iters
 
 
 def _next_batch(loader: MicrobatchLoader, device: torch.device) -> list[DeviceMicrobatch]:
@@ -117,28 +182,20 @@ def _next_batch(loader: MicrobatchLoader, device: torch.device) -> list[DeviceMi
     return to_device(batch, device)
 
 
-def _introduce(config: RunConfig, state: TrainState, peak: Peak, say: Callable[..., None]) -> None:
-    """Print what runs, on what, and how it is counted."""
-    parallel, train_config = config.parallel, config.train
-    counts = state.groups.all_gather_object(
-        sum(p.parameter.numel() for p in state.parameters if p.counts_in_norm)
-    )
-    for note in config.notes:
-        say(note)
-    say(
-        f"pipeline of {parallel.pipeline_size} on {state.groups.device.type} "
-        f"({parallel.backend}), schedule {parallel.pipeline_schedule}, vocabulary "
-        f"{parallel.vocab_parallel}, {train_config.num_microbatches} microbatches, "
-        f"{str(train_config.dtype).removeprefix('torch.')}"
-    )
-    say(
-        f"vocabulary {config.model.vocab_size}, padded to {parallel.padded_vocab_size} in "
-        f"{parallel.vocab_shards} shard{'s' if parallel.vocab_shards > 1 else ''}"
-    )
-    say(f"parameters: {sum(counts):,}; by rank: {', '.join(f'{c:,}' for c in counts)}")
-    say(f"{FLOPS_CONVENTION}; {iteration_flops(config.model, train_config.global_batch_size):.3E} "
-        "per iteration")  # fmt: skip
-    say(f"peak of a rank: {peak.tflops:.3f} TFLOP/s ({peak.source})", flush=True)
+def _introduce(config: RunConfig, state: TrainState, say: Callable[..., None]) -> Meter:
+    """Print what runs, on what, and how it is counted; return what will count it."""
+    groups, model, train_config = state.groups, config.model, config.train
+    groups.world.barrier()  # a measured peak holds for all ranks at work
+    peak = peak_of_rank(groups.device, train_config.dtype, config.log.peak_tflops)
+    own = sum(p.parameter.numel() for p in state.parameters if p.counts_in_norm)
+    counts = groups.pipeline.all_gather_object(own)
+    batch = train_config.global_batch_size
+    flops = iteration_flops(shape_of(model, 1), model.num_layers, batch)
+    lines = introduction(config.parallel, train_config, model.vocab_size, counts, flops, peak)
+    for line in (*config.notes, *lines):
+        say(line, flush=True)
+    metered = Metered(config.log.log_interval, train_config.train_iters, batch, flops, peak.tflops)
+    return Meter(metered, config.optimizer, groups, say)
 
 
 def _is_due(iteration: int, interval: int | None) -> bool:

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from megatron.config.run_config import RunConfig
+from megatron.config.run_config import TrainConfig
+from megatron.data.config import DataConfig
 from megatron.data.datasets import build_datasets
 from megatron.data.microbatch import MicrobatchLoader
 from megatron.data.samples import SampleDataset
@@ -21,19 +22,21 @@ class Data:
     valid: MicrobatchLoader | None
 
 
-def open_data(config: RunConfig) -> Data:
+def open_data(config: DataConfig, train: TrainConfig, vocab_size: int) -> Data:
     """Index the samples that the run will read. Needs no other rank.
+
+    Args:
+        config: corpus and sampling.
+        train: length and batches of the run.
+        vocab_size: entries of the vocabulary, which every token must be one of.
 
     Raises:
         FileNotFoundError: a corpus is missing.
         ValueError: a corpus is damaged, or a split is too short for one sample.
     """
-    train = config.train
     evaluations = train.train_iters // train.eval_interval if train.eval_interval else 0
     samples = evaluations * train.eval_iters * train.global_batch_size
-    datasets = build_datasets(
-        config.data, (train.train_samples, samples, 0), config.model.vocab_size
-    )
+    datasets = build_datasets(config, (train.train_samples, samples, 0), vocab_size)
 
     def loader(dataset: SampleDataset) -> MicrobatchLoader:
         return MicrobatchLoader(dataset, train.micro_batch_size, train.num_microbatches)

@@ -9,13 +9,15 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.config.run_config import ParallelConfig, RunConfig, TrainConfig
+from megatron.model.config import ModelConfig
 from megatron.model.stage import WORD_EMBEDDINGS, RankModel, place
 from megatron.optimizer.adamw import MixedPrecisionAdamW
 from megatron.optimizer.main_gradients import MainGradients
 from megatron.optimizer.parameters import OptimizedParameter, wants_weight_decay
 from megatron.parallel.environment import set_nccl_environment
-from megatron.parallel.groups import PipelineGroups, make_groups, single_rank
+from megatron.parallel.grid import Grid
+from megatron.parallel.groups import Groups, make_groups, single_rank
 from megatron.runtime.pipeline import PipelineRank
 from megatron.schedules.plan import Plan
 from megatron.training.planning.run_plan import RunPlan, make_run_plan
@@ -27,14 +29,14 @@ class TrainState:
     """Everything that one rank trains with.
 
     Attributes:
-        groups: the pipeline and its process groups.
+        groups: this rank's view of the job.
         pipeline: runs the plan of a training iteration.
         parameters: this rank's parameters as the optimizer sees them.
         gradients: their main gradients.
         optimizer: steps on them.
     """
 
-    groups: PipelineGroups
+    groups: Groups
     pipeline: PipelineRank
     parameters: tuple[OptimizedParameter, ...]
     gradients: MainGradients
@@ -47,17 +49,20 @@ class TrainState:
 
 
 def connect(
-    config: ParallelConfig, rendezvous: Rendezvous, local_rank: int, plan: Plan, *, tied: bool
-) -> PipelineGroups:
-    """Make the process groups; every rank calls it with the same plan (see ``check_agreement``).
+    config: ParallelConfig,
+    grid: Grid,
+    rendezvous: Rendezvous,
+    local_rank: int,
+    ends: tuple[int, int],
+) -> Groups:
+    """Make the process groups; every rank calls it with the same values (see ``check_agreement``).
 
     Args:
-        config: the layout.
+        config: device, backend and timeout.
+        grid: of all ranks of the job.
         rendezvous: where the ranks have met.
         local_rank: this rank's number on its machine, and that of its GPU.
-        plan: tells which ranks hold the first and the last stage.
-        tied: whether input and output layer are one matrix, of which two ranks hold copies unless
-            the vocabulary is split.
+        ends: pipeline ranks that hold copies of tied weights (see ``ends_with_copies``).
     """
     device = torch.device(config.device)
     timeout = timedelta(minutes=config.timeout_minutes)
@@ -66,7 +71,7 @@ def connect(
     if config.device == "cuda":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    if config.pipeline_size > 1:
+    if grid.world_size > 1:
         # One communicator per group is made at once: a lazy one is made while others are in use.
         # The price: transfers of one direction that meet on a rank then run one after another.
         device_id = device if config.backend == "nccl" else None
@@ -78,24 +83,30 @@ def connect(
             timeout=timeout,
             device_id=device_id,
         )
-        return make_groups(device, timeout, ends_with_copies(plan, tied))
+        return make_groups(grid, device, timeout, ends)
     return single_rank(device)
 
 
 def ends_with_copies(plan: Plan, tied: bool) -> tuple[int, int]:
-    """Return the ranks of the two ends that hold copies of tied weights; one twice if none do."""
+    """Return the pipeline ranks that hold copies of tied weights; one rank twice if none do.
+
+    Args:
+        plan: tells which ranks hold the first and the last stage.
+        tied: whether input and output layer are one matrix, of which two ranks hold copies unless
+            the vocabulary is split.
+    """
     first, last = plan.stages[0][0], plan.stages[-1][0]
     return first, last if tied and plan.barriers is None else first
 
 
-def leave(groups: PipelineGroups) -> NoReturn:
+def leave(groups: Groups) -> NoReturn:
     """End this process in good order, when every rank is done.
 
     Without the interpreter's own end: after it, destructors of PyTorch 2.13 abort about one process
     in fifteen ("terminate called without an active exception"), and torchrun would report a job
     that has succeeded as failed.
     """
-    groups.barrier()
+    groups.world.barrier()
     if dist.is_initialized():
         dist.destroy_process_group()
     sys.stdout.flush()
@@ -103,32 +114,52 @@ def leave(groups: PipelineGroups) -> NoReturn:
     os._exit(0)
 
 
-def make_model(config: RunConfig, groups: PipelineGroups, run_plan: RunPlan) -> RankModel:
-    """Build this rank's part of the model with its initial weights."""
-    parallel, train, plan = config.parallel, config.train, run_plan.plan
+def make_model(
+    config: ModelConfig,
+    train: TrainConfig,
+    padded_vocab_size: int,
+    groups: Groups,
+    run_plan: RunPlan,
+) -> RankModel:
+    """Build this rank's part of the model with its initial weights.
+
+    Args:
+        config: the whole model.
+        train: precision, and the seed of the weights.
+        padded_vocab_size: rows of the whole vocabulary matrix.
+        groups: this rank's view of the job.
+        run_plan: tells where the stages lie, and their layers.
+    """
+    plan, vocabulary = run_plan.plan, groups.vocabulary
     placement = place(
-        config.model,
+        config,
         plan.stages,
-        groups.rank,
+        groups.pipeline.rank,
         layers=run_plan.layers,
-        padded_vocab_size=parallel.padded_vocab_size,
-        split_vocabulary=plan.barriers is not None,
+        padded_vocab_size=padded_vocab_size,
+        vocabulary_shard=None if plan.barriers is None else (vocabulary.rank, vocabulary.size),
     )
-    model = RankModel(config.model, placement, train.dtype, groups.device)
+    model = RankModel(config, placement, train.dtype, groups.device)
     model.initialise(train.seed)
     return model
 
 
 def make_pipeline(
-    config: RunConfig, groups: PipelineGroups, run_plan: RunPlan, model: RankModel
+    train: TrainConfig, groups: Groups, run_plan: RunPlan, model: RankModel
 ) -> PipelineRank:
-    """Return what runs the plan on this rank's ``model``."""
-    train = config.train
+    """Return what runs the plan on this rank's ``model``.
+
+    Args:
+        train: size of a microbatch, precision, and the seed of dropout.
+        groups: this rank's view of the job.
+        run_plan: the plan, and the costs by which communication is placed.
+        model: what this rank owns.
+    """
     return PipelineRank(
         model,
         run_plan.plan,
         groups,
-        (train.micro_batch_size, config.model.seq_length, config.model.hidden_size),
+        (train.micro_batch_size, model.config.seq_length, model.config.hidden_size),
         train.dtype,
         train.seed,
         run_plan.costs,
@@ -136,18 +167,19 @@ def make_pipeline(
 
 
 def build_train_state(
-    config: RunConfig, groups: PipelineGroups, run_plan: RunPlan | None = None
+    config: RunConfig, groups: Groups, run_plan: RunPlan | None = None
 ) -> TrainState:
     """Build this rank's model with its initial weights, and what trains it.
 
     Args:
         config: the run.
-        groups: this rank's view of the pipeline.
+        groups: this rank's view of the job.
         run_plan: what ``make_run_plan`` makes of ``config``, if it is there already; the same on
             every rank.
     """
     run_plan = make_run_plan(config) if run_plan is None else run_plan
-    model = make_model(config, groups, run_plan)
+    padded = config.parallel.padded_vocab_size
+    model = make_model(config.model, config.train, padded, groups, run_plan)
     parameters = tuple(
         OptimizedParameter(
             name,
@@ -160,7 +192,7 @@ def build_train_state(
     gradients = MainGradients([p.parameter for p in parameters], model.kernels)
     return TrainState(
         groups=groups,
-        pipeline=make_pipeline(config, groups, run_plan, model),
+        pipeline=make_pipeline(config.train, groups, run_plan, model),
         parameters=parameters,
         gradients=gradients,
         optimizer=MixedPrecisionAdamW(parameters, config.optimizer),

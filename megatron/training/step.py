@@ -12,7 +12,7 @@ from typing import NoReturn, Protocol
 
 import torch
 
-from megatron.config.run_config import RunConfig
+from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.global_state import GlobalState, add_up, own_totals
 from megatron.optimizer.grad_norm import local_sum_of_squares
 from megatron.optimizer.post_validation import PostValidatedStep
@@ -85,10 +85,10 @@ class TrainStep(Protocol):
         ...
 
 
-def make_train_step(config: RunConfig, state: TrainState) -> TrainStep:
+def make_train_step(config: OptimizerConfig, state: TrainState) -> TrainStep:
     """Return what ``config`` asks for; a single rank has nothing to gain from a guess."""
-    if config.optimizer.post_validation and state.groups.size > 1:
-        return PostValidatedTrainStep(state, config.optimizer.clip_grad)
+    if config.post_validation and state.groups.pipeline.size > 1:
+        return PostValidatedTrainStep(state, config.clip_grad)
     return SynchronousTrainStep(state)
 
 
@@ -100,13 +100,14 @@ class SynchronousTrainStep:
     """
 
     def __init__(self, state: TrainState) -> None:
-        self._trainer = state
+        self._state = state
 
     def train(self, iteration: Iteration, observer: Observer | None = None) -> Finished:
         """As in ``TrainStep``; the iteration returned is always this one."""
-        state = self._trainer
+        state = self._state
         loss = state.pipeline.train(iteration.batch, iteration.number, observer)
-        full = add_up(own_totals(loss, state.parameters), state.groups)
+        assert loss is not None, "nothing stops the iteration"
+        full = add_up(own_totals(loss, state.parameters), state.groups.pipeline)
         if not full.is_finite:
             _report_not_finite(state, iteration, full)
         state.optimizer.step(iteration.lr, full.grad_norm)
@@ -126,14 +127,14 @@ class PostValidatedTrainStep:
     """
 
     def __init__(self, state: TrainState, clip_grad: float) -> None:
-        self._trainer = state
-        self._step = PostValidatedStep(state.optimizer, clip_grad, state.groups)
+        self._state = state
+        self._step = PostValidatedStep(state.optimizer, clip_grad, state.groups.pipeline_hosts)
         self._open: Iteration | None = None
         self._verdict: tuple[GlobalState, bool] | None = None
 
     def train(self, iteration: Iteration, observer: Observer | None = None) -> Finished | None:
         """As in ``TrainStep``; the iteration returned is the one before."""
-        state, finished = self._trainer, None
+        state, finished = self._state, None
         if self._open is None:
             loss = state.pipeline.train(iteration.batch, iteration.number, observer)
         else:
@@ -143,6 +144,7 @@ class PostValidatedTrainStep:
             finished = self._close()
             if loss is None:  # its forwards had wrong weights
                 loss = state.pipeline.train(iteration.batch, iteration.number, observer)
+        assert loss is not None, "nothing stops an iteration with the right weights"
         own = own_totals(loss, state.parameters).tolist()
         self._step.guess(iteration.lr, GlobalState(*own))
         self._open = iteration
@@ -160,7 +162,7 @@ class PostValidatedTrainStep:
         self._verdict = self._step.validate()
         _, right = self._verdict
         if right:
-            self._trainer.gradients.zero()
+            self._state.gradients.zero()
         return right
 
     def _close(self) -> Finished:
@@ -172,8 +174,8 @@ class PostValidatedTrainStep:
         if not right:
             self._step.correct(full)
             if not full.is_finite:
-                _report_not_finite(self._trainer, iteration, full)
-            self._trainer.gradients.zero()
+                _report_not_finite(self._state, iteration, full)
+            self._state.gradients.zero()
         return _finished(iteration, full, step_redone=not right)
 
 
@@ -195,7 +197,7 @@ def _report_not_finite(state: TrainState, iteration: Iteration, full: GlobalStat
         found = f"rank {rank} saw it first, in {what}, microbatch {microbatch}"
     else:
         own = bool(torch.isfinite(local_sum_of_squares(state.parameters)))
-        finite = state.groups.all_gather_object(own)
+        finite = state.groups.world.all_gather_object(own)
         ranks = [rank for rank, is_finite in enumerate(finite) if not is_finite]
         found = f"the forward is finite, the gradient is not, on rank {', '.join(map(str, ranks))}"
     raise FloatingPointError(

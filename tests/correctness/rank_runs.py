@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
+import torch.distributed as dist
 from reference.plain_gpt import Parameters
 from reference.plain_loss import Microbatch
 
 from megatron.config.run_config import RunConfig
-from megatron.parallel.groups import PipelineGroups, make_groups
+from megatron.parallel.grid import Grid
+from megatron.parallel.groups import Groups, make_groups
 from megatron.runtime.batch import to_device
-from megatron.training.loop import evaluate, train_step
+from megatron.training.loop import evaluate, run_iteration
 from megatron.training.setup import TrainState, build_train_state
 from megatron.training.step import Finished, make_train_step
 
@@ -72,9 +74,9 @@ class RankRun:
             self.gradient_norms.append(finished.grad_norm)
 
 
-def make_pipeline_groups() -> PipelineGroups:
-    """This rank's groups in the pool's process group."""
-    return make_groups(CPU, timedelta(seconds=60))
+def make_pipeline_groups() -> Groups:
+    """This rank's groups in the pool's process group, all of which is one pipeline."""
+    return make_groups(Grid(pipeline_size=dist.get_world_size()), CPU, timedelta(seconds=60))
 
 
 def train_on_rank(
@@ -102,13 +104,13 @@ def train_on_rank(
     run.first_gradients = pieces(state, main_gradients)
     state.gradients.zero()
     loader, evaluation_loader = ListLoader(batches), ListLoader(evaluation_batches)
-    update = make_train_step(config, state)
+    step = make_train_step(config.optimizer, state)
     for iteration in range(len(batches)):
-        run.note(train_step(config, state, update, loader, iteration))
+        run.note(run_iteration(step, config.optimizer, loader, CPU, iteration))
         if iteration in evaluate_after:
-            run.note(update.settle())
-            run.evaluations.append(evaluate(config, state, evaluation_loader))
-    run.note(update.settle())
+            run.note(step.settle())
+            run.evaluations.append(evaluate(state, evaluation_loader, config.train.eval_iters))
+    run.note(step.settle())
     run.final = pieces(state, parameter_values)
     run.peak_in_flight = state.pipeline.store.peak_in_flight
     run.left_in_store = len(state.pipeline.store)
@@ -123,7 +125,7 @@ def gradients_on_rank(
     state = build_train_state(config, make_pipeline_groups())
     load(state, parameters)
     loss = state.pipeline.train(to_device(batch, CPU, config.train.dtype), 0).double()
-    state.groups.all_reduce(loss)
+    state.groups.pipeline.all_reduce(loss)
     state.pipeline.close()
     return float(loss), pieces(state, main_gradients)
 

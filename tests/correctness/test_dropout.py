@@ -1,10 +1,17 @@
 """Dropout is drawn by layer and microbatch, so that no layout sees other random numbers."""
 
 import pytest
-from correctness.rank_runs import train_on_rank
+import torch
+import torch.distributed as dist
+from correctness.rank_runs import CPU, train_on_rank
 from correctness.short_runs import LAYOUTS, Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
+
+from megatron.parallel.grid import Grid
+from megatron.parallel.groups import connect_grid
+from megatron.runtime.batch import to_device
+from megatron.training.setup import build_train_state
 
 JOB = Job(GPTOptions(num_layers=4, vocab_size=37), microbatches=3, iterations=4, dropout=0.3)
 
@@ -43,3 +50,23 @@ def test_every_iteration_and_microbatch_drops_something_else(ranks: RankPool) ->
     assert len(set(once)) == 3
     # The first microbatch drops the same in both runs; if the second did too, so were the means.
     assert all(a != pytest.approx(b, rel=1e-4) for a, b in zip(once, twice, strict=True))
+
+
+def gradients(replicas: int, replica: int) -> torch.Tensor:
+    """Summed over the tokens of one replica's share of a batch of four microbatches."""
+    m = 4 // replicas
+    batch = Job(JOB.options, microbatches=4, iterations=1).batches()[0][replica * m :][:m]
+    groups = connect_grid(
+        Grid(data_size=replicas), replica, CPU, (0, 0), lambda use, tiling: dist.ProcessGroup(0, 1)
+    )
+    config = Job(JOB.options, microbatches=m, dropout=0.3).config(LAYOUTS[0])
+    state = build_train_state(config, groups)
+    state.pipeline.train(to_device(batch, CPU), 0)
+    mean = torch.cat([entry.parameter.main_grad.flatten() for entry in state.parameters])
+    return mean * sum(microbatch.loss_mask.sum() for microbatch in batch)
+
+
+def test_replicas_drop_what_one_rank_drops_in_the_same_microbatches() -> None:
+    of_both = gradients(2, 0) + gradients(2, 1)
+    torch.testing.assert_close(of_both, gradients(1, 0), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(2 * gradients(2, 0), of_both, rtol=1e-2, atol=1e-2)

@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 import torch
 from correctness.rank_runs import (
+    CPU,
     Batches,
     ListLoader,
     RankRun,
@@ -23,7 +24,7 @@ from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
-from megatron.training.loop import evaluate, train_step
+from megatron.training.loop import evaluate, run_iteration
 from megatron.training.setup import TrainState, build_train_state
 from megatron.training.step import Finished, make_train_step
 
@@ -74,15 +75,15 @@ def train_spiked(
     state = build_train_state(config, make_pipeline_groups())
     if rank == spike.rank:
         blow_up(state, spike)
-    update, run = make_train_step(config, state), SpikedRun()
+    step, run = make_train_step(config.optimizer, state), SpikedRun()
     loader, evaluation_loader = ListLoader(batches), ListLoader(evaluation_batches)
     try:
         for iteration in range(len(batches)):
-            run.note(train_step(config, state, update, loader, iteration))
+            run.note(run_iteration(step, config.optimizer, loader, CPU, iteration))
             if iteration in evaluate_after:
-                run.note(update.settle())
-                run.evaluations.append(evaluate(config, state, evaluation_loader))
-        run.note(update.settle())
+                run.note(step.settle())
+                run.evaluations.append(evaluate(state, evaluation_loader, config.train.eval_iters))
+        run.note(step.settle())
     except FloatingPointError as error:
         run.error = str(error)
     run.final = pieces(state, parameter_values)

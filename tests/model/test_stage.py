@@ -40,7 +40,7 @@ def models(layout: Layout, options: GPTOptions) -> list[RankModel]:
                 rank,
                 layers=[options.num_layers // layout.ranks] * layout.ranks,
                 padded_vocab_size=config.parallel.padded_vocab_size,
-                split_vocabulary=layout.vocabulary != "none",
+                vocabulary_shard=None if layout.vocabulary == "none" else (rank, layout.ranks),
             ),
             torch.float32,
             CPU,
@@ -100,7 +100,7 @@ def test_stages_may_lie_anywhere_and_differ() -> None:
             rank,
             layers=(3, 0, 4, 1),
             padded_vocab_size=32,
-            split_vocabulary=False,
+            vocabulary_shard=None,
         )
         for rank in (0, 1)
     )
@@ -160,7 +160,7 @@ def chunked(
     ranks = []
     for rank in range(1 + max(owner for owner, _ in stages)):
         placement = place(
-            config, stages, rank, layers=layers, padded_vocab_size=32, split_vocabulary=False
+            config, stages, rank, layers=layers, padded_vocab_size=32, vocabulary_shard=None
         )
         ranks.append(RankModel(config, placement, torch.float32, CPU))
         ranks[-1].initialise(seed=11)

@@ -18,6 +18,7 @@ from megatron.optimizer.global_state import GlobalState, add_up
 from megatron.optimizer.main_gradients import MainGradients
 from megatron.optimizer.parameters import OptimizedParameter
 from megatron.optimizer.post_validation import PostValidatedStep
+from megatron.parallel.grid import Grid
 from megatron.parallel.groups import make_groups, single_rank
 
 CPU = torch.device("cpu")
@@ -127,7 +128,7 @@ def test_a_state_is_finite_if_all_of_it_is(loss: float, squares: float, finite: 
 
 def test_one_rank_is_its_own_sum() -> None:
     totals = torch.tensor([0.1, 0.7], dtype=torch.float64)
-    assert add_up(totals, single_rank(CPU)) == GlobalState(0.1, 0.7)
+    assert add_up(totals, single_rank(CPU).pipeline) == GlobalState(0.1, 0.7)
 
 
 @dataclass(frozen=True)
@@ -153,9 +154,9 @@ class Verdict:
 
 def steps_on_rank(rank: int, world_size: int, *, steps: list[list[float]]) -> list[Verdict]:
     """Take steps whose sums of squares are given for every rank."""
-    groups = make_groups(CPU, timedelta(seconds=60))
+    groups = make_groups(Grid(pipeline_size=world_size), CPU, timedelta(seconds=60))
     guessing, waiting = Replica(), Replica()
-    step = PostValidatedStep(guessing.optimizer, CONFIG.clip_grad, groups)
+    step = PostValidatedStep(guessing.optimizer, CONFIG.clip_grad, groups.pipeline_hosts)
     verdicts = []
     for number, squares in enumerate(steps):
         for replica in (guessing, waiting):
@@ -167,7 +168,7 @@ def steps_on_rank(rank: int, world_size: int, *, steps: list[list[float]]) -> li
         if not right:
             step.correct(full)
         waited_for = add_up(
-            torch.tensor([own.loss, own.sum_of_squares], dtype=torch.float64), groups
+            torch.tensor([own.loss, own.sum_of_squares], dtype=torch.float64), groups.pipeline
         )
         if full.is_finite:
             waiting.optimizer.step(0.1, full.grad_norm)

@@ -9,14 +9,14 @@ from typing import Any
 from unittest.mock import Mock, patch
 
 import torch
-from pretended_gpu.deadlock import ENDS
 from pretended_gpu.gpu import DEVICE, PretendedGpu
 from pretended_gpu.nccl import PretendedNccl
 from pretended_gpu.order import Issued, Step
 
 from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch
-from megatron.parallel.groups import PipelineGroups
+from megatron.parallel.grid import Grid, Tiling
+from megatron.parallel.groups import ConnectedAxis, Groups, connect_grid
 from megatron.runtime.batch import DeviceMicrobatch, to_device
 from megatron.runtime.observer import NamedRanges
 from megatron.runtime.timeline import Recorder
@@ -80,7 +80,7 @@ def run_rank(
         warnings.simplefilter("error")
         state = build_train_state(config, _groups(gpu, config, rank))
         _let_no_schedule_wait(gpu, state)
-        update = make_train_step(config, state)
+        step = make_train_step(config.optimizer, state)
         recorder = Recorder(rank, DEVICE)
         restore = Mock(wraps=state.optimizer.restore)
         state.optimizer.restore = restore
@@ -88,10 +88,10 @@ def run_rank(
             last = observed and number == iterations - 1
             gpu.ranges.clear()
             observer = NamedRanges(DEVICE, recorder) if last else None
-            update.train(Iteration(number, _batch(gpu, config), 1e-3, 0), observer)
+            step.train(Iteration(number, _batch(gpu, config), 1e-3, 0), observer)
             found.held.append(gpu.memory.held)
         found.ranges, found.spans = list(gpu.ranges), recorder.spans()
-        update.settle()
+        step.settle()
         if valid:
             state.pipeline.evaluate(_batch(gpu, config))
         state.pipeline.close()
@@ -105,7 +105,7 @@ def run_loop(config: RunConfig, rank: int) -> tuple[str, list[str]]:
     """Go through the whole training loop as ``rank``; return what it prints, and the faults."""
     gpu, printed, config = PretendedGpu(), io.StringIO(), _on_cuda(config)
     replaced = (
-        patch.object(PipelineGroups, "all_gather_object", lambda self, own: [own] * self.size),
+        patch.object(ConnectedAxis, "all_gather_object", lambda self, own: [own] * self.size),
         patch.object(torch.cuda, "get_device_name", lambda device: "NVIDIA H200"),
         patch.object(torch.cuda, "max_memory_allocated", lambda device: gpu.memory.peak),
         patch.object(torch.cuda, "max_memory_reserved", lambda device: gpu.memory.peak),
@@ -149,17 +149,15 @@ def _let_no_schedule_wait(gpu: PretendedGpu, state: TrainState) -> None:
     pipeline.train, pipeline.evaluate = watched(pipeline.train), watched(pipeline.evaluate)
 
 
-def _groups(gpu: PretendedGpu, config: RunConfig, rank: int) -> PipelineGroups:
+def _groups(gpu: PretendedGpu, config: RunConfig, rank: int) -> Groups:
     """Return the groups that ``connect`` would make."""
     size, plan = config.parallel.pipeline_size, make_run_plan(config).plan
 
-    def group(name: str) -> PretendedNccl:
-        return PretendedNccl(gpu, name, rank, size)
+    def connect(use: str, tiling: Tiling) -> PretendedNccl:
+        return PretendedNccl(gpu, use, rank, size)
 
-    groups = [group(name) for name in ("vocabulary", "forward", "backward", "control")]
-    first, last = ends_with_copies(plan, config.model.tie_embeddings)
-    ends = group(ENDS) if first != last and rank in (first, last) else None
-    return PipelineGroups(rank, size, DEVICE, *groups, ends, group("state"))
+    ends = ends_with_copies(plan, config.model.tie_embeddings)
+    return connect_grid(Grid(pipeline_size=size), rank, DEVICE, ends, connect)
 
 
 def _batch(gpu: PretendedGpu, config: RunConfig) -> list[DeviceMicrobatch]:

@@ -9,7 +9,7 @@ from reference.plain_gpt import GPTOptions, random_parameters
 
 from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import single_rank
-from megatron.training.loop import train_step
+from megatron.training.loop import run_iteration
 from megatron.training.setup import build_train_state
 from megatron.training.step import make_train_step
 
@@ -28,12 +28,12 @@ def train_with_a_flaw(
     """
     state = build_train_state(config, make_pipeline_groups())
     load(state, random_parameters(JOB.options))
-    update, loader = make_train_step(config, state), ListLoader(batches)
+    step, loader = make_train_step(config.optimizer, state), ListLoader(batches)
     try:
         for iteration in range(len(batches)):
             if iteration == 1 and rank == where:
                 spoil(dict(state.pipeline.model.global_parameters()), flaw)
-            train_step(config, state, update, loader, iteration)
+            run_iteration(step, config.optimizer, loader, CPU, iteration)
     except FloatingPointError as error:
         return iteration, str(error)
     finally:
@@ -84,8 +84,8 @@ def test_error_names_iteration_and_rank_everywhere(
 def test_a_single_rank_finds_it_too() -> None:
     config = JOB.config(Layout(1, "none"))
     state = build_train_state(config, single_rank(CPU))
-    update, loader = make_train_step(config, state), ListLoader(JOB.batches())
-    train_step(config, state, update, loader, 0)
+    step, loader = make_train_step(config.optimizer, state), ListLoader(JOB.batches())
+    run_iteration(step, config.optimizer, loader, CPU, 0)
     spoil(dict(state.pipeline.model.global_parameters()), "output_layer.weight=nan")
     with pytest.raises(FloatingPointError, match="iteration 2: lm loss is nan: rank 0 saw it"):
-        train_step(config, state, update, loader, 1)
+        run_iteration(step, config.optimizer, loader, CPU, 1)

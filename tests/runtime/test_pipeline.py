@@ -49,7 +49,7 @@ def run_recorded(rank: int, world_size: int, *, config: RunConfig, batches: list
     pipeline = state.pipeline
     recorder = Recorder(rank, CPU)
     first = pipeline.train(to_device(batches[0], CPU), 0)
-    state.groups.barrier()
+    state.groups.world.barrier()
     recorder.begin()
     second = pipeline.train(to_device(batches[1], CPU), 1, recorder)
     timeline = pipeline.timeline(recorder)

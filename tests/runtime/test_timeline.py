@@ -35,7 +35,7 @@ def offset_of_shifted_clock(rank: int, world_size: int, *, ahead: float) -> tupl
         return time.perf_counter() + rank * ahead
 
     start, offset = common_start(groups, clock)
-    assert clock_offset(groups, clock).error > 0 or rank == 0
+    assert clock_offset(groups.world_hosts, clock).error > 0 or rank == 0
     return offset, start - rank * ahead
 
 

@@ -11,10 +11,9 @@ from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import single_rank
-from megatron.training.loop import train_step
+from megatron.training.loop import run_iteration
 from megatron.training.metrics import meter as meter_module
-from megatron.training.metrics.meter import Meter
-from megatron.training.metrics.peak_tflops import Peak
+from megatron.training.metrics.meter import Meter, Metered
 from megatron.training.setup import TrainState, build_train_state
 from megatron.training.step import Finished, SynchronousTrainStep, make_train_step
 
@@ -62,7 +61,8 @@ def make_meter(state: TrainState, log_interval: int) -> tuple[Meter, list[str]]:
     def say(line: str, flush: bool = False) -> None:
         said.append(line)
 
-    return Meter(config(log_interval, True), state, Peak(1.0, "a test"), say), said
+    metered = Metered(log_interval, 4, 2, flops=10**12, peak_tflops=1.0)
+    return Meter(metered, config(log_interval, True).optimizer, state.groups, say), said
 
 
 def milliseconds(said: list[str]) -> list[float]:
@@ -111,13 +111,13 @@ def test_wrong_guesses_are_counted(state: TrainState, clock: Clock) -> None:
 
 def test_a_single_rank_does_not_guess(state: TrainState) -> None:
     made = config(1, post_validation=True)
-    update = make_train_step(made, state)
-    assert isinstance(update, SynchronousTrainStep)
+    step = make_train_step(made.optimizer, state)
+    assert isinstance(step, SynchronousTrainStep)
     loader = ListLoader(JOB.batches())
     for number in range(2):
-        result = train_step(made, state, update, loader, number)
+        result = run_iteration(step, made.optimizer, loader, CPU, number)
         assert result is not None
         assert (result.number, result.consumed_samples) == (number, 2 * number + 2)
-    assert update.settle() is None
+    assert step.settle() is None
     grads = [entry.parameter.main_grad for entry in state.parameters]
     assert not torch.cat([grad.flatten() for grad in grads]).any()

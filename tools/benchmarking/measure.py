@@ -7,8 +7,9 @@ from typing import Any, Final
 
 import torch
 
-from megatron.training.metrics.flops import iteration_flops
+from megatron.simulator.costs.shape import iteration_flops
 from megatron.training.metrics.peak_tflops import measure_tflops
+from megatron.training.planning.pass_costs import shape_of
 from tools.benchmarking.case import BenchmarkCase
 
 WARM_UP_ITERATIONS: Final = 2
@@ -58,9 +59,10 @@ def document(case: BenchmarkCase, ranks: Sequence[dict[str, Any]]) -> dict[str, 
             ``matrix_rates``), ``memory`` (bytes at the peak) and ``loss``, its part of the loss
             that the initial weights have on the first microbatches.
     """
+    model = case.model_config()
     return {
         "schedule_s": max(rank["schedule"] for rank in ranks),
-        "flops": iteration_flops(case.model_config(), case.microbatches),
+        "flops": iteration_flops(shape_of(model, 1), model.num_layers, case.microbatches),
         "product_tflops": mean(rank["rates"]["product"] for rank in ranks),
         "peak_tflops": mean(rank["rates"]["peak"] for rank in ranks),
         "memory_bytes": [rank["memory"] for rank in ranks],

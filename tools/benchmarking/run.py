@@ -22,7 +22,14 @@ from megatron.training.agreement import check_agreement, run_digests
 from megatron.training.metrics.peak_memory import peak_memory
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.rendezvous import join
-from megatron.training.setup import TrainState, build_train_state, connect, leave, make_pipeline
+from megatron.training.setup import (
+    TrainState,
+    build_train_state,
+    connect,
+    ends_with_copies,
+    leave,
+    make_pipeline,
+)
 from tools.benchmarking.case import BenchmarkCase
 from tools.benchmarking.measure import (
     WARM_UP_ITERATIONS,
@@ -43,24 +50,25 @@ def run_rank(case: BenchmarkCase, result: Path) -> None:
     run_plan = make_run_plan(short)
     job = join(config.parallel)
     check_agreement(job, run_digests(short, run_plan))
-    local_rank, tied = int(os.environ["LOCAL_RANK"]), config.model.tie_embeddings
-    groups = connect(config.parallel, job, local_rank, run_plan.plan, tied=tied)
+    ends = ends_with_copies(run_plan.plan, config.model.tie_embeddings)
+    local_rank = int(os.environ["LOCAL_RANK"])
+    groups = connect(config.parallel, config.parallel.grid, job, local_rank, ends)
     state = build_train_state(short, groups, run_plan)
     first_loss, costs = _warm_up(state, batch[:count])
     state = _for_whole_batch(state, config, costs)
 
     on_device = to_device(batch, groups.device)
-    recorder = Recorder(groups.rank, groups.device)
-    groups.barrier()
+    recorder = Recorder(groups.pipeline.rank, groups.device)
+    groups.world.barrier()
     recorder.begin()
     own: dict[str, Any] = _step(state, on_device, WARM_UP_ITERATIONS, recorder)
     own |= {"loss": first_loss, "memory": peak_memory(groups.device).held}
-    groups.barrier()
+    groups.world.barrier()
     own["rates"] = matrix_rates(case, groups.device)
     own["in_flight"] = state.pipeline.store.peak_in_flight
     timeline = state.pipeline.timeline(recorder)
-    ranks: list[Any] = groups.all_gather_object(own)
-    if groups.rank == 0:
+    ranks = groups.pipeline.all_gather_object(own)
+    if groups.world.rank == 0:
         result.write_text(json.dumps(document(case, ranks) | _passes(state, timeline, ranks)))
     state.pipeline.close()
     leave(groups)
@@ -76,8 +84,8 @@ def _warm_up(state: TrainState, batch: Sequence[Microbatch]) -> tuple[float, Cos
     groups, losses = state.groups, []
     on_device = to_device(batch, groups.device)
     for iteration in range(WARM_UP_ITERATIONS):
-        recorder = Recorder(groups.rank, groups.device)
-        groups.barrier()
+        recorder = Recorder(groups.pipeline.rank, groups.device)
+        groups.world.barrier()
         recorder.begin()
         losses.append(_step(state, on_device, iteration, recorder)["loss"])
     timeline = state.pipeline.timeline(recorder)
@@ -90,7 +98,7 @@ def _for_whole_batch(state: TrainState, config: RunConfig, costs: Costs) -> Trai
     assert run_plan.plan.stages == state.plan.stages, "the same schedule"
     model = state.pipeline.model
     state.pipeline.close()
-    return replace(state, pipeline=make_pipeline(config, state.groups, run_plan, model))
+    return replace(state, pipeline=make_pipeline(config.train, state.groups, run_plan, model))
 
 
 def _step(
@@ -102,7 +110,7 @@ def _step(
     assert loss is not None, "nothing stops the iteration"
     after_schedule = _now(state)
     squares = local_sum_of_squares(state.parameters)
-    state.groups.all_reduce(squares)
+    state.groups.pipeline.all_reduce(squares)
     state.optimizer.step(1e-4, float(squares) ** 0.5)
     state.gradients.zero()
     end = _now(state)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from megatron.layers.vocabulary.output_s import Merged
-from megatron.parallel.groups import PipelineGroups
+from megatron.parallel.groups import Groups
 from megatron.parallel.lanes import Lane, Pending
 from megatron.runtime.communicator import Communicator
 from megatron.runtime.placeholder_passes import PlaceholderPasses, PlaceholderState
@@ -227,7 +227,7 @@ class EmulatedCommunicator(Communicator):
 
     def __init__(
         self,
-        groups: PipelineGroups,
+        groups: Groups,
         plan: Plan,
         passes: EmulatedPasses,
         lane: Lane,
@@ -243,7 +243,7 @@ class EmulatedCommunicator(Communicator):
         """Issue ``comm``; a message takes the time with it."""
         if comm.kind not in ("X", "G"):
             return super().start(comm)
-        if self._groups.rank == participants(self._plan, comm)[0]:
+        if self._groups.pipeline.rank == participants(self._plan, comm)[0]:
             name = "output" if comm.kind == "X" else "input_gradient"
             tensor = self.passes.store.get(name, comm.microbatch, comm.stage)
             tensor.view(-1)[-1] = time.monotonic()

@@ -14,7 +14,9 @@ from multiprocessing.connection import Connection
 import torch
 import torch.distributed as dist
 
-from megatron.parallel.groups import PipelineGroups, make_groups
+from megatron.parallel.collectives import broadcast
+from megatron.parallel.grid import Grid
+from megatron.parallel.groups import Groups, make_groups
 from megatron.parallel.lanes import Lane, make_lane
 from megatron.runtime.executor import Executor
 from megatron.schedules.costs import Costs
@@ -116,8 +118,10 @@ def serve(connection: Connection, place: Place) -> None:
             world_size=place.size,
             timeout=COLLECTIVE_TIMEOUT,
         )
-        groups = make_groups(torch.device("cpu"), COLLECTIVE_TIMEOUT, ends=(0, 0))
-        lane = make_lane(groups.device, groups.size, "vocabulary")
+        groups = make_groups(
+            Grid(pipeline_size=place.size), torch.device("cpu"), COLLECTIVE_TIMEOUT, ends=(0, 0)
+        )
+        lane = make_lane(groups.device, groups.vocabulary.size, "vocabulary")
         connection.send(None)
         while True:
             connection.send(_run(connection.recv(), groups, lane, place.overshoot))
@@ -145,12 +149,12 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _run(job: EmulatedJob, groups: PipelineGroups, lane: Lane, overshoot: float) -> Outcome:
+def _run(job: EmulatedJob, groups: Groups, lane: Lane, overshoot: float) -> Outcome:
     def seconds(comm: Comm) -> float:
         return job.unit * job.costs.of_comm(comm)
 
-    plan, pacer = job.program.plan, Pacer(_duration(job, groups.rank), seconds, overshoot)
-    passes = EmulatedPasses(plan, groups.rank)
+    plan, pacer = job.program.plan, Pacer(_duration(job, groups.pipeline.rank), seconds, overshoot)
+    passes = EmulatedPasses(plan, groups.pipeline.rank)
     communicator = EmulatedCommunicator(groups, plan, passes, lane, seconds, pacer)
     executor = Executor(passes, communicator)
     outcome = Outcome([], [], [], [])
@@ -178,12 +182,10 @@ def _duration(job: EmulatedJob, rank: int) -> Callable[[Pass], float]:
     return duration
 
 
-def _common_start(groups: PipelineGroups) -> float:
+def _common_start(groups: Groups) -> float:
     """Return a time on the monotonic clock, the same on every rank, soon after all have met."""
-    groups.barrier()
+    groups.world.barrier()
     start = torch.tensor(
-        [time.monotonic() + HEAD_START * (1 + groups.size / 8)], dtype=torch.float64
+        [time.monotonic() + HEAD_START * (1 + groups.world.size / 8)], dtype=torch.float64
     )
-    if groups.size > 1:
-        dist.broadcast(start, group=groups.control, group_src=0)
-    return start.item()
+    return broadcast(start, 0, groups.world).item()

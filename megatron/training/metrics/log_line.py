@@ -4,10 +4,13 @@ Pure functions from values to text; who prints, when and on which rank is the lo
 """
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from megatron.config.run_config import ParallelConfig, TrainConfig
 from megatron.training.metrics.peak_memory import MEBIBYTE, PeakMemory
+from megatron.training.metrics.peak_tflops import Peak
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,44 @@ class IterationValues:
     global_batch_size: int
     lm_loss: float
     grad_norm: float
+
+
+def introduction(
+    parallel: ParallelConfig,
+    train: TrainConfig,
+    vocab_size: int,
+    parameters: Sequence[int],
+    flops: int,
+    peak: Peak,
+) -> Iterator[str]:
+    """Yield what runs, on what, and how it is counted.
+
+    Args:
+        parallel: the layout.
+        train: batches and precision.
+        vocab_size: entries of the vocabulary.
+        parameters: of every pipeline rank, each parameter of the model once.
+        flops: model FLOPs of an iteration, over all ranks.
+        peak: of one rank.
+    """
+    shards = parallel.vocab_shards
+    yield (
+        f"pipeline of {parallel.pipeline_size} on {parallel.device} "
+        f"({parallel.backend}), schedule {parallel.pipeline_schedule}, vocabulary "
+        f"{parallel.vocab_parallel}, {train.num_microbatches} microbatches, "
+        f"{str(train.dtype).removeprefix('torch.')}"
+    )
+    yield (
+        f"vocabulary {vocab_size}, padded to {parallel.padded_vocab_size} in "
+        f"{shards} shard{'s' if shards > 1 else ''}"
+    )
+    by_rank = ", ".join(f"{count:,}" for count in parameters)
+    yield f"parameters: {sum(parameters):,}; by rank: {by_rank}"
+    yield (
+        "model FLOPs = 3 x forward matrix products, causal attention counted in full "
+        f"(Megatron-LM counts half), vocabulary without padding; {flops:.3E} per iteration"
+    )
+    yield f"peak of a rank: {peak.tflops:.3f} TFLOP/s ({peak.source})"
 
 
 def iteration_line(values: IterationValues) -> str:

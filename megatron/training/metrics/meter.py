@@ -7,36 +7,57 @@ norm, may be known later only. Its time counts where it was spent.
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 
-from megatron.config.run_config import RunConfig
+from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.lr_schedule import learning_rate
-from megatron.training.metrics.flops import iteration_flops
+from megatron.parallel.groups import Groups
 from megatron.training.metrics.log_line import IterationValues, iteration_line, memory_line
 from megatron.training.metrics.peak_memory import peak_memory
-from megatron.training.metrics.peak_tflops import Peak
-from megatron.training.setup import TrainState
 from megatron.training.step import Finished
+
+
+@dataclass(frozen=True)
+class Metered:
+    """What is the same in every line of a run.
+
+    Attributes:
+        log_interval: iterations of a line.
+        train_iters: iterations of the whole job.
+        global_batch_size: samples of an iteration.
+        flops: model FLOPs of an iteration, over all ranks.
+        peak_tflops: of one rank in TFLOP/s, for the MFU.
+    """
+
+    log_interval: int
+    train_iters: int
+    global_batch_size: int
+    flops: int
+    peak_tflops: float
 
 
 class Meter:
     """Every rank has one and calls it in step.
 
     Args:
-        config: the run.
-        state: this rank.
-        peak: of the device, for the MFU.
+        metered: what is the same in every line.
+        optimizer: learning rate by samples, and whether steps are guesses.
+        groups: this rank's view of the job.
         say: prints, on rank 0.
     """
 
     def __init__(
-        self, config: RunConfig, state: TrainState, peak: Peak, say: Callable[..., None]
+        self,
+        metered: Metered,
+        optimizer: OptimizerConfig,
+        groups: Groups,
+        say: Callable[..., None],
     ) -> None:
-        self._config = config
-        self._trainer = state
-        self._peak = peak
+        self._metered = metered
+        self._optimizer = optimizer
+        self._groups = groups
         self._say = say
-        self._flops = iteration_flops(config.model, config.train.global_batch_size)
         self._losses: list[float] = []
         self._steps = self._steps_redone = 0
         self._memory_reported = False
@@ -63,7 +84,7 @@ class Meter:
         self._losses.append(finished.loss)
         self._steps += 1
         self._steps_redone += finished.step_redone
-        if (finished.number + 1) % self._config.log.log_interval:
+        if (finished.number + 1) % self._metered.log_interval:
             return
         seconds = (end - self._begin) / len(self._losses)
         self._say(iteration_line(self._values(finished, seconds)), flush=True)
@@ -77,30 +98,31 @@ class Meter:
         if self._memory_reported:
             return
         self._memory_reported = True
-        peaks = self._trainer.groups.all_gather_object(peak_memory(self._trainer.groups.device))
+        peaks = self._groups.world.all_gather_object(peak_memory(self._groups.device))
         for rank, memory in enumerate(peaks):
             self._say(memory_line(rank, iteration, memory), flush=True)
 
     def report_post_validation(self) -> None:
         """Print how many steps were wrong guesses: each has cost the forwards of a warm-up."""
-        if self._config.optimizer.post_validation:
+        if self._optimizer.post_validation:
             self._say(
                 f"optimizer post-validation: {self._steps_redone} of {self._steps} steps redone",
                 flush=True,
             )
 
     def _values(self, finished: Finished, seconds: float) -> IterationValues:
-        tflops = self._flops / seconds / self._trainer.groups.size / 1e12
+        metered = self._metered
+        tflops = metered.flops / seconds / self._groups.world.size / 1e12
         return IterationValues(
             time=datetime.now().astimezone(),
             iteration=finished.number + 1,
-            train_iters=self._config.train.train_iters,
+            train_iters=metered.train_iters,
             consumed_samples=finished.consumed_samples,
             seconds_per_iteration=seconds,
             tflops_per_rank=tflops,
-            mfu=tflops / self._peak.tflops,
-            learning_rate=learning_rate(self._config.optimizer, finished.consumed_samples),
-            global_batch_size=self._config.train.global_batch_size,
+            mfu=tflops / metered.peak_tflops,
+            learning_rate=learning_rate(self._optimizer, finished.consumed_samples),
+            global_batch_size=metered.global_batch_size,
             lm_loss=sum(self._losses) / len(self._losses),
             grad_norm=finished.grad_norm,
         )

@@ -6,7 +6,7 @@ some, and ``--profile`` names them for profilers.
 
 from collections.abc import Callable
 
-from megatron.config.run_config import RunConfig
+from megatron.config.run_config import LogConfig
 from megatron.runtime.clocks import common_start
 from megatron.runtime.observer import NamedRanges, Observer
 from megatron.runtime.timeline import Recorder
@@ -17,6 +17,7 @@ from megatron.simulator.simulate import Timeline, simulate
 from megatron.simulator.timeline_file import save_timeline
 from megatron.training.outputs import PLANNED, TRACE
 from megatron.training.profiling.replan import (
+    PlanWith,
     describe_costs,
     describe_replanned,
     replan,
@@ -29,24 +30,30 @@ class Observation:
     """Observes one rank's iterations, which are counted from 0 here and from 1 in the flags.
 
     Args:
-        config: the run.
+        config: what to observe, and the files for it.
         state: this rank.
         last: the last iteration.
+        plan_with: plans for measured costs.
         say: prints on rank 0.
     """
 
     def __init__(
-        self, config: RunConfig, state: TrainState, last: int, say: Callable[..., None]
+        self,
+        config: LogConfig,
+        state: TrainState,
+        last: int,
+        plan_with: PlanWith,
+        say: Callable[..., None],
     ) -> None:
         self._config = config
-        self._trainer = state
+        self._state = state
+        self._plan_with = plan_with
         self._say = say
-        log = config.log
-        start, end = log.profile_schedule_start, log.profile_schedule_end
+        start, end = config.profile_schedule_start, config.profile_schedule_end
         self._measured = range(0) if start is None or end is None else range(start - 1, end - 1)
-        named = range(log.profile_step_start - 1, log.profile_step_end - 1)
-        self._named = named if log.profile else range(0)
-        self._last = None if log.record_timeline is None else last
+        named = range(config.profile_step_start - 1, config.profile_step_end - 1)
+        self._named = named if config.profile else range(0)
+        self._last = None if config.record_timeline is None else last
         self._recorder: Recorder | None = None
         self._clock_error = 0.0
         self._timelines: list[Timeline] = []
@@ -58,10 +65,10 @@ class Observation:
 
     def begin(self, iteration: int) -> Observer | None:
         """Return who observes ``iteration``, if it is observed; every rank calls it before."""
-        state = self._trainer
+        state = self._state
         self._recorder = None
         if self.times(iteration):
-            self._recorder = Recorder(state.groups.rank, state.groups.device)
+            self._recorder = Recorder(state.groups.pipeline.rank, state.groups.device)
             start, offset = common_start(state.groups)
             self._clock_error = offset.error
             self._recorder.begin(start)
@@ -73,7 +80,7 @@ class Observation:
         """Make of ``iteration`` what is asked for; every rank calls it after."""
         if self._recorder is None:
             return
-        timeline = self._trainer.pipeline.timeline(self._recorder)
+        timeline = self._state.pipeline.timeline(self._recorder)
         if iteration in self._measured:
             self._timelines.append(timeline)
             if iteration == self._measured[-1]:
@@ -83,7 +90,7 @@ class Observation:
 
     def _use_costs(self) -> None:
         """Save the measured costs, and plan with them."""
-        log, state = self._config.log, self._trainer
+        config, state = self._config, self._state
         self._costs = costs_from_timelines(state.plan, self._timelines)
         self._timelines = []
         self._say(
@@ -91,10 +98,11 @@ class Observation:
             f"{describe_costs(self._costs)}",
             flush=True,
         )
-        if log.schedule_costs is not None:
-            save_measured(state, self._costs, log.schedule_costs)
-        if log.replan:
-            self._say(describe_replanned(replan(self._config, state, self._costs)), flush=True)
+        if config.schedule_costs is not None:
+            save_measured(state, self._costs, config.schedule_costs)
+        if config.replan:
+            found = replan(self._plan_with, state, self._costs)
+            self._say(describe_replanned(found), flush=True)
 
     def _save(self, timeline: Timeline) -> None:
         """Write the timeline, its trace, and the timeline as planned.
@@ -102,9 +110,9 @@ class Observation:
         Planned is what the simulator makes of the program with the costs that were measured before,
         or else with those of this very iteration: then all that differs is what it does not model.
         """
-        state, path = self._trainer, self._config.log.record_timeline
-        error = max(state.groups.all_gather_object(self._clock_error))
-        if state.groups.rank != 0 or path is None:
+        state, path = self._state, self._config.record_timeline
+        error = max(state.groups.world.all_gather_object(self._clock_error))
+        if state.groups.world.rank != 0 or path is None:
             return
         costs = self._costs or costs_from_timelines(state.plan, [timeline])
         planned = simulate(state.pipeline.train_program, costs)

@@ -1,18 +1,19 @@
 """Measure, then plan: costs of real iterations, and a plan made from them while the run goes on."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from megatron.config.run_config import RunConfig
 from megatron.schedules.costs import Costs, Time
 from megatron.schedules.lower import lower
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.cost_file import save_costs
 from megatron.simulator.simulate import simulate
-from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.setup import TrainState
+
+PlanWith = Callable[[Costs], Plan]
+"""Returns the plan of the run for measured costs; on the same stages."""
 
 
 @dataclass(frozen=True)
@@ -35,28 +36,28 @@ class Replanned:
         return self.after < self.before * (1 - 1e-9)
 
 
-def replan(config: RunConfig, state: TrainState, costs: Costs) -> Replanned:
+def replan(plan_with: PlanWith, state: TrainState, costs: Costs) -> Replanned:
     """Plan with measured costs, and run that plan from the next iteration on if it is faster.
 
     Every rank calls it between two iterations. Rank 0 plans for all, so that all have one plan
     whatever machines they are. Stages and layers stay where they are.
 
     Args:
-        config: the run.
+        plan_with: plans.
         state: this rank.
         costs: in seconds, by rank and chunk, the same on every rank.
     """
     pipeline, groups = state.pipeline, state.groups
-    found = _plan(config, state, costs) if groups.rank == 0 else None
-    found = groups.all_gather_object(found)[0]
-    assert isinstance(found, Replanned)
+    found = _plan(plan_with, state, costs) if groups.world.rank == 0 else None
+    found = groups.world.all_gather_object(found)[0]
+    assert found is not None
     if found.is_faster:
         pipeline.replace_plan(found.plan, costs)
     return found
 
 
-def _plan(config: RunConfig, state: TrainState, costs: Costs) -> Replanned:
-    plan = make_run_plan(config, costs).plan
+def _plan(plan_with: PlanWith, state: TrainState, costs: Costs) -> Replanned:
+    plan = plan_with(costs)
     return Replanned(
         plan,
         before=simulate(state.pipeline.train_program, costs).end,
@@ -83,8 +84,8 @@ def save_measured(state: TrainState, costs: Costs, path: Path) -> None:
 
     ``tools/simulate.py --costs`` and ``--measured-costs`` read them.
     """
-    layers = state.groups.all_gather_object(list(map(len, state.pipeline.model.chunks)))
-    if state.groups.rank == 0:
+    layers = state.groups.pipeline.all_gather_object(list(map(len, state.pipeline.model.chunks)))
+    if state.groups.world.rank == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_costs(path, costs, layers)
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
+from correctness.rank_runs import make_pipeline_groups
 from harness.rank_pool import RankPool
 from torch import Tensor, nn
 
@@ -21,6 +21,7 @@ from megatron.layers.vocabulary.output_s import (
 )
 from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.parallel import collectives
+from megatron.parallel.groups import ConnectedAxis
 
 N, H, V = 6, 5, 23
 OPTIONS = LossOptions(V, label_smoothing=0.1, z_loss_coeff=1e-2, logit_softcap=4.0)
@@ -163,36 +164,35 @@ def run_on_rank(
     """Loss, input gradients as the last rank gets them, and this rank's weight gradient."""
     layer = make_layer(rank, world_size)
     root, loss, gradients = world_size - 1, 0.0, []
-    group = dist.group.WORLD
+    axis = make_pipeline_groups().vocabulary
     for x_nh, targets_n, weight_n in batch:
         if barriers == 3:
-            state, merged = naive_merged(layer, x_nh, targets_n, world_size)
+            state, merged = naive_merged(layer, x_nh, targets_n, axis)
         else:
             state = layer.s(x_nh, targets_n, form_gradient=barriers == 1)
-            gathered = collectives.all_gather(state.statistics_4n, group, world_size)
+            gathered = collectives.all_gather(state.statistics_4n, axis)
             merged = merge_statistics(gathered)
         loss += float((token_losses(merged, OPTIONS) * weight_n).sum())
         if barriers == 1:
             part_nh = input_gradient_from_s(state, merged, weight_n, OPTIONS)
         else:
             part_nh = layer.input_gradient(state, merged, weight_n)
-        gradients.append(collectives.reduce(part_nh, root, group, world_size))
+        gradients.append(collectives.reduce(part_nh, root, axis))
         layer.t(state, merged, weight_n)
     assert not layer.weight.main_grad[layer.shard.real_rows :].any()
     return loss, gradients, layer.weight.main_grad[: layer.shard.real_rows]
 
 
 def naive_merged(
-    layer: OutputLayer, x_nh: Tensor, targets_n: Tensor, world_size: int
+    layer: OutputLayer, x_nh: Tensor, targets_n: Tensor, axis: ConnectedAxis
 ) -> tuple[ShardState, Merged]:
     """S, C1, E and C2 of the naive treatment; the collectives get copies, as in the runtime."""
-    group = dist.group.WORLD
     state = layer.naive_s(x_nh, targets_n)
     maximum_n = state.maximum_n.clone()
-    collectives.all_reduce(maximum_n, collectives.MAXIMUM, group, world_size)
+    collectives.all_reduce(maximum_n, collectives.MAXIMUM, axis)
     layer.naive_e(state, maximum_n)
     sums_kn = state.sums_kn.clone()
-    collectives.all_reduce(sums_kn, collectives.SUM, group, world_size)
+    collectives.all_reduce(sums_kn, collectives.SUM, axis)
     return state, layer.merged_from(maximum_n, sums_kn)
 
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from megatron.model.config import ModelConfig
 from megatron.simulator.costs.shape import Shape, iteration_flops
-from megatron.training.metrics import flops
+from megatron.training.planning.pass_costs import shape_of
 
 sizes = st.integers(1, 64)
 
@@ -50,7 +50,7 @@ def test_no_dropout_needs_no_masks() -> None:
     layers=st.integers(1, 5),
     m=st.integers(1, 5),
 )
-def test_any_widths_count_as_the_log_of_training_does(
+def test_any_widths_count_as_those_of_a_model_that_trains(
     h: int,
     ffn: int,
     heads: int,
@@ -73,4 +73,4 @@ def test_any_widths_count_as_the_log_of_training_does(
         key_value_width=2 * groups * channels,
         gated_mlp=gated,
     )
-    assert iteration_flops(shape, layers, m) == flops.iteration_flops(model, m)
+    assert iteration_flops(shape, layers, m) == iteration_flops(shape_of(model, 1), layers, m)

@@ -5,14 +5,18 @@ import re
 from datetime import datetime
 
 import pytest
+from correctness.short_runs import Job, Layout
+from reference.plain_gpt import GPTOptions
 
 from megatron.training.metrics.log_line import (
     IterationValues,
     evaluation_lines,
+    introduction,
     iteration_line,
     memory_line,
 )
 from megatron.training.metrics.peak_memory import PeakMemory
+from megatron.training.metrics.peak_tflops import Peak
 
 VALUES = IterationValues(
     time=datetime(2026, 11, 20, 12, 0, 0),
@@ -95,3 +99,16 @@ def test_memory_lines_say_whose_memory_and_how_much():
     assert memory_line(0, 1, PeakMemory(held=mib // 2)) == (
         "[Rank 0] (after 1 iterations) memory (MB) | max resident: 0.5"
     )
+
+
+def test_a_run_says_what_it_is():
+    config = Job(GPTOptions(vocab_size=61), microbatches=3).config(Layout(2, "vocab-1"))
+    peak = Peak(0.25, "--peak-tflops")
+    assert list(introduction(config.parallel, config.train, 61, [1000, 2000], 10**9, peak)) == [
+        "pipeline of 2 on cpu (gloo), schedule 1f1b, vocabulary vocab-1, 3 microbatches, float32",
+        "vocabulary 61, padded to 64 in 2 shards",
+        "parameters: 3,000; by rank: 1,000, 2,000",
+        "model FLOPs = 3 x forward matrix products, causal attention counted in full (Megatron-LM "
+        "counts half), vocabulary without padding; 1.000E+09 per iteration",
+        "peak of a rank: 0.250 TFLOP/s (--peak-tflops)",
+    ]

@@ -11,7 +11,7 @@ from megatron.schedules.make_plan import make_plan
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import TREATMENTS
 from megatron.simulator.costs.cost_file import CostFile
-from megatron.training.metrics.flops import iteration_flops
+from megatron.simulator.costs.shape import iteration_flops
 from megatron.training.planning.pass_costs import (
     FLOPS_PER_BYTE,
     LOOKUP_BYTES_PER_ELEMENT,
@@ -62,7 +62,7 @@ def test_a_microbatch_costs_its_share_of_the_iteration(
     )
     lookup = FLOPS_PER_BYTE * LOOKUP_BYTES_PER_ELEMENT * SAMPLES * 32 * 64
     lookups = 2 * lookup if plan.barriers is None else 0
-    assert total == pytest.approx(iteration_flops(model, SAMPLES) + lookups)
+    assert total == pytest.approx(iteration_flops(shape, model.num_layers, 1) + lookups)
 
 
 def test_attention_itself_has_no_weight_gradient() -> None:

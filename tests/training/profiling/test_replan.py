@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from correctness.rank_runs import Batches, ListLoader, make_pipeline_groups
+from correctness.rank_runs import CPU, Batches, ListLoader, make_pipeline_groups
 from correctness.short_runs import Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
@@ -21,7 +21,8 @@ from megatron.simulator.compare import compare
 from megatron.simulator.costs.cost_file import check_measured, load_costs
 from megatron.simulator.scenario import Scenario, run
 from megatron.simulator.timeline_file import load_timeline
-from megatron.training.loop import train_step
+from megatron.training.loop import run_iteration
+from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.profiling.observation import Observation
 from megatron.training.profiling.replan import Replanned, describe_replanned, replan
 from megatron.training.setup import build_train_state
@@ -48,12 +49,18 @@ class Run:
 def run_observed(rank: int, world_size: int, *, config: RunConfig, batches: Batches) -> Run:
     state = build_train_state(config, make_pipeline_groups())
     said: list[str] = []
-    observation = Observation(config, state, len(batches) - 1, lambda text, **_: said.append(text))
-    update, loader = make_train_step(config, state), ListLoader(batches)
+    observation = Observation(
+        config.log,
+        state,
+        len(batches) - 1,
+        lambda costs: make_run_plan(config, costs).plan,
+        lambda text, **_: said.append(text),
+    )
+    step, loader = make_train_step(config.optimizer, state), ListLoader(batches)
     losses = []
     for iteration in range(len(batches)):
         observer = observation.begin(iteration)
-        finished = train_step(config, state, update, loader, iteration, observer)
+        finished = run_iteration(step, config.optimizer, loader, CPU, iteration, observer)
         assert finished is not None
         losses.append(finished.loss)
         observation.finished(iteration)
@@ -131,9 +138,13 @@ def plan_twice(
     """Start from a slow plan; plan, and plan again."""
     state = build_train_state(config, make_pipeline_groups())
     state.pipeline.replace_plan(slow, costs)
-    first = replan(config, state, costs)
+
+    def plan_with(measured: Costs) -> Plan:
+        return make_run_plan(config, measured).plan
+
+    first = replan(plan_with, state, costs)
     between = state.plan
-    second = replan(config, state, costs)
+    second = replan(plan_with, state, costs)
     state.pipeline.close()
     return first, between, second, state.plan
 

@@ -6,7 +6,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from megatron.model.config import ModelConfig
-from megatron.training.metrics.flops import iteration_flops
+from megatron.simulator.costs.shape import iteration_flops
+from megatron.training.planning.pass_costs import shape_of
 
 GPT = {
     "num_layers": 3,
@@ -21,12 +22,16 @@ GPT = {
 }
 
 
+def flops_of(config: ModelConfig, batch: int) -> int:
+    return iteration_flops(shape_of(config, 1), config.num_layers, batch)
+
+
 @pytest.mark.parametrize("batch", [1, 6])
 def test_plain_gpt_is_the_papers_formula(batch):
     h, s, ffn, layers, vocabulary = 64, 32, 192, 3, 1000
     layer = 8 * batch * s * h**2 + 4 * batch * s**2 * h + 4 * batch * s * h * ffn
     expected = 3 * (2 * batch * s * h * vocabulary + layers * layer)
-    assert iteration_flops(ModelConfig(**GPT), batch) == expected
+    assert flops_of(ModelConfig(**GPT), batch) == expected
 
 
 def counted_by_pytorch(config: ModelConfig, batch: int) -> int:
@@ -62,4 +67,4 @@ def counted_by_pytorch(config: ModelConfig, batch: int) -> int:
 )
 def test_variants_equal_three_forwards_counted_by_pytorch(changes):
     config = ModelConfig(**(GPT | changes))
-    assert iteration_flops(config, 2) == 3 * counted_by_pytorch(config, 2)
+    assert flops_of(config, 2) == 3 * counted_by_pytorch(config, 2)

@@ -1,0 +1,133 @@
+"""All ranks of a job as coordinates, and the axes that groups are made of: plain arithmetic.
+
+A rank has a place in three directions: tensor, data and pipeline parallelism. Fixing two of them
+and letting the third run gives the ranks of one group; all groups of a direction tile the job.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Order = Literal["tp-dp-pp", "tp-pp-dp"]
+"""Directions from the one in which neighbours have neighbouring ranks to the slowest; the second is
+Megatron's ``--use-tp-pp-dp-mapping``. In both, tensor ranks are the closest neighbours."""
+
+AxisName = Literal["tensor", "data", "pipeline", "vocabulary", "world"]
+
+Tiling = tuple[tuple[int, ...], ...]
+"""The ranks of every group of an axis, by place; every rank of the job is in one."""
+
+_VARYING: Final[dict[str, tuple[str, ...]]] = {
+    "tensor": ("tensor",),
+    "data": ("data",),
+    "pipeline": ("pipeline",),
+    "vocabulary": ("tensor", "pipeline"),
+    "world": ("tensor", "data", "pipeline"),
+}
+"""The coordinates that differ within a group of each axis."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One rank's view of a group.
+
+    Attributes:
+        name: of the axis.
+        rank: this rank's place in the group, 0 to ``size`` - 1.
+        ranks: the group's ranks of the job, by place.
+    """
+
+    name: str
+    rank: int
+    ranks: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Ranks of the group."""
+        return len(self.ranks)
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """Where a rank is in the grid.
+
+    Attributes:
+        tensor: tensor-parallel rank tp, 0 to t - 1.
+        data: data-parallel rank dp, the replica, 0 to d - 1.
+        pipeline: pipeline rank pp, 0 to p - 1.
+    """
+
+    tensor: int
+    data: int
+    pipeline: int
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The shape of a job and the order of its ranks.
+
+    Attributes:
+        tensor_size: tensor-parallel ranks t.
+        data_size: data-parallel ranks d: replicas of the model.
+        pipeline_size: pipeline ranks p.
+        order: which coordinate runs fastest.
+
+    Raises:
+        ValueError: a size below 1, or an unknown order.
+    """
+
+    tensor_size: int = 1
+    data_size: int = 1
+    pipeline_size: int = 1
+    order: Order = "tp-dp-pp"
+
+    def __post_init__(self) -> None:
+        sizes = (self.tensor_size, self.data_size, self.pipeline_size)
+        if min(sizes) < 1:
+            raise ValueError(f"a grid of {sizes} (t, d, p) ranks: every size must be at least 1")
+        if self.order not in ("tp-dp-pp", "tp-pp-dp"):
+            raise ValueError(f"order {self.order!r}: must be tp-dp-pp or tp-pp-dp")
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job."""
+        return self.tensor_size * self.data_size * self.pipeline_size
+
+    def rank_at(self, place: Coordinates) -> int:
+        """Return the rank of the job at ``place``."""
+        if self.order == "tp-dp-pp":
+            replica_or_stage = place.data + self.data_size * place.pipeline
+        else:
+            replica_or_stage = place.pipeline + self.pipeline_size * place.data
+        return place.tensor + self.tensor_size * replica_or_stage
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Return where ``rank`` of the job is."""
+        assert 0 <= rank < self.world_size, f"no rank {rank} among {self.world_size}"
+        rest, tensor = divmod(rank, self.tensor_size)
+        if self.order == "tp-dp-pp":
+            pipeline, data = divmod(rest, self.data_size)
+        else:
+            data, pipeline = divmod(rest, self.pipeline_size)
+        return Coordinates(tensor, data, pipeline)
+
+    def groups(self, name: AxisName) -> Tiling:
+        """Return the ranks of every group of an axis, by place; together they tile the job.
+
+        On the vocabulary axis, all ranks that share a replica, the place is k = pp * t + tp: the
+        index of the shard. On every axis the ranks of a group ascend.
+        """
+        found: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.world_size):
+            place = vars(self.coordinates(rank)).items()
+            fixed = tuple(value for direction, value in place if direction not in _VARYING[name])
+            found.setdefault(fixed, []).append(rank)
+        return tuple(map(tuple, found.values()))
+
+    def axis(self, name: AxisName, rank: int) -> Axis:
+        """Return what ``rank`` of the job sees of an axis."""
+        [ranks] = [ranks for ranks in self.groups(name) if rank in ranks]
+        return Axis(name, ranks.index(rank), ranks)
+
+    def vocabulary_rank(self, pipeline: int, tensor: int = 0) -> int:
+        """Return k = pp * t + tp: the place on the vocabulary axis, and the index of the shard."""
+        return pipeline * self.tensor_size + tensor

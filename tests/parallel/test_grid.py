@@ -1,0 +1,100 @@
+"""The grid against an enumeration that knows only the meaning of the orders."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron.parallel.grid import Coordinates, Grid
+
+AXES = ("tensor", "data", "pipeline", "vocabulary", "world")
+SIZES = st.integers(1, 5)
+GRIDS = st.builds(Grid, SIZES, SIZES, SIZES, st.sampled_from(["tp-dp-pp", "tp-pp-dp"]))
+
+
+def enumerated(grid: Grid) -> list[tuple[int, int, int]]:
+    """The (tp, dp, pp) of every rank: nested loops, the slowest direction outermost."""
+    t, d, p = map(range, (grid.tensor_size, grid.data_size, grid.pipeline_size))
+    if grid.order == "tp-dp-pp":
+        return [(tp, dp, pp) for pp in p for dp in d for tp in t]
+    return [(tp, dp, pp) for dp in d for pp in p for tp in t]
+
+
+def group_of(grid: Grid, name: str, rank: int) -> list[int]:
+    """The ranks that share with ``rank`` what an axis keeps, in the order of their place."""
+    places = enumerated(grid)
+    tp, dp, pp = places[rank]
+    wanted = {
+        "tensor": [(k, dp, pp) for k in range(grid.tensor_size)],
+        "data": [(tp, k, pp) for k in range(grid.data_size)],
+        "pipeline": [(tp, dp, k) for k in range(grid.pipeline_size)],
+        "vocabulary": [
+            (k, dp, stage) for stage in range(grid.pipeline_size) for k in range(grid.tensor_size)
+        ],
+        "world": places,
+    }[name]
+    return [places.index(place) for place in wanted]
+
+
+@given(GRIDS)
+def test_coordinates_are_those_of_nested_loops_and_lead_back(grid: Grid) -> None:
+    places = enumerated(grid)
+    assert grid.world_size == len(places)
+    for rank, place in enumerate(places):
+        assert grid.coordinates(rank) == Coordinates(*place)
+        assert grid.rank_at(Coordinates(*place)) == rank
+
+
+@pytest.mark.parametrize("name", AXES)
+@given(grid=GRIDS)
+def test_groups_of_an_axis_tile_the_job(name: str, grid: Grid) -> None:
+    groups = grid.groups(name)
+    assert sorted(itertools.chain(*groups)) == list(range(grid.world_size))
+    assert len({len(ranks) for ranks in groups}) == 1
+    assert all(list(ranks) == sorted(ranks) for ranks in groups)
+
+
+@pytest.mark.parametrize("name", AXES)
+@given(grid=GRIDS, data=st.data())
+def test_an_axis_is_what_the_enumeration_finds(name: str, grid: Grid, data: st.DataObject) -> None:
+    rank = data.draw(st.integers(0, grid.world_size - 1))
+    axis = grid.axis(name, rank)
+    assert axis.name == name
+    assert list(axis.ranks) == group_of(grid, name, rank)
+    assert axis.ranks[axis.rank] == rank
+    assert axis.size == len(axis.ranks)
+    assert axis.ranks in grid.groups(name)
+
+
+@given(GRIDS)
+def test_places_on_the_vocabulary_axis_are_indices_of_shards(grid: Grid) -> None:
+    for rank, (tp, _, pp) in enumerate(enumerated(grid)):
+        k = pp * grid.tensor_size + tp
+        assert grid.axis("vocabulary", rank).rank == grid.vocabulary_rank(pp, tp) == k
+
+
+def test_the_default_order_by_hand() -> None:
+    grid = Grid(tensor_size=2, data_size=2, pipeline_size=2)
+    assert grid.groups("tensor") == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert grid.groups("data") == ((0, 2), (1, 3), (4, 6), (5, 7))
+    assert grid.groups("pipeline") == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert grid.groups("vocabulary") == ((0, 1, 4, 5), (2, 3, 6, 7))
+
+
+def test_the_other_order_by_hand() -> None:
+    grid = Grid(2, 2, 2, order="tp-pp-dp")
+    assert grid.groups("data") == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert grid.groups("pipeline") == ((0, 2), (1, 3), (4, 6), (5, 7))
+    assert grid.groups("vocabulary") == ((0, 1, 2, 3), (4, 5, 6, 7))
+
+
+@pytest.mark.parametrize("sizes", [(0, 1, 1), (1, -1, 1), (1, 1, 0)])
+def test_a_grid_without_ranks_is_refused(sizes: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        Grid(*sizes)
+
+
+def test_an_unknown_order_is_refused() -> None:
+    with pytest.raises(ValueError, match="'pp-tp-dp': must be tp-dp-pp or tp-pp-dp"):
+        Grid(order="pp-tp-dp")

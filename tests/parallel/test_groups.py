@@ -1,0 +1,108 @@
+"""Groups are slices of the grid: who is in them, and who shares one."""
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness.rank_pool import RankPool
+
+from megatron.parallel import collectives
+from megatron.parallel.grid import Grid, Tiling
+from megatron.parallel.groups import Groups, connect_grid, make_groups, single_rank
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+AXES = ("world", "tensor", "data", "pipeline", "vocabulary")
+OTHERS = ("forward", "backward", "ends", "world_hosts", "pipeline_hosts")
+GRIDS = [Grid(2, 2, 1), Grid(2, 1, 2), Grid(1, 2, 2), Grid(1, 2, 2, "tp-pp-dp"), Grid(1, 1, 4)]
+
+
+def talk(rank: int, world_size: int, *, grid: Grid) -> dict[str, list[int]]:
+    """What is heard on every axis, if every rank tells its own number."""
+    groups = make_groups(grid, CPU, timedelta(seconds=60))
+    heard = {}
+    for name in (*AXES, *OTHERS):
+        axis = getattr(groups, name)
+        assert axis.ranks[axis.rank] == rank
+        assert axis.group is None or dist.get_process_group_ranks(axis.group) == list(axis.ranks)
+        gathered = collectives.all_gather(torch.tensor(rank), axis).tolist()
+        assert gathered == list(axis.ranks)
+        assert axis.all_gather_object(rank) == gathered
+        total = torch.tensor(rank)
+        axis.all_reduce(total)
+        assert total == sum(gathered)
+        axis.barrier()
+        heard[name] = gathered
+    return heard
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_whoever_is_on_an_axis_is_heard_there(grid: Grid, ranks: RankPool) -> None:
+    by_rank = ranks.run(talk, grid.world_size, grid=grid)
+    for rank, heard in enumerate(by_rank):
+        for name in AXES:
+            assert heard[name] == list(grid.axis(name, rank).ranks)
+        for name in ("forward", "backward", "pipeline_hosts"):
+            assert heard[name] == heard["pipeline"]
+        pipeline = heard["pipeline"]
+        both = sorted({pipeline[0], pipeline[-1]})
+        assert heard["ends"] == (both if rank in both else [rank])
+
+
+def connect(
+    grid: Grid, rank: int, device: torch.device, ends: tuple[int, int]
+) -> tuple[Groups, list[str]]:
+    """Connect with groups that are made of air; return what was asked for."""
+    asked = []
+
+    def make(use: str, tiling: Tiling) -> dist.ProcessGroup:
+        asked.append(f"{use} {tiling}")
+        return dist.ProcessGroup(0, 1)
+
+    return connect_grid(grid, rank, device, ends, make), asked
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("ends", [(0, 0), (0, -1)], ids=str)
+def test_all_ranks_make_the_same_groups_in_one_order(grid: Grid, ends: tuple[int, int]) -> None:
+    pair = (ends[0], ends[1] % grid.pipeline_size)
+    asked = [connect(grid, rank, CUDA, pair)[1] for rank in range(grid.world_size)]
+    assert all(own == asked[0] for own in asked)
+    assert len(set(asked[0])) == len(asked[0])
+
+
+def test_axes_of_the_same_ranks_share_a_group_for_the_same_use() -> None:
+    on_gpu, asked = connect(Grid(pipeline_size=4), 0, CUDA, (0, 3))
+    assert on_gpu.world.group is on_gpu.pipeline.group
+    assert on_gpu.world_hosts.group is on_gpu.pipeline_hosts.group
+    assert [name.split()[0] for name in asked] == [
+        "control",
+        "vocabulary",
+        "forward",
+        "backward",
+        "state",
+        "ends",
+    ]
+    on_cpu, fewer = connect(Grid(pipeline_size=4), 0, CPU, (0, 0))
+    assert on_cpu.forward.group is on_cpu.backward.group
+    assert len(fewer) == len(asked) - 2
+
+
+def test_only_the_ends_of_the_pipeline_share_a_group() -> None:
+    grid = Grid(pipeline_size=4)
+    sizes = [connect(grid, rank, CPU, (0, 3))[0].ends.size for rank in range(4)]
+    assert sizes == [2, 1, 1, 2]
+    assert [connect(grid, rank, CPU, (0, 0))[0].ends.size for rank in range(4)] == [1] * 4
+
+
+def test_a_single_rank_needs_no_process_group() -> None:
+    groups = single_rank(CPU)
+    value = torch.tensor([3.0])
+    for name in (*AXES, *OTHERS):
+        axis = getattr(groups, name)
+        assert (axis.rank, axis.size, axis.group) == (0, 1, None)
+        axis.all_reduce(value)
+        axis.barrier()
+        assert axis.all_gather_object("x") == ["x"]
+        assert torch.equal(collectives.all_gather(value, axis), torch.tensor([[3.0]]))
+    assert value.item() == 3
