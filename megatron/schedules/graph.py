@@ -72,7 +72,7 @@ class Graph:
         ]
         self.followed_by: dict[int, int] = {}
         self.waits_after: dict[int, int] = {}
-        if plan.synchronous:
+        if plan.treatment.synchronous:
             for rank in range(plan.ranks):
                 t = self._numbers[rank, "T", 0]
                 self.followed_by[self._numbers[rank, "S", 0]] = t

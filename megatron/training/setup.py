@@ -85,7 +85,7 @@ def connect(
 def ends_with_copies(plan: Plan, tied: bool) -> tuple[int, int]:
     """Return the ranks of the two ends that hold copies of tied weights; one twice if none do."""
     first, last = plan.stages[0][0], plan.stages[-1][0]
-    return first, last if tied and plan.barriers is None else first
+    return first, last if tied and not plan.treatment.is_sharded else first
 
 
 def leave(groups: PipelineGroups) -> NoReturn:
@@ -112,7 +112,7 @@ def make_model(config: RunConfig, groups: PipelineGroups, run_plan: RunPlan) -> 
         groups.rank,
         layers=run_plan.layers,
         padded_vocab_size=parallel.padded_vocab_size,
-        split_vocabulary=plan.barriers is not None,
+        split_vocabulary=plan.treatment.is_sharded,
     )
     model = RankModel(config.model, placement, train.dtype, groups.device)
     model.initialise(train.seed)
