@@ -157,7 +157,7 @@ class Communicator:
 
         return _Collective(prepare, deliver)
 
-    def _reduction(self, name: str, root: int, result: str, place: int = 0) -> _Collective:
+    def _reduction(self, name: str, root: int, result: str) -> _Collective:
         """Return the sum of everybody's ``name``, which becomes the root's ``result``."""
         groups = self._groups
 
@@ -167,7 +167,7 @@ class Communicator:
 
         def deliver(i: int, tensor: Tensor) -> None:
             if groups.rank == root:
-                self.passes.store.put(result, i, tensor, place)
+                self.passes.store.put(result, i, tensor)
 
         return _Collective(prepare, deliver)
 
@@ -211,15 +211,12 @@ class Communicator:
         Args:
             add_up: sums the shards' parts [n, h], at least for the last stage.
         """
-        of_rank = (
-            self._gradient_from_t
-            if self._plan.treatment.gradient_pass == "T"
-            else self._gradient_from_s
-        )
+        in_t = self._plan.treatment.gradient_pass == "T"
+        own_part = self._gradient_from_t if in_t else self._gradient_from_s
         at_last = self._groups.rank == self._last
 
         def prepare(i: int) -> Callable[[Moved], Tensor | None]:
-            own = of_rank(i)
+            own = own_part(i)
 
             def work(moved: Moved) -> Tensor | None:
                 gradient_nh = own(moved)

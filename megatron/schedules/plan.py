@@ -5,7 +5,6 @@ added by ``lower``; times come out of the simulator.
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -87,16 +86,15 @@ class Plan:
                     _add_header(header, name, value.strip())
             except ValueError as error:
                 raise ValueError(f"line {number}: {error}") from error
-        treatment = _treatment(header)
-        missing = [name for name in ("microbatches", "stages") if name not in header]
-        if missing or treatment is None:
-            missing += ["vocabulary"] if treatment is None else []
+        _name_treatment(header)
+        missing = [name for name in ("microbatches", "stages", "vocabulary") if name not in header]
+        if missing:
             raise ValueError(f"a plan begins with its {', '.join(missing)}: add that line")
         return cls(
             rows=tuple(rows),
             stages=_stages(header["stages"]),
             microbatches=int(header["microbatches"]),
-            treatment=treatment,
+            treatment=TREATMENTS[header["vocabulary"]],
             forward_only="forward" in header,
         )
 
@@ -107,25 +105,28 @@ _HEADER: Final = {
     "stages": re.compile(r"\d+\.\d+( +\d+\.\d+)*"),
     "vocabulary": re.compile("|".join(_NAMES)),
     "forward": re.compile("only"),
+}
+_OLD_HEADER: Final = {
     "barriers": re.compile(r"none|\d+"),
     "collectives": re.compile("synchronous"),
 }
-_OLD: Final = {
-    ("none", False): "none",
-    ("1", False): "vocab-2",
-    ("2", False): "vocab-1",
-    ("2", True): "interlaced",
-    ("3", False): "naive",
+_OLD_NAMES: Final = {
+    "barriers none": "none",
+    "barriers 1": "vocab-2",
+    "barriers 2": "vocab-1",
+    "barriers 2, collectives synchronous": "interlaced",
+    "barriers 3": "naive",
 }
-"""What ``barriers`` and ``collectives synchronous`` meant, before files named the treatment."""
+"""The treatment by what described it before files named it."""
 
 
 def _add_header(header: dict[str, str], name: str, value: str) -> None:
-    if name not in _HEADER:
+    known = _HEADER | _OLD_HEADER
+    if name not in known:
         raise ValueError(f"'{name}' is no header line: write one of {', '.join(_HEADER)}")
     if name in header:
         raise ValueError(f"'{name}' stands there twice")
-    if not _HEADER[name].fullmatch(value):
+    if not known[name].fullmatch(value):
         raise ValueError(
             f"'{name} {value}' cannot be read: write 'microbatches M', 'stages RANK.CHUNK ...', "
             f"'vocabulary NAME' with one of {', '.join(_NAMES)}, or 'forward only'"
@@ -133,25 +134,21 @@ def _add_header(header: dict[str, str], name: str, value: str) -> None:
     header[name] = value
 
 
-def _treatment(header: Mapping[str, str]) -> Treatment | None:
-    """Return the treatment that a header names, if any, in today's way or the old one."""
-    old = [f"{name} {header[name]}" for name in ("barriers", "collectives") if name in header]
+def _name_treatment(header: dict[str, str]) -> None:
+    """Give the header of an old file, which describes the treatment, the line that names it."""
+    old = ", ".join(f"{name} {header[name]}" for name in _OLD_HEADER if name in header)
+    if not old:
+        return
     if "vocabulary" in header:
-        if old:
-            raise ValueError(
-                f"'{' and '.join(old)}' beside 'vocabulary {header['vocabulary']}' says it again: "
-                "leave it out"
-            )
-        return TREATMENTS[header["vocabulary"]]
-    if "barriers" not in header:
-        return None
-    name = _OLD.get((header["barriers"], "collectives" in header))
-    if name is None:
         raise ValueError(
-            f"'{' and '.join(old)}' is no treatment of the vocabulary: write 'vocabulary NAME' "
-            f"instead, with one of {', '.join(_NAMES)}"
+            f"'{old}' says again what 'vocabulary {header['vocabulary']}' says: leave it out"
         )
-    return TREATMENTS[name]
+    if old not in _OLD_NAMES:
+        raise ValueError(
+            f"'{old}' is no treatment of the vocabulary: write 'vocabulary NAME' instead, with one "
+            f"of {', '.join(_NAMES)}"
+        )
+    header["vocabulary"] = _OLD_NAMES[old]
 
 
 def _stages(text: str) -> tuple[tuple[int, int], ...]:
