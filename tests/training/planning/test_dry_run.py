@@ -97,8 +97,8 @@ def run_row(plan: Plan, rank: int, shape: Shape) -> tuple[int, int, int]:
             if plan.treatment.name == "naive":
                 state = layer.naive_s(x_nh, targets_n)
             else:
-                early = plan.treatment.name in ("none", "vocab-2")
-                state = layer.s(x_nh, targets_n, form_gradient=early)
+                form_gradient = plan.treatment.name in ("none", "vocab-2")
+                state = layer.s(x_nh, targets_n, form_gradient)
             gradients = (state.raw_gradient_nh, state.target_gradient_nh)
             early.add(sum(gradient.nbytes for gradient in gradients if gradient is not None))
             state.drop_gradient()
