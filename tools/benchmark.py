@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.parallel.environment import set_nccl_environment
 from megatron.schedules.catalogue import SCHEDULES
-from megatron.schedules.plan import TREATMENTS
+from megatron.schedules.treatments import TREATMENTS
 from megatron.training.planning.run_plan import candidates, fastest, make_run_plan
 from tools.benchmarking.allocator import allocator
 from tools.benchmarking.case import REFERENCES, BenchmarkCase

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from megatron.config.flags import Flags, ParallelFlags, PipelineFlags
 from megatron.model.distribution import LayerDistribution
-from megatron.schedules.plan import TREATMENTS
+from megatron.schedules.treatments import TREATMENTS
 
 V_SCHEDULES = {"zb": "zb-v", "half": "v-half", "min": "v-min"}
 """Schedule of every --zero-bubble-v-schedule-mem-setup."""
@@ -197,7 +197,7 @@ def _check_ends(pipeline: PipelineFlags, schedule: str, treatment: str) -> None:
             f"{ends[0]} says how many layers that stage has, {accounts[0]} what counts as one: "
             "give one of them"
         )
-    if accounts and TREATMENTS[treatment].barriers is not None:
+    if accounts and TREATMENTS[treatment].is_sharded:
         raise ValueError(
             f"{accounts[0]} counts a vocabulary layer as a transformer layer of its stage, but "
             f"{treatment} spreads it over all ranks: leave it out"

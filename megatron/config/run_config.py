@@ -15,7 +15,7 @@ from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
 from megatron.parallel.grid import Grid
-from megatron.schedules.plan import TREATMENTS
+from megatron.schedules.treatments import TREATMENTS
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class ParallelConfig:
     @property
     def vocab_shards(self) -> int:
         """Parts P into which the vocabulary matrix is cut."""
-        return 1 if TREATMENTS[self.vocab_parallel].barriers is None else self.pipeline_size
+        return self.pipeline_size if TREATMENTS[self.vocab_parallel].is_sharded else 1
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,7 @@ from megatron.runtime.observer import Observer
 from megatron.runtime.rank_passes import Passes
 from megatron.schedules.needs import Comm, CommKind, participants
 from megatron.schedules.plan import Plan
-
-
-@dataclass(frozen=True)
-class Barrier:
-    """What C1 leaves: merged statistics; with one barrier, on the last rank, the input gradient."""
-
-    merged: Merged
-    gradient_nh: Tensor | None
+from megatron.schedules.treatments import Barrier, Payload
 
 
 @dataclass(frozen=True)
@@ -42,6 +35,23 @@ class _Collective:
     deliver: Callable[[int, Any], None]
 
 
+Moved = Mapping[Payload, Any]
+"""Results of what a barrier has moved so far."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """How one payload of a barrier is moved.
+
+    Attributes:
+        prepare: as for a collective; the work is given what the barrier has moved before it.
+        deliver: as for a collective.
+    """
+
+    prepare: Callable[[int], Callable[[Moved], object]]
+    deliver: Callable[[int, Any], None]
+
+
 class Communicator:
     """Communications of one rank.
 
@@ -54,7 +64,7 @@ class Communicator:
         dtype: of activations.
 
     Attributes:
-        passes: whose store is used, and whose arithmetic C1 needs; may be exchanged.
+        passes: whose store is used, and whose arithmetic a barrier may need; may be exchanged.
         recorder: records the collectives, if any.
     """
 
@@ -115,25 +125,23 @@ class Communicator:
         return torch.empty(self._shape, dtype=self._dtype, device=self._groups.device)
 
     def _make_collectives(self) -> Mapping[CommKind, _Collective]:
-        """Return what each kind does; that of the barriers depends on how many there are."""
-        first, last = self._first, self._last
-        statistics = _Collective(self._merge, self._deliver_barrier)
-        gradient = self._reduction("partial_gradient", last, "output_gradient", self._last_stage)
-        barriers: dict[int | None, dict[CommKind, _Collective]] = {
-            None: {},
-            1: {"C1": statistics},
-            2: {"C1": statistics, "C2": gradient},
-            3: {
-                "C1": self._all_reduction("maximum_n", "maximum", collectives.MAXIMUM),
-                "C2": self._all_reduction("sums_kn", "sums", collectives.SUM),
-                "C3": gradient,
-            },
-        }
+        """Return what each kind does; what a barrier does is up to what it carries."""
+        parts = self._parts()
         return {
-            "C0": self._broadcast("x", last),
-            "CIF": self._reduction("partial_embedding", first, "input"),
-            "CIB": self._broadcast("input_gradient", first),
-            **barriers[self._plan.barriers],
+            "C0": self._broadcast("x", self._last),
+            "CIF": self._reduction("partial_embedding", self._first, "input"),
+            "CIB": self._broadcast("input_gradient", self._first),
+            **{barrier.kind: _chain(barrier, parts) for barrier in self._plan.treatment.barriers},
+        }
+
+    def _parts(self) -> Mapping[Payload, _Part]:
+        """Return how each payload is moved; whatever a new treatment carries gets its row here."""
+        axis, last = self._groups.vocabulary, self._last
+        return {
+            "statistics": _Part(self._gather_statistics, self._put("merged")),
+            "maximum": _Part(self._combine("maximum_n", collectives.MAXIMUM), self._put("maximum")),
+            "sums": _Part(self._combine("sums_kn", collectives.SUM), self._put("sums")),
+            "gradient": self._gradient(lambda own: collectives.reduce(own, last, axis)),
         }
 
     def _broadcast(self, name: str, root: int) -> _Collective:
@@ -150,7 +158,7 @@ class Communicator:
 
         return _Collective(prepare, deliver)
 
-    def _reduction(self, name: str, root: int, result: str, place: int = 0) -> _Collective:
+    def _reduction(self, name: str, root: int, result: str) -> _Collective:
         """Return the sum of everybody's ``name``, which becomes the root's ``result``."""
         axis = self._groups.vocabulary
 
@@ -160,49 +168,106 @@ class Communicator:
 
         def deliver(i: int, tensor: Tensor) -> None:
             if axis.rank == root:
-                self.passes.store.put(result, i, tensor, place)
+                self.passes.store.put(result, i, tensor)
 
         return _Collective(prepare, deliver)
 
-    def _all_reduction(
-        self, part: str, result: str, operation: "collectives.Operation"
-    ) -> _Collective:
-        """Return the combination of a ``part`` of everybody's state, ``result`` for all."""
+    def _put(self, name: str) -> Callable[[int, Any], None]:
+        """Return what puts a result into the store as ``name``."""
+        return lambda i, result: self.passes.store.put(name, i, result)
+
+    def _combine(
+        self, name: str, operation: collectives.Operation
+    ) -> Callable[[int], Callable[[Moved], Tensor]]:
+        """Return what combines everybody's ``name`` of the output layer's state."""
         axis = self._groups.vocabulary
 
-        def prepare(i: int) -> Callable[[], Tensor]:
-            # A copy: the state keeps its own part.
-            tensor = getattr(self.passes.store.get("state", i), part).clone()
-            return lambda: collectives.all_reduce(tensor, operation, axis)
+        def prepare(i: int) -> Callable[[Moved], Tensor]:
+            # A copy: the state keeps its own.
+            tensor = getattr(self.passes.store.get("state", i), name).clone()
+            return lambda _: collectives.all_reduce(tensor, operation, axis)
 
-        def deliver(i: int, tensor: Tensor) -> None:
-            self.passes.store.put(result, i, tensor)
+        return prepare
 
-        return _Collective(prepare, deliver)
-
-    def _merge(self, i: int) -> Callable[[], Barrier]:
-        """C1: gather and merge the statistics; with one barrier also sum the input gradient.
+    def _gather_statistics(self, i: int) -> Callable[[Moved], Merged]:
+        """Gather and merge the statistics of all shards.
 
         One all-gather of all statistics, 4 p fp32 vectors of n, is less traffic than one more
         activation as long as p is well below h / 8, and saves two of three latencies in a row.
         """
-        passes, axis, last = self.passes, self._groups.vocabulary, self._last
-        state = passes.store.get("state", i)
+        axis, state = self._groups.vocabulary, self.passes.store.get("state", i)
 
-        def work() -> Barrier:
-            gathered = collectives.all_gather(state.statistics_4n, axis)
-            merged = merge_statistics(gathered)
-            if state.raw_gradient_nh is None:
-                return Barrier(merged, None)
-            gradient_nh = passes.gradient_after_merge(i, state, merged)
-            state.drop_gradient()  # not in ``_deliver_barrier``: that may not be before T
-            collectives.reduce(gradient_nh, last, axis)
-            return Barrier(merged, gradient_nh if axis.rank == last else None)
+        def work(_: Moved) -> Merged:
+            return merge_statistics(collectives.all_gather(state.statistics_4n, axis))
 
         return work
 
-    def _deliver_barrier(self, i: int, barrier: Barrier) -> None:
-        store = self.passes.store
-        store.put("merged", i, barrier.merged)
-        if barrier.gradient_nh is not None:
-            store.put("output_gradient", i, barrier.gradient_nh, self._last_stage)
+    def _gradient(self, add_up: Callable[[Tensor], Tensor]) -> _Part:
+        """Return how the output layer's input gradient comes to the last stage.
+
+        Args:
+            add_up: sums the shards' parts [n, h], at least for the last stage.
+        """
+        in_t = self._plan.treatment.gradient_pass == "T"
+        own_part = self._gradient_from_t if in_t else self._gradient_from_s
+        at_last = self._groups.vocabulary.rank == self._last
+
+        def prepare(i: int) -> Callable[[Moved], Tensor | None]:
+            own = own_part(i)
+
+            def work(moved: Moved) -> Tensor | None:
+                gradient_nh = own(moved)
+                if gradient_nh is None:
+                    return None
+                gradient_nh = add_up(gradient_nh)
+                return gradient_nh if at_last else None
+
+            return work
+
+        def deliver(i: int, gradient_nh: Tensor | None) -> None:
+            if gradient_nh is not None:
+                self.passes.store.put("output_gradient", i, gradient_nh, self._last_stage)
+
+        return _Part(prepare, deliver)
+
+    def _gradient_from_t(self, i: int) -> Callable[[Moved], Tensor]:
+        """Take this rank's part of the gradient, which T has finished."""
+        gradient_nh: Tensor = self.passes.store.take("partial_gradient", i)
+        return lambda _: gradient_nh
+
+    def _gradient_from_s(self, i: int) -> Callable[[Moved], Tensor | None]:
+        """Finish this rank's part of the gradient, which S has begun, once statistics are merged.
+
+        There is none in an evaluation.
+        """
+        passes, state = self.passes, self.passes.store.get("state", i)
+
+        def finish(moved: Moved) -> Tensor | None:
+            if state.raw_gradient_nh is None:
+                return None
+            gradient_nh = passes.gradient_after_merge(i, state, moved["statistics"])
+            state.drop_gradient()  # not when it is delivered: that may not be before T
+            return gradient_nh
+
+        return finish
+
+
+def _chain(barrier: Barrier, parts: Mapping[Payload, _Part]) -> _Collective:
+    """Return the collective that moves what ``barrier`` carries, one payload after the other."""
+
+    def prepare(i: int) -> Callable[[], list[object]]:
+        moves = {payload: parts[payload].prepare(i) for payload in barrier.carries}
+
+        def work() -> list[object]:
+            moved: dict[Payload, object] = {}
+            for payload, move in moves.items():
+                moved[payload] = move(moved)
+            return list(moved.values())
+
+        return work
+
+    def deliver(i: int, results: list[object]) -> None:
+        for payload, result in zip(barrier.carries, results, strict=True):
+            parts[payload].deliver(i, result)
+
+    return _Collective(prepare, deliver)

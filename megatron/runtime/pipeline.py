@@ -79,7 +79,8 @@ class PipelineRank:
         """
         old = self.train_program.plan
         assert plan.stages == old.stages, "no stage may move"
-        assert (plan.barriers is None) == (old.barriers is None), "the vocabulary stays where it is"
+        sharded = plan.treatment.is_sharded
+        assert sharded == old.treatment.is_sharded, "the vocabulary stays where it is"
         self._installed = self._install(plan, costs)
 
     def _install(self, plan: Plan, costs: Costs) -> _Installed:

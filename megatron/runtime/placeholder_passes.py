@@ -20,12 +20,12 @@ from megatron.schedules.plan import Plan
 
 @dataclass
 class PlaceholderState(HasStatistics):
-    """What S, and E with three barriers, leave for the barriers and for T.
+    """What S and E leave for the barriers and for T.
 
     Attributes:
         value: what the pass has come to.
         statistics_4n: as ``ShardState`` has them.
-        raw_gradient_nh: with one barrier, this shard's part of the input gradient.
+        raw_gradient_nh: this shard's part of the input gradient, where S begins it.
     """
 
     value: float
@@ -94,7 +94,7 @@ class PlaceholderPasses:
     def forward(self, item: Pass) -> None:
         """F: the output of a stage, for the next one or for the output layer."""
         i, stage = item.microbatch, self.plan.stage_of[self.rank, item.chunk]
-        if stage > 0 or self.plan.barriers is not None:
+        if stage > 0 or self.plan.treatment.is_sharded:
             value = self.result(item, self.store.take("input", i, stage))
         else:
             value = self.result(item)
@@ -103,7 +103,7 @@ class PlaceholderPasses:
             same_rank = self.plan.stages[stage + 1][0] == self.rank
             name = "input" if same_rank else "output"
             self.store.put(name, i, self._activation(value), stage + same_rank)
-        elif self.plan.barriers is not None:
+        elif self.plan.treatment.is_sharded:
             self.store.put("x", i, self._activation(value))
         else:
             self._put_whole_output(i, value)
@@ -121,14 +121,14 @@ class PlaceholderPasses:
         value = self.result(item, self.store.take("graph", i, item.chunk), gradient)
         if self.plan.split_backward:
             self.store.put("weights", i, value, item.chunk)
-        if stage == self._last_stage and self.plan.barriers is None:
+        if stage == self._last_stage and not self.plan.treatment.is_sharded:
             self.store.take("state", i)
             self.store.take("merged", i)
         if stage > 0:
             same_rank = self.plan.stages[stage - 1][0] == self.rank
             name = "output_gradient" if same_rank else "input_gradient"
             self.store.put(name, i, self._activation(value), stage - same_rank)
-        elif self.plan.barriers is not None:
+        elif self.plan.treatment.is_sharded:
             self.store.put("input_gradient", i, self._activation(value))
 
     def weight_gradients(self, item: Pass) -> None:
@@ -148,7 +148,7 @@ class PlaceholderPasses:
         i = item.microbatch
         value = self.result(item, self.store.take("x", i))
         state = PlaceholderState(value, self._statistics(value))
-        if self.plan.barriers == 1:
+        if self.plan.treatment.gradient_pass == "S":
             state.raw_gradient_nh = self._gradient(value)
         self.store.put("state", i, state)
 
@@ -159,11 +159,11 @@ class PlaceholderPasses:
         self.store.put("state", i, PlaceholderState(value, self._statistics(value)))
 
     def output_t(self, item: Pass) -> None:
-        """T: takes what the barriers left; after several, this rank's part of the gradient."""
+        """T: takes what the barriers left; leaves the part of the gradient that S has not."""
         i = item.microbatch
-        merged = ("maximum", "sums") if self.plan.barriers == 3 else ("merged",)
+        merged = ("maximum", "sums") if self.plan.treatment.maximum_first else ("merged",)
         value = self.result(item, *(self.store.take(name, i) for name in ("state", *merged)))
-        if self.plan.barriers != 1:
+        if self.plan.treatment.gradient_pass == "T":
             self.store.put("partial_gradient", i, self._gradient(value))
 
     def _activation(self, value: float) -> Tensor:
@@ -176,6 +176,6 @@ class PlaceholderPasses:
         """Return [4, n] filled with ``value``, except for a maximum that others will merge."""
         shape, dtype = (4, self._n), self._statistics_dtype
         statistics_4n = torch.full(shape, value, dtype=dtype, device=self._device)
-        if self.plan.barriers != 3:
+        if not self.plan.treatment.maximum_first:
             statistics_4n[0] = 0  # the same on every rank: no sum is rescaled
         return statistics_4n

@@ -89,7 +89,7 @@ class StagePasses:
     def forward(self, item: Pass) -> None:
         """F: one stage's layers; without vocabulary parallelism the vocabulary layers too."""
         i, stage = item.microbatch, self.plan.stage_of[self.rank, item.chunk]
-        if stage == 0 and self.plan.barriers is None:
+        if stage == 0 and not self.plan.treatment.is_sharded:
             x_bsh = self._vocabulary.embed(i)
         else:
             x_bsh = self.store.take("input", i, stage)
@@ -109,7 +109,7 @@ class StagePasses:
             self.store.put("input" if same_rank else "output", i, y_bsh, stage + same_rank)
             return
         self.store.put("x", i, y_bsh)
-        if self.plan.barriers is None:
+        if not self.plan.treatment.is_sharded:
             self._vocabulary.output_whole(i)
 
     def backward(self, item: Pass) -> None:
@@ -120,7 +120,7 @@ class StagePasses:
         torch.autograd.backward((edge,), (gradient.view_as(x_bsh),))
         assert x_bsh.grad is not None
         self._hand_back(i, stage, x_bsh.grad)
-        if stage == self._last_stage and self.plan.barriers is None:
+        if stage == self._last_stage and not self.plan.treatment.is_sharded:
             self._defer(lambda: self._vocabulary.output_t(Pass("T", i)))
         deferred, self._deferred = self._deferred, []
         if self.plan.split_backward:
@@ -133,10 +133,10 @@ class StagePasses:
             same_rank = self.plan.stages[stage - 1][0] == self.rank
             name = "output_gradient" if same_rank else "input_gradient"
             self.store.put(name, i, gradient_bsh, stage - same_rank)
-        elif self.plan.barriers is None:
-            self._vocabulary.add_embedding_gradient(i, gradient_bsh)
-        else:
+        elif self.plan.treatment.is_sharded:
             self.store.put("input_gradient", i, gradient_bsh)
+        else:
+            self._vocabulary.add_embedding_gradient(i, gradient_bsh)
 
     def weight_gradients(self, item: Pass) -> None:
         """W: the products that B has left: gradients of the weights of one stage."""

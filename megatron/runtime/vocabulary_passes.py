@@ -1,7 +1,7 @@
 """The passes of the vocabulary layers, S, E, T, IF and IB, over the activation store.
 
-How many barriers the plan has decides what S forms and T finishes (arXiv 2411.05288, section 4):
-``vocab-2`` has one, ``vocab-1`` and ``interlaced`` two, ``naive`` three and a pass E between them.
+The plan's treatment says what S forms and T finishes (arXiv 2411.05288, section 4): the input
+gradient is the one's or the other's, and where the maximum comes first there is a pass E between.
 Without a split vocabulary one rank holds it whole, and its F and B call S and T themselves.
 """
 
@@ -60,7 +60,7 @@ class VocabularyPasses:
         self._model = model
         self._store = store
         self._non_finite = non_finite
-        self._barriers = plan.barriers
+        self._treatment = plan.treatment
         self._stages = len(plan.stages)
         self._holds_last_stage = plan.stages[-1][0] == rank
         self._batch: Sequence[DeviceMicrobatch] = ()
@@ -100,15 +100,16 @@ class VocabularyPasses:
         self.add_embedding_gradient(i, self._store.take("input_gradient", i))
 
     def output_s(self, item: Pass) -> None:
-        """S: what a shard can do alone; with one barrier also A and D, with three only logits."""
+        """S: what a shard can do alone: up to A and D, the statistics, or only the logits."""
         i, layer = item.microbatch, self._output_layer
         x_nh = self._store.take("x", i).flatten(0, 1)
         targets_n = self._batch[i].targets_n
-        if self._barriers == 3:
+        if self._treatment.maximum_first:
             self._store.put("state", i, layer.naive_s(x_nh, targets_n))
             return
         if self._training:
-            state = layer.s(x_nh, targets_n, form_gradient=self._barriers != 2)
+            form_gradient = self._treatment.gradient_pass == "S"
+            state = layer.s(x_nh, targets_n, form_gradient)
         else:
             state = layer.evaluate(x_nh, targets_n)
         # The maximum may be -inf, on a shard that is all padding; the sum then is 0.
@@ -148,7 +149,7 @@ class VocabularyPasses:
         )
 
     def output_t(self, item: Pass) -> None:
-        """T: the loss, the weight gradient; after several barriers the input gradient first."""
+        """T: the loss, the weight gradient; before it the input gradient, if S has not begun it."""
         i, layer = item.microbatch, self._output_layer
         state, merged = self._store.take("state", i), self._merged(i)
         weight_n = self._batch[i].weight_n
@@ -156,13 +157,13 @@ class VocabularyPasses:
             self.losses[i] = (token_losses(merged, layer.options) * weight_n).sum()
         if not self._training:
             return
-        if self._barriers in (2, 3):
+        if self._treatment.gradient_pass == "T":
             self._store.put("partial_gradient", i, layer.input_gradient(state, merged, weight_n))
         layer.t(state, merged, weight_n)
 
     def _merged(self, i: int) -> Merged:
         """Take the statistics over the whole vocabulary, in whatever form the barriers left."""
-        if self._barriers != 3:
+        if not self._treatment.maximum_first:
             return self._store.take("merged", i)
         return self._output_layer.merged_from(
             self._store.take("maximum", i), self._store.take("sums", i)

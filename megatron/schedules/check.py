@@ -7,7 +7,7 @@ from megatron.schedules.costs import Costs
 from megatron.schedules.held import in_flight
 from megatron.schedules.needs import Comm, needs
 from megatron.schedules.passes import PASS_KINDS, Pass
-from megatron.schedules.plan import TREATMENTS, Plan, passes_of
+from megatron.schedules.plan import Plan, passes_of
 from megatron.schedules.timing import earliest
 
 _NO_TIME: Final = Costs(dict.fromkeys(PASS_KINDS, 0.0))
@@ -49,16 +49,6 @@ def expected_passes(plan: Plan, rank: int) -> set[Pass]:
 def _check_header(plan: Plan) -> None:
     if plan.microbatches < 1:
         raise ValueError(f"a plan needs at least 1 microbatch, this one has {plan.microbatches}")
-    if plan.barriers not in {treatment.barriers for treatment in TREATMENTS.values()}:
-        raise ValueError(
-            f"{plan.barriers} barriers are none that the output layer has: write 1, 2, 3, or none "
-            "where the vocabulary is not split"
-        )
-    if plan.synchronous and plan.barriers != TREATMENTS["interlaced"].barriers:
-        raise ValueError(
-            f"'collectives synchronous' with {plan.barriers} barriers is no treatment of the "
-            "vocabulary: write 'barriers 2', or leave that line out"
-        )
     places = [(rank, chunk) for chunk in range(plan.chunks) for rank in range(plan.ranks)]
     if sorted(plan.stages) != sorted(places):
         raise ValueError(

@@ -30,7 +30,8 @@ class Graph:
         comm_times: for every communication, its duration.
         sources: for every communication, how many passes feed it.
         members: for every communication, the ranks that take part.
-        fillers: for every pass, whether nobody waits for it: W, IB, and T after the only barrier.
+        fillers: for every pass, whether nobody waits for it: W, IB, and T where no barrier
+            comes after it.
         waits_after: for a pass after which its rank waits on the spot, the communication: T and its
             barrier where the output layer is synchronous.
         followed_by: for a pass that nothing may come after but one other, that other: S and T where
@@ -72,7 +73,7 @@ class Graph:
         ]
         self.followed_by: dict[int, int] = {}
         self.waits_after: dict[int, int] = {}
-        if plan.synchronous:
+        if plan.treatment.synchronous:
             for rank in range(plan.ranks):
                 t = self._numbers[rank, "T", 0]
                 self.followed_by[self._numbers[rank, "S", 0]] = t

@@ -40,7 +40,7 @@ def held_changes(plan: Plan, item: Pass, kept: float = 1.0) -> Held:
     return Held(
         activations,
         (item.kind == "S") - (item.kind == "T"),
-        (item.kind == "IF") - (item.kind == "F" and item.chunk == 0 and plan.barriers is not None),
+        (item.kind == "IF") - (item.kind == "F" and item.chunk == 0 and plan.treatment.is_sharded),
     )
 
 

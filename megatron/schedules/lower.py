@@ -103,26 +103,28 @@ class _Messages:
         self.starts = list(map(Start, comms))
         self.waits = list(map(Wait, comms))
         self.lanes = [(comm.kind, *lane(plan, comm)) for comm in graph.comms]
-        self.blocking = [plan.synchronous and c.kind in ("C0", "C1", "C2") for c in graph.comms]
+        treatment = plan.treatment
+        met = {"C0", *(b.kind for b in treatment.barriers)} if treatment.synchronous else set()
+        self.blocking = [comm.kind in met for comm in graph.comms]
         self.order = self._common_order()
 
     def _common_order(self) -> list[int]:
         """Return all communications by the time at which their data exists.
 
         Where ranks meet for the output layer, its broadcast comes when the last of them is there,
-        just before C1: it would block whoever takes part earlier.
+        just before the first barrier: it would block whoever takes part earlier.
         """
         latest = self.run.latest
         order = sorted(
             self.run.complete, key=latest.__getitem__
         )  # stable: each after what it needs
-        if not self.plan.synchronous:
+        if not self.plan.treatment.synchronous:
             return order
         m, kinds = self.graph.microbatches, [comm.kind for comm in self.graph.comms]
-        broadcast = kinds.index("C0")
+        broadcast, barrier = kinds.index("C0"), self.plan.treatment.barriers[0].kind
         met: list[int] = []
         for comm in order:
-            if kinds[comm // m] == "C1":
+            if kinds[comm // m] == barrier:
                 met.append(broadcast * m + comm % m)
             if comm // m != broadcast:
                 met.append(comm)

@@ -11,7 +11,7 @@ from megatron.schedules.blocks.with_vocabulary import with_vocabulary
 from megatron.schedules.catalogue import SCHEDULES, Schedule
 from megatron.schedules.check import check
 from megatron.schedules.held import Held, in_flight, peak_held
-from megatron.schedules.plan import Plan, Treatment
+from megatron.schedules.plan import Plan
 from megatron.schedules.plan_file import load_plan
 from megatron.schedules.request import Request
 from megatron.schedules.search.automatic import one_by_one
@@ -19,6 +19,7 @@ from megatron.schedules.search.bound import least_time
 from megatron.schedules.search.optimal import Optimum, optimal
 from megatron.schedules.search.shorten import EFFORT, shorten
 from megatron.schedules.timing import earliest
+from megatron.schedules.treatments import Treatment
 
 TRIALS_WITH_OWN_SEARCH: Final = 12
 """Trials that the effort must allow for a plan without vocabulary to be worth its own search."""
@@ -121,10 +122,12 @@ def _from_block(request: Request, schedule: Schedule) -> Plan:
     plan = _unrolled(request, schedule, request.microbatches)
     if not request.shortened:
         return plan
-    promise = schedule.promise(request.ranks, plan.microbatches, plan.chunks) + request.barriers
+    promise = schedule.promise(request.ranks, plan.microbatches, plan.chunks)
+    promise += request.treatment.delay
     without = None
     small = sum(map(len, plan.rows)) <= EFFORT // TRIALS_WITH_OWN_SEARCH
-    if schedule.split and small and plan.barriers is not None and not plan.synchronous:
+    overlapped = plan.treatment.is_sharded and not plan.treatment.synchronous
+    if schedule.split and small and overlapped:
         without = _from_block(replace(request, vocabulary="none"), schedule)
     limits = _limits(plan, promise)
     return shorten(plan, request.costs, limits, schedule.kept, schedule.searched, without)
@@ -145,9 +148,10 @@ def _block(request: Request, schedule: Schedule) -> Block:
 
 def _treated(block: Block, treatment: Treatment) -> Block:
     """Return ``block`` with the vocabulary passes of a treatment."""
-    if treatment.synchronous:
-        return interlaced(block)
-    return block if treatment.barriers is None else with_vocabulary(block, treatment.barriers)
+    if not treatment.is_sharded:
+        return block
+    insert = interlaced if treatment.synchronous else with_vocabulary
+    return insert(block, treatment)
 
 
 def _split(block: Block) -> Block:
@@ -196,7 +200,7 @@ def _within(request: Request, limit: float) -> Plan:
 def _optimum(request: Request) -> Optimum:
     """Return the shortest plan of one chunk a rank that CP-SAT finds, and what it proves."""
     limit = request.memory_limit
-    limit = float(request.ranks + request.barriers) if limit is None else limit
+    limit = float(request.ranks + request.treatment.delay) if limit is None else limit
     hint = _within(request, limit)
     return optimal(hint, request.costs, [limit] * request.ranks, seconds=request.seconds)
 

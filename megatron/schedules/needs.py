@@ -9,21 +9,14 @@ from typing import Final, Literal, NamedTuple, get_args
 
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
+from megatron.schedules.treatments import BarrierKind
 
-CommKind = Literal["X", "G", "C0", "C1", "C2", "C3", "CIF", "CIB"]
+CommKind = Literal["X", "G", "C0", BarrierKind, "CIF", "CIB"]
 """X activation to the next stage, G gradient to the previous one; C0 broadcast of the last stage's
 output, C1 to C3 the barriers of the output layer (DESIGN section 3); CIF reduction of the input
 embedding to the first stage, CIB broadcast of its gradient from there."""
 
 COMM_KINDS: Final[tuple[CommKind, ...]] = get_args(CommKind)
-_BARRIERS: Final[dict[int, dict[CommKind, PassKind]]] = {
-    1: {"C1": "S"},
-    2: {"C1": "S", "C2": "T"},
-    3: {"C1": "S", "C2": "E", "C3": "T"},
-}
-"""The barriers of the output layer in order, and the pass that each rank contributes to each. The
-backward waits for the last; the passes after S wait for the barrier of the pass before them, T of
-one barrier for the only one."""
 
 
 class Comm(NamedTuple):
@@ -61,8 +54,8 @@ def needs(plan: Plan, rank: int, item: Pass) -> tuple[Need, ...]:
     if kind == "S":
         return _output_needs(plan, rank, microbatch)
     if kind in ("E", "T"):
-        barrier, merged = _barrier_before(plan, kind)
-        return (Pass(merged, microbatch), Comm(barrier, microbatch))
+        barrier = plan.treatment.barrier_before(kind)
+        return (Pass(barrier.after, microbatch), Comm(barrier.kind, microbatch))
     if kind == "IB":
         first, chunk = plan.stages[0]
         gradient = Pass("B", microbatch, chunk) if rank == first else Comm("CIB", microbatch)
@@ -77,20 +70,13 @@ def _output_needs(plan: Plan, rank: int, microbatch: int) -> tuple[Need, ...]:
     """
     last, chunk = plan.stages[-1]
     own: tuple[Need, ...] = (Pass("F", microbatch, chunk),) if rank == last else ()
-    return own if own and not plan.synchronous else (*own, Comm("C0", microbatch))
-
-
-def _barrier_before(plan: Plan, kind: PassKind) -> tuple[CommKind, PassKind]:
-    """Return the barrier that an output layer pass after S waits for, and what it merges."""
-    chain = list(_BARRIERS[plan.barriers or 0].items())
-    own = next((i for i, (_, merged) in enumerate(chain) if merged == kind), len(chain))
-    return chain[own - 1]
+    return own if own and not plan.treatment.synchronous else (*own, Comm("C0", microbatch))
 
 
 def _forward_needs(plan: Plan, rank: int, item: Pass) -> tuple[Need, ...]:
     stage = plan.stage_of[rank, item.chunk]
     if stage == 0:
-        return () if plan.barriers is None else (Comm("CIF", item.microbatch),)
+        return (Comm("CIF", item.microbatch),) if plan.treatment.is_sharded else ()
     source, chunk = plan.stages[stage - 1]
     if source == rank:
         return (Pass("F", item.microbatch, chunk),)
@@ -101,9 +87,7 @@ def _backward_needs(plan: Plan, rank: int, item: Pass) -> tuple[Need, ...]:
     own = Pass("F", item.microbatch, item.chunk)
     stage = plan.stage_of[rank, item.chunk]
     if stage == len(plan.stages) - 1:
-        if plan.barriers is None:
-            return (own,)
-        return (own, Comm(list(_BARRIERS[plan.barriers])[-1], item.microbatch))
+        return (own, *(Comm(last.kind, item.microbatch) for last in plan.treatment.barriers[-1:]))
     source, chunk = plan.stages[stage + 1]
     if source == rank:
         return (own, Pass("B", item.microbatch, chunk))
@@ -112,10 +96,11 @@ def _backward_needs(plan: Plan, rank: int, item: Pass) -> tuple[Need, ...]:
 
 def sources(plan: Plan, comm: Comm) -> tuple[tuple[int, Pass], ...]:
     """Return the (rank, pass) pairs whose results ``comm`` moves."""
-    barriers = _BARRIERS.get(plan.barriers or 0, {})
-    merged = "IF" if comm.kind == "CIF" else barriers.get(comm.kind)
-    if merged is not None:
-        return tuple((rank, Pass(merged, comm.microbatch)) for rank in range(plan.ranks))
+    after: dict[CommKind, PassKind] = {b.kind: b.after for b in plan.treatment.barriers}
+    after["CIF"] = "IF"
+    if comm.kind in after:
+        everywhere = Pass(after[comm.kind], comm.microbatch)
+        return tuple((rank, everywhere) for rank in range(plan.ranks))
     stage = {"C0": len(plan.stages) - 1, "CIB": 0}.get(comm.kind, comm.stage)
     rank, chunk = plan.stages[stage]
     forward = comm.kind in ("X", "C0")

@@ -5,41 +5,12 @@ added by ``lower``; times come out of the simulator.
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Final
 
 from megatron.schedules.passes import Pass, PassKind
-
-
-class Treatment(NamedTuple):
-    """What a treatment of the vocabulary makes of a plan.
-
-    Attributes:
-        barriers: collectives between the last stage's F and its B; ``None`` where the first and the
-            last stage hold the vocabulary layers whole.
-        synchronous: every rank waits on the spot for these collectives, and for the broadcast of
-            what they start from.
-        redistributed: the first and the last stage have the fewer transformer layers for it.
-    """
-
-    barriers: int | None = None
-    synchronous: bool = False
-    redistributed: bool = False
-
-
-TREATMENTS: Final[Mapping[str, Treatment]] = {
-    "none": Treatment(),
-    "redis": Treatment(redistributed=True),
-    "naive": Treatment(barriers=3),
-    "vocab-1": Treatment(barriers=2),
-    "vocab-2": Treatment(barriers=1),
-    "interlaced": Treatment(barriers=2, synchronous=True),
-}
-"""Every treatment of the vocabulary by its name. Algorithm 2 has only the barrier C1, Algorithm 1
-also C2, and the naive order one for the maximum, the sum and the gradient each (arXiv 2411.05288,
-section 4). Interlaced is Algorithm 1 with nothing between its passes."""
+from megatron.schedules.treatments import TREATMENTS, Treatment
 
 
 @dataclass(frozen=True)
@@ -50,20 +21,17 @@ class Plan:
         rows: for each rank its passes in the order of execution.
         stages: (rank, chunk) of every stage, in the order in which the data flows.
         microbatches: microbatches m of one iteration.
-        barriers: collectives between the last F and its B when the vocabulary is split over the
-            ranks; ``None`` when the first and the last stage hold the vocabulary layers whole.
-        forward_only: the plan evaluates: it has no B, W and IB.
-        synchronous: every rank waits for each collective of the output layer as soon as it takes
-            part (``interlaced``); S and T of a microbatch stand next to each other. Those of the
+        treatment: what becomes of the vocabulary layers; ``none`` for ``redis`` too. Where it is
+            synchronous, S and T of a microbatch stand next to each other. The collectives of the
             input layer are waited for where they are needed, as in any plan.
+        forward_only: the plan evaluates: it has no B, W and IB.
     """
 
     rows: tuple[tuple[Pass, ...], ...]
     stages: tuple[tuple[int, int], ...]
     microbatches: int
-    barriers: int | None = None
+    treatment: Treatment = TREATMENTS["none"]
     forward_only: bool = False
-    synchronous: bool = False
 
     @property
     def ranks(self) -> int:
@@ -90,12 +58,10 @@ class Plan:
         header = [
             f"microbatches {self.microbatches}",
             "stages " + " ".join(f"{rank}.{chunk}" for rank, chunk in self.stages),
-            f"barriers {'none' if self.barriers is None else self.barriers}",
+            f"vocabulary {self.treatment.name}",
         ]
         if self.forward_only:
             header.append("forward only")
-        if self.synchronous:
-            header.append("collectives synchronous")
         rows = (f"{rank}: {' '.join(map(str, row))}" for rank, row in enumerate(self.rows))
         return "\n".join([*header, *rows]) + "\n"
 
@@ -103,8 +69,10 @@ class Plan:
     def from_text(cls, text: str) -> "Plan":
         """Read a text form; ``#`` starts a comment. The result is not checked: see ``check``.
 
+        Files of old say ``barriers N`` and ``collectives synchronous`` instead of ``vocabulary``.
+
         Raises:
-            ValueError: if a line cannot be read, naming it.
+            ValueError: if a line cannot be read, naming it, or is missing.
         """
         header: dict[str, str] = {}
         rows: list[tuple[Pass, ...]] = []
@@ -118,39 +86,69 @@ class Plan:
                     _add_header(header, name, value.strip())
             except ValueError as error:
                 raise ValueError(f"line {number}: {error}") from error
-        missing = [name for name in ("microbatches", "stages", "barriers") if name not in header]
+        _name_treatment(header)
+        missing = [name for name in ("microbatches", "stages", "vocabulary") if name not in header]
         if missing:
             raise ValueError(f"a plan begins with its {', '.join(missing)}: add that line")
         return cls(
             rows=tuple(rows),
             stages=_stages(header["stages"]),
             microbatches=int(header["microbatches"]),
-            barriers=None if header["barriers"] == "none" else int(header["barriers"]),
+            treatment=TREATMENTS[header["vocabulary"]],
             forward_only="forward" in header,
-            synchronous="collectives" in header,
         )
 
 
+_NAMES: Final = tuple(name for name, own in TREATMENTS.items() if own.in_plan == own)
 _HEADER: Final = {
     "microbatches": re.compile(r"\d+"),
     "stages": re.compile(r"\d+\.\d+( +\d+\.\d+)*"),
-    "barriers": re.compile(r"none|\d+"),
+    "vocabulary": re.compile("|".join(_NAMES)),
     "forward": re.compile("only"),
+}
+_OLD_HEADER: Final = {
+    "barriers": re.compile(r"none|\d+"),
     "collectives": re.compile("synchronous"),
 }
+_OLD_NAMES: Final = {
+    "barriers none": "none",
+    "barriers 1": "vocab-2",
+    "barriers 2": "vocab-1",
+    "barriers 2, collectives synchronous": "interlaced",
+    "barriers 3": "naive",
+}
+"""The treatment by what described it before files named it."""
 
 
 def _add_header(header: dict[str, str], name: str, value: str) -> None:
-    if name not in _HEADER:
+    known = _HEADER | _OLD_HEADER
+    if name not in known:
         raise ValueError(f"'{name}' is no header line: write one of {', '.join(_HEADER)}")
     if name in header:
         raise ValueError(f"'{name}' stands there twice")
-    if not _HEADER[name].fullmatch(value):
+    if not known[name].fullmatch(value):
         raise ValueError(
             f"'{name} {value}' cannot be read: write 'microbatches M', 'stages RANK.CHUNK ...', "
-            "'barriers none' or 'barriers N', 'forward only', or 'collectives synchronous'"
+            f"'vocabulary NAME' with one of {', '.join(_NAMES)}, or 'forward only'"
         )
     header[name] = value
+
+
+def _name_treatment(header: dict[str, str]) -> None:
+    """Give the header of an old file, which describes the treatment, the line that names it."""
+    old = ", ".join(f"{name} {header[name]}" for name in _OLD_HEADER if name in header)
+    if not old:
+        return
+    if "vocabulary" in header:
+        raise ValueError(
+            f"'{old}' says again what 'vocabulary {header['vocabulary']}' says: leave it out"
+        )
+    if old not in _OLD_NAMES:
+        raise ValueError(
+            f"'{old}' is no treatment of the vocabulary: write 'vocabulary NAME' instead, with one "
+            f"of {', '.join(_NAMES)}"
+        )
+    header["vocabulary"] = _OLD_NAMES[old]
 
 
 def _stages(text: str) -> tuple[tuple[int, int], ...]:
@@ -171,23 +169,16 @@ def passes_of(plan: Plan, rank: int) -> tuple[Pass, ...]:
         kinds.append("W")
     chunks = [chunk for owner, chunk in plan.stages if owner == rank]
     passes = [Pass(kind, 0, chunk) for kind in kinds for chunk in chunks]
-    if plan.barriers is not None:
-        inserted = vocabulary_passes(plan.barriers)
-        passes += [Pass(kind, 0) for kind in inserted if kind != "IB" or not plan.forward_only]
+    inserted = plan.treatment.passes
+    passes += [Pass(kind, 0) for kind in inserted if kind != "IB" or not plan.forward_only]
     return tuple(passes)
 
 
-def vocabulary_passes(barriers: int | None) -> tuple[PassKind, ...]:
-    """Return the kinds of pass that every rank runs for its shard of the vocabulary."""
-    if barriers is None:
-        return ()
-    return ("S", "E", "T", "IF", "IB") if barriers == 3 else ("S", "T", "IF", "IB")
-
-
 def evaluation_plan(plan: Plan) -> Plan:
-    """Return the plan that evaluates with the same stages and vocabulary: IF, F, S, E and T.
+    """Return the plan that evaluates with the same stages and treatment: IF, F, S, E and T.
 
-    T then only reads the loss from what the barrier has merged.
+    T then only reads the loss from what the barriers have merged.
     """
-    rows = tuple(tuple(p for p in row if p.kind in ("IF", "F", "S", "E", "T")) for row in plan.rows)
+    kinds = {"F", *plan.treatment.passes} - {"IB"}
+    rows = tuple(tuple(p for p in row if p.kind in kinds) for row in plan.rows)
     return replace(plan, rows=rows, forward_only=True)

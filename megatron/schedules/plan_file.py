@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from megatron.schedules.check import check
-from megatron.schedules.plan import TREATMENTS, Plan, Treatment
+from megatron.schedules.plan import Plan
+from megatron.schedules.treatments import TREATMENTS
 
 
 def load_plan(path: Path, ranks: int, microbatches: int, vocabulary: str) -> Plan:
@@ -45,12 +46,7 @@ def load_plan(path: Path, ranks: int, microbatches: int, vocabulary: str) -> Pla
 
 def treatments_of(plan: Plan) -> list[str]:
     """Return the names of the treatments of the vocabulary that a checked plan may have."""
-    own = Treatment(plan.barriers, plan.synchronous)
-    return [
-        name
-        for name, treatment in TREATMENTS.items()
-        if treatment._replace(redistributed=False) == own
-    ]
+    return [name for name, own in TREATMENTS.items() if own.in_plan == plan.treatment]
 
 
 def _read(path: Path) -> Plan:

@@ -8,7 +8,7 @@ from typing import Final
 
 from megatron.schedules.catalogue import TRAITS, Option, Traits
 from megatron.schedules.costs import UNIT_COSTS, Costs
-from megatron.schedules.plan import TREATMENTS, Treatment
+from megatron.schedules.treatments import TREATMENTS, Treatment
 
 SCHEDULE_NAMES: Final[tuple[str, ...]] = tuple(TRAITS)
 VOCABULARY_TREATMENTS: Final[tuple[str, ...]] = tuple(TREATMENTS)
@@ -76,11 +76,6 @@ class Request:
     def treatment(self) -> Treatment:
         """The treatment of the vocabulary."""
         return TREATMENTS[self.vocabulary]
-
-    @property
-    def barriers(self) -> int:
-        """How many more microbatches the barriers keep in flight."""
-        return self.treatment.barriers or 0
 
     def _refuse_names(self) -> None:
         if self.schedule not in TRAITS:

@@ -56,6 +56,19 @@ class Treatment:
         return bool(self.barriers)
 
     @property
+    def in_plan(self) -> "Treatment":
+        """The treatment as a plan knows it: which stage has how many layers is not its business."""
+        return self if self.is_sharded else TREATMENTS["none"]
+
+    @property
+    def delay(self) -> int:
+        """Intervals by which the barriers hold the backwards back, one each.
+
+        So many microbatches more are in flight.
+        """
+        return len(self.barriers)
+
+    @property
     def output_passes(self) -> tuple[PassKind, ...]:
         """Passes of the output layer on every rank, in order; none where it is not split."""
         if not self.is_sharded:
@@ -66,6 +79,14 @@ class Treatment:
     def passes(self) -> tuple[PassKind, ...]:
         """All passes that every rank runs for its shard of the vocabulary."""
         return (*self.output_passes, "IF", "IB") if self.is_sharded else ()
+
+    @property
+    def maximum_first(self) -> bool:
+        """Whether the maximum over all shards is known before any exponential is formed.
+
+        S then leaves logits, which E turns into exponentials.
+        """
+        return "E" in self.output_passes
 
     @property
     def gradient_pass(self) -> PassKind:
@@ -96,6 +117,14 @@ class Treatment:
         if not self.is_sharded:
             return 1
         return 2 if self.gradient_pass == "S" else 0
+
+    def barrier_before(self, kind: PassKind) -> Barrier:
+        """Return the barrier that an output layer pass after S waits for.
+
+        It is the one before the pass's own barrier, or the last where the pass has none.
+        """
+        own = (i for i, barrier in enumerate(self.barriers) if barrier.after == kind)
+        return self.barriers[next(own, len(self.barriers)) - 1]
 
     @property
     def _contributing(self) -> set[PassKind]:

@@ -89,9 +89,9 @@ def _costs(scenario: Scenario) -> Costs:
         )
     if time is None and not redistributed:
         return costs
-    if treatment.barriers is not None:
+    if treatment.is_sharded:
         assert time is not None
-        return spread_output_layer(costs, request.ranks, treatment.barriers, time)
+        return spread_output_layer(costs, request.ranks, treatment.delay, time)
     stages = stages_of(request)
     if not treatment.redistributed:
         return place_output_layer(costs, stages, time or 0.0)

@@ -96,7 +96,7 @@ def ends_with_copies(plan: Plan, tied: bool) -> tuple[int, int]:
             the vocabulary is split.
     """
     first, last = plan.stages[0][0], plan.stages[-1][0]
-    return first, last if tied and plan.barriers is None else first
+    return first, last if tied and not plan.treatment.is_sharded else first
 
 
 def leave(groups: Groups) -> NoReturn:
@@ -137,7 +137,9 @@ def make_model(
         groups.pipeline.rank,
         layers=run_plan.layers,
         padded_vocab_size=padded_vocab_size,
-        vocabulary_shard=None if plan.barriers is None else (vocabulary.rank, vocabulary.size),
+        vocabulary_shard=(
+            (vocabulary.rank, vocabulary.size) if plan.treatment.is_sharded else None
+        ),
     )
     model = RankModel(config, placement, train.dtype, groups.device)
     model.initialise(train.seed)

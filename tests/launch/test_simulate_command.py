@@ -151,7 +151,7 @@ def test_a_reader_may_stop_early() -> None:
 
 def test_a_plan_with_a_doubled_pass_is_shown_with_the_pass_marked(tmp_path: Path) -> None:
     file = tmp_path / "plan.txt"
-    file.write_text("microbatches 1\nstages 0.0 1.0\nbarriers none\n0: F0 B0\n1: F0 F0 B0\n")
+    file.write_text("microbatches 1\nstages 0.0 1.0\nvocabulary none\n0: F0 B0\n1: F0 F0 B0\n")
     done = run("--schedule", "file", "--file", str(file), "-p", "2", "-m", "1")
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")

@@ -70,7 +70,7 @@ def best_of_all_orders(
     ]
     times = []
     for chosen in product(*rows):
-        tried = Plan(chosen, plan.stages, plan.microbatches, plan.barriers)
+        tried = Plan(chosen, plan.stages, plan.microbatches, plan.treatment)
         with suppress(graphlib.CycleError):
             if objective == "span":
                 times.append(span(tried, costs))

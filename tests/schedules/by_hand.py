@@ -30,7 +30,7 @@ def predecessors(plan: Plan) -> dict[Node, set[Node]]:
             before[later].add(earlier)
     for microbatch in range(plan.microbatches):
         _flow(plan, microbatch, before)
-        if plan.barriers is not None:
+        if plan.treatment.name != "none":
             _input_layer(plan, microbatch, before)
             _output_layer(plan, microbatch, before)
     return before
@@ -77,15 +77,24 @@ def _input_layer(plan: Plan, i: int, before: dict[Node, set[Node]]) -> None:
         before[rank, f"IB{i}"] |= {source, (rank, f"IF{i}")}
 
 
+_STEPS = {
+    "vocab-2": ["ST"],
+    "vocab-1": ["ST", "T"],
+    "interlaced": ["ST", "T"],
+    "naive": ["SE", "ET", "T"],
+}
+"""For each barrier of a treatment the pass that it merges, and the pass after it on every rank."""
+
+
 def _output_layer(plan: Plan, i: int, before: dict[Node, set[Node]]) -> None:
     """S after the last F, and from barrier to barrier over E and T to the last stage's B."""
     ranks, (last, chunk) = range(plan.ranks), plan.stages[-1]
+    synchronous = plan.treatment.name == "interlaced"
     before[-1, f"C0 {i}"] = {(last, label("F", i, chunk))}
     for rank in ranks:
-        own = rank == last and not plan.synchronous  # it has what it broadcasts
+        own = rank == last and not synchronous  # it has what it broadcasts
         before[rank, f"S{i}"].add((last, label("F", i, chunk)) if own else (-1, f"C0 {i}"))
-    # The pass before each barrier, and the pass after it on every rank.
-    steps = {1: ["ST"], 2: ["ST", "T"], 3: ["SE", "ET", "T"]}[plan.barriers or 0]
+    steps = _STEPS[plan.treatment.name]
     for number, (merged, *following) in enumerate(steps, 1):
         before[-1, f"C{number} {i}"] = {(rank, f"{merged}{i}") for rank in ranks}
         for rank in ranks:
@@ -94,7 +103,7 @@ def _output_layer(plan: Plan, i: int, before: dict[Node, set[Node]]) -> None:
     if plan.forward_only:
         return
     before[last, label("B", i, chunk)].add((-1, f"C{len(steps)} {i}"))
-    if plan.synchronous:  # and nobody works while C2 runs
+    if synchronous:  # and nobody works while C2 runs
         for rank, row in enumerate(plan.rows):
             for item, following in pairwise(row):
                 if (item.kind, item.microbatch) == ("T", i):

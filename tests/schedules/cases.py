@@ -22,6 +22,7 @@ from megatron.schedules.needs import COMM_KINDS
 from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS, PassKind
 from megatron.schedules.plan import Plan
 from megatron.schedules.search import shorten
+from megatron.schedules.treatments import TREATMENTS
 
 BARRIERS: Final = {
     "none": 0, "redis": 0, "naive": 3, "vocab-1": 2, "vocab-2": 1, "interlaced": 2
@@ -156,8 +157,8 @@ def with_comms(costs: Costs, seed: int, longest: int = 9) -> Costs:
 
 def plan_of_block(block: Block, vocabulary: str, microbatches: int) -> Plan:
     """Return the plan of ``block`` with a treatment of ``PIPELINED``."""
-    barriers = BARRIERS[vocabulary]
-    return unroll(with_vocabulary(block, barriers) if barriers else block, microbatches)
+    split = with_vocabulary(block, TREATMENTS[vocabulary]) if BARRIERS[vocabulary] else block
+    return unroll(split, microbatches)
 
 
 @st.composite

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import by_hand
 from schedules.cases import (
+    BARRIERS,
     PIPELINED,
     Case,
     cases,
@@ -78,11 +79,12 @@ def test_every_rank_takes_part_in_exactly_what_concerns_it(plan: Plan, seed: int
     program = lowered(plan, seed)
     expected = [Counter[str]() for _ in plan.rows]
     collectives = []
-    if plan.barriers is not None:
-        collectives += ["CIF", *(f"C{i + 1}" for i in range(plan.barriers))]
-        if plan.forward_only and plan.barriers > 1:
+    barriers = BARRIERS[plan.treatment.name]
+    if barriers:
+        collectives += ["CIF", *(f"C{i + 1}" for i in range(barriers))]
+        if plan.forward_only and barriers > 1:
             collectives.pop()  # the last barrier is only for the backward
-        if plan.ranks > 1 or plan.synchronous:
+        if plan.ranks > 1 or plan.treatment.name == "interlaced":
             collectives.append("C0")
         if plan.ranks > 1 and not plan.forward_only:
             collectives.append("CIB")
@@ -131,7 +133,7 @@ def test_all_ranks_agree_on_the_order(plan: Plan, seed: int) -> None:
 def test_a_rank_sends_what_it_has(plan: Plan, seed: int) -> None:
     """A rank's own part of a communication exists before the rank issues it."""
     made_by = {"X": "F", "G": "B", "C0": "F", "C1": "S", "C2": "T", "CIF": "IF", "CIB": "B"}
-    if plan.barriers == 3:
+    if plan.treatment.name == "naive":
         made_by |= {"C2": "E", "C3": "T"}
     for rank, steps in enumerate(lowered(plan, seed).rows):
         done: set[str] = set()

@@ -7,12 +7,13 @@ from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan
 
 V_SHAPE = Plan.from_text(
-    "microbatches 1\nstages 0.0 1.0 1.1 0.1\nbarriers none\n"
+    "microbatches 1\nstages 0.0 1.0 1.1 0.1\nvocabulary none\n"
     "0: F0 F0.1 B0.1 B0\n"
     "1: F0 F0.1 B0.1 B0\n"
 )
 VOCABULARY = Plan.from_text(
-    "microbatches 1\nstages 0.0 1.0\nbarriers 2\n0: IF0 F0 S0 T0 B0 IB0\n1: IF0 F0 S0 T0 B0 IB0\n"
+    "microbatches 1\nstages 0.0 1.0\nvocabulary vocab-1\n"
+    "0: IF0 F0 S0 T0 B0 IB0\n1: IF0 F0 S0 T0 B0 IB0\n"
 )
 
 
@@ -35,12 +36,10 @@ def test_v_shape(rank: int, item: str, expected: list[str]) -> None:
 
 
 NAIVE = Plan.from_text(
-    "microbatches 1\nstages 0.0 1.0\nbarriers 3\n"
+    "microbatches 1\nstages 0.0 1.0\nvocabulary naive\n"
     "0: IF0 F0 S0 E0 T0 B0 IB0\n1: IF0 F0 S0 E0 T0 B0 IB0\n"
 )
-SYNCHRONOUS = Plan.from_text(
-    VOCABULARY.to_text().replace("2\n0:", "2\ncollectives synchronous\n0:")
-)
+SYNCHRONOUS = Plan.from_text(VOCABULARY.to_text().replace("vocab-1", "interlaced"))
 
 
 @pytest.mark.parametrize(

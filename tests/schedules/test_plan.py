@@ -13,7 +13,7 @@ from megatron.schedules.plan import Plan, evaluation_plan
 TEXT = """\
 microbatches 1
 stages 0.0 1.0
-barriers none
+vocabulary none
 0: F0 B0
 1: F0 B0
 """
@@ -53,17 +53,42 @@ def test_comments_and_blank_lines_are_skipped() -> None:
         ("microbatches 1\n", "", "a plan begins with its microbatches: add that line"),
         ("microbatches 1", "microbatches one", "line 1: 'microbatches one' cannot be read"),
         ("stages 0.0 1.0", "stages 0 1", "line 2: 'stages 0 1' cannot be read"),
-        ("barriers none", "barriers some", "line 3: 'barriers some' cannot be read"),
-        ("barriers none", "barriers none\nforward onyl", "line 4: 'forward onyl' cannot be read"),
-        ("barriers none", "barriers none\nbarriers 1", "line 4: 'barriers' stands there twice"),
-        ("barriers none", "barriers none\nnonsense", "line 4: 'nonsense' is no header line"),
-        ("barriers none", "collectives slow", "line 3: 'collectives slow' cannot be read"),
+        ("vocabulary none", "vocabulary some", "line 3: 'vocabulary some' cannot be read"),
+        ("vocabulary none", "vocabulary redis", "'vocabulary NAME' with one of none, naive, vocab"),
+        ("0: F0", "forward onyl\n0: F0", "line 4: 'forward onyl' cannot be read"),
+        ("0: F0", "vocabulary none\n0: F0", "line 4: 'vocabulary' stands there twice"),
+        ("0: F0", "nonsense\n0: F0", "line 4: 'nonsense' is no header line"),
+        ("vocabulary none", "collectives slow", "line 3: 'collectives slow' cannot be read"),
+        ("vocabulary none\n", "", "a plan begins with its vocabulary: add that line"),
+        ("vocabulary none\n", "collectives synchronous\n", "'collectives synchronous' is no tr"),
+        ("0: F0", "barriers none\n0: F0", "'barriers none' says again what 'vocabulary none' says"),
+        ("vocabulary none", "barriers 4", "'barriers 4' is no treatment of the vocabulary: write"),
+        (
+            "vocabulary none",
+            "barriers 1\ncollectives synchronous",
+            "'barriers 1, collectives synchronous' is no treatment",
+        ),
     ],
 )
 def test_a_line_that_cannot_be_read_is_named(old: str, new: str, message: str) -> None:
     assert old in TEXT
     with pytest.raises(ValueError, match=message):
         Plan.from_text(TEXT.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "name"),
+    [
+        ("barriers none", "none"),
+        ("barriers 1", "vocab-2"),
+        ("barriers 2", "vocab-1"),
+        ("barriers 3", "naive"),
+        ("barriers 2\ncollectives synchronous", "interlaced"),
+    ],
+)
+def test_files_of_old_count_barriers(old: str, name: str) -> None:
+    new = TEXT.replace("none", name)
+    assert Plan.from_text(TEXT.replace("vocabulary none", old)) == Plan.from_text(new)
 
 
 @settings(max_examples=40)
@@ -75,7 +100,7 @@ def test_evaluation_is_a_plan_of_its_own(case: Case, seed: int) -> None:
     kinds = {p.kind for row in plan.rows for p in row}
     whole = {"F"} if case.barriers == 0 else {"F", "S", "T", "IF"}
     assert kinds == (whole | {"E"} if case.vocabulary == "naive" else whole)
-    assert plan.synchronous == (case.vocabulary == "interlaced")
+    assert plan.treatment == case.plan.treatment
 
 
 @settings(max_examples=20)

@@ -70,7 +70,7 @@ def test_stuck_exactly_if_the_needs_run_in_a_circle(case: Case, seed: int, swaps
 
 def test_a_communication_is_ready_when_its_last_source_has_ended() -> None:
     plan = Plan.from_text(
-        "microbatches 1\nstages 0.0 1.0\nbarriers 1\n"
+        "microbatches 1\nstages 0.0 1.0\nvocabulary vocab-2\n"
         "0: IF0 F0 S0 T0 B0 IB0\n"
         "1: IF0 F0 S0 T0 B0 IB0\n"
     )

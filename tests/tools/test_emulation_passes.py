@@ -58,7 +58,7 @@ class ByHand:
         return [self.done(kind, rank, *values) for rank, values in enumerate(columns)]
 
     def follow(self) -> None:
-        split = self.plan.barriers is not None
+        split = self.plan.treatment.is_sharded
         came: list[int] = [sum(self.everywhere("IF"))] if split else []
         forward = []
         for rank, chunk in self.plan.stages:
@@ -75,12 +75,12 @@ class ByHand:
     def output_layer(self, x: int) -> int:
         own = self.everywhere("S", [x] * RANKS)
         merged = [[sum(own)] * RANKS]
-        if self.plan.barriers == 3:
+        if self.plan.treatment.name == "naive":
             maximum = [max(own)] * RANKS
             own = self.everywhere("E", own, maximum)
             merged = [maximum, [sum(own)] * RANKS]
         after = self.everywhere("T", own, *merged)
-        if self.plan.barriers != 1:
+        if self.plan.treatment.name != "vocab-2":
             return sum(after)
         t = Pass("T", self.microbatch)
         return sum(mix(t, rank, value, sum(own)) for rank, value in enumerate(own))

@@ -16,7 +16,7 @@ from typing import Final
 
 from megatron.schedules.costs import Costs
 from megatron.schedules.passes import PassKind
-from megatron.schedules.plan import TREATMENTS
+from megatron.schedules.treatments import TREATMENTS
 
 METHODS: Final[Mapping[str, str]] = {
     "baseline": "none",
@@ -78,7 +78,7 @@ class MeasuredRun:
         """
         share = self.share_of_s() if share_of_s is None else share_of_s
         passes: dict[PassKind, Sequence[float]] = {"F": self.times["F"], "B": self.times["B"]}
-        if TREATMENTS[METHODS[self.method]].barriers is not None:
+        if TREATMENTS[METHODS[self.method]].is_sharded:
             passes |= {
                 "S": [share * time for time in self.times["ST"]],
                 "T": [(1 - share) * time for time in self.times["ST"]],

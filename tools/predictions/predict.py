@@ -9,8 +9,9 @@ from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
-from megatron.schedules.plan import TREATMENTS, Plan
+from megatron.schedules.plan import Plan
 from megatron.schedules.search.bound import least_time
+from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.device import UNFUSED, Device, Traffic
 from megatron.simulator.costs.from_model import (
     ModelTimes,

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
+from megatron.schedules.treatments import TREATMENTS, Treatment
 
 
 class Slot(NamedTuple):
@@ -44,9 +45,8 @@ class Block:
         rows: the slots of every rank.
         stages: (rank, chunk) of every stage in the order in which the data flows.
         interval: time after which the next microbatch of the group repeats the block.
-        barriers: as in ``Plan``.
+        treatment: as in ``Plan``.
         group: microbatches of a group; 0 where chunks do not take turns.
-        synchronous: as in ``Plan``.
 
     Raises:
         ValueError: if repetitions of a rank's slots overlap.
@@ -55,9 +55,8 @@ class Block:
     rows: tuple[tuple[Slot, ...], ...]
     stages: tuple[tuple[int, int], ...]
     interval: float
-    barriers: int | None = None
+    treatment: Treatment = TREATMENTS["none"]
     group: int = 0
-    synchronous: bool = False
 
     def __post_init__(self) -> None:
         period = self.period
@@ -113,7 +112,7 @@ def unroll(block: Block, microbatches: int) -> Plan:
     """
     if microbatches < 1:
         raise ValueError(f"an iteration needs at least 1 microbatch, got {microbatches}")
-    order = _ORDER_IN_STEP if block.synchronous else _ORDER_AT_ONE_TIME
+    order = _ORDER_IN_STEP if block.treatment.synchronous else _ORDER_AT_ONE_TIME
     rows = []
     for slots in block.rows:
         timed = sorted(
@@ -128,10 +127,4 @@ def unroll(block: Block, microbatches: int) -> Plan:
             for i in range(microbatches)
         )
         rows.append(tuple(Pass(kind, i, chunk) for _, _, i, kind, chunk in timed))
-    return Plan(
-        tuple(rows),
-        block.stages,
-        microbatches,
-        block.barriers,
-        synchronous=block.synchronous,
-    )
+    return Plan(tuple(rows), block.stages, microbatches, block.treatment)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from megatron.schedules.blocks.block import Block, Slot
 from megatron.schedules.passes import PassKind
+from megatron.schedules.treatments import Treatment
 
 Order = Mapping[tuple[PassKind, int], float]
 """When within an interval each (kind, chunk) starts; the output layer is at 0."""
@@ -38,20 +39,26 @@ class _Times(NamedTuple):
         return sum(self.backward) - sum(self.forward)
 
 
-def interlaced(block: Block) -> Block:
+def interlaced(block: Block, treatment: Treatment) -> Block:
     """Return ``block`` with the output layer between two passes of all ranks.
 
+    Args:
+        block: any block with the vocabulary layers left out.
+        treatment: a synchronous one.
+
     Raises:
-        ValueError: if the block already has vocabulary passes.
+        ValueError: if the block already has vocabulary passes, or for another treatment.
     """
-    if block.barriers is not None:
+    if block.treatment.is_sharded:
         raise ValueError("the block already has vocabulary passes")
+    if not treatment.synchronous:
+        raise ValueError(f"{treatment.name} is not synchronous: take blocks.with_vocabulary")
     meeting = block.slot(len(block.stages) - 1, "F").end
     if not _meet(block, meeting):
         block, meeting = _anew(block), 0.0
     inserted = _vocabulary(block, meeting)
     rows = tuple(row + inserted for row in block.rows)
-    return replace(block, rows=rows, barriers=2, synchronous=True)
+    return replace(block, rows=rows, treatment=treatment)
 
 
 def _meet(block: Block, meeting: float) -> bool:

@@ -3,8 +3,8 @@
 The input and output layers are split over all ranks, so each rank runs its share once a
 microbatch, in time with the block:
 
-* S follows the last stage's F as soon as the rank is between two passes; T follows S one interval
-  later, when C1 is done, or two where E and the barrier of the sums come between (naive);
+* S follows the last stage's F as soon as the rank is between two passes; the other passes of the
+  output layer follow one interval after another, when the barrier before each is done;
 * every barrier holds the backwards back by one interval, in which its collective hides;
 * IF runs one interval ahead of the first F, IB one interval behind the first stage's B, so that
   CIF and CIB hide too.
@@ -17,35 +17,39 @@ from dataclasses import replace
 from math import ceil, floor
 
 from megatron.schedules.blocks.block import Block, Slot
+from megatron.schedules.treatments import Treatment
 
 
-def with_vocabulary(block: Block, barriers: int) -> Block:
-    """Return ``block`` with S, T, IF and IB on every rank.
+def with_vocabulary(block: Block, treatment: Treatment) -> Block:
+    """Return ``block`` with the passes of ``treatment`` on every rank.
 
     Args:
         block: any block with the vocabulary layers left out.
-        barriers: 1 for Algorithm 2 (C1), 2 for Algorithm 1 (C1, and C2 after T), 3 for the naive
-            order (C1, C2 after E, C3 after T).
+        treatment: one that splits the vocabulary, and whose collectives overlap with other passes.
 
     Raises:
-        ValueError: if the block already has vocabulary passes, or for another count of barriers.
+        ValueError: if the block already has vocabulary passes, or for another treatment.
     """
-    if block.barriers is not None:
+    if block.treatment.is_sharded:
         raise ValueError("the block already has vocabulary passes")
-    if barriers not in (1, 2, 3):
-        raise ValueError(f"the output layer has 1, 2 or 3 barriers, got {barriers}")
+    if not treatment.is_sharded:
+        raise ValueError(f"{treatment.name} has no vocabulary passes: leave the block as it is")
+    if treatment.synchronous:
+        raise ValueError(f"{treatment.name} overlaps nothing: take blocks.interlaced")
     last_forward = block.slot(len(block.stages) - 1, "F").end
-    held = tuple(tuple(_hold_back(s, barriers * block.interval) for s in row) for row in block.rows)
-    waiting = replace(block, rows=held, barriers=barriers)
+    delay = treatment.delay * block.interval
+    held = tuple(tuple(_hold_back(slot, delay) for slot in row) for row in block.rows)
+    waiting = replace(block, rows=held, treatment=treatment)
     first_forward = waiting.slot(0, "F").start
     first_backward = waiting.slot(0, "B").end
     rows = []
     for row in held:
         s_time = _boundary_after(row, last_forward, block.interval)
         inserted = (
-            Slot(s_time, 0, "S"),
-            *([Slot(s_time + block.interval, 0, "E")] if barriers == 3 else []),
-            Slot(s_time + block.interval * (2 if barriers == 3 else 1), 0, "T"),
+            *(
+                Slot(s_time + i * block.interval, 0, kind)
+                for i, kind in enumerate(treatment.output_passes)
+            ),
             Slot(_boundary_before(row, first_forward - block.interval, block.interval), 0, "IF"),
             Slot(_boundary_after(row, first_backward + block.interval, block.interval), 0, "IB"),
         )

@@ -61,5 +61,5 @@ def _anchor(plan: Plan, rank: int, item: Pass, held_back: float) -> tuple[tuple[
     }
     if item.kind in inserted:
         return inserted[item.kind]
-    held = 0.0 if item.kind == "F" else held_back * (plan.barriers or 0)
+    held = 0.0 if item.kind == "F" else held_back * plan.treatment.delay
     return (rank, item), held

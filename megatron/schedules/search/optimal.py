@@ -69,8 +69,9 @@ def optimal(
     """Look for the shortest plan within limits of memory, and for a proof that it is.
 
     Args:
-        problem: a checked plan of the same passes: it says which stages, microbatches, barriers and
-            weight gradients there are, and the search starts from its order if it keeps the limits.
+        problem: a checked plan of the same passes: it says which stages, microbatches and weight
+            gradients there are and how the vocabulary is treated, and the search starts from its
+            order if it keeps the limits.
         costs: durations.
         limits: for every rank, how many activations of a chunk it may hold.
         seconds: time limit. The best plan known by then is returned, at worst the one started from.
@@ -136,13 +137,13 @@ def _cp_sat(seconds: float, workers: int) -> "tuple[cp_model.CpModel, cp_model.C
 def _require_sound(problem: Plan, hint: Plan | None, seconds: float) -> None:
     if not seconds > 0:
         raise ValueError(f"seconds={seconds:g} leaves no time to search: give more than 0")
-    if problem.forward_only or problem.synchronous:
+    if problem.forward_only or problem.treatment.synchronous:
         raise ValueError(
             "an optimal order is sought for plans that train and overlap their collectives, not "
-            + ("for evaluation" if problem.forward_only else "for synchronous ones (interlaced)")
+            + ("for evaluation" if problem.forward_only else f"for {problem.treatment.name}")
         )
     if hint is not None and replace(hint, rows=problem.rows) != problem:
-        raise ValueError("the hint is a plan of other stages, microbatches or barriers")
+        raise ValueError("the hint is a plan of other stages, microbatches or treatment")
     if hint is not None and hint.split_backward != problem.split_backward:
         raise ValueError("of hint and problem only one splits the backward: give two alike")
 
@@ -154,7 +155,7 @@ def _require_fixed_begin(problem: Plan, costs: Costs) -> None:
     that has come straight through the stages before.
     """
     ranks = range(problem.ranks)
-    if problem.barriers is not None:
+    if problem.treatment.is_sharded:
         lookups = [costs.of_pass(problem, rank, Pass("IF", 0)) for rank in ranks]
         if all(lookups):
             return

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 from megatron.schedules.costs import Costs, Time
 from megatron.schedules.needs import COMM_KINDS, CommKind
 from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS, PassKind
-from megatron.schedules.plan import TREATMENTS, vocabulary_passes
+from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.peak_bytes import Sizes
 
 DEFAULT_COSTS: Final = Costs(
@@ -108,11 +108,11 @@ def check_measured(file: CostFile, vocabulary: str) -> None:
     Raises:
         ValueError: if passes or barriers are missing, or of another treatment.
     """
-    barriers = TREATMENTS[vocabulary].barriers
-    wanted: set[str] = set(vocabulary_passes(barriers))
+    treatment = TREATMENTS[vocabulary]
+    wanted: set[str] = set(treatment.passes)
     found = file.named.difference(CHUNKED_KINDS, COMM_KINDS)
     if merged := file.named.intersection(_BARRIERS):
-        wanted |= set(_BARRIERS[: barriers or 0])
+        wanted |= {barrier.kind for barrier in treatment.barriers}
         found |= merged
     lacking, besides = sorted(wanted - found), sorted(found - wanted)
     if lacking or besides:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from megatron.schedules.costs import Costs
 from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import PassKind
-from megatron.schedules.plan import TREATMENTS
+from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.device import UNFUSED, Device, Traffic
 from megatron.simulator.costs.redistribute import redistribute, redistribute_stages
 from megatron.simulator.costs.shape import ACTIVATION_BYTES, Shape
@@ -144,7 +144,7 @@ def model_costs(
         )
     if len(layers) != len(stages):
         raise ValueError(f"layers are given for {len(layers)} of {len(stages)} stages")
-    barriers = TREATMENTS[vocabulary].barriers
+    barriers = TREATMENTS[vocabulary].delay or None
     ranks = 1 + max(rank for rank, _ in stages)
     passes: dict[PassKind, float | list[list[float]]] = {}
     for kind, time in times.layer().items():

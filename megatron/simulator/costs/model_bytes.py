@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from megatron.schedules.plan import TREATMENTS
+from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.peak_bytes import Sizes
 from megatron.simulator.costs.shape import ACTIVATION_BYTES, Shape
 
@@ -77,7 +77,7 @@ def model_sizes(
         activation[rank][chunk] += count * shape.layer_activation_bytes
     activation[last][last_chunk] += x  # the final norm keeps its input
     embedding = per_parameter * shape.vocabulary_parameters
-    barriers = TREATMENTS[vocabulary].barriers
+    barriers = TREATMENTS[vocabulary].delay or None
     shards = 1 if barriers is None else ranks
     exponentials = x + logit.held * shape.logits / shards
     at_work = logit.workspace + logit.working * shape.logits / shards

@@ -191,7 +191,7 @@ def _with_the_rest(
     static = [
         held
         + max(
-            0.0, at_work - (logit.workspace if plan.barriers is not None or rank == last else 0.0)
+            0.0, at_work - (logit.workspace if plan.treatment.is_sharded or rank == last else 0.0)
         )
         for rank, held in enumerate(_of_ranks(sizes.static))
     ]

@@ -11,7 +11,7 @@ from megatron.model.config import ModelConfig
 from megatron.schedules.costs import Costs, Time
 from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import CHUNKED_KINDS, PassKind
-from megatron.schedules.plan import TREATMENTS, vocabulary_passes
+from megatron.schedules.treatments import TREATMENTS, Treatment
 from megatron.simulator.costs.cost_file import CostFile, check_measured
 from megatron.simulator.costs.shape import Shape
 
@@ -94,17 +94,17 @@ def costs_by_flops(shape: Shape, stages: Stages, vocabulary: str) -> StageCosts:
         stages: the stages of the plan.
         vocabulary: a treatment of the vocabulary.
     """
-    barriers = TREATMENTS[vocabulary].barriers
+    treatment = TREATMENTS[vocabulary]
     extras: list[dict[PassKind, float]] = [dict.fromkeys(CHUNKED_KINDS, 0.0) for _ in stages]
     others: dict[PassKind, float] = {}
-    if barriers is None:
+    if not treatment.is_sharded:
         product = shape.output_product_flops
         extras[0]["F"] += _lookup(shape)
         extras[0]["B"] += _lookup(shape)
         extras[-1]["F"] += 2 * product
         extras[-1]["W"] += product
     else:
-        others = _vocabulary_passes(shape, 1 + max(rank for rank, _ in stages), barriers)
+        others = _vocabulary_passes(shape, 1 + max(rank for rank, _ in stages), treatment)
     layer: dict[PassKind, float] = {
         "F": shape.forward_flops,
         "B": shape.backward_flops,
@@ -113,21 +113,17 @@ def costs_by_flops(shape: Shape, stages: Stages, vocabulary: str) -> StageCosts:
     return StageCosts(stages, layer, extras, others, vocabulary)
 
 
-def _vocabulary_passes(shape: Shape, ranks: int, barriers: int) -> dict[PassKind, float]:
-    """Return the costs of one shard's passes.
-
-    Of the output layer's three matrix products S forms two with one barrier, else one; T the rest.
-    """
+def _vocabulary_passes(shape: Shape, ranks: int, treatment: Treatment) -> dict[PassKind, float]:
+    """Return the costs of one shard's passes."""
     product = shape.output_product_flops / ranks
-    in_s = 2 if barriers == 1 else 1
     costs: dict[PassKind, float] = {
-        "S": in_s * product,
+        "S": treatment.products["S"] * product,
         "E": float(FLOPS_PER_BYTE * EXPONENTIAL_BYTES_PER_LOGIT * shape.logits) / ranks,
-        "T": (3 - in_s) * product,
+        "T": treatment.products["T"] * product,
         "IF": _lookup(shape),
         "IB": _lookup(shape),
     }
-    return {kind: costs[kind] for kind in vocabulary_passes(barriers)}
+    return {kind: costs[kind] for kind in treatment.passes}
 
 
 def _lookup(shape: Shape) -> float:

@@ -22,8 +22,9 @@ from megatron.schedules.costs import Costs
 from megatron.schedules.held import in_flight
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import least_time_of, plan_for, stages_of
-from megatron.schedules.plan import TREATMENTS, Plan
+from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
+from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.cost_file import load_costs
 from megatron.simulator.costs.redistribute import redistribute_stages
 from megatron.simulator.simulate import simulate
@@ -192,7 +193,7 @@ def _prepare(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request
     request = _request(config, name)
     stage_costs = _stage_costs(config, request)
     layers = _stage_layers(config, stage_costs)
-    if TREATMENTS[config.parallel.vocab_parallel].barriers is None:
+    if not TREATMENTS[config.parallel.vocab_parallel].is_sharded:
         check_no_rank_is_empty(config.parallel.layers, stage_costs.stages, layers)
     costs = stage_costs.costs(layers) if costs is None else costs
     return replace(request, costs=costs), layers

@@ -8,6 +8,7 @@ from schedules.cases import blocks, random_costs, seeds
 
 from megatron.schedules.blocks.block import Block, Slot, unroll
 from megatron.schedules.check import check
+from megatron.schedules.treatments import TREATMENTS
 
 
 @given(blocks(), st.integers(1, 6))
@@ -31,15 +32,17 @@ def test_a_block_that_keeps_its_needs_unrolls_to_a_plan_without_deadlock(
 
 def test_passes_without_duration_go_first_and_t_frees_before_s_takes() -> None:
     inserted = tuple(Slot(4, 0, kind) for kind in ("IF", "IB", "S", "E", "T"))
-    block = Block(((Slot(0, 1, "F"), Slot(4, 1, "B"), *inserted),), ((0, 0),), 6, barriers=3)
+    block = Block(
+        ((Slot(0, 1, "F"), Slot(4, 1, "B"), *inserted),), ((0, 0),), 6, TREATMENTS["naive"]
+    )
     assert " ".join(map(str, unroll(block, 1).rows[0])) == "F0 T0 E0 S0 IB0 IF0 B0"
 
 
 def test_where_the_output_layer_is_synchronous_t_follows_its_s() -> None:
     slots = (Slot(0, 1, "F"), Slot(1, 0, "S"), Slot(1, 0, "T"), Slot(4, 1, "B"))
-    block = Block((slots,), ((0, 0),), 3, barriers=2, synchronous=True)
+    block = Block((slots,), ((0, 0),), 3, TREATMENTS["interlaced"])
     plan = unroll(block, 2)
-    assert plan.synchronous
+    assert plan.treatment.synchronous
     assert " ".join(map(str, plan.rows[0])) == "F0 S0 T0 F1 S1 T1 B0 B1"
 
 

@@ -17,6 +17,7 @@ from megatron.schedules.passes import PASS_KINDS, Pass, PassKind
 from megatron.schedules.plan import Plan, evaluation_plan
 from megatron.schedules.search.automatic import one_by_one
 from megatron.schedules.search.optimal import TOLERANCE, Objective, Optimum, duration, optimal
+from megatron.schedules.treatments import TREATMENTS
 
 
 def line(p: int) -> Stages:
@@ -31,7 +32,7 @@ def around(p: int) -> Stages:
     return (*line(p), *((rank, 1) for rank in range(p)))
 
 
-def problem(stages: Stages, m: int, split: bool = False, barriers: int | None = None) -> Plan:
+def problem(stages: Stages, m: int, split: bool = False, vocabulary: str = "none") -> Plan:
     """Return the plan of these passes that runs one microbatch after the other."""
     ranks = range(1 + max(rank for rank, _ in stages))
     kinds: tuple[PassKind, ...] = ("F", "B", "W") if split else ("F", "B")
@@ -39,12 +40,12 @@ def problem(stages: Stages, m: int, split: bool = False, barriers: int | None = 
         tuple(Pass(kind, 0, chunk) for kind in kinds for rank, chunk in stages if rank == own)
         for own in ranks
     )
-    return one_by_one(Plan(any_order, stages, m, barriers))
+    return one_by_one(Plan(any_order, stages, m, TREATMENTS[vocabulary]))
 
 
 def name(plan: Plan) -> str:
     stages = " ".join(f"{rank}.{chunk}" for rank, chunk in plan.stages)
-    return f"{stages} m={plan.microbatches} split={plan.split_backward} barriers={plan.barriers}"
+    return f"{stages} m={plan.microbatches} split={plan.split_backward} {plan.treatment.name}"
 
 
 def solve(
@@ -95,11 +96,11 @@ def random_costs(seed: int, plan: Plan, parts: int = 1) -> Costs:
         (problem(vee(2), 2), 2),
         (problem(vee(2), 2), 3),
         (problem(around(2), 2), 3),
-        (problem(line(1), 2, barriers=2), 2),
-        (problem(line(1), 2, barriers=1), 1),
-        (problem(line(3), 1, barriers=1), 1),
-        (problem(vee(2), 1, barriers=2), 2),
-        (problem(line(2), 1, barriers=3), 1),
+        (problem(line(1), 2, vocabulary="vocab-1"), 2),
+        (problem(line(1), 2, vocabulary="vocab-2"), 1),
+        (problem(line(3), 1, vocabulary="vocab-2"), 1),
+        (problem(vee(2), 1, vocabulary="vocab-1"), 2),
+        (problem(line(2), 1, vocabulary="naive"), 1),
     ],
     ids=lambda value: f"limit {value}" if isinstance(value, int) else name(value),
 )
@@ -162,19 +163,19 @@ def test_a_v_shape_has_no_bubble_with_half_the_memory(p: int) -> None:
     stages=st.sampled_from([line(2), line(3), vee(2), around(2)]),
     m=st.integers(1, 3),
     split=st.booleans(),
-    barriers=st.sampled_from([None, 1, 2, 3]),
+    vocabulary=st.sampled_from(["none", "vocab-2", "vocab-1", "naive"]),
     kept=st.sampled_from([1.0, 0.4]),
     seed=st.integers(0, 99),
 )
 def test_more_memory_never_hurts_and_what_is_found_is_a_plan(
-    stages: Stages, m: int, split: bool, barriers: int | None, kept: float, seed: int
+    stages: Stages, m: int, split: bool, vocabulary: str, kept: float, seed: int
 ) -> None:
     random = Random(seed)
     kinds: tuple[PassKind, ...] = ("F", "B", "W", "S", "E", "T", "IF", "IB")
     times: dict[PassKind, float] = {kind: random.randint(0, 5) for kind in kinds}
     times["F"] += 1
     costs = Costs(times, {"X": 1, "G": 1, "C0": 1, "C1": random.randint(0, 5), "C2": 1, "CIB": 2})
-    plan = problem(stages, m, split, barriers)
+    plan = problem(stages, m, split, vocabulary)
     tight = solve(plan, costs, plan.chunks, kept=kept)
     loose = solve(plan, costs, plan.chunks + 1, kept=kept, hint=tight.plan)
     assert tight.proven

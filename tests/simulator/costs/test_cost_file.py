@@ -9,7 +9,7 @@ import pytest
 
 from megatron.schedules.costs import Costs
 from megatron.schedules.make_plan import make_plan
-from megatron.schedules.plan import TREATMENTS
+from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.cost_file import (
     CostFile,
     check_measured,
@@ -84,11 +84,14 @@ def test_costs_go_with_treatments_that_have_the_same_passes_and_barriers(
     """What is measured is what runs: barriers only where there is more than one rank."""
     plans = [make_plan("1f1b", treatment, ranks, 1) for treatment in (measured, planned)]
     passes = [{item.kind for row in plan.rows for item in row} for plan in plans]
-    barriers = [plan.barriers for plan in plans] if ranks > 1 else []
-    comms = dict.fromkeys(("C1", "C2", "C3")[: barriers[0] or 0], 0.1) if barriers else {}
+    barriers = [
+        {barrier.kind for barrier in plan.treatment.barriers} if ranks > 1 else set()
+        for plan in plans
+    ]
+    comms = dict.fromkeys(sorted(barriers[0]), 0.1)
     save_costs(tmp_path / "costs.json", Costs(dict.fromkeys(passes[0], 1.0), comms), [[1]] * ranks)
     file = load_costs(tmp_path / "costs.json")
-    if passes[0] == passes[1] and len(set(barriers)) < 2:
+    if passes[0] == passes[1] and barriers[0] == barriers[1]:
         check_measured(file, planned)
     else:
         with pytest.raises(ValueError, match=f"not measured with .* {planned}: .* measure with"):

@@ -13,7 +13,7 @@ from megatron.simulator.costs.peak_bytes import Sizes, peak_bytes
 
 ONE_RANK = """microbatches 2
 stages 0.0
-barriers 1
+vocabulary vocab-2
 0: IF0 IF1 F0 S0 F1 S1 T0 B0 T1 B1 IB0 IB1
 """
 
@@ -27,7 +27,7 @@ def test_a_running_peak_by_hand() -> None:
 
 
 def test_weight_gradients_hold_what_they_need() -> None:
-    text = "microbatches 2\nstages 0.0\nbarriers none\n0: F0 B0 F1 B1 {}\n"
+    text = "microbatches 2\nstages 0.0\nvocabulary none\n0: F0 B0 F1 B1 {}\n"
     assert peak_bytes(Plan.from_text(text.format("")), Sizes(activation=5)) == [5]
     assert peak_bytes(Plan.from_text(text.format("W0 W1")), Sizes(activation=5)) == [10]
 

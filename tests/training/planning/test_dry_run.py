@@ -81,7 +81,7 @@ def run_row(plan: Plan, rank: int, shape: Shape) -> tuple[int, int, int]:
     Returns:
         The buffers of exponentials that there were, the bytes of one with its X, those of A and D.
     """
-    whole = plan.barriers is None
+    whole = plan.treatment.name == "none"
     shards = 1 if whole else plan.ranks
     shard = VocabularyShard.of(shape.vocab_size, shape.vocab_size, rank % shards, shards)
     weight = nn.Parameter(torch.zeros(shard.rows, shape.hidden_size, dtype=torch.bfloat16))
@@ -96,10 +96,11 @@ def run_row(plan: Plan, rank: int, shape: Shape) -> tuple[int, int, int]:
             continue
         if item.kind == s_kind:
             x_nh = torch.zeros(shape.tokens, shape.hidden_size, dtype=torch.bfloat16)
-            if plan.barriers == 3:
+            if plan.treatment.name == "naive":
                 state = layer.naive_s(x_nh, targets_n)
             else:
-                state = layer.s(x_nh, targets_n, form_gradient=plan.barriers != 2)
+                form_gradient = plan.treatment.name in ("none", "vocab-2")
+                state = layer.s(x_nh, targets_n, form_gradient)
             gradients = (state.raw_gradient_nh, state.target_gradient_nh)
             early.add(sum(gradient.nbytes for gradient in gradients if gradient is not None))
             state.drop_gradient()
@@ -108,7 +109,7 @@ def run_row(plan: Plan, rank: int, shape: Shape) -> tuple[int, int, int]:
             sizes.add(x_nh.nbytes + sum(tile.nbytes for tile in state.exp_tiles))
         elif item.kind == t_kind:
             state = states.pop(item.microbatch)
-            if plan.barriers == 3:
+            if plan.treatment.name == "naive":
                 layer.naive_e(state, state.maximum_n)
             layer.t(state, merge_statistics(state.statistics_4n.unsqueeze(0)), weight_n)
     [size], [gradient_bytes] = sizes, early
@@ -132,7 +133,7 @@ def test_the_output_layer_holds_what_it_really_allocates(schedule: str, vocabula
     for rank in ranks:
         buffers, size, early = run_row(plan, rank, shape)
         assert peaks[rank] == buffers * size
-        forms_early = plan.barriers in (None, 1)
+        forms_early = vocabulary in ("none", "vocab-2")
         assert early == (own.early_gradient * shape.elements if forms_early else 0)
 
 

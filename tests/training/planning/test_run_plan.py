@@ -18,7 +18,8 @@ from megatron.optimizer.config import OptimizerConfig
 from megatron.schedules.costs import Costs
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.passes import Pass
-from megatron.schedules.plan import TREATMENTS, Plan
+from megatron.schedules.plan import Plan
+from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.cost_file import save_costs
 from megatron.training.planning.pass_costs import costs_by_flops, shape_of
 from megatron.training.planning.run_plan import RunPlan, make_run_plan
@@ -89,8 +90,7 @@ def rank_times(found: RunPlan) -> list[float]:
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-1p", "v-half"])
 def test_plan_layers_and_costs_go_together(schedule: str, treatment: str) -> None:
     found = make_run_plan(config(schedule, treatment))
-    assert found.plan.barriers == TREATMENTS[treatment].barriers
-    assert found.plan.synchronous == TREATMENTS[treatment].synchronous
+    assert found.plan.treatment.name == ("none" if treatment == "redis" else treatment)
     assert (found.plan.ranks, found.plan.microbatches) == (2, 4)
     assert len(found.layers) == len(found.plan.stages)
     assert sum(found.layers) == 8
