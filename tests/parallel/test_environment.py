@@ -13,7 +13,6 @@ from reference.plain_gpt import GPTOptions
 
 import pretrain_gpt
 from megatron.parallel.environment import NCCL_ENVIRONMENT, set_nccl_environment
-from megatron.schedules.make_plan import make_plan
 from megatron.training.rendezvous import Rendezvous
 from megatron.training.setup import connect
 
@@ -64,7 +63,6 @@ def test_whoever_connects_over_nccl_has_set_it(
     run = Run(GPTOptions(num_layers=2), micro_batch_size=1, microbatches=2, iterations=1)
     config = run.config(Layout(2, "vocab-2", "1f1b"), torch.float32).parallel
     config = replace(config, device="cuda", backend=backend)
-    plan = make_plan("1f1b", "vocab-2", 2, 2)
     with pytest.raises(GpuAskedForError):
-        connect(config, Rendezvous(dist.HashStore(), 0, 2), 0, plan, tied=True)
+        connect(config, config.grid, Rendezvous(dist.HashStore(), 0, 2), 0, (0, 0))
     assert (os.environ.items() >= NCCL_ENVIRONMENT.items()) == (backend == "nccl")
