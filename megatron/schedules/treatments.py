@@ -1,7 +1,8 @@
 """The treatments of the vocabulary, and all that is to be known of each.
 
 Whoever needs a fact about a treatment asks its object; nobody else counts barriers. To add one, add
-a row to ``TREATMENTS`` and teach the runtime what its barriers carry (``runtime/communicator.py``).
+a row to ``TREATMENTS`` and its name to the flag (``config/flags.py``). If its barriers carry
+something new, that takes one entry in ``runtime/communicator.py``.
 """
 
 from collections.abc import Mapping
