@@ -37,16 +37,6 @@ COMMS: Final[Mapping[CommKind, float]] = {
 }  # fmt: skip
 WITH_COMMS: Final = Costs({"F": 1.0, "B": 2.0, "E": 0.2, "IF": 0.1, "IB": 0.1}, COMMS)
 
-SCHEDULE_TITLES: Final[Mapping[str, str]] = {
-    "gpipe": "GPipe",
-    "1f1b": "1F1B",
-    "interleaved": "Interleaved 1F1B",
-    "zb-h1": "ZB-H1",
-    "zb-h2": "ZB-H2",
-    "zb-v": "ZB-V",
-    "v-half": "V-Half",
-    "v-min": "V-Min",
-}
 TREATMENTS: Final[Mapping[str, str]] = {
     "none": "vocabulary layers on the first and the last stage",
     "naive": "vocabulary parallelism, three barriers (naive)",
@@ -61,8 +51,8 @@ Panels = Mapping[str, Scenario]
 
 def schedule_panels(schedule: str) -> Panels:
     """Return the panels of a schedule: by itself, and with vocab-2."""
-    costs = DEFAULT_COSTS.per_chunk(SCHEDULES[schedule].chunks or 2)
-    title = SCHEDULE_TITLES[schedule]
+    costs = DEFAULT_COSTS.per_chunk(SCHEDULES[schedule].chunks)
+    title = SCHEDULES[schedule].title
     return {
         title: Scenario(Request(schedule, "none", RANKS, 8, costs)),
         f"{title} with vocab-2": Scenario(Request(schedule, "vocab-2", RANKS, 8, costs)),
@@ -86,7 +76,11 @@ def pictures() -> dict[str, Panels]:
         "vocabulary_passes.svg": vocabulary_panels(
             ("naive", "vocab-1", "vocab-2", "interlaced"), 3
         ),
-        **{f"{schedule}.svg": schedule_panels(schedule) for schedule in SCHEDULE_TITLES},
+        **{
+            f"{name}.svg": schedule_panels(name)
+            for name, schedule in SCHEDULES.items()
+            if not schedule.searched
+        },
     }
 
 

@@ -94,7 +94,7 @@ def anchors() -> Iterator[str]:
 def _unit(
     name: str, vocabulary: str, ranks: int, microbatches: int, **options: float
 ) -> Simulation:
-    stage = 1 / (TRAITS[name].chunks or 2)
+    stage = 1 / TRAITS[name].chunks
     costs = Costs(
         {"F": stage, "B": stage, "W": stage, "S": 0.25, "E": 0, "T": 0.25, "IF": 0, "IB": 0}
     )

@@ -8,8 +8,8 @@ from megatron.config.command_line import parse
 from megatron.config.run_config import DryRun, RunConfig
 from megatron.data.indexed import IndexedWriter
 from megatron.model.distribution import LayerDistribution
+from megatron.schedules.catalogue import SCHEDULE_NAMES
 from megatron.schedules.plan import TREATMENTS
-from megatron.schedules.request import SCHEDULE_NAMES
 
 BASE = (
     "--num-layers 8 --hidden-size 64 --num-attention-heads 8 --seq-length 32 --micro-batch-size 1 "

@@ -30,7 +30,7 @@ def measured(schedule: str, vocabulary: str, microbatches: int) -> tuple[float, 
 
     A short search does, and a longer one finds no worse.
     """
-    costs = STAGE.per_chunk(SCHEDULES[schedule].chunks or 2)
+    costs = STAGE.per_chunk(SCHEDULES[schedule].chunks)
     with few_trials():
         plan = make_plan(schedule, vocabulary, RANKS, microbatches, costs)
     return simulate(lower(plan, costs), costs).bubble_rate(), max(in_flight(plan))
