@@ -8,7 +8,7 @@ from megatron.config.command_line import parse
 from megatron.config.run_config import DryRun, RunConfig
 from megatron.data.indexed import IndexedWriter
 from megatron.model.distribution import LayerDistribution
-from megatron.schedules.catalogue import SCHEDULE_NAMES
+from megatron.schedules.catalogue import TRAINABLE_SCHEDULES
 from megatron.schedules.plan import TREATMENTS
 
 BASE = (
@@ -67,7 +67,7 @@ def test_schedules(run, flags: str, schedule: str, limit: float | None) -> None:
     assert (parallel.pipeline_schedule, parallel.memory_limit) == (schedule, limit)
 
 
-@pytest.mark.parametrize("schedule", sorted(set(SCHEDULE_NAMES) - {"zb-auto", "file", "optimal"}))
+@pytest.mark.parametrize("schedule", sorted({*TRAINABLE_SCHEDULES} - {"zb-auto", "file"}))
 def test_every_schedule_has_its_name(run, schedule: str) -> None:
     assert run(f"--pipeline-schedule {schedule}").parallel.pipeline_schedule == schedule
 

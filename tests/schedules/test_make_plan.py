@@ -20,7 +20,7 @@ from megatron.schedules.plan import Plan, evaluation_plan
 from megatron.schedules.request import Request
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+@pytest.mark.parametrize("schedule", [name for name, known in SCHEDULES.items() if not known.split])
 @pytest.mark.parametrize("vocabulary", ["none", "vocab-2", "interlaced"])
 def test_a_backward_is_split_on_demand(schedule: str, vocabulary: str) -> None:
     """F and B stay in the order in which they were, and W comes somewhere after its B."""
