@@ -6,6 +6,7 @@ from typing import Final, Literal
 
 from megatron.schedules.blocks.block import Block
 from megatron.schedules.blocks.gpipe import gpipe
+from megatron.schedules.blocks.hanayo import hanayo
 from megatron.schedules.blocks.interleaved import interleaved
 from megatron.schedules.blocks.one_f_one_b import one_f_one_b
 from megatron.schedules.blocks.v_shape import v_half, v_min, zb_v
@@ -117,6 +118,16 @@ SCHEDULES: Final[Mapping[str, Schedule]] = {
         promise=lambda p, m, v: (v - 1) * p / v + (2 * (p - 1) + 1) / v,
         chunks=2,
         chunk_step=1,
+        split=False,
+    ),
+    "hanayo": Schedule(
+        title="Hanayo",
+        description="waves down the ranks and up again, v / 2 of them",
+        paper="arXiv 2308.15762",
+        block=lambda p, m, v: hanayo(p, v),
+        promise=lambda p, m, v: p,
+        chunks=2,
+        chunk_step=2,
         split=False,
     ),
     "zb-h1": Schedule(

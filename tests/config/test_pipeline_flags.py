@@ -85,6 +85,7 @@ def test_a_plan_of_a_file(run, flags: str) -> None:
         ("--num-virtual-stages-per-pipeline-rank 4", 4),
         ("--num-layers-per-virtual-pipeline-stage 2", 2),
         ("--num-layers-per-virtual-pipeline-stage 1 --pipeline-schedule interleaved", 4),
+        ("--num-virtual-stages-per-pipeline-rank 4 --pipeline-schedule hanayo", 4),
     ],
 )
 def test_chunks_of_a_rank(run, flags: str, chunks: int | None) -> None:
@@ -166,6 +167,10 @@ def test_distributions(run, flags: str, layers: LayerDistribution) -> None:
             "-rank 2 --num-layers-per-virtual-pipeline-stage 2 give one",
         ),
         ("--num-virtual-stages-per-pipeline-rank 1", "-rank 1 1f1b leave"),
+        (
+            "--num-virtual-stages-per-pipeline-rank 3 --pipeline-schedule hanayo",
+            "-rank 3 hanayo 2, 4, 6 not 3: take 2 or 4",
+        ),
         ("--num-layers-per-virtual-pipeline-stage 3", "-stage 3 --num-layers 8 2 rank change"),
         ("--num-layers-per-virtual-pipeline-stage 4", "-stage 4 1f1b leave"),
         (

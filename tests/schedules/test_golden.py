@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import by_hand
-from schedules.cases import DRAWN, V_SHAPED
+from schedules.cases import DRAWN, UNGROUPED, V_SHAPED
 
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan import Plan
@@ -80,7 +80,7 @@ def test_interleaved_is_that_of_megatron(p: int, groups: int, v: int) -> None:
 @given(st.integers(2, 16))
 def test_v_shapes_alternate_the_chunks_at_the_turn(p: int) -> None:
     """On the last rank chunk 1 follows chunk 0 at once, and its backwards likewise."""
-    for schedule in V_SHAPED:
+    for schedule in {*V_SHAPED} & {*UNGROUPED}:
         plan = in_block_order(schedule, p, 2 * p)
         assert plan.stages == (*((i, 0) for i in range(p)), *((i, 1) for i in reversed(range(p))))
         row = rows(plan)[-1]
