@@ -9,6 +9,7 @@ from megatron.schedules.blocks.gpipe import gpipe
 from megatron.schedules.blocks.hanayo import hanayo
 from megatron.schedules.blocks.interleaved import interleaved
 from megatron.schedules.blocks.one_f_one_b import one_f_one_b
+from megatron.schedules.blocks.one_f_one_b_v import one_f_one_b_v
 from megatron.schedules.blocks.v_shape import v_half, v_min, zb_v
 from megatron.schedules.blocks.zero_bubble import zb_h1, zb_h2
 
@@ -128,6 +129,15 @@ SCHEDULES: Final[Mapping[str, Schedule]] = {
         promise=lambda p, m, v: p,
         chunks=2,
         chunk_step=2,
+        split=False,
+    ),
+    "1f1b-v": Schedule(
+        title="1F1B-V",
+        description="1F1B in a V shape, two thirds of its memory",
+        paper="arXiv 2405.15362",
+        block=lambda p, m, v: one_f_one_b_v(p),
+        promise=lambda p, m, v: 2 * p / 3 + 1,
+        chunks=2,
         split=False,
     ),
     "zb-h1": Schedule(
