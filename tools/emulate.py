@@ -24,7 +24,8 @@ from statistics import mean, median
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.commands.command_line import Parser, number
-from megatron.schedules.request import SCHEDULE_NAMES, VOCABULARY_TREATMENTS, Request
+from megatron.schedules.catalogue import CHUNKED_SCHEDULES, SCHEDULE_NAMES
+from megatron.schedules.request import VOCABULARY_TREATMENTS, Request
 from tools.emulation.cases import EmulatedCase, measured_cases, planned_case
 from tools.emulation.cluster import Cluster, ClusterError
 from tools.emulation.rank import EmulatedJob, Outcome
@@ -158,7 +159,8 @@ def _add_plan_flags(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("--schedule", choices=SCHEDULE_NAMES, help="default: 1f1b")
     add("--vocab", choices=VOCABULARY_TREATMENTS, help="default: none")
-    add("-v", "--chunks", type=number(1), help="model chunks of a rank, for interleaved")
+    chunks = f"model chunks of a rank, for {' or '.join(CHUNKED_SCHEDULES)}"
+    add("-v", "--chunks", type=number(1), help=chunks)
     limit = "microbatches of a rank that may be in flight"
     add("--memory-limit", type=number(1, float), metavar="MICROBATCHES", help=limit)
     add("--file", type=Path, help="the plan in text form, for --schedule file")

@@ -17,7 +17,7 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from megatron.schedules.catalogue import TRAITS
+from megatron.schedules.catalogue import SCHEDULES, TRAITS
 from megatron.schedules.costs import Costs
 from megatron.schedules.request import DEFAULT_SECONDS, Request
 from megatron.simulator.scenario import Scenario, Simulation, run
@@ -33,7 +33,6 @@ NAMES: Final[Mapping[str, str]] = {
     "ZB-2p": "zb-2p",
     "ZB-V": "zb-v",
 }
-ANCHORS: Final = ("1f1b", "interleaved", "zb-h1", "zb-v", "v-half", "v-min")
 PROVEN: Final = ((2, 4), (2, 8), (3, 6), (3, 9), (4, 8))
 """(p, m) that CP-SAT is asked about."""
 
@@ -81,7 +80,7 @@ def anchors() -> Iterator[str]:
     """Yield what vocabulary parallelism costs in bubble, at F = B = W = 1 and S = T = 0.25."""
     yield "| schedule | m | none | vocab-2 | vocab-1 | naive | interlaced |"
     yield "|---|--:|--:|--:|--:|--:|--:|"
-    for name in ANCHORS:
+    for name in (name for name, known in SCHEDULES.items() if not known.searched):
         for microbatches in (24, 64):
             cells = []
             for vocabulary in ("none", "vocab-2", "vocab-1", "naive", "interlaced"):
@@ -99,7 +98,7 @@ def _unit(
     memory_limit: float | None = None,
     seconds: float = DEFAULT_SECONDS,
 ) -> Simulation:
-    stage = 1 / (TRAITS[name].chunks or 2)
+    stage = 1 / TRAITS[name].chunks
     costs = Costs(
         {"F": stage, "B": stage, "W": stage, "S": 0.25, "E": 0, "T": 0.25, "IF": 0, "IB": 0}
     )

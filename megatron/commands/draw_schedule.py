@@ -35,16 +35,6 @@ COMMS: Final[Mapping[CommKind, float]] = {
 }  # fmt: skip
 WITH_COMMS: Final = Costs({"F": 1.0, "B": 2.0, "E": 0.2, "IF": 0.1, "IB": 0.1}, COMMS)
 
-SCHEDULE_TITLES: Final[Mapping[str, str]] = {
-    "gpipe": "GPipe",
-    "1f1b": "1F1B",
-    "interleaved": "Interleaved 1F1B",
-    "zb-h1": "ZB-H1",
-    "zb-h2": "ZB-H2",
-    "zb-v": "ZB-V",
-    "v-half": "V-Half",
-    "v-min": "V-Min",
-}
 TREATMENT_TITLES: Final[Mapping[str, str]] = {
     "none": "vocabulary layers on the first and the last stage",
     "vocab-2": "vocabulary parallelism, one barrier (vocab-2, the default)",
@@ -57,8 +47,8 @@ Panels = Mapping[str, Scenario]
 
 def schedule_panels(schedule: str) -> Panels:
     """Return the panels of a schedule: by itself, and with vocab-2."""
-    costs = DEFAULT_COSTS.per_chunk(SCHEDULES[schedule].chunks or 2)
-    title = SCHEDULE_TITLES[schedule]
+    costs = DEFAULT_COSTS.per_chunk(SCHEDULES[schedule].chunks)
+    title = SCHEDULES[schedule].title
     return {
         title: Scenario(Request(schedule, "none", RANKS, MICROBATCHES, costs)),
         f"{title} with vocab-2": Scenario(Request(schedule, "vocab-2", RANKS, MICROBATCHES, costs)),
@@ -79,7 +69,11 @@ def pictures() -> dict[str, Panels]:
     """Return the panels of every picture by its file's name."""
     return {
         "1f1b_vocab.svg": vocabulary_panels(),
-        **{f"{schedule}.svg": schedule_panels(schedule) for schedule in SCHEDULE_TITLES},
+        **{
+            f"{name}.svg": schedule_panels(name)
+            for name, schedule in SCHEDULES.items()
+            if not schedule.searched
+        },
     }
 
 

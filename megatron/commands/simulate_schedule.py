@@ -24,12 +24,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.commands.command_line import Parser, number, picture_file, write_picture
+from megatron.schedules.catalogue import CHUNKED_SCHEDULES, SCHEDULE_NAMES, TRAITS
 from megatron.schedules.costs import Costs
 from megatron.schedules.needs import COMM_KINDS
 from megatron.schedules.passes import PASS_KINDS
 from megatron.schedules.request import (
     DEFAULT_SECONDS,
-    SCHEDULE_NAMES,
     VOCABULARY_TREATMENTS,
     Request,
 )
@@ -49,7 +49,11 @@ from megatron.simulator.scenario import LAYERS_PER_STAGE, Scenario, Simulation, 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        description=__doc__,
+        epilog=_schedules(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     _add_plan_flags(parser)
     _add_cost_flags(parser)
     add = parser.add_argument
@@ -63,13 +67,22 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def _schedules() -> str:
+    """Return what the schedules are, one a line."""
+    lines = []
+    for name, traits in TRAITS.items():
+        paper = f" ({traits.paper})" if traits.paper else ""
+        lines.append(f"  {name:<12} {traits.description}{paper}")
+    return "\n".join(["schedules:", *lines])
+
+
 def _add_plan_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--schedule", default="1f1b", choices=SCHEDULE_NAMES, help="default: %(default)s")
     add("--vocab", default="none", choices=VOCABULARY_TREATMENTS, help="default: %(default)s")
     add("-p", "--ranks", type=number(1), default=4, help="default: %(default)s")
     add("-m", "--microbatches", type=number(1), default=8, help="default: %(default)s")
-    chunks = "model chunks of a rank, for interleaved (default: 2)"
+    chunks = f"model chunks of a rank, for {' or '.join(CHUNKED_SCHEDULES)}"
     add("-v", "--chunks", type=number(1), help=chunks)
     limit = "microbatches of a rank that may be in flight"
     add("--memory-limit", type=number(1, float), metavar="MICROBATCHES", help=limit)

@@ -12,11 +12,10 @@ from typing import Annotated, Literal, get_args
 
 import tyro
 
+from megatron.schedules.catalogue import CHUNKED_SCHEDULES, SCHEDULE_NAMES
+
 VocabParallel = Literal["none", "redis", "naive", "vocab-1", "vocab-2", "interlaced"]
-PipelineSchedule = Literal[
-    "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min",
-    "zb-auto", "auto", "file", "optimal",
-]  # fmt: skip
+PipelineSchedule = Literal[SCHEDULE_NAMES]
 
 
 def _unset(means: str, metavar: str = "INT") -> object:
@@ -142,9 +141,9 @@ class PipelineFlags:
     ] = None
     """v-half, v-min or zb-v."""
     num_virtual_stages_per_pipeline_rank: Annotated[
-        int | None, _unset("1; 2 with --pipeline-schedule interleaved")
+        int | None, _unset(f"the schedule's least; for {' or '.join(CHUNKED_SCHEDULES)}")
     ] = None
-    """Model chunks of a rank; implies --pipeline-schedule interleaved."""
+    """Model chunks of a rank; without a --pipeline-schedule implies interleaved."""
     num_layers_per_virtual_pipeline_stage: Annotated[int | None, _unset("by the former")] = None
     """The same by the layers of a chunk."""
     layer_distribution: Annotated[str | None, _unset("even", "{even,remainder,redis}|N,N,...")] = (

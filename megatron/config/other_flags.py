@@ -61,7 +61,7 @@ _USE_INSTEAD: dict[str, str] = {
     "--allow-padding-num-layers": "use --layer-distribution remainder, or N,N,...",
     "--defer-embedding-wgrad-compute": _SPLIT,
     "--delay-wgrad-compute": _SPLIT,
-    "--enable-1f1b-v": "use --zero-bubble-v-schedule",
+    "--enable-1f1b-v": "use --pipeline-schedule 1f1b-v",
     "--pipeline-model-parallel-layout": "use --layer-distribution N,N,...",
     "--zero-bubble-adaptive-memory-limit-percentile": "use --zero-bubble-max-pending-backward",
     "--zero-bubble-pipeline-timers-end-iter": _PROFILE,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from megatron.config.flags import Flags, ParallelFlags, PipelineFlags
 from megatron.model.distribution import LayerDistribution
+from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.treatments import TREATMENTS
 
 V_SCHEDULES = {"zb": "zb-v", "half": "v-half", "min": "v-min"}
@@ -19,9 +20,9 @@ class Pipeline(NamedTuple):
     """What the flags ask for.
 
     Attributes:
-        schedule: a name of ``SCHEDULE_NAMES`` but ``optimal``.
+        schedule: a name of ``TRAINABLE_SCHEDULES``.
         treatment: of the vocabulary.
-        virtual_stages: chunks of a rank, for ``interleaved``.
+        virtual_stages: chunks of a rank, for a schedule that takes them.
         layers: how they are spread over the stages.
     """
 
@@ -83,7 +84,9 @@ def _schedules(flags: PipelineFlags) -> Iterator[_Ask]:
         yield _Ask("--enable-zero-bubble", "zb-auto" if limited else "zb-1p")
     for name in ("num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage"):
         if getattr(flags, name) is not None:
-            yield _Ask(_given(flags, name), "interleaved")
+            named = TRAITS.get(flags.pipeline_schedule or "")
+            told = named is not None and named.takes_chunks
+            yield _Ask(_given(flags, name), flags.pipeline_schedule if told else "interleaved")
     if flags.schedule_file is not None:
         yield _Ask(_given(flags, "schedule_file"), "file")
     if flags.pipeline_schedule is not None:
@@ -97,11 +100,12 @@ def _check_schedule(flags: PipelineFlags, schedule: str) -> None:
             f"--zero-bubble-v-schedule-mem-setup {setup} has no effect by itself: add "
             "--zero-bubble-v-schedule"
         )
-    if schedule == "optimal":
+    traits = TRAITS[schedule]
+    if not traits.trainable:
         raise ValueError(
-            "--pipeline-schedule optimal searches for as long as it may, and not every rank would "
-            "find the same plan: save one with tools/simulate.py --schedule optimal --save-plan "
-            "FILE, and train it with --schedule-file FILE"
+            f"--pipeline-schedule {schedule} searches for as long as it may, and not every rank "
+            f"would find the same plan: save one with tools/simulate.py --schedule {schedule} "
+            "--save-plan FILE, and train it with --schedule-file FILE"
         )
     if schedule == "auto" and flags.measured_costs is not None:
         raise ValueError(
@@ -114,9 +118,9 @@ def _check_schedule(flags: PipelineFlags, schedule: str) -> None:
             "--pipeline-schedule file: which one? Give --schedule-file FILE; tools/simulate.py "
             "--save-plan writes such files"
         )
-    if schedule == "zb-auto" and flags.zero_bubble_max_pending_backward is None:
+    if traits.needs_memory_limit and flags.zero_bubble_max_pending_backward is None:
         raise ValueError(
-            "--pipeline-schedule zb-auto fills the memory it is given: add "
+            f"--pipeline-schedule {schedule} fills the memory it is given: add "
             "--zero-bubble-max-pending-backward MICROBATCHES"
         )
 
@@ -180,16 +184,19 @@ def _virtual_stages(flags: Flags, schedule: str) -> int | None:
             f"{_given(pipeline, given)} leaves every rank one stage, which is 1f1b, not "
             f"{schedule}: leave it out, or take more stages"
         )
+    fault = None if chunks is None else TRAITS[schedule].chunks_fault(chunks)
+    if fault is not None:
+        raise ValueError(f"{_given(pipeline, given)}: {schedule} {fault}")
     return chunks
 
 
 def _check_ends(pipeline: PipelineFlags, schedule: str, treatment: str) -> None:
     """Refuse what says how many layers the first or the last stage has, where that is no help."""
     ends = _ends(pipeline)
-    if ends and schedule == "interleaved":
+    if ends and TRAITS[schedule].takes_chunks:
         raise ValueError(
             f"{ends[0]} is about one of several stages of a rank with --pipeline-schedule "
-            "interleaved: give the layers of every stage with --layer-distribution N,N,..."
+            f"{schedule}: give the layers of every stage with --layer-distribution N,N,..."
         )
     accounts = _accounts(pipeline)
     if accounts and ends:

@@ -25,12 +25,12 @@ class ParallelConfig:
     Attributes:
         pipeline_size: pipeline ranks p.
         vocab_parallel: treatment of the vocabulary layers, a name of ``TREATMENTS``.
-        pipeline_schedule: what makes the plan, a name of ``SCHEDULE_NAMES`` but ``optimal``.
+        pipeline_schedule: what makes the plan, a name of ``TRAINABLE_SCHEDULES``.
         padded_vocab_size: rows of the whole vocabulary matrix, a multiple of ``vocab_shards``.
         device: kind of device that every rank computes on.
         backend: communication library of the process groups.
         timeout_minutes: how long a collective may wait before the job is given up.
-        virtual_stages: model chunks of a rank, for ``interleaved``; ``None``: 2.
+        virtual_stages: model chunks of a rank, for a schedule that takes them; ``None``: its least.
         layers: how transformer layers are spread over the stages.
         schedule_file: the plan in text form, for ``file``.
         memory_limit: the most microbatches that a rank may have in flight.

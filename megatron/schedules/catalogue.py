@@ -6,8 +6,10 @@ from typing import Final, Literal
 
 from megatron.schedules.blocks.block import Block
 from megatron.schedules.blocks.gpipe import gpipe
+from megatron.schedules.blocks.hanayo import hanayo
 from megatron.schedules.blocks.interleaved import interleaved
 from megatron.schedules.blocks.one_f_one_b import one_f_one_b
+from megatron.schedules.blocks.one_f_one_b_v import one_f_one_b_v
 from megatron.schedules.blocks.v_shape import v_half, v_min, zb_v
 from megatron.schedules.blocks.zero_bubble import zb_h1, zb_h2
 
@@ -25,22 +27,55 @@ class Traits:
     """What there is to know of a schedule before its plan is made.
 
     Attributes:
-        chunks: model chunks of a rank; ``None`` where there may be several, as many as the request
-            says or as the plan turns out to have.
+        description: what it is, in a few words, for tables and help.
+        paper: where it was published.
+        title: its name as that paper writes it.
+        chunks: model chunks of a rank: the least, and what a rank has if nobody says how many.
+        chunk_step: by how many chunks a rank may have more; 0 where it always has ``chunks``.
         split: whether weight gradients are passes of their own, asked for or not.
         kept: share of the activations that counts as held from B to W.
         options: what it has a use for.
         costs_of_rank: its costs are of all chunks of a rank together, else of one chunk.
+        needs_memory_limit: it fills the memory that it is given, and has to be given some.
+        trainable: all ranks find the same plan.
     """
 
-    chunks: int | None = 1
+    description: str
+    paper: str = ""
+    title: str = ""
+    chunks: int = 1
+    chunk_step: int = 0
     split: bool = True
     kept: float = 1.0
     options: frozenset[Option] = frozenset({"split_backward"})
     costs_of_rank: bool = False
+    needs_memory_limit: bool = False
+    trainable: bool = True
+
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether a request may say how many chunks a rank has."""
+        return self.chunk_step > 0
+
+    def chunks_fault(self, chunks: int) -> str | None:
+        """Return what is wrong with so many chunks of a rank, to follow the schedule's name."""
+        if not self.takes_chunks:
+            others = " or ".join(CHUNKED_SCHEDULES)
+            fault = f"has {self.chunks} chunks a rank, not {chunks}: {others} can have more"
+            return None if chunks == self.chunks else fault
+        steps, rest = divmod(chunks - self.chunks, self.chunk_step)
+        if steps >= 0 and not rest:
+            return None
+        first = [self.chunks + i * self.chunk_step for i in range(3)]
+        below = self.chunks + steps * self.chunk_step
+        ways = [str(below), str(below + self.chunk_step)] if steps >= 0 else [str(self.chunks)]
+        return (
+            f"takes {', '.join(map(str, first))}, ... chunks a rank, not {chunks}: take "
+            f"{' or '.join(ways)}"
+        )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Schedule(Traits):
     """A schedule that has a building block.
 
@@ -60,31 +95,130 @@ class Schedule(Traits):
 
 
 SCHEDULES: Final[Mapping[str, Schedule]] = {
-    "gpipe": Schedule(lambda p, m, v: gpipe(p, m), lambda p, m, v: m, split=False),
-    "1f1b": Schedule(lambda p, m, v: one_f_one_b(p), lambda p, m, v: p, split=False),
-    "interleaved": Schedule(
-        lambda p, m, v: interleaved(p, v),
-        lambda p, m, v: (v - 1) * p / v + (2 * (p - 1) + 1) / v,
-        chunks=None,
+    "gpipe": Schedule(
+        title="GPipe",
+        description="all forwards, then all backwards",
+        paper="arXiv 1811.06965",
+        block=lambda p, m, v: gpipe(p, m),
+        promise=lambda p, m, v: m,
         split=False,
     ),
-    "zb-h1": Schedule(lambda p, m, v: zb_h1(p), lambda p, m, v: p),
-    "zb-h2": Schedule(lambda p, m, v: zb_h2(p), lambda p, m, v: 2 * p - 1),
-    "zb-1p": Schedule(lambda p, m, v: zb_h1(p), lambda p, m, v: p, searched=True),
-    "zb-2p": Schedule(
-        lambda p, m, v: zb_h2(p), lambda p, m, v: 2 * p, kept=PAPER_KEPT, searched=True
+    "1f1b": Schedule(
+        title="1F1B",
+        description="PipeDream-flush",
+        paper="arXiv 2104.04473",
+        block=lambda p, m, v: one_f_one_b(p),
+        promise=lambda p, m, v: p,
+        split=False,
     ),
-    "zb-v": Schedule(lambda p, m, v: zb_v(p), lambda p, m, v: p, chunks=2),
-    "v-half": Schedule(lambda p, m, v: v_half(p), lambda p, m, v: p / 2 + 1, chunks=2),
-    "v-min": Schedule(lambda p, m, v: v_min(p), lambda p, m, v: p / 3 + 2, chunks=2),
+    "interleaved": Schedule(
+        title="Interleaved 1F1B",
+        description="1F1B of v chunks a rank",
+        paper="arXiv 2104.04473",
+        block=lambda p, m, v: interleaved(p, v),
+        promise=lambda p, m, v: (v - 1) * p / v + (2 * (p - 1) + 1) / v,
+        chunks=2,
+        chunk_step=1,
+        split=False,
+    ),
+    "hanayo": Schedule(
+        title="Hanayo",
+        description="waves down the ranks and up again, v / 2 of them",
+        paper="arXiv 2308.15762",
+        block=lambda p, m, v: hanayo(p, v),
+        promise=lambda p, m, v: p,
+        chunks=2,
+        chunk_step=2,
+        split=False,
+    ),
+    "1f1b-v": Schedule(
+        title="1F1B-V",
+        description="1F1B in a V shape, two thirds of its memory",
+        paper="arXiv 2405.15362",
+        block=lambda p, m, v: one_f_one_b_v(p),
+        promise=lambda p, m, v: 2 * p / 3 + 1,
+        chunks=2,
+        split=False,
+    ),
+    "zb-h1": Schedule(
+        title="ZB-H1",
+        description="zero bubble, memory of 1F1B",
+        paper="arXiv 2401.10241",
+        block=lambda p, m, v: zb_h1(p),
+        promise=lambda p, m, v: p,
+    ),
+    "zb-h2": Schedule(
+        title="ZB-H2",
+        description="zero bubble, twice the memory",
+        paper="arXiv 2401.10241",
+        block=lambda p, m, v: zb_h2(p),
+        promise=lambda p, m, v: 2 * p - 1,
+    ),
+    "zb-1p": Schedule(
+        title="ZB-1p",
+        description="searched with the costs, within p",
+        paper="arXiv 2401.10241",
+        block=lambda p, m, v: zb_h1(p),
+        promise=lambda p, m, v: p,
+        searched=True,
+    ),
+    "zb-2p": Schedule(
+        title="ZB-2p",
+        description="searched with the costs, within 2p",
+        paper="arXiv 2401.10241",
+        block=lambda p, m, v: zb_h2(p),
+        promise=lambda p, m, v: 2 * p,
+        kept=PAPER_KEPT,
+        searched=True,
+    ),
+    "zb-v": Schedule(
+        title="ZB-V",
+        description="V shape without a bubble",
+        paper="arXiv 2401.10241",
+        block=lambda p, m, v: zb_v(p),
+        promise=lambda p, m, v: p,
+        chunks=2,
+    ),
+    "v-half": Schedule(
+        title="V-Half",
+        description="V shape, half the memory",
+        paper="arXiv 2405.15362",
+        block=lambda p, m, v: v_half(p),
+        promise=lambda p, m, v: p / 2 + 1,
+        chunks=2,
+    ),
+    "v-min": Schedule(
+        title="V-Min",
+        description="V shape, a third of it",
+        paper="arXiv 2405.15362",
+        block=lambda p, m, v: v_min(p),
+        promise=lambda p, m, v: p / 3 + 2,
+        chunks=2,
+    ),
 }
 """Name -> schedule, for those with a block."""
 
 TRAITS: Final[Mapping[str, Traits]] = {
     **SCHEDULES,
-    "zb-auto": Traits(),
-    "optimal": Traits(options=frozenset({"split_backward", "seconds"})),
-    "auto": Traits(chunks=None, costs_of_rank=True),
-    "file": Traits(chunks=None, split=False, options=frozenset({"file"})),
+    "zb-auto": Traits(
+        description="searched with the costs, within a given limit", needs_memory_limit=True
+    ),
+    "optimal": Traits(
+        description="OR-Tools CP-SAT, with the bound it proves",
+        options=frozenset({"split_backward", "seconds"}),
+        trainable=False,
+    ),
+    "auto": Traits(description="the fastest of all that fit a memory limit", costs_of_rank=True),
+    "file": Traits(
+        description="your own plan in text form, checked",
+        split=False,
+        options=frozenset({"file"}),
+    ),
 }
 """Name -> traits, for all schedules."""
+
+SCHEDULE_NAMES: Final[tuple[str, ...]] = tuple(TRAITS)
+TRAINABLE_SCHEDULES: Final[tuple[str, ...]] = tuple(n for n, t in TRAITS.items() if t.trainable)
+"""What ``--pipeline-schedule`` takes."""
+CHUNKED_SCHEDULES: Final[tuple[str, ...]] = tuple(n for n, t in TRAITS.items() if t.takes_chunks)
+"""Those whose ranks have as many chunks as they are told."""

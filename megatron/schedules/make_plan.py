@@ -142,7 +142,7 @@ def _unrolled(request: Request, schedule: Schedule, microbatches: int) -> Plan:
 
 
 def _block(request: Request, schedule: Schedule) -> Block:
-    chunks = request.chunks or schedule.chunks or 2
+    chunks = request.chunks or schedule.chunks
     return schedule.block(request.ranks, request.microbatches, chunks)
 
 
@@ -212,7 +212,7 @@ def _best(request: Request) -> Plan:
     for name, schedule in SCHEDULES.items():
         if schedule.kept < 1:
             continue  # it counts less than it holds: zb-auto takes the limit as it is
-        costs = request.costs.per_chunk(schedule.chunks or 2)
+        costs = request.costs.per_chunk(schedule.chunks)
         plan = _from_block(replace(request, schedule=name, costs=costs, chunks=None), schedule)
         if max(in_flight(plan)) <= limit:
             plans.append((earliest(plan, costs).end, len(plans), plan))

@@ -6,16 +6,21 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
-from megatron.schedules.catalogue import TRAITS, Option, Traits
+from megatron.schedules.catalogue import (
+    CHUNKED_SCHEDULES,
+    SCHEDULE_NAMES,
+    TRAITS,
+    Option,
+    Traits,
+)
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.treatments import TREATMENTS, Treatment
 
-SCHEDULE_NAMES: Final[tuple[str, ...]] = tuple(TRAITS)
 VOCABULARY_TREATMENTS: Final[tuple[str, ...]] = tuple(TREATMENTS)
 DEFAULT_SECONDS: Final = 60.0
 
 _WHY_UNUSED: Final[Mapping[Option, str]] = {
-    "chunks": "its plans have a number of their own; 'interleaved' takes any",
+    "chunks": f"its plans have a number of their own; {' or '.join(CHUNKED_SCHEDULES)} takes one",
     "split_backward": "its plan has W passes or not; 'auto' takes a request for them",
     "file": "a plan file goes with the schedule 'file'",
     "seconds": "only 'optimal' searches for as long as it may",
@@ -34,7 +39,7 @@ class Request:
         microbatches: microbatches m of an iteration.
         costs: durations, the better for being true: passes are placed by them. Of one chunk of the
             schedule; for ``auto``, which compares schedules, of all chunks of a rank together.
-        chunks: model chunks of a rank, for ``interleaved``.
+        chunks: model chunks of a rank, for a schedule of ``CHUNKED_SCHEDULES``.
         memory_limit: the most microbatches that a rank may have in flight; needed by ``zb-auto``,
             by default p and one for every barrier for ``optimal``, and none for the others.
         split_backward: make W a pass of its own where the schedule does not do so by itself.
@@ -108,24 +113,17 @@ class Request:
                 )
 
     def _refuse_chunks(self) -> None:
-        if self.chunks is None:
-            return
-        known = self.traits.chunks
-        if known is None and self.chunks < 2:
-            raise ValueError(
-                f"{self.schedule} takes 2 chunks a rank or more, got {self.chunks}: 1f1b takes 1"
-            )
-        if known not in (None, self.chunks):
-            raise ValueError(
-                f"{self.schedule} has {known} chunks a rank, not {self.chunks}: "
-                "'interleaved' takes any number"
-            )
+        fault = None if self.chunks is None else self.traits.chunks_fault(self.chunks)
+        if fault is not None:
+            raise ValueError(f"{self.schedule} {fault}")
 
     def _refuse_lack(self) -> None:
         if self.schedule == "file" and self.file is None:
             raise ValueError("a plan file goes with the schedule 'file', and that needs one")
-        if self.schedule == "zb-auto" and self.memory_limit is None:
-            raise ValueError("zb-auto fills the memory it is given: give it a memory limit")
+        if self.traits.needs_memory_limit and self.memory_limit is None:
+            raise ValueError(
+                f"{self.schedule} fills the memory it is given: give it a memory limit"
+            )
         if self.schedule == "optimal" and self.treatment.synchronous:
             raise ValueError(
                 f"optimal does not know ranks that meet: take zb-auto for {self.vocabulary}"

@@ -8,7 +8,7 @@ from megatron.config.command_line import parse
 from megatron.config.run_config import DryRun, RunConfig
 from megatron.data.indexed import IndexedWriter
 from megatron.model.distribution import LayerDistribution
-from megatron.schedules.request import SCHEDULE_NAMES
+from megatron.schedules.catalogue import TRAINABLE_SCHEDULES
 from megatron.schedules.treatments import TREATMENTS
 
 BASE = (
@@ -67,7 +67,7 @@ def test_schedules(run, flags: str, schedule: str, limit: float | None) -> None:
     assert (parallel.pipeline_schedule, parallel.memory_limit) == (schedule, limit)
 
 
-@pytest.mark.parametrize("schedule", sorted(set(SCHEDULE_NAMES) - {"zb-auto", "file", "optimal"}))
+@pytest.mark.parametrize("schedule", sorted({*TRAINABLE_SCHEDULES} - {"zb-auto", "file"}))
 def test_every_schedule_has_its_name(run, schedule: str) -> None:
     assert run(f"--pipeline-schedule {schedule}").parallel.pipeline_schedule == schedule
 
@@ -85,6 +85,7 @@ def test_a_plan_of_a_file(run, flags: str) -> None:
         ("--num-virtual-stages-per-pipeline-rank 4", 4),
         ("--num-layers-per-virtual-pipeline-stage 2", 2),
         ("--num-layers-per-virtual-pipeline-stage 1 --pipeline-schedule interleaved", 4),
+        ("--num-virtual-stages-per-pipeline-rank 4 --pipeline-schedule hanayo", 4),
     ],
 )
 def test_chunks_of_a_rank(run, flags: str, chunks: int | None) -> None:
@@ -166,6 +167,10 @@ def test_distributions(run, flags: str, layers: LayerDistribution) -> None:
             "-rank 2 --num-layers-per-virtual-pipeline-stage 2 give one",
         ),
         ("--num-virtual-stages-per-pipeline-rank 1", "-rank 1 1f1b leave"),
+        (
+            "--num-virtual-stages-per-pipeline-rank 3 --pipeline-schedule hanayo",
+            "-rank 3 hanayo 2, 4, 6 not 3: take 2 or 4",
+        ),
         ("--num-layers-per-virtual-pipeline-stage 3", "-stage 3 --num-layers 8 2 rank change"),
         ("--num-layers-per-virtual-pipeline-stage 4", "-stage 4 1f1b leave"),
         (

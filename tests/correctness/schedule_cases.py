@@ -8,12 +8,9 @@ from pathlib import Path
 from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 
+from megatron.schedules.catalogue import TRAINABLE_SCHEDULES, TRAITS
 from megatron.training.planning.run_plan import make_run_plan
 
-SCHEDULES = (
-    "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-auto", "zb-v", "v-half",
-    "v-min", "auto", "file",
-)  # fmt: skip
 TREATMENTS = ("none", "redis", "naive", "vocab-1", "vocab-2", "interlaced")
 ITERATIONS = 10
 
@@ -29,7 +26,7 @@ def job(ranks: int, tied: bool) -> Job:
 def layout(schedule: str, treatment: str, ranks: int, folder: Path) -> Layout:
     """The layout of a case; the plan of ``file`` is one that no other schedule has."""
     made = Layout(ranks, treatment, schedule)
-    if schedule == "zb-auto":
+    if TRAITS[schedule].needs_memory_limit:
         return replace(made, memory_limit=ranks + 2.0)
     if schedule != "file":
         return made
@@ -48,7 +45,7 @@ def _fillers_last(row: Sequence) -> tuple:
 def sparse_cover() -> list[tuple[str, str, int, bool]]:
     """(schedule, treatment, ranks, tied): every two of the first three meet somewhere."""
     cases = []
-    for index, (schedule, treatment) in enumerate(product(SCHEDULES, TREATMENTS)):
+    for index, (schedule, treatment) in enumerate(product(TRAINABLE_SCHEDULES, TREATMENTS)):
         row, column = divmod(index, len(TREATMENTS))
         if (row + column) % 2 == 0:
             cases.append((schedule, treatment, 2 + (row + column // 2) % 3, row % 3 == 0))
@@ -56,4 +53,4 @@ def sparse_cover() -> list[tuple[str, str, int, bool]]:
 
 
 def full_cross_product() -> list[tuple[str, str, int, bool]]:
-    return list(product(SCHEDULES, TREATMENTS, (2, 3, 4), (False, True)))
+    return list(product(TRAINABLE_SCHEDULES, TREATMENTS, (2, 3, 4), (False, True)))

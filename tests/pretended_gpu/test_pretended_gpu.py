@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from correctness.schedule_cases import SCHEDULES, TREATMENTS, job, layout, sparse_cover
+from correctness.schedule_cases import TREATMENTS, job, layout, sparse_cover
 from correctness.short_runs import Job, Layout
 from pretended_gpu.paper_memory import memory, paper_config
 from pretended_gpu.pool import GpuPool
@@ -19,6 +19,7 @@ from pretended_gpu.sound import assert_sound, needs_cpu_build, transfers
 from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
+from megatron.schedules.catalogue import TRAINABLE_SCHEDULES
 from megatron.schedules.check import expected_passes
 from megatron.training.planning.run_plan import make_run_plan
 
@@ -60,7 +61,7 @@ def test_every_schedule_and_treatment(
 
 @pytest.mark.full
 @pytest.mark.parametrize("treatment", TREATMENTS)
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", TRAINABLE_SCHEDULES)
 def test_all_pairs_of_schedule_and_treatment(
     schedule: str, treatment: str, gpus: GpuPool, tmp_path: Path
 ) -> None:

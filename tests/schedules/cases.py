@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from megatron.schedules.blocks.block import Block, Slot, unroll
 from megatron.schedules.blocks.with_vocabulary import with_vocabulary
-from megatron.schedules.catalogue import SCHEDULES
+from megatron.schedules.catalogue import SCHEDULES, TRAITS
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import COMM_KINDS
@@ -31,6 +31,18 @@ BARRIERS: Final = {
 PIPELINED: Final = ("none", "vocab-2", "vocab-1", "naive")
 """The treatments that make plans of different kinds, the synchronous one left out."""
 NAMES: Final = (*SCHEDULES, "zb-auto")
+DRAWN: Final = tuple(name for name, known in SCHEDULES.items() if not known.searched)
+"""The schedules that are their block."""
+V_SHAPED: Final = tuple(
+    name for name in DRAWN if SCHEDULES[name].block(3, 3, 2).stages[3:4] == ((2, 1),)
+)
+"""Those that turn at the last rank."""
+UNGROUPED: Final = tuple(
+    name
+    for name, known in SCHEDULES.items()
+    if not known.block(2, 2, known.chunks).group and known.promise(2, 9, 2) < 9
+)
+"""Those that take every microbatch in the same way, however many there are."""
 vocabularies = st.sampled_from(PIPELINED)
 seeds = st.integers(0, 999)
 
@@ -89,7 +101,6 @@ def few_trials() -> Iterator[None]:
 
 @cache
 def _plan(case: Case) -> Plan:
-    free_chunks = case.schedule in SCHEDULES and SCHEDULES[case.schedule].chunks is None
     with few_trials():
         return make_plan(
             case.schedule,
@@ -97,7 +108,7 @@ def _plan(case: Case) -> Plan:
             case.ranks,
             case.microbatches,
             case.costs,
-            chunks=case.chunks if free_chunks else None,
+            chunks=case.chunks if TRAITS[case.schedule].takes_chunks else None,
             memory_limit=case.memory_limit,
             shortened=case.seed is not None,
         )
@@ -121,8 +132,8 @@ def cases(
         shortened: draw costs too, and have the plan shortened by them.
     """
     schedule = draw(st.sampled_from(schedules))
-    known = SCHEDULES[schedule].chunks if schedule in SCHEDULES else 1
-    chunks = draw(st.integers(2, 4)) if known is None else known
+    known = TRAITS[schedule]
+    chunks = known.chunks + known.chunk_step * draw(st.integers(0, 2 if known.takes_chunks else 0))
     if schedule == "zb-auto" and not shortened:  # it has no plan without a search
         shortened, passes = True, min(passes, 40)
     ranks = draw(st.integers(1, 7) | st.integers(8, 32))

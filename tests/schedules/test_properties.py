@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schedules import by_hand
-from schedules.cases import BARRIERS, NAMES, Case, cases, random_costs, seeds, with_comms
+from schedules.cases import BARRIERS, NAMES, UNGROUPED, Case, cases, random_costs, seeds, with_comms
 
 from megatron.schedules.catalogue import SCHEDULES, TRAITS
 from megatron.schedules.check import check
@@ -40,7 +40,7 @@ def assert_sound(case: Case, seed: int) -> None:
 
 
 def assert_every_pass_once(case: Case) -> None:
-    kinds = ["F", "B"] if case.schedule in ("gpipe", "1f1b", "interleaved") else ["F", "B", "W"]
+    kinds = ["F", "B", "W"] if TRAITS[case.schedule].split else ["F", "B"]
     chunked = [by_hand.label(kind, 0, chunk) for kind in kinds for chunk in range(case.chunks)]
     inserted = {0: "", 1: "S T IF IB", 2: "S T IF IB", 3: "S E T IF IB"}[case.barriers]
     expected = sorted(
@@ -154,7 +154,7 @@ def test_what_interleaved_holds_is_what_megatrons_does(p: int, v: int) -> None:
 
 @settings(max_examples=30)
 @given(
-    st.sampled_from(sorted({*SCHEDULES} - {"gpipe", "interleaved"})),
+    st.sampled_from(UNGROUPED),
     st.sampled_from(["vocab-2", "vocab-1", "naive"]),
     st.integers(1, 12),
 )

@@ -85,7 +85,7 @@ class PipelineJob:
     def stages(self) -> tuple[tuple[int, int], ...]:
         """(rank, chunk) of every stage in the order of the data."""
         schedule = SCHEDULES[self.schedule]
-        return schedule.block(self.ranks, self.microbatches, schedule.chunks or 2).stages
+        return schedule.block(self.ranks, self.microbatches, schedule.chunks).stages
 
     @cached_property
     def stage_layers(self) -> list[int]:

@@ -1,7 +1,8 @@
 """A building block: one microbatch's passes with their start times, repeated every ``interval``.
 
 Where chunks take turns (interleaved), a group of microbatches goes through one chunk before the
-next: the microbatches of a group follow one another by ``interval``, groups by ``period``.
+next: the microbatches of a group follow one another by ``interval``, groups by ``period``. A turn
+may be that of several chunks (Hanayo: of two, down the ranks and up again).
 
 A schedule is a block and its unrolling (arXiv 2405.15362, section 2). Times only order the passes:
 the plan that comes out holds no times, and any costs may be simulated with it.
@@ -47,6 +48,7 @@ class Block:
         interval: time after which the next microbatch of the group repeats the block.
         treatment: as in ``Plan``.
         group: microbatches of a group; 0 where chunks do not take turns.
+        chunks_per_turn: chunks that a microbatch goes through in one turn.
 
     Raises:
         ValueError: if repetitions of a rank's slots overlap.
@@ -57,6 +59,7 @@ class Block:
     interval: float
     treatment: Treatment = TREATMENTS["none"]
     group: int = 0
+    chunks_per_turn: int = 1
 
     def __post_init__(self) -> None:
         period = self.period
@@ -84,7 +87,7 @@ class Block:
     @cached_property
     def period(self) -> float:
         """Time after which the next group repeats the block."""
-        return self.interval * max(self.group * self.chunks, 1)
+        return self.interval * max(self.group * self.chunks // self.chunks_per_turn, 1)
 
     def start(self, slot: Slot, microbatch: int) -> float:
         """Return when ``slot`` starts for ``microbatch``."""

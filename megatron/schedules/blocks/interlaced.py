@@ -122,8 +122,8 @@ def _orders(block: Block) -> Iterator[Order]:
 
 
 def _key(block: Block, kind: PassKind, chunk: int) -> tuple[PassKind, int]:
-    """Chunks that take turns share one place in the interval."""
-    return kind, (0 if block.group else chunk)
+    """Chunks of different turns share one place in the interval."""
+    return kind, (chunk % block.chunks_per_turn if block.group else chunk)
 
 
 def _place(block: Block, order: Order, kind: PassKind, chunk: int) -> float:
@@ -145,13 +145,14 @@ def _chain(block: Block, orders: Orders, kind: PassKind, ready: float) -> list[f
     """Return when F or B starts on one stage after the other, in the order of the data."""
     stages = range(len(block.stages))
     starts: list[float] = []
-    turns: dict[int, tuple[int, float]] = {}
+    turns: dict[tuple[int, int], tuple[int, float]] = {}
     for stage in stages if kind == "F" else reversed(stages):
         rank, chunk = block.stages[stage]
         start = _next(ready, _place(block, orders[rank % 2], kind, chunk), block)
         if block.group:  # a rank's chunks take turns, so many microbatches apart
-            first_chunk, first = turns.setdefault(rank, (chunk, start))
-            start = first + abs(chunk - first_chunk) * block.group * block.interval
+            turn, place = divmod(chunk, block.chunks_per_turn)
+            first_turn, first = turns.setdefault((rank, place), (turn, start))
+            start = first + abs(turn - first_turn) * block.group * block.interval
             assert start >= ready, "a group passes a chunk before its turn ends"
         starts.append(start)
         ready = start + block.slot(stage, kind).duration

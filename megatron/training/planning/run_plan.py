@@ -17,7 +17,7 @@ from megatron.model.distribution import (
     check_no_rank_is_empty,
     distribute,
 )
-from megatron.schedules.catalogue import SCHEDULES
+from megatron.schedules.catalogue import SCHEDULES, TRAITS
 from megatron.schedules.costs import Costs
 from megatron.schedules.held import in_flight
 from megatron.schedules.lower import lower
@@ -134,7 +134,9 @@ def candidates(config: RunConfig, costs: Costs | None = None) -> list[Candidate]
     Raises:
         ValueError: if there is none, saying why the first was none.
     """
-    names = [*SCHEDULES, *(["zb-auto"] if config.parallel.memory_limit is not None else [])]
+    names = [*SCHEDULES]
+    if config.parallel.memory_limit is not None:
+        names += (name for name, known in TRAITS.items() if known.needs_memory_limit)
     measured = None if costs is None else fastest(candidates(config)).run_plan.plan
     limit = inf if config.parallel.memory_limit is None else config.parallel.memory_limit
     found, faults = [], []
@@ -202,13 +204,14 @@ def _prepare(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request
 def _request(config: RunConfig, name: str) -> Request:
     """Return the request for a schedule; for ``auto``, whose limit is its own, without a limit."""
     parallel = config.parallel
-    compared = parallel.pipeline_schedule == "auto" and name != "zb-auto"
+    traits = TRAITS[name]
+    compared = parallel.pipeline_schedule == "auto" and not traits.needs_memory_limit
     return Request(
         name,
         parallel.vocab_parallel,
         parallel.pipeline_size,
         config.train.num_microbatches,
-        chunks=parallel.virtual_stages if name == "interleaved" else None,
+        chunks=parallel.virtual_stages if traits.takes_chunks else None,
         memory_limit=None if compared else parallel.memory_limit,
         file=parallel.schedule_file,
     )

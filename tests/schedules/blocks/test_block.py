@@ -58,6 +58,17 @@ def test_microbatches_of_a_group_pass_a_chunk_before_the_next() -> None:
     assert " ".join(map(str, plan.rows[0])) == row
 
 
+def test_a_turn_may_be_that_of_several_chunks() -> None:
+    """Both chunks of a turn go on every interval of 6; a group of 2 comes 2 x 6 after the last."""
+    slots = (Slot(0, 1, "F", 0), Slot(3, 1, "F", 1), Slot(4, 2, "B", 1), Slot(7, 2, "B", 0))
+    block = Block((slots,), ((0, 0), (0, 1)), 6, group=2, chunks_per_turn=2)
+    assert (block.chunks, block.period) == (2, 12)
+    assert [block.start(slots[1], i) for i in range(5)] == [3, 9, 15, 21, 27]
+    plan = unroll(block, 2)
+    check(plan)
+    assert " ".join(map(str, plan.rows[0])) == "F0 F0.1 B0.1 F1 B0 F1.1 B1.1 B1"
+
+
 def test_a_v_shaped_block() -> None:
     """The data goes down the ranks in chunk 0 and comes back up in chunk 1."""
     rows = (

@@ -1,0 +1,59 @@
+"""What the catalogue says of a schedule is what the README shows and what its block does."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+import pytest
+from schedules.cases import DRAWN
+
+from megatron.schedules.catalogue import (
+    CHUNKED_SCHEDULES,
+    SCHEDULES,
+    TRAINABLE_SCHEDULES,
+    TRAITS,
+)
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+
+
+def readme_rows() -> dict[str, list[str]]:
+    """Return the cells of the README's schedule table by the schedule that a row is about."""
+    table = (ROOT / "README.md").read_text().split("| `--schedule` |")[1].split("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    return {name: row for row in rows for name in re.findall(r"`([^`]+)`", row[0])}
+
+
+def test_the_readme_shows_every_schedule() -> None:
+    assert {*readme_rows()} == {*TRAITS}
+
+
+@pytest.mark.parametrize("schedule", DRAWN)
+def test_the_readme_describes_and_draws_every_block(schedule: str) -> None:
+    _, description, *_, picture = readme_rows()[schedule]
+    assert description == SCHEDULES[schedule].description
+    assert picture == f"[{schedule}](images/{schedule}.svg)"
+    assert (ROOT / "images" / f"{schedule}.svg").is_file()
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_block_has_the_chunks_and_passes_that_the_catalogue_says(schedule: str) -> None:
+    known = SCHEDULES[schedule]
+    for chunks in {known.chunks, known.chunks + known.chunk_step}:
+        block = known.block(3, 6, chunks)
+        assert block.chunks == chunks
+        assert len(block.stages) == len({*block.stages}) == 3 * chunks
+        assert any(slot.kind == "W" for row in block.rows for slot in row) == known.split
+
+
+def test_a_request_may_say_how_many_chunks_only_where_that_is_free() -> None:
+    assert CHUNKED_SCHEDULES == ("interleaved", "hanayo")
+    assert TRAITS["interleaved"].chunks_fault(5) is None
+    assert TRAITS["hanayo"].chunks_fault(6) is None
+    assert TRAITS["zb-v"].chunks_fault(2) is None
+    fault = "has 2 chunks a rank, not 4: interleaved or hanayo can have more"
+    assert TRAITS["zb-v"].chunks_fault(4) == fault
+
+
+def test_only_what_every_rank_finds_alike_is_trained() -> None:
+    assert {*TRAITS} - {*TRAINABLE_SCHEDULES} == {"optimal"}
