@@ -14,7 +14,7 @@ from megatron.data.config import DataConfig
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
-from megatron.schedules.plan import TREATMENTS
+from megatron.schedules.treatments import TREATMENTS
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,13 @@ class ParallelConfig:
     Attributes:
         pipeline_size: pipeline ranks p.
         vocab_parallel: treatment of the vocabulary layers, a name of ``TREATMENTS``.
-        pipeline_schedule: what makes the plan, a name of ``SCHEDULE_NAMES`` but ``optimal``.
+        pipeline_schedule: what makes the plan, a name of ``TRAINABLE_SCHEDULES``.
         padded_vocab_size: rows of the whole vocabulary matrix, a multiple of ``vocab_shards``.
         device: kind of device that every rank computes on.
         backend: communication library of the process groups.
         timeout_minutes: how long a collective may wait before the job is given up.
-        virtual_stages: model chunks of a rank, for ``interleaved``; ``None``: 2.
+        virtual_stages: model chunks of a rank, for a schedule of ``CHUNKED_SCHEDULES``;
+            ``None``: as few as it takes.
         layers: how transformer layers are spread over the stages.
         schedule_file: the plan in text form, for ``file``.
         memory_limit: the most microbatches that a rank may have in flight.
@@ -52,7 +53,7 @@ class ParallelConfig:
     @property
     def vocab_shards(self) -> int:
         """Parts P into which the vocabulary matrix is cut."""
-        return 1 if TREATMENTS[self.vocab_parallel].barriers is None else self.pipeline_size
+        return self.pipeline_size if TREATMENTS[self.vocab_parallel].is_sharded else 1
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,8 @@ class Traits:
         kept: share of the activations that counts as held from B to W.
         options: what it has a use for.
         costs_of_rank: its costs are of all chunks of a rank together, else of one chunk.
+        needs_memory_limit: it fills the memory that it is given, and has to be given some.
+        trainable: all ranks find the same plan.
     """
 
     chunks: int | None = 1
@@ -38,6 +40,8 @@ class Traits:
     kept: float = 1.0
     options: frozenset[Option] = frozenset({"split_backward"})
     costs_of_rank: bool = False
+    needs_memory_limit: bool = False
+    trainable: bool = True
 
 
 @dataclass(frozen=True)
@@ -82,9 +86,16 @@ SCHEDULES: Final[Mapping[str, Schedule]] = {
 
 TRAITS: Final[Mapping[str, Traits]] = {
     **SCHEDULES,
-    "zb-auto": Traits(),
-    "optimal": Traits(options=frozenset({"split_backward", "seconds"})),
+    "zb-auto": Traits(needs_memory_limit=True),
+    "optimal": Traits(options=frozenset({"split_backward", "seconds"}), trainable=False),
     "auto": Traits(chunks=None, costs_of_rank=True),
     "file": Traits(chunks=None, split=False, options=frozenset({"file"})),
 }
 """Name -> traits, for all schedules."""
+
+TRAINABLE_SCHEDULES: Final[tuple[str, ...]] = tuple(n for n, t in TRAITS.items() if t.trainable)
+"""What ``--pipeline-schedule`` takes."""
+CHUNKED_SCHEDULES: Final[tuple[str, ...]] = tuple(
+    name for name, schedule in SCHEDULES.items() if schedule.chunks is None
+)
+"""Those whose ranks have as many chunks as they are told."""
