@@ -44,7 +44,11 @@ def parse(argv: Sequence[str], world_size: int, speak: bool = True) -> RunConfig
         _PARSER,
         prog="pretrain_gpt.py",
         args=["--help"] if asks_help else found.words,
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+        config=(
+            tyro.conf.OmitArgPrefixes,
+            tyro.conf.FlagCreatePairsOff,
+            tyro.conf.HelptextFromCommentsOff,
+        ),
         console_outputs=speak,
     )
     faults = [*found.mistakes, *mistakes(flags, world_size, found.unreadable)]

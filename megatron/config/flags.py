@@ -22,6 +22,9 @@ _ACCOUNTS: Final = (
     "--account-for-embedding-in-pipeline-split or --account-for-loss-in-pipeline-split"
 )
 
+# A table: a flag is a line, or as few as hold it.
+# fmt: off
+
 
 @dataclass(frozen=True)
 class ModelFlags:
@@ -31,27 +34,16 @@ class ModelFlags:
     hidden_size: int = required("Width of the model.", COUNT)
     num_attention_heads: int = required("Query heads.", COUNT)
     seq_length: int = required("Tokens per sample.", COUNT)
-    max_position_embeddings: int | None = flag(
-        None, "Longest sequence; rows of the learned position table.", COUNT, unset="--seq-length"
-    )
-    ffn_hidden_size: int | None = flag(
-        None,
-        "Width of the MLP.",
-        COUNT,
-        unset="4 x hidden; with --swiglu 8/3 x hidden in multiples of 64",
-    )
+    max_position_embeddings: int | None = flag(None,
+        "Longest sequence; rows of the learned position table.", COUNT, unset="--seq-length")
+    ffn_hidden_size: int | None = flag(None, "Width of the MLP.", COUNT,
+        unset="4 x hidden; with --swiglu 8/3 x hidden in multiples of 64")
     group_query_attention: bool = flag(False, "Share key/value heads among query heads.")
-    num_query_groups: int | None = flag(
-        None,
-        "Key/value heads.",
-        COUNT,
-        unset="1, or heads without --group-query-attention",
-        needs="--group-query-attention",
-    )
+    num_query_groups: int | None = flag(None, "Key/value heads.", COUNT,
+        unset="1, or heads without --group-query-attention", needs="--group-query-attention")
     kv_channels: int | None = flag(None, "Width of a head.", COUNT, unset="hidden / heads")
-    position_embedding_type: Literal["learned_absolute", "rope"] = flag(
-        "learned_absolute", "A learned table, or rotated queries and keys."
-    )
+    position_embedding_type: Literal["learned_absolute", "rope"] = flag("learned_absolute",
+        "A learned table, or rotated queries and keys.")
     rotary_base: int = flag(10000, "RoPE theta.", COUNT, needs=_ROPE)
     rotary_percent: float = flag(1.0, "Share of each head that RoPE rotates.", PERCENT, needs=_ROPE)
     normalization: Literal["LayerNorm", "RMSNorm"] = flag("LayerNorm", "Kind of all norms.")
@@ -61,16 +53,13 @@ class ModelFlags:
     disable_bias_linear: bool = flag(False, "No biases in the linear layers.")
     untie_embeddings_and_output_weights: bool = flag(False, "An output matrix of its own.")
     attention_dropout: float = flag(0.1, "Dropout on attention probabilities.", SHARE)
-    hidden_dropout: float = flag(
-        0.1, "Dropout on the embedding and on the residual branches.", SHARE
-    )
+    hidden_dropout: float = flag(0.1, "Dropout on the embedding and on the residual branches.",
+        SHARE)
     init_method_std: float = flag(0.02, "Standard deviation of the initial weights.", NOT_NEGATIVE)
-    label_smoothing: float = flag(
-        0.0, "Share of the target spread evenly over the vocabulary.", SHARE
-    )
-    z_loss_coeff: float = flag(
-        0.0, "Weight of the squared log-partition in the loss.", NOT_NEGATIVE
-    )
+    label_smoothing: float = flag(0.0, "Share of the target spread evenly over the vocabulary.",
+        SHARE)
+    z_loss_coeff: float = flag(0.0, "Weight of the squared log-partition in the loss.",
+        NOT_NEGATIVE)
     logit_softcap: float = flag(0.0, "c of c tanh(logit / c); 0: off.", NOT_NEGATIVE)
 
 
@@ -79,35 +68,23 @@ class ParallelFlags:
     """The layout over ranks."""
 
     pipeline_model_parallel_size: int = flag(1, "Pipeline ranks.", COUNT)
-    vocab_parallel: str | None = flag(
-        None,
-        "Vocabulary layers whole on the first and the last stage (none), which have "
-        "fewer transformer layers for it (redis); or as passes of every rank with one "
-        "barrier (vocab-2), two (vocab-1), two that nobody works beside (interlaced), "
-        "or three (naive).",
-        choices=tuple(TREATMENTS),
-        unset=DEFAULT_TREATMENT,
-    )
+    vocab_parallel: str | None = flag(None,
+        "Vocabulary layers whole on the first and the last stage (none), which have fewer "
+        "transformer layers for it (redis); or as passes of every rank with one barrier "
+        "(vocab-2), two (vocab-1), two that nobody works beside (interlaced), or three (naive).",
+        choices=tuple(TREATMENTS), unset=DEFAULT_TREATMENT)
     enable_vocab_parallel: bool = flag(False, "The original's name of --vocab-parallel vocab-2.")
-    disable_backward_fusion: bool = flag(
-        False,
-        "With --enable-vocab-parallel: vocab-1.",
-        needs="--enable-vocab-parallel",
-        excludes="--use-interlaced-schedule",
-    )
-    use_interlaced_schedule: bool = flag(
-        False, "The original's name of --vocab-parallel interlaced."
-    )
-    make_vocab_size_divisible_by: int = flag(
-        128, "The rows of every vocabulary shard are a multiple of this.", COUNT
-    )
+    disable_backward_fusion: bool = flag(False, "With --enable-vocab-parallel: vocab-1.",
+        needs="--enable-vocab-parallel", excludes="--use-interlaced-schedule")
+    use_interlaced_schedule: bool = flag(False,
+        "The original's name of --vocab-parallel interlaced.")
+    make_vocab_size_divisible_by: int = flag(128,
+        "The rows of every vocabulary shard are a multiple of this.", COUNT)
     tensor_model_parallel_size: int = flag(1, "Tensor-parallel ranks; only 1 so far.", COUNT)
-    device: Literal["auto", "cpu", "cuda"] = flag(
-        "auto", "What to compute on; auto takes CUDA where there is one."
-    )
-    distributed_backend: Literal["nccl", "gloo"] | None = flag(
-        None, "Communication library.", unset="nccl on CUDA, gloo on CPUs"
-    )
+    device: Literal["auto", "cpu", "cuda"] = flag("auto",
+        "What to compute on; auto takes CUDA where there is one.")
+    distributed_backend: Literal["nccl", "gloo"] | None = flag(None, "Communication library.",
+        unset="nccl on CUDA, gloo on CPUs")
     distributed_timeout_minutes: int = flag(10, "How long a collective may wait.", COUNT)
 
 
@@ -115,89 +92,50 @@ class ParallelFlags:
 class PipelineFlags:
     """The pipeline's schedule, and what its stages hold."""
 
-    pipeline_schedule: str | None = flag(
-        None,
-        "What makes the plan; auto takes the fastest of all.",
-        choices=TRAINABLE_SCHEDULES,
+    pipeline_schedule: str | None = flag(None,
+        "What makes the plan; auto takes the fastest of all.", choices=TRAINABLE_SCHEDULES,
         instead="of any other, tools/simulate.py --save-plan FILE saves a plan, which "
-        "--schedule-file FILE trains",
-        unset=DEFAULT_SCHEDULE,
-    )
-    schedule_file: Path | None = flag(
-        None, "Train this plan, as tools/simulate.py --save-plan writes it.", unset="none"
-    )
-    measured_costs: Path | None = flag(
-        None, "Costs of passes to plan with, as --schedule-costs saves them.", unset="by FLOPs"
-    )
-    zero_bubble_max_pending_backward: float | None = flag(
-        None,
-        "The most microbatches in flight on a rank. zb-auto fills them, auto looks for "
-        "what fits, any other schedule that holds more is refused.",
-        COUNT,
-        unset="no limit",
-        metavar="MICROBATCHES",
-    )
-    enable_zero_bubble: bool = flag(
-        False,
-        "zb-auto with --zero-bubble-max-pending-backward, else zb-1p, which holds as much as 1f1b.",
-    )
-    zero_bubble_v_schedule: bool = flag(
-        False,
+        "--schedule-file FILE trains", unset=DEFAULT_SCHEDULE)
+    schedule_file: Path | None = flag(None,
+        "Train this plan, as tools/simulate.py --save-plan writes it.", unset="none")
+    measured_costs: Path | None = flag(None,
+        "Costs of passes to plan with, as --schedule-costs saves them.", unset="by FLOPs")
+    zero_bubble_max_pending_backward: float | None = flag(None,
+        "The most microbatches in flight on a rank. zb-auto fills them, auto looks for what fits, "
+        "any other schedule that holds more is refused.", COUNT, unset="no limit",
+        metavar="MICROBATCHES")
+    enable_zero_bubble: bool = flag(False,
+        "zb-auto with --zero-bubble-max-pending-backward, else zb-1p, which holds as much as 1f1b.")
+    zero_bubble_v_schedule: bool = flag(False,
         "zb-v, or what --zero-bubble-v-schedule-mem-setup says; with or without "
-        "--enable-zero-bubble.",
-    )
-    zero_bubble_v_schedule_mem_setup: Literal["half", "min", "zb"] | None = flag(
-        None, "v-half, v-min or zb-v.", unset="zb", needs="--zero-bubble-v-schedule"
-    )
-    num_virtual_stages_per_pipeline_rank: int | None = flag(
-        None,
-        "Model chunks of a rank; implies --pipeline-schedule interleaved.",
-        COUNT,
-        unset="as many as the schedule needs",
-        excludes="--num-layers-per-virtual-pipeline-stage",
-    )
-    num_layers_per_virtual_pipeline_stage: int | None = flag(
-        None, "The same by the layers of a chunk.", COUNT, unset="by the former"
-    )
-    layer_distribution: str | None = flag(
-        None,
-        "Layers of the stages: as many everywhere; one more on the first ones; the "
-        "slowest as fast as possible; or as listed, in the order in which the data "
-        "flows.",
-        unset="even",
-        metavar="{even,remainder,redis}|N,N,...",
-    )
-    enable_layer_redistribution: bool = flag(
-        False, "The original's name of --vocab-parallel redis."
-    )
-    final_stage_num_layers: int | None = flag(
-        None,
-        "With redis: layers of the last stage.",
-        NOT_NEGATIVE,
-        unset="balanced by FLOPs",
-        needs="--enable-layer-redistribution or --vocab-parallel redis or "
-        "--layer-distribution redis",
-    )
-    decoder_first_pipeline_num_layers: int | None = flag(
-        None,
-        "Layers of the first stage; the others share the rest.",
-        NOT_NEGATIVE,
-        unset="as the others",
-        excludes=_ACCOUNTS,
-    )
-    decoder_last_pipeline_num_layers: int | None = flag(
-        None,
-        "Layers of the last stage; the others share the rest.",
-        NOT_NEGATIVE,
-        unset="as the others",
-        excludes=_ACCOUNTS,
-    )
-    account_for_embedding_in_pipeline_split: bool = flag(
-        False, "The embedding counts as one of the first stage's layers."
-    )
-    account_for_loss_in_pipeline_split: bool = flag(
-        False, "The output layer counts as one of the last stage's layers."
-    )
+        "--enable-zero-bubble.")
+    zero_bubble_v_schedule_mem_setup: Literal["half", "min", "zb"] | None = flag(None,
+        "v-half, v-min or zb-v.", unset="zb", needs="--zero-bubble-v-schedule")
+    num_virtual_stages_per_pipeline_rank: int | None = flag(None,
+        "Model chunks of a rank; implies --pipeline-schedule interleaved.", COUNT,
+        unset="as many as the schedule needs", excludes="--num-layers-per-virtual-pipeline-stage")
+    num_layers_per_virtual_pipeline_stage: int | None = flag(None,
+        "The same by the layers of a chunk.", COUNT, unset="by the former")
+    layer_distribution: str | None = flag(None,
+        "Layers of the stages: as many everywhere; one more on the first ones; the slowest as "
+        "fast as possible; or as listed, in the order in which the data flows.", unset="even",
+        metavar="{even,remainder,redis}|N,N,...")
+    enable_layer_redistribution: bool = flag(False,
+        "The original's name of --vocab-parallel redis.")
+    final_stage_num_layers: int | None = flag(None, "With redis: layers of the last stage.",
+        NOT_NEGATIVE, unset="balanced by FLOPs",
+        needs="--enable-layer-redistribution or --vocab-parallel redis or --layer-distribution "
+        "redis")
+    decoder_first_pipeline_num_layers: int | None = flag(None,
+        "Layers of the first stage; the others share the rest.", NOT_NEGATIVE,
+        unset="as the others", excludes=_ACCOUNTS)
+    decoder_last_pipeline_num_layers: int | None = flag(None,
+        "Layers of the last stage; the others share the rest.", NOT_NEGATIVE, unset="as the others",
+        excludes=_ACCOUNTS)
+    account_for_embedding_in_pipeline_split: bool = flag(False,
+        "The embedding counts as one of the first stage's layers.")
+    account_for_loss_in_pipeline_split: bool = flag(False,
+        "The output layer counts as one of the last stage's layers.")
 
 
 @dataclass(frozen=True)
@@ -205,28 +143,21 @@ class TrainFlags:
     """Length, batch size and precision."""
 
     micro_batch_size: int = required("Samples per microbatch.", COUNT)
-    global_batch_size: int | None = flag(
-        None, "Samples per iteration.", COUNT, unset="one microbatch"
-    )
-    train_iters: int | None = flag(
-        None, "Iterations of the whole job.", COUNT, unset="by --train-samples"
-    )
-    train_samples: int | None = flag(
-        None, "Samples of the whole job.", COUNT, unset="by --train-iters"
-    )
-    exit_interval: int | None = flag(
-        None, "Stop after the first iteration that this number divides.", COUNT, unset="never"
-    )
+    global_batch_size: int | None = flag(None, "Samples per iteration.", COUNT,
+        unset="one microbatch")
+    train_iters: int | None = flag(None, "Iterations of the whole job.", COUNT,
+        unset="by --train-samples")
+    train_samples: int | None = flag(None, "Samples of the whole job.", COUNT,
+        unset="by --train-iters")
+    exit_interval: int | None = flag(None,
+        "Stop after the first iteration that this number divides.", COUNT, unset="never")
     seed: int = flag(1234, "Of weights, data order and dropout.", NOT_NEGATIVE)
-    bf16: bool = flag(
-        False, "bf16 parameters and activations, fp32 master weights and gradients, not all fp32."
-    )
-    eval_interval: int | None = flag(
-        None, "Iterations between evaluations.", COUNT, unset="no evaluation"
-    )
-    eval_iters: int = flag(
-        100, "Batches per evaluation; 0: no evaluation.", NOT_NEGATIVE, needs="--eval-interval"
-    )
+    bf16: bool = flag(False,
+        "bf16 parameters and activations, fp32 master weights and gradients, not all fp32.")
+    eval_interval: int | None = flag(None, "Iterations between evaluations.", COUNT,
+        unset="no evaluation")
+    eval_iters: int = flag(100, "Batches per evaluation; 0: no evaluation.", NOT_NEGATIVE,
+        needs="--eval-interval")
     load: Path | None = flag(None, "Folder of a checkpoint to go on from.", unset="from scratch")
 
 
@@ -235,77 +166,48 @@ class OptimizerFlags:
     """AdamW, clipping and the learning rate."""
 
     lr: float = required("Peak learning rate.", POSITIVE)
-    min_lr: float = flag(
-        0.0, "Final learning rate.", NOT_NEGATIVE, excludes="--lr-decay-style constant"
-    )
-    lr_decay_style: Literal["constant", "linear", "cosine"] = flag(
-        "linear", "Shape of the decay after the warm-up."
-    )
-    lr_decay_iters: int | None = flag(
-        None,
-        "Iterations until --min-lr is reached.",
-        COUNT,
-        unset="--train-iters",
-        excludes="--lr-decay-samples",
-    )
-    lr_decay_samples: int | None = flag(
-        None, "The same in samples, with --train-samples.", COUNT, unset="--train-samples"
-    )
-    lr_warmup_iters: int = flag(
-        0,
-        "Iterations of linear warm-up.",
-        NOT_NEGATIVE,
-        excludes="--lr-warmup-samples or --lr-warmup-fraction",
-    )
-    lr_warmup_samples: int = flag(
-        0,
-        "The same in samples, with --train-samples.",
-        NOT_NEGATIVE,
-        excludes="--lr-warmup-fraction",
-    )
-    lr_warmup_fraction: float | None = flag(
-        None, "The same as a share of the decay span.", SHARE, unset="by one of the above"
-    )
-    lr_warmup_init: float = flag(
-        0.0,
-        "Learning rate at the start of the warm-up.",
-        NOT_NEGATIVE,
-        needs="--lr-warmup-iters or --lr-warmup-samples or --lr-warmup-fraction",
-    )
+    min_lr: float = flag(0.0, "Final learning rate.", NOT_NEGATIVE,
+        excludes="--lr-decay-style constant")
+    lr_decay_style: Literal["constant", "linear", "cosine"] = flag("linear",
+        "Shape of the decay after the warm-up.")
+    lr_decay_iters: int | None = flag(None, "Iterations until --min-lr is reached.", COUNT,
+        unset="--train-iters", excludes="--lr-decay-samples")
+    lr_decay_samples: int | None = flag(None, "The same in samples, with --train-samples.", COUNT,
+        unset="--train-samples")
+    lr_warmup_iters: int = flag(0, "Iterations of linear warm-up.", NOT_NEGATIVE,
+        excludes="--lr-warmup-samples or --lr-warmup-fraction")
+    lr_warmup_samples: int = flag(0, "The same in samples, with --train-samples.", NOT_NEGATIVE,
+        excludes="--lr-warmup-fraction")
+    lr_warmup_fraction: float | None = flag(None, "The same as a share of the decay span.", SHARE,
+        unset="by one of the above")
+    lr_warmup_init: float = flag(0.0, "Learning rate at the start of the warm-up.", NOT_NEGATIVE,
+        needs="--lr-warmup-iters or --lr-warmup-samples or --lr-warmup-fraction")
     weight_decay: float = flag(0.01, "Decoupled decay; not on biases and vectors.", NOT_NEGATIVE)
     adam_beta1: float = flag(0.9, "First-moment decay.", SHARE)
     adam_beta2: float = flag(0.999, "Second-moment decay.", SHARE)
     adam_eps: float = flag(1e-8, "Added to the root of the second moment.", POSITIVE)
     clip_grad: float = flag(1.0, "Limit of the global gradient norm; 0: off.", NOT_NEGATIVE)
     optimizer: Literal["adam"] = flag("adam", "The only one so far; with decoupled weight decay.")
-    enable_optimizer_post_validation: bool = flag(
-        False, "Step without waiting for the other ranks, and take back a step that proves wrong."
-    )
+    enable_optimizer_post_validation: bool = flag(False,
+        "Step without waiting for the other ranks, and take back a step that proves wrong.")
 
 
 @dataclass(frozen=True)
 class DataFlags:
     """Corpus and tokenizer."""
 
-    data_path: tuple[str, ...] = flag(
-        (),
+    data_path: tuple[str, ...] = flag((),
         "Prefix of a .bin and .idx file; several with a weight before each.",
-        unset="required but for --dry-run",
-        metavar="[WEIGHT] PREFIX ...",
-    )
+        unset="required but for --dry-run", metavar="[WEIGHT] PREFIX ...")
     split: str = flag("969,30,1", "Shares of the documents for training, validation and test.")
-    tokenizer_type: str | None = flag(
-        None,
+    tokenizer_type: str | None = flag(None,
         "Megatron's name: GPTSentencePieceTokenizer, SentencePieceTokenizer or NullTokenizer.",
-        unset="required but for --dry-run with --vocab-size",
-    )
-    tokenizer_model: Path | None = flag(
-        None, "File of the tokenizer.", unset="none", excludes="--tokenizer-type NullTokenizer"
-    )
+        unset="required but for --dry-run with --vocab-size")
+    tokenizer_model: Path | None = flag(None, "File of the tokenizer.", unset="none",
+        excludes="--tokenizer-type NullTokenizer")
     vocab_size: int | None = flag(None, "Entries before padding.", COUNT, unset="the tokenizer's")
-    data_cache_path: Path | None = flag(
-        None, "Folder of the sample indices.", unset="beside the data"
-    )
+    data_cache_path: Path | None = flag(None, "Folder of the sample indices.",
+        unset="beside the data")
     eod_mask_loss: bool = flag(False, "No loss where the input is the end of a document.")
 
 
@@ -314,56 +216,33 @@ class LogFlags:
     """Printed lines, traces and predictions."""
 
     log_interval: int = flag(100, "Iterations per printed line.", COUNT)
-    peak_tflops: float | None = flag(
-        None,
-        "Peak of one rank in TFLOP/s, for the MFU.",
-        POSITIVE,
-        unset="by GPU name, else measured",
-    )
+    peak_tflops: float | None = flag(None, "Peak of one rank in TFLOP/s, for the MFU.", POSITIVE,
+        unset="by GPU name, else measured")
     profile: bool = flag(False, "Write a torch profiler trace.")
     profile_step_start: int = flag(10, "First traced iteration.", COUNT, needs="--profile")
-    profile_step_end: int = flag(
-        12, "First iteration that is no longer traced.", COUNT, needs="--profile"
-    )
+    profile_step_end: int = flag(12, "First iteration that is no longer traced.", COUNT,
+        needs="--profile")
     profile_dir: Path = flag(Path("profile"), "Folder of the traces.", needs="--profile")
-    record_timeline: Path | None = flag(
-        None,
+    record_timeline: Path | None = flag(None,
         "File for the measured timeline of the last iteration, in the simulator's format.",
-        unset="none",
-    )
-    profile_schedule_start: int | None = flag(
-        None, "First iteration whose passes are timed.", COUNT, unset="never"
-    )
-    profile_schedule_end: int | None = flag(
-        None,
-        "First iteration whose passes are no longer timed.",
-        COUNT,
-        unset="three iterations later",
-        needs="--profile-schedule-start",
-    )
-    schedule_costs: Path | None = flag(
-        None,
+        unset="none")
+    profile_schedule_start: int | None = flag(None, "First iteration whose passes are timed.",
+        COUNT, unset="never")
+    profile_schedule_end: int | None = flag(None,
+        "First iteration whose passes are no longer timed.", COUNT, unset="three iterations later",
+        needs="--profile-schedule-start")
+    schedule_costs: Path | None = flag(None,
         "File for the measured costs of passes, for --measured-costs or tools/simulate.py.",
-        unset="not saved",
-        needs="--profile-schedule-start",
-        lack="needs measured passes",
-    )
-    replan: bool = flag(
-        False,
-        "Make the plan anew from the measured costs, and go on with it.",
-        needs="--profile-schedule-start",
-        lack="needs measured passes",
-        excludes="--schedule-file",
-    )
-    dry_run: bool = flag(
-        False,
-        "Only say what would run: the plan, its time, its memory. Needs no ranks, devices or data.",
-    )
-    dry_run_gpu: str | None = flag(
-        None, "The GPU to predict for.", unset=DRY_RUN_GPU, metavar="NAME", needs="--dry-run"
-    )
+        unset="not saved", needs="--profile-schedule-start", lack="needs measured passes")
+    replan: bool = flag(False, "Make the plan anew from the measured costs, and go on with it.",
+        needs="--profile-schedule-start", lack="needs measured passes", excludes="--schedule-file")
+    dry_run: bool = flag(False,
+        "Only say what would run: the plan, its time, its memory. Needs no ranks, devices or data.")
+    dry_run_gpu: str | None = flag(None, "The GPU to predict for.", unset=DRY_RUN_GPU,
+        metavar="NAME", needs="--dry-run")
 
 
+# fmt: on
 @dataclass(frozen=True)
 class Flags:
     """Pretrain GPT with vocabulary parallelism in pipeline parallelism."""
