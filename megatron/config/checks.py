@@ -8,7 +8,7 @@ from collections.abc import Collection
 from types import SimpleNamespace
 from typing import NoReturn, cast
 
-from megatron.config.declare import all_declarations, declaration_mistakes
+from megatron.config.declare import all_declarations, pairing_mistakes, value_mistakes
 from megatron.config.flags import Flags
 from megatron.config.job_rules import job_rules
 from megatron.config.rules import RULES
@@ -27,14 +27,11 @@ def mistakes(flags: Flags, world_size: int, unreadable: Collection[str] = ()) ->
     """
     declared = all_declarations(Flags)
     given = {name: value for group in vars(flags).values() for name, value in vars(group).items()}
-    values = {option: given[d.name] for option, d in declared.items()}
-    told = [
-        (option, line)
-        for option, line in declaration_mistakes(declared, values)
-        if option not in unreadable
-    ]
-    faulty = {declared[option].name for option in (*unreadable, *(option for option, _ in told))}
-    sound, lines = _without(flags, faulty), [line for _, line in told]
+    values = {option: given[d.name] for option, d in declared.items() if option not in unreadable}
+    told = dict(value_mistakes(declared, values))
+    sound_values = {option: value for option, value in values.items() if option not in told}
+    sound = _without(flags, {declared[option].name for option in (*unreadable, *told)})
+    lines = [*told.values(), *pairing_mistakes(declared, sound_values)]
     for rule in (*RULES, *job_rules(world_size, flags.log.dry_run)):
         try:
             lines.extend(rule(sound))

@@ -186,7 +186,7 @@ def parser_of(flags: type[T]) -> type[T]:
     """Derive the same dataclass of groups with annotations that tyro reads.
 
     Required flags may be missing from the words that it parses: they become ``None``, so that
-    ``declaration_mistakes`` can tell of all of them at once.
+    ``value_mistakes`` can tell of all of them at once.
     """
     groups = [
         (name, _parser_group(group), dataclasses.field())
@@ -218,47 +218,56 @@ def _parser_group(group: type) -> type:
     )
 
 
-def declaration_mistakes(
+def value_mistakes(
     declared: Mapping[str, Declaration], values: Mapping[str, object]
 ) -> Iterator[tuple[str, str]]:
-    """Find what the declarations alone refuse.
+    """Find the flags whose own values are mistakes: missing, or out of range.
 
     Args:
         declared: the flags, as they stand on a command line.
-        values: the value of each; ``None``: not given.
+        values: the values of flags; ``None``: not given.
 
     Yields:
         The flag, and what is wrong with it in a line that begins with it.
     """
-    for option, declaration in declared.items():
-        value, facts = values[option], declaration.facts
-        given = declaration.shown(value)
-        if value is None:
-            if declaration.default is dataclasses.MISSING:
-                yield option, f"{option} is missing: {facts.help}"
-            continue
-        number = value if isinstance(value, (int, float)) else math.nan
-        if facts.range is not None and not facts.range.contains(number):
-            yield option, f"{given}: must be {facts.range.words}"
+    for option, value in values.items():
+        declaration, allowed = declared[option], declared[option].facts.range
+        if value is None and declaration.default is dataclasses.MISSING:
+            yield option, f"{option} is missing: {declaration.facts.help}"
+        if isinstance(value, (int, float)) and allowed and not allowed.contains(value):
+            yield option, f"{declaration.shown(value)}: must be {allowed.words}"
+
+
+def pairing_mistakes(
+    declared: Mapping[str, Declaration], values: Mapping[str, object]
+) -> Iterator[str]:
+    """Find the flags that lack one that they need, or stand beside one that they exclude.
+
+    Args:
+        declared: the flags, as they stand on a command line.
+        values: the values of those that are no mistakes themselves; ``None``: not given.
+
+    Yields:
+        What is wrong with a flag in a line that begins with it.
+    """
+
+    def holds(condition: str, unknown: bool) -> bool:
+        option, _, word = condition.partition(" ")
+        if option not in values:
+            return unknown
+        return str(values[option]) == word if word else bool(values[option])
+
+    for option, value in values.items():
+        declaration, facts = declared[option], declared[option].facts
         if not declaration.asks(value):
             continue
-        if facts.needs and not any(map(_holds_in(values), facts.needs.split(" or "))):
-            yield option, f"{given} {facts.lack}: add {facts.needs}, or leave it out"
-        for condition in filter(_holds_in(values), facts.excludes.split(" or ")):
-            other = condition.split()[0]
-            yield (
-                option,
-                f"{given} does not go with {declared[other].shown(values[other])}: give one of "
-                "them and leave the other out",
-            )
-
-
-def _holds_in(values: Mapping[str, object]) -> Callable[[str], bool]:
-    """Return what tells whether a condition of one flag holds."""
-
-    def holds(condition: str) -> bool:
-        option, _, word = condition.partition(" ")
-        value = values.get(option)
-        return str(value) == word if word else bool(value)
-
-    return holds
+        given = declaration.shown(value)
+        if facts.needs and not any(holds(c, unknown=True) for c in facts.needs.split(" or ")):
+            yield f"{given} {facts.lack}: add {facts.needs}, or leave it out"
+        for condition in facts.excludes.split(" or "):
+            if holds(condition, unknown=False):
+                other = condition.split()[0]
+                yield (
+                    f"{given} does not go with {declared[other].shown(values[other])}: give one of "
+                    "them and leave the other out"
+                )

@@ -165,7 +165,7 @@ def _chunks(flags: Flags) -> int | None:
 
 def _chunk_rule(flags: Flags) -> Iterator[str]:
     chunks = _chunks(flags)
-    for given in _given(flags.pipeline, *_CHUNKS)[:1]:
+    for given in _given(flags.pipeline, *reversed(_CHUNKS))[:1]:
         if chunks == 0:
             yield (
                 f"{given} does not divide the --num-layers {flags.model.num_layers} of "

@@ -13,9 +13,10 @@ from megatron.config.declare import (
     COUNT,
     Declaration,
     all_declarations,
-    declaration_mistakes,
     flag,
+    pairing_mistakes,
     parser_of,
+    value_mistakes,
 )
 from megatron.config.flags import Flags, ModelFlags
 from megatron.config.other_flags import OTHER_FLAGS
@@ -62,8 +63,7 @@ def test_numbers_outside_a_range_are_refused(declared: Declaration) -> None:
 
 
 def told_of_value(declared: Declaration, value: object) -> list[str]:
-    values = dict.fromkeys(DECLARED) | {declared.option: value}
-    return [line for _, line in declaration_mistakes(DECLARED, values)]
+    return [line for _, line in value_mistakes(DECLARED, {declared.option: value})]
 
 
 @pytest.mark.parametrize("declared", DECLARED.values(), ids=DECLARED)
@@ -104,9 +104,9 @@ def test_all_mistakes_are_told_at_once_each_by_its_flag() -> None:
         "--context-parallel-size 2",
         "--seed x",
         "--fp16",
-        "--rotary-base 500",
         "--attention-dropout 2.0",
         "--lr is missing",
+        "--rotary-base 500",
         "--profile-step-end 3",
         "--num-attention-heads 7",
         "--enable-zero-bubble",
@@ -123,6 +123,7 @@ def test_one_mistake_is_told_once() -> None:
         "--num-attention-heads 0: must be at least 1 and finite"
     ]
     assert len(told(RUN + " --micro-batch-size two --global-batch-size 3")) == 1
+    assert len(told(RUN + " --eval-interval often --eval-iters 5")) == 1
 
 
 def test_a_misspelt_flag_is_corrected() -> None:
@@ -168,7 +169,8 @@ def test_one_line_makes_a_flag() -> None:
 
     def mistakes(model: MoreModelFlags) -> list[str]:
         values = {"--" + name.replace("_", "-"): value for name, value in vars(model).items()}
-        return [text for _, text in declaration_mistakes(declared, values)]
+        faults = [text for _, text in value_mistakes(declared, values)]
+        return [*faults, *pairing_mistakes(declared, values)]
 
     model = read("--embedding-multiplier 12 --swiglu")
     assert mistakes(model) == []
