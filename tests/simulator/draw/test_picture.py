@@ -20,7 +20,7 @@ from megatron.simulator.draw.picture import Panel, lay_out
 from megatron.simulator.draw.svg import paint_svg
 from megatron.simulator.simulate import Span, Timeline, simulate
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SVG = "{http://www.w3.org/2000/svg}"
 
 

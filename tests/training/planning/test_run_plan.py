@@ -23,7 +23,7 @@ from megatron.simulator.costs.cost_file import save_costs
 from megatron.training.planning.pass_costs import costs_by_flops, shape_of
 from megatron.training.planning.run_plan import RunPlan, make_run_plan
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def config(
