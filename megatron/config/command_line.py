@@ -7,13 +7,16 @@ from typing import TypeVar
 
 import tyro
 
+from megatron.config.checks import mistakes
+from megatron.config.declare import all_declarations, parser_of
 from megatron.config.flags import Flags
-from megatron.config.other_flags import settle_other_flags
 from megatron.config.resolve import resolve
 from megatron.config.run_config import RunConfig
-from megatron.config.validate import check_flags
+from megatron.config.words import sort_words
 
 T = TypeVar("T")
+
+_PARSER = parser_of(Flags)  # made once, as tyro remembers what it learns of a class
 
 # How long a rank other than 0 keeps silent about a bad command line. Rank 0 says it and ends the
 # job at once; only what rank 0 does not see (a file missing on one machine) is left to say.
@@ -26,26 +29,32 @@ def parse(argv: Sequence[str], world_size: int, speak: bool = True) -> RunConfig
     Args:
         argv: its words, without the program.
         world_size: ranks of the job.
-        speak: whether help and syntax errors are printed.
+        speak: whether help is printed.
 
     Returns:
         The configuration of the run.
 
     Raises:
-        ValueError: a value is missing, wrong or not built; names flag, value and way out.
-        FileNotFoundError: a data file is missing.
-        SystemExit: with 0 after ``--help``, with 2 after a syntax error such as an unknown flag.
+        ValueError: of all mistakes, a line on each: flag, value and way out.
+        SystemExit: with 0 after ``--help``.
     """
-    words, notes = settle_other_flags(argv)
+    found = sort_words(argv, all_declarations(Flags))
+    asks_help = not {"-h", "--help"}.isdisjoint(argv)
     flags = tyro.cli(
-        Flags,
+        _PARSER,
         prog="pretrain_gpt.py",
-        args=words,
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+        args=["--help"] if asks_help else found.words,
+        config=(
+            tyro.conf.OmitArgPrefixes,
+            tyro.conf.FlagCreatePairsOff,
+            tyro.conf.HelptextFromCommentsOff,
+        ),
         console_outputs=speak,
     )
-    check_flags(flags, world_size)
-    return resolve(flags, notes)
+    faults = [*found.mistakes, *mistakes(flags, world_size, found.unreadable)]
+    if faults:
+        raise ValueError("\n".join(faults))
+    return resolve(flags, tuple(found.notes))
 
 
 def parse_or_exit(
@@ -66,16 +75,7 @@ def parse_or_exit(
     Raises:
         SystemExit: with 2 after a fault, with 0 after ``--help``.
     """
-
-    def read() -> RunConfig:
-        try:
-            return parse(argv, world_size, speak=rank == 0)
-        except SystemExit as end:
-            if rank == 0 or end.code == 0:
-                raise
-            raise ValueError("the command line cannot be parsed") from end
-
-    return or_exit(read, rank, silent_seconds)
+    return or_exit(lambda: parse(argv, world_size, speak=rank == 0), rank, silent_seconds)
 
 
 def or_exit(work: Callable[[], T], rank: int, silent_seconds: float = SILENT_SECONDS) -> T:

@@ -9,7 +9,7 @@ def parse_data_path(words: Sequence[str]) -> tuple[tuple[float, Path], ...]:
     """Read the words after ``--data-path``.
 
     Args:
-        words: one prefix, or a weight and a prefix, several times.
+        words: one prefix, or a weight and a prefix, several times; none in a dry run.
 
     Returns:
         ``(weight, prefix)`` pairs; a lone prefix has weight 1.

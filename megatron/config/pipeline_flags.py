@@ -4,16 +4,28 @@ Several flags can say the same thing in Megatron's, the zero-bubble fork's and o
 given asks for something; those that ask for different things are refused together.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Final, NamedTuple
 
-from megatron.config.flags import Flags, ParallelFlags, PipelineFlags
+from megatron.config.flags import (
+    DEFAULT_SCHEDULE,
+    DEFAULT_TREATMENT,
+    Flags,
+    ParallelFlags,
+    PipelineFlags,
+)
 from megatron.model.distribution import LayerDistribution
-from megatron.schedules.catalogue import TRAITS
+from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAITS
 from megatron.schedules.treatments import TREATMENTS
 
-V_SCHEDULES = {"zb": "zb-v", "half": "v-half", "min": "v-min"}
-"""Schedule of every --zero-bubble-v-schedule-mem-setup."""
+V_SCHEDULES: Final = {"zb": "zb-v", "half": "v-half", "min": "v-min"}
+"""Schedule of every --zero-bubble-v-schedule-mem-setup of the zero-bubble fork."""
+
+ZERO_BUBBLE: Final = {"unlimited": "zb-1p", "limited": "zb-auto"}
+"""Schedule of the fork's --enable-zero-bubble, without and with a limit of the memory."""
+
+_FILE_SCHEDULES: Final = tuple(name for name, t in TRAITS.items() if "file" in t.options)
 
 
 class Pipeline(NamedTuple):
@@ -22,7 +34,7 @@ class Pipeline(NamedTuple):
     Attributes:
         schedule: a name of ``TRAINABLE_SCHEDULES``.
         treatment: of the vocabulary.
-        virtual_stages: chunks of a rank, for a schedule that takes them.
+        virtual_stages: chunks of a rank, for a schedule of ``CHUNKED_SCHEDULES``.
         layers: how they are spread over the stages.
     """
 
@@ -33,43 +45,32 @@ class Pipeline(NamedTuple):
 
 
 class _Ask(NamedTuple):
-    """A flag with its value, and what it asks for."""
+    """A flag with its value, and the names that it can mean, the first by itself."""
 
     flag: str
-    wish: str
+    wishes: tuple[str, ...]
 
 
 def settle_pipeline(flags: Flags) -> Pipeline:
-    """Return the pipeline that the flags ask for.
-
-    Raises:
-        ValueError: if two flags contradict each other, one has no effect, or a value is no good.
-    """
-    pipeline = flags.pipeline
-    schedule = _agreed(_schedules(pipeline), "1f1b")
-    _check_schedule(pipeline, schedule)
-    treatment = _agreed(_treatments(flags.parallel, pipeline), "none")
-    _check_fusion(flags.parallel)
-    _check_ends(pipeline, schedule, treatment)
-    return Pipeline(
-        schedule,
-        treatment,
-        _virtual_stages(flags, schedule),
-        _distribution(flags, treatment),
-    )
+    """Return the pipeline that flags ask for which break no rule of ``PIPELINE_RULES``."""
+    treatment = _treatment(flags)
+    return Pipeline(_schedule(flags), treatment, _chunks(flags), _distribution(flags, treatment))
 
 
-def _agreed(asks: Iterator[_Ask], otherwise: str) -> str:
-    """Return the one wish of all flags that are given."""
-    first = next(asks, None)
-    for other in asks:
-        assert first is not None
-        if other.wish != first.wish:
-            raise ValueError(
-                f"{first.flag} asks for {first.wish} here and {other.flag} for {other.wish}: give "
-                "one of them"
-            )
-    return otherwise if first is None else first.wish
+def _schedule(flags: Flags) -> str:
+    return _agreed(_schedules(flags.pipeline), DEFAULT_SCHEDULE)
+
+
+def _treatment(flags: Flags) -> str:
+    return _agreed(_treatments(flags), DEFAULT_TREATMENT)
+
+
+def _agreed(asks: Iterable[_Ask], otherwise: str) -> str:
+    """Return the one name that all flags can mean; what the first means if there is none."""
+    wishes = [ask.wishes for ask in asks]
+    if not wishes:
+        return otherwise
+    return next((name for name in wishes[0] if all(name in w for w in wishes)), wishes[0][0])
 
 
 def _schedules(flags: PipelineFlags) -> Iterator[_Ask]:
@@ -78,210 +79,193 @@ def _schedules(flags: PipelineFlags) -> Iterator[_Ask]:
         name = "--zero-bubble-v-schedule"
         if setup is not None:
             name += f" {name}-mem-setup {setup}"
-        yield _Ask(name, V_SCHEDULES[setup or "zb"])
+        yield _Ask(name, (V_SCHEDULES[setup or "zb"],))
     elif flags.enable_zero_bubble:
-        limited = flags.zero_bubble_max_pending_backward is not None
-        yield _Ask("--enable-zero-bubble", "zb-auto" if limited else "zb-1p")
-    for name in ("num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage"):
-        if getattr(flags, name) is not None:
-            named = TRAITS.get(flags.pipeline_schedule or "")
-            told = named is not None and named.takes_chunks
-            yield _Ask(_given(flags, name), flags.pipeline_schedule if told else "interleaved")
-    if flags.schedule_file is not None:
-        yield _Ask(_given(flags, "schedule_file"), "file")
+        unlimited = flags.zero_bubble_max_pending_backward is None
+        yield _Ask("--enable-zero-bubble", (ZERO_BUBBLE["unlimited" if unlimited else "limited"],))
+    for given in _given(flags, *_CHUNKS):
+        yield _Ask(given, CHUNKED_SCHEDULES)
+    for given in _given(flags, "schedule_file"):
+        yield _Ask(given, _FILE_SCHEDULES)
     if flags.pipeline_schedule is not None:
-        yield _Ask(_given(flags, "pipeline_schedule"), flags.pipeline_schedule)
+        yield _Ask(f"--pipeline-schedule {flags.pipeline_schedule}", (flags.pipeline_schedule,))
 
 
-def _check_schedule(flags: PipelineFlags, schedule: str) -> None:
-    setup = flags.zero_bubble_v_schedule_mem_setup
-    if setup is not None and not flags.zero_bubble_v_schedule:
-        raise ValueError(
-            f"--zero-bubble-v-schedule-mem-setup {setup} has no effect by itself: add "
-            "--zero-bubble-v-schedule"
+def _treatments(flags: Flags) -> Iterator[_Ask]:
+    return chain(_split_vocabulary(flags.parallel), _redistributed(flags.pipeline), _named(flags))
+
+
+def _split_vocabulary(flags: ParallelFlags) -> Iterator[_Ask]:
+    if flags.use_interlaced_schedule:
+        yield _Ask("--use-interlaced-schedule", ("interlaced",))
+    elif flags.enable_vocab_parallel and flags.disable_backward_fusion:
+        yield _Ask("--enable-vocab-parallel --disable-backward-fusion", ("vocab-1",))
+    elif flags.enable_vocab_parallel:
+        yield _Ask("--enable-vocab-parallel", ("vocab-2",))
+
+
+def _redistributed(flags: PipelineFlags) -> Iterator[_Ask]:
+    if flags.enable_layer_redistribution:
+        yield _Ask("--enable-layer-redistribution", ("redis",))
+    if flags.layer_distribution == "redis":
+        yield _Ask("--layer-distribution redis", ("redis",))
+
+
+def _named(flags: Flags) -> Iterator[_Ask]:
+    if (name := flags.parallel.vocab_parallel) is not None:
+        yield _Ask(f"--vocab-parallel {name}", (name,))
+
+
+def _contradictions(flags: Flags) -> Iterator[str]:
+    for asks in (list(_schedules(flags.pipeline)), list(_treatments(flags))):
+        for other in asks[1:]:
+            if not set(other.wishes) & set(asks[0].wishes):
+                yield (
+                    f"{asks[0].flag} asks for {asks[0].wishes[0]} here and {other.flag} for "
+                    f"{other.wishes[0]}: give one of them"
+                )
+
+
+def _lacks(flags: Flags) -> Iterator[str]:
+    """What a schedule cannot do with, or without."""
+    pipeline, schedule = flags.pipeline, _schedule(flags)
+    if TRAITS[schedule].costs_of_rank and pipeline.measured_costs is not None:
+        yield (
+            f"--measured-costs {pipeline.measured_costs} are those of one schedule's stages, and "
+            f"--pipeline-schedule {schedule} compares several: name one, or measure in this run "
+            "with --profile-schedule-start and --replan"
         )
-    traits = TRAITS[schedule]
-    if not traits.trainable:
-        raise ValueError(
-            f"--pipeline-schedule {schedule} searches for as long as it may, and not every rank "
-            f"would find the same plan: save one with tools/simulate.py --schedule {schedule} "
-            "--save-plan FILE, and train it with --schedule-file FILE"
+    if schedule in _FILE_SCHEDULES and pipeline.schedule_file is None:
+        yield (
+            f"--pipeline-schedule {schedule}: which one? Give --schedule-file FILE; "
+            "tools/simulate.py --save-plan writes such files"
         )
-    if schedule == "auto" and flags.measured_costs is not None:
-        raise ValueError(
-            f"--measured-costs {flags.measured_costs} are those of one schedule's stages, and "
-            "--pipeline-schedule auto compares several: name one, or measure in this run with "
-            "--profile-schedule-start and --replan"
-        )
-    if schedule == "file" and flags.schedule_file is None:
-        raise ValueError(
-            "--pipeline-schedule file: which one? Give --schedule-file FILE; tools/simulate.py "
-            "--save-plan writes such files"
-        )
-    if traits.needs_memory_limit and flags.zero_bubble_max_pending_backward is None:
-        raise ValueError(
+    if TRAITS[schedule].needs_memory_limit and pipeline.zero_bubble_max_pending_backward is None:
+        yield (
             f"--pipeline-schedule {schedule} fills the memory it is given: add "
             "--zero-bubble-max-pending-backward MICROBATCHES"
         )
 
 
-def _treatments(parallel: ParallelFlags, pipeline: PipelineFlags) -> Iterator[_Ask]:
-    if parallel.use_interlaced_schedule:
-        yield _Ask("--use-interlaced-schedule", "interlaced")
-    elif parallel.enable_vocab_parallel:
-        if parallel.disable_backward_fusion:
-            yield _Ask("--enable-vocab-parallel --disable-backward-fusion", "vocab-1")
-        else:
-            yield _Ask("--enable-vocab-parallel", "vocab-2")
-    if pipeline.enable_layer_redistribution:
-        yield _Ask("--enable-layer-redistribution", "redis")
-    if pipeline.layer_distribution == "redis":
-        yield _Ask("--layer-distribution redis", "redis")
-    if parallel.vocab_parallel is not None:
-        yield _Ask(f"--vocab-parallel {parallel.vocab_parallel}", parallel.vocab_parallel)
+_CHUNKS: Final = ("num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage")
+_ENDS: Final = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
+_ACCOUNTS: Final = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
 
 
-def _check_fusion(parallel: ParallelFlags) -> None:
-    if not parallel.disable_backward_fusion:
-        return
-    if parallel.use_interlaced_schedule:
-        raise ValueError(
-            "--disable-backward-fusion has no effect with --use-interlaced-schedule, which has two "
-            "barriers by itself: leave it out"
-        )
-    if not parallel.enable_vocab_parallel:
-        raise ValueError(
-            "--disable-backward-fusion has no effect without --enable-vocab-parallel: add that, "
-            "or use --vocab-parallel vocab-1 for both"
-        )
+def _chunks(flags: Flags) -> int | None:
+    """Return the chunks of a rank, if the schedule is told how many; 0: by no whole number."""
+    layers = flags.pipeline.num_layers_per_virtual_pipeline_stage
+    if layers is None:
+        return flags.pipeline.num_virtual_stages_per_pipeline_rank
+    chunks, rest = divmod(
+        flags.model.num_layers, layers * flags.parallel.pipeline_model_parallel_size
+    )
+    return 0 if rest else chunks
 
 
-def _virtual_stages(flags: Flags, schedule: str) -> int | None:
-    """Return the chunks of a rank, if ``schedule`` is told how many."""
-    pipeline, ranks = flags.pipeline, flags.parallel.pipeline_model_parallel_size
-    chunks = pipeline.num_virtual_stages_per_pipeline_rank
-    of_chunk = pipeline.num_layers_per_virtual_pipeline_stage
-    if chunks is not None and of_chunk is not None:
-        raise ValueError(
-            f"--num-virtual-stages-per-pipeline-rank {chunks} and "
-            f"--num-layers-per-virtual-pipeline-stage {of_chunk} both say how many stages there "
-            "are: give one of them"
-        )
-    given = "num_virtual_stages_per_pipeline_rank"
-    if of_chunk is not None:
-        given = "num_layers_per_virtual_pipeline_stage"
-        _refuse_beside(_given(pipeline, given), _distributions(flags))
-        layers = flags.model.num_layers
-        chunks, rest = divmod(layers, ranks * of_chunk)
-        if rest:
-            raise ValueError(
-                f"{_given(pipeline, given)} does not divide the --num-layers {layers} of {ranks} "
-                "rank(s): change one of them, or give --num-virtual-stages-per-pipeline-rank and "
-                "--layer-distribution"
+def _chunk_rule(flags: Flags) -> Iterator[str]:
+    chunks = _chunks(flags)
+    for given in _given(flags.pipeline, *reversed(_CHUNKS))[:1]:
+        if chunks == 0:
+            yield (
+                f"{given} does not divide the --num-layers {flags.model.num_layers} of "
+                f"{flags.parallel.pipeline_model_parallel_size} rank(s): change one of them, or "
+                "give --num-virtual-stages-per-pipeline-rank and --layer-distribution"
             )
-    if chunks is not None and chunks < 2:
-        raise ValueError(
-            f"{_given(pipeline, given)} leaves every rank one stage, which is 1f1b, not "
-            f"{schedule}: leave it out, or take more stages"
-        )
-    fault = None if chunks is None else TRAITS[schedule].chunks_fault(chunks)
-    if fault is not None:
-        raise ValueError(f"{_given(pipeline, given)}: {schedule} {fault}")
-    return chunks
+        if chunks == 1:
+            yield (
+                f"{given} leaves every rank one stage, which is {DEFAULT_SCHEDULE}, not "
+                f"{_schedule(flags)}: leave it out, or take more stages"
+            )
+        if chunks and chunks > 1 and (fault := TRAITS[_schedule(flags)].chunks_fault(chunks)):
+            yield f"{given}: {_schedule(flags)} {fault}"
+    for given in _given(flags.pipeline, "num_layers_per_virtual_pipeline_stage"):
+        yield from _beside(given, _distributions(flags))
 
 
-def _check_ends(pipeline: PipelineFlags, schedule: str, treatment: str) -> None:
+def _end_rule(flags: Flags) -> Iterator[str]:
     """Refuse what says how many layers the first or the last stage has, where that is no help."""
-    ends = _ends(pipeline)
-    if ends and TRAITS[schedule].takes_chunks:
-        raise ValueError(
-            f"{ends[0]} is about one of several stages of a rank with --pipeline-schedule "
-            f"{schedule}: give the layers of every stage with --layer-distribution N,N,..."
-        )
-    accounts = _accounts(pipeline)
-    if accounts and ends:
-        raise ValueError(
-            f"{ends[0]} says how many layers that stage has, {accounts[0]} what counts as one: "
-            "give one of them"
-        )
-    if accounts and TREATMENTS[treatment].is_sharded:
-        raise ValueError(
-            f"{accounts[0]} counts a vocabulary layer as a transformer layer of its stage, but "
-            f"{treatment} spreads it over all ranks: leave it out"
-        )
+    schedule, treatment = _schedule(flags), _treatment(flags)
+    if schedule in CHUNKED_SCHEDULES:
+        for end in _given(flags.pipeline, *_ENDS):
+            yield (
+                f"{end} is about one of several stages of a rank with --pipeline-schedule "
+                f"{schedule}: give the layers of every stage with --layer-distribution N,N,..."
+            )
+    if TREATMENTS[treatment].is_sharded:
+        for account in _given(flags.pipeline, *_ACCOUNTS):
+            yield (
+                f"{account} counts a vocabulary layer as a transformer layer of its stage, but "
+                f"{treatment} spreads it over all ranks: leave it out"
+            )
 
 
-def _distribution(flags: Flags, treatment: str) -> LayerDistribution:
-    pipeline = flags.pipeline
-    text, last = pipeline.layer_distribution, pipeline.final_stage_num_layers
-    if TREATMENTS[treatment].redistributed:
-        by, *others = _distributions(flags)
-        _refuse_beside(by, [other for other in others if other not in _redistributed_by(flags)])
-        return LayerDistribution("redis", last=last)
-    if last is not None:
-        raise ValueError(
-            f"--final-stage-num-layers {last} has no effect by itself: add "
-            "--enable-layer-redistribution"
+def _distribution_rule(flags: Flags) -> Iterator[str]:
+    text = flags.pipeline.layer_distribution
+    redistributed = _redistributing(flags)
+    if redistributed:
+        others = [flag for flag in _distributions(flags) if flag not in redistributed]
+        yield from _beside(redistributed[0], others)
+    elif text not in (None, "even"):
+        yield from _beside(
+            f"--layer-distribution {text}", _given(flags.pipeline, *_ENDS, *_ACCOUNTS)
         )
-    if text in (None, "even"):
-        return LayerDistribution(
-            "even",
-            first=pipeline.decoder_first_pipeline_num_layers,
-            last=pipeline.decoder_last_pipeline_num_layers,
-            embedding_counts=pipeline.account_for_embedding_in_pipeline_split,
-            loss_counts=pipeline.account_for_loss_in_pipeline_split,
-        )
-    _refuse_beside(_given(pipeline, "layer_distribution"), _ends(pipeline) + _accounts(pipeline))
-    if text == "remainder":
-        return LayerDistribution("remainder")
-    return LayerDistribution("explicit", counts=_counts(text))
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    words = text.split(",")
+    words = [] if text in (None, "even", "remainder", "redis") else text.split(",")
     if not all(word.strip().isdecimal() for word in words):
-        raise ValueError(
+        yield (
             f"--layer-distribution {text}: give even, remainder, redis, or a number of layers for "
             "every stage, as in 3,4,4,1"
         )
-    return tuple(map(int, words))
 
 
-def _refuse_beside(flag: str, others: Sequence[str]) -> None:
-    if others:
-        raise ValueError(
-            f"{flag} and {others[0]} both say how many layers a stage has: give one of them"
-        )
+def _beside(flag: str, others: Sequence[str]) -> Iterator[str]:
+    for other in others:
+        yield f"{flag} and {other} both say how many layers a stage has: give one of them"
 
 
 def _distributions(flags: Flags) -> list[str]:
     """All that is given of what says how many layers stages have, redistribution first."""
+    listed = flags.pipeline.layer_distribution != "redis"
+    names = (*(["layer_distribution"] if listed else []), *_ENDS, *_ACCOUNTS)
+    return [*_redistributing(flags), *_given(flags.pipeline, *names)]
+
+
+def _redistributing(flags: Flags) -> list[str]:
+    return [ask.flag for ask in _treatments(flags) if TREATMENTS[ask.wishes[0]].redistributed]
+
+
+def _distribution(flags: Flags, treatment: str) -> LayerDistribution:
     pipeline = flags.pipeline
-    listed = pipeline.layer_distribution not in (None, "redis")
-    return [
-        *_redistributed_by(flags),
-        *([_given(pipeline, "layer_distribution")] if listed else []),
-        *_ends(pipeline),
-        *_accounts(pipeline),
-    ]
+    text = pipeline.layer_distribution
+    if TREATMENTS[treatment].redistributed:
+        return LayerDistribution("redis", last=pipeline.final_stage_num_layers)
+    if text == "remainder":
+        return LayerDistribution("remainder")
+    if text is not None and text != "even":
+        return LayerDistribution("explicit", counts=tuple(map(int, text.split(","))))
+    return LayerDistribution(
+        first=pipeline.decoder_first_pipeline_num_layers,
+        last=pipeline.decoder_last_pipeline_num_layers,
+        embedding_counts=pipeline.account_for_embedding_in_pipeline_split,
+        loss_counts=pipeline.account_for_loss_in_pipeline_split,
+    )
 
 
-def _redistributed_by(flags: Flags) -> list[str]:
-    asks = _treatments(flags.parallel, flags.pipeline)
-    return [ask.flag for ask in asks if TREATMENTS[ask.wish].redistributed]
+def _given(flags: PipelineFlags, *names: str) -> list[str]:
+    """Those flags that are given, as they stand on the command line."""
+    shown = []
+    for name in names:
+        value = getattr(flags, name)
+        if value is not None and value is not False:
+            shown.append("--" + name.replace("_", "-") + ("" if value is True else f" {value}"))
+    return shown
 
 
-def _ends(flags: PipelineFlags) -> list[str]:
-    names = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
-    return [_given(flags, name) for name in names if getattr(flags, name) is not None]
-
-
-def _accounts(flags: PipelineFlags) -> list[str]:
-    names = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
-    return [_given(flags, name) for name in names if getattr(flags, name)]
-
-
-def _given(flags: PipelineFlags, name: str) -> str:
-    """A flag as it stands on the command line."""
-    value = getattr(flags, name)
-    return "--" + name.replace("_", "-") + ("" if value is True else f" {value}")
+PIPELINE_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
+    _contradictions,
+    _lacks,
+    _chunk_rule,
+    _end_rule,
+    _distribution_rule,
+)
+"""The rules about the flags of the pipeline; see ``megatron.config.rules``."""

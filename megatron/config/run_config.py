@@ -30,7 +30,8 @@ class ParallelConfig:
         device: kind of device that every rank computes on.
         backend: communication library of the process groups.
         timeout_minutes: how long a collective may wait before the job is given up.
-        virtual_stages: model chunks of a rank, for a schedule that takes them; ``None``: its least.
+        virtual_stages: model chunks of a rank, for a schedule of ``CHUNKED_SCHEDULES``;
+            ``None``: as few as it takes.
         layers: how transformer layers are spread over the stages.
         schedule_file: the plan in text form, for ``file``.
         memory_limit: the most microbatches that a rank may have in flight.

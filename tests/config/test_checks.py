@@ -241,12 +241,30 @@ def test_a_data_path_that_is_no_blend(base, blend):
     assert "WEIGHT PREFIX" in message or "weight before every prefix" in message
 
 
-@pytest.mark.parametrize("flags", ["--no-such-flag", "--num-layers four", "--lr-decay-style WSD"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--no-such-flag",
+        "--num-layers four",
+        "--num-layers",
+        "--num-layers 4 5",
+        "--seed 1.5",
+        "--lr fast",
+        "--lr-decay-style WSD",
+        "--swiglu true",
+        "--use-rotary-position-embeddings true",
+    ],
+)
 def test_a_syntax_error_ends_with_2_and_names_the_flag(base, flags, capsys):
     with pytest.raises(SystemExit) as caught:
-        parse(command_line(base, flags), 1)
+        parse_or_exit(command_line(base, flags), rank=0, world_size=1)
     assert caught.value.code == 2
-    assert flags.split()[0] in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith(f"error: {flags.split()[0]}")
+
+
+def test_a_word_before_any_flag_is_refused(base):
+    with pytest.raises(ValueError, match="astray stands before any flag"):
+        parse(["astray", *command_line(base, "")], 1)
 
 
 def test_rank_0_says_what_is_wrong_on_one_line(base, capsys):

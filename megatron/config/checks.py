@@ -1,0 +1,59 @@
+"""All that is wrong with a command line, found at once.
+
+A rule that asks for a value which is a mistake itself is silent from there on, so that one mistake
+is told once.
+"""
+
+from collections.abc import Collection
+from types import SimpleNamespace
+from typing import NoReturn, cast
+
+from megatron.config.declare import all_declarations, pairing_mistakes, value_mistakes
+from megatron.config.flags import Flags
+from megatron.config.job_rules import job_rules
+from megatron.config.rules import RULES
+
+
+def mistakes(flags: Flags, world_size: int, unreadable: Collection[str] = ()) -> list[str]:
+    """Find all that no run can be made of.
+
+    Args:
+        flags: as given, defaults not yet resolved; ``None`` where a required one is missing.
+        world_size: ranks of the job.
+        unreadable: flags that have their default only because their words made no value.
+
+    Returns:
+        A line on each mistake; it begins with the flag and has the way out.
+    """
+    declared = all_declarations(Flags)
+    given = {name: value for group in vars(flags).values() for name, value in vars(group).items()}
+    values = {option: given[d.name] for option, d in declared.items() if option not in unreadable}
+    told = dict(value_mistakes(declared, values))
+    sound_values = {option: value for option, value in values.items() if option not in told}
+    sound = _without(flags, {declared[option].name for option in (*unreadable, *told)})
+    lines = [*told.values(), *pairing_mistakes(declared, sound_values)]
+    for rule in (*RULES, *job_rules(world_size, flags.log.dry_run)):
+        try:
+            lines.extend(rule(sound))
+        except _FaultyValueError:
+            continue
+    return lines
+
+
+class _FaultyValueError(Exception):
+    """A rule asks for a value that is a mistake itself."""
+
+
+class _Sound(SimpleNamespace):
+    """A group of flags without the values that are mistakes."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise _FaultyValueError(name)
+
+
+def _without(flags: Flags, faulty: Collection[str]) -> Flags:
+    groups = {
+        name: _Sound(**{n: value for n, value in vars(group).items() if n not in faulty})
+        for name, group in vars(flags).items()
+    }
+    return cast(Flags, SimpleNamespace(**groups))

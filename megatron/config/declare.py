@@ -1,0 +1,273 @@
+"""How a flag is declared: one line tells all that is to be known of it by itself.
+
+A group of flags is a frozen dataclass. Each field is a flag: its name, its type and, by ``flag`` or
+``required``, its default, what it means, what it may be set to, and which flags it needs or
+excludes. Help, parsing, checks and the page of all flags follow from that.
+
+A condition, as in ``needs`` and ``excludes``, is written like a command line: ``--profile`` holds
+where that flag is given, ``--lr-decay-style constant`` where it has this value, and ``or`` stands
+between several.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import tyro
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Numbers that a flag may take; NaN lies in none.
+
+    Attributes:
+        words: the range, to follow "must be".
+        contains: whether a number lies in it.
+    """
+
+    words: str
+    contains: Callable[[float], bool]
+
+
+COUNT = Range("at least 1 and finite", lambda x: 1 <= x < math.inf)
+POSITIVE = Range("greater than 0 and finite", lambda x: 0 < x < math.inf)
+NOT_NEGATIVE = Range("at least 0 and finite", lambda x: 0 <= x < math.inf)
+SHARE = Range("at least 0 and below 1", lambda x: 0 <= x < 1)
+PERCENT = Range("greater than 0 and at most 1", lambda x: 0 < x <= 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What there is to know of a flag besides its name, type and default.
+
+    Attributes:
+        help: what it means, in a sentence or two.
+        range: the numbers it may take.
+        unset: what it stands for where it is not given, if its default is none.
+        metavar: the form of its values; by default that of its type.
+        choices: the words it may be set to, where its type does not list them.
+        instead: what else can be done about a word that is none of the choices.
+        needs: the condition without which it would do nothing.
+        lack: what is wrong without that, to follow the flag.
+        excludes: conditions that contradict it.
+    """
+
+    help: str
+    range: Range | None = None
+    _: dataclasses.KW_ONLY
+    unset: str = ""
+    metavar: str = ""
+    choices: tuple[str, ...] = ()
+    instead: str = ""
+    needs: str = ""
+    lack: str = "has no effect by itself"
+    excludes: str = ""
+
+
+def flag(default: T, help: str, range: Range | None = None, **facts: Any) -> T:
+    """Declare a flag that may be left out; the further arguments are those of ``Facts``."""
+    return dataclasses.field(default=default, metadata={"facts": Facts(help, range, **facts)})
+
+
+def required(help: str, range: Range | None = None, **facts: Any) -> Any:
+    """Declare a flag that must be given; the further arguments are those of ``Facts``."""
+    return dataclasses.field(metadata={"facts": Facts(help, range, **facts)})
+
+
+@dataclasses.dataclass(frozen=True)
+class Declaration:
+    """A flag as it is declared in its group.
+
+    Attributes:
+        name: of the field.
+        kind: type of its values: ``bool``, ``int``, ``float``, ``str``, ``Path``, a ``Literal`` or
+            ``tuple[str, ...]``.
+        default: its value where it is not given; ``MISSING`` where it must be.
+        facts: the rest.
+    """
+
+    name: str
+    kind: Any
+    default: object
+    facts: Facts
+
+    @property
+    def option(self) -> str:
+        """The flag as it stands on a command line."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The words it may be set to; empty: any."""
+        return get_args(self.kind) if get_origin(self.kind) is Literal else self.facts.choices
+
+    @property
+    def metavar(self) -> str:
+        """The form of its values."""
+        if self.facts.metavar or self.kind is bool:
+            return self.facts.metavar
+        if self.choices:
+            return "{" + ",".join(self.choices) + "}"
+        return {int: "INT", float: "FLOAT", Path: "PATH"}.get(self.kind, "STR")
+
+    @property
+    def default_words(self) -> str:
+        """Its default, or what stands for one."""
+        if self.default is dataclasses.MISSING:
+            return "required"
+        return self.facts.unset or ("off" if self.default is False else str(self.default))
+
+    def shown(self, value: object) -> str:
+        """The flag with a value, as it stands on a command line."""
+        return self.option if value is True else f"{self.option} {value}"
+
+    def asks(self, value: object) -> bool:
+        """Whether a value asks for something: it is not the default, and not 0 in its place."""
+        return value != self.default and not (value == 0 and self.default is not None)
+
+    def unreadable(self, words: Sequence[str]) -> str | None:
+        """Say what is wrong with the words behind the flag, if no value can be made of them."""
+        given = " ".join([self.option, *words])
+        if self.kind is bool:
+            return f"{self.option} takes no value, got {' '.join(words)!r}" if words else None
+        if get_origin(self.kind) is tuple and words:
+            return None
+        if len(words) != 1:
+            return f"{given}: takes one value, {self.metavar}, got {len(words)}"
+        if self.choices and words[0] not in self.choices:
+            instead = f"; {self.facts.instead}" if self.facts.instead else ""
+            return f"{given}: choose one of {', '.join(self.choices)}{instead}"
+        if self.kind in (int, float):
+            try:
+                self.kind(words[0])
+            except ValueError:
+                return f"{given}: must be a {'whole ' if self.kind is int else ''}number"
+        return None
+
+
+def declarations(group: type) -> list[Declaration]:
+    """The flags of a group, in order."""
+    hints = get_type_hints(group)
+    return [_declaration(field, hints[field.name]) for field in dataclasses.fields(group)]
+
+
+def groups_of(flags: type) -> dict[str, type]:
+    """The groups that a dataclass of them consists of, by name."""
+    return get_type_hints(flags)
+
+
+def all_declarations(flags: type) -> dict[str, Declaration]:
+    """The flags of all groups, as they stand on a command line."""
+    found = [d for group in groups_of(flags).values() for d in declarations(group)]
+    return {declaration.option: declaration for declaration in found}
+
+
+def _declaration(field: "dataclasses.Field[Any]", kind: Any) -> Declaration:
+    if get_origin(kind) in (Union, UnionType):
+        (kind,) = (part for part in get_args(kind) if part is not NoneType)
+    return Declaration(field.name, kind, field.default, field.metadata["facts"])
+
+
+def parser_of(flags: type[T]) -> type[T]:
+    """Derive the same dataclass of groups with annotations that tyro reads.
+
+    Required flags may be missing from the words that it parses: they become ``None``, so that
+    ``value_mistakes`` can tell of all of them at once.
+    """
+    groups = [
+        (name, _parser_group(group), dataclasses.field())
+        for name, group in groups_of(flags).items()
+    ]
+    namespace = {"__doc__": flags.__doc__}
+    return dataclasses.make_dataclass(
+        flags.__name__, groups, bases=(flags,), namespace=namespace, frozen=True
+    )
+
+
+def _parser_group(group: type) -> type:
+    fields = []
+    for declared in declarations(group):
+        required = declared.default is dataclasses.MISSING
+        default = None if required else declared.default
+        hint = None
+        if required or declared.facts.unset:
+            hint = f"({'required' if required else 'default: ' + declared.facts.unset})"
+        argument = tyro.conf.arg(
+            help=declared.facts.help, metavar=declared.metavar or None, help_behavior_hint=hint
+        )
+        kind = declared.kind if default is not None else declared.kind | None
+        fields.append(
+            (declared.name, Annotated[kind, argument], dataclasses.field(default=default))
+        )
+    return dataclasses.make_dataclass(
+        group.__name__, fields, bases=(group,), namespace={"__doc__": group.__doc__}, frozen=True
+    )
+
+
+def value_mistakes(
+    declared: Mapping[str, Declaration], values: Mapping[str, object]
+) -> Iterator[tuple[str, str]]:
+    """Find the flags whose own values are mistakes: missing, or out of range.
+
+    Args:
+        declared: the flags, as they stand on a command line.
+        values: the values of flags; ``None``: not given.
+
+    Yields:
+        The flag, and what is wrong with it in a line that begins with it.
+    """
+    for option, value in values.items():
+        declaration, allowed = declared[option], declared[option].facts.range
+        if value is None and declaration.default is dataclasses.MISSING:
+            yield option, f"{option} is missing: {declaration.facts.help}"
+        if isinstance(value, (int, float)) and allowed and not allowed.contains(value):
+            yield option, f"{declaration.shown(value)}: must be {allowed.words}"
+
+
+def pairing_mistakes(
+    declared: Mapping[str, Declaration], values: Mapping[str, object]
+) -> Iterator[str]:
+    """Find the flags that lack one that they need, or stand beside one that they exclude.
+
+    Args:
+        declared: the flags, as they stand on a command line.
+        values: the values of those that are no mistakes themselves; ``None``: not given.
+
+    Yields:
+        What is wrong with a flag in a line that begins with it.
+    """
+
+    def holds(condition: str, unknown: bool) -> bool:
+        option, _, word = condition.partition(" ")
+        if option not in values:
+            return unknown
+        return str(values[option]) == word if word else bool(values[option])
+
+    for option, value in values.items():
+        declaration, facts = declared[option], declared[option].facts
+        if not declaration.asks(value):
+            continue
+        given = declaration.shown(value)
+        if facts.needs and not any(holds(c, unknown=True) for c in facts.needs.split(" or ")):
+            yield f"{given} {facts.lack}: add {facts.needs}, or leave it out"
+        for condition in facts.excludes.split(" or "):
+            if holds(condition, unknown=False):
+                other = condition.split()[0]
+                yield (
+                    f"{given} does not go with {declared[other].shown(values[other])}: give one of "
+                    "them and leave the other out"
+                )

@@ -1,0 +1,220 @@
+"""The rules about several flags: each yields a line on every mistake that it finds.
+
+A line begins with the flag at fault and has the way out. ``RULES`` lists them all.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from megatron.config.data_flags import parse_data_path, parse_split
+from megatron.config.flags import Flags
+from megatron.config.pipeline_flags import PIPELINE_RULES
+from megatron.config.resolve import iterations, learning_rate_spans, profiled_iterations
+
+Rule = Callable[[Flags], Iterator[str]]
+
+
+def _heads(flags: Flags) -> Iterator[str]:
+    model, heads = flags.model, flags.model.num_attention_heads
+    if model.kv_channels is None and model.hidden_size % heads:
+        yield (
+            f"--num-attention-heads {heads} does not divide --hidden-size {model.hidden_size}: "
+            "change one of them, or give the width of a head with --kv-channels"
+        )
+    if heads % (model.num_query_groups or 1):
+        yield (
+            f"--num-query-groups {model.num_query_groups} does not divide "
+            f"--num-attention-heads {heads}: every group needs as many query heads"
+        )
+
+
+def _mlp(flags: Flags) -> Iterator[str]:
+    model = flags.model
+    if model.swiglu and model.ffn_hidden_size is None and model.hidden_size < 24:
+        yield (
+            f"--swiglu with --hidden-size {model.hidden_size} leaves an MLP without width, "
+            "as its default is a multiple of 64: give --ffn-hidden-size"
+        )
+
+
+def _positions(flags: Flags) -> Iterator[str]:
+    model, positions = flags.model, flags.model.max_position_embeddings
+    if positions is not None and model.seq_length > positions:
+        yield (
+            f"--seq-length {model.seq_length} is longer than --max-position-embeddings "
+            f"{positions}: raise the latter, or leave it out"
+        )
+
+
+def _rotation(flags: Flags) -> Iterator[str]:
+    model = flags.model
+    if model.position_embedding_type != "rope":
+        return
+    head = model.kv_channels or model.hidden_size // model.num_attention_heads
+    rotated = int(head * model.rotary_percent)
+    if rotated < 2 or rotated % 2:
+        yield (
+            f"--rotary-percent {model.rotary_percent} rotates {rotated} of the {head} "
+            "channels of a head: it takes an even number of them, at least 2"
+        )
+
+
+def _batches(flags: Flags) -> Iterator[str]:
+    batch, micro = flags.train.global_batch_size, flags.train.micro_batch_size
+    if batch is not None and batch % micro:
+        below = batch // micro * micro
+        near = f"{below} or {below + micro}" if below else f"{micro}"
+        yield (
+            f"--global-batch-size {batch} is not divisible by --micro-batch-size {micro}: "
+            f"use {near}"
+        )
+
+
+def _length(flags: Flags) -> Iterator[str]:
+    train = flags.train
+    if (train.train_iters is None) == (train.train_samples is None):
+        given = "neither is given" if train.train_iters is None else "both are given"
+        yield f"--train-iters or --train-samples: {given}; give one of them"
+    batch = train.global_batch_size or train.micro_batch_size
+    if train.train_samples is not None and train.train_samples < batch:
+        yield (
+            f"--train-samples {train.train_samples} is less than one iteration of {batch} samples: "
+            "raise it, or lower --global-batch-size"
+        )
+
+
+def _learning_rates(flags: Flags) -> Iterator[str]:
+    optimizer = flags.optimizer
+    if optimizer.min_lr > optimizer.lr:
+        yield f"--min-lr {optimizer.min_lr} is above --lr {optimizer.lr}: lower it"
+    if optimizer.lr_warmup_init > optimizer.lr:
+        yield f"--lr-warmup-init {optimizer.lr_warmup_init} is above --lr {optimizer.lr}: lower it"
+
+
+def _decay(flags: Flags) -> Iterator[str]:
+    optimizer = flags.optimizer
+    if optimizer.lr_decay_style != "constant" or optimizer.lr_warmup_fraction:
+        return  # a constant rate has a use for the span that the warm-up is a share of
+    for name in ("lr_decay_iters", "lr_decay_samples"):
+        if value := getattr(optimizer, name):
+            yield (
+                f"{_option(name)} {value} has no effect with --lr-decay-style constant: leave it "
+                "out, or let the rate decay (linear, cosine)"
+            )
+
+
+def _units(flags: Flags) -> Iterator[str]:
+    """The decay and the warm-up must be counted as the training is, in samples or iterations."""
+    in_samples = flags.train.train_samples is not None
+    unit, wanted = ("iters", "samples") if in_samples else ("samples", "iters")
+    for name in (f"lr_decay_{unit}", f"lr_warmup_{unit}"):
+        if value := getattr(flags.optimizer, name):
+            flag = _option(name)
+            yield (
+                f"{flag} {value} does not go with --train-{wanted}: use "
+                f"{flag.replace(unit, wanted)}, or --train-{unit}"
+            )
+
+
+def _warmup(flags: Flags) -> Iterator[str]:
+    decay, warmup = learning_rate_spans(flags.optimizer, flags.train)
+    names = ("lr_warmup_fraction", "lr_warmup_samples", "lr_warmup_iters")
+    given = next((name for name in names if getattr(flags.optimizer, name)), None)
+    if given is not None and decay and warmup >= decay:
+        yield (
+            f"{_option(given)} {getattr(flags.optimizer, given)}: the warm-up of {warmup} samples "
+            f"is not shorter than the {decay} samples of the decay: shorten it, or lengthen "
+            "--lr-decay-iters or --lr-decay-samples"
+        )
+
+
+def _data(flags: Flags) -> Iterator[str]:
+    if not flags.data.data_path:
+        if not flags.log.dry_run:
+            yield (
+                "--data-path is missing: give the prefix of a .bin and .idx file; "
+                "tools/sample_data.py makes some in seconds and prints it"
+            )
+        return
+    try:
+        parse_data_path(flags.data.data_path)
+    except ValueError as error:
+        yield str(error)
+
+
+def _split(flags: Flags) -> Iterator[str]:
+    try:
+        _, validation, _ = parse_split(flags.data.split)
+    except ValueError as error:
+        yield str(error)
+        return
+    interval = flags.train.eval_interval
+    if interval is not None and flags.train.eval_iters and validation == 0:
+        yield (
+            f"--split {flags.data.split} leaves no documents to validate on, but --eval-interval "
+            f"{interval} asks for it: give a second share, for example 969,30,1"
+        )
+
+
+def _trace(flags: Flags) -> Iterator[str]:
+    log = flags.log
+    if not log.profile:
+        return
+    if log.profile_step_end <= log.profile_step_start:
+        yield (
+            f"--profile-step-end {log.profile_step_end} is not after --profile-step-start "
+            f"{log.profile_step_start}: nothing would be traced; raise it"
+        )
+    last = iterations(flags.train).last
+    if log.profile_step_start > last > 0:
+        yield (
+            f"--profile-step-start {log.profile_step_start} is after the last iteration, "
+            f"{last}: nothing would be traced; lower it"
+        )
+
+
+def _schedule_profile(flags: Flags) -> Iterator[str]:
+    start, end = profiled_iterations(flags.log)
+    if start is None or end is None:
+        return
+    if end <= start:
+        yield (
+            f"--profile-schedule-end {end} is not after --profile-schedule-start {start}: nothing "
+            "would be measured; raise it"
+        )
+    if flags.log.schedule_costs is None and not flags.log.replan:
+        yield (
+            f"--profile-schedule-start {start} measures passes, and nothing is done with it: add "
+            "--schedule-costs FILE, --replan or both"
+        )
+    last = iterations(flags.train).last
+    if 0 < last < end - (not flags.log.replan):
+        more = ", and --replan needs one more after them" if flags.log.replan else ""
+        yield (
+            f"--profile-schedule-start {start} measures the iterations before {end} "
+            f"(--profile-schedule-end){more}, but the last is {last}: lower them"
+        )
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    _heads,
+    _mlp,
+    _positions,
+    _rotation,
+    *PIPELINE_RULES,
+    _batches,
+    _length,
+    _learning_rates,
+    _decay,
+    _units,
+    _warmup,
+    _data,
+    _split,
+    _trace,
+    _schedule_profile,
+)
+"""All rules that the flags alone decide, in the order of their groups."""

@@ -1,0 +1,183 @@
+"""A flag is one line: what follows from its declaration alone, for every flag there is."""
+
+import math
+import re
+from dataclasses import MISSING, dataclass
+from typing import Any
+
+import pytest
+import tyro
+
+from megatron.config.command_line import parse
+from megatron.config.declare import (
+    COUNT,
+    Declaration,
+    all_declarations,
+    flag,
+    pairing_mistakes,
+    parser_of,
+    value_mistakes,
+)
+from megatron.config.flags import Flags, ModelFlags
+from megatron.config.other_flags import OTHER_FLAGS
+from megatron.config.resolve import copied
+from megatron.config.words import sort_words
+
+DECLARED = all_declarations(Flags)
+RUN = (
+    "--num-layers 4 --hidden-size 64 --num-attention-heads 8 --seq-length 32 --micro-batch-size 2 "
+    "--lr 1e-3 --train-iters 10 --vocab-size 999 --device cpu --dry-run"
+)
+
+
+def told(line: str) -> list[str]:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the callers look at the lines
+        parse(line.split(), world_size=1)
+    return str(caught.value).splitlines()
+
+
+def conditions(facts: str) -> list[str]:
+    return [condition for condition in facts.split(" or ") if condition]
+
+
+@pytest.mark.parametrize("declared", DECLARED.values(), ids=DECLARED)
+def test_every_flag_has_a_meaning_and_a_default_in_words(declared: Declaration) -> None:
+    assert re.fullmatch(r"\S.*\.", declared.facts.help)
+    assert declared.default_words
+    assert declared.default is not None or declared.facts.unset
+
+
+@pytest.mark.parametrize(
+    "declared", [d for d in DECLARED.values() if d.facts.range], ids=lambda d: d.option
+)
+def test_numbers_outside_a_range_are_refused(declared: Declaration) -> None:
+    allowed = declared.facts.range
+    assert allowed is not None
+    numbers = [-1, 0] if declared.kind is int else [-1.0, 0.0, 1.0, 1.5, math.inf, math.nan]
+    for number in numbers:
+        lines = told_of_value(declared, number)
+        assert (f"{declared.option} {number}: must be {allowed.words}" in lines) == (
+            not allowed.contains(number)
+        )
+    assert any(not allowed.contains(number) for number in numbers)
+
+
+def told_of_value(declared: Declaration, value: object) -> list[str]:
+    return [line for _, line in value_mistakes(DECLARED, {declared.option: value})]
+
+
+@pytest.mark.parametrize("declared", DECLARED.values(), ids=DECLARED)
+def test_defaults_lie_in_their_range(declared: Declaration) -> None:
+    if declared.default not in (None, MISSING) and declared.facts.range is not None:
+        assert declared.facts.range.contains(declared.default)
+
+
+def test_conditions_name_flags_and_values_that_exist() -> None:
+    for declared in DECLARED.values():
+        for condition in conditions(declared.facts.needs) + conditions(declared.facts.excludes):
+            other, _, word = condition.partition(" ")
+            assert other in DECLARED
+            assert not word or not DECLARED[other].choices or word in DECLARED[other].choices
+
+
+def test_no_flag_is_ours_and_another_at_once() -> None:
+    assert not DECLARED.keys() & OTHER_FLAGS.keys()
+
+
+def test_flags_that_are_rewritten_become_flags_of_ours() -> None:
+    for option, answer in OTHER_FLAGS.items():
+        if answer.kind == "rewritten":
+            assert not sort_words([option], DECLARED).mistakes
+
+
+def test_all_mistakes_are_told_at_once_each_by_its_flag() -> None:
+    """Unknown, refused, unreadable, missing, out of range, without effect, contradicting."""
+    lines = told(
+        RUN.replace("--lr 1e-3", "")
+        + " --no-such-flag 1 2 --sequence-parallel --context-parallel-size 2 --seed x"
+        " --attention-dropout 2 --rotary-base 500 --num-attention-heads 7 --global-batch-size 3"
+        " --enable-zero-bubble --pipeline-schedule gpipe --profile-step-end 3 --fp16"
+    )
+    expected = [
+        "--no-such-flag",
+        "--sequence-parallel",
+        "--context-parallel-size 2",
+        "--seed x",
+        "--fp16",
+        "--attention-dropout 2.0",
+        "--lr is missing",
+        "--rotary-base 500",
+        "--profile-step-end 3",
+        "--num-attention-heads 7",
+        "--enable-zero-bubble",
+        "--global-batch-size 3",
+    ]
+    assert len(lines) == len(expected)
+    for line, begin in zip(lines, expected, strict=True):
+        assert line.startswith(begin)
+
+
+def test_one_mistake_is_told_once() -> None:
+    """The rules that divide by the number of heads are silent where it is a mistake itself."""
+    assert told(RUN + " --num-attention-heads 0 --position-embedding-type rope") == [
+        "--num-attention-heads 0: must be at least 1 and finite"
+    ]
+    assert len(told(RUN + " --micro-batch-size two --global-batch-size 3")) == 1
+    assert len(told(RUN + " --eval-interval often --eval-iters 5")) == 1
+
+
+def test_a_misspelt_flag_is_corrected() -> None:
+    assert told(RUN + " --num-layer 3") == [
+        "--num-layer is no flag: did you mean --num-layers? see --help"
+    ]
+
+
+@dataclass(frozen=True)
+class MoreModelFlags(ModelFlags):
+    """The model, and a flag more."""
+
+    embedding_multiplier: float = flag(1.0, "Factor of the embedding.", COUNT, needs="--swiglu")
+
+
+@dataclass(frozen=True)
+class MoreFlags:
+    """All flags of this test."""
+
+    model: MoreModelFlags
+
+
+@dataclass(frozen=True)
+class MultipliedConfig:
+    """What the new flag is for."""
+
+    num_layers: int
+    embedding_multiplier: float
+    width: int
+
+
+def test_one_line_makes_a_flag() -> None:
+    """It is parsed, told in the help, checked and copied to the field of its name."""
+    declared = all_declarations(MoreFlags)
+    line = "--num-layers 4 --hidden-size 8 --num-attention-heads 2 --seq-length 3"
+
+    def read(more: str) -> Any:
+        found = sort_words(f"{line} {more}".split(), declared)
+        assert not found.mistakes
+        return tyro.cli(
+            parser_of(MoreFlags), args=found.words, config=(tyro.conf.OmitArgPrefixes,)
+        ).model
+
+    def mistakes(model: MoreModelFlags) -> list[str]:
+        values = {"--" + name.replace("_", "-"): value for name, value in vars(model).items()}
+        faults = [text for _, text in value_mistakes(declared, values)]
+        return [*faults, *pairing_mistakes(declared, values)]
+
+    model = read("--embedding-multiplier 12 --swiglu")
+    assert mistakes(model) == []
+    made = copied(MultipliedConfig, model, width=5)
+    assert made == MultipliedConfig(num_layers=4, embedding_multiplier=12.0, width=5)
+    assert copied(MultipliedConfig, read(""), width=5).embedding_multiplier == 1.0
+    assert mistakes(read("--embedding-multiplier 0.5")) == [
+        "--embedding-multiplier 0.5: must be at least 1 and finite",
+        "--embedding-multiplier 0.5 has no effect by itself: add --swiglu, or leave it out",
+    ]

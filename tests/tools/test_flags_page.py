@@ -1,0 +1,17 @@
+"""docs/flags.md says what the declarations say."""
+
+from megatron.config.declare import all_declarations
+from megatron.config.flags import Flags
+from megatron.config.other_flags import OTHER_FLAGS
+from tools.flags_page import PAGE, page
+
+
+def test_the_page_is_current() -> None:
+    """Else: python tools/flags_page.py."""
+    assert PAGE.read_text(encoding="utf-8") == page()
+
+
+def test_the_page_has_every_flag() -> None:
+    text = page()
+    for option in (*all_declarations(Flags), *OTHER_FLAGS):
+        assert f"| `{option}" in text
