@@ -1,8 +1,33 @@
 """Package metadata with loose requirements; exact versions are in constraints.txt."""
 
+import sys
 from pathlib import Path
 
+from pybind11.setup_helpers import Pybind11Extension
 from setuptools import find_packages, setup
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT))  # a build in isolation does not look here
+from megatron.native.extensions import EXTENSIONS, Extension  # noqa: E402 (needs the line above)
+
+
+def as_built_here(extension: Extension) -> Pybind11Extension:
+    """Return an extension as the machine that installs it compiles it for itself.
+
+    Without a compiler the installation goes on. A wheel that reaches another kind of processor is
+    no danger: the name holds the processor, so nobody there will load the extension.
+    """
+    options = extension.options[0]
+    name = extension.name(options)
+    return Pybind11Extension(
+        f"{extension.package}.{name}",
+        [extension.source.relative_to(ROOT).as_posix()],
+        cxx_std=17,
+        extra_compile_args=list(options),
+        define_macros=[("MODULE_NAME", name)],
+        optional=True,
+    )
+
 
 # A namespace package: other distributions may own further parts, as Megatron-LM owns megatron.core.
 # Its own packages are those with an __init__.py, so a stray folder is not installed.
@@ -19,6 +44,7 @@ setup(
     python_requires=">=3.10",
     packages=["megatron", *PACKAGES],
     package_data={"": ["*.cpp", "py.typed"]},
+    ext_modules=[as_built_here(extension) for extension in EXTENSIONS],
     py_modules=["pretrain_gpt"],
     entry_points={
         "console_scripts": [
@@ -28,6 +54,7 @@ setup(
         ]
     },
     install_requires=[
+        "pybind11>=2.12",
         "torch>=2.6",
         "numpy>=1.26",
         "sentencepiece>=0.2",

@@ -1,23 +1,19 @@
 """Builds sampling indices in C++ where a compiler is at hand, in NumPy where none is.
 
-The C++ file is compiled on first use, once per machine, into the cache folder; both builders give
-the same arrays, so ranks on different machines agree whichever they use.
+The C++ file is compiled at installation or on first use. Both builders give the same arrays, so
+ranks on different machines agree whichever they use.
 """
 
-import importlib.util
 import logging
-import sys
-import sysconfig
 from pathlib import Path
 from typing import Protocol, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from megatron.native.compile import COMPILE_ERRORS, compile_library, reason
+from megatron.native.compile import reason
+from megatron.native.extensions import INDEX_BUILDER, LOAD_ERRORS, load_extension
 
-_SOURCE = Path(__file__).with_name("index_builder.cpp")
 _LOG = logging.getLogger(__name__)
 
 
@@ -105,33 +101,7 @@ def load_index_builder(cache: Path) -> IndexBuilder:
         A builder. When it is not the C++ one, the log says why.
     """
     try:
-        return _import(_compiled(cache))
-    except (*COMPILE_ERRORS, ImportError) as error:
+        return cast(IndexBuilder, load_extension(INDEX_BUILDER, cache))
+    except LOAD_ERRORS as error:
         _LOG.warning("sampling indices are built in NumPy, slower but the same: %s", reason(error))
         return NumpyIndexBuilder()
-
-
-def _compiled(cache: Path) -> Path:
-    """Path of the compiled module for this source, Python and torch, compiling it when missing.
-
-    torch brings the pybind11 headers, so nothing more is required.
-    """
-    include = (Path(torch.__file__).parent / "include", Path(sysconfig.get_path("include")))
-    return compile_library(
-        _SOURCE,
-        # A fused multiply-add would round the blend's deficits differently from NumPy.
-        ("-O2", "-ffp-contract=off", *(f"-I{folder}" for folder in include)),
-        identity=f"{sys.version} {torch.__version__}",
-        cache=cache,
-        suffix=str(sysconfig.get_config_var("EXT_SUFFIX")),
-    )
-
-
-def _import(library: Path) -> IndexBuilder:
-    name = library.name.split(".")[0]
-    spec = importlib.util.spec_from_file_location(name, library)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{library} is not importable by this Python")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return cast(IndexBuilder, module)

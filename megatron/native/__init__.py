@@ -1,1 +1,1 @@
-"""C++ that is compiled on the user's machine on first use; everything has a slower twin without."""
+"""C++ that is compiled on the user's machine; everything has a slower twin without."""

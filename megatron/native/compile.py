@@ -18,8 +18,19 @@ COMPILE_ERRORS = (OSError, subprocess.SubprocessError)
 _LOG = logging.getLogger(__name__)
 
 
+def library_name(source: Path, options: Sequence[str], identity: str) -> str:
+    """Return a name that no other source, options or identity give; see ``compile_library``."""
+    digest = hashlib.sha256("\0".join([source.read_text(), *options, identity]).encode())
+    return f"{source.stem}_{digest.hexdigest()[:12]}"
+
+
 def compile_library(
-    source: Path, options: Sequence[str], identity: str, cache: Path, suffix: str = ".so"
+    source: Path,
+    options: Sequence[str],
+    identity: str,
+    cache: Path,
+    suffix: str = ".so",
+    include: Sequence[str] = (),
 ) -> Path:
     """Return the library of ``source``, compiling it if it is not in ``cache`` yet.
 
@@ -29,13 +40,13 @@ def compile_library(
         identity: whatever else decides what the library is: versions, the processor.
         cache: folder of compiled libraries; one process compiles, the others wait for it.
         suffix: of the library's name.
+        include: folders of headers; where they lie does not decide what the library is.
 
     Raises:
         OSError: no compiler is there, or ``cache`` cannot be written.
         subprocess.SubprocessError: the compiler fails.
     """
-    digest = hashlib.sha256("\0".join([source.read_text(), *options, identity]).encode())
-    name = f"{source.stem}_{digest.hexdigest()[:12]}"
+    name = library_name(source, options, identity)
     library = cache / f"{name}{suffix}"
     if library.exists():
         return library
@@ -45,7 +56,8 @@ def compile_library(
     with locked(cache / f".{name}.lock"):
         if not library.exists():
             with atomic_path(library) as temporary:
-                _compile([*compiler.split(), *options], name, source, temporary)
+                headers = (f"-I{folder}" for folder in include)
+                _compile([*compiler.split(), *options, *headers], name, source, temporary)
     return library
 
 

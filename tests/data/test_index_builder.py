@@ -1,9 +1,8 @@
-"""Both builders against definitions written token by token, and the compiling itself."""
+"""Both builders against definitions written token by token, and what serves without a compiler."""
 
 import logging
-import os
-import subprocess
-import sys
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megatron.data import index_builder
 from megatron.data.blend import normalised
 from megatron.data.index_builder import IndexBuilder, NumpyIndexBuilder, load_index_builder
-
-REPOSITORY = Path(__file__).resolve().parents[2]
+from megatron.native.extensions import INDEX_BUILDER
 
 
 @pytest.fixture(scope="module", params=["numpy", "compiled"])
@@ -90,6 +89,14 @@ def test_a_compiler_at_hand_is_used(builder: IndexBuilder) -> None:
     assert not isinstance(builder, NumpyIndexBuilder)
 
 
+@pytest.fixture
+def not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The source lies where no installation has put its module."""
+    copied = Path(shutil.copy(INDEX_BUILDER.source, tmp_path))
+    monkeypatch.setattr(index_builder, "INDEX_BUILDER", replace(INDEX_BUILDER, source=copied))
+
+
+@pytest.mark.usefixtures("not_installed")
 def test_without_a_compiler_numpy_serves_and_the_log_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -101,6 +108,7 @@ def test_without_a_compiler_numpy_serves_and_the_log_says_so(
     assert "no C++ compiler" in caplog.text
 
 
+@pytest.mark.usefixtures("not_installed")
 def test_a_failing_compiler_is_quoted_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -112,31 +120,3 @@ def test_a_failing_compiler_is_quoted_and_leaves_nothing(
     assert isinstance(load_index_builder(cache), NumpyIndexBuilder)
     assert "Python.h: no such file" in caplog.text
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
-
-
-def test_of_racing_processes_one_compiles(
-    builder: IndexBuilder, compiler_cache: Path, tmp_path: Path
-) -> None:
-    """The compiler is a stand-in that takes its time, keeps count and copies a real result."""
-    (library,) = compiler_cache.glob("index_builder_*.so")
-    calls = tmp_path / "calls"
-    compiler = tmp_path / "slow"
-    compiler.write_text(
-        f'#!/bin/sh\necho call >> {calls}\nsleep 0.5\nfor last; do :; done\ncp {library} "$last"\n'
-    )
-    compiler.chmod(0o755)
-    program = (
-        "import sys; from pathlib import Path; import numpy as np\n"
-        "from megatron.data.index_builder import load_index_builder\n"
-        "builder = load_index_builder(Path(sys.argv[1]))\n"
-        "print(builder.blend_index(np.array([0.5, 0.5]), 4)[0].tolist(), builder.__name__)\n"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path / "cache")]
-    environment = {**os.environ, "CXX": str(compiler), "PYTHONPATH": str(REPOSITORY)}
-    racing = [
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(3)
-    ]
-    answers = {process.communicate(timeout=60)[0].strip() for process in racing}
-    assert answers == {f"[0, 1, 0, 1] {library.name.split('.')[0]}"}
-    assert calls.read_text().count("call") == 1

@@ -1,14 +1,18 @@
 """Which kernels a device and a type get, and what the log says of them."""
 
 import logging
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from megatron.kernels.choose import kernels_for
+from megatron.kernels.cpu import library
 from megatron.kernels.cpu.kernels import CompiledKernels, CpuKernels
 from megatron.kernels.reference.kernels import ReferenceKernels
+from megatron.native.extensions import CPU_KERNELS
 
 CPU = torch.device("cpu")
 
@@ -39,6 +43,8 @@ def test_they_are_made_once_and_the_log_says_so(caplog: pytest.LogCaptureFixture
 def test_without_a_compiler_pytorch_serves_and_the_log_says_why(
     compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    copied = Path(shutil.copy(CPU_KERNELS.source, tmp_path))  # without its module
+    monkeypatch.setattr(library, "CPU_KERNELS", replace(CPU_KERNELS, source=copied))
     monkeypatch.setenv("CXX", compiler)
     with caplog.at_level(logging.WARNING):
         assert type(kernels_for(CPU, torch.bfloat16, folder=tmp_path)) is CpuKernels

@@ -1,17 +1,17 @@
 // Elementwise work on a CPU in bf16, fused: each value is read and written once while in cache.
 //
 // PyTorch needs several passes and fp32 copies for the same (its own form of each function stands
-// beside the call, and serves without a compiler). Plain C functions of the calling thread, called
-// through ctypes with pointers to contiguous memory; only copy_rows_bf16 takes strides. One file,
-// since it is compiled once per machine, and by its text it is known whether that was done.
+// beside the call, and serves without a compiler). The functions work in the calling thread,
+// without the interpreter's lock, on contiguous memory; only copy_rows_bf16 takes strides. One file,
+// since by its text it is known whether it was compiled.
+
+#include <pybind11/pybind11.h>
 
 #include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <vector>
-
-#define EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
 
@@ -84,12 +84,10 @@ inline Pair pair_at(int64_t row, int64_t queries, int64_t keys) {
   return {row, row + others, visible, visible + others, width_of(visible + others, keys)};
 }
 
-}  // namespace
-
 // logits [t, n] in place -> exp(logits - new maximum); maximum [n] and sum [n] carried on, and
 // shrink [n] = exp(old - new maximum), 0 before the first tile, whose maximum is -inf.
-EXPORT void exp_tile_bf16(uint16_t *logits, int64_t t, int64_t n, float *maximum, float *sum,
-                          float *shrink) {
+void exp_tile_bf16(uint16_t *logits, int64_t t, int64_t n, float *maximum, float *sum,
+                   float *shrink) {
   constexpr int64_t kColumns = 512;  // tokens at a time: long enough for the prefetcher
   for (int64_t first = 0; first < n; first += kColumns) {
     const int64_t columns = n - first < kColumns ? n - first : kColumns;
@@ -123,7 +121,7 @@ EXPORT void exp_tile_bf16(uint16_t *logits, int64_t t, int64_t n, float *maximum
 }
 
 // transposed [n, t] = tile [t, n].
-EXPORT void transpose_bf16(const uint16_t *tile, int64_t t, int64_t n, uint16_t *transposed) {
+void transpose_bf16(const uint16_t *tile, int64_t t, int64_t n, uint16_t *transposed) {
   constexpr int64_t kRows = 32, kColumns = 64;  // a row of the result gets whole cache lines
   for (int64_t row = 0; row < t; row += kRows) {
     for (int64_t column = 0; column < n; column += kColumns) {
@@ -150,8 +148,8 @@ EXPORT void transpose_bf16(const uint16_t *tile, int64_t t, int64_t n, uint16_t 
 }
 
 // total [n, h] = total * factor [n] + part [n, h].
-EXPORT void rescale_add_bf16(float *total, const float *factor, const uint16_t *part, int64_t n,
-                             int64_t h) {
+void rescale_add_bf16(float *total, const float *factor, const uint16_t *part, int64_t n,
+                      int64_t h) {
   for (int64_t i = 0; i < n; ++i) {
     float *row = total + i * h;
     const uint16_t *added = part + i * h;
@@ -162,8 +160,8 @@ EXPORT void rescale_add_bf16(float *total, const float *factor, const uint16_t *
 }
 
 // scaled [n, h] = x * factor [n].
-EXPORT void scale_bf16(const uint16_t *x, const float *factor, int64_t n, int64_t h,
-                       uint16_t *scaled) {
+void scale_bf16(const uint16_t *x, const float *factor, int64_t n, int64_t h,
+                uint16_t *scaled) {
   for (int64_t i = 0; i < n; ++i) {
     const float scale = factor[i];
 #pragma omp simd
@@ -172,14 +170,14 @@ EXPORT void scale_bf16(const uint16_t *x, const float *factor, int64_t n, int64_
 }
 
 // total [count] += part [count].
-EXPORT void add_bf16(float *total, const uint16_t *part, int64_t count) {
+void add_bf16(float *total, const uint16_t *part, int64_t count) {
 #pragma omp simd
   for (int64_t j = 0; j < count; ++j) total[j] += to_float(part[j]);
 }
 
 // GELU by its tanh approximation, x sigma(u) with u = 2 sqrt(2/pi) (x + 0.044715 x^3), and its
 // slope sigma + x sigma (1 - sigma) u'.
-EXPORT void gelu_bf16(const uint16_t *x, int64_t count, uint16_t *value, uint16_t *slope) {
+void gelu_bf16(const uint16_t *x, int64_t count, uint16_t *value, uint16_t *slope) {
   constexpr float kScale = 1.59576912f, kCubic = kScale * 0.044715f;
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) {
@@ -197,15 +195,15 @@ EXPORT void gelu_bf16(const uint16_t *x, int64_t count, uint16_t *value, uint16_
 }
 
 // product [count] = x * y.
-EXPORT void multiply_bf16(const uint16_t *x, const uint16_t *y, int64_t count, uint16_t *product) {
+void multiply_bf16(const uint16_t *x, const uint16_t *y, int64_t count, uint16_t *product) {
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) product[i] = to_bf16(to_float(x[i]) * to_float(y[i]));
 }
 
 // LayerNorm of the rows of x [n, h]; mean [n] and scale [n], 1 / deviation, for the backward.
-EXPORT void layer_norm_bf16(const uint16_t *x, const uint16_t *weight, const uint16_t *bias,
-                            int64_t n, int64_t h, float epsilon, uint16_t *out, float *mean,
-                            float *scale) {
+void layer_norm_bf16(const uint16_t *x, const uint16_t *weight, const uint16_t *bias,
+                     int64_t n, int64_t h, float epsilon, uint16_t *out, float *mean,
+                     float *scale) {
   for (int64_t i = 0; i < n; ++i) {
     const uint16_t *row = x + i * h;
     float sum = 0.0f, squares = 0.0f;
@@ -230,10 +228,10 @@ EXPORT void layer_norm_bf16(const uint16_t *x, const uint16_t *weight, const uin
 }
 
 // Gradients of x [n, h], weight [h] and bias [h]; those of weight and bias are summed in fp32.
-EXPORT void layer_norm_backward_bf16(const uint16_t *grad, const uint16_t *x,
-                                     const uint16_t *weight, const float *mean, const float *scale,
-                                     int64_t n, int64_t h, uint16_t *x_grad, uint16_t *weight_grad,
-                                     uint16_t *bias_grad) {
+void layer_norm_backward_bf16(const uint16_t *grad, const uint16_t *x,
+                              const uint16_t *weight, const float *mean, const float *scale,
+                              int64_t n, int64_t h, uint16_t *x_grad, uint16_t *weight_grad,
+                              uint16_t *bias_grad) {
   std::vector<float> sums(2 * h);
   float *of_weight = sums.data(), *of_bias = of_weight + h;
   for (int64_t i = 0; i < n; ++i) {
@@ -265,9 +263,9 @@ EXPORT void layer_norm_backward_bf16(const uint16_t *grad, const uint16_t *x,
 }
 
 // target = source, both [n0, n1, n2, n3, d] with rows of d values at any four strides.
-EXPORT void copy_rows_bf16(const uint16_t *source, int64_t s0, int64_t s1, int64_t s2, int64_t s3,
-                           uint16_t *target, int64_t t0, int64_t t1, int64_t t2, int64_t t3,
-                           int64_t n0, int64_t n1, int64_t n2, int64_t n3, int64_t d) {
+void copy_rows_bf16(const uint16_t *source, int64_t s0, int64_t s1, int64_t s2, int64_t s3,
+                    uint16_t *target, int64_t t0, int64_t t1, int64_t t2, int64_t t3,
+                    int64_t n0, int64_t n1, int64_t n2, int64_t n3, int64_t d) {
   for (int64_t i = 0; i < n0; ++i)
     for (int64_t j = 0; j < n1; ++j)
       for (int64_t k = 0; k < n2; ++k) {
@@ -279,8 +277,8 @@ EXPORT void copy_rows_bf16(const uint16_t *source, int64_t s0, int64_t s1, int64
 
 // scores [rows, keys] in place -> softmax(scale * scores) over the keys that a row sees, else 0.
 // Every `queries` rows are one head: its last row sees all keys, each row before it one key less.
-EXPORT void causal_softmax_bf16(uint16_t *scores, int64_t rows, int64_t queries, int64_t keys,
-                                float scale) {
+void causal_softmax_bf16(uint16_t *scores, int64_t rows, int64_t queries, int64_t keys,
+                         float scale) {
   std::vector<float> exponentials(2 * keys);
   float *e1 = exponentials.data(), *e2 = e1 + keys;
   for (int64_t next = 0; next < rows;) {
@@ -317,9 +315,9 @@ EXPORT void causal_softmax_bf16(uint16_t *scores, int64_t rows, int64_t queries,
 // Of these probabilities, 0 for the keys that a row does not see: their gradient in place -> the
 // gradient of the scores, which for each row sums to zero. The rounded probabilities sum to
 // anything near 1, so the mean is over their sum.
-EXPORT void causal_softmax_backward_bf16(const uint16_t *probabilities, uint16_t *gradient,
-                                         int64_t rows, int64_t queries, int64_t keys,
-                                         float scale) {
+void causal_softmax_backward_bf16(const uint16_t *probabilities, uint16_t *gradient,
+                                  int64_t rows, int64_t queries, int64_t keys,
+                                  float scale) {
   for (int64_t next = 0; next < rows;) {
     const Pair pair = pair_at(next, queries, keys);
     next = pair.second + 1;
@@ -350,4 +348,43 @@ EXPORT void causal_softmax_backward_bf16(const uint16_t *probabilities, uint16_t
     std::memset(change1 + pair.visible, 0, (keys - pair.visible) * sizeof *change1);
     std::memset(change2 + pair.second_visible, 0, (keys - pair.second_visible) * sizeof *change2);
   }
+}
+
+// A pointer comes from Python as the number that ``Tensor.data_ptr()`` is.
+template <typename T>
+struct Argument {
+  using Type = T;
+  static T of(T value) { return value; }
+};
+template <typename T>
+struct Argument<T *> {
+  using Type = uintptr_t;
+  static T *of(uintptr_t address) { return reinterpret_cast<T *>(address); }
+};
+
+template <typename... Arguments>
+void define(pybind11::module_ &module, const char *name, void (*function)(Arguments...)) {
+  module.def(
+      name,
+      [function](typename Argument<Arguments>::Type... values) {
+        function(Argument<Arguments>::of(values)...);
+      },
+      pybind11::call_guard<pybind11::gil_scoped_release>());
+}
+
+}  // namespace
+
+PYBIND11_MODULE(MODULE_NAME, module) {
+  define(module, "exp_tile_bf16", &exp_tile_bf16);
+  define(module, "transpose_bf16", &transpose_bf16);
+  define(module, "rescale_add_bf16", &rescale_add_bf16);
+  define(module, "scale_bf16", &scale_bf16);
+  define(module, "add_bf16", &add_bf16);
+  define(module, "gelu_bf16", &gelu_bf16);
+  define(module, "multiply_bf16", &multiply_bf16);
+  define(module, "layer_norm_bf16", &layer_norm_bf16);
+  define(module, "layer_norm_backward_bf16", &layer_norm_backward_bf16);
+  define(module, "copy_rows_bf16", &copy_rows_bf16);
+  define(module, "causal_softmax_bf16", &causal_softmax_bf16);
+  define(module, "causal_softmax_backward_bf16", &causal_softmax_backward_bf16);
 }

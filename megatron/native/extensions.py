@@ -1,0 +1,126 @@
+"""The C++ extensions: where they are, how they are compiled, and how they are loaded.
+
+``setup.py`` builds them at installation where a compiler is at hand. A checkout, or an installation
+whose extension does not fit its source or its processor any more, compiles on first use, once per
+machine. Their names tell: they hold a digest of all that decides what the compiler makes. The
+standard library suffices here, since ``setup.py`` imports this file.
+"""
+
+import importlib.util
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from megatron.native.compile import COMPILE_ERRORS, compile_library, library_name, processor
+
+LOAD_ERRORS = (*COMPILE_ERRORS, ImportError)
+"""What ``load_extension`` raises when it cannot: callers then fall back and say why."""
+
+_NATIVE = "-march=native"
+
+
+@dataclass(frozen=True)
+class Extension:
+    """A module for Python in one C++ file, bound by pybind11.
+
+    Attributes:
+        package: where it lives.
+        source: the C++ file, which names its module ``MODULE_NAME``.
+        options: of the compiler, from the most to the least demanding: the first that works.
+    """
+
+    package: str
+    source: Path
+    options: tuple[tuple[str, ...], ...]
+
+    def identity(self, options: Sequence[str]) -> str:
+        """Return what decides, besides source and options, what the compiler makes.
+
+        Code for the very processor that compiles it must not reach another one, by a wheel or by a
+        home folder that machines share.
+        """
+        return _suffix() + (processor() if _NATIVE in options else "")
+
+    def name(self, options: Sequence[str]) -> str:
+        """Return the module's name: the stem of the source, and a digest."""
+        return library_name(self.source, options, self.identity(options))
+
+
+_MEGATRON = Path(__file__).resolve().parents[1]
+
+CPU_KERNELS = Extension(
+    "megatron.kernels.cpu",
+    _MEGATRON / "kernels" / "cpu" / "cpu_kernels.cpp",
+    (
+        (
+            "-O3",
+            _NATIVE,
+            "-mprefer-vector-width=512",
+            "-fopenmp-simd",
+            "-fno-math-errno",
+            "-fno-trapping-math",
+        ),
+        ("-O3", "-fopenmp-simd"),
+    ),
+)
+INDEX_BUILDER = Extension(
+    "megatron.data",
+    _MEGATRON / "data" / "index_builder.cpp",
+    # A fused multiply-add would round the blend's deficits differently from NumPy.
+    (("-O2", "-ffp-contract=off"),),
+)
+EXTENSIONS = (CPU_KERNELS, INDEX_BUILDER)
+
+
+def load_extension(extension: Extension, cache: Path) -> ModuleType:
+    """Return the module: as installed, else from ``cache``, compiled if it is not there yet.
+
+    Args:
+        extension: what to load.
+        cache: folder of compiled modules; one process compiles, the others wait for it.
+
+    Raises:
+        OSError: no compiler is there, or ``cache`` cannot be written.
+        subprocess.SubprocessError: the compiler fails.
+        ImportError: pybind11 is missing, or Python cannot import what was compiled.
+    """
+    *demanding, last = extension.options
+    for options in demanding:
+        try:
+            return _import(_find(extension, options, cache))
+        except COMPILE_ERRORS:  # a compiler that does not know the options, or none at all
+            continue
+    return _import(_find(extension, last, cache))
+
+
+def _find(extension: Extension, options: Sequence[str], cache: Path) -> Path:
+    """Return the compiled module, compiling it when it is missing."""
+    installed = extension.source.with_name(extension.name(options) + _suffix())
+    if installed.exists():
+        return installed
+    import pybind11  # not for those who have what was installed
+
+    return compile_library(
+        extension.source,
+        options,
+        extension.identity(options),
+        cache,
+        suffix=_suffix(),
+        include=(pybind11.get_include(), sysconfig.get_path("include")),
+    )
+
+
+def _suffix() -> str:
+    return str(sysconfig.get_config_var("EXT_SUFFIX"))
+
+
+def _import(path: Path) -> ModuleType:
+    name = path.name.split(".")[0]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not importable by this Python")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
