@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from megatron.schedules.plan import TREATMENTS
+from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.device import Device
 from megatron.simulator.costs.from_model import ModelTimes
 from megatron.simulator.costs.shape import ACTIVATION_BYTES, Shape
@@ -31,13 +31,13 @@ def run(method: str, vocab_size: int, ranks: int = 8, iteration_ms: float = 1.0)
     layer = {kind: 1e6 * LAYERS * time for kind, time in times.layer().items()}
     forward, backward = [layer["F"]] * ranks, [layer["B"] + layer["W"]] * ranks
     vocabulary = {"S": 0.0, "T": 0.0, "IF": 0.0, "IB": 0.0}
-    barriers = TREATMENTS[METHODS[method]].barriers
-    if barriers is None:
+    treatment = TREATMENTS[METHODS[method]]
+    if not treatment.is_sharded:
         for end, whole in ((0, times.whole_input()), (-1, times.whole_output())):
             forward[end] += 1e6 * whole["F"]
             backward[end] += 1e6 * (whole["B"] + whole["W"])
     else:
-        passes = times.vocabulary_passes(ranks, barriers)
+        passes = times.vocabulary_passes(ranks, treatment)
         vocabulary = {kind: 1e6 * passes[kind] for kind in ("S", "T", "IF", "IB")}
     columns = {
         "F": forward,

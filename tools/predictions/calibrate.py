@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import linear_regression, mean
 
 from megatron.schedules.passes import PassKind
-from megatron.schedules.plan import TREATMENTS
+from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.device import UNFUSED, Device, Product, Traffic
 from megatron.simulator.costs.from_model import ModelTimes
 from megatron.simulator.costs.shape import ACTIVATION_BYTES, Shape
@@ -142,9 +142,8 @@ def _overhead(
 def _rests(run: MeasuredRun, times: ModelTimes) -> Mapping[PassKind, float]:
     """Return the seconds of one run's vocabulary work that ``times`` does not explain."""
     measured = {column: mean(values) * MICRO for column, values in run.times.items()}
-    barriers = TREATMENTS[METHODS[run.method]].barriers
-    if barriers is not None:
-        passes = times.vocabulary_passes(run.ranks, barriers)
+    if run.treatment.is_sharded:
+        passes = times.vocabulary_passes(run.ranks, run.treatment)
         step = (measured["ST"] - passes["S"] - passes["T"]) / 2
         return {"S": step, "T": step, **{k: measured[k] - passes[k] for k in ("IF", "IB")}}
     output, embedding = times.whole_output(), times.whole_input()

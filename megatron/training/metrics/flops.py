@@ -11,7 +11,7 @@ counts that half only, and so reports less. V is the real vocabulary: padding is
 
 from megatron.model.config import ModelConfig
 from megatron.simulator.costs import shape
-from megatron.training.planning.pass_costs import shape_of
+from megatron.training.planning.model_shape import shape_of
 
 FLOPS_CONVENTION = (
     "model FLOPs = 3 x forward matrix products, causal attention counted in full "
