@@ -25,7 +25,7 @@ from megatron.simulator.costs.stage_costs import notional_costs
 from megatron.training.planning.model_shape import shape_of
 from megatron.training.planning.run_plan import RunPlan, make_run_plan
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def config(
