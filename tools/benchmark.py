@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from megatron.parallel.environment import set_nccl_environment
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.treatments import TREATMENTS
-from megatron.training.planning.run_plan import candidates, fastest, make_run_plan
+from megatron.training.planning.run_plan import candidates, chosen, make_run_plan
 from tools.benchmarking.allocator import allocator
 from tools.benchmarking.case import REFERENCES, BenchmarkCase
 
@@ -98,7 +98,7 @@ def _resolved(case: BenchmarkCase) -> BenchmarkCase:
     if case.is_reference:
         return case
     if case.schedule == "auto":
-        return replace(case, schedule=fastest(candidates(case.run_config())).schedule)
+        return replace(case, schedule=chosen(candidates(case.run_config())).schedule)
     make_run_plan(case.run_config())
     return case
 

@@ -24,7 +24,7 @@ from megatron.simulator.costs.device import Device
 from megatron.simulator.costs.shape import Shape
 from tools.predictions.calibrate import Setting, calibrate
 from tools.predictions.measured import METHODS, read_measured
-from tools.predictions.predict import PipelineJob, Prediction, best
+from tools.predictions.predict import PipelineJob, best
 
 MEASURED = "a100_8gpu_seq2048.csv"
 TABLES = {"1f1b": "paper_table5_1f1b.csv", "v-half": "paper_table6_vhalf.csv"}
@@ -163,7 +163,7 @@ def describe(devices: Devices) -> Iterator[str]:
 
 def fastest(
     cell: Cell, devices: Devices, limit_gib: float, indifference: float = 0.0
-) -> Prediction | None:
+) -> PipelineJob | None:
     """Return the fastest of all schedules and treatments for a cell's model and GPUs.
 
     A schedule that cannot be faster by the share ``indifference`` is not looked at.
@@ -176,9 +176,9 @@ def fastest(
     return best(jobs, limit_gib * GIBIBYTE, indifference)
 
 
-def line(cell: Cell, prediction: Prediction, auto: Prediction | None) -> str:
+def line(cell: Cell, job: PipelineJob, auto: PipelineJob | None) -> str:
     """Return a cell's line of the report."""
-    predicted, peak = 100 * prediction.mfu, max(prediction.peak_bytes) / GIBIBYTE
+    predicted, peak = 100 * job.forecast.mfu, job.peak / GIBIBYTE
     words = [cell.schedule, str(cell.gpus), str(cell.seq_length), cell.method, cell.vocabulary]
     if cell.mfu is None or cell.peak_gib is None:
         words += ["-", f"{predicted:.1f}", "", "-", f"{peak:.1f}", ""]
@@ -187,21 +187,20 @@ def line(cell: Cell, prediction: Prediction, auto: Prediction | None) -> str:
         error = 100 * (peak / cell.peak_gib - 1)
         words += [f"{cell.peak_gib:.1f}", f"{peak:.1f}", f"{error:+.0f} %"]
     if auto is not None:
-        words += [f"{auto.schedule}, {auto.vocabulary}", f"{100 * auto.mfu:.1f}"]
-        words.append(f"{max(auto.peak_bytes) / GIBIBYTE:.1f}")
+        words += [f"{auto.schedule}, {auto.vocabulary}", f"{100 * auto.forecast.mfu:.1f}"]
+        words.append(f"{auto.peak / GIBIBYTE:.1f}")
     return f"| {' | '.join(words)} |"
 
 
-def summary(cells: Sequence[Cell], predictions: Sequence[Prediction]) -> Iterator[str]:
+def summary(cells: Sequence[Cell], jobs: Sequence[PipelineJob]) -> Iterator[str]:
     """Yield the mean errors of each table and of both, over the runs that fitted."""
-    pairs = list(zip(cells, predictions, strict=True))
+    pairs = list(zip(cells, jobs, strict=True))
     for name, schedules in (*((s, (s,)) for s in TABLES), ("both tables", tuple(TABLES))):
         points, percent = [], []
-        for cell, prediction in pairs:
+        for cell, job in pairs:
             if cell.schedule in schedules and cell.mfu is not None and cell.peak_gib is not None:
-                points.append(abs(100 * prediction.mfu - cell.mfu))
-                peak = max(prediction.peak_bytes) / GIBIBYTE
-                percent.append(100 * abs(peak / cell.peak_gib - 1))
+                points.append(abs(100 * job.forecast.mfu - cell.mfu))
+                percent.append(100 * abs(job.peak / GIBIBYTE / cell.peak_gib - 1))
         if points:
             yield (
                 f"{name}: mean abs error {mean(points):.2f} MFU points (max {max(points):.1f}), "
@@ -256,19 +255,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     devices = measured_devices(arguments.reference / MEASURED)
 
     @cache
-    def auto(setup: tuple[str, int, int, str]) -> Prediction | None:
+    def auto(setup: tuple[str, int, int, str]) -> PipelineJob | None:
         cell = next(c for c in cells if _setup(c) == setup)
         return fastest(cell, devices, arguments.memory, arguments.within / 100)
 
     print(*describe(devices), "", sep="\n")
     heading = HEADING + (AUTO_HEADING if arguments.auto else [])
     print(f"| {' | '.join(heading)} |\n|{'---|' * len(heading)}")
-    predictions = []
-    for cell in cells:
-        predictions.append(cell.paper_job(devices).predict())
+    jobs = [cell.paper_job(devices) for cell in cells]
+    for cell, job in zip(cells, jobs, strict=True):
         chosen = auto(_setup(cell)) if arguments.auto else None
-        print(line(cell, predictions[-1], chosen), flush=True)
-    print("", *summary(cells, predictions), sep="\n")
+        print(line(cell, job, chosen), flush=True)
+    print("", *summary(cells, jobs), sep="\n")
 
 
 def _setup(cell: Cell) -> tuple[str, int, int, str]:

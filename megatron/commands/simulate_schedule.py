@@ -33,6 +33,7 @@ from megatron.schedules.request import (
     VOCABULARY_TREATMENTS,
     Request,
 )
+from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.cost_file import (
     DEFAULT_COSTS,
     CostFile,
@@ -121,7 +122,7 @@ def costs_of_file(path: Path, vocabulary: str) -> CostFile:
     file = load_costs(path)
     if file.layers is not None:
         try:
-            check_measured(file, vocabulary)
+            check_measured(file, TREATMENTS[vocabulary])
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
     return file

@@ -1,8 +1,9 @@
 """Make the plan that a name stands for, with any treatment of the vocabulary."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from math import floor, inf
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import floor
 from typing import Final, NamedTuple, ParamSpec
 
 from megatron.schedules.blocks.block import Block, Slot, unroll
@@ -16,6 +17,7 @@ from megatron.schedules.plan_file import load_plan
 from megatron.schedules.request import Request
 from megatron.schedules.search.automatic import one_by_one
 from megatron.schedules.search.bound import least_time
+from megatron.schedules.search.fastest import fastest
 from megatron.schedules.search.optimal import Optimum, optimal
 from megatron.schedules.search.shorten import EFFORT, shorten
 from megatron.schedules.timing import earliest
@@ -205,21 +207,50 @@ def _optimum(request: Request) -> Optimum:
     return optimal(hint, request.costs, [limit] * request.ranks, seconds=request.seconds)
 
 
+@dataclass(frozen=True)
+class _Candidate:
+    """A schedule that ``auto`` compares.
+
+    Attributes:
+        request: for its plan, whatever that holds.
+    """
+
+    request: Request
+
+    @cached_property
+    def plan(self) -> Plan:
+        request = self.request
+        if request.schedule in SCHEDULES:
+            return _from_block(request, SCHEDULES[request.schedule])
+        assert request.memory_limit is not None
+        return _within(request, request.memory_limit)
+
+    @cached_property
+    def time(self) -> float:
+        return earliest(self.plan, self.request.costs).end
+
+    @cached_property
+    def least_time(self) -> float:
+        return least_time_of(self.request)
+
+    def fits(self) -> bool:
+        limit = self.request.memory_limit
+        return limit is None or max(in_flight(self.plan)) <= limit
+
+
 def _best(request: Request) -> Plan:
     """Return the plan that ends first of all schedules within the limit; zb-auto fits any."""
-    limit = inf if request.memory_limit is None else request.memory_limit
-    plans: list[tuple[float, int, Plan]] = []
+    candidates = []
     for name, schedule in SCHEDULES.items():
         if schedule.kept < 1:
             continue  # it counts less than it holds: zb-auto takes the limit as it is
         costs = request.costs.per_chunk(schedule.chunks)
-        plan = _from_block(replace(request, schedule=name, costs=costs, chunks=None), schedule)
-        if max(in_flight(plan)) <= limit:
-            plans.append((earliest(plan, costs).end, len(plans), plan))
+        candidates.append(_Candidate(replace(request, schedule=name, costs=costs, chunks=None)))
     if request.memory_limit is not None:
-        plan = _within(request, request.memory_limit)
-        plans.append((earliest(plan, request.costs).end, len(plans), plan))
-    return min(plans)[2]
+        candidates.append(_Candidate(replace(request, schedule="zb-auto", chunks=None)))
+    best = fastest(candidates, _Candidate.fits)
+    assert best is not None
+    return best.plan
 
 
 def _check_limit(request: Request, plan: Plan) -> None:

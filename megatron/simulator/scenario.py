@@ -10,6 +10,7 @@ from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import find_plan, stages_of
 from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
+from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.output_layer import (
     place_output_layer,
     redistribute_layers,
@@ -80,7 +81,7 @@ def run(scenario: Scenario) -> Simulation:
 def _costs(scenario: Scenario) -> Costs:
     """Return the costs of ``scenario`` with its output layer."""
     request, time = scenario.request, scenario.output_layer
-    costs, treatment = request.costs, request.treatment
+    costs, treatment = request.costs, TREATMENTS[request.vocabulary]
     redistributed = scenario.layers is not None or scenario.last_stage_layers is not None
     if redistributed and not treatment.redistributed:
         raise ValueError(
@@ -91,7 +92,7 @@ def _costs(scenario: Scenario) -> Costs:
         return costs
     if treatment.is_sharded:
         assert time is not None
-        return spread_output_layer(costs, request.ranks, treatment.delay, time)
+        return spread_output_layer(costs, request.ranks, treatment, time)
     stages = stages_of(request)
     if not treatment.redistributed:
         return place_output_layer(costs, stages, time or 0.0)

@@ -26,7 +26,7 @@ from megatron.training.metrics.meter import Meter, Metered
 from megatron.training.metrics.peak_tflops import peak_of_rank
 from megatron.training.open_data import Data, open_data
 from megatron.training.outputs import check_outputs
-from megatron.training.planning.pass_costs import shape_of
+from megatron.training.planning.model_shape import shape_of
 from megatron.training.planning.run_plan import RunPlan, make_run_plan
 from megatron.training.profiling.observation import Observation
 from megatron.training.profiling.torch_trace import profiler

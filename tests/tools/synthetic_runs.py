@@ -37,7 +37,7 @@ def run(method: str, vocab_size: int, ranks: int = 8, iteration_ms: float = 1.0)
             forward[end] += 1e6 * whole["F"]
             backward[end] += 1e6 * (whole["B"] + whole["W"])
     else:
-        passes = times.vocabulary_passes(ranks, treatment.delay)
+        passes = times.vocabulary_passes(ranks, treatment)
         vocabulary = {kind: 1e6 * passes[kind] for kind in ("S", "T", "IF", "IB")}
     columns = {
         "F": forward,

@@ -9,7 +9,7 @@ import torch
 
 from megatron.simulator.costs.shape import iteration_flops
 from megatron.training.metrics.peak_tflops import measure_tflops
-from megatron.training.planning.pass_costs import shape_of
+from megatron.training.planning.model_shape import shape_of
 from tools.benchmarking.case import BenchmarkCase
 
 WARM_UP_ITERATIONS: Final = 2

@@ -142,9 +142,8 @@ def _overhead(
 def _rests(run: MeasuredRun, times: ModelTimes) -> Mapping[PassKind, float]:
     """Return the seconds of one run's vocabulary work that ``times`` does not explain."""
     measured = {column: mean(values) * MICRO for column, values in run.times.items()}
-    treatment = TREATMENTS[METHODS[run.method]]
-    if treatment.is_sharded:
-        passes = times.vocabulary_passes(run.ranks, treatment.delay)
+    if run.treatment.is_sharded:
+        passes = times.vocabulary_passes(run.ranks, run.treatment)
         step = (measured["ST"] - passes["S"] - passes["T"]) / 2
         return {"S": step, "T": step, **{k: measured[k] - passes[k] for k in ("IF", "IB")}}
     output, embedding = times.whole_output(), times.whole_input()

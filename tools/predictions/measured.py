@@ -16,7 +16,7 @@ from typing import Final
 
 from megatron.schedules.costs import Costs
 from megatron.schedules.passes import PassKind
-from megatron.schedules.treatments import TREATMENTS
+from megatron.schedules.treatments import TREATMENTS, Treatment
 
 METHODS: Final[Mapping[str, str]] = {
     "baseline": "none",
@@ -26,9 +26,6 @@ METHODS: Final[Mapping[str, str]] = {
     "interlaced": "interlaced",
 }
 """Treatment of the vocabulary by the name that the table has for it."""
-
-PRODUCTS_IN_S: Final[Mapping[str, int]] = {"vocab-1": 1, "vocab-2": 2, "interlaced": 1}
-"""How many of the output layer's three products S forms; T forms the rest."""
 
 _COUNTS: Final = ("seq_length", "vocab_size", "layers_on_last_stage")
 _TIMES: Final = ("F_us", "B_us", "ST_us", "IF_us", "IB_us", "p2p_us")
@@ -56,6 +53,11 @@ class MeasuredRun:
     iteration_ms: float
 
     @property
+    def treatment(self) -> Treatment:
+        """What became of the vocabulary layers."""
+        return TREATMENTS[METHODS[self.method]]
+
+    @property
     def ranks(self) -> int:
         """Pipeline ranks."""
         return len(self.times["F"])
@@ -67,7 +69,8 @@ class MeasuredRun:
 
     def share_of_s(self) -> float:
         """Return the share of ST that is S, by its matrix products."""
-        return PRODUCTS_IN_S[self.method] / 3 if self.method in PRODUCTS_IN_S else 0.0
+        products = self.treatment.products
+        return products["S"] / sum(products.values())
 
     def costs(self, hop: float, share_of_s: float | None = None) -> Costs:
         """Return the times of passes and of messages, in microseconds.
@@ -78,7 +81,7 @@ class MeasuredRun:
         """
         share = self.share_of_s() if share_of_s is None else share_of_s
         passes: dict[PassKind, Sequence[float]] = {"F": self.times["F"], "B": self.times["B"]}
-        if TREATMENTS[METHODS[self.method]].is_sharded:
+        if self.treatment.is_sharded:
             passes |= {
                 "S": [share * time for time in self.times["ST"]],
                 "T": [(1 - share) * time for time in self.times["ST"]],

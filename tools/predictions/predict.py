@@ -11,42 +11,21 @@ from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan import Plan
 from megatron.schedules.search.bound import least_time
-from megatron.schedules.treatments import TREATMENTS
+from megatron.schedules.search.fastest import fastest
+from megatron.schedules.treatments import TREATMENTS, Treatment
 from megatron.simulator.costs.device import UNFUSED, Device, Traffic
-from megatron.simulator.costs.from_model import (
-    ModelTimes,
-    balanced_layers,
-    even_layers,
-    model_costs,
-)
+from megatron.simulator.costs.from_model import ModelTimes
 from megatron.simulator.costs.model_bytes import (
     FP16_PARAMETER,
     UNFUSED_LOGITS,
     LogitBytes,
     model_sizes,
 )
-from megatron.simulator.costs.peak_bytes import Sizes, peak_bytes
+from megatron.simulator.costs.peak_bytes import Sizes
 from megatron.simulator.costs.shape import Shape, iteration_flops
+from megatron.simulator.costs.stage_costs import StageCosts, even_layers, stage_costs
+from megatron.simulator.forecast import Forecast, forecast
 from megatron.simulator.simulate import simulate
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a job would reach.
-
-    Attributes:
-        schedule: its schedule.
-        vocabulary: its treatment of the vocabulary.
-        seconds: time of an iteration, without the optimizer's step.
-        mfu: model FLOPs as a share of the peak of all devices.
-        peak_bytes: memory that every rank holds at most.
-    """
-
-    schedule: str
-    vocabulary: str
-    seconds: float
-    mfu: float
-    peak_bytes: list[float]
 
 
 @dataclass(frozen=True)
@@ -88,16 +67,16 @@ class PipelineJob:
         return schedule.block(self.ranks, self.microbatches, schedule.chunks).stages
 
     @cached_property
-    def stage_layers(self) -> list[int]:
+    def stage_layers(self) -> tuple[int, ...]:
         """Transformer layers of every stage."""
-        if TREATMENTS[self.vocabulary].redistributed:
-            return balanced_layers(self._times, self.layers, self.stages, self.last_stage_layers)
+        if self._treatment.redistributed:
+            return self._stage_costs.balanced(self.layers, self.last_stage_layers)
         return even_layers(self.layers, len(self.stages))
 
     @cached_property
     def costs(self) -> Costs:
         """Times of passes and communications, in seconds."""
-        return model_costs(self._times, self.stages, self.stage_layers, self.vocabulary)
+        return self._stage_costs.costs(self.stage_layers)
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -106,7 +85,7 @@ class PipelineJob:
             self.shape,
             self.stages,
             self.stage_layers,
-            self.vocabulary,
+            self._treatment,
             per_parameter=self.per_parameter,
             logit=self.logit,
         )
@@ -122,47 +101,52 @@ class PipelineJob:
             shortened=self.shortened,
         )
 
-    def predict(self) -> Prediction:
-        """Make the plan, simulate it and count what it holds."""
+    @cached_property
+    def forecast(self) -> Forecast:
+        """What an iteration comes to, without the optimizer's step."""
         plan = self.plan()
-        seconds = simulate(lower(plan, self.costs), self.costs).end
-        peaks = peak_bytes(plan, self.sizes)
-        return Prediction(self.schedule, self.vocabulary, seconds, self.mfu(seconds), peaks)
+        return forecast(
+            plan,
+            simulate(lower(plan, self.costs), self.costs),
+            self.sizes,
+            model_flops=iteration_flops(self.shape, self.layers, self.microbatches),
+            peak_flops=self.device.peak_flops,
+        )
 
     @property
-    def _times(self) -> ModelTimes:
-        return ModelTimes(self.shape, self.device, self.traffic)
+    def time(self) -> float:
+        """Seconds of an iteration."""
+        return self.forecast.seconds
 
-    def mfu(self, seconds: float) -> float:
-        """Return the model FLOPs utilisation of an iteration that takes ``seconds``."""
-        flops = iteration_flops(self.shape, self.layers, self.microbatches)
-        return flops / (self.ranks * self.device.peak_flops * seconds)
-
-    def least_seconds(self) -> float:
-        """Return a time that no plan of this job can beat."""
+    @cached_property
+    def least_time(self) -> float:
+        """Seconds that no plan of this job can beat."""
         one = replace(self, microbatches=1, shortened=False).plan()
         return least_time(one, self.costs, self.microbatches)
+
+    @property
+    def peak(self) -> float:
+        """Bytes of the fullest rank."""
+        return max(self.forecast.peak)
+
+    @property
+    def _treatment(self) -> Treatment:
+        return TREATMENTS[self.vocabulary]
+
+    @cached_property
+    def _stage_costs(self) -> StageCosts:
+        times = ModelTimes(self.shape, self.device, self.traffic)
+        return stage_costs(times, self.stages, self._treatment)
 
 
 def best(
     jobs: Iterable[PipelineJob], limit: float = inf, indifference: float = 0.0
-) -> Prediction | None:
-    """Return the prediction of the fastest job that fits the memory, or ``None`` if none fits.
-
-    Jobs that cannot beat the best so far are not planned.
+) -> PipelineJob | None:
+    """Return the fastest job that fits the memory, or ``None`` if none fits.
 
     Args:
         jobs: what to choose from.
         limit: bytes that no rank may exceed.
         indifference: share of the time by which another job must be able to be faster.
     """
-    found: Prediction | None = None
-    for least, _, job in sorted((job.least_seconds(), i, job) for i, job in enumerate(jobs)):
-        if found is not None and least >= found.seconds * (1 - indifference):
-            break
-        prediction = job.predict()
-        if max(prediction.peak_bytes) <= limit and (
-            found is None or prediction.seconds < found.seconds
-        ):
-            found = prediction
-    return found
+    return fastest(jobs, lambda job: job.peak <= limit, indifference)

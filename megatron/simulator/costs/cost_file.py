@@ -19,12 +19,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_args
 
 from megatron.schedules.costs import Costs, Time
 from megatron.schedules.needs import COMM_KINDS, CommKind
 from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS, PassKind
-from megatron.schedules.treatments import TREATMENTS
+from megatron.schedules.treatments import BarrierKind, Treatment
 from megatron.simulator.costs.peak_bytes import Sizes
 
 DEFAULT_COSTS: Final = Costs(
@@ -33,7 +33,7 @@ DEFAULT_COSTS: Final = Costs(
 """What is simulated where nothing else is given: the unit costs of the papers."""
 
 _HOP: Final[tuple[CommKind, ...]] = ("X", "G")
-_BARRIERS: Final[tuple[CommKind, ...]] = ("C1", "C2", "C3")
+_BARRIERS: Final[tuple[BarrierKind, ...]] = get_args(BarrierKind)
 _SIZES: Final = tuple(field.name for field in fields(Sizes))
 
 
@@ -100,7 +100,7 @@ def load_costs(path: Path) -> CostFile:
     return CostFile(costs, sizes, layers, frozenset(passes) | set(costs.comms))
 
 
-def check_measured(file: CostFile, vocabulary: str) -> None:
+def check_measured(file: CostFile, treatment: Treatment) -> None:
     """Check that measured costs are of a treatment of the vocabulary, by what they name.
 
     Collectives tell treatments with the same passes apart; a single rank has none.
@@ -108,20 +108,19 @@ def check_measured(file: CostFile, vocabulary: str) -> None:
     Raises:
         ValueError: if passes or barriers are missing, or of another treatment.
     """
-    treatment = TREATMENTS[vocabulary]
     wanted: set[str] = set(treatment.passes)
     found = file.named.difference(CHUNKED_KINDS, COMM_KINDS)
     if merged := file.named.intersection(_BARRIERS):
-        wanted |= {barrier.kind for barrier in treatment.barriers}
+        wanted.update(barrier.kind for barrier in treatment.barriers)
         found |= merged
     lacking, besides = sorted(wanted - found), sorted(found - wanted)
     if lacking or besides:
         faults = [f"{' '.join(lacking)} missing"] if lacking else []
         faults += [f"{' '.join(besides)} of another treatment"] if besides else []
         raise ValueError(
-            f"these costs were not measured with the vocabulary treatment {vocabulary}: "
-            f"{', '.join(faults)}; measure with {vocabulary} (--schedule-costs), or take what they "
-            "were measured with"
+            f"these costs were not measured with the vocabulary treatment {treatment.name}: "
+            f"{', '.join(faults)}; measure with {treatment.name} (--schedule-costs), or take what "
+            "they were measured with"
         )
 
 

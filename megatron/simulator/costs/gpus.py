@@ -22,6 +22,8 @@ ATTAINED_BANDWIDTH: Final = 0.77
 LATENCY: Final = 328e-6
 """Seconds of a message between neighbours beside its way over the link."""
 
+USABLE: Final = 0.95
+"""Share of a GPU's memory that tensors can have; the rest is CUDA's, NCCL's and fragments."""
 
 _PEAKS: Final = (
     (r"GB200", 2500.0, 80.0),
@@ -78,6 +80,11 @@ class Gpu:
     memory: float
     bandwidth: float
     link: float
+
+    @property
+    def usable(self) -> float:
+        """Bytes of memory that tensors can have."""
+        return USABLE * self.memory
 
     @property
     def peak_tflops(self) -> float:

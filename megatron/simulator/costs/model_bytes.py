@@ -1,10 +1,10 @@
 """Bytes that every rank holds: parameters with their optimizer state, activations, logits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from megatron.schedules.treatments import TREATMENTS
+from megatron.schedules.treatments import Treatment
 from megatron.simulator.costs.peak_bytes import Sizes
 from megatron.simulator.costs.shape import ACTIVATION_BYTES, Shape
 
@@ -25,7 +25,7 @@ class LogitBytes:
         working: of a logit, more while a pass runs.
         workspace: more while a pass runs, however many logits there are.
         early_gradient: of an element of X: what S leaves of the input gradient for the barrier,
-            where there is one barrier or none.
+            where S forms that.
     """
 
     held: float
@@ -33,10 +33,6 @@ class LogitBytes:
     workspace: float = 0.0
     early_gradient: float = 0.0
 
-
-EARLY_GRADIENTS: Final[Mapping[int | None, int]] = {None: 1, 1: 2, 2: 0, 3: 0}
-"""By the number of barriers how many microbatches' input gradients S has left: without a barrier
-they are finished at once, and while one barrier is under way S may work on the next microbatch."""
 
 UNFUSED_LOGITS: Final = LogitBytes(held=4, working=4)
 """Megatron-LM's kernels: exponentials in fp32; logits and their gradient in 16 bits come and go."""
@@ -46,7 +42,7 @@ def model_sizes(
     shape: Shape,
     stages: Sequence[tuple[int, int]],
     layers: Sequence[int],
-    vocabulary: str,
+    treatment: Treatment,
     *,
     per_parameter: float = FP16_PARAMETER,
     logit: LogitBytes = UNFUSED_LOGITS,
@@ -61,7 +57,7 @@ def model_sizes(
         shape: the model and one microbatch.
         stages: (rank, chunk) of every stage in the order of the data, as in ``Plan``.
         layers: transformer layers of every stage, in that order.
-        vocabulary: a treatment of the vocabulary.
+        treatment: what becomes of the vocabulary layers.
         per_parameter: bytes of a parameter with its gradient and optimizer state.
         logit: bytes of the output layer.
         tied: input and output layer share a matrix; each holds a copy where they are on different
@@ -77,12 +73,11 @@ def model_sizes(
         activation[rank][chunk] += count * shape.layer_activation_bytes
     activation[last][last_chunk] += x  # the final norm keeps its input
     embedding = per_parameter * shape.vocabulary_parameters
-    barriers = TREATMENTS[vocabulary].delay or None
-    shards = 1 if barriers is None else ranks
+    shards = ranks if treatment.is_sharded else 1
     exponentials = x + logit.held * shape.logits / shards
     at_work = logit.workspace + logit.working * shape.logits / shards
-    at_work += EARLY_GRADIENTS[barriers] * logit.early_gradient * shape.elements
-    if barriers is None:
+    at_work += treatment.gradients_held * logit.early_gradient * shape.elements
+    if not treatment.is_sharded:
         static[first] += embedding
         static[last] += at_work
         static[last] += 0.0 if tied and first == last else embedding

@@ -4,32 +4,31 @@ The layer has three matrix products of one size: the logits, the gradient of its
 its weight (DESIGN section 3). ``time`` is that of the first; the others take as long.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from megatron.schedules.costs import Costs, Time
 from megatron.schedules.passes import PassKind
+from megatron.schedules.treatments import Treatment
 from megatron.simulator.costs.redistribute import redistribute_stages
-
-Stages = Sequence[tuple[int, int]]
-"""(rank, chunk) of every stage, in the order in which the data flows."""
+from megatron.simulator.costs.stage_costs import Stages
 
 _LAYER_KINDS: Final[tuple[PassKind, ...]] = ("F", "B", "W")
 
 
-def spread_output_layer(costs: Costs, ranks: int, barriers: int, time: float) -> Costs:
+def spread_output_layer(costs: Costs, ranks: int, treatment: Treatment, time: float) -> Costs:
     """Return ``costs`` with the S and T of one of ``ranks`` shards of the vocabulary.
 
     Args:
         costs: times of the other passes.
         ranks: ranks that share the layer.
-        barriers: with one, S forms the input gradient as well; else T does.
+        treatment: says which pass forms which of the three products.
         time: of the whole layer's forward.
     """
-    in_s = 2 if barriers == 1 else 1
-    share = time / ranks
-    return replace(costs, passes={**costs.passes, "S": in_s * share, "T": (3 - in_s) * share})
+    products, share = treatment.products, time / ranks
+    return replace(
+        costs, passes={**costs.passes, "S": products["S"] * share, "T": products["T"] * share}
+    )
 
 
 def place_output_layer(costs: Costs, stages: Stages, time: float) -> Costs:

@@ -72,6 +72,11 @@ class Shape:
         return self.hidden_size * (attention + matrices * self._ffn_width)
 
     @property
+    def inner_width(self) -> int:
+        """Width that the MLP's first product has, both halves where it is gated."""
+        return self._ffn_width * (2 if self.gated_mlp else 1)
+
+    @property
     def vocabulary_parameters(self) -> int:
         """Parameters hV of the input layer, and of the output layer where it is not tied."""
         return self.hidden_size * self.vocab_size

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
+from pathlib import Path
 from typing import Final
 
-from megatron.config.run_config import RunConfig
+from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.model.distribution import (
     LayerDistribution,
     check_no_rank_is_empty,
@@ -24,16 +25,14 @@ from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import least_time_of, plan_for, stages_of
 from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
+from megatron.schedules.search.fastest import fastest
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.cost_file import load_costs
-from megatron.simulator.costs.redistribute import redistribute_stages
-from megatron.simulator.simulate import simulate
-from megatron.training.planning.pass_costs import (
-    StageCosts,
-    costs_by_flops,
-    measured_costs,
-    shape_of,
-)
+from megatron.simulator.costs.measured_costs import measured_costs
+from megatron.simulator.costs.shape import Shape
+from megatron.simulator.costs.stage_costs import StageCosts, notional_costs
+from megatron.simulator.simulate import Timeline, simulate
+from megatron.training.planning.model_shape import shape_of
 
 NEAR: Final = 0.01
 """Share of the time by which a further schedule must be able to be faster for ``auto`` to plan it.
@@ -82,10 +81,15 @@ class Candidate:
         return RunPlan(plan_for(self.request), self.layers, self.request.costs)
 
     @cached_property
+    def timeline(self) -> Timeline:
+        """What an iteration would be, in the unit of the costs."""
+        costs = self.request.costs
+        return simulate(lower(self.run_plan.plan, costs), costs)
+
+    @property
     def time(self) -> float:
         """Simulated time of an iteration, in the unit of the costs."""
-        costs = self.request.costs
-        return simulate(lower(self.run_plan.plan, costs), costs).end
+        return self.timeline.end
 
     @cached_property
     def least_time(self) -> float:
@@ -116,7 +120,7 @@ def make_run_plan(config: RunConfig, costs: Costs | None = None) -> RunPlan:
             no schedule fits into the memory limit.
     """
     if config.parallel.pipeline_schedule == "auto":
-        return fastest(candidates(config, costs)).run_plan
+        return chosen(candidates(config, costs)).run_plan
     request, layers = _prepare(config, config.parallel.pipeline_schedule, costs)
     return RunPlan(plan_for(request), layers, request.costs)
 
@@ -137,7 +141,7 @@ def candidates(config: RunConfig, costs: Costs | None = None) -> list[Candidate]
     names = [*SCHEDULES]
     if config.parallel.memory_limit is not None:
         names += (name for name, known in TRAITS.items() if known.needs_memory_limit)
-    measured = None if costs is None else fastest(candidates(config)).run_plan.plan
+    measured = None if costs is None else chosen(candidates(config)).run_plan.plan
     limit = inf if config.parallel.memory_limit is None else config.parallel.memory_limit
     found, faults = [], []
     for name in names:
@@ -154,22 +158,23 @@ def candidates(config: RunConfig, costs: Costs | None = None) -> list[Candidate]
 
 
 def ranking(compared: Sequence[Candidate]) -> list[Candidate]:
-    """Return all schedules, planned: those within the memory limit first, by time."""
-    return sorted(compared, key=lambda candidate: (not candidate.fits, candidate.time))
+    """Return all schedules, planned: what ``auto`` takes, the others that fit, the rest; by time.
+
+    Raises:
+        ValueError: if none is within the memory limit.
+    """
+    first = chosen(compared)
+    others = [candidate for candidate in compared if candidate is not first]
+    return [first, *sorted(others, key=lambda candidate: (not candidate.fits, candidate.time))]
 
 
-def fastest(compared: Sequence[Candidate]) -> Candidate:
-    """Return the fastest schedule within the memory limit, or one that is ``NEAR`` to it.
+def chosen(compared: Sequence[Candidate]) -> Candidate:
+    """Return what ``auto`` takes: the fastest within the memory limit, or one ``NEAR`` to it.
 
     Raises:
         ValueError: if none is within the limit.
     """
-    best: Candidate | None = None
-    for candidate in sorted(compared, key=lambda candidate: candidate.least_time):
-        if best is not None and candidate.least_time >= best.time * (1 - NEAR):
-            break
-        if candidate.fits and (best is None or candidate.time < best.time):
-            best = candidate
+    best = fastest(compared, lambda candidate: candidate.fits, NEAR)
     if best is not None:
         return best
     least = min(compared, key=lambda candidate: candidate.in_flight)
@@ -192,44 +197,42 @@ def _prepare(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request
         ValueError: if the layers cannot be spread over them, or would leave a rank without
             parameters.
     """
-    request = _request(config, name)
-    stage_costs = _stage_costs(config, request)
-    layers = _stage_layers(config, stage_costs)
-    if not TREATMENTS[config.parallel.vocab_parallel].is_sharded:
+    request = _request(config.parallel, config.train.num_microbatches, name)
+    shape = shape_of(config.model, config.train.micro_batch_size)
+    stage_costs = _stage_costs(shape, request, config.parallel.measured_costs)
+    layers = _stage_layers(config.parallel.layers, config.model.num_layers, stage_costs)
+    if not stage_costs.treatment.is_sharded:
         check_no_rank_is_empty(config.parallel.layers, stage_costs.stages, layers)
     costs = stage_costs.costs(layers) if costs is None else costs
     return replace(request, costs=costs), layers
 
 
-def _request(config: RunConfig, name: str) -> Request:
+def _request(parallel: ParallelConfig, microbatches: int, name: str) -> Request:
     """Return the request for a schedule; for ``auto``, whose limit is its own, without a limit."""
-    parallel = config.parallel
     traits = TRAITS[name]
     compared = parallel.pipeline_schedule == "auto" and not traits.needs_memory_limit
     return Request(
         name,
         parallel.vocab_parallel,
         parallel.pipeline_size,
-        config.train.num_microbatches,
+        microbatches,
         chunks=parallel.virtual_stages if traits.takes_chunks else None,
         memory_limit=None if compared else parallel.memory_limit,
         file=parallel.schedule_file,
     )
 
 
-def _stage_costs(config: RunConfig, request: Request) -> StageCosts:
+def _stage_costs(shape: Shape, request: Request, file: Path | None) -> StageCosts:
     """Return what the stages of a schedule cost, by FLOPs or as a file says.
 
     Raises:
         ValueError: if there is no such file, or one of other stages or passes.
     """
-    shape = shape_of(config.model, config.train.micro_batch_size)
-    by_flops = costs_by_flops(shape, stages_of(request), config.parallel.vocab_parallel)
-    file = config.parallel.measured_costs
+    assumed = notional_costs(shape, stages_of(request), TREATMENTS[request.vocabulary])
     if file is None:
-        return by_flops
+        return assumed
     try:
-        found = measured_costs(load_costs(file), by_flops)
+        found = measured_costs(load_costs(file), assumed)
         if request.traits.split and "W" not in found.layer:
             raise ValueError(
                 f"no W passes, which {request.schedule} runs: measure with a schedule that splits "
@@ -240,34 +243,14 @@ def _stage_costs(config: RunConfig, request: Request) -> StageCosts:
     return found
 
 
-def _stage_layers(config: RunConfig, stage_costs: StageCosts) -> tuple[int, ...]:
+def _stage_layers(
+    distribution: LayerDistribution, num_layers: int, stage_costs: StageCosts
+) -> tuple[int, ...]:
     """Return the transformer layers of every stage.
 
     Raises:
         ValueError: if they cannot be spread as the flags say.
     """
-    distribution, num_layers = config.parallel.layers, config.model.num_layers
     if distribution.kind == "redis":
-        return _balanced(distribution, num_layers, stage_costs)
+        return stage_costs.balanced(num_layers, distribution.last)
     return distribute(distribution, num_layers, len(stage_costs.stages))
-
-
-def _balanced(
-    distribution: LayerDistribution, num_layers: int, stage_costs: StageCosts
-) -> tuple[int, ...]:
-    """Return the distribution with the fastest slowest rank, then the fastest slowest stage.
-
-    Args:
-        distribution: may decide the layers of the last stage.
-        num_layers: of the model.
-        stage_costs: of layers, and of what stages do besides.
-
-    Raises:
-        ValueError: if the layers of the last stage cannot be what they are decided to be.
-    """
-    stages = stage_costs.stages
-    layer = sum(stage_costs.layer.values())
-    extras = [sum(extra.values()) for extra in stage_costs.extras]
-    least = min(*extras, 0.0)  # measured ones may be below what the mean layer makes them
-    extras = [extra - least for extra in extras]
-    return tuple(redistribute_stages(num_layers, stages, layer, extras, distribution.last))

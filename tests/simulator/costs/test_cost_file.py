@@ -92,10 +92,10 @@ def test_costs_go_with_treatments_that_have_the_same_passes_and_barriers(
     save_costs(tmp_path / "costs.json", Costs(dict.fromkeys(passes[0], 1.0), comms), [[1]] * ranks)
     file = load_costs(tmp_path / "costs.json")
     if passes[0] == passes[1] and barriers[0] == barriers[1]:
-        check_measured(file, planned)
+        check_measured(file, TREATMENTS[planned])
     else:
         with pytest.raises(ValueError, match=f"not measured with .* {planned}: .* measure with"):
-            check_measured(file, planned)
+            check_measured(file, TREATMENTS[planned])
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_it_is_said_what_was_not_measured(
 ) -> None:
     path = written(tmp_path, {"passes": dict.fromkeys(passes.split(), 1)})
     with pytest.raises(ValueError, match=fault):
-        check_measured(load_costs(path), vocabulary)
+        check_measured(load_costs(path), TREATMENTS[vocabulary])
 
 
 def test_a_file_without_bytes(tmp_path: Path) -> None:

@@ -4,14 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from megatron.schedules.treatments import TREATMENTS, Treatment
 from megatron.simulator.costs.device import UNFUSED, Device, Traffic
-from megatron.simulator.costs.from_model import (
-    ModelTimes,
-    balanced_layers,
-    even_layers,
-    model_costs,
-)
+from megatron.simulator.costs.from_model import ModelTimes
 from megatron.simulator.costs.shape import Shape
+from megatron.simulator.costs.stage_costs import even_layers, stage_costs
 
 SHAPE = Shape(1024, 16, 512, 50_000)
 DEVICE = Device(
@@ -21,27 +18,31 @@ DEVICE = Device(
     link_bandwidth=1e11,
     link_latency=1e-4,
 )
-NO_TRAFFIC = Traffic(0, 0, 0, 0, 0, 0, 0, 0)
+NO_TRAFFIC = Traffic(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 V_SHAPE = ((0, 0), (1, 0), (1, 1), (0, 1))
 
 
 def test_a_pass_takes_its_products_its_traffic_and_its_overhead() -> None:
-    times = ModelTimes(SHAPE, replace(DEVICE, overhead={"S": 1e-3})).vocabulary_passes(2, 2)
+    slow = ModelTimes(SHAPE, replace(DEVICE, overhead={"S": 1e-3}))
+    times = slow.vocabulary_passes(2, TREATMENTS["vocab-1"])
     product = 2 * 512 * 1024 * 50_000 / (100e12 * 0.8)
     moved = 38 * 512 * 50_000 / 1e12
     assert times["S"] == pytest.approx((product + moved) / 2 + 1e-3)
 
 
-@pytest.mark.parametrize("barriers", [1, 2, 3])
-def test_shards_together_do_the_products_of_the_whole_output_layer(barriers: int) -> None:
-    times = ModelTimes(SHAPE, DEVICE, NO_TRAFFIC)
-    passes = times.vocabulary_passes(4, barriers)
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("treatment", [t for t in TREATMENTS.values() if t.is_sharded])
+def test_shards_together_do_the_products_of_the_whole_output_layer(
+    treatment: Treatment, early: bool
+) -> None:
+    times = ModelTimes(SHAPE, DEVICE, NO_TRAFFIC, early)
+    passes = times.vocabulary_passes(4, treatment)
     assert 4 * (passes["S"] + passes["T"]) == pytest.approx(sum(times.whole_output().values()))
 
 
 def test_vocabulary_layers_are_on_the_first_and_the_last_stage() -> None:
     times = ModelTimes(SHAPE, DEVICE)
-    costs = model_costs(times, V_SHAPE, [1, 2, 3, 4], "none").passes
+    costs = stage_costs(times, V_SHAPE, TREATMENTS["none"]).costs([1, 2, 3, 4]).passes
     layer, output, embedding = times.layer(), times.whole_output(), times.whole_input()
     for kind in ("F", "B", "W"):
         assert costs[kind] == [
@@ -62,7 +63,7 @@ def test_vocabulary_layers_are_on_the_first_and_the_last_stage() -> None:
     ],
 )
 def test_communications_of_a_treatment(treatment: str, collectives: set[str]) -> None:
-    comms = model_costs(ModelTimes(SHAPE, DEVICE), V_SHAPE, [1] * 4, treatment).comms
+    comms = stage_costs(ModelTimes(SHAPE, DEVICE), V_SHAPE, TREATMENTS[treatment]).comms
     assert set(comms) == {"X", "G"} | collectives
     assert comms["X"] == pytest.approx(1e-4 + 2 * 512 * 1024 / 1e11)
 
@@ -81,23 +82,24 @@ def test_redis_makes_the_slowest_stage_faster() -> None:
     output = sum(times.whole_output().values())
     assert output > layer
     line = [(rank, 0) for rank in range(4)]
-    counts = balanced_layers(times, 32, line)
+    redis = stage_costs(times, line, TREATMENTS["redis"])
+    counts = redis.balanced(32)
     assert sum(counts) == 32
     assert counts[-1] < 8
     slowest = max(layer * max(counts[:-1]), layer * counts[-1] + output)
     assert slowest < 8 * layer + output
-    assert balanced_layers(times, 32, line, last=2)[-1] == 2
-    assert even_layers(34, 4) == [8, 8, 9, 9]
+    assert redis.balanced(32, last=2)[-1] == 2
+    assert even_layers(34, 4) == (8, 8, 9, 9)
 
 
 def test_what_makes_no_costs_is_refused() -> None:
     times = ModelTimes(SHAPE, DEVICE)
-    with pytest.raises(ValueError, match="unknown vocabulary treatment 'vocab-3'"):
-        model_costs(times, V_SHAPE, [1] * 4, "vocab-3")
     with pytest.raises(ValueError, match="given for 3 of 4 stages"):
-        model_costs(times, V_SHAPE, [1] * 3, "none")
+        stage_costs(times, V_SHAPE, TREATMENTS["none"]).costs([1] * 3)
     with pytest.raises(ValueError, match="memory_bandwidth=0 is no rate"):
         replace(DEVICE, memory_bandwidth=0.0)
+    with pytest.raises(ValueError, match="link_bandwidth=nan is no rate"):
+        replace(DEVICE, link_bandwidth=float("nan"))
     with pytest.raises(ValueError, match="attained output=-1 is no rate"):
         replace(DEVICE, attained={"output": -1.0})
     with pytest.raises(ValueError, match="overhead S=-1 is no time"):

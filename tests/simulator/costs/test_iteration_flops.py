@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from megatron.model.config import ModelConfig
 from megatron.simulator.costs.shape import iteration_flops
-from megatron.training.planning.pass_costs import shape_of
+from megatron.training.planning.model_shape import shape_of
 
 GPT = {
     "num_layers": 3,

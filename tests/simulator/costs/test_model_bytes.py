@@ -5,8 +5,8 @@ import pytest
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.lower import Start, lower
 from megatron.schedules.make_plan import make_plan
+from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.model_bytes import (
-    EARLY_GRADIENTS,
     FP16_PARAMETER,
     FP32_GRADIENT_PARAMETER,
     LogitBytes,
@@ -29,7 +29,7 @@ def test_every_parameter_counts_once(
     treatment: str, stages: tuple[tuple[int, int], ...], layers: list[int], per_parameter: int
 ) -> None:
     sizes = model_sizes(
-        SHAPE, stages, layers, treatment, per_parameter=per_parameter, logit=NO_LOGITS
+        SHAPE, stages, layers, TREATMENTS[treatment], per_parameter=per_parameter, logit=NO_LOGITS
     )
     assert not isinstance(sizes.static, float)
     assert sum(sizes.static) == pytest.approx(per_parameter * PARAMETERS)
@@ -43,7 +43,7 @@ def test_a_tied_matrix_has_a_copy_where_it_is_needed(
     stages: tuple[tuple[int, int], ...], treatment: str, copies: int
 ) -> None:
     layers = [0] * len(stages)
-    sizes = model_sizes(SHAPE, stages, layers, treatment, logit=NO_LOGITS, tied=True)
+    sizes = model_sizes(SHAPE, stages, layers, TREATMENTS[treatment], logit=NO_LOGITS, tied=True)
     assert not isinstance(sizes.static, float)
     assert sum(sizes.static) == pytest.approx(FP16_PARAMETER * copies * 64 * 1000)
 
@@ -53,7 +53,7 @@ def test_peaks_by_hand() -> None:
     x, layer, stage = 2 * 16 * 64, 34 * 16 * 64, 16 * 12 * 64**2
     embedding, logits = 16 * 64 * 1000, 16 * 1000
     plan = make_plan("1f1b", "none", 3, 8)
-    sizes = model_sizes(SHAPE, LINE, [3, 4, 3], "none")
+    sizes = model_sizes(SHAPE, LINE, [3, 4, 3], TREATMENTS["none"])
     assert peak_bytes(plan, sizes) == [
         3 * stage + embedding + 3 * 3 * layer,
         4 * stage + 2 * 4 * layer,
@@ -62,7 +62,7 @@ def test_peaks_by_hand() -> None:
 
 
 def test_vocabulary_parallelism_levels_the_parameters() -> None:
-    sizes = model_sizes(SHAPE, LINE, [4, 4, 4], "vocab-2")
+    sizes = model_sizes(SHAPE, LINE, [4, 4, 4], TREATMENTS["vocab-2"])
     assert not isinstance(sizes.static, float)
     assert len(set(sizes.static)) == 1
     assert sizes.exponentials == pytest.approx(2 * 16 * 64 + 4 * 16 * 1000 / 3)
@@ -81,4 +81,4 @@ def test_no_more_early_input_gradients_than_are_counted(schedule: str) -> None:
             for instruction in row:
                 if isinstance(instruction, Start):
                     early += {"C0": 1, "C1": -1}.get(instruction.comm.kind, 0)
-                    assert early <= EARLY_GRADIENTS[1]
+                    assert early <= TREATMENTS["vocab-2"].gradients_held

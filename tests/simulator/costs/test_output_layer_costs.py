@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from megatron.schedules.costs import Costs
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.passes import Pass
+from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.output_layer import (
     place_output_layer,
     redistribute_layers,
@@ -16,6 +17,7 @@ from megatron.simulator.costs.output_layer import (
 )
 
 SCHEDULES = st.sampled_from(["1f1b", "zb-h1", "zb-v"])
+SHARDED = st.sampled_from(["vocab-2", "vocab-1", "naive"])
 TIMES = st.floats(0.125, 8)
 
 
@@ -28,16 +30,16 @@ def work(costs: Costs, schedule: str, vocabulary: str, ranks: int) -> list[float
 
 
 @settings(max_examples=30)
-@given(schedule=SCHEDULES, ranks=st.integers(1, 5), time=TIMES, barriers=st.sampled_from([1, 2, 3]))
+@given(schedule=SCHEDULES, ranks=st.integers(1, 5), time=TIMES, vocabulary=SHARDED)
 def test_the_work_is_the_same_spread_or_on_the_last_stage(
-    schedule: str, ranks: int, time: float, barriers: int
+    schedule: str, ranks: int, time: float, vocabulary: str
 ) -> None:
     bare = Costs({"F": 1, "B": 1.5, "W": 0.5, "E": 0, "IF": 0, "IB": 0})
     stages = make_plan(schedule, "none", ranks, 1).stages
     layers = work(bare, schedule, "none", ranks)
     placed = work(place_output_layer(bare, stages, time), schedule, "none", ranks)
-    vocabulary = {1: "vocab-2", 2: "vocab-1", 3: "naive"}[barriers]
-    spread = work(spread_output_layer(bare, ranks, barriers, time), schedule, vocabulary, ranks)
+    passes = spread_output_layer(bare, ranks, TREATMENTS[vocabulary], time)
+    spread = work(passes, schedule, vocabulary, ranks)
     assert sum(placed) == pytest.approx(sum(layers) + 3 * time)
     assert placed[stages[-1][0]] == pytest.approx(layers[stages[-1][0]] + 3 * time)
     assert spread == pytest.approx([rank + 3 * time / ranks for rank in layers])
@@ -45,11 +47,11 @@ def test_the_work_is_the_same_spread_or_on_the_last_stage(
 
 def test_with_one_barrier_the_input_gradient_is_formed_before_it() -> None:
     costs = Costs({"F": 1, "B": 2})
-    assert spread_output_layer(costs, 4, 1, 2.0).passes | {"F": 0, "B": 0} == {
+    assert spread_output_layer(costs, 4, TREATMENTS["vocab-2"], 2.0).passes | {"F": 0, "B": 0} == {
         "F": 0, "B": 0, "S": 1.0, "T": 0.5
     }  # fmt: skip
-    for barriers in (2, 3):
-        found = spread_output_layer(costs, 4, barriers, 2.0).passes
+    for vocabulary in ("vocab-1", "naive"):
+        found = spread_output_layer(costs, 4, TREATMENTS[vocabulary], 2.0).passes
         assert (found["S"], found["T"]) == (0.5, 1.0)
 
 

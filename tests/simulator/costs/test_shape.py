@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from megatron.model.config import ModelConfig
 from megatron.simulator.costs.shape import Shape, iteration_flops
-from megatron.training.planning.pass_costs import shape_of
+from megatron.training.planning.model_shape import shape_of
 
 sizes = st.integers(1, 64)
 

@@ -17,11 +17,14 @@ from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan import Plan
+from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.gpus import GIB, GPUS, gpu
 from megatron.simulator.costs.model_bytes import model_sizes
 from megatron.simulator.costs.peak_bytes import Sizes, peak_bytes
 from megatron.simulator.costs.shape import Shape
-from megatron.training.planning.dry_run import USABLE, dry_run, output_layer_bytes
+from megatron.training.planning.dry_run import dry_run
+from megatron.training.planning.forecast_run import own_output_layer
+from megatron.training.planning.run_plan import candidates, chosen, make_run_plan
 
 BYTES_PER_PARAMETER = 18
 """bf16 weight; fp32 gradient, master weight and both moments."""
@@ -119,13 +122,13 @@ def run_row(plan: Plan, rank: int, shape: Shape) -> tuple[int, int, int]:
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "v-half"])
 @pytest.mark.parametrize("vocabulary", ["none", "vocab-1", "vocab-2", "naive", "interlaced"])
 def test_the_output_layer_holds_what_it_really_allocates(schedule: str, vocabulary: str) -> None:
-    shape = Shape(8, 2, 4, 240)
+    shape, treatment = Shape(8, 2, 4, 240), TREATMENTS[vocabulary]
     plan = make_plan(schedule, vocabulary, 3, 9)
-    own = output_layer_bytes(shape, 1 if vocabulary == "none" else 3)
+    own = own_output_layer(shape, 3 if treatment.is_sharded else 1)
     kept = replace(own, workspace=0.0, early_gradient=0.0)
     x = 2 * shape.elements
     sizes = model_sizes(
-        shape, plan.stages, [0] * len(plan.stages), vocabulary, per_parameter=0, logit=kept
+        shape, plan.stages, [0] * len(plan.stages), treatment, per_parameter=0, logit=kept
     )
     activation = [[max(chunk - x, 0.0) for chunk in rank] for rank in sizes.activation]
     peaks = peak_bytes(plan, Sizes(sizes.static, activation, sizes.exponentials))
@@ -133,8 +136,7 @@ def test_the_output_layer_holds_what_it_really_allocates(schedule: str, vocabula
     for rank in ranks:
         buffers, size, early = run_row(plan, rank, shape)
         assert peaks[rank] == buffers * size
-        forms_early = vocabulary in ("none", "vocab-2")
-        assert early == (own.early_gradient * shape.elements if forms_early else 0)
+        assert early == (own.early_gradient * shape.elements if treatment.gradients_held else 0)
 
 
 def test_the_mfu_is_that_of_the_time() -> None:
@@ -157,7 +159,7 @@ def test_a_faster_gpu_is_faster() -> None:
 def test_what_does_not_fit_is_said_with_settings_that_do() -> None:
     run = config(vocabulary="none", schedule="gpipe")
     text = report(run, "RTX4090")
-    usable = USABLE * GPUS["RTX4090"].memory / GIB
+    usable = GPUS["RTX4090"].usable / GIB
     too_full = [peak > usable for peak, _ in rank_figures(text)]
     assert any(too_full)
     assert text.count("does not fit") == sum(too_full)
@@ -178,16 +180,38 @@ def test_nothing_nearby_fits() -> None:
     assert "nothing nearby fits either" in text
 
 
+def ranked(text: str) -> list[list[str]]:
+    """The words of every line of the table of ``auto``."""
+    return [line.split() for line in text.split("in flight\n")[1].splitlines()]
+
+
 def test_auto_shows_what_it_compared() -> None:
     text = report(config(schedule="auto", ranks=2))
-    lines = text.split("in flight\n")[1].splitlines()
-    assert {line.split()[0] for line in lines} == set(SCHEDULES)
-    by_flops = [float(line.split()[1]) for line in lines]
-    assert by_flops == sorted(by_flops)
-    assert by_flops[0] == 1
-    assert by_flops[-1] > 1
+    rows = ranked(text)
+    assert {row[0] for row in rows} == set(SCHEDULES)
+    others = [float(row[1]) for row in rows[1:]]
+    assert others == sorted(others)
+    assert float(rows[0][1]) == 1
+    assert others[-1] > 1
     assert "auto compares by FLOPs" in text
     assert [*dry_run(config(schedule="auto", ranks=2), gpu("A100"))][3] in text
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "name"),
+    [("none", "A100"), ("redis", "L40S"), ("vocab-1", "H100"), ("vocab-2", "L40S")],
+)
+def test_the_table_of_auto_agrees_with_what_it_takes(vocabulary: str, name: str) -> None:
+    """Whatever GPU is predicted for: its first is what trains, its times those that decided."""
+    run = config(2, vocabulary, "auto")
+    run = replace(run, parallel=replace(run.parallel, memory_limit=4.0))
+    compared = candidates(run)
+    taken = chosen(compared)
+    assert make_run_plan(run) == taken.run_plan
+    rows = ranked(report(run, name))
+    assert rows[0][0] == taken.schedule
+    shown = {row[0]: float(row[1]) for row in rows}
+    assert shown == {c.schedule: pytest.approx(c.time / taken.time, abs=6e-4) for c in compared}
 
 
 def test_refusals() -> None:

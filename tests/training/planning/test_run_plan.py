@@ -21,7 +21,8 @@ from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.cost_file import save_costs
-from megatron.training.planning.pass_costs import costs_by_flops, shape_of
+from megatron.simulator.costs.stage_costs import notional_costs
+from megatron.training.planning.model_shape import shape_of
 from megatron.training.planning.run_plan import RunPlan, make_run_plan
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -119,7 +120,7 @@ def test_redis_has_the_fastest_slowest_rank_of_all_distributions(
     shape = shape_of(config(vocab_size=vocab_size).model, 1)
 
     def slowest(counts: tuple[int, ...]) -> float:
-        costs = costs_by_flops(shape, stages, "redis").costs(counts)
+        costs = notional_costs(shape, stages, TREATMENTS["redis"]).costs(counts)
         return max(rank_times(replace(found, costs=costs)))
 
     every = [c for c in product(range(8), repeat=len(stages)) if sum(c) == 7]

@@ -11,14 +11,11 @@ from megatron.schedules.make_plan import make_plan
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.cost_file import CostFile
+from megatron.simulator.costs.device import FLOPS_PER_BYTE, FUSED
+from megatron.simulator.costs.measured_costs import measured_costs
 from megatron.simulator.costs.shape import iteration_flops
-from megatron.training.planning.pass_costs import (
-    FLOPS_PER_BYTE,
-    LOOKUP_BYTES_PER_ELEMENT,
-    costs_by_flops,
-    measured_costs,
-    shape_of,
-)
+from megatron.simulator.costs.stage_costs import StageCosts, Stages, notional_costs
+from megatron.training.planning.model_shape import shape_of
 
 MODEL = ModelConfig(
     num_layers=8,
@@ -33,6 +30,11 @@ MODEL = ModelConfig(
 )
 LLAMA = replace(MODEL, num_query_groups=2, swiglu=True, kv_channels=24, ffn_hidden_size=100)
 SAMPLES = 3
+
+
+def by_flops(model: ModelConfig, stages: Stages, treatment: str, samples: int = 1) -> StageCosts:
+    """Costs on the notional device."""
+    return notional_costs(shape_of(model, samples), stages, TREATMENTS[treatment])
 
 
 def of_pass(costs: Costs, schedule: str, treatment: str, ranks: int, at: tuple, kind: str) -> float:
@@ -50,26 +52,25 @@ def test_a_microbatch_costs_its_share_of_the_iteration(
 ) -> None:
     """Beside the lookups of the input layer and the exponentials, which are no products."""
     plan = make_plan(schedule, treatment, ranks, 1)
-    shape = shape_of(model, SAMPLES)
     layers = [0] * len(plan.stages)
     layers[0], layers[-1] = 3, 5 if len(layers) > 1 else 8
-    costs = costs_by_flops(shape, plan.stages, treatment).costs(layers)
+    costs = by_flops(model, plan.stages, treatment, SAMPLES).costs(layers)
     total = sum(
         costs.of_pass(plan, rank, item)
         for rank, row in enumerate(plan.rows)
         for item in row
         if item.kind not in ("IF", "IB", "E")
     )
-    lookup = FLOPS_PER_BYTE * LOOKUP_BYTES_PER_ELEMENT * SAMPLES * 32 * 64
-    lookups = 2 * lookup if treatment in ("none", "redis") else 0
-    assert total == pytest.approx(iteration_flops(shape, model.num_layers, 1) + lookups)
+    lookup = FLOPS_PER_BYTE * FUSED.lookup * SAMPLES * 32 * 64
+    lookups = 0 if TREATMENTS[treatment].is_sharded else 2 * lookup
+    assert total == pytest.approx(
+        iteration_flops(shape_of(model, SAMPLES), model.num_layers, 1) + lookups
+    )
 
 
 def test_attention_itself_has_no_weight_gradient() -> None:
     longer = replace(MODEL, seq_length=64)
-    [costs, twice] = [
-        costs_by_flops(shape_of(model, 1), [(0, 0)], "vocab-2").layer for model in (MODEL, longer)
-    ]
+    [costs, twice] = [by_flops(model, [(0, 0)], "vocab-2").layer for model in (MODEL, longer)]
     assert twice["W"] == 2 * costs["W"]
     assert twice["F"] - 2 * costs["F"] == (twice["B"] - 2 * costs["B"]) / 2 > 0
 
@@ -77,7 +78,7 @@ def test_attention_itself_has_no_weight_gradient() -> None:
 def test_the_whole_output_layer_is_in_the_last_stage_wherever_that_is() -> None:
     stages = make_plan("v-half", "none", 2, 1).stages
     assert stages[-1] == (0, 1)
-    costs = costs_by_flops(shape_of(MODEL, 1), stages, "none").costs([2] * 4)
+    costs = by_flops(MODEL, stages, "none").costs([2] * 4)
     shape = shape_of(MODEL, 1)
     for kind, products in (("F", 2), ("B", 0), ("W", 1)):
         last, inner = (
@@ -93,7 +94,7 @@ def test_the_whole_output_layer_is_in_the_last_stage_wherever_that_is() -> None:
 def test_products_of_s_and_t(treatment: str, in_s: int, in_t: int) -> None:
     stages = [(rank, 0) for rank in range(4)]
     shape = shape_of(MODEL, 1)
-    others = costs_by_flops(shape, stages, treatment).others
+    others = by_flops(MODEL, stages, treatment).others
     assert others["S"] == in_s * shape.output_product_flops / 4
     assert others["T"] == in_t * shape.output_product_flops / 4
 
@@ -117,16 +118,16 @@ def test_what_was_measured_holds_for_the_layers_it_was_measured_with(
     stages: list, treatment: str
 ) -> None:
     """Also where ranks differ."""
-    by_flops = costs_by_flops(shape_of(MODEL, 1), stages, treatment)
+    assumed = by_flops(MODEL, stages, treatment)
     layers = [2, 1, *[2] * (len(stages) - 2)]
     times: dict[PassKind, object] = {
         kind: table(stages, [base + 0.37 * i**1.5 for i in range(len(stages))])
         for kind, base in (("F", 1.0), ("B", 1.5), ("W", 0.5))
     }
-    others = dict.fromkeys(by_flops.others, 0.25)
+    others = dict.fromkeys(assumed.others, 0.25)
     costs = Costs({**times, **others}, {"X": 0.1})
     file = CostFile(costs, None, table(stages, layers), frozenset(costs.passes))
-    again = measured_costs(file, by_flops).costs(layers)
+    again = measured_costs(file, assumed).costs(layers)
     assert again.comms == {"X": 0.1}
     for kind, values in times.items():
         assert [list(row) for row in again.passes[kind]] == [pytest.approx(row) for row in values]
@@ -137,12 +138,12 @@ def test_what_was_measured_holds_for_the_layers_it_was_measured_with(
 @pytest.mark.parametrize("stages", list(STAGES.values()), ids=list(STAGES))
 def test_a_machine_that_does_what_flops_say_is_measured_as_such(stages: list) -> None:
     """The layer's time is found whether or not there are stages without vocabulary."""
-    by_flops = costs_by_flops(shape_of(MODEL, 1), stages, "none")
+    assumed = by_flops(MODEL, stages, "none")
     layers = [2] * len(stages)
-    file = CostFile(by_flops.costs(layers), None, table(stages, layers))
+    file = CostFile(assumed.costs(layers), None, table(stages, layers))
     other = [3, 1, *[2] * (len(stages) - 2)]
-    found = measured_costs(file, by_flops).costs(other)
-    for kind, row in by_flops.costs(other).passes.items():
+    found = measured_costs(file, assumed).costs(other)
+    for kind, row in assumed.costs(other).passes.items():
         assert found.passes[kind] == [pytest.approx(own) for own in row]
 
 
@@ -155,17 +156,17 @@ def test_a_machine_that_does_what_flops_say_is_measured_as_such(stages: list) ->
     ],
 )
 def test_costs_of_other_stages_are_refused(layers: list | None, message: str) -> None:
-    by_flops = costs_by_flops(shape_of(MODEL, 1), STAGES["one"], "none")
+    assumed = by_flops(MODEL, STAGES["one"], "none")
     with pytest.raises(ValueError, match=message):
-        measured_costs(CostFile(Costs({"F": 1.0, "B": [1.0, 2.0, 3.0]}), None, layers), by_flops)
+        measured_costs(CostFile(Costs({"F": 1.0, "B": [1.0, 2.0, 3.0]}), None, layers), assumed)
 
 
 @pytest.mark.parametrize(("measured", "planned"), [("none", "vocab-2"), ("vocab-2", "redis")])
 def test_costs_of_another_treatment_are_refused(measured: str, planned: str) -> None:
     """Else the output layer would be free, or layers balanced as if there were none."""
     stages = STAGES["one"]
-    costs = costs_by_flops(shape_of(MODEL, 1), stages, measured).costs([2, 2, 2])
+    costs = by_flops(MODEL, stages, measured).costs([2, 2, 2])
     file = CostFile(costs, None, [[2], [2], [2]], frozenset(costs.passes))
-    by_flops = costs_by_flops(shape_of(MODEL, 1), stages, planned)
+    assumed = by_flops(MODEL, stages, planned)
     with pytest.raises(ValueError, match=f"not measured with the vocabulary treatment {planned}"):
-        measured_costs(file, by_flops)
+        measured_costs(file, assumed)

@@ -1,0 +1,71 @@
+"""What stages cost by a file of measured times, for any distribution of the layers."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from megatron.schedules.costs import Time
+from megatron.schedules.passes import CHUNKED_KINDS, PassKind
+from megatron.simulator.costs.cost_file import CostFile, check_measured
+from megatron.simulator.costs.stage_costs import StageCosts, Stages
+
+
+def measured_costs(file: CostFile, assumed: StageCosts) -> StageCosts:
+    """Return the costs of a file, for any distribution of the layers.
+
+    A layer costs what it does on the stages that do nothing else, in the mean. Where there are
+    none, a stage's time is divided as its FLOPs are.
+
+    Args:
+        file: with the layers that it was measured with.
+        assumed: tells the stages, which do something else, and their FLOPs.
+
+    Raises:
+        ValueError: if the file does not fit the stages, was measured with another treatment of the
+            vocabulary, or lacks what is needed.
+    """
+    check_measured(file, assumed.treatment)
+    counts = _by_stage(file.layers, assumed.stages, "layers")
+    layer, extras = {}, [dict[PassKind, float]() for _ in counts]
+    for kind in CHUNKED_KINDS:
+        if kind == "W" and kind not in file.costs.passes:
+            continue  # measured without splitting the backward
+        times = _by_stage(file.costs.passes.get(kind), assumed.stages, kind)
+        layer[kind] = _layer_time(kind, times, counts, assumed)
+        for extra, time, count in zip(extras, times, counts, strict=True):
+            extra[kind] = time - count * layer[kind]
+    others = {kind: file.costs.passes[kind] for kind in assumed.others}
+    return replace(assumed, layer=layer, extras=extras, others=others, comms=file.costs.comms)
+
+
+def _layer_time(
+    kind: PassKind, times: Sequence[float], counts: Sequence[float], assumed: StageCosts
+) -> float:
+    """Return the time of one layer in passes of a kind, in the mean over stages."""
+    busy = [any(extra.values()) for extra in assumed.extras]
+    pure = [not other and count > 0 for other, count in zip(busy, counts, strict=True)]
+    time = total = 0.0
+    for own, count, extra, alone in zip(times, counts, assumed.extras, pure, strict=True):
+        if alone or not any(pure):
+            flops = count * assumed.layer[kind]
+            time += own * flops / max(flops + extra[kind], 1.0)
+            total += count
+    return time / max(total, 1.0)
+
+
+def _by_stage(value: Time | None, stages: Stages, name: str) -> list[float]:
+    """Return the entries of a table by rank and chunk in the order of the stages.
+
+    Raises:
+        ValueError: if there is no table, or one of other ranks or chunks.
+    """
+    table = [
+        [own] if isinstance(own, (int, float)) else list(own)
+        for own in (value if isinstance(value, Sequence) else ())
+    ]
+    ranks, chunks = (1 + max(numbers) for numbers in zip(*stages, strict=True))
+    if [len(row) for row in table] != [chunks] * ranks:
+        raise ValueError(
+            f"{name} is no table for {ranks} ranks with {chunks} chunk(s) each: measure with the "
+            "schedule that is planned for"
+        )
+    return [table[rank][chunk] for rank, chunk in stages]

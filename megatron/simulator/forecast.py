@@ -1,0 +1,57 @@
+"""What an iteration comes to on a device: how long it takes, and how full every rank gets."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megatron.schedules.plan import Plan
+from megatron.simulator.costs.peak_bytes import Sizes, peak_bytes
+from megatron.simulator.simulate import Timeline
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What an iteration comes to.
+
+    Attributes:
+        schedule: seconds of the schedule.
+        step: seconds of the optimizer's step on the slowest rank.
+        idle: share of the schedule that ranks wait, in the mean.
+        mfu: model FLOPs as a share of the peak of all devices, the step included.
+        peak: bytes that every rank holds at most.
+    """
+
+    schedule: float
+    step: float
+    idle: float
+    mfu: float
+    peak: Sequence[float]
+
+    @property
+    def seconds(self) -> float:
+        """Time of an iteration."""
+        return self.schedule + self.step
+
+
+def forecast(
+    plan: Plan,
+    timeline: Timeline,
+    sizes: Sizes,
+    *,
+    model_flops: float,
+    peak_flops: float,
+    step: float = 0.0,
+) -> Forecast:
+    """Return what a simulated iteration comes to.
+
+    Args:
+        plan: what runs.
+        timeline: when, in seconds.
+        sizes: what it weighs, in bytes.
+        model_flops: useful FLOPs of an iteration, of all ranks together.
+        peak_flops: FLOP/s of one rank by its data sheet.
+        step: seconds of the optimizer's step on the slowest rank.
+    """
+    seconds = timeline.end + step
+    mfu = model_flops / (plan.ranks * peak_flops * seconds)
+    idle = timeline.bubble_rate_makespan()
+    return Forecast(timeline.end, step, idle, mfu, peak_bytes(plan, sizes))

@@ -1,0 +1,107 @@
+"""What a run would do on a named GPU: the cost model with the run's own numbers."""
+
+from dataclasses import dataclass
+
+from megatron.config.run_config import RunConfig
+from megatron.kernels.reference.kernels import EXPONENTIALS_AT_ONCE, TILE_ROWS
+from megatron.model.config import ModelConfig
+from megatron.schedules.lower import lower
+from megatron.schedules.treatments import TREATMENTS
+from megatron.simulator.costs.from_model import ModelTimes
+from megatron.simulator.costs.gpus import Gpu
+from megatron.simulator.costs.model_bytes import LogitBytes
+from megatron.simulator.costs.peak_bytes import Sizes
+from megatron.simulator.costs.shape import Shape, iteration_flops
+from megatron.simulator.costs.stage_costs import stage_costs
+from megatron.simulator.costs.training_bytes import (
+    of_ranks,
+    optimizer_traffic,
+    own_logits,
+    training_sizes,
+)
+from megatron.simulator.forecast import Forecast, forecast
+from megatron.simulator.simulate import Timeline, simulate
+from megatron.training.planning.model_shape import shape_of
+from megatron.training.planning.run_plan import RunPlan
+
+
+@dataclass(frozen=True)
+class RunForecast:
+    """What a run would do on a GPU.
+
+    Attributes:
+        config: the run.
+        run_plan: its plan.
+        gpu: what every rank would be.
+        timeline: of the schedule, in seconds.
+        outcome: time and memory of an iteration.
+        sizes: what was weighed for that.
+    """
+
+    config: RunConfig
+    run_plan: RunPlan
+    gpu: Gpu
+    timeline: Timeline
+    outcome: Forecast
+    sizes: Sizes
+
+    @property
+    def samples_per_second(self) -> float:
+        """Speed, comparable between batch sizes."""
+        return self.config.train.global_batch_size / self.outcome.seconds
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank has enough memory."""
+        return max(self.outcome.peak) <= self.gpu.usable
+
+    @property
+    def fullest(self) -> tuple[int, float, float]:
+        """The fullest rank, its peak, and the bytes of that which it holds all the time."""
+        peak = self.outcome.peak
+        rank = max(range(len(peak)), key=peak.__getitem__)
+        return rank, peak[rank], of_ranks(self.sizes.static)[rank]
+
+
+def own_output_layer(shape: Shape, shards: int) -> LogitBytes:
+    """Return the bytes of our own output layer on GPUs.
+
+    Args:
+        shape: the model and one microbatch.
+        shards: ranks that the vocabulary is split over.
+    """
+    return own_logits(shape, shards, TILE_ROWS, EXPONENTIALS_AT_ONCE)
+
+
+def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
+    """Return what a plan of a run comes to.
+
+    Args:
+        config: the run.
+        run_plan: its plan.
+        gpu: what every rank would be.
+    """
+    plan, layers = run_plan.plan, run_plan.layers
+    treatment = TREATMENTS[config.parallel.vocab_parallel]
+    shape = shape_of(config.model, config.train.micro_batch_size)
+    device, tied = gpu.device(), config.model.tie_embeddings
+    times = ModelTimes(shape, device, early_whole=True)
+    logit = own_output_layer(shape, config.parallel.vocab_shards)
+    positions = _learned_positions(config.model)
+    sizes = training_sizes(shape, plan, layers, treatment, logit, tied=tied, positions=positions)
+    costs = stage_costs(times, plan.stages, treatment).costs(layers)
+    timeline = simulate(lower(plan, run_plan.costs), costs)
+    outcome = forecast(
+        plan,
+        timeline,
+        sizes,
+        model_flops=iteration_flops(shape, config.model.num_layers, config.train.num_microbatches),
+        peak_flops=device.peak_flops,
+        step=device.traffic(optimizer_traffic(shape, plan, layers, treatment, tied=tied)),
+    )
+    return RunForecast(config, run_plan, gpu, timeline, outcome, sizes)
+
+
+def _learned_positions(model: ModelConfig) -> int:
+    learned = model.position_embedding_type == "learned_absolute"
+    return model.max_position_embeddings if learned else 0
