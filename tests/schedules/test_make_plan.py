@@ -19,11 +19,21 @@ from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan, evaluation_plan
 from megatron.schedules.request import Request
 
+WHOLE = [name for name, known in SCHEDULES.items() if not known.split]
 
-@pytest.mark.parametrize("schedule", [name for name, known in SCHEDULES.items() if not known.split])
-@pytest.mark.parametrize("vocabulary", ["none", "vocab-2", "interlaced"])
+
+@pytest.mark.parametrize(
+    ("schedule", "vocabulary"),
+    [
+        *product(WHOLE, ("none", "vocab-2")),
+        *product(("gpipe", "1f1b", "interleaved", "hanayo"), ("interlaced",)),
+    ],
+)
 def test_a_backward_is_split_on_demand(schedule: str, vocabulary: str) -> None:
-    """F and B stay in the order in which they were, and W comes somewhere after its B."""
+    """F and B stay in the order in which they were, and W comes somewhere after its B.
+
+    Interlaced 1F1B-V is set anew where backwards are whole, and stays as it is where they are not.
+    """
     whole = make_plan(schedule, vocabulary, 3, 6, shortened=False)
     split = make_plan(schedule, vocabulary, 3, 6, shortened=False, split_backward=True)
     assert not whole.split_backward
