@@ -24,7 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.parallel.environment import set_nccl_environment
-from megatron.schedules.catalogue import SCHEDULES
+from megatron.schedules.catalogue import SCHEDULES, TRAITS
 from megatron.schedules.treatments import TREATMENTS
 from megatron.training.planning.run_plan import candidates, chosen, make_run_plan
 from tools.benchmarking.allocator import allocator
@@ -156,11 +156,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     sizes = [32000, 64000, 128000, 256000]
     schedules = [*SCHEDULES, "auto"]
-    limit = "that a rank may have in flight, for all schedules; zb-auto needs it (default: none)"
+    limited = [name for name, known in TRAITS.items() if known.needs_memory_limit]
+    needed = " and ".join(limited)
+    limit = f"that a rank may have in flight, for all schedules; needed by {needed} (default: none)"
     parser.add_argument("--vocab-sizes", type=int, nargs="+", default=sizes, metavar="V")
-    parser.add_argument(
-        "--schedules", nargs="*", default=schedules, choices=[*schedules, "zb-auto"]
-    )
+    parser.add_argument("--schedules", nargs="*", default=schedules, choices=[*schedules, *limited])
     parser.add_argument("--memory-limit", type=float, metavar="MICROBATCHES", help=limit)
     parser.add_argument(
         "--treatments", nargs="+", default=list(TREATMENTS), choices=list(TREATMENTS)

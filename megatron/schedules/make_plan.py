@@ -265,9 +265,10 @@ def _check_limit(request: Request, plan: Plan) -> None:
 def _check_weight_gradient(request: Request) -> None:
     """Refuse to guess what share of a whole backward the weight gradient takes."""
     splits = request.traits.split or request.split_backward
+    whole = ", ".join(name for name, schedule in SCHEDULES.items() if not schedule.split)
     if splits and "W" not in request.costs.passes:
         raise ValueError(
             f"{request.schedule} splits the backward, and the costs have no W: give W=TIME, B "
             "being the input gradient alone then (--measured-costs: of a run that splits it), or "
-            "take 1f1b, gpipe or interleaved unsplit"
+            f"take one unsplit: {whole}"
         )

@@ -19,11 +19,21 @@ from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan, evaluation_plan
 from megatron.schedules.request import Request
 
+WHOLE = [name for name, known in SCHEDULES.items() if not known.split]
 
-@pytest.mark.parametrize("schedule", [name for name, known in SCHEDULES.items() if not known.split])
-@pytest.mark.parametrize("vocabulary", ["none", "vocab-2", "interlaced"])
+
+@pytest.mark.parametrize(
+    ("schedule", "vocabulary"),
+    [
+        *product(WHOLE, ("none", "vocab-2")),
+        *product(("gpipe", "1f1b", "interleaved", "hanayo"), ("interlaced",)),
+    ],
+)
 def test_a_backward_is_split_on_demand(schedule: str, vocabulary: str) -> None:
-    """F and B stay in the order in which they were, and W comes somewhere after its B."""
+    """F and B stay in the order in which they were, and W comes somewhere after its B.
+
+    Interlaced 1F1B-V is set anew where backwards are whole, and stays as it is where they are not.
+    """
     whole = make_plan(schedule, vocabulary, 3, 6, shortened=False)
     split = make_plan(schedule, vocabulary, 3, 6, shortened=False, split_backward=True)
     assert not whole.split_backward
@@ -110,7 +120,7 @@ def test_auto_fits_the_least_memory_that_there_is(vocabulary: str) -> None:
             {"schedule": "interleaved", "chunks": 1},
             "interleaved takes 2, 3, 4, ... chunks a rank, not 1: take 2",
         ),
-        ({"chunks": 2}, "1f1b has 1 chunks a rank, not 2: interleaved can have more"),
+        ({"chunks": 2}, "1f1b has 1 chunks a rank, not 2: interleaved or hanayo can"),
         ({"schedule": "zb-v", "chunks": 3}, "zb-v has 2 chunks a rank, not 3"),
         ({"schedule": "zb-auto"}, "zb-auto fills the memory it is given: give it a memory limit"),
         ({"schedule": "file"}, "a plan file goes with the schedule 'file', and that needs one"),
