@@ -11,8 +11,13 @@ from megatron.data.indexed import IndexedDataset, IndexedWriter
 
 
 @pytest.fixture(scope="session")
-def builder(tmp_path_factory: pytest.TempPathFactory) -> IndexBuilder:
-    return load_index_builder(tmp_path_factory.mktemp("compiled"))
+def compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(scope="session")
+def builder(compiler_cache: Path) -> IndexBuilder:
+    return load_index_builder(compiler_cache)
 
 
 @pytest.fixture
