@@ -3,7 +3,7 @@
 Fields that a flag shares its name with are copied by themselves.
 """
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -24,7 +24,6 @@ from megatron.data.config import DataConfig
 from megatron.data.tokenizer import build_tokenizer
 from megatron.model.config import ModelConfig
 from megatron.optimizer.config import OptimizerConfig
-from megatron.schedules.treatments import TREATMENTS
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -112,17 +111,14 @@ def model_config(flags: ModelFlags, vocab_size: int) -> ModelConfig:
 def parallel_config(flags: Flags, vocab_size: int) -> ParallelConfig:
     """The layout; the vocabulary is padded so that every shard has the same, round, size."""
     parallel, pipeline = flags.parallel, settle_pipeline(flags)
-    ranks = parallel.pipeline_model_parallel_size
-    shards = ranks if TREATMENTS[pipeline.treatment].is_sharded else 1
-    multiple = parallel.make_vocab_size_divisible_by * shards
     on_cuda = parallel.device != "cpu" and torch.cuda.is_available()
-    return copied(
+    layout = copied(
         ParallelConfig,
         flags.pipeline,
-        pipeline_size=ranks,
+        pipeline_size=parallel.pipeline_model_parallel_size,
         vocab_parallel=pipeline.treatment,
         pipeline_schedule=pipeline.schedule,
-        padded_vocab_size=-(-vocab_size // multiple) * multiple,
+        padded_vocab_size=vocab_size,
         device="cuda" if on_cuda else "cpu",
         backend=parallel.distributed_backend or ("nccl" if on_cuda else "gloo"),
         timeout_minutes=parallel.distributed_timeout_minutes,
@@ -130,6 +126,8 @@ def parallel_config(flags: Flags, vocab_size: int) -> ParallelConfig:
         layers=pipeline.layers,
         memory_limit=flags.pipeline.zero_bubble_max_pending_backward,
     )
+    multiple = parallel.make_vocab_size_divisible_by * layout.vocab_shards
+    return replace(layout, padded_vocab_size=-(-vocab_size // multiple) * multiple)
 
 
 class Iterations(NamedTuple):

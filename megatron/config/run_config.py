@@ -59,7 +59,8 @@ class ParallelConfig:
     @property
     def vocab_shards(self) -> int:
         """Parts P into which the vocabulary matrix is cut."""
-        return self.pipeline_size if TREATMENTS[self.vocab_parallel].is_sharded else 1
+        sharded = TREATMENTS[self.vocab_parallel].is_sharded
+        return self.grid.axis("vocabulary", 0).size if sharded else 1
 
 
 @dataclass(frozen=True)

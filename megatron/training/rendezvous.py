@@ -67,7 +67,7 @@ class Rendezvous:
 
 def join(config: ParallelConfig) -> Rendezvous:
     """Meet the other ranks of the job, as torchrun's environment tells."""
-    if config.pipeline_size == 1:
+    if config.grid.world_size == 1:
         return Rendezvous(dist.HashStore(), 0, 1)
     timeout = timedelta(minutes=config.timeout_minutes)
     store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
