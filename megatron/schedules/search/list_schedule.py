@@ -174,9 +174,9 @@ class _Run:
         return self._graph.followed_by.get(last, _NOTHING)
 
     def _queue(self, state: _Rank, now: float) -> tuple[list[tuple[float, int, float]], float]:
-        """Return (key, number, expected arrival) of all remaining passes, and the next sure arrival.
+        """Return (key, number, expected arrival) of what remains, and the next sure arrival.
 
-        An arrival is the time at which the needs of a pass are met.
+        An arrival is the time at which all needs of a pass are met.
         """
         queue = []
         coming = inf
