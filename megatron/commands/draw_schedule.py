@@ -4,9 +4,9 @@ draw-schedule --into FOLDER                # the pictures that the README shows
 draw-schedule --timeline timeline.json     # what --record-timeline wrote, to timeline.svg
 
 In the picture of a schedule, F, B and W of a rank's layers take one unit each, and S and T take a
-quarter; communications are free. The picture of the treatments, 1f1b_vocab, has whole backwards. Its
-output layer is that of V = 256k at hidden size 4096, sequence length 2048 and 4 transformer layers
-per stage: V / (12 h + 2 s) = 4.8 layers (arXiv 2411.05288, section 2), or 1.2 stages. Its
+quarter; communications are free. The picture of the treatments, 1f1b_vocab, has whole backwards.
+Its output layer is that of V = 256k at hidden size 4096, sequence length 2048 and 4 transformer
+layers per stage: V / (12 h + 2 s) = 4.8 layers (arXiv 2411.05288, section 2), or 1.2 stages. Its
 communications are long enough to be visible.
 """
 

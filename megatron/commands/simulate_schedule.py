@@ -11,9 +11,9 @@ gradient, and schedules that do not split the backward run B + W as one pass. If
 the whole backward. 'none' and 'redis' have no passes of the output layer: there only --output-layer
 adds its time, to the last stage.
 
-Idle is the share of time in which ranks run no pass, until all ranks are done. The bubble is that of
-the zero-bubble papers: it counts only the longest time that one rank takes from its first pass to
-its last, as if ranks did not wait for one another between two iterations (post-validation).
+Idle is the share of time in which ranks run no pass, until all ranks are done. The bubble is that
+of the zero-bubble papers: it counts only the longest time that one rank takes from its first pass
+to its last, as if ranks did not wait for one another between two iterations (post-validation).
 """
 
 import argparse

@@ -56,7 +56,7 @@ class Box(NamedTuple):
 
 
 class Label(NamedTuple):
-    """A text whose baseline begins at a point in pixels, or is centred there if its role says so."""
+    """A text whose baseline begins, or is centred (by its role), at a point in pixels."""
 
     role: Role
     x: float
@@ -74,7 +74,7 @@ class Line(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """Boxes, texts and lines, in pixels from the upper left corner; later boxes cover earlier ones."""
+    """What to paint, in pixels from the upper left corner; later boxes cover earlier ones."""
 
     width: int
     height: int
@@ -235,7 +235,7 @@ class _Sheet:
             self.labels.append(Label("tick", x, y + 13, text))
 
     def _tick_step(self) -> float:
-        """Return the smallest step that leaves room for the numbers: 1, 2 or 5 times a power of 10."""
+        """Return the least of 1, 2 and 5 times a power of ten that leaves room for the numbers."""
         least = _TICK_ROOM / self._scale
         power = 10.0 ** floor(log10(least))
         return next(step for m in (1, 2, 5, 10) if (step := m * power) >= least * (1 - 1e-9))
