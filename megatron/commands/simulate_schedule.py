@@ -98,8 +98,8 @@ def _add_cost_flags(parser: argparse.ArgumentParser) -> None:
     costs = parser.add_mutually_exclusive_group()
     cost = (
         f"times of passes ({' '.join(PASS_KINDS)}; several for the ranks, as in F=1:1:2) and "
-        f"communications ({' '.join(COMM_KINDS)}, and p2p for X and G); what is not named takes no "
-        "time, F and B must be (default: F=1,B=1,W=1,S=0.25,T=0.25)"
+        f"communications ({' '.join(COMM_KINDS)}, and p2p for X and G); F and B are required, the "
+        "others take no time if not given (default: F=1,B=1,W=1,S=0.25,T=0.25)"
     )
     costs.add_argument("--cost", metavar="KIND=TIME,...", help=cost)
     file = "costs by rank and chunk, and bytes: see megatron/simulator/costs/cost_file.py"
@@ -155,8 +155,8 @@ def read_case(arguments: argparse.Namespace, costs: Costs) -> Scenario:
     given = arguments.cost is not None or arguments.costs is not None
     if arguments.output_layer is not None and given and (costs.passes["S"] or costs.passes["T"]):
         raise ValueError(
-            f"--output-layer {arguments.output_layer:g} and the costs of S and T both say what the "
-            "output layer takes: give one of them"
+            f"--output-layer {arguments.output_layer:g} and the costs of S and T both give the "
+            "time of the output layer: give only one of them"
         )
     request = Request(
         arguments.schedule,

@@ -271,7 +271,7 @@ def _check_weight_gradient(request: Request) -> None:
     whole = ", ".join(name for name, schedule in SCHEDULES.items() if not schedule.split)
     if splits and "W" not in request.costs.passes:
         raise ValueError(
-            f"{request.schedule} splits the backward, and the costs have no W: give W=TIME, B "
-            "being the input gradient alone then (--measured-costs: of a run that splits it), or "
-            f"take one unsplit: {whole}"
+            f"{request.schedule} splits the backward, and the costs have no W: give W=TIME, and "
+            "as B the input gradient alone (--measured-costs: measure a run that splits the "
+            f"backward), or take a schedule that does not split it: {whole}"
         )

@@ -24,7 +24,7 @@ _WHY_UNUSED: Final[Mapping[Option, str]] = {
     "split_backward": "its plan has W passes or not; 'auto' takes a request for them",
     "file": "a plan file goes with the schedule 'file'",
     "seconds": "only 'optimal' searches for as long as it may",
-    "shortened": "only a schedule with a block has an order that could stay as it is",
+    "shortened": "only the plan of a schedule with a block can stay in the order of the block",
 }
 
 

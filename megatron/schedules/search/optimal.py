@@ -145,7 +145,7 @@ def _require_sound(problem: Plan, hint: Plan | None, seconds: float) -> None:
     if hint is not None and replace(hint, rows=problem.rows) != problem:
         raise ValueError("the hint is a plan of other stages, microbatches or treatment")
     if hint is not None and hint.split_backward != problem.split_backward:
-        raise ValueError("of hint and problem only one splits the backward: give two alike")
+        raise ValueError("only one of hint and problem splits the backward: give two alike")
 
 
 def _require_fixed_begin(problem: Plan, costs: Costs) -> None:

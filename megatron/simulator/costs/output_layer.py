@@ -66,8 +66,8 @@ def redistribute_layers(
         time = costs.passes.get(kind, 0.0)
         if not isinstance(time, (int, float)):
             raise ValueError(
-                f"{kind} has times by rank, those of a distribution already: give one time, or "
-                "leave the layers as they are"
+                f"{kind} has times by rank, which belong to a distribution of the layers already: "
+                "give one time, or leave the layers as they are"
             )
         times[kind] = time * len(stages) / layers
     extra = [0.0] * (len(stages) - 1) + [3 * output_layer]
