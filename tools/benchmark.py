@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Measure how schedules and treatments of the vocabulary compare on this machine, and with what.
+"""Compare schedules and treatments of the vocabulary, with one another and with references.
 
 python tools/benchmark.py                                    # everything: hours
 python tools/benchmark.py --schedules 1f1b zb-v auto --treatments none vocab-2 --rounds 3
 python tools/benchmark.py --vocab-sizes 32000 --schedules 1f1b --microbatches 8 --rounds 1
 
-Every case runs in processes of its own, so that its peak memory is its own, and the cases take
-turns, so that a machine whose speed drifts is fair to all. Reported are medians over the rounds;
-the report is written anew after each.
+Every case runs in new processes, so its peak memory does not include that of other cases. The cases
+take turns, so a drift of the machine's speed affects all alike. The report shows medians over the
+rounds, and is written anew after each round.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def measure(case: BenchmarkCase) -> dict[str, object]:
 
 
 def work(case: BenchmarkCase, result: Path) -> None:
-    """Be one rank of ``case``."""
+    """Run one rank of ``case``."""
     set_nccl_environment()
     if case.is_reference:
         from tools.benchmarking.references import run_reference
@@ -71,9 +71,9 @@ def work(case: BenchmarkCase, result: Path) -> None:
 
 
 def choose_cases(cases: Sequence[BenchmarkCase]) -> tuple[list[BenchmarkCase], list[str]]:
-    """Return the cases that can be run, each once, and what is to be said of the others.
+    """Return the cases that can be run, each once, and remarks on those that cannot.
 
-    ``auto`` becomes the schedule that it chooses.
+    ``auto`` is replaced by the schedule that it chooses.
     """
     chosen: dict[str, BenchmarkCase] = {}
     remarks = []
@@ -90,7 +90,7 @@ def choose_cases(cases: Sequence[BenchmarkCase]) -> tuple[list[BenchmarkCase], l
 
 
 def _resolved(case: BenchmarkCase) -> BenchmarkCase:
-    """Return ``case`` with the schedule it runs.
+    """Return ``case`` with ``auto`` replaced by the schedule that it chooses.
 
     Raises:
         ValueError: if there is no plan for it.
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _wanted(options: argparse.Namespace) -> Iterator[BenchmarkCase]:
-    """Yield every case that the options name: for every V references first."""
+    """Yield every case that the options name; for each V the references come first."""
     pairs = [(reference, "none") for reference in options.references]
     pairs += itertools.product(options.schedules, options.treatments)
     for vocab_size in options.vocab_sizes:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Lay a planned and a real timeline side by side: totals, passes, overlap, idle time by cause.
+"""Compare a planned and a real timeline: totals, passes, overlap, idle time by cause.
 
 python tools/compare_timelines.py run.planned.json run.json --draw both.svg
 

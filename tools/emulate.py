@@ -5,11 +5,11 @@ python tools/emulate.py --csv docs/reference/a100_8gpu_seq2048.csv --rows 1,6 --
 python tools/emulate.py --costs costs.json --schedule zb-v --vocab vocab-2 -p 8 -m 24 --unit 0.001
 python tools/emulate.py --csv runs.csv --rows 3 -m 16 --jitter 0.5 --iterations 200
 
-Every rank is a process of this machine with two threads at work, passes and collectives, which
-should have a core each. Where there are fewer, they wait for one another in ways in which real ones
-would not: so passes and messages take K times their time, with K threads to a core (--slow-down
-says otherwise), and the time of the iteration is divided by K. The overhead of the executor is that
-of this machine, whatever K.
+Every rank is a process of this machine with two busy threads, one for passes and one for
+collectives. Each thread should have a core. With fewer cores the threads would wait for one
+another, as threads of a real cluster would not. So with K threads per core (or with --slow-down K)
+passes and messages take K times their time, and the time of the iteration is divided by K. The
+overhead of the executor is that of this machine and does not depend on K.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from tools.emulation.rank import EmulatedJob, Outcome
 
 JITTERED_ITERATIONS = 200
 THREADS = 2
-"""Of a rank, at work at once."""
+"""Threads of a rank that work at the same time."""
 HEADER = (
     "row what                            simulated ms emulated ms to simulated "
     "measured ms to measured"
@@ -43,12 +43,12 @@ WARM_UP = 0.1
 
 @dataclass(frozen=True)
 class Emulation:
-    """What came out of a case.
+    """The result of a case.
 
     Attributes:
-        seconds: of the iteration, in the median of the rounds.
-        overheads: seconds of every pass that the executor took.
-        checksums: of every rank, the same in all rounds.
+        seconds: time of the iteration, the median of the rounds.
+        overheads: for every pass, the seconds that the executor took.
+        checksums: for every rank, its checksum, the same in all rounds.
     """
 
     seconds: float
@@ -61,9 +61,9 @@ def emulate(cluster: Cluster, case: EmulatedCase, rounds: int, slow_down: float)
 
     Args:
         cluster: as many ranks as the case has.
-        case: what to run.
-        rounds: how often.
-        slow_down: how many times longer everything takes than it should.
+        case: the case to run.
+        rounds: number of rounds.
+        slow_down: factor by which all times are longer than they should be.
 
     Raises:
         ClusterError: if a rank fails, or the rounds have different results.
@@ -87,10 +87,10 @@ def shake(
 
     Args:
         cluster: as many ranks as the case has.
-        case: what to run.
+        case: the case to run.
         expected: the checksum of every rank without jitter.
-        slow_down: how many times longer everything takes than it should.
-        arguments: how much jitter, how often, and from which seed.
+        slow_down: factor by which all times are longer than they should be.
+        arguments: the amount of jitter, the number of iterations and the seed.
 
     Raises:
         ClusterError: if a rank fails, or an iteration has other results than without jitter.
@@ -183,10 +183,10 @@ def _positive(text: str) -> float:
 
 
 def refuse_unused(arguments: argparse.Namespace) -> None:
-    """Refuse flags that have no effect beside the others.
+    """Refuse flags that have no effect together with the others.
 
     Raises:
-        ValueError: naming the flag, and what it goes with.
+        ValueError: if there is such a flag; the message names it and the flag it belongs to.
     """
     of_plan = ("schedule", "vocab", "chunks", "memory_limit", "file", "unit")
     for names, belongs_to, idle in (
@@ -207,10 +207,10 @@ def refuse_unused(arguments: argparse.Namespace) -> None:
 
 
 def read_cases(arguments: argparse.Namespace) -> list[EmulatedCase]:
-    """Return what the flags ask for.
+    """Return the cases that the flags ask for.
 
     Raises:
-        ValueError: for files that hold no such thing, and plans that cannot be made.
+        ValueError: if a file holds no runs or costs, or a plan cannot be made.
     """
     if arguments.csv is not None:
         return measured_cases(

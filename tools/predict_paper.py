@@ -3,9 +3,9 @@
 
 python tools/predict_paper.py docs/reference --auto > tables.md
 
-What the device attains comes from measured pass times of one model on 8 GPUs, no rate from the
-tables. Each line is a cell of the paper's tables; ``--auto`` adds what the fastest of all schedules
-and treatments of this project that fits the memory would reach.
+The rates of the device come from measured pass times of one model on 8 GPUs, and none of them from
+the tables. Each line is a cell of the paper's tables. ``--auto`` adds the prediction for the
+fastest of this project's schedules and treatments that fits the memory.
 """
 
 import argparse
@@ -83,11 +83,11 @@ class Cell:
         )
 
     def paper_job(self, devices: Devices) -> PipelineJob:
-        """Return what the paper ran.
+        """Return the job that the paper ran.
 
-        Passes follow the order of the block. V-Half with the vocabulary is the exception, and fills
-        idle time: in the order of our block it stays far below what was measured, so the paper's
-        plan cannot have been that one. See docs/predictions.md for what the choice is worth.
+        Passes follow the order of the block, except in V-Half with vocabulary passes, where they
+        fill idle time. In the order of our block its MFU would be far below the measured one,
+        so the paper's plan had another order. docs/predictions.md says how much the choice changes.
         """
         treatment = METHODS[self.method.lower()]
         shortened = self.schedule == "v-half" and treatment != "none"
@@ -166,7 +166,7 @@ def fastest(
 ) -> PipelineJob | None:
     """Return the fastest of all schedules and treatments for a cell's model and GPUs.
 
-    A schedule that cannot be faster by the share ``indifference`` is not looked at.
+    A schedule that cannot be faster by the share ``indifference`` is skipped.
     """
     jobs = (
         cell.job(schedule, treatment, devices, shortened=True)
@@ -270,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _setup(cell: Cell) -> tuple[str, int, int, str]:
-    """Return what cells share whose model and GPUs are the same."""
+    """Return the values that are equal for cells with the same model and GPUs."""
     return cell.schedule, cell.gpus, cell.seq_length, cell.vocabulary
 
 

@@ -3,7 +3,7 @@
 
 python tools/reproduce.py docs/reference/a100_8gpu_seq2048.csv
 
-Only pass times and the time of a hop go in; see tools/predictions/measured_runs.py.
+The only inputs are pass times and the time of a hop; see tools/predictions/measured_runs.py.
 """
 
 import argparse

@@ -1,1 +1,1 @@
-"""What the package's console commands do; in a checkout, the scripts of tools/ call the same."""
+"""The package's console commands; in a checkout, the scripts of tools/ call the same functions."""

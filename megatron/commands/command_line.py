@@ -1,4 +1,4 @@
-"""What commands share: a parser whose errors are one line, numbers in a range, pictures' files."""
+"""Helpers of the commands: a parser with one-line errors, numbers in a range, picture files."""
 
 import argparse
 import math
@@ -11,7 +11,7 @@ from megatron.simulator.draw.svg import paint_svg
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that says what is wrong in one line, as all errors here."""
+    """A parser that reports an error in one line, as all commands do."""
 
     def error(self, message: str) -> NoReturn:
         """End the process with status 2."""
@@ -19,7 +19,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def number(least: float, kind: type[int] | type[float] = int) -> Callable[[str], float]:
-    """Return what reads a finite number of at least ``least``."""
+    """Return a function that reads a finite number of at least ``least``."""
 
     def read(text: str) -> float:
         try:

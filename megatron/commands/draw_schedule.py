@@ -3,11 +3,11 @@
 draw-schedule --into FOLDER                # the pictures that the README shows
 draw-schedule --timeline timeline.json     # what --record-timeline wrote, to timeline.svg
 
-A picture of a schedule has the time of a whole stage as its unit, for F, B and W each, and S and T
-take a quarter; communications are free. The picture of the treatments, 1f1b_vocab, has B with its
-weight gradient, and the output layer of V = 256k at hidden size 4096, sequence length 2048 and 4
-transformer layers a stage: V / (12 h + 2 s) = 4.8 layers (arXiv 2411.05288, section 2), or 1.2
-stages. Communications take what makes them visible there.
+In the picture of a schedule, F, B and W of a rank's layers take one unit each, and S and T take a
+quarter; communications are free. The picture of the treatments, 1f1b_vocab, has whole backwards.
+Its output layer is that of V = 256k at hidden size 4096, sequence length 2048 and 4 transformer
+layers per stage: V / (12 h + 2 s) = 4.8 layers (arXiv 2411.05288, section 2), or 1.2 stages. Its
+communications are long enough to be visible.
 """
 
 import argparse
@@ -42,7 +42,7 @@ TREATMENT_TITLES: Final[Mapping[str, str]] = {
 }
 
 Panels = Mapping[str, Scenario]
-"""Title -> what it shows."""
+"""Treatment of a panel -> its title."""
 
 
 def schedule_panels(schedule: str) -> Panels:
@@ -116,7 +116,7 @@ def draw_gallery(folder: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command; what is wrong ends the process with one line."""
+    """Run the command; an error ends the process with one line."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--into", type=Path, metavar="FOLDER", help="draw the gallery into it")

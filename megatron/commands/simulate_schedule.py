@@ -1,18 +1,19 @@
-"""Simulate a schedule: how long it takes, how much of that is idle, how much is in flight.
+"""Simulate a schedule: its time, its idle share and its microbatches in flight.
 
 simulate-schedule --schedule 1f1b --vocab vocab-2 -p 4 -m 8 --text
 simulate-schedule --schedule zb-v --vocab vocab-2 -p 8 -m 24 --draw zb-v.svg
 simulate-schedule --cost F=1,B=2:2:2:4.4,p2p=0.1 --json
 simulate-schedule --vocab redis --output-layer 1.2 --layers 32
 
-Times have no unit but that of the costs, and are those of one pass of one chunk; for 'auto', which
-compares schedules, of all chunks of a rank together. With W, B is the input gradient, and schedules
-that do not split the backward run both as one pass; without W, B is all of it. 'none' and 'redis'
-have no passes of the output layer: there only --output-layer adds it, to the last stage.
+Costs may have any unit, and the results have the same. They are those of one pass of one chunk; for
+'auto', which compares schedules, of all chunks of a rank together. If W is given, B is the input
+gradient, and schedules that do not split the backward run B + W as one pass. If W is absent, B is
+the whole backward. 'none' and 'redis' have no passes of the output layer: there only --output-layer
+adds its time, to the last stage.
 
-Idle is the share of the time until all ranks are done in which they run no pass. The bubble is the
-zero-bubble papers': the share of the longest time that one rank takes from its first pass to its
-last, as if nobody waited for the others between two iterations (post-validation).
+Idle is the share of time in which ranks run no pass, until all ranks are done. The bubble is that
+of the zero-bubble papers: it counts only the longest time that one rank takes from its first pass
+to its last, as if ranks did not wait for one another between two iterations (post-validation).
 """
 
 import argparse
@@ -69,7 +70,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _schedules() -> str:
-    """Return what the schedules are, one a line."""
+    """Return the descriptions of all schedules, one per line."""
     lines = []
     for name, traits in TRAITS.items():
         paper = f" ({traits.paper})" if traits.paper else ""
@@ -97,8 +98,8 @@ def _add_cost_flags(parser: argparse.ArgumentParser) -> None:
     costs = parser.add_mutually_exclusive_group()
     cost = (
         f"times of passes ({' '.join(PASS_KINDS)}; several for the ranks, as in F=1:1:2) and "
-        f"communications ({' '.join(COMM_KINDS)}, and p2p for X and G); what is not named takes no "
-        "time, F and B must be (default: F=1,B=1,W=1,S=0.25,T=0.25)"
+        f"communications ({' '.join(COMM_KINDS)}, and p2p for X and G); F and B are required, the "
+        "others take no time if not given (default: F=1,B=1,W=1,S=0.25,T=0.25)"
     )
     costs.add_argument("--cost", metavar="KIND=TIME,...", help=cost)
     file = "costs by rank and chunk, and bytes: see megatron/simulator/costs/cost_file.py"
@@ -113,11 +114,11 @@ def _add_cost_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def costs_of_file(path: Path, vocabulary: str) -> CostFile:
-    """Return what a file holds.
+    """Return the content of a file of costs.
 
     Raises:
-        ValueError: if it holds no costs, or some that were measured with another treatment of the
-            vocabulary than ``vocabulary``; names the file.
+        ValueError: if it holds no costs, or costs measured with another treatment than
+            ``vocabulary``. The message names the file.
     """
     file = load_costs(path)
     if file.layers is not None:
@@ -132,7 +133,7 @@ def read_costs(arguments: argparse.Namespace) -> CostFile:
     """Return the costs that the flags give.
 
     Raises:
-        ValueError: if they are none, naming the flag.
+        ValueError: if the flags give no valid costs; the message names the flag.
     """
     flag = "--cost" if arguments.costs is None else "--costs"
     try:
@@ -146,16 +147,16 @@ def read_costs(arguments: argparse.Namespace) -> CostFile:
 
 
 def read_case(arguments: argparse.Namespace, costs: Costs) -> Scenario:
-    """Return what the flags ask for.
+    """Return the scenario that the flags ask for.
 
     Raises:
-        ValueError: if they say twice what the output layer takes.
+        ValueError: if the flags give the time of the output layer twice.
     """
     given = arguments.cost is not None or arguments.costs is not None
     if arguments.output_layer is not None and given and (costs.passes["S"] or costs.passes["T"]):
         raise ValueError(
-            f"--output-layer {arguments.output_layer:g} and the costs of S and T both say what the "
-            "output layer takes: give one of them"
+            f"--output-layer {arguments.output_layer:g} and the costs of S and T both give the "
+            "time of the output layer: give only one of them"
         )
     request = Request(
         arguments.schedule,
@@ -191,7 +192,7 @@ def figures(
 
 
 def heading(scenario: Scenario, done: Simulation) -> str:
-    """Return a simulation in one line."""
+    """Return the results of a simulation in one line."""
     request, timeline = scenario.request, done.timeline
     return (
         f"{request.schedule}, vocabulary {request.vocabulary}, p = {request.ranks}, "
@@ -201,7 +202,7 @@ def heading(scenario: Scenario, done: Simulation) -> str:
 
 
 def report(scenario: Scenario, done: Simulation, held: Sequence[float] | None) -> str:
-    """Return a simulation in one line, and one for each rank."""
+    """Return the results of a simulation in one line, followed by one line for each rank."""
     lines = [heading(scenario, done)]
     for rank, peak in enumerate(done.in_flight):
         work = f"  rank {rank}: works {done.timeline.work(rank):.6g}"
@@ -213,7 +214,7 @@ def report(scenario: Scenario, done: Simulation, held: Sequence[float] | None) -
 
 
 def write_files(arguments: argparse.Namespace, scenario: Scenario, done: Simulation) -> None:
-    """Write what is asked for besides the report."""
+    """Write the files that are asked for in addition to the report."""
     if arguments.draw:
         write_picture(lay_out([Panel(heading(scenario, done), done.timeline)]), arguments.draw)
     if arguments.trace:
@@ -223,7 +224,7 @@ def write_files(arguments: argparse.Namespace, scenario: Scenario, done: Simulat
 
 
 def simulate_schedule(argv: Sequence[str] | None) -> None:
-    """Simulate, print and write what the command line asks for.
+    """Simulate the scenario of the command line, print the report and write the files.
 
     Raises:
         ValueError: for arguments that make no simulation.
@@ -248,9 +249,9 @@ def simulate_schedule(argv: Sequence[str] | None) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command; what is wrong ends the process with one line."""
-    gc.disable()  # millions of small tuples, hardly a cycle: a fifth of the time goes into looking
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # who reads may see enough, as head does
+    """Run the command; an error ends the process with one line."""
+    gc.disable()  # with millions of small tuples and hardly a cycle it takes a fifth of the time
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may stop early, as head does
     try:
         simulate_schedule(argv)
     except OSError as error:

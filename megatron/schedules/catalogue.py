@@ -1,4 +1,4 @@
-"""The schedules by name: how each is made, and how much it promises to hold at most."""
+"""The schedules by name: how each is made, and how many microbatches it holds at most."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,30 +14,32 @@ from megatron.schedules.blocks.v_shape import v_half, v_min, zb_v
 from megatron.schedules.blocks.zero_bubble import zb_h1, zb_h2
 
 PAPER_KEPT: Final = 32 / 74
-"""Share of a microbatch's activations that W needs in arXiv 2401.10241 (section 4.1): 32 of
-34 + 5 a s / h, at the a s / h = 8 of its models from 6.2B on, whose attention is not flash
-attention. ZB-2p counts its limit so; everything else here counts what B leaves as a whole."""
+"""Share of a microbatch's activations that W needs in arXiv 2401.10241 (section 4.1):
+32 / (34 + 5 a s / h) without flash attention, with a s / h = 8 as in its models from 6.2B on. Only
+the limit of ZB-2p is counted with this share. All other schedules count the activations between B
+and W in full."""
 
 Option = Literal["chunks", "split_backward", "file", "seconds", "shortened"]
-"""An option of a request that not every schedule has a use for."""
+"""An option of a request that only some schedules take."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """What there is to know of a schedule before its plan is made.
+    """The facts about a schedule that are known before its plan is made.
 
     Attributes:
-        description: what it is, in a few words, for tables and help.
+        description: a few words about it, for tables and help.
         paper: where it was published.
-        title: its name as that paper writes it.
-        chunks: model chunks of a rank: the least, and what a rank has if nobody says how many.
-        chunk_step: by how many chunks a rank may have more; 0 where it always has ``chunks``.
-        split: whether weight gradients are passes of their own, asked for or not.
+        title: its name in that paper.
+        chunks: the least number of model chunks per rank, and the default.
+        chunk_step: step in which a rank may have more chunks; 0 if it always has ``chunks``.
+        split: whether weight gradients are always separate passes.
         kept: share of the activations that counts as held from B to W.
-        options: what it has a use for.
-        costs_of_rank: its costs are of all chunks of a rank together, else of one chunk.
-        needs_memory_limit: it fills the memory that it is given, and has to be given some.
-        trainable: all ranks find the same plan.
+        options: the options of a request that it takes.
+        costs_of_rank: whether its costs are those of all chunks of a rank together; else they are
+            those of one chunk.
+        needs_memory_limit: whether it needs a memory limit: it fills all the memory allowed.
+        trainable: whether all ranks find the same plan, so that a training run can use it.
     """
 
     description: str
@@ -54,11 +56,14 @@ class Traits:
 
     @property
     def takes_chunks(self) -> bool:
-        """Whether a request may say how many chunks a rank has."""
+        """Whether a request may choose the number of chunks per rank."""
         return self.chunk_step > 0
 
     def chunks_fault(self, chunks: int) -> str | None:
-        """Return what is wrong with so many chunks of a rank, to follow the schedule's name."""
+        """Return why a rank cannot have so many chunks, or ``None`` if it can.
+
+        The text is the rest of a sentence that begins with the schedule's name.
+        """
         if not self.takes_chunks:
             others = " or ".join(CHUNKED_SCHEDULES)
             fault = f"has {self.chunks} chunks a rank, not {chunks}: {others} can have more"
@@ -81,9 +86,10 @@ class Schedule(Traits):
 
     Attributes:
         block: makes the block from ranks, microbatches and chunks.
-        promise: microbatches in flight at most on any rank, without vocabulary passes, from the
-            same three counts.
-        searched: the block is one start among others for a search that the costs decide.
+        promise: the most microbatches in flight on any rank, without vocabulary passes, as a
+            function of the same three counts.
+        searched: whether the plan comes from a search with the costs; the block is then only one
+            of its starts.
     """
 
     block: Callable[[int, int, int], Block]
@@ -196,7 +202,7 @@ SCHEDULES: Final[Mapping[str, Schedule]] = {
         chunks=2,
     ),
 }
-"""Name -> schedule, for those with a block."""
+"""Name -> schedule, for all schedules that have a block."""
 
 TRAITS: Final[Mapping[str, Traits]] = {
     **SCHEDULES,
@@ -219,6 +225,6 @@ TRAITS: Final[Mapping[str, Traits]] = {
 
 SCHEDULE_NAMES: Final[tuple[str, ...]] = tuple(TRAITS)
 TRAINABLE_SCHEDULES: Final[tuple[str, ...]] = tuple(n for n, t in TRAITS.items() if t.trainable)
-"""What ``--pipeline-schedule`` takes."""
+"""The names that ``--pipeline-schedule`` takes."""
 CHUNKED_SCHEDULES: Final[tuple[str, ...]] = tuple(n for n, t in TRAITS.items() if t.takes_chunks)
-"""Those whose ranks have as many chunks as they are told."""
+"""The schedules for which a request may choose the number of chunks per rank."""

@@ -1,4 +1,4 @@
-"""Prove that a plan can be run: every pass exactly once, no deadlock, memory promise kept."""
+"""Prove that a plan can be run: each pass occurs once, no deadlock, the memory promise is kept."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -11,7 +11,7 @@ from megatron.schedules.plan import Plan, passes_of
 from megatron.schedules.timing import earliest
 
 _NO_TIME: Final = Costs(dict.fromkeys(PASS_KINDS, 0.0))
-"""What is possible at all does not depend on durations."""
+"""Whether a plan deadlocks does not depend on durations."""
 
 
 def check(plan: Plan, in_flight_limit: Sequence[float] | None = None) -> None:
@@ -19,10 +19,11 @@ def check(plan: Plan, in_flight_limit: Sequence[float] | None = None) -> None:
 
     Args:
         plan: the plan.
-        in_flight_limit: promised peak of microbatches in flight for every rank, if any.
+        in_flight_limit: for every rank, the promised peak of microbatches in flight, if any.
 
     Raises:
-        ValueError: naming rank and pass, with the grid around the offending cell.
+        ValueError: if the plan cannot be run or exceeds the limit. The message names the rank and
+            the pass, and shows the plan around the pass as a grid.
     """
     _check_header(plan)
     for rank in range(plan.ranks):
@@ -89,12 +90,13 @@ def _check_deadlock(plan: Plan) -> None:
 
 
 def grid(plan: Plan, marked: Mapping[int, int] | None = None, around: int = 6) -> str:
-    """Return the plan as text, one row per rank, with one cell per rank ``>marked<``.
+    """Return the plan as text, one row per rank, with at most one pass per rank ``>marked<``.
 
     Args:
         plan: the plan.
         marked: for some ranks, the index of the pass to mark.
-        around: passes shown on either side of a marked one; rows without a mark are cut alike.
+        around: number of passes shown on either side of the mark; rows without a mark are cut at
+            the leftmost mark of the others.
     """
     marked = marked or {}
     lines = []

@@ -1,6 +1,7 @@
-"""How long passes and communications take: what places passes, and what the simulator charges.
+"""How long passes and communications take.
 
-Costs decide the order of a plan and the times of a timeline, never whether a run is right.
+Schedules place passes by these costs, and the simulator computes its timeline from them. Costs
+never decide whether a run is correct.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,9 +22,10 @@ class Costs:
     """Time of every pass and communication, in any one unit.
 
     Attributes:
-        passes: time of one pass of one chunk, by kind. B without W is the whole backward; with W it
-            is the input gradient, and a plan that does not split the backward runs B + W as one.
-        comms: time of a communication, by kind; absent ones are free.
+        passes: time of one pass of one chunk, by kind. If W is absent, B is the whole backward. If
+            W is given, B is the input gradient alone, and a plan that does not split the backward
+            takes B + W for it.
+        comms: time of a communication, by kind; absent kinds take no time.
 
     Raises:
         ValueError: if a time is negative, infinite or no number.
@@ -56,7 +58,11 @@ class Costs:
         return self.comms.get(comm.kind, 0.0)
 
     def per_chunk(self, chunks: int) -> "Costs":
-        """Return the costs of one of ``chunks`` equal chunks, these being those of all together."""
+        """Return the costs of one of ``chunks`` equal chunks; ``self`` has those of all together.
+
+        Raises:
+            ValueError: if ``self`` has costs by chunk.
+        """
         passes = dict(self.passes)
         for kind in CHUNKED_KINDS:
             if kind in passes:
@@ -103,4 +109,4 @@ def _of_rank(time: float | Sequence[float], parts: int) -> float:
 UNIT_COSTS: Final = Costs(
     {"F": 1.0, "B": 1.0, "W": 1.0, "S": 0.25, "E": 0.05, "T": 0.25, "IF": 0.05, "IB": 0.05}
 )
-"""Durations assumed where nothing was measured; only their order matters."""
+"""Durations assumed if nothing was measured; only the order that they lead to matters."""

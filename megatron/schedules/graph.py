@@ -1,9 +1,9 @@
 """One microbatch's passes and communications, numbered: what each needs and how long it takes.
 
 Dependencies never cross microbatches, and costs do not depend on the microbatch. So ``needs`` is
-asked once, for microbatch 0, and whoever walks a plan of many microbatches works with small whole
-numbers: pass ``n`` of microbatch ``i`` is ``n * m + i``. Communications are numbered likewise, in a
-numbering of their own.
+called for microbatch 0 only, and code that walks a plan of many microbatches works with whole
+numbers: pass ``n`` of microbatch ``i`` is ``n * m + i``. Communications have their own numbers, by
+the same formula.
 """
 
 from collections.abc import Iterable
@@ -16,26 +16,26 @@ from megatron.schedules.plan import Plan, passes_of
 
 
 class Graph:
-    """The numbered passes and communications of a plan's header; its rows do not matter.
+    """The numbered passes and communications of a plan; the order of its rows does not matter.
 
     Attributes:
         microbatches: microbatches m.
         ranks: for every pass, its rank.
-        passes: for every pass, its kind and chunk, as the pass of microbatch 0.
+        passes: for every pass number, the pass of microbatch 0, which gives its kind and chunk.
         times: for every pass, its duration.
         own_needs: for every pass, the passes of the same rank that it needs.
         comm_needs: for every pass, the communications that it needs.
         feeds: for every pass, the communications that move its result.
-        comms: for every communication, its kind and stage, as that of microbatch 0.
+        comms: for every communication number, the communication of microbatch 0.
         comm_times: for every communication, its duration.
         sources: for every communication, how many passes feed it.
         members: for every communication, the ranks that take part.
-        fillers: for every pass, whether nobody waits for it: W, IB, and T where no barrier
-            comes after it.
-        waits_after: for a pass after which its rank waits on the spot, the communication: T and its
-            barrier where the output layer is synchronous.
-        followed_by: for a pass that nothing may come after but one other, that other: S and T where
-            the output layer is synchronous.
+        fillers: for every pass, whether no other pass waits for it: true for W, IB, and T without
+            a barrier after it. Such passes can fill idle time.
+        waits_after: pass number -> the communication that the rank waits for at once after this
+            pass. If the output layer is synchronous: T -> the barrier after it.
+        followed_by: pass number -> the only pass that may come next on the rank. If the output
+            layer is synchronous: S -> T.
     """
 
     def __init__(self, plan: Plan, costs: Costs) -> None:
@@ -46,7 +46,7 @@ class Graph:
         self.times = [costs.of_pass(plan, rank, item) for rank, item in places]
         self._numbers = {(rank, item.kind, item.chunk): n for n, (rank, item) in enumerate(places)}
         needed = [needs(plan, rank, item) for rank, item in places]
-        # No set: its order differs from process to process, and the ranks must agree.
+        # Not a set: its order differs from process to process, but all ranks must number alike.
         self.comms = list(dict.fromkeys(c for all_ in needed for c in all_ if isinstance(c, Comm)))
         numbers = {comm: c for c, comm in enumerate(self.comms)}
         self.own_needs = [
@@ -83,7 +83,7 @@ class Graph:
     def reversed(self) -> "Graph":
         """Return the graph of the same passes with time running backwards.
 
-        Microbatches are numbered from the last one on.
+        The last microbatch has number 0.
         """
         mirror = copy(self)
         own: list[list[int]] = [[] for _ in self.passes]
@@ -103,11 +103,11 @@ class Graph:
         return mirror
 
     def row(self, rank: int, row: tuple[Pass, ...]) -> list[int]:
-        """Return the numbers of a rank's passes, each with its microbatch."""
+        """Return the numbers of a rank's passes: ``n * m + i`` for pass n of microbatch i."""
         m, numbers = self.microbatches, self._numbers
         return [numbers[rank, kind, chunk] * m + i for kind, i, chunk in row]
 
     def plan_row(self, row: Iterable[int]) -> tuple[Pass, ...]:
-        """Return the passes of numbers, each with its microbatch: the inverse of ``row``."""
+        """Return the passes that have these numbers: the inverse of ``row``."""
         m, passes = self.microbatches, self.passes
         return tuple(Pass(passes[n // m].kind, n % m, passes[n // m].chunk) for n in row)

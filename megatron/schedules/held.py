@@ -1,9 +1,9 @@
-"""What a rank holds while it works through its row, counted in microbatches and chunks.
+"""What a rank holds in memory while it works through its row, in microbatches and chunks.
 
-Activations of a chunk are held from F to B, and the share of them that the weight gradient needs
-(``kept``) from B to W where W is a pass of its own. That share is nearly 1 with flash attention,
-which leaves B nothing of its own to free, and 32 / (34 + 5 a s / h) where attention matrices are
-stored (arXiv 2401.10241, section 4.1: a heads, sequence length s, hidden size h).
+A rank holds the activations of a chunk from F to B. If W is a separate pass, it holds a share of
+them, ``kept``, from B to W: the weight gradients need this share. With flash attention the share is
+nearly 1. With stored attention matrices, which B frees, it is 32 / (34 + 5 a s / h)
+(arXiv 2401.10241, section 4.1: a heads, sequence length s, hidden size h).
 """
 
 from collections.abc import Iterable
@@ -28,10 +28,10 @@ class Held(NamedTuple):
 
 
 def held_changes(plan: Plan, item: Pass, kept: float = 1.0) -> Held:
-    """Return by how much ``item`` changes what its rank holds.
+    """Return the change by ``item`` in what its rank holds.
 
     Args:
-        plan: tells whether the backward is split, and whether the vocabulary is.
+        plan: says whether the backward and the vocabulary are split.
         item: any pass of the plan.
         kept: share of a microbatch's activations that stays from B to W.
     """
@@ -45,7 +45,10 @@ def held_changes(plan: Plan, item: Pass, kept: float = 1.0) -> Held:
 
 
 def peak_held(plan: Plan, row: Iterable[Pass], kept: float = 1.0) -> Held:
-    """Return the peaks of what a rank with this ``row`` holds, each by itself."""
+    """Return the peak of each quantity in ``Held`` on a rank with this ``row``.
+
+    The three peaks need not occur at the same time.
+    """
     known: dict[tuple[str, int], list[tuple[int, float]]] = {}
     held, peaks = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
     for item in row:
@@ -61,8 +64,8 @@ def peak_held(plan: Plan, row: Iterable[Pass], kept: float = 1.0) -> Held:
 
 
 def in_flight(plan: Plan, kept: float = 1.0) -> list[float]:
-    """Return every rank's peak of microbatches whose activations it holds.
+    """Return for every rank the most microbatches whose activations it holds at a time.
 
-    A chunk counts as its share 1/v of the rank's layers.
+    A chunk counts as 1/v, its share of the rank's layers.
     """
     return [peak_held(plan, row, kept).activations / plan.chunks for row in plan.rows]

@@ -1,10 +1,10 @@
-"""Lower a plan to a program: add communication, which schedule authors never write.
+"""Lower a plan to a program: add the communication, which no schedule author writes.
 
-Every communication gets a place in one total order, that of the times at which its data exists when
-the plan runs with the assumed costs. All ranks issue their communications in this order, each as
-early as it can, and wait for them as late as they can. Nothing can deadlock at run time whatever
-the real costs are: passes by end and communications by ready time are one topological order of
-everything that waits for anything.
+All communications get one total order. They are sorted by the time at which their data exists
+when the plan runs with the assumed costs. All ranks issue their communications in this order, each
+as early as it can, and wait for each as late as they can. A run cannot deadlock, whatever the real
+costs are: passes sorted by end time, together with communications sorted by the time at which
+their data exists, form a topological order of all dependencies.
 """
 
 from collections import defaultdict
@@ -20,7 +20,7 @@ from megatron.schedules.plan import Plan
 from megatron.schedules.timing import Walk, walk
 
 IN_FLIGHT_SENDS = 2
-"""Buffers that a rank keeps per lane for messages that it sends and does not need itself."""
+"""Messages per lane that a rank may have sent without having waited for them: each has a buffer."""
 
 
 class Run(NamedTuple):
@@ -30,7 +30,7 @@ class Run(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Issue a communication; does not block."""
+    """Issue a communication without waiting for it."""
 
     comm: Comm
 
@@ -46,10 +46,10 @@ Instruction = Run | Start | Wait
 
 @dataclass(frozen=True)
 class Program:
-    """What every rank executes.
+    """The instructions of every rank.
 
     Attributes:
-        plan: the plan it was lowered from.
+        plan: the plan that was lowered.
         rows: for each rank its instructions in order.
     """
 
@@ -60,9 +60,10 @@ class Program:
 def lane(plan: Plan, comm: Comm) -> tuple[str | int, ...]:
     """Return the queue in which ``comm`` runs.
 
-    There is one per directed link and kind, and one for all collectives. Communications of one lane
-    have the same participants and run one after another. (On NCCL the links of one direction that
-    meet on a rank share a communicator and run one after another too; that is not modelled.)
+    Every directed link has a lane for each kind, and all collectives share one lane. Communications
+    in a lane have the same participants and run one after another. (On NCCL, links of one direction
+    that meet on a rank share a communicator, so they also run one after another. The lanes do not
+    model this.)
     """
     if comm.kind in ("X", "G"):
         return (comm.kind, *participants(plan, comm))
@@ -74,7 +75,7 @@ def lower(plan: Plan, costs: Costs = UNIT_COSTS) -> Program:
 
     Args:
         plan: a plan that ``check`` accepts.
-        costs: durations; decide the order only.
+        costs: durations; they decide only the order of the communications.
     """
     graph = Graph(plan, costs)
     rows = [graph.row(rank, row) for rank, row in enumerate(plan.rows)]
@@ -85,15 +86,15 @@ def lower(plan: Plan, costs: Costs = UNIT_COSTS) -> Program:
 
 
 class _Messages:
-    """The communications of a plan, numbered as in ``Graph``, and what all ranks know of them.
+    """The communications of a plan, numbered as in ``Graph``, with facts that all ranks share.
 
     Attributes:
-        order: all communications in the common order, that in which their data exists.
-        starts: the instruction that issues each.
-        waits: the instruction that waits for each.
-        lanes: kind and lane of each, its microbatch left out.
-        blocking: for each, its microbatch left out, whether a rank that takes part waits on the
-            spot.
+        order: all communications in the common order, by the time at which their data exists.
+        starts: for every communication, the instruction that issues it.
+        waits: for every communication, the instruction that waits for it.
+        lanes: for every communication of one microbatch, its kind and lane.
+        blocking: for every communication of one microbatch, whether each participant waits for it
+            at once.
     """
 
     def __init__(self, plan: Plan, graph: Graph, rows: Sequence[Sequence[int]], run: Walk) -> None:
@@ -111,13 +112,13 @@ class _Messages:
     def _common_order(self) -> list[int]:
         """Return all communications by the time at which their data exists.
 
-        Where ranks meet for the output layer, its broadcast comes when the last of them is there,
-        just before the first barrier: it would block whoever takes part earlier.
+        If the output layer is synchronous, C0 comes just before the first barrier, when the last
+        rank has arrived: C0 blocks its participants, so an earlier start would only make them wait.
         """
         latest = self.run.latest
         order = sorted(
             self.run.complete, key=latest.__getitem__
-        )  # stable: each after what it needs
+        )  # a stable sort: of equal times, each communication stays after those that it needs
         if not self.plan.treatment.synchronous:
             return order
         m, kinds = self.graph.microbatches, [comm.kind for comm in self.graph.comms]
@@ -149,7 +150,7 @@ def _lower_row(messages: _Messages, rank: int) -> tuple[Instruction, ...]:
 
 
 class _Issue:
-    """Issues one rank's communications in the common order while its passes go by."""
+    """Issues one rank's communications in the common order, from the first pass of its row on."""
 
     def __init__(self, messages: _Messages, rank: int) -> None:
         graph, m = messages.graph, messages.graph.microbatches
@@ -167,17 +168,19 @@ class _Issue:
             for comm in graph.feeds[number // m]
             if not (messages.blocking[comm] and graph.comms[comm].kind == "C0")
         )
-        """(position in the order, index of the pass that feeds it) of all that this rank feeds."""
+        """(position in the order, index of its source pass) of all communications with a source on
+        this rank."""
         self._fed = 0
         self._sent: dict[tuple[object, ...], list[int]] = defaultdict(list)
 
     def before(self, index: int, now: float, needed: Iterable[int]) -> None:
-        """Issue what can go before pass ``index`` of the row, which ends at ``now``.
+        """Issue the communications that go before pass ``index`` of the row, which ends at ``now``.
 
-        What this rank feeds goes as soon as its own part exists. What it only receives goes when
-        the pass needs it, when its data will exist before the pass ends, or when the common order
-        puts it before something that goes now: a receive that nobody answers yet occupies the
-        device. What would block the rank never goes ahead of need.
+        A communication that this rank contributes to is issued as soon as the rank's own part
+        exists. A communication that it only receives is issued in one of three cases: the pass
+        needs it, its data will exist before the pass ends, or one later in the common order is
+        issued now. It is not issued earlier, because a receive without a sender occupies the
+        device. A blocking communication is issued only when a pass needs it.
         """
         end = self._next
         own, latest, m = self._own, self._messages.run.latest, self._microbatches
@@ -192,7 +195,7 @@ class _Issue:
         self._start_until(max([end, *(self._position[comm] + 1 for comm in needed)]))
 
     def rest(self) -> None:
-        """Issue all that is left and wait for every message that this rank only sends."""
+        """Issue all remaining communications; wait for the messages that this rank only sends."""
         self._start_until(len(self._comms))
         waits = self._messages.waits
         self.program.extend(waits[comm] for queue in self._sent.values() for comm in queue)

@@ -1,4 +1,4 @@
-"""Make the plan that a name stands for, with any treatment of the vocabulary."""
+"""Make the plan of a named schedule with any treatment of the vocabulary."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,17 +24,18 @@ from megatron.schedules.timing import earliest
 from megatron.schedules.treatments import Treatment
 
 TRIALS_WITH_OWN_SEARCH: Final = 12
-"""Trials that the effort must allow for a plan without vocabulary to be worth its own search."""
+"""A plan without vocabulary gets its own search only if the effort allows this many trials."""
 
 _P = ParamSpec("_P")
 
 
 class Found(NamedTuple):
-    """What was made of a request.
+    """The plan made for a request.
 
     Attributes:
         plan: a checked plan.
-        bound: time that no plan within the memory limit is below, where one was proven.
+        bound: a proven time that no plan within the memory limit can beat; ``None`` if there is no
+            proof.
     """
 
     plan: Plan
@@ -42,16 +43,16 @@ class Found(NamedTuple):
 
 
 def find_plan(request: Request) -> Found:
-    """Return the checked plan that ``request`` asks for, and what is known about better ones.
+    """Return the checked plan that ``request`` asks for, with the bound on better plans, if known.
 
     Raises:
-        ValueError: for a memory limit that the schedule exceeds, a file that holds another plan or
-            none, or one that cannot be run, costs that lack a pass, and ``optimal`` without
-            OR-Tools.
+        ValueError: if the schedule exceeds the memory limit, the file holds no plan, a plan for
+            another request or one that cannot be run, the costs lack a pass, or ``optimal`` is
+            asked for without OR-Tools.
     """
     _check_weight_gradient(request)
     found = _found(request)
-    if request.schedule != "file":  # which has been, where the file can be named
+    if request.schedule != "file":  # load_plan has checked that, with the file's name in the error
         check(found.plan)
     _check_limit(request, found.plan)
     return found
@@ -63,10 +64,11 @@ def plan_for(request: Request) -> Plan:
 
 
 def least_time_of(request: Request) -> float:
-    """Return a time that no plan of ``request`` can beat, without making it.
+    """Return a time that no plan of ``request`` can beat; the plan itself is not made.
 
     Args:
-        request: for a schedule with a block, or one of one chunk a rank that splits the backward.
+        request: for a schedule that has a block, or one that has one chunk per rank and splits the
+            backward.
     """
     schedule = SCHEDULES.get(request.schedule, SCHEDULES["zb-h1"])
     return least_time(_unrolled(request, schedule, 1), request.costs, request.microbatches)
@@ -76,8 +78,8 @@ def stages_of(request: Request) -> tuple[tuple[int, int], ...]:
     """Return the (rank, chunk) of every stage without making the plan: costs may depend on them.
 
     Raises:
-        ValueError: for ``auto``, whose stages are those of the best schedule, and for a file that
-            holds another plan or none.
+        ValueError: for ``auto``, whose stages are not known before the best schedule is, and for a
+            file that holds no plan or a plan for another request.
     """
     if request.schedule == "file":
         return plan_for(request).stages
@@ -99,7 +101,7 @@ def _with_arguments_of(request: Callable[_P, Request]) -> Callable[_P, Plan]:
 
 
 make_plan: Final = _with_arguments_of(Request)
-"""``plan_for``, with the arguments of ``Request`` in its stead."""
+"""``plan_for`` that takes the arguments of ``Request`` instead of a ``Request``."""
 
 
 def _found(request: Request) -> Found:
@@ -136,7 +138,7 @@ def _from_block(request: Request, schedule: Schedule) -> Plan:
 
 
 def _unrolled(request: Request, schedule: Schedule, microbatches: int) -> Plan:
-    """Return the plan in the order of the schedule's block, treated as requested."""
+    """Return the plan in the order of the schedule's block, with the requested treatment."""
     block = _block(request, schedule)
     if request.split_backward and not schedule.split:
         block = _split(block)
@@ -171,12 +173,13 @@ def _split(block: Block) -> Block:
 
 
 def _limits(plan: Plan, microbatches: float) -> list[Held]:
-    """Return what every rank may hold: ``microbatches``, and of the rest what it does anyway.
+    """Return what every rank may hold while the plan is shortened.
 
-    Without W there is little to fill gaps with, and the later ranks keep to the less that they
-    hold, give or take a chunk. With W, one microbatch of exponentials more lets T wait for idle
-    time as well. Only the first stage keeps embeddings: the other ranks must look them up that much
-    earlier before their own F as it comes later, up to one microbatch a rank.
+    The limit of activations is ``microbatches``. Without W there is little to fill gaps with, so
+    the later ranks, which hold less, may exceed their own peak by one chunk only. With W, a rank
+    may hold the exponentials of one more microbatch, so that T too can wait for idle time. All
+    ranks look embeddings up for the first stage, but run their own F later, up to one microbatch
+    for each rank. So ranks without the first stage may hold embeddings of p more microbatches.
     """
     promised = float(floor(microbatches * plan.chunks + 1e-9))
     limits = []
@@ -190,7 +193,7 @@ def _limits(plan: Plan, microbatches: float) -> list[Held]:
 
 
 def _within(request: Request, limit: float) -> Plan:
-    """Return the best plan of one chunk a rank, the backward split, within a limit."""
+    """Return the best plan with one chunk per rank and a split backward within a memory limit."""
     p, m = request.ranks, request.microbatches
     blocks = [SCHEDULES[name].block(p, m, 1) for name in ("zb-h2", "zb-h1")]
     plans = [unroll(_treated(block, request.treatment), m) for block in blocks]
@@ -200,7 +203,7 @@ def _within(request: Request, limit: float) -> Plan:
 
 
 def _optimum(request: Request) -> Optimum:
-    """Return the shortest plan of one chunk a rank that CP-SAT finds, and what it proves."""
+    """Return the shortest plan with one chunk per rank that CP-SAT finds, and its proven bound."""
     limit = request.memory_limit
     limit = float(request.ranks + request.treatment.delay) if limit is None else limit
     hint = _within(request, limit)
@@ -212,7 +215,7 @@ class _Candidate:
     """A schedule that ``auto`` compares.
 
     Attributes:
-        request: for its plan, whatever that holds.
+        request: asks for its plan, whether the plan fits the memory limit or not.
     """
 
     request: Request
@@ -239,11 +242,11 @@ class _Candidate:
 
 
 def _best(request: Request) -> Plan:
-    """Return the plan that ends first of all schedules within the limit; zb-auto fits any."""
+    """Return the plan that ends first among all schedules that fit the limit; zb-auto fits any."""
     candidates = []
     for name, schedule in SCHEDULES.items():
         if schedule.kept < 1:
-            continue  # it counts less than it holds: zb-auto takes the limit as it is
+            continue  # it counts only a part of what it holds; zb-auto counts all of it
         costs = request.costs.per_chunk(schedule.chunks)
         candidates.append(_Candidate(replace(request, schedule=name, costs=costs, chunks=None)))
     if request.memory_limit is not None:
@@ -263,12 +266,12 @@ def _check_limit(request: Request, plan: Plan) -> None:
 
 
 def _check_weight_gradient(request: Request) -> None:
-    """Refuse to guess what share of a whole backward the weight gradient takes."""
+    """Raise if the plan needs W but the costs lack it: its share of B is not to be guessed."""
     splits = request.traits.split or request.split_backward
     whole = ", ".join(name for name, schedule in SCHEDULES.items() if not schedule.split)
     if splits and "W" not in request.costs.passes:
         raise ValueError(
-            f"{request.schedule} splits the backward, and the costs have no W: give W=TIME, B "
-            "being the input gradient alone then (--measured-costs: of a run that splits it), or "
-            f"take one unsplit: {whole}"
+            f"{request.schedule} splits the backward, and the costs have no W: give W=TIME, and "
+            "as B the input gradient alone (--measured-costs: measure a run that splits the "
+            f"backward), or take a schedule that does not split it: {whole}"
         )

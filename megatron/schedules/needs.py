@@ -1,8 +1,8 @@
-"""What a pass needs before it may start: the only place that knows the dependencies.
+"""What a pass needs before it may start. Only this file knows the dependencies.
 
-A need is either an earlier pass of the same rank or a communication. A communication in turn has
-sources, the passes whose results it moves, and participants, the ranks that take part. Checking,
-lowering, simulating and executing all ask here.
+A need is either an earlier pass of the same rank or a communication. A communication has sources
+(the passes whose results it moves) and participants (the ranks that take part). The check, the
+lowering, the simulator and the executor all use these functions.
 """
 
 from typing import Final, Literal, NamedTuple, get_args
@@ -23,9 +23,9 @@ class Comm(NamedTuple):
     """One communication.
 
     Attributes:
-        kind: what is moved.
-        microbatch: for which microbatch.
-        stage: the stage that sends, for X and G; 0 for the collectives.
+        kind: what it moves.
+        microbatch: the microbatch that it belongs to.
+        stage: the sending stage of X and G; 0 for the collectives.
     """
 
     kind: CommKind
@@ -43,7 +43,7 @@ Need = Pass | Comm
 
 
 def needs(plan: Plan, rank: int, item: Pass) -> tuple[Need, ...]:
-    """Return what ``item`` waits for on ``rank``: passes of that rank, and communications."""
+    """Return the passes of ``rank`` and the communications that ``item`` waits for there."""
     kind, microbatch, chunk = item
     if kind == "F":
         return _forward_needs(plan, rank, item)
@@ -64,9 +64,10 @@ def needs(plan: Plan, rank: int, item: Pass) -> tuple[Need, ...]:
 
 
 def _output_needs(plan: Plan, rank: int, microbatch: int) -> tuple[Need, ...]:
-    """Return what S waits for: the output of the last stage, which has it without a broadcast.
+    """Return what S waits for: the output of the last stage.
 
-    Where ranks meet for the output layer, the last stage waits for the others too.
+    The rank of the last stage has this output already; the others wait for its broadcast C0. If
+    the output layer is synchronous, the rank of the last stage waits for C0 too.
     """
     last, chunk = plan.stages[-1]
     own: tuple[Need, ...] = (Pass("F", microbatch, chunk),) if rank == last else ()
@@ -108,7 +109,7 @@ def sources(plan: Plan, comm: Comm) -> tuple[tuple[int, Pass], ...]:
 
 
 def participants(plan: Plan, comm: Comm) -> tuple[int, ...]:
-    """Return the ranks that take part: sender and receiver of X and G, else every rank."""
+    """Return the ranks that take part: sender and receiver for X and G, else every rank."""
     if comm.kind == "X":
         return plan.stages[comm.stage][0], plan.stages[comm.stage + 1][0]
     if comm.kind == "G":

@@ -4,9 +4,10 @@ import re
 from typing import Final, Literal, NamedTuple, get_args
 
 PassKind = Literal["F", "B", "W", "S", "E", "T", "IF", "IB"]
-"""F forward, B backward (input gradient), W weight gradient, S and T output layer before and
-after its barrier, IF and IB input layer forward and backward (DESIGN section 2). E is the middle
-pass of the naive treatment: exponentials, between the barriers of the maximum and of the sum."""
+"""F forward; B backward (input gradient); W weight gradient; S and T output layer before and after
+its barrier; IF and IB input layer forward and backward (DESIGN section 2). E is the middle pass of
+the naive treatment: it computes the exponentials, between the barriers of the maximum and the
+sum."""
 
 PASS_KINDS: Final[tuple[PassKind, ...]] = get_args(PassKind)
 CHUNKED_KINDS: Final[tuple[PassKind, ...]] = ("F", "B", "W")
@@ -19,9 +20,9 @@ class Pass(NamedTuple):
     """One unit of work.
 
     Attributes:
-        kind: what is done.
-        microbatch: for which microbatch, counted from 0 within the iteration.
-        chunk: on which model chunk of the rank; 0 for the vocabulary passes.
+        kind: the kind of work.
+        microbatch: index of the microbatch, counted from 0 within the iteration.
+        chunk: index of the model chunk on the rank; 0 for the vocabulary passes.
     """
 
     kind: PassKind

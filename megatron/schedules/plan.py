@@ -1,7 +1,7 @@
-"""A plan is the ordered row of passes for every rank: what a schedule produces, and nothing else.
+"""A plan holds, for every rank, its passes in the order of execution. It is what a schedule makes.
 
-It knows no times and no communication. Dependencies follow from it by ``needs``; communication is
-added by ``lower``; times come out of the simulator.
+A plan holds no times and no communication: ``needs`` derives the dependencies, ``lower`` adds the
+communication, and the simulator computes the times.
 """
 
 import re
@@ -21,10 +21,10 @@ class Plan:
         rows: for each rank its passes in the order of execution.
         stages: (rank, chunk) of every stage, in the order in which the data flows.
         microbatches: microbatches m of one iteration.
-        treatment: what becomes of the vocabulary layers; ``none`` for ``redis`` too. Where it is
-            synchronous, S and T of a microbatch stand next to each other. The collectives of the
-            input layer are waited for where they are needed, as in any plan.
-        forward_only: the plan evaluates: it has no B, W and IB.
+        treatment: how the vocabulary layers are run; ``none`` for ``redis`` too. If it is
+            synchronous, S and T of a microbatch stand next to each other. Even then, a rank waits
+            for the collectives of the input layer only where a pass needs them.
+        forward_only: the plan is for evaluation and has no B, W and IB.
     """
 
     rows: tuple[tuple[Pass, ...], ...]
@@ -50,7 +50,7 @@ class Plan:
 
     @cached_property
     def split_backward(self) -> bool:
-        """Whether weight gradients are passes of their own."""
+        """Whether the weight gradients are separate passes (W)."""
         return any(p.kind == "W" for p in self.rows[0])
 
     def to_text(self) -> str:
@@ -67,12 +67,13 @@ class Plan:
 
     @classmethod
     def from_text(cls, text: str) -> "Plan":
-        """Read a text form; ``#`` starts a comment. The result is not checked: see ``check``.
+        """Read a plan from its text form; ``#`` starts a comment. ``check`` is not called.
 
-        Files of old say ``barriers N`` and ``collectives synchronous`` instead of ``vocabulary``.
+        Older files have the lines ``barriers N`` and ``collectives synchronous`` instead of
+        ``vocabulary NAME``.
 
         Raises:
-            ValueError: if a line cannot be read, naming it, or is missing.
+            ValueError: if a line is missing or cannot be read; the message names the line.
         """
         header: dict[str, str] = {}
         rows: list[tuple[Pass, ...]] = []
@@ -117,7 +118,7 @@ _OLD_NAMES: Final = {
     "barriers 2, collectives synchronous": "interlaced",
     "barriers 3": "naive",
 }
-"""The treatment by what described it before files named it."""
+"""Header lines of older files -> name of the treatment that they describe."""
 
 
 def _add_header(header: dict[str, str], name: str, value: str) -> None:
@@ -135,7 +136,7 @@ def _add_header(header: dict[str, str], name: str, value: str) -> None:
 
 
 def _name_treatment(header: dict[str, str]) -> None:
-    """Give the header of an old file, which describes the treatment, the line that names it."""
+    """Add the ``vocabulary`` line to the header of an older file, which has others instead."""
     old = ", ".join(f"{name} {header[name]}" for name in _OLD_HEADER if name in header)
     if not old:
         return
@@ -163,7 +164,7 @@ def _row(name: str, value: str, rank: int) -> tuple[Pass, ...]:
 
 
 def passes_of(plan: Plan, rank: int) -> tuple[Pass, ...]:
-    """Return the passes of microbatch 0 that ``rank`` must run; every microbatch has the same."""
+    """Return the passes of microbatch 0 on ``rank``; all other microbatches have the same ones."""
     kinds: list[PassKind] = ["F"] if plan.forward_only else ["F", "B"]
     if plan.split_backward:
         kinds.append("W")
@@ -175,9 +176,9 @@ def passes_of(plan: Plan, rank: int) -> tuple[Pass, ...]:
 
 
 def evaluation_plan(plan: Plan) -> Plan:
-    """Return the plan that evaluates with the same stages and treatment: IF, F, S, E and T.
+    """Return the evaluation plan with the same stages and treatment: IF, F, S, E and T.
 
-    T then only reads the loss from what the barriers have merged.
+    In it, T only reads the loss from the statistics that the barriers have merged.
     """
     kinds = {"F", *plan.treatment.passes} - {"IB"}
     rows = tuple(tuple(p for p in row if p.kind in kinds) for row in plan.rows)

@@ -1,4 +1,4 @@
-"""A plan from a file: somebody else's work, so it is checked, and held against what is wanted."""
+"""Load a plan from a file; check that it can be run and that it is the plan that is wanted."""
 
 from pathlib import Path
 
@@ -8,17 +8,17 @@ from megatron.schedules.treatments import TREATMENTS
 
 
 def load_plan(path: Path, ranks: int, microbatches: int, vocabulary: str) -> Plan:
-    """Return the plan of a training iteration that a file holds, checked.
+    """Return the checked plan of a training iteration from a file.
 
     Args:
         path: the plan in text form.
-        ranks: wanted.
-        microbatches: wanted.
-        vocabulary: treatment that is wanted.
+        ranks: the number of ranks that it must have.
+        microbatches: the number of microbatches that it must have.
+        vocabulary: the treatment of the vocabulary that it must have.
 
     Raises:
-        ValueError: if the file holds no plan, one that cannot be run, or one of something else;
-            names the file.
+        ValueError: if the file holds no plan, one that cannot be run, or one with other ranks,
+            microbatches or treatment. The message names the file.
     """
     plan = _read(path)
     if plan.forward_only:

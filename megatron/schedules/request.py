@@ -1,4 +1,4 @@
-"""What plan is wanted; what can be refused before anything is made is no request."""
+"""Which plan is wanted. Faults that are known before the plan is made are refused here."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
@@ -24,32 +24,33 @@ _WHY_UNUSED: Final[Mapping[Option, str]] = {
     "split_backward": "its plan has W passes or not; 'auto' takes a request for them",
     "file": "a plan file goes with the schedule 'file'",
     "seconds": "only 'optimal' searches for as long as it may",
-    "shortened": "only a schedule with a block has an order that could stay as it is",
+    "shortened": "only the plan of a schedule with a block can stay in the order of the block",
 }
 
 
 @dataclass(frozen=True)
 class Request:
-    """What plan is wanted.
+    """Which plan is wanted.
 
     Attributes:
         schedule: a name of ``SCHEDULE_NAMES``.
         vocabulary: a name of ``VOCABULARY_TREATMENTS``.
         ranks: pipeline ranks p.
         microbatches: microbatches m of an iteration.
-        costs: durations, the better for being true: passes are placed by them. Of one chunk of the
-            schedule; for ``auto``, which compares schedules, of all chunks of a rank together.
-        chunks: model chunks of a rank, for a schedule of ``CHUNKED_SCHEDULES``.
-        memory_limit: the most microbatches that a rank may have in flight; needed by ``zb-auto``,
-            by default p and one for every barrier for ``optimal``, and none for the others.
-        split_backward: make W a pass of its own where the schedule does not do so by itself.
+        costs: durations, by which passes are placed; accurate ones give a better plan. They are
+            those of one chunk, or, for ``auto``, which compares schedules with different chunks,
+            those of all chunks of a rank together.
+        chunks: model chunks per rank, for a schedule of ``CHUNKED_SCHEDULES``.
+        memory_limit: the most microbatches that a rank may have in flight. ``zb-auto`` needs one,
+            ``optimal`` takes p plus one for every barrier by default, the others have no default.
+        split_backward: make W a separate pass even if the schedule does not.
         file: the plan in text form, for ``file``.
         seconds: time that ``optimal`` may take.
-        shortened: fill idle time; without, the plan of a block is in the block's own order.
+        shortened: whether to fill idle time; if not, the passes stay in the order of the block.
 
     Raises:
         ValueError: for an unknown name, a count below 1, a memory limit below 1, an option that the
-            schedule has no use for, or the lack of one that it needs.
+            schedule does not take, or a missing option that it needs.
     """
 
     schedule: str
@@ -74,7 +75,7 @@ class Request:
 
     @property
     def traits(self) -> Traits:
-        """What there is to know of the schedule."""
+        """The facts about the schedule."""
         return TRAITS[self.schedule]
 
     @property

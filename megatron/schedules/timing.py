@@ -1,7 +1,7 @@
 """When every pass of a plan starts if each rank works as soon as it can.
 
-This is the plan's own notion of time: ``check`` uses it to prove that nothing deadlocks, ``lower``
-to put communication into one order that all ranks agree on.
+``check`` uses these times to prove that a plan does not deadlock, and ``lower`` uses them to put
+all communications into one order for all ranks.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,9 +20,10 @@ class Timing:
     Attributes:
         starts: for every rank, the start of each pass of its row.
         ends: for every rank, the end of each pass of its row.
-        ready: for every communication, the time at which its last source has ended. In an order in
-            which each follows all that it depends on, also where times are equal.
-        stuck: for every rank that cannot finish its row, the index of the pass it stops at.
+        ready: for every communication, the time at which its last source has ended. The
+            communications are in topological order: each follows all others that it depends on,
+            even if their times are equal.
+        stuck: for every rank that cannot finish its row, the index of the pass where it stops.
     """
 
     starts: tuple[tuple[float, ...], ...]
@@ -37,12 +38,13 @@ class Timing:
 
     @property
     def working(self) -> "list[Working]":
-        """When every rank works."""
+        """For every rank, when it works."""
         return [working(*times) for times in zip(self.starts, self.ends, strict=True)]
 
 
 Working = tuple[float, float] | None
-"""First start and last end of a rank's passes that take time, if any do."""
+"""First start and last end of a rank's passes, without those that take no time; ``None`` if no
+pass takes time."""
 
 
 def working(starts: Sequence[float], ends: Sequence[float]) -> Working:
@@ -57,18 +59,18 @@ def working(starts: Sequence[float], ends: Sequence[float]) -> Working:
 def longest_span(ranks: Iterable[Working]) -> float:
     """Return the longest time between a rank's first start and its last end.
 
-    That is what bubbles are counted against (arXiv 2401.10241, section 5.3).
+    Bubble rates are shares of this span (arXiv 2401.10241, section 5.3).
     """
     return max((times[1] - times[0] for times in ranks if times), default=0.0)
 
 
 def earliest(plan: Plan, costs: Costs = UNIT_COSTS) -> Timing:
-    """Run ``plan`` on paper: every rank takes its passes in order, as soon as their needs are met.
+    """Compute the earliest times: every rank runs its passes in order, each once its needs are met.
 
     Communications take their time and never wait for one another.
 
     Args:
-        plan: any plan of the right passes, also one that deadlocks (see ``Timing.stuck``).
+        plan: any plan with the right passes; it may deadlock (see ``Timing.stuck``).
         costs: durations.
     """
     graph, m = Graph(plan, costs), plan.microbatches
@@ -80,7 +82,8 @@ def earliest(plan: Plan, costs: Costs = UNIT_COSTS) -> Timing:
 def walk(graph: Graph, rows: Sequence[Sequence[int]]) -> "Walk":
     """Do what ``earliest`` does with rows of numbered passes.
 
-    Linear in the number of passes: a rank that must wait sleeps until that communication is ready.
+    The effort is linear in the number of passes: a rank that waits for a communication is not
+    looked at again before this communication is ready.
     """
     run = Walk(graph, rows)
     awake = list(range(len(rows)))
@@ -96,7 +99,7 @@ class Walk:
         starts: for every rank, the start of each pass so far.
         ends: for every rank, the end of each pass so far.
         latest: for every communication and microbatch, the end of its latest source so far.
-        complete: the communications whose sources have all ended, in that order.
+        complete: the communications whose sources have all ended, in the order in which they did.
     """
 
     def __init__(self, graph: Graph, rows: Sequence[Sequence[int]]) -> None:
@@ -113,12 +116,12 @@ class Walk:
 
     @property
     def stuck(self) -> dict[int, int]:
-        """For every rank that has not finished its row, the index of the pass it stands at."""
+        """For every rank that has not finished its row, the index of its next pass."""
         lengths = [(len(ends), len(row)) for ends, row in zip(self.ends, self._rows, strict=True)]
         return {rank: done for rank, (done, length) in enumerate(lengths) if done < length}
 
     def advance(self, rank: int) -> list[int]:
-        """Let ``rank`` go on until it must wait; return the ranks that this wakes up."""
+        """Let ``rank`` go on until it must wait; return the ranks that can go on because of it."""
         row, starts, ends = self._rows[rank], self.starts[rank], self.ends[rank]
         m, times = self._graph.microbatches, self._graph.times
         woken: list[int] = []
@@ -148,11 +151,11 @@ class Walk:
             start = max(start, self.latest[comm] + graph.comm_times[comm // m])
         for own in graph.own_needs[number]:
             if not self._done[own * m + microbatch]:
-                return None  # it stands later in the same row, or nowhere: stuck for good
+                return None  # the need stands later in the row, or not at all: stuck for good
         return start
 
     def _blocking(self, rank: int) -> list[int]:
-        """Return what ``rank`` waits for on the spot after its last pass."""
+        """Return the communication that ``rank`` waits for at once after its last pass, if any."""
         if not self.ends[rank]:
             return []
         m = self._graph.microbatches
@@ -161,7 +164,7 @@ class Walk:
         return [] if comm is None else [comm * m + microbatch]
 
     def _feed(self, comm: int, end: float) -> list[int]:
-        """Note the end of a source; return the ranks that the last one wakes up."""
+        """Note that a source has ended; return the ranks that wait for it if it was the last."""
         self.latest[comm] = max(self.latest[comm], end)
         self._missing[comm] -= 1
         if self._missing[comm]:

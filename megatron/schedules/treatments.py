@@ -1,8 +1,8 @@
-"""The treatments of the vocabulary, and all that is to be known of each.
+"""The treatments of the vocabulary: the ways to run the input and output layer, and their facts.
 
-Whoever needs a fact about a treatment asks its object; nobody else counts barriers. To add one, add
-a row to ``TREATMENTS`` and its name to the flag (``config/flags.py``). If its barriers carry
-something new, that takes one entry in ``runtime/communicator.py``.
+All code that needs a fact about a treatment asks its ``Treatment`` object. To add a treatment, add
+a row to ``TREATMENTS`` and its name to the flag (``config/flags.py``). If its barriers carry a new
+payload, add one entry to ``runtime/communicator.py``.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ BarrierKind = Literal["C1", "C2", "C3"]
 
 Payload = Literal["statistics", "maximum", "sums", "gradient"]
 """What a barrier moves: the statistics of every shard, which each rank merges; the maximum or the
-sums over shards; the sum of the shards' input gradients, to the last stage."""
+sums over all shards; or the sum of the shards' input gradients, which goes to the last stage."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Barrier:
     """A collective of the output layer that T, or the last stage's B, waits for.
 
     Attributes:
-        kind: its name among the communications.
-        after: the pass that each rank contributes.
-        carries: what it moves, in order.
+        kind: its kind of communication.
+        after: the pass whose result each rank contributes.
+        carries: the payloads that it moves, in order.
     """
 
     kind: BarrierKind
@@ -35,15 +35,16 @@ class Barrier:
 
 @dataclass(frozen=True)
 class Treatment:
-    """What becomes of the vocabulary layers.
+    """How the vocabulary layers are run.
 
     Attributes:
         name: as the flags and plan files spell it.
-        barriers: the chain between the last stage's F and its B, in order. Empty where the first
-            and the last stage hold the vocabulary layers whole.
-        synchronous: every rank waits on the spot for the output layer's collectives, and for the
-            broadcast of what they start from.
-        redistributed: the first and the last stage have the fewer transformer layers for it.
+        barriers: the collectives between the last stage's F and its B, in order. Empty if the
+            first and the last stage hold the whole vocabulary layers.
+        synchronous: every rank waits at once for the output layer's collectives and for C0, the
+            broadcast of its input; it runs no other pass meanwhile.
+        redistributed: the first and the last stage get fewer transformer layers, to make up for
+            the time of the vocabulary layers.
     """
 
     name: str
@@ -58,20 +59,20 @@ class Treatment:
 
     @property
     def in_plan(self) -> "Treatment":
-        """The treatment as a plan knows it: which stage has how many layers is not its business."""
+        """The treatment that a plan records: plans do not know the layers, so redis is none."""
         return self if self.is_sharded else TREATMENTS["none"]
 
     @property
     def delay(self) -> int:
-        """Intervals by which the barriers hold the backwards back, one each.
+        """Intervals by which the barriers delay the backwards: one for each barrier.
 
-        So many microbatches more are in flight.
+        As many additional microbatches are in flight.
         """
         return len(self.barriers)
 
     @property
     def output_passes(self) -> tuple[PassKind, ...]:
-        """Passes of the output layer on every rank, in order; none where it is not split."""
+        """Passes of the output layer on every rank, in order; none if the layer is not split."""
         if not self.is_sharded:
             return ()
         return tuple(kind for kind in _OUTPUT_PASSES if kind in self._contributing or kind == "T")
@@ -83,17 +84,17 @@ class Treatment:
 
     @property
     def maximum_first(self) -> bool:
-        """Whether the maximum over all shards is known before any exponential is formed.
+        """Whether the maximum over all shards is known before any exponential is computed.
 
-        S then leaves logits, which E turns into exponentials.
+        If so, S computes the logits, and E turns them into exponentials.
         """
         return "E" in self.output_passes
 
     @property
     def gradient_pass(self) -> PassKind:
-        """The pass that forms a shard's part of the input gradient: S (Algorithm 2) or T.
+        """The pass that computes a shard's part of the input gradient: S (Algorithm 2) or T.
 
-        A whole output layer forms it at once, as Algorithm 2 does.
+        It is S too for an output layer that is not split, as with Algorithm 2.
         """
         if not self.is_sharded:
             return "S"
@@ -101,28 +102,28 @@ class Treatment:
 
     @property
     def products(self) -> Mapping[PassKind, int]:
-        """How many of the output layer's three matrix products each of its passes forms.
+        """How many of the output layer's three matrix products each of its passes computes.
 
-        The logits are S's, the weight gradient is T's (DESIGN section 3).
+        S computes the logits and T the weight gradient (DESIGN section 3).
         """
         early = self.gradient_pass == "S"
         return {"S": 1 + early, "E": 0, "T": 2 - early}
 
     @property
     def gradients_held(self) -> int:
-        """Microbatches whose input gradient S has left at most, not yet summed or used.
+        """The most microbatches whose input gradient from S is neither summed nor used yet.
 
-        A whole output layer finishes it at once; while a barrier with it is under way, S may work
-        on the next microbatch.
+        Without a split, the output layer finishes one microbatch before the next. If a barrier
+        carries the gradient, S may work on the next microbatch during that barrier.
         """
         if not self.is_sharded:
             return 1
         return 2 if self.gradient_pass == "S" else 0
 
     def barrier_before(self, kind: PassKind) -> Barrier:
-        """Return the barrier that an output layer pass after S waits for.
+        """Return the barrier that a pass of the output layer after S waits for.
 
-        It is the one before the pass's own barrier, or the last where the pass has none.
+        If a barrier follows the pass, it is the barrier before that one; else it is the last.
         """
         own = (i for i, barrier in enumerate(self.barriers) if barrier.after == kind)
         return self.barriers[next(own, len(self.barriers)) - 1]
@@ -159,6 +160,6 @@ TREATMENTS: Final[Mapping[str, Treatment]] = {
 }
 """Every treatment by its name (arXiv 2411.05288, section 4; interlaced: OSDI'24, nnScaler).
 
-Algorithm 2 (vocab-2) has only the barrier C1, Algorithm 1 (vocab-1) also C2, and the naive order
-one each for the maximum, the sum and the gradient. Interlaced is Algorithm 1 with nothing between
-its passes."""
+Algorithm 2 (vocab-2) has only the barrier C1, and Algorithm 1 (vocab-1) has C1 and C2. The naive
+order has one barrier each for the maximum, the sum and the gradient. Interlaced is Algorithm 1
+without other passes between its own."""

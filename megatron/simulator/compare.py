@@ -1,6 +1,7 @@
-"""Lay two timelines of one plan side by side: as it was simulated, and as it really ran.
+"""Compare two timelines of one plan: the simulated one and the real one.
 
-Three questions: is an iteration as long as planned; are the passes; and if a rank idles, what for.
+The comparison answers three questions: is an iteration as long as planned, are the passes as long
+as planned, and why do ranks idle?
 """
 
 from bisect import bisect_right
@@ -17,14 +18,14 @@ from megatron.simulator.simulate import Span, Timeline
 
 
 class Pair(NamedTuple):
-    """A figure of both timelines."""
+    """The same quantity of both timelines."""
 
     planned: float
     real: float
 
     @property
     def ratio(self) -> float:
-        """Real over planned; infinite where nothing was planned but something is."""
+        """Real over planned; infinite if planned is 0 and real is not."""
         if self.planned:
             return self.real / self.planned
         return inf if self.real else 1.0
@@ -37,8 +38,8 @@ class Bubble:
     Attributes:
         peer: waiting for an activation or a gradient.
         barrier: waiting for a collective.
-        host: waiting for nothing before a pass: the host is late to issue it.
-        done: after its last pass, while others still work.
+        host: idle before a pass without waiting for anything: the host issues the pass late.
+        done: after its last pass, while other ranks still work.
     """
 
     peer: float
@@ -49,11 +50,11 @@ class Bubble:
 
 @dataclass(frozen=True)
 class PassTimes:
-    """Mean times of a kind of pass.
+    """Mean times of one kind of pass.
 
     Attributes:
-        mean: over all ranks.
-        by_rank: of every rank that has such passes.
+        mean: mean over all ranks.
+        by_rank: for every rank that has such passes, its mean.
     """
 
     mean: Pair
@@ -65,12 +66,13 @@ class Comparison:
     """Two timelines side by side; times in the unit of the timelines.
 
     Attributes:
-        total: from the first start of a pass to the last end of one, over all ranks.
-        idle: share of that in which no pass runs, over all ranks.
-        passes: by kind.
-        overlap: by kind of collective the share of its time in which its ranks compute; left out
-            where it takes no time in either timeline, and 1 where it takes none in one of them.
-        bubbles: of every rank, planned and real.
+        total: time from the first start to the last end of all passes on all ranks.
+        idle: share of the total time in which a rank runs no pass, averaged over all ranks.
+        passes: mean times by kind of pass.
+        overlap: by kind of collective, the share of its time in which its ranks compute. A kind
+            that takes no time in either timeline is left out. If it takes no time in one of them,
+            its share there is 1.
+        bubbles: for every rank, its idle time, planned and real.
     """
 
     total: Pair
@@ -80,7 +82,7 @@ class Comparison:
     bubbles: Sequence[tuple[Bubble, Bubble]]
 
     def as_json(self) -> dict[str, object]:
-        """Return everything as what JSON can hold; a ratio stands beside every pair of times."""
+        """Return all fields as JSON values, with a ratio beside every pair of times."""
         return {
             "total": _json(self.total),
             "idle": self.idle._asdict(),
@@ -102,7 +104,7 @@ def compare(planned: Timeline, real: Timeline) -> Comparison:
     """Compare two timelines of the same plan.
 
     Raises:
-        ValueError: if they are of different plans, naming a difference.
+        ValueError: if their plans differ; the message names a difference.
     """
     _check_same_passes(planned, real)
     both = (planned, real)
@@ -122,13 +124,13 @@ def compare(planned: Timeline, real: Timeline) -> Comparison:
 
 
 def total(timeline: Timeline) -> float:
-    """Return the time from the first start of a pass to the last end of one."""
+    """Return the time from the first start to the last end of all passes."""
     begin, end = _limits(timeline)
     return end - begin
 
 
 def bubble(timeline: Timeline, rank: int) -> Bubble:
-    """Return where the idle time of ``rank`` goes; with its work the shares add up to 1."""
+    """Return where the idle time of ``rank`` goes. The shares and that of its work add up to 1."""
     begin, end = _limits(timeline)
     last = timeline.compute(rank)[-1].end
     peer = barrier = 0.0
@@ -146,9 +148,10 @@ def bubble(timeline: Timeline, rank: int) -> Bubble:
 
 
 def overlap(timeline: Timeline) -> dict[str, float]:
-    """Return by kind of collective the share of its time in which its ranks compute.
+    """Return, by kind of collective, the share of its time in which its ranks compute.
 
-    Its time begins when the last rank has come. Kinds that take no time are left out.
+    The time of a collective begins when the last rank has joined. Kinds that take no time are left
+    out.
     """
     starts = [[span.start for span in timeline.compute(rank)] for rank in range(timeline.ranks)]
     lengths: dict[str, float] = defaultdict(float)
@@ -161,7 +164,7 @@ def overlap(timeline: Timeline) -> dict[str, float]:
 
 
 def _computing(timeline: Timeline, starts: Sequence[float], span: Span) -> float:
-    """Return for how much of ``span`` its rank computes."""
+    """Return the time within ``span`` in which its rank computes."""
     row = timeline.compute(span.rank)
     time = 0.0
     for index in range(max(0, bisect_right(starts, span.start) - 1), len(row)):
@@ -190,7 +193,7 @@ def _pass_times(kind: str, planned: Timeline, real: Timeline) -> PassTimes:
 
 
 def _sums(kind: str, timeline: Timeline) -> list[tuple[int, float]]:
-    """Return for every rank how many passes of ``kind`` it has, and their whole time."""
+    """Return for every rank the number of its passes of ``kind`` and their total time."""
     rows = ([s for s in timeline.compute(r) if s.kind == kind] for r in range(timeline.ranks))
     return [(len(row), sum(span.end - span.start for span in row)) for row in rows]
 

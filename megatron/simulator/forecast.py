@@ -1,4 +1,4 @@
-"""What an iteration comes to on a device: how long it takes, and how full every rank gets."""
+"""Forecast the time of an iteration on a device, and the peak memory of every rank."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from megatron.simulator.simulate import Timeline
 
 @dataclass(frozen=True)
 class Forecast:
-    """What an iteration comes to.
+    """The forecast time and memory of an iteration.
 
     Attributes:
         schedule: seconds of the schedule.
         step: seconds of the optimizer's step on the slowest rank.
-        idle: share of the schedule that ranks wait, in the mean.
-        mfu: model FLOPs as a share of the peak of all devices, the step included.
-        peak: bytes that every rank holds at most.
+        idle: share of the schedule in which a rank waits, averaged over the ranks.
+        mfu: model FLOPs as a share of the peak of all devices; the step counts in the time.
+        peak: for every rank, the most bytes that it holds.
     """
 
     schedule: float
@@ -41,12 +41,12 @@ def forecast(
     peak_flops: float,
     step: float = 0.0,
 ) -> Forecast:
-    """Return what a simulated iteration comes to.
+    """Return the forecast of a simulated iteration.
 
     Args:
-        plan: what runs.
-        timeline: when, in seconds.
-        sizes: what it weighs, in bytes.
+        plan: the plan that runs.
+        timeline: its timeline in seconds.
+        sizes: the sizes in bytes of all that ranks hold.
         model_flops: useful FLOPs of an iteration, of all ranks together.
         peak_flops: FLOP/s of one rank by its data sheet.
         step: seconds of the optimizer's step on the slowest rank.

@@ -1,4 +1,4 @@
-"""From what is asked for to what comes out: make the plan, lower it, simulate it."""
+"""A scenario, from the request to the result: make the plan, lower it and simulate it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,20 +19,21 @@ from megatron.simulator.costs.output_layer import (
 from megatron.simulator.simulate import Timeline, simulate
 
 LAYERS_PER_STAGE: Final = 4
-"""Transformer layers of an even stage where ``redis`` is not told how many the model has."""
+"""Transformer layers of each stage for ``redis``, if the model's number of layers is not given."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is simulated.
+    """What to simulate.
 
     Attributes:
-        request: the plan that is wanted, with costs; those of ``redis`` are of an even distribution
-            of the layers, unless they differ by rank.
-        output_layer: time of the whole output layer's forward, to be added wherever it runs; by
-            default S and T have their times from the costs, and stages no output layer.
-        layers: transformer layers of the model, for ``redis``; by default 4 a stage.
-        last_stage_layers: those of the last stage, for ``redis``; by default balanced.
+        request: the wanted plan, with its costs. For ``redis``, costs that are alike on all ranks
+            are those of an even distribution of the layers.
+        output_layer: time of the forward of the whole output layer, which is added to the passes
+            that run it. By default the costs give the times of S and T, and no stage has an output
+            layer.
+        layers: transformer layers of the model, for ``redis``; by default 4 per stage.
+        last_stage_layers: layers of the last stage, for ``redis``; by default they are balanced.
     """
 
     request: Request
@@ -43,13 +44,14 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What came out.
+    """The result of a simulation.
 
     Attributes:
         plan: the plan.
-        timeline: when everything ran.
-        in_flight: every rank's peak of microbatches in flight, as the schedule's promise counts.
-        bound: time that no plan within the limit is below, where ``optimal`` looked for one.
+        timeline: its timeline.
+        in_flight: for every rank, its peak of microbatches in flight, counted as in the schedule's
+            promise.
+        bound: a time that no plan within the limit can beat, if ``optimal`` has proven one.
     """
 
     plan: Plan
@@ -62,8 +64,8 @@ def run(scenario: Scenario) -> Simulation:
     """Make the plan of ``scenario`` and simulate it.
 
     Raises:
-        ValueError: for what ``find_plan`` refuses, costs of other ranks or chunks than there are,
-            and options that the treatment of the vocabulary has no use for.
+        ValueError: if ``find_plan`` raises it, if the costs are for other ranks or chunks, or if an
+            option does not apply to the treatment of the vocabulary.
     """
     _check_ranks(scenario.request.costs, scenario.request.ranks)
     request = replace(scenario.request, costs=_costs(scenario))

@@ -1,4 +1,4 @@
-"""Walk a program with given costs: the same program that the runtime executes.
+"""Compute the timeline of a program with given costs. The runtime executes the same program.
 
 Each rank has a compute lane, and communication lanes that overlap with it. A communication begins
 when every participant has issued it and its lane is free, and ends after its cost.
@@ -17,10 +17,10 @@ from megatron.schedules.timing import longest_span, working
 
 
 class Span(NamedTuple):
-    """Something that took time on one rank.
+    """A pass, a communication or a wait on one rank.
 
     Attributes:
-        rank: where.
+        rank: the rank.
         lane: ``compute``, ``comm``, or ``wait`` where the rank waited for a communication.
         label: text form of the pass or communication.
         kind: its kind.
@@ -42,12 +42,12 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """What happened when: simulated here, or recorded by the runtime.
+    """When every pass, communication and wait took place: simulated, or recorded by the runtime.
 
     Attributes:
         ranks: number of ranks.
         spans: all passes and communications, in no particular order.
-        waits: when ranks had to wait, and for which communication; in no particular order.
+        waits: all waits of ranks, labelled by the communication; in no particular order.
     """
 
     ranks: int
@@ -56,7 +56,7 @@ class Timeline:
 
     @classmethod
     def of_lanes(cls, ranks: int, spans: Iterable[Span]) -> "Timeline":
-        """Return the timeline of ``spans`` of all lanes."""
+        """Return the timeline made of ``spans``; those in the lane ``wait`` become its waits."""
         waits: list[Span] = []
         others: list[Span] = []
         for span in spans:
@@ -89,8 +89,8 @@ class Timeline:
     def bubble_rate(self) -> float:
         """Return 1 - work / span over all ranks.
 
-        The span is the longest time between a rank's first start and last end, as the zero-bubble
-        papers count (arXiv 2401.10241, section 5.3); passes that take no time do not count.
+        The span is the longest time between a rank's first start and last end, as in the
+        zero-bubble papers (arXiv 2401.10241, section 5.3). Passes that take no time do not count.
         """
         rows = map(self.compute, range(self.ranks))
         span = longest_span(working([s.start for s in r], [s.end for s in r]) for r in rows)
@@ -133,7 +133,7 @@ class _Walk:
         self._sleepers: dict[Comm, list[int]] = {}
 
     def advance(self, rank: int) -> list[int]:
-        """Let ``rank`` go on until it must wait; return the ranks that this wakes up."""
+        """Let ``rank`` go on until it must wait; return the ranks that can go on because of it."""
         row = self.program.rows[rank]
         woken: list[int] = []
         while self.position[rank] < len(row):

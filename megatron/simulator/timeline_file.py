@@ -1,4 +1,4 @@
-"""Timelines as files: the same format whether they were simulated or recorded."""
+"""Timelines as files. Simulated and recorded timelines have the same format."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def load_timeline(path: Path) -> Timeline:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file holds something else.
+        ValueError: the file holds no timeline.
     """
     try:
         document = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""What is measured alike in every benchmark case, ours or not."""
+"""Measurements that are the same in every benchmark case, of this project or a reference."""
 
 import time
 from collections.abc import Sequence
@@ -13,16 +13,17 @@ from megatron.training.planning.model_shape import shape_of
 from tools.benchmarking.case import BenchmarkCase
 
 WARM_UP_ITERATIONS: Final = 2
-"""Buffers that the first iteration makes stay, so only the second leaves the heap as all others
-find it: 9,000 page faults in one pass were seen without."""
+"""The first iteration makes buffers that stay, so the heap is in its final state only after the
+second. With one warm-up iteration, 9,000 page faults were seen in one pass."""
 
 WARM_UP_MICROBATCHES: Final = 8
 
 _PRODUCT_ROWS: Final = 128000
 
 _PRODUCT_SECONDS: Final = 3.0
-"""Neighbours on a virtual machine come in bursts of a second. An iteration takes them all in, and
-so must what it is held against: the median of products was 7 % above their mean over 15 s."""
+"""Other users of a shared machine cause bursts of load that last a second. An iteration averages
+over such bursts, so the measured product must do so too: over 15 s, the median rate of products was
+7 % above their mean."""
 
 
 def matrix_rates(case: BenchmarkCase, device: torch.device) -> dict[str, float]:

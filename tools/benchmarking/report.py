@@ -19,15 +19,15 @@ PASS_KINDS: Final = ("F", "B", "W", "S", "E", "T", "IF", "IB")
 
 @dataclass(frozen=True)
 class Report:
-    """All that the files say.
+    """The content of the report's files.
 
     Attributes:
-        rows: of the cases.
-        rates: of every round.
-        case: any of them, for the sizes that they share.
-        command: that made the report.
-        rounds: that were run.
-        remarks: what is to be known beside the rows, a sentence each.
+        rows: one row for each case.
+        rates: the rates of every round.
+        case: any of the cases, for the sizes that they share.
+        command: the command that made the report.
+        rounds: number of rounds.
+        remarks: remarks in addition to the rows, one sentence each.
     """
 
     rows: Sequence[Row]

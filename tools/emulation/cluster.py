@@ -1,6 +1,6 @@
-"""As many rank processes on this machine as asked, that run programs together.
+"""Rank processes on this machine, in any number, that run programs together.
 
-Whatever goes wrong in a rank ends the whole cluster, with a message that names it: nothing hangs.
+A fault in one rank ends the whole cluster, with a message that names the rank, so nothing hangs.
 """
 
 import math
@@ -23,7 +23,8 @@ START = 60.0
 """Seconds that the ranks may take to meet, and a tenth of it more for each."""
 
 GRACE = 2.0
-"""Seconds that the others have to answer once a rank has failed: theirs is mostly an echo."""
+"""Seconds that the other ranks have to answer once a rank has failed; most of their failures follow
+from the first one."""
 
 
 class ClusterError(RuntimeError):

@@ -1,10 +1,10 @@
-"""A rank that emulates a GPU: real program, executor, communicator and groups, sleep for work.
+"""A rank that emulates a GPU: program, executor, communicator and groups are real, passes sleep.
 
-Every pass sleeps its time and mixes the numbers it has taken into the number it leaves, so that the
-checksum of an iteration tells whether everything came where it belongs. A communication of given
-time begins when all who take part have issued it and its lane is free, as in the simulator: a
-message carries the time at which it was sent, a collective keeps its lane busy. All ranks must run
-on one machine, whose monotonic clock they share.
+Every pass sleeps for its time. It mixes the numbers that it takes into the number that it leaves,
+so a wrong checksum of an iteration shows that some data went to the wrong place. As in the
+simulator, a communication with a given time begins when all participants have issued it and its
+lane is free. A message carries the time at which it was sent, and a collective keeps its lane busy.
+All ranks must run on one machine, because they share its monotonic clock.
 """
 
 import time

@@ -136,8 +136,9 @@ def serve(connection: Connection, place: Place) -> None:
 def _take_realtime_priority() -> None:
     """Give this process, and all threads to come, precedence (Linux; needs the right to).
 
-    gloo's thread spins while another thread of its process holds the lock of a connection. If that
-    one has lost its core to somebody else meanwhile, this takes a time slice, some milliseconds.
+    gloo's thread spins while another thread of its process holds the lock of a connection. If the
+    other thread has lost its core to another process, the spin lasts for a time slice, which is
+    some milliseconds.
     """
     os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 

@@ -1,10 +1,10 @@
-"""What a device attains, from measured pass times of one model with several vocabularies.
+"""Find the rates of a device from measured pass times of one model with several vocabularies.
 
-The output layer's forward and backward grow with the vocabulary at different rates: one product and
-the loss's traffic forward, two products and less traffic back. Two slopes give two unknowns, the
-share of the peak that large products attain and the memory bandwidth. With the bandwidth known,
-what remains of a layer's passes are its products, and what remains of the vocabulary passes is the
-overhead of launching them.
+The output layer's forward and backward grow with the vocabulary at different rates. The forward has
+one product and the traffic of the loss; the backward has two products and less traffic. These two
+slopes determine two unknowns: the share of the peak that large products attain, and the memory
+bandwidth. Subtracting the memory traffic from a layer's passes leaves its products. Subtracting
+traffic and products from the vocabulary passes leaves the overhead of launching them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ MICRO = 1e-6
 
 @dataclass(frozen=True)
 class Setting:
-    """What a table of measured runs does not say.
+    """Facts that a table of measured runs does not give.
 
     Attributes:
         shape: gives the shape of the model that a run trained.
@@ -41,9 +41,9 @@ class Setting:
 def calibrate(
     runs: Sequence[MeasuredRun], setting: Setting, traffic: Traffic = UNFUSED
 ) -> dict[str, Device]:
-    """Return what the device attains under every treatment of the vocabulary that was measured.
+    """Return the device's rates under every treatment of the vocabulary that was measured.
 
-    Collectives that overlap slow passes down, so every treatment has its own rates for layers.
+    Overlapping collectives slow passes down, so every treatment has its own rates for layers.
 
     Args:
         runs: measured runs; those of ``baseline`` with at least two vocabularies.
@@ -114,7 +114,7 @@ def _layers(
 
 
 def _latency(runs: Sequence[MeasuredRun], setting: Setting) -> float:
-    """Return the seconds that a message takes beside its way over the link."""
+    """Return the latency of a message in seconds, without its transfer over the link."""
     rests = [
         run.hop * MICRO - ACTIVATION_BYTES * setting.shape(run).elements / setting.link_bandwidth
         for run in runs
@@ -157,5 +157,5 @@ def _rests(run: MeasuredRun, times: ModelTimes) -> Mapping[PassKind, float]:
 
 
 def _of_end(times: Sequence[float], end: int) -> float:
-    """Return by how much an end of the pipeline is slower than the stages of layers only."""
+    """Return how much slower an end of the pipeline is than the stages with layers only."""
     return times[end] - mean(times[1:-1])

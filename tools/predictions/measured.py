@@ -94,8 +94,8 @@ class MeasuredRun:
 def hop_like(run: MeasuredRun, runs: Iterable[MeasuredRun]) -> float:
     """Return the microseconds of one of ``run``'s messages.
 
-    Where it was not measured it is the mean of the runs with messages of the same length, and 0 if
-    there are none.
+    If the run has no measured message, the result is the mean over runs with messages of the same
+    length, or 0 if there are none.
     """
     if run.hop:
         return run.hop
@@ -107,7 +107,8 @@ def read_measured(path: Path) -> list[MeasuredRun]:
     """Read a table of measured runs.
 
     Raises:
-        ValueError: if the file cannot be read or is no such table, naming line, column and value.
+        ValueError: if the file cannot be read or is no such table; the message names line, column
+            and value.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Programs of measured runs: what is predicted, and emulated, from their pass times."""
+"""Programs of measured runs, made to predict and emulate the runs from their pass times."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,10 +35,11 @@ def lowered(
 def on_ranks(run: MeasuredRun, ranks: int) -> MeasuredRun:
     """Return ``run`` as it would have been on ``ranks`` ranks with the same pass times.
 
-    The first and the last rank keep theirs, those between take turns with the ones measured there.
+    The first and the last rank keep their times. The ranks between them repeat the times measured
+    between the first and the last.
 
     Raises:
-        ValueError: if there are none to take.
+        ValueError: if there are no such times.
     """
     if ranks == run.ranks:
         return run

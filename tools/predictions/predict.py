@@ -37,10 +37,10 @@ class PipelineJob:
         layers: transformer layers.
         ranks: pipeline ranks p.
         microbatches: microbatches m of an iteration.
-        device: what a rank attains under this treatment of the vocabulary.
+        device: rates of a rank under this treatment of the vocabulary.
         schedule: a name of ``SCHEDULES``.
         vocabulary: a treatment of the vocabulary.
-        shortened: fill idle time; without, passes run in the order of the schedule's block.
+        shortened: whether to fill idle time; if not, passes run in the order of the block.
         last_stage_layers: layers of the last stage, for ``redis``; by default balanced.
         traffic: what the kernels move through memory.
         per_parameter: bytes of a parameter with its gradient and optimizer state.
@@ -103,7 +103,7 @@ class PipelineJob:
 
     @cached_property
     def forecast(self) -> Forecast:
-        """What an iteration comes to, without the optimizer's step."""
+        """Forecast of an iteration, without the optimizer's step."""
         plan = self.plan()
         return forecast(
             plan,

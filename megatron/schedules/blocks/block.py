@@ -1,11 +1,12 @@
 """A building block: one microbatch's passes with their start times, repeated every ``interval``.
 
-Where chunks take turns (interleaved), a group of microbatches goes through one chunk before the
-next: the microbatches of a group follow one another by ``interval``, groups by ``period``. A turn
-may be that of several chunks (Hanayo: of two, down the ranks and up again).
+A schedule is a block and its unrolling (arXiv 2405.15362, section 2). The times of a block only
+order the passes: the plan holds no times, and can be simulated with any costs.
 
-A schedule is a block and its unrolling (arXiv 2405.15362, section 2). Times only order the passes:
-the plan that comes out holds no times, and any costs may be simulated with it.
+In some schedules (interleaved, Hanayo) chunks take turns: a group of microbatches goes through one
+chunk before any of them enters the next. The microbatches of a group follow one another after
+``interval``, and groups follow one another after ``period``. A turn may cover several chunks: in
+Hanayo it covers two, one down the ranks and one up again.
 """
 
 from dataclasses import dataclass
@@ -23,8 +24,8 @@ class Slot(NamedTuple):
     Attributes:
         start: start time of microbatch 0, in the block's own unit; may be negative.
         duration: time it occupies; 0 for a pass inserted between two others.
-        kind: what is done.
-        chunk: on which model chunk.
+        kind: the kind of pass.
+        chunk: the model chunk.
     """
 
     start: float
@@ -47,7 +48,7 @@ class Block:
         stages: (rank, chunk) of every stage in the order in which the data flows.
         interval: time after which the next microbatch of the group repeats the block.
         treatment: as in ``Plan``.
-        group: microbatches of a group; 0 where chunks do not take turns.
+        group: microbatches of a group; 0 if chunks do not take turns.
         chunks_per_turn: chunks that a microbatch goes through in one turn.
 
     Raises:
@@ -101,10 +102,11 @@ class Block:
 
 
 _ORDER_AT_ONE_TIME: Final[tuple[PassKind, ...]] = ("T", "E", "S", "IB", "IF", "F", "B", "W")
-"""Inserted passes have no duration and go before whatever starts at the same moment. Among them T
-frees memory that S takes, and E and S are what the next barriers wait for."""
+"""Order of passes that start at the same moment. Inserted passes have no duration and go first. T
+goes before S because it frees memory that S takes. E and S go before the others because barriers
+wait for them."""
 _ORDER_IN_STEP: Final[tuple[PassKind, ...]] = ("S", "T", "IB", "IF", "F", "B", "W")
-"""Where the output layer is synchronous, its T follows its S."""
+"""The same order for a synchronous output layer, where T follows S."""
 
 
 def unroll(block: Block, microbatches: int) -> Plan:

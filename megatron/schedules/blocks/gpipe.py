@@ -1,4 +1,4 @@
-"""GPipe (arXiv 1811.06965): all forwards, then all backwards; every microbatch is held."""
+"""GPipe (arXiv 1811.06965): all forwards, then all backwards; a rank holds all microbatches."""
 
 from megatron.schedules.blocks.block import Block, Slot
 

@@ -1,18 +1,19 @@
-"""Hanayo (arXiv 2308.15762): waves of w times down the ranks and up again, v = 2 w chunks a rank.
+"""Hanayo (arXiv 2308.15762): a microbatch goes down and up the ranks in w waves.
 
-Even chunks go down the ranks, odd ones come back up, so that a microbatch stays where it is at
-either end. Groups of p microbatches ride one wave, two chunks a rank, before the next; backwards
-take the waves in the other order. Every pass starts three chunk units after the one before it: the
-waves of a group then follow one another, and groups too, without a gap on any rank. A rank holds p
-microbatches as in 1F1B, and the ranks idle for 2 (p - 1) / w forwards of a stage instead of
-3 (p - 1), as long as the microbatches are a multiple of p.
+A wave has two chunks per rank, so a rank has v = 2 w chunks. Even chunks go down the ranks, and odd
+ones come back up, so a microbatch changes direction without leaving its rank. A group of p
+microbatches goes through one wave before the next; backwards take the waves in reverse order. Each
+pass of a microbatch starts three chunk units after its previous pass: then the waves of a group,
+and the groups, follow one another without a gap on any rank. A rank holds p microbatches as in
+1F1B. If the number of microbatches is a multiple of p, the ranks idle for 2 (p - 1) / w forwards of
+a stage, instead of 3 (p - 1).
 """
 
 from megatron.schedules.blocks.block import Block, Slot
 
 
 def hanayo(ranks: int, chunks: int) -> Block:
-    """Return the block of ``chunks`` chunks on each rank, an even number, with F = 1 and B = 2."""
+    """Return the block with F = 1 and B = 2, for an even number of ``chunks`` on each rank."""
     p, v = ranks, chunks
     stages = [(i if c % 2 == 0 else p - 1 - i, c) for c in range(v) for i in range(p)]
     last = p * v - 1

@@ -1,12 +1,12 @@
 """The interlaced treatment (OSDI'24, nnScaler): all ranks run the output layer together.
 
-S and T run tensor-parallel style, at one moment on all ranks, and nobody works while their
-collectives run. For that every rank must be between two passes at the same time: when the last F
-has ended. Where passes of one unit fit into one another without a gap (zero bubble, V shapes) it
-is, and the block stays as it is. Else it is set anew: within an interval, counted from the common
-output layer, each rank runs its passes in an order of its own. Neighbours alternate between two
-orders, those that bring a microbatch through fastest; for 1F1B they are F B and B F. F to B then
-takes 1.5 p intervals instead of p.
+S and T run at the same moment on all ranks, as in tensor parallelism, and no rank works while their
+collectives run. So all ranks must be between two passes when the last F has ended. In some blocks
+(zero bubble, V shapes) all passes take one unit and follow one another without a gap; these blocks
+meet the condition and stay as they are. The other blocks get new start times. An interval then
+begins with the common output layer, and each rank runs its passes in an order within the interval.
+Even and odd ranks have different orders, chosen so that a microbatch goes through fastest; for 1F1B
+they are F B and B F. The time from F to B is then 1.5 p intervals instead of p.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from megatron.schedules.passes import PassKind
 from megatron.schedules.treatments import Treatment
 
 Order = Mapping[tuple[PassKind, int], float]
-"""When within an interval each (kind, chunk) starts; the output layer is at 0."""
+"""(kind, chunk) -> its start within an interval; the output layer is at 0."""
 
 
 Orders = Sequence[Order]
@@ -40,11 +40,11 @@ class _Times(NamedTuple):
 
 
 def interlaced(block: Block, treatment: Treatment) -> Block:
-    """Return ``block`` with the output layer between two passes of all ranks.
+    """Return ``block`` with an output layer that all ranks run at the same moment.
 
     Args:
-        block: any block with the vocabulary layers left out.
-        treatment: a synchronous one.
+        block: any block without vocabulary passes.
+        treatment: a synchronous treatment.
 
     Raises:
         ValueError: if the block already has vocabulary passes, or for another treatment.
@@ -62,7 +62,7 @@ def interlaced(block: Block, treatment: Treatment) -> Block:
 
 
 def _meet(block: Block, meeting: float) -> bool:
-    """Whether every rank is between two passes at this moment of every interval."""
+    """Whether all ranks are between two passes at this moment of every interval."""
     return all(
         (slot.start - meeting) % block.interval + slot.duration <= block.interval
         for row in block.rows
@@ -73,7 +73,7 @@ def _meet(block: Block, meeting: float) -> bool:
 def _anew(block: Block) -> Block:
     """Return a block of the same passes in which all ranks meet at every multiple of an interval.
 
-    The longer backwards wait in ``block`` after the last forward (GPipe), the longer they do here.
+    If backwards wait after the last forward in ``block`` (GPipe), they wait as long here.
     """
     orders = _best_orders(block)
     times = _times(block, orders)
@@ -89,7 +89,7 @@ def _anew(block: Block) -> Block:
 
 
 def _best_orders(block: Block) -> Orders:
-    """Return the orders of even and odd ranks: each in turn the best beside the other."""
+    """Return the orders of even and odd ranks: improve one beside the other until none improves."""
     orders = list(_orders(block))
     pair = [orders[0]] * 2
     best = _times(block, pair).lifetime
@@ -122,7 +122,7 @@ def _orders(block: Block) -> Iterator[Order]:
 
 
 def _key(block: Block, kind: PassKind, chunk: int) -> tuple[PassKind, int]:
-    """Chunks of different turns share one place in the interval."""
+    """Return the key of a pass in an ``Order``: chunks of different turns share one place."""
     return kind, (chunk % block.chunks_per_turn if block.group else chunk)
 
 
@@ -131,7 +131,7 @@ def _place(block: Block, order: Order, kind: PassKind, chunk: int) -> float:
 
 
 def _times(block: Block, orders: Orders) -> _Times:
-    """Bring one microbatch through all stages, each pass in the next place of its rank's order."""
+    """Return when one microbatch's passes start: each at the next place in its rank's order."""
     last = len(block.stages) - 1
     end, held_back = block.slot(last, "F").end, block.slot(last, "B").start
     forward = _chain(block, orders, "F", 0.0)
@@ -142,14 +142,14 @@ def _times(block: Block, orders: Orders) -> _Times:
 
 
 def _chain(block: Block, orders: Orders, kind: PassKind, ready: float) -> list[float]:
-    """Return when F or B starts on one stage after the other, in the order of the data."""
+    """Return the starts of F or B on all stages, in the order in which the data flows."""
     stages = range(len(block.stages))
     starts: list[float] = []
     turns: dict[tuple[int, int], tuple[int, float]] = {}
     for stage in stages if kind == "F" else reversed(stages):
         rank, chunk = block.stages[stage]
         start = _next(ready, _place(block, orders[rank % 2], kind, chunk), block)
-        if block.group:  # a rank's chunks take turns, so many microbatches apart
+        if block.group:  # a rank's chunks take turns, ``group`` microbatches apart
             turn, place = divmod(chunk, block.chunks_per_turn)
             first_turn, first = turns.setdefault((rank, place), (turn, start))
             start = first + abs(turn - first_turn) * block.group * block.interval
@@ -170,7 +170,10 @@ def _moved(block: Block, slot: Slot, rank: int, times: _Times) -> Slot:
 
 
 def _vocabulary(block: Block, meeting: float) -> tuple[Slot, ...]:
-    """Return S and T at the output layer, IF and IB at the meetings around the first stage."""
+    """Return S and T after the last F, IF before the first F and IB after the last B.
+
+    All of them are at times when the ranks meet.
+    """
     interval = block.interval
     output = _next(block.slot(len(block.stages) - 1, "F").end, meeting, block)
     before = floor((block.slot(0, "F").start - meeting) / interval) * interval

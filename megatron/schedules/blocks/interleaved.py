@@ -1,8 +1,9 @@
-"""Interleaved 1F1B (arXiv 2104.04473, section 2.2): v chunks a rank, p microbatches at a time.
+"""Interleaved 1F1B (arXiv 2104.04473, section 2.2): v chunks per rank, p microbatches at a time.
 
 Stage c p + r is chunk c of rank r. Groups of p microbatches go through chunk 0, then chunk 1 and so
-on; backwards take the chunks in the other order. The warm-up of rank r is that of Megatron-LM,
-(v - 1) p + 2 (p - 1 - r) forwards: two a rank, so that transfers in both directions have time.
+on; backwards take the chunks in reverse order. The warm-up of rank r has as many forwards as in
+Megatron-LM, (v - 1) p + 2 (p - 1 - r). The two forwards for each later rank give the transfers in
+both directions time.
 """
 
 from megatron.schedules.blocks.block import Block, Slot

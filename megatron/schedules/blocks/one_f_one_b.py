@@ -1,7 +1,7 @@
-"""1F1B (PipeDream-flush, arXiv 2104.04473): forwards go down at once, backwards come straight back.
+"""1F1B (PipeDream-flush, arXiv 2104.04473): each microbatch goes down and up without a pause.
 
-Rank i holds at most p - i microbatches: the block of stage i lives from i to 3p - 2i, three units
-(one forward, one backward of two units) per microbatch.
+Rank i holds at most p - i microbatches: stage i holds a microbatch from time i to 3p - 2i, and a
+new one comes every three units (one unit for F, two for B).
 """
 
 from megatron.schedules.blocks.block import Block, Slot

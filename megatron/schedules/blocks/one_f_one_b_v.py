@@ -1,9 +1,10 @@
-"""1F1B-V (arXiv 2405.15362): the V shape with whole backwards, two thirds of what 1F1B holds.
+"""1F1B-V (arXiv 2405.15362): the V shape with whole backwards; it holds two thirds of 1F1B.
 
-Chunk 0 goes down the ranks, chunk 1 comes back up. Times are of chunk passes, F = 1 and B = 2, so
-that a microbatch takes six units on each rank. Forwards pass from stage to stage at once. So do two
-backwards out of three; every third one waits three units, where it would run into the others. From
-F to B that makes 8 p units on every rank, of its two chunks together, or 2 p / 3 microbatches.
+Chunk 0 goes down the ranks, chunk 1 comes back up. The unit is the F of a chunk: F = 1 and B = 2,
+so a microbatch takes six units on each rank. F starts on a stage as soon as it has ended on the one
+before, and so does B on two of three stages. On every third stage B waits three units, because it
+would run into other passes there. The times from F to B of a rank's two chunks add up to 8 p units,
+so every rank holds 2 p / 3 microbatches.
 """
 
 from megatron.schedules.blocks.block import Block, Slot

@@ -1,9 +1,10 @@
 """The V shapes: chunk 0 goes down the ranks, chunk 1 comes back up (arXiv 2405.15362, section 3).
 
-The first and the last stage are on rank 0, and what a rank holds of one chunk for long it holds of
-the other briefly, so that all ranks hold the same. How far apart a microbatch's passes are decides
-how much: p microbatches (ZB-V, arXiv 2401.10241, section 6), p/2 + 1 (V-Half) or p/3 + 2 (V-Min).
-Times are of chunk passes, F = B = W = 1; a microbatch takes six of them on each rank.
+The first and the last stage are on rank 0. A rank that holds activations of one chunk for long
+holds those of the other briefly, so all ranks hold the same amount. The amount depends on the time
+between a microbatch's passes: p microbatches (ZB-V, arXiv 2401.10241, section 6), p/2 + 1 (V-Half)
+or p/3 + 2 (V-Min). The unit is the pass of a chunk, F = B = W = 1; a microbatch takes six units on
+each rank.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ _PERIOD = 6
 
 
 def zb_v(ranks: int) -> Block:
-    """Return the block without a bubble where F = B = W, which holds as much as 1F1B."""
+    """Return the block that holds as much as 1F1B and, if F = B = W, has no bubble."""
     end = 6 * (ranks - 1)
     return _block(ranks, lambda i: (4 * i, end + 1 - 2 * i, end + 2 + 4 * i, 2 * end + 3 - 2 * i))
 

@@ -1,16 +1,16 @@
 """Insert the vocabulary passes S, T, IF and IB into any block (arXiv 2411.05288, section 5).
 
-The input and output layers are split over all ranks, so each rank runs its share once a
-microbatch, in time with the block:
+The input and output layers are split over all ranks, so each rank runs its share once per
+microbatch:
 
-* S follows the last stage's F as soon as the rank is between two passes; the other passes of the
-  output layer follow one interval after another, when the barrier before each is done;
-* every barrier holds the backwards back by one interval, in which its collective hides;
-* IF runs one interval ahead of the first F, IB one interval behind the first stage's B, so that
-  CIF and CIB hide too.
+* S follows the last stage's F as soon as the rank is between two passes; each further pass of the
+  output layer follows one interval later, when the barrier before it is done;
+* every barrier delays the backwards by one interval, in which other passes overlap its collective;
+* IF runs one interval before the first F and IB one interval after the first stage's B, so that
+  other passes overlap CIF and CIB too.
 
-The inserted passes have no duration: they widen the interval of every rank alike, which the order
-of the passes need not know.
+The inserted passes have no duration here. In reality they lengthen the interval of all ranks alike,
+which does not change the order of the passes.
 """
 
 from dataclasses import replace
@@ -24,8 +24,8 @@ def with_vocabulary(block: Block, treatment: Treatment) -> Block:
     """Return ``block`` with the passes of ``treatment`` on every rank.
 
     Args:
-        block: any block with the vocabulary layers left out.
-        treatment: one that splits the vocabulary, and whose collectives overlap with other passes.
+        block: any block without vocabulary passes.
+        treatment: one that splits the vocabulary and whose collectives overlap with other passes.
 
     Raises:
         ValueError: if the block already has vocabulary passes, or for another treatment.
@@ -62,7 +62,7 @@ def _hold_back(slot: Slot, delay: float) -> Slot:
 
 
 def _boundary_after(row: tuple[Slot, ...], time: float, interval: float) -> float:
-    """Return the first moment from ``time`` on at which no repetition of the row's slots runs."""
+    """Return the first moment not before ``time`` at which no repetition of a slot runs."""
     while True:
         for slot in row:
             repeats = ceil((time - slot.end) / interval)  # the last one not ended before `time`
@@ -74,7 +74,7 @@ def _boundary_after(row: tuple[Slot, ...], time: float, interval: float) -> floa
 
 
 def _boundary_before(row: tuple[Slot, ...], time: float, interval: float) -> float:
-    """Return the last moment up to ``time`` at which no repetition of the row's slots runs."""
+    """Return the last moment not after ``time`` at which no repetition of a slot runs."""
     while True:
         for slot in row:
             repeats = floor((time - slot.start) / interval)

@@ -1,14 +1,17 @@
-"""ZB-H1 and ZB-H2 (arXiv 2401.10241, section 2): weight gradients apart, filling the cool-down.
+"""ZB-H1 and ZB-H2 (arXiv 2401.10241, section 2): separate weight gradients fill the cool-down.
 
-Both keep every rank's W so late that all ranks hold as much as the first: p microbatches, or 2p - 1
-where the warm-up is filled with forwards as well.
+Both delay W on the later ranks until all ranks hold as much as the first: p microbatches (ZB-H1),
+or 2p - 1 (ZB-H2, which fills the warm-up with forwards as well).
 """
 
 from megatron.schedules.blocks.block import Block, Slot
 
 
 def zb_h1(ranks: int) -> Block:
-    """Return the block that holds what 1F1B does: F = B = W = 1, W up to p - 1 intervals late."""
+    """Return the ZB-H1 block with F = B = W = 1; it holds as much as 1F1B.
+
+    W runs up to p - 1 intervals after its B.
+    """
     p = ranks
     rows = tuple(
         (Slot(i, 1, "F"), Slot(3 * p - 2 - 2 * i, 1, "B"), Slot(3 * p - 1 + i, 1, "W"))
@@ -18,7 +21,10 @@ def zb_h1(ranks: int) -> Block:
 
 
 def zb_h2(ranks: int) -> Block:
-    """Return the block without a bubble where F = B = W: rank i runs 2 (p - i) - 1 F before B."""
+    """Return the ZB-H2 block, which has no bubble if F = B = W.
+
+    Rank i runs 2 (p - i) - 1 forwards before its first B.
+    """
     last = ranks - 1
     rows = tuple(
         (

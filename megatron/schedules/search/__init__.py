@@ -1,1 +1,1 @@
-"""How a plan is shortened. To add a schedule, nobody needs to read this."""
+"""How a plan is shortened. You need not read this to add a schedule."""

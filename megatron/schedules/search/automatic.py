@@ -1,8 +1,9 @@
-"""Zero bubble 1p, 2p and automatic (arXiv 2401.10241, section 3): whatever the memory allows.
+"""Zero bubble 1p, 2p and automatic (arXiv 2401.10241, section 3): fill the memory that is allowed.
 
-There is no block. On every rank the backward goes first, then the forward that is furthest along,
-and what nobody waits for fills the rest: a rule for list scheduling, which the costs turn into a
-plan. It starts from one microbatch after the other, the plan that holds the least.
+These schedules need no block. Every rank prefers backwards, then the forward on the latest stage;
+passes that no other pass waits for fill the remaining time. List scheduling turns these urgencies
+and the costs into a plan. It starts from the plan that runs one microbatch after the other, because
+that plan holds the least memory.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ _FILLER: Final = 3
 
 
 def one_by_one(plan: Plan) -> Plan:
-    """Return the plan of the same passes that runs one microbatch after the other."""
+    """Return a plan of the same passes that runs one microbatch after the other."""
 
     def row(rank: int) -> tuple[Pass, ...]:
         def place(item: Pass) -> tuple[int, int]:
@@ -40,14 +41,15 @@ def one_by_one(plan: Plan) -> Plan:
 def greedy(
     plan: Plan, problem: Problem, slack: float, filler_slack: float, warm_up_slack: float
 ) -> Rows:
-    """Return rows of the same passes by list scheduling with fixed urgencies.
+    """Return rows of the same passes, made by list scheduling with fixed urgencies.
 
     Args:
-        plan: gives the passes; its rows do not matter.
+        plan: gives the passes; their order does not matter.
         problem: durations and limits.
-        slack: share of a pass by which it may delay a more urgent one that is sure to come.
-        filler_slack: the same for passes that nobody waits for.
-        warm_up_slack: the same before a rank's first B.
+        slack: share of its duration by which a pass may delay a more urgent pass whose start is
+            already known.
+        filler_slack: the same for passes that no other pass waits for.
+        warm_up_slack: the same for all passes before a rank's first B.
     """
     graph, m = problem.graph, plan.microbatches
     keys = []
@@ -59,7 +61,7 @@ def greedy(
 
 
 def _urgency(plan: Plan, graph: Graph, number: int) -> float:
-    """Return the place of a pass in the order of urgency; whole numbers apart."""
+    """Return the urgency of a pass, smallest first; different urgencies are whole numbers apart."""
     item, stages = graph.passes[number], len(plan.stages)
     urgency = _FILLER if graph.fillers[number] else _URGENCY[item.kind]
     ahead = plan.stage_of[graph.ranks[number], item.chunk] if item.kind == "F" else 0

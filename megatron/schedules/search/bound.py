@@ -1,4 +1,4 @@
-"""How fast a schedule could be at best: known before its plan, at the price of one microbatch."""
+"""A lower bound on the time of a schedule, computed from one microbatch without making the plan."""
 
 from megatron.schedules.costs import Costs
 from megatron.schedules.passes import Pass
@@ -8,13 +8,13 @@ from megatron.schedules.plan import Plan, passes_of
 def least_time(one: Plan, costs: Costs, microbatches: int) -> float:
     """Return a time that no order of the passes can beat.
 
-    Every rank works through all its passes. But for IF all of them wait for the first microbatch to
-    pass the stages before the rank's first, and when its last B has ended a microbatch still has to
-    go back through those stages.
+    Every rank runs all its passes. All of them but IF wait until the first microbatch has gone
+    through the stages before the rank's first stage. When the rank's last B has ended, one
+    microbatch still has to go back through these stages.
 
     Args:
         one: a plan of the schedule for one microbatch.
-        costs: durations of passes; communications are taken to need no time.
+        costs: durations of passes; communications count as free.
         microbatches: m.
 
     Returns:

@@ -1,15 +1,15 @@
-"""The fastest of several plans, without making those that cannot be it."""
+"""Find the fastest of several plans without making those that cannot be the fastest."""
 
 from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
 
 class Candidate(Protocol):
-    """What is compared; its plan is made when ``time`` is asked for, and once."""
+    """One of the plans that are compared; it is made once, when ``time`` is first read."""
 
     @property
     def least_time(self) -> float:
-        """What ``time`` cannot be below, known without the plan."""
+        """Lower bound of ``time``, known without the plan."""
 
     @property
     def time(self) -> float:
@@ -25,11 +25,12 @@ def fastest(
     """Return the fastest candidate that fits, or ``None`` if none does.
 
     Args:
-        candidates: what to choose from; of equally fast ones that with the smaller bound is taken,
-            and then the first.
-        fits: whether a candidate can be taken, as far as memory goes.
-        indifference: share of the time by which a further candidate must be able to be faster for
-            its plan to be made. The one that is returned is the fastest but for that share.
+        candidates: the candidates to choose from. Of equally fast ones the one with the smaller
+            bound wins, then the first.
+        fits: whether a candidate fits into the memory.
+        indifference: a candidate's plan is made only if its bound is below the best time so far
+            by more than this share. No candidate is faster than the returned one by more than
+            this share.
     """
     best: _C | None = None
     for candidate in sorted(candidates, key=lambda candidate: candidate.least_time):

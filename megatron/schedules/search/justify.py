@@ -1,9 +1,10 @@
-"""Shorten a schedule by pushing it to and fro: once to the right, once to the left.
+"""Shorten a schedule by pushing its passes to and fro: first to the right, then to the left.
 
-Scheduling backwards in time, each pass as late as it can, and then forwards, each as early as it
-can, is known as justification in project scheduling (Wiest 1964; Li and Willis 1992). Pipelines
-profit because their two ends mirror each other: forwards fill the warm-up, and weight gradients,
-which are to the reversed pipeline what forwards are to it, fill the cool-down.
+The first step schedules backwards in time and puts each pass as late as possible. The second
+schedules forwards and puts each pass as early as possible. Project scheduling calls this
+justification (Wiest 1964; Li and Willis 1992). It suits pipelines because their two ends mirror
+each other: forwards fill the warm-up, and weight gradients fill the cool-down. In the reversed
+pipeline, weight gradients play the role of forwards.
 """
 
 from collections.abc import Sequence
@@ -17,12 +18,12 @@ class Scheduled(NamedTuple):
     """Rows and how long they take.
 
     Attributes:
-        span: the longest time between the first start and the last end of a rank, passes that take
-            no time left out (arXiv 2401.10241, section 5.3).
+        span: the longest time between a rank's first start and last end, without passes that take
+            no time (arXiv 2401.10241, section 5.3).
         end: the end of the last pass.
         rows: the passes.
-        starts: their starts.
-        ends: their ends.
+        starts: the start of every pass in ``rows``.
+        ends: the end of every pass in ``rows``.
     """
 
     span: float
@@ -42,7 +43,7 @@ def scheduled(problem: Problem, rows: Rows) -> Scheduled:
 
 
 def planned(problem: Problem, rows: Rows, starts: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return for every pass number and microbatch its start."""
+    """Return the start of every pass, by its number and microbatch."""
     m = problem.graph.microbatches
     table = [[0.0] * m for _ in problem.graph.passes]
     for row, times in zip(rows, starts, strict=True):
@@ -52,18 +53,18 @@ def planned(problem: Problem, rows: Rows, starts: Sequence[Sequence[float]]) -> 
 
 
 def to_the_left(problem: Problem, base: Scheduled, slack: float) -> Scheduled:
-    """Return ``base`` with every pass as early as it can be."""
+    """Return ``base`` with every pass as early as possible."""
     rule = Rule(slack, planned=planned(problem, base.rows, base.starts))
     return scheduled(problem, list_schedule(problem, base.rows, rule))
 
 
 def justify(problem: Problem, base: Scheduled, slacks: Sequence[float]) -> Scheduled:
-    """Return the shortest schedule met on the way, ``base`` included.
+    """Return the shortest of ``base`` and all schedules that the pushes to and fro make.
 
     Args:
-        problem: the passes and what they may hold.
-        base: where to start.
-        slacks: for every time to and fro, the slack of its rule.
+        problem: the passes and the limits of memory.
+        base: the schedule to start from.
+        slacks: for every push to and fro, the slack of its rule.
     """
     mirror = problem.reversed()
     best = current = base

@@ -1,8 +1,8 @@
-"""Let a plan with vocabulary passes follow the shape of the same plan without them.
+"""Let a plan with vocabulary passes follow the same plan without them.
 
-The passes of the output layer fit into a good schedule nearly anywhere; what is hard to find is the
-good schedule. So its starts become the keys of list scheduling, and the vocabulary passes get keys
-beside those of the passes that they go with.
+A good schedule is hard to find, but once there is one, the passes of the output layer fit in nearly
+anywhere. So the starts of the plan without vocabulary become the keys of list scheduling. Each
+vocabulary pass gets a key next to that of a pass that it depends on or precedes.
 """
 
 from collections.abc import Mapping
@@ -17,18 +17,18 @@ from megatron.schedules.timing import earliest
 def keys_from_plan(
     plan: Plan, graph: Graph, without: Plan, costs: Costs, held_back: float
 ) -> list[list[float]]:
-    """Return the key of every pass number and microbatch of ``plan``.
+    """Return the key of every pass of ``plan``, by its number and microbatch.
 
-    F, B and W have their starts in ``without``, stretched by what a microbatch takes longer. S goes
-    with the last F, T half an interval later, IF one before the first stage's F, IB one after its
-    B.
+    The keys of F, B and W are their starts in ``without``, stretched because a microbatch now takes
+    longer. S goes right after the last stage's F, and T half an interval later. IF goes one
+    interval before the first stage's F, and IB one interval after its B.
 
     Args:
         plan: the plan with vocabulary passes.
         graph: its numbered passes.
-        without: the plan without, for the same microbatches.
-        costs: durations of both.
-        held_back: intervals by which each barrier holds back B and W.
+        without: the plan without vocabulary passes, for the same number of microbatches.
+        costs: durations for both plans.
+        held_back: intervals by which each barrier delays B and W.
     """
     timing = earliest(without, costs)
     interval = sum(graph.times) / plan.ranks
@@ -49,7 +49,7 @@ def keys_from_plan(
 
 
 def _anchor(plan: Plan, rank: int, item: Pass, held_back: float) -> tuple[tuple[int, Pass], float]:
-    """Return the pass that ``item`` goes with, and how many intervals later."""
+    """Return the pass that ``item`` follows, and the intervals between the two."""
     (first, first_chunk), (last, last_chunk) = plan.stages[0], plan.stages[-1]
     after_last = (last, Pass("F", 0, last_chunk))
     inserted: Mapping[PassKind, tuple[tuple[int, Pass], float]] = {

@@ -1,12 +1,12 @@
 """List scheduling: a rank that is free takes the best pass that is ready.
 
-What comes out is never worse founded than what goes in: every schedule here starts from a ``base``,
-rows that are known to run and to fit into memory. A pass may overtake others of its base row only
-if what is left of the row still fits afterwards, so there are no dead ends.
+The search starts from a ``base``: rows that are known to run and to fit into memory. A pass may
+overtake others of its base row only if the rest of the row still fits into memory afterwards. So
+the search never gets stuck.
 
-Passes have keys, the smallest goes first. A ready pass does not start where it would delay one of
-smaller key that is about to become ready: like a batch system that fills gaps in front of a job
-that waits, but never at its cost. ``slack`` loosens that.
+Passes have keys, and the smallest key goes first. A ready pass does not start if it would delay a
+pass with a smaller key that is about to become ready. A batch system works in the same way when it
+fills the gap before a waiting job without delaying the job. ``slack`` loosens this rule.
 """
 
 import heapq
@@ -19,21 +19,22 @@ from megatron.schedules.graph import Graph
 from megatron.schedules.held import Held
 
 Rows = list[list[int]]
-"""For every rank its passes in order, in the numbering of ``Graph``."""
+"""For every rank its passes in order, as numbers of ``Graph``."""
 
 _EPSILON: Final = 1e-9
-"""Of memory, absolute; of time, as a share of the longest pass: costs may be seconds or FLOPs."""
+"""Tolerance: absolute for memory, a share of the longest pass for time (whose unit may be seconds
+or FLOPs)."""
 _NOTHING: Final = -1
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be scheduled.
+    """The passes to schedule, with the limits of memory.
 
     Attributes:
-        graph: the passes, what they need, how long they take.
-        changes: for every pass number, by how much it changes what its rank holds.
-        limits: what every rank may hold.
+        graph: the passes, their needs and durations.
+        changes: for every pass number, its change of what the rank holds.
+        limits: for every rank, the most it may hold.
     """
 
     graph: Graph
@@ -48,19 +49,20 @@ class Problem:
 
 @dataclass(frozen=True)
 class Rule:
-    """How a rank chooses.
+    """How a rank chooses its next pass.
 
     Attributes:
-        slack: share of a pass by which it may delay one of smaller key: 0 not at all, 1 as greedy
-            as can be.
-        filler_slack: the same for passes that nobody waits for (``Graph.fillers``); as ``slack`` if
-            ``None``.
-        warm_up_slack: the same for all passes until the rank runs its first B; as later if
-            ``None``.
+        slack: share of its duration by which a pass may delay a pass with a smaller key; 0 allows
+            no delay, and 1 is fully greedy.
+        filler_slack: the same for passes that no other pass waits for (``Graph.fillers``);
+            ``None`` for the value of ``slack``.
+        warm_up_slack: the same for all passes before the rank's first B; ``None`` for the values
+            that hold afterwards.
         keys: for every pass number and microbatch, its key. Without keys the order of the base
-            decides, and ``planned`` tells when a pass is expected that is not yet sure to come.
+            decides, and ``planned`` gives the expected start of a pass whose needs have no known
+            end yet.
         planned: for every pass number and microbatch, its start in the base.
-        begin: for every rank, the time from which it works; at once if empty.
+        begin: for every rank, the time at which it begins; all begin at 0 if empty.
     """
 
     slack: float = 0.0
@@ -72,12 +74,12 @@ class Rule:
 
 
 def list_schedule(problem: Problem, base: Rows, rule: Rule) -> Rows:
-    """Return rows of the passes of ``base``, those of one kind and chunk in the same order.
+    """Return new rows of the passes of ``base``; passes of one kind and chunk keep their order.
 
     Args:
-        problem: the passes and what they may hold.
-        base: rows that run and hold no more than the limits.
-        rule: how a rank chooses.
+        problem: the passes and the limits of memory.
+        base: rows that run and keep the limits.
+        rule: how a rank chooses its next pass.
     """
     run = _Run(problem, base, rule)
     while run.events:
@@ -90,7 +92,7 @@ def list_schedule(problem: Problem, base: Rows, rule: Rule) -> Rows:
 
 @dataclass
 class _Rank:
-    """Where one rank stands."""
+    """The state of one rank."""
 
     own: list[int]
     base: list[int]
@@ -124,7 +126,8 @@ class _Run:
             if warm_up_slack is None
             else [time * (1 - warm_up_slack) for time in graph.times]
         )
-        """How long each pass must run before it is in nobody's way; in the warm-up likewise."""
+        """For each pass, its duration less the slack, in the warm-up: a pass with a smaller key
+        delays it if it arrives within this time. ``_later`` holds the same for afterwards."""
         self._all_changes = problem.changes
         self._changes = [[(i, c) for i, c in enumerate(all_) if c] for all_ in problem.changes]
         self._takes = [[(i, c) for i, c in own if c > 0] for own in self._changes]
@@ -140,7 +143,7 @@ class _Run:
             heapq.heappush(self.events, (wake, rank))
 
     def _choose(self, rank: int, now: float) -> tuple[int, float]:
-        """Return the number of the pass to start, or ``_NOTHING`` and when to look again."""
+        """Return the number of the pass to start; or ``_NOTHING`` and the time to look again."""
         state = self._ranks[rank]
         bound = self._bound(rank)
         if bound != _NOTHING:
@@ -157,21 +160,24 @@ class _Run:
                 urgent = min(urgent, arrival)
                 continue
             end = now + (self._warm_up if state.warming_up else self._later)[number]
-            # Where others wait on the spot for this rank, it must not wait for them in turn.
+            # Others that wait at once for this rank must not make it wait for them in turn.
             harmless = end <= urgent + self._moment or number in self._graph.followed_by
             if harmless and self._fits(state, number, self._limits[rank]):
                 return number, now
         return _NOTHING, coming
 
     def _bound(self, rank: int) -> int:
-        """Return the pass that must come next, if the last one of ``rank`` says so."""
+        """Return the pass that must follow the last one of ``rank``, or ``_NOTHING``."""
         if not self._graph.followed_by or not self.rows[rank]:
             return _NOTHING
         last = self.rows[rank][-1] // self._graph.microbatches
         return self._graph.followed_by.get(last, _NOTHING)
 
     def _queue(self, state: _Rank, now: float) -> tuple[list[tuple[float, int, float]], float]:
-        """Return (key, number, expected arrival) of what is left, and the next sure arrival."""
+        """Return (key, number, expected arrival) of what remains, and the next sure arrival.
+
+        An arrival is the time at which all needs of a pass are met.
+        """
         queue = []
         coming = inf
         for number in state.own:
@@ -188,7 +194,7 @@ class _Run:
         return queue, coming
 
     def _arrives(self, number: int) -> float:
-        """Return when the next pass of ``number`` may start; infinity where that is not known."""
+        """Return when the next pass of ``number`` may start, or infinity if it is not known."""
         graph, m = self._graph, self._graph.microbatches
         microbatch = self._following[number]
         for own in graph.own_needs[number]:
@@ -203,7 +209,7 @@ class _Run:
         return arrival
 
     def _fits(self, state: _Rank, number: int, limits: Held) -> bool:
-        """Whether the rest of the base row still fits after the next pass of ``number``."""
+        """Whether the rest of the base row still fits into memory if ``number`` goes next."""
         m, following = self._graph.microbatches, self._following
         target = number * m + following[number]
         for i, change in self._takes[number]:
@@ -241,7 +247,7 @@ class _Run:
                 self._announce(graph.members[fed], self._arrival[comm], now)
 
     def _announce(self, members: Sequence[int], arrival: float, now: float) -> None:
-        """Let the idle ranks that take part look again when a communication is done."""
+        """Let the idle participants of a communication look for a pass again when it is done."""
         for rank in members:
             if self.free[rank] <= now:
                 heapq.heappush(self.events, (arrival, rank))

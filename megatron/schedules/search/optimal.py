@@ -1,11 +1,11 @@
-"""The shortest plan there is, or how far a plan may be from it: orders found and proven by CP-SAT.
+"""Find the shortest possible plan with CP-SAT, or prove how far a plan may be from it.
 
-The order of the passes is a scheduling problem: passes of fixed length, one at a time on a rank,
-each after what it needs, and never more held than a rank has memory for. OR-Tools' CP-SAT looks for
-a shorter plan, and for a proof that there is none, until both meet or the time is up.
+The order of the passes is a scheduling problem. Passes have fixed durations, a rank runs one at a
+time, each starts after its needs, and no rank exceeds its memory. OR-Tools' CP-SAT looks for
+shorter plans and for a lower bound of their time, until both are equal or the time is up.
 
-CP-SAT counts in whole ticks, durations rounded down. Every real schedule, its start times rounded
-down, is then one in ticks, so what is proven in ticks holds in real time.
+CP-SAT counts in whole ticks, with durations rounded down. If the start times of a real schedule are
+rounded down too, they form a valid schedule in ticks. So a bound in ticks also holds in real time.
 """
 
 import os
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 Objective = Literal["span", "makespan"]
-"""``span`` is the longest time between the first start and the last end of a rank's passes, those
-that take no time left out (arXiv 2401.10241, section 5.3); ``makespan`` is the last end of all."""
+"""``span`` is the longest time between a rank's first start and last end, without passes that take
+no time (arXiv 2401.10241, section 5.3). ``makespan`` is the last end of all passes."""
 
 TOLERANCE: Final = 1e-4
-"""Relative difference of time and bound up to which a plan counts as proven: rounding to ticks
-makes less."""
+"""A plan counts as proven if its time exceeds the bound by at most this share. Rounding to ticks
+makes a smaller difference."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Optimum:
         plan: a checked plan within the limits.
         time: its span or makespan, in the unit of the costs. Communications take their time but
             never wait for one another.
-        bound: no plan within the limits takes less.
-        proven: whether ``time`` is the ``bound``, up to ``TOLERANCE``.
+        bound: no plan within the limits takes less time.
+        proven: whether ``time`` equals ``bound`` up to ``TOLERANCE``.
     """
 
     plan: Plan
@@ -66,26 +66,26 @@ def optimal(
     kept: float = 1.0,
     workers: int | None = None,
 ) -> Optimum:
-    """Look for the shortest plan within limits of memory, and for a proof that it is.
+    """Look for the shortest plan within limits of memory, and for a proof that none is shorter.
 
     Args:
-        problem: a checked plan of the same passes: it says which stages, microbatches and weight
-            gradients there are and how the vocabulary is treated, and the search starts from its
-            order if it keeps the limits.
+        problem: a checked plan with the wanted stages, microbatches, weight gradients and
+            treatment. The search starts from its order if it keeps the limits.
         costs: durations.
         limits: for every rank, how many activations of a chunk it may hold.
-        seconds: time limit. The best plan known by then is returned, at worst the one started from.
-        objective: what to minimise.
-        hint: another checked plan of the same passes, to start from if it is better.
-        ahead: how many microbatches more than in ``problem`` a rank may hold between S and T and
-            between IF and F (p more of the latter on ranks without the first stage); ``None`` for
-            any number.
+        seconds: time limit. Returned is the best plan known by then, at worst the initial one.
+        objective: the time to minimise.
+        hint: another checked plan of the same passes; the search starts from it if it is better.
+        ahead: how many microbatches more than in ``problem`` a rank may hold between S and T, and
+            between IF and F. Ranks without the first stage may hold p more between IF and F.
+            ``None`` for any number.
         kept: share of activations that stays from B to W, as in ``held_changes``.
-        workers: threads of the solver; one a core if ``None``.
+        workers: threads of the solver; one per core if ``None``.
 
     Raises:
-        ValueError: if OR-Tools is missing, a limit is below what one microbatch needs, ``hint`` has
-            other passes than ``problem``, no time is given, or the plan's order is not free.
+        ValueError: if OR-Tools is missing, a limit is below the need of one microbatch, ``hint``
+            has other passes than ``problem``, ``seconds`` is not positive, or the plan is one for
+            evaluation or with a synchronous treatment.
     """
     _require_sound(problem, hint, seconds)
     if objective == "span":
@@ -96,7 +96,7 @@ def optimal(
     model, solver = _cp_sat(seconds, workers or os.cpu_count() or 1)
     known = min(plans, key=lambda plan: duration(plan, costs, objective))
     tick = tick_of(Graph(problem, costs))
-    # Rounded up: a span that is counted from later than it begins is too short, never too long.
+    # Rounded up: if the span counts from too late a begin, it is too short, never too long.
     working = earliest(serial, in_ticks(serial, costs, tick, ceil)).working
     begins = [int(times[0]) if times and objective == "span" else 0 for times in working]
     search = OrderSearch(model, known, in_ticks(known, costs, tick, floor), begins)
@@ -145,14 +145,14 @@ def _require_sound(problem: Plan, hint: Plan | None, seconds: float) -> None:
     if hint is not None and replace(hint, rows=problem.rows) != problem:
         raise ValueError("the hint is a plan of other stages, microbatches or treatment")
     if hint is not None and hint.split_backward != problem.split_backward:
-        raise ValueError("of hint and problem only one splits the backward: give two alike")
+        raise ValueError("only one of hint and problem splits the backward: give two alike")
 
 
 def _require_fixed_begin(problem: Plan, costs: Costs) -> None:
-    """Refuse plans in which the order decides when a rank begins to work.
+    """Raise if the order of the plan decides when a rank begins to work.
 
-    All ranks begin at 0, with IF, or where looking up takes no time each with an F of microbatch 0
-    that has come straight through the stages before.
+    It does not decide in two cases: all ranks begin at 0 with IF, or IF takes no time and each rank
+    begins with the F of microbatch 0, which has gone through the stages before without a pause.
     """
     ranks = range(problem.ranks)
     if problem.treatment.is_sharded:
@@ -174,7 +174,7 @@ def _require_fixed_begin(problem: Plan, costs: Costs) -> None:
 def _capacities(
     problem: Plan, serial: Plan, limits: Sequence[float], ahead: int | None, kept: float
 ) -> list[Held]:
-    """Return for every rank how much it may hold."""
+    """Return the most that every rank may hold."""
     if len(limits) != problem.ranks:
         raise ValueError(f"{len(limits)} limits for {problem.ranks} ranks: give one for each rank")
     capacities = []

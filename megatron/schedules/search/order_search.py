@@ -1,10 +1,10 @@
-"""The order of the passes as a scheduling problem of OR-Tools' CP-SAT: what ``optimal`` solves.
+"""The order of the passes as a scheduling problem for OR-Tools' CP-SAT; ``optimal`` solves it.
 
-Start times are whole ticks. Passes of one kind and chunk go in the order of their microbatches, and
-nothing is lost by that: give the k-th of them to start, in any schedule, to microbatch k. Ranks are
-then as busy and hold as much as before, and what a pass needs is there in time: where every B
-starts after the end of the F of its own microbatch, the k-th B to start does so after the k-th F to
-end.
+Start times are whole ticks. Passes of one kind and chunk run in the order of their microbatches.
+This excludes no better schedule: in any schedule, the k-th pass of a kind and chunk to start can be
+given to microbatch k. Ranks are then as busy and hold as much as before, and all needs are met in
+time. For example, if every B starts after the F of its own microbatch ends, then the k-th B to
+start does so after the k-th F to end.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 _PARTS: Final = 10**6
-"""Parts of an activation that are counted, where B frees a share of it and W the rest."""
+"""CP-SAT counts whole parts of an activation: B frees some of them and W frees the others."""
 _EPSILON: Final = 1e-3
-"""Parts that arithmetic in floating point may lose."""
+"""Parts that rounding errors in floating point may lose."""
 
 
 class _Holding(NamedTuple):
-    """A pass that takes memory, one that frees it, both by number, and how many parts."""
+    """The numbers of a pass that takes memory and of the pass that frees it, and how many parts."""
 
     take: int
     release: int
@@ -37,7 +37,7 @@ class _Holding(NamedTuple):
 
 
 class OrderSearch:
-    """The model: a start time for every pass, to be read back as a plan.
+    """The CP-SAT model: it has a start time for every pass, and its solution becomes a plan.
 
     Memory is unlimited until ``limit_memory`` is called.
     """
@@ -48,10 +48,10 @@ class OrderSearch:
         """Build the model.
 
         Args:
-            model: an empty model; gets the objective too.
-            known: a checked plan: the search starts from it and looks for no longer ones.
+            model: an empty model; the objective is added to it too.
+            known: a checked plan. The search starts from it and never returns a longer one.
             ticks: durations in whole ticks.
-            begins: for every rank, the time from which its time counts.
+            begins: for every rank, the time from which its span counts.
         """
         self._model = model
         self._known = known
@@ -85,7 +85,7 @@ class OrderSearch:
         model.minimize(total)
 
     def limit_memory(self, capacities: Sequence[Held], kept: float) -> None:
-        """Let no rank hold more than its capacity, with ``kept`` as in ``held_changes``."""
+        """Limit every rank to its capacity; ``kept`` is as in ``held_changes``."""
         for rank, allowed in enumerate(capacities):
             changes = {
                 n: held_changes(self._known, self._graph.passes[n], kept) for n in self._own(rank)
@@ -101,9 +101,9 @@ class OrderSearch:
                     self._hold(holdings, _parts(capacity))
 
     def solve(self, solver: "cp_model.CpSolver") -> tuple[Plan, float]:
-        """Return the best plan known in the end, and how many ticks every plan takes at least."""
+        """Return the best plan found, and a lower bound of the ticks that any plan takes."""
         if self._longest <= self._work:
-            return self._known, self._work  # there is nothing to gain
+            return self._known, self._work  # the known plan cannot be beaten
         status = solver.status_name(solver.solve(self._model))
         assert status in ("OPTIMAL", "FEASIBLE", "UNKNOWN"), f"{status}, but a plan is known"
         plan = self._known if status == "UNKNOWN" else self._plan(solver)
@@ -112,8 +112,8 @@ class OrderSearch:
     def _plan(self, solver: "cp_model.CpSolver") -> Plan:
         """Return the checked plan of the solution that ``solver`` has found.
 
-        Of passes that take no time several may start at once: they go by microbatch, and within
-        one in the order of the known plan.
+        Several passes may start at once if they take no time. They are sorted by microbatch, and
+        within a microbatch as in the known plan.
         """
         m, rows = self._graph.microbatches, []
         for rank, row in enumerate(self._known.rows):
@@ -143,7 +143,7 @@ class OrderSearch:
         return [sorted(starts) for starts in known]
 
     def _order(self, number: int) -> None:
-        """A pass comes after what it needs, and after the same pass of the microbatch before."""
+        """Put a pass after its needs, and after the same pass of the previous microbatch."""
         graph = self._graph
         lags = [(own, 0) for own in graph.own_needs[number]]
         for comm in graph.comm_needs[number]:
@@ -156,7 +156,7 @@ class OrderSearch:
                 self._model.add(start >= self._end(needed, i) + lag)
 
     def _one_at_a_time(self, rank: int, finish: "cp_model.LinearExprT") -> None:
-        """A rank's passes do not overlap, and those that take time end before ``finish``."""
+        """Let the passes of a rank not overlap, and all that take time end before ``finish``."""
         model, numbers = self._model, self._own(rank)
         model.add_no_overlap(
             [
@@ -186,8 +186,9 @@ class OrderSearch:
     def _held(self, holding: _Holding, number: int, i: int) -> "list[cp_model.LinearExpr]":
         """Return the parts of a holding that are held when pass ``number`` of ``i`` has started.
 
-        Pass ``number`` takes memory; what it has taken itself is left out. No microbatch from ``i``
-        on has then been released, by any chunk: its backwards come after all its forwards.
+        Pass ``number`` takes memory; its own parts are left out. At this time no chunk has released
+        memory of microbatch ``i`` or a later one, because the backwards of a microbatch come after
+        all its forwards.
         """
         take, release, parts = holding
         m = 0 if take == number else self._graph.microbatches
@@ -197,8 +198,8 @@ class OrderSearch:
     def _before(self, first: int, i: int, second: int, j: int) -> "cp_model.BoolVarT":
         """Return the variable that says which of two passes of a rank comes first.
 
-        Intervals of variable length in a cumulative constraint would do as well, but then CP-SAT
-        proves next to nothing.
+        A cumulative constraint over intervals of variable length would be correct too, but CP-SAT
+        proves next to nothing with it.
         """
         known = self._orders.get((first, i, second, j))
         if known is None:
@@ -213,5 +214,5 @@ class OrderSearch:
 
 
 def _parts(amount: float) -> int:
-    """Return whole parts, rounded down: never more is said to be held than is."""
+    """Return the whole parts, rounded down: the model never counts more than is held."""
     return floor(amount * _PARTS + _EPSILON)

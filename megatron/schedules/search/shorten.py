@@ -1,10 +1,9 @@
-"""Shorten a plan without letting any rank hold more: try several ways, keep the best.
+"""Shorten a plan within limits of memory: try several ways and keep the best.
 
-A block orders its passes as if every microbatch came one interval after the last, and as if passes
-took the times of the block. In the warm-up, in the cool-down and with real costs that is not so.
-Every trial starts from rows that run, so the plan that comes back is never longer than the one that
-went in (arXiv 2405.15362, section 4.2, hoists F, B and W by a greedy rule; here that rule is one
-trial among several).
+A block orders its passes as if a new microbatch came after every interval, and as if passes took
+the times of the block. Neither is true in the warm-up and the cool-down, nor with real costs. The
+given plan is one of the trials, so the returned plan is never longer. (arXiv 2405.15362, section
+4.2, moves F, B and W ahead by a greedy rule; this rule is one of the trials here.)
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,15 +22,16 @@ from megatron.schedules.search.keys_from_plan import keys_from_plan
 from megatron.schedules.search.list_schedule import Problem, Rows, Rule, list_schedule
 
 EFFORT: Final = 600_000
-"""Passes that all trials of a plan with a split backward may place: some seconds."""
+"""Passes that all trials of a plan with a split backward may place; this takes some seconds."""
 EFFORT_SEARCHED: Final = 2_000_000
-"""The same for a plan that is nothing but a search."""
+"""The same for a schedule that is ``searched``, whose plan depends on the search alone."""
 EFFORT_FUSED: Final = 12_000
-"""The same where nothing is there to fill gaps with: the block is nearly always the best."""
+"""The same for a plan without W, which has nothing to fill gaps with: its block is nearly always
+the best."""
 EFFORT_TURNS: Final = 200_000
-"""The same with several chunks, whose turns leave something to gain."""
+"""The same for a plan without W but with several chunks, whose order leaves something to gain."""
 PATIENCE: Final = 50
-"""Trials in a row that may bring nothing."""
+"""The search ends after this many trials in a row without a shorter plan."""
 
 _SLACKS: Final = ((0.5, 0.0), (1.0, 0.0, 1.0), (0.0, 0.0), (0.25, 0.25))
 _GREEDY_SLACKS: Final = tuple(
@@ -39,7 +39,7 @@ _GREEDY_SLACKS: Final = tuple(
     for slack, filler in ((0.35, 0.7), (0.5, 1.0), (0.75, 1.0), (0.75, 0.7), (0.85, 1.0))
     for warm_up in (0.0, 0.1, 0.25, 0.4, 0.5, 0.55, 0.7, 0.85)
 )
-"""Slacks that list scheduling by urgency tries: afterwards, for fillers, and in the warm-up."""
+"""Slacks that list scheduling by urgency tries: ``slack``, ``filler_slack``, ``warm_up_slack``."""
 _EPSILON: Final = 1e-9
 
 
@@ -51,17 +51,19 @@ def shorten(
     searched: bool = False,
     without: Plan | None = None,
 ) -> Plan:
-    """Return the shortest plan found of the passes of ``plan``.
+    """Return the shortest plan found with the passes of ``plan``.
 
-    "Shortest" is the span, the longest time between a rank's first start and last end.
+    Plans are compared by span, the longest time between a rank's first start and last end.
 
     Args:
         plan: a checked plan.
-        costs: durations that decide.
-        limits: what every rank may hold; what it holds in ``plan`` if that is more, or by default.
+        costs: durations.
+        limits: for every rank, the most it may hold, at least its peak in ``plan``; by default
+            this peak.
         kept: share of a microbatch's activations that stays from B to W.
-        searched: start from list scheduling by urgency too, which needs no block.
-        without: the shortened plan of this pipeline without its vocabulary: its shape is followed.
+        searched: whether to start from list scheduling by urgency too, which needs no block.
+        without: the shortened plan of the same pipeline without vocabulary passes, if the new plan
+            should follow it.
     """
     search = _Search(plan, costs, limits, kept, searched)
     if without is not None:
@@ -117,12 +119,12 @@ class _Search:
         return best
 
     def _affords(self, placements: int) -> bool:
-        """Whether the effort still allows to place all passes so many times; then it is spent."""
+        """Whether the effort allows to place all passes so many times more; if so, spend it."""
         self._left -= placements * self._passes
         return self._left >= 0
 
     def _work(self) -> float:
-        """Return the time that the busiest rank works, below which no schedule can come."""
+        """Return the time that the busiest rank works: no schedule is shorter."""
         work = [0.0] * self._plan.ranks
         for rank, time in zip(self.graph.ranks, self.graph.times, strict=True):
             work[rank] += time * self.graph.microbatches
@@ -130,7 +132,7 @@ class _Search:
 
     def _trials(self, start: Scheduled) -> Iterator[Scheduled]:
         """Yield schedules until the effort is spent, the quick ones first."""
-        found = [start, to_the_left(self._problem, start, 0.0)]  # once, however long it takes
+        found = [start, to_the_left(self._problem, start, 0.0)]  # always once, whatever the effort
         yield found[-1]
         self._affords(1)
         for schedule in self._others(start):
@@ -140,7 +142,7 @@ class _Search:
             yield from self._shaken(min(found, key=lambda s: (s.span, s.end)))
 
     def _others(self, start: Scheduled) -> Iterator[Scheduled]:
-        """Yield what comes of all ways to start and to justify."""
+        """Yield the schedules from all other starts and slacks."""
         starts = [start]
         if self._searched:
             starts += self._greedy()
@@ -169,9 +171,9 @@ class _Search:
         return sorted(found, key=lambda s: -s.span)[-2:]
 
     def _shaken(self, current: Scheduled) -> Iterator[Scheduled]:
-        """Yield what comes of shaking the best one again and again (iterated local search).
+        """Yield schedules made by perturbing the best one at random (iterated local search).
 
-        All ranks draw the same numbers: they must find the same plan.
+        All ranks draw the same random numbers, because they must find the same plan.
         """
         random = Random(0)
         mean = sum(self.graph.times) / len(self.graph.times)
@@ -188,7 +190,7 @@ class _Search:
             yield found
 
     def _evened(self, start: Scheduled, slack: float) -> Iterator[Scheduled]:
-        """Yield what comes of shortening for even costs first, then for the real ones."""
+        """Yield schedules that are shortened for even costs first, then for the real ones."""
         ideal = to_the_left(self._ideal, scheduled(self._ideal, start.rows), slack)
         even = justify(self._ideal, ideal, [slack])
         if self._affords(2):
@@ -201,16 +203,17 @@ class _Search:
 
 
 def _shorter(found: Scheduled, best: Scheduled, tolerance: float) -> bool:
-    """Whether ``found`` has the shorter span, or the same and ends earlier."""
+    """Whether ``found`` has a shorter span than ``best``, or the same span and an earlier end."""
     if abs(found.span - best.span) <= tolerance:
         return found.end < best.end - tolerance
     return found.span < best.span
 
 
 def _evened(plan: Plan, costs: Costs) -> Costs:
-    """Return costs in which F, B and W take the same time on all ranks, and communication none.
+    """Return costs with the same times of F, B and W on all ranks, and without communication.
 
-    For these a block's structure is at its best, and often the best start for the real costs.
+    Blocks are made for such costs, and a plan that is short for them is often the best start for
+    the real costs.
     """
     times: dict[PassKind, list[float]] = {}
     graph = Graph(plan, costs)

@@ -1,7 +1,7 @@
-"""Durations in whole ticks, for those who cannot count in floating point.
+"""Durations in whole ticks, for a solver that works with whole numbers only.
 
-A tick is the largest time of which all durations are multiples, so durations written with a few
-digits are not rounded at all. Others are rounded in the direction that whoever asks for them needs.
+All durations are multiples of a tick, the largest such time, so durations with a few digits are not
+rounded at all. For other durations the caller chooses the direction of rounding.
 """
 
 from collections.abc import Callable
@@ -17,9 +17,9 @@ from megatron.schedules.plan import Plan
 def tick_of(graph: Graph) -> Fraction:
     """Return the length of a tick, in the unit of the costs.
 
-    Durations are seen to five digits more than the first of the shortest, and to nine more than
-    that of the longest: rounding one to ticks changes it by less than 1/100000, or by less than
-    1/10**9 of the longest.
+    The precision is five digits after the first digit of the shortest duration, but at most nine
+    after that of the longest. So rounding to ticks changes a duration by less than 1/100000 of
+    itself, or by less than 1/10**9 of the longest.
     """
     times = [_exact(time) for time in (*graph.times, *graph.comm_times) if time > 0]
     if not times:
@@ -33,10 +33,10 @@ def in_ticks(plan: Plan, costs: Costs, tick: Fraction, whole: Callable[[Fraction
     """Return the costs of the plan's passes and communications in ticks.
 
     Args:
-        plan: which passes and communications there are.
+        plan: gives the passes and communications.
         costs: durations.
         tick: length of a tick, in the unit of the costs.
-        whole: how a duration becomes a whole number: ``math.floor`` or ``math.ceil``.
+        whole: rounds a duration to a whole number: ``math.floor`` or ``math.ceil``.
     """
     graph = Graph(plan, costs)
     passes: dict[PassKind, list[list[float]]] = {}
@@ -48,5 +48,5 @@ def in_ticks(plan: Plan, costs: Costs, tick: Fraction, whole: Callable[[Fraction
 
 
 def _exact(time: float) -> Fraction:
-    """Return the decimal number that was meant: 3/10 also where 0.1 + 0.2 was computed."""
+    """Return the decimal number that was meant, such as 3/10 for the result of 0.1 + 0.2."""
     return Fraction(f"{time:.12g}")

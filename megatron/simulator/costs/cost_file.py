@@ -1,6 +1,6 @@
 """Costs as users write them: words on a command line, or a JSON file.
 
-Words are ``F=1,B=2:2:4,p2p=0.1``, several times for a pass being those of the ranks. A file holds
+Words are ``F=1,B=2:2:4,p2p=0.1``; several times for a pass are those of the ranks. A file holds
 
     {"passes": {"F": 1, "B": [2, 2, 4], "W": [[1, 2], [1, 1], [1, 1]]},
      "comms": {"p2p": 0.1, "C1": 0.2},
@@ -8,11 +8,12 @@ Words are ``F=1,B=2:2:4,p2p=0.1``, several times for a pass being those of the r
      "layers": [[2, 1], [2, 2], [2, 0]]}
 
 with one number for all ranks, one for each rank, or one for each chunk of each rank. ``p2p`` is one
-hop between neighbours, X and G alike. Passes of the vocabulary that are not named, and all such
-communications, take no time; F and B must be named, and W where the backward is split. ``layers``
-are the transformer layers of each chunk of each rank that the times were measured with: who writes
-them says that the file is a measurement, and as such it must name all passes of the vocabulary
-that the schedule runs, and no others (``check_measured``).
+hop between neighbours, for X and G alike. F and B must be given, and W if the backward is split.
+Other passes and communications that are not given take no time.
+
+A file with ``layers`` is a measurement: ``layers`` are the transformer layers of each chunk of each
+rank during the measurement. Such a file must give times for exactly those passes of the vocabulary
+that the schedule runs (``check_measured``).
 """
 
 import json
@@ -30,7 +31,7 @@ from megatron.simulator.costs.peak_bytes import Sizes
 DEFAULT_COSTS: Final = Costs(
     {"F": 1.0, "B": 1.0, "W": 1.0, "S": 0.25, "E": 0.0, "T": 0.25, "IF": 0.0, "IB": 0.0}
 )
-"""What is simulated where nothing else is given: the unit costs of the papers."""
+"""The costs if none are given: the unit costs of the papers."""
 
 _HOP: Final[tuple[CommKind, ...]] = ("X", "G")
 _BARRIERS: Final[tuple[BarrierKind, ...]] = get_args(BarrierKind)
@@ -38,13 +39,13 @@ _SIZES: Final = tuple(field.name for field in fields(Sizes))
 
 
 class CostFile(NamedTuple):
-    """What a file of costs holds.
+    """The content of a file of costs.
 
     Attributes:
         costs: times of passes and communications.
-        sizes: bytes, if the file gives any.
-        layers: of each chunk of each rank, if the file says what was measured.
-        named: the passes and communications that the file has a time for.
+        sizes: sizes in bytes, if the file gives any.
+        layers: layers of each chunk of each rank, if the file is a measurement.
+        named: the passes and communications that have a time in the file.
     """
 
     costs: Costs
@@ -57,7 +58,7 @@ def parse_costs(text: str) -> Costs:
     """Read ``F=1,B=2:2:4,C1=0.1``.
 
     Raises:
-        ValueError: if a word is no ``KIND=TIME``, naming it.
+        ValueError: if a word is not ``KIND=TIME``; the message names the word.
     """
     passes: list[tuple[str, Time]] = []
     comms: list[tuple[str, float]] = []
@@ -77,7 +78,8 @@ def load_costs(path: Path) -> CostFile:
     """Read a JSON file of costs.
 
     Raises:
-        ValueError: if the file cannot be read or holds something else, naming it and the value.
+        ValueError: if the file cannot be read or a value in it is wrong; the message names the file
+            and the value.
     """
     try:
         document = json.loads(path.read_text(), object_pairs_hook=_no_doubles)
@@ -101,12 +103,13 @@ def load_costs(path: Path) -> CostFile:
 
 
 def check_measured(file: CostFile, treatment: Treatment) -> None:
-    """Check that measured costs are of a treatment of the vocabulary, by what they name.
+    """Check that measured costs belong to a treatment of the vocabulary.
 
-    Collectives tell treatments with the same passes apart; a single rank has none.
+    The costs must name its passes and its collectives, which distinguish treatments with the same
+    passes. A single rank has no collectives.
 
     Raises:
-        ValueError: if passes or barriers are missing, or of another treatment.
+        ValueError: if passes or barriers are missing or belong to another treatment.
     """
     wanted: set[str] = set(treatment.passes)
     found = file.named.difference(CHUNKED_KINDS, COMM_KINDS)
@@ -128,9 +131,9 @@ def save_costs(path: Path, costs: Costs, layers: Sequence[Sequence[int]]) -> Non
     """Write a JSON file of costs.
 
     Args:
-        path: of the file.
-        costs: measured ones.
-        layers: transformer layers of each chunk of each rank, with which they were measured.
+        path: path of the file.
+        costs: measured costs.
+        layers: transformer layers of each chunk of each rank during the measurement.
     """
     document = {"passes": dict(costs.passes), "comms": dict(costs.comms), "layers": layers}
     path.write_text(json.dumps(document, indent=1) + "\n")
@@ -187,7 +190,7 @@ def _section(value: object, name: str) -> Mapping[str, object]:
 
 
 def _values(name: str, value: object, depth: int) -> Any:
-    """Return ``value`` if it is a number, or a list of such down to ``depth`` lists."""
+    """Return ``value`` if it is a number, or numbers in at most ``depth`` nested lists."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value
     if isinstance(value, list) and value and depth:

@@ -1,8 +1,8 @@
-"""What a device attains: arithmetic, memory traffic and links, each as one rate.
+"""The rates that a device attains in arithmetic, memory traffic and links.
 
-A pass takes the time of its matrix products, plus the time of what its elementwise kernels move
-through memory, plus what it costs to launch. The rates are attained ones: peaks of a data sheet
-multiplied by what measured runs reach.
+The time of a pass is the sum of three: its matrix products, the memory traffic of its elementwise
+kernels, and its launch. An attained rate is the peak of the data sheet times the share that
+measured runs reach.
 """
 
 from collections.abc import Mapping
@@ -21,12 +21,12 @@ class Device:
     """One accelerator and the links to its neighbours.
 
     Attributes:
-        peak_flops: matrix products, FLOP/s of the data sheet.
+        peak_flops: peak of matrix products by the data sheet, in FLOP/s.
         attained: share of the peak that each kind of product reaches.
-        memory_bandwidth: attained by elementwise kernels, bytes/s read and written.
-        link_bandwidth: of one direction of a link, bytes/s; infinite where communication is free.
-        link_latency: of a message, in seconds.
-        overhead: seconds that a pass takes beside its work, by kind; absent ones none.
+        memory_bandwidth: bytes/s that elementwise kernels attain, reads and writes together.
+        link_bandwidth: bytes/s of one direction of a link; infinite if communication is free.
+        link_latency: latency of a message in seconds.
+        overhead: seconds that a pass takes in addition to its work, by kind; 0 for absent kinds.
 
     Raises:
         ValueError: if a rate is not positive, or a time negative.
@@ -84,18 +84,19 @@ class Traffic:
     """Bytes that elementwise kernels read and write.
 
     Attributes:
-        layer_forward: of a layer's F, per element of its input.
-        layer_backward: of a layer's B, per element of its input.
+        layer_forward: in a layer's F, per element of its input.
+        layer_backward: in a layer's B, per element of its input.
         loss_forward: from logits to their exponentials and statistics, per logit.
         loss_backward: from exponentials to the gradient of the logits, per logit.
-        exponentials: of a pass that only forms exponentials (E), per logit.
-        rescale: what T adds because the shards' maxima differ, per logit.
-        early_gradient: what S adds when it forms the input gradient before the barrier, per logit.
-        lookup: of the input layer's forward, per element of its output.
-        scatter: of the input layer's backward, per element of its output: rows are added to the
-            gradient where they belong.
-        gradient: of the input layer's backward, per parameter: a dense gradient is written, and
-            added to the sum of all microbatches.
+        exponentials: in a pass that only computes exponentials (E), per logit.
+        rescale: additional bytes of T because the shards' maxima differ, per logit.
+        early_gradient: additional bytes of S if it computes the input gradient before the barrier,
+            per logit.
+        lookup: in the input layer's forward, per element of its output.
+        scatter: in the input layer's backward, per element of its output, to add rows to the
+            gradient.
+        gradient: in the input layer's backward, per parameter, to write a dense gradient and add
+            it to the sum over microbatches.
     """
 
     layer_forward: float
@@ -129,8 +130,8 @@ the product with the loss's gradient (8) and the way to 16 bits (6). The input's
 (2), then a sum of 16-bit numbers (6)."""
 
 FLOPS_PER_BYTE: Final = 100
-"""What moving a byte costs on the notional device, as arithmetic that would take as long: devices
-do about a hundred operations in the time of one byte."""
+"""FLOPs that count for moving one byte on the notional device: real devices do about a hundred
+operations in that time."""
 
 NOTIONAL: Final = Device(
     peak_flops=1.0,
@@ -138,8 +139,8 @@ NOTIONAL: Final = Device(
     memory_bandwidth=1 / FLOPS_PER_BYTE,
     link_bandwidth=inf,
 )
-"""The device that passes are placed for until they have been measured: time is FLOPs, and
-communication is free. It is nobody's device, and so the same on every rank of any cluster."""
+"""The notional device, for which passes are placed until they have been measured. Its times are
+FLOPs, and communication is free. It depends on no hardware, so it is the same on every rank."""
 
 FUSED: Final = Traffic(
     layer_forward=0,
@@ -153,6 +154,6 @@ FUSED: Final = Traffic(
     scatter=6,
     gradient=0,
 )
-"""Elementwise work that hides in the products beside it, so that only passes without a product
-count: E reads a logit and writes its exponential (2 bytes each); IF and IB read a row, or its
+"""Only the traffic of passes without a product counts; other elementwise work overlaps with the
+products. E reads a logit and writes its exponential (2 bytes each). IF and IB read a row, or its
 gradient, and add it to fp32 or 16-bit sums."""

@@ -1,7 +1,7 @@
-"""Times of a model's parts, from its shape and what a device attains.
+"""Times of a model's parts, from the model's shape and the rates of a device.
 
-This is the one model of time: ``stage_costs.py`` puts its parts together for the stages of a
-plan, on the notional device to place passes, on a GPU to predict what it does.
+``stage_costs.py`` adds these times up for the stages of a plan: on the notional device to place
+passes, and on a GPU to predict the time of a run. There is no other model of time.
 """
 
 from collections.abc import Mapping
@@ -24,10 +24,10 @@ class ModelTimes:
 
     Attributes:
         shape: the model and one microbatch.
-        device: what computes.
-        traffic: what its kernels move through memory.
-        early_whole: a whole output layer forms its input gradient at once with the logits, in F, as
-            ours does; without, in B, as Megatron-LM's.
+        device: the device that runs them.
+        traffic: memory traffic of its kernels.
+        early_whole: whether a whole output layer computes its input gradient in F, right after the
+            logits, as ours does; else in B, as Megatron-LM does.
     """
 
     shape: Shape
@@ -38,7 +38,7 @@ class ModelTimes:
     def layer(self) -> dict[PassKind, float]:
         """Return the times of one transformer layer: F, B without weight gradients, and W.
 
-        Attention itself has no weights: its backward is all in B.
+        Attention itself has no weights, so its whole backward is in B.
         """
         shape, device, traffic = self.shape, self.device, self.traffic
         recomputed = traffic.layer_forward if shape.kept == "input" else 0.0
@@ -51,7 +51,7 @@ class ModelTimes:
         }
 
     def whole_output(self) -> dict[PassKind, float]:
-        """Return what the whole output layer adds to the passes of the stage that holds it."""
+        """Return the time that a whole output layer adds to each pass of its stage."""
         device, traffic, logits = self.device, self.traffic, self.shape.logits
         product = device.product("output", self.shape.output_product_flops)
         forward = product + device.traffic(traffic.loss_forward * logits) + self._overhead("S")
@@ -62,7 +62,7 @@ class ModelTimes:
         return {"F": forward, "B": product + loss + self._overhead("T"), "W": product}
 
     def whole_input(self) -> dict[PassKind, float]:
-        """Return what the whole input layer adds to the passes of the stage that holds it."""
+        """Return the time that a whole input layer adds to each pass of its stage."""
         shape, device, traffic = self.shape, self.device, self.traffic
         return {
             "F": device.traffic(traffic.lookup * shape.elements) + self._overhead("IF"),
@@ -76,7 +76,7 @@ class ModelTimes:
 
         Args:
             shards: ranks that the vocabulary is split over.
-            treatment: says which passes there are, and which of them forms which product.
+            treatment: says which passes there are, and which products each of them computes.
         """
         shape, device, traffic = self.shape, self.device, self.traffic
         logits = shape.logits / shards
@@ -108,7 +108,7 @@ class ModelTimes:
         return comms
 
     def _payload(self, payload: Payload) -> float:
-        """Return the seconds of what a barrier moves: the gradient of X, or numbers of a token."""
+        """Return the seconds for a barrier's payload: the gradient of X, or numbers per token."""
         if payload == "gradient":
             return self.device.message(ACTIVATION_BYTES * self.shape.elements)
         return self.device.message(4 * _FP32_OF_A_TOKEN[payload] * self.shape.tokens)

@@ -1,10 +1,9 @@
-"""Costs from recorded iterations: what passes and communications took.
+"""Costs from recorded iterations: the measured times of passes and communications.
 
-Of passes the mean of an iteration counts, the sum of which is the work of a rank, and of several
-iterations the median, since one may be disturbed; of communications the median of all.
-What a plan made of them predicts can then be held against what the run does. A communication is
-charged as the simulator charges it, from when the last rank has come, so that waiting for a slow
-peer is not taken for a slow network.
+The cost of a pass is its mean within an iteration, because means add up to the work of a rank. With
+several iterations it is the median of their means, because one iteration may be disturbed. The cost
+of a communication is the median of all. As in the simulator, the time of a communication begins
+when the last rank has joined, so waiting for a slow peer does not count as a slow network.
 """
 
 from collections import defaultdict
@@ -27,14 +26,15 @@ _Samples = dict[CommKind, list[float]]
 def costs_from_timelines(plan: Plan, timelines: Sequence[Timeline]) -> Costs:
     """Return the costs of iterations of ``plan``, in the unit of the timelines.
 
-    F, B and W by rank and chunk, the other passes by rank, communications by kind. Transfers are
-    not in recorded timelines: one takes from the end of the pass that it carries on to the end of
-    the wait for it, where that wait began earlier. Those that nobody ever had to wait for, and
-    collectives of which there are none, are left out, and so are free.
+    F, B and W have a cost by rank and chunk, the other passes by rank, and communications by kind.
+    Recorded timelines do not show transfers (X and G). So a transfer counts from the end of its
+    source pass to the end of the wait for it, provided that the wait began before the source pass
+    ended. A kind of transfer that no rank had to wait for is left out, and so is free; the same
+    holds for collectives that did not occur.
 
     Args:
-        plan: what ran.
-        timelines: of at least one iteration, from all ranks.
+        plan: the plan that ran.
+        timelines: timelines of all ranks, one for each of at least one iteration.
     """
     assert timelines, "costs are measured in at least one iteration"
     comms: _Samples = defaultdict(list)
@@ -51,9 +51,9 @@ def costs_from_timelines(plan: Plan, timelines: Sequence[Timeline]) -> Costs:
 
 
 def meetings(timeline: Timeline) -> Mapping[str, list[Span]]:
-    """Return the spans of every collective by its name, each from when the last rank has come.
+    """Return the spans of every collective by its name; they begin when the last rank has joined.
 
-    A rank that left before the last one came has a span of no length.
+    The span of a rank that left earlier has no length.
     """
     by_name: dict[str, list[Span]] = defaultdict(list)
     for span in timeline.spans:
@@ -86,7 +86,7 @@ def _pass_times(plan: Plan, timelines: Iterable[Timeline]) -> dict[PassKind, Tim
 
 
 def _messages(plan: Plan, timeline: Timeline) -> Iterator[tuple[CommKind, float]]:
-    """Yield the kind and time of every transfer that was waited for before it was sent."""
+    """Yield the kind and time of every transfer whose receiver waited before it was sent."""
     waits = {(wait.rank, wait.label): wait for wait in timeline.waits}
     ends = {(s.rank, s.label): s.end for s in timeline.spans if s.lane == "compute"}
     for rank, row in enumerate(plan.rows):

@@ -1,7 +1,7 @@
-"""GPUs by name: what their data sheets say, and what of it measured runs attain.
+"""GPUs by name: their data sheets, and the shares of these rates that measured runs attain.
 
-Shares are those that 20 measured runs of Megatron-LM on A100s attain (docs/predictions.md): they
-are assumed for the other GPUs as well, on which nothing was measured.
+The shares come from 20 measured runs of Megatron-LM on A100s (docs/predictions.md). The other GPUs,
+on which nothing was measured, are assumed to attain the same shares.
 """
 
 import re
@@ -13,17 +13,17 @@ from megatron.simulator.costs.device import Device
 GIB: Final = float(1 << 30)
 
 ATTAINED: Final = {"forward": 0.672, "backward": 0.656, "output": 0.797}
-"""Share of the peak that matrix products attain: those of layers, forward and backward, and the
-three large ones of the output layer."""
+"""Share of the peak that matrix products attain: layers forward, layers backward, and the three
+large products of the output layer."""
 
 ATTAINED_BANDWIDTH: Final = 0.77
 """Share of the memory bandwidth that elementwise kernels attain."""
 
 LATENCY: Final = 328e-6
-"""Seconds of a message between neighbours beside its way over the link."""
+"""Latency of a message between neighbours in seconds."""
 
 USABLE: Final = 0.95
-"""Share of a GPU's memory that tensors can have; the rest is CUDA's, NCCL's and fragments."""
+"""Share of a GPU's memory that tensors can use; the rest goes to CUDA, NCCL and fragments."""
 
 _PEAKS: Final = (
     (r"GB200", 2500.0, 80.0),
@@ -58,7 +58,7 @@ class PeakTflops:
 
 
 def tabulated_peak(name: str) -> PeakTflops | None:
-    """Return the peaks of a GPU by its own name or that which its driver gives, if it is known."""
+    """Return the peaks of a GPU, by its own name or by the driver's name, if it is known."""
     for pattern, bf16, fp32 in _PEAKS:
         if re.search(rf"\b(?:{pattern})", name):
             return PeakTflops(bf16, fp32)
@@ -72,8 +72,8 @@ class Gpu:
     Attributes:
         name: as in ``GPUS``.
         memory: in bytes.
-        bandwidth: of the memory, bytes/s.
-        link: of one direction to a neighbour, bytes/s.
+        bandwidth: bandwidth of the memory, in bytes/s.
+        link: bandwidth of one direction to a neighbour, in bytes/s.
     """
 
     name: str
@@ -83,18 +83,18 @@ class Gpu:
 
     @property
     def usable(self) -> float:
-        """Bytes of memory that tensors can have."""
+        """Bytes of memory that tensors can use."""
         return USABLE * self.memory
 
     @property
     def peak_tflops(self) -> float:
-        """Of dense bf16 products, TFLOP/s."""
+        """Peak of dense bf16 products, in TFLOP/s."""
         peak = tabulated_peak(self.name)
         assert peak is not None, f"{self.name} has no peak in the table"
         return peak.bf16
 
     def device(self) -> Device:
-        """Return what passes attain on it."""
+        """Return the rates that passes attain on it."""
         return Device(
             peak_flops=1e12 * self.peak_tflops,
             attained={
@@ -127,7 +127,7 @@ def gpu(name: str) -> Gpu:
     """Return the GPU of that name, whatever its case.
 
     Raises:
-        ValueError: if there is none, naming those there are.
+        ValueError: if there is none; the message names all GPUs.
     """
     for known, found in GPUS.items():
         if known.lower() == name.lower():

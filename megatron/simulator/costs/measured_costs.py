@@ -1,4 +1,4 @@
-"""What stages cost by a file of measured times, for any distribution of the layers."""
+"""Costs of stages from a file of measured times, for any distribution of the layers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,12 +12,12 @@ from megatron.simulator.costs.stage_costs import StageCosts, Stages
 def measured_costs(file: CostFile, assumed: StageCosts) -> StageCosts:
     """Return the costs of a file, for any distribution of the layers.
 
-    A layer costs what it does on the stages that do nothing else, in the mean. Where there are
-    none, a stage's time is divided as its FLOPs are.
+    The cost of a layer is its mean on the stages that have only layers. If there are no such
+    stages, a stage's time is divided between its parts in proportion to their FLOPs.
 
     Args:
-        file: with the layers that it was measured with.
-        assumed: tells the stages, which do something else, and their FLOPs.
+        file: measured times, with the layers of the measurement.
+        assumed: gives the stages, their work in addition to layers, and the FLOPs of both.
 
     Raises:
         ValueError: if the file does not fit the stages, was measured with another treatment of the

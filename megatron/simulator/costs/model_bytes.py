@@ -21,11 +21,11 @@ class LogitBytes:
     """Bytes of the output layer, by how its kernels work.
 
     Attributes:
-        held: of a logit: exponentials, from the forward (S) to the backward (T).
-        working: of a logit, more while a pass runs.
-        workspace: more while a pass runs, however many logits there are.
-        early_gradient: of an element of X: what S leaves of the input gradient for the barrier,
-            where S forms that.
+        held: bytes per logit from the forward (S) to the backward (T): the exponentials.
+        working: additional bytes per logit while a pass runs.
+        workspace: additional bytes while a pass runs, independent of the number of logits.
+        early_gradient: bytes per element of X of the input gradient that S leaves for the barrier,
+            if S computes this gradient.
     """
 
     held: float
@@ -48,20 +48,20 @@ def model_sizes(
     logit: LogitBytes = UNFUSED_LOGITS,
     tied: bool = False,
 ) -> Sizes:
-    """Return what a model weighs on every rank.
+    """Return the sizes of all that every rank holds.
 
-    What the output layer's passes need while they run counts as static, as if it were there
-    whenever a rank is at its fullest.
+    The working memory of the output layer's passes counts as static, as if it were needed at the
+    moment of the peak.
 
     Args:
         shape: the model and one microbatch.
         stages: (rank, chunk) of every stage in the order of the data, as in ``Plan``.
         layers: transformer layers of every stage, in that order.
-        treatment: what becomes of the vocabulary layers.
+        treatment: how the vocabulary layers are run.
         per_parameter: bytes of a parameter with its gradient and optimizer state.
         logit: bytes of the output layer.
-        tied: input and output layer share a matrix; each holds a copy where they are on different
-            ranks.
+        tied: input and output layer share a matrix; if they are on different ranks, each rank
+            holds a copy.
     """
     ranks = 1 + max(rank for rank, _ in stages)
     first, (last, last_chunk) = stages[0][0], stages[-1]

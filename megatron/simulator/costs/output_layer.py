@@ -1,7 +1,7 @@
-"""Add the output layer's time where a treatment of the vocabulary runs it.
+"""Add the output layer's time to the passes that run it under a treatment of the vocabulary.
 
-The layer has three matrix products of one size: the logits, the gradient of its input and that of
-its weight (DESIGN section 3). ``time`` is that of the first; the others take as long.
+The layer has three matrix products of equal size: the logits, the input gradient and the weight
+gradient (DESIGN section 3). ``time`` is the time of one of them.
 """
 
 from dataclasses import replace
@@ -22,8 +22,8 @@ def spread_output_layer(costs: Costs, ranks: int, treatment: Treatment, time: fl
     Args:
         costs: times of the other passes.
         ranks: ranks that share the layer.
-        treatment: says which pass forms which of the three products.
-        time: of the whole layer's forward.
+        treatment: says which pass computes which of the three products.
+        time: time of the whole layer's forward.
     """
     products, share = treatment.products, time / ranks
     return replace(
@@ -47,25 +47,27 @@ def place_output_layer(costs: Costs, stages: Stages, time: float) -> Costs:
 def redistribute_layers(
     costs: Costs, stages: Stages, layers: int, output_layer: float, last: int | None = None
 ) -> Costs:
-    """Return the costs of ranks whose slowest is as fast as possible, output layer included.
+    """Return the costs with the layers spread so that the slowest rank is as fast as possible.
+
+    The costs include the output layer.
 
     Args:
         costs: times of an even distribution, one for all ranks and chunks.
         stages: the stages.
         layers: transformer layers of the model.
         output_layer: time of the whole output layer's forward.
-        last: layers of the last stage, where the user has decided that.
+        last: layers of the last stage, if the user has chosen their number.
 
     Raises:
-        ValueError: if times differ by rank: those are of a distribution already.
+        ValueError: if times differ by rank, because they then belong to a distribution already.
     """
     times: dict[PassKind, float] = {}
     for kind in _LAYER_KINDS:
         time = costs.passes.get(kind, 0.0)
         if not isinstance(time, (int, float)):
             raise ValueError(
-                f"{kind} has times by rank, those of a distribution already: give one time, or "
-                "leave the layers as they are"
+                f"{kind} has times by rank, which belong to a distribution of the layers already: "
+                "give one time, or leave the layers as they are"
             )
         times[kind] = time * len(stages) / layers
     extra = [0.0] * (len(stages) - 1) + [3 * output_layer]
@@ -81,7 +83,7 @@ def redistribute_layers(
 
 
 def _table(time: Time, stages: Stages) -> list[list[float]]:
-    """Return ``time`` spelled out for every rank and chunk."""
+    """Return ``time`` as a table by rank and chunk."""
     ranks = 1 + max(rank for rank, _ in stages)
     chunks = 1 + max(chunk for _, chunk in stages)
     rows = [time] * ranks if isinstance(time, (int, float)) else time

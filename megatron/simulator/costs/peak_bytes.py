@@ -14,14 +14,14 @@ Size = float | Sequence[float]
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a rank holds, in bytes, each alike on all ranks or one for each.
+    """Sizes in bytes of all that a rank holds: one number for all ranks, or one for each rank.
 
     Attributes:
-        static: at all times: parameters, gradients, optimizer states.
-        activation: for one chunk of one microbatch from F to B, or to W where that is a pass of
-            its own; each rank's may also be a sequence with one for each chunk.
-        exponentials: for one microbatch from S to T.
-        embedding: for one microbatch from IF to the F of the rank's first chunk.
+        static: held at all times: parameters, gradients, optimizer states.
+        activation: held for one chunk of one microbatch from F to B, or to W if it is a separate
+            pass. The size of a rank may also be a sequence with one number for each chunk.
+        exponentials: held for one microbatch from S to T.
+        embedding: held for one microbatch from IF to the F of the rank's first chunk.
 
     Raises:
         ValueError: if a size is negative, infinite or no number.
@@ -40,12 +40,12 @@ class Sizes:
 
 
 def peak_bytes(plan: Plan, sizes: Sizes) -> list[float]:
-    """Return the most bytes that every rank holds at any moment.
+    """Return for every rank the most bytes that it holds at any moment.
 
-    A pass holds what it takes in and what it makes at the same time.
+    A pass holds its inputs and its outputs at the same time.
 
     Raises:
-        ValueError: if ``sizes`` are those of another number of ranks or chunks.
+        ValueError: if ``sizes`` are for another number of ranks or chunks.
     """
     for field in fields(sizes):
         _check_counts(plan, field.name, getattr(sizes, field.name))

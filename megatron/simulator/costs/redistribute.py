@@ -1,4 +1,4 @@
-"""Spread transformer layers over stages of which some have other work as well (``redis``)."""
+"""Spread transformer layers over stages, some of which have other work as well (``redis``)."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -13,9 +13,9 @@ def redistribute(
 ) -> list[int]:
     """Return the layers of every stage such that the slowest stage is as fast as possible.
 
-    Layers are handed out one by one, each to the stage that it makes the least slow. Since every
-    layer takes the same time, no other distribution has a faster slowest stage. Among equally slow
-    stages the last takes the layer: with 1F1B the later a stage, the fewer microbatches it holds.
+    Layers are given out one by one, each to the stage that would then be the fastest. All layers
+    take the same time, so no other distribution has a faster slowest stage. Of equally fast stages
+    the last one gets the layer, because with 1F1B a later stage holds fewer microbatches.
 
     Args:
         layers: transformer layers of the model.
@@ -23,11 +23,11 @@ def redistribute(
         layer_time: time of one layer, in any unit.
         extra: for each stage, the time of its other work: the input layer's on the first, the
             output layer's on the last.
-        last: layers of the last stage, where the user has decided that.
+        last: layers of the last stage, if the user has chosen their number.
 
     Raises:
-        ValueError: for a count below 0 (of stages below 1), times that are negative or no numbers,
-            another number of ``extra`` than of stages, or a ``last`` that the model cannot fill.
+        ValueError: if ``stages`` is below 1 or another count below 0, a time is negative or not a
+            number, ``extra`` has not one time per stage, or ``last`` does not fit ``layers``.
     """
     _check(layers, stages, layer_time, extra, last)
     counts = [0] * stages
@@ -48,7 +48,7 @@ def redistribute_stages(
     extra: Sequence[float],
     last: int | None = None,
 ) -> list[int]:
-    """Return the layers of every stage: the slowest rank as fast as possible, then its stages.
+    """Return the layers of every stage: the slowest rank is as fast as possible, then its stages.
 
     Args:
         layers: transformer layers of the model.

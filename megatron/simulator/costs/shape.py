@@ -1,7 +1,7 @@
 """What a GPT's layers compute, own and keep, counted from its shape alone.
 
-The counts are those of arXiv 2411.05288, Table 4, for any widths; for a plain GPT (MLP of 4h, as
-many key heads as query heads) they are, with b sequences of s tokens in a microbatch,
+The counts generalise Table 4 of arXiv 2411.05288 to any widths. For a plain GPT (MLP of width 4h,
+as many key heads as query heads), with b sequences of s tokens in a microbatch, they are
 
     transformer layer  bsh (72h + 12s) FLOPs   12h^2 parameters   34bsh bytes of activations
     input layer        3bsh                    hV
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 ACTIVATION_BYTES: Final = 2
-"""Of an element in the activation dtype, fp16 or bf16."""
+"""Bytes of an element in the activation dtype, fp16 or bf16."""
 
 Kept = Literal["all", "flash", "input"]
 """What a layer keeps from its forward to its backward: everything with the attention matrices,
@@ -36,8 +36,9 @@ class Shape:
         query_width: width of all query heads; 0 stands for h.
         key_value_width: width of all keys and values together; 0 stands for 2h.
         gated_mlp: the MLP has three matrices, as SwiGLU has, instead of two.
-        own_queries: queries and keys are rotated or normalised, and kept beside the projection.
-        dropout: the two dropouts on the residual stream keep a byte per element each.
+        own_queries: queries and keys are rotated or normalised, so they are kept in addition to the
+            output of the projection.
+        dropout: the two dropouts on the residual stream keep one byte per element each.
         kept: what a layer keeps for its backward.
     """
 
@@ -73,17 +74,17 @@ class Shape:
 
     @property
     def inner_width(self) -> int:
-        """Width that the MLP's first product has, both halves where it is gated."""
+        """Width of the MLP's first product: both halves if the MLP is gated."""
         return self._ffn_width * (2 if self.gated_mlp else 1)
 
     @property
     def vocabulary_parameters(self) -> int:
-        """Parameters hV of the input layer, and of the output layer where it is not tied."""
+        """Parameters hV of the input layer; the output layer has as many if it is not tied."""
         return self.hidden_size * self.vocab_size
 
     @property
     def linear_flops(self) -> int:
-        """FLOPs of a layer's linear layers, once: forward, input or weight gradient."""
+        """FLOPs of a layer's linear layers in one of: forward, input gradient, weight gradient."""
         return 2 * self.tokens * self.layer_parameters
 
     @property
@@ -98,7 +99,7 @@ class Shape:
 
     @property
     def backward_flops(self) -> int:
-        """FLOPs of a layer's B without the weight gradient, the recomputed forward included."""
+        """FLOPs of a layer's B without the weight gradient, but with a recomputed forward."""
         again = self.forward_flops if self.kept == "input" else 0
         return self.linear_flops + 2 * self.attention_flops + again
 
@@ -121,9 +122,9 @@ class Shape:
     def layer_activation_bytes(self) -> float:
         """Bytes that a layer keeps of one microbatch, from its F to its B (or W).
 
-        Kept are the inputs of both norms, of the four linear layers and of the activation, query,
-        key and value, and the masks of the dropouts (arXiv 2205.05198, section 4.1, of which flash
-        attention leaves out 5as/h).
+        A layer keeps the inputs of both norms, of the four linear layers and of the activation
+        function; query, key and value; and the masks of the dropouts (arXiv 2205.05198, section
+        4.1; flash attention saves its 5as/h).
         """
         if self.kept == "input":
             return float(ACTIVATION_BYTES * self.elements)
@@ -150,15 +151,15 @@ class Shape:
 
 
 def iteration_flops(shape: Shape, num_layers: int, microbatches: int) -> int:
-    """Return the FLOPs of an iteration as the paper counts them, recomputation not counted.
+    """Return the FLOPs of an iteration as the paper counts them, without recomputation.
 
-    Only matrix products count, and the backward costs twice the forward: for a plain GPT, with ffn
-    for its 4h and B sequences in all microbatches together,
+    Only matrix products count, and the backward counts twice the forward. For a GPT with an MLP of
+    width ffn and B sequences in all microbatches together, the FLOPs are
 
         3 (2 BshV + L (8 Bsh^2 + 4 Bs^2 h + 4 Bsh ffn)).
 
-    Attention counts in full, of which today's Megatron-LM counts half. V is the real vocabulary:
-    padding is no useful work.
+    Attention counts in full; today's Megatron-LM counts half of it. V is the real vocabulary,
+    because padding is no useful work.
 
     Args:
         shape: the model and one microbatch.

@@ -1,7 +1,7 @@
-"""What the stages of a plan cost, for any distribution of the layers.
+"""Costs of the stages of a plan, for any distribution of the layers.
 
-A stage costs as much as its transformer layers, and what it does besides: the whole vocabulary
-layers, where they are not split over the ranks.
+The cost of a stage is that of its transformer layers plus that of its extra work: the whole
+vocabulary layers, if they are not split over the ranks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,15 +22,15 @@ Stages = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class StageCosts:
-    """What every stage costs, whatever layers it has.
+    """Costs from which those of any distribution of the layers follow.
 
     Attributes:
         stages: the stages.
-        layer: what one transformer layer adds to F, B (the input gradient) and W of its stage.
-        extras: what these cost besides, by stage.
-        others: the passes that do not belong to a stage.
-        treatment: of the vocabulary, to which they belong.
-        comms: communications; absent ones are free.
+        layer: time that one transformer layer adds to F, B (the input gradient) and W of its stage.
+        extras: for every stage, the time of its extra work in F, B and W.
+        others: times of the vocabulary passes, which belong to no stage.
+        treatment: the treatment of the vocabulary that these passes belong to.
+        comms: times of communications; absent kinds are free.
     """
 
     stages: Stages
@@ -41,13 +41,13 @@ class StageCosts:
     comms: Mapping[CommKind, float] = field(default_factory=dict)
 
     def costs(self, layers: Sequence[int]) -> Costs:
-        """Return the costs of all passes, those of stages by rank and chunk.
+        """Return the costs of all passes; those of F, B and W are by rank and chunk.
 
         Args:
             layers: transformer layers of every stage.
 
         Raises:
-            ValueError: for another number of ``layers`` than of stages.
+            ValueError: if ``layers`` does not have one number per stage.
         """
         if len(layers) != len(self.stages):
             raise ValueError(f"layers are given for {len(layers)} of {len(self.stages)} stages")
@@ -67,25 +67,25 @@ class StageCosts:
 
         Args:
             layers: transformer layers of the model.
-            last: layers of the last stage, where the user has decided that.
+            last: layers of the last stage, if the user has chosen their number.
 
         Raises:
             ValueError: if the last stage cannot have that many.
         """
         extras = [sum(extra.values()) for extra in self.extras]
-        least = min(*extras, 0.0)  # measured ones may be below what the mean layer makes them
+        least = min(*extras, 0.0)  # measured extras may be negative, if a stage's layers are fast
         extras = [extra - least for extra in extras]
         layer = sum(self.layer.values())
         return tuple(redistribute_stages(layers, self.stages, layer, extras, last))
 
 
 def stage_costs(times: ModelTimes, stages: Stages, treatment: Treatment) -> StageCosts:
-    """Return what stages cost on the device of ``times``, in its seconds.
+    """Return the costs of stages on the device of ``times``, in seconds of that device.
 
     Args:
-        times: of the model's parts.
+        times: times of the model's parts.
         stages: the stages of the plan.
-        treatment: what becomes of the vocabulary layers.
+        treatment: how the vocabulary layers are run.
     """
     extras: list[dict[PassKind, float]] = [dict.fromkeys(CHUNKED_KINDS, 0.0) for _ in stages]
     others: dict[PassKind, float] = {}
@@ -100,16 +100,16 @@ def stage_costs(times: ModelTimes, stages: Stages, treatment: Treatment) -> Stag
 
 
 def notional_costs(shape: Shape, stages: Stages, treatment: Treatment) -> StageCosts:
-    """Return the costs by which passes are placed until they have been measured: their FLOPs.
+    """Return the costs on the notional device, in FLOPs: they place passes until some are measured.
 
     Args:
         shape: the model and one microbatch.
         stages: the stages of the plan.
-        treatment: what becomes of the vocabulary layers.
+        treatment: how the vocabulary layers are run.
     """
     return stage_costs(ModelTimes(shape, NOTIONAL, FUSED, early_whole=True), stages, treatment)
 
 
 def even_layers(layers: int, stages: int) -> tuple[int, ...]:
-    """Return an even distribution of layers; what does not divide goes to the last stages."""
+    """Return an even distribution of layers; the last stages get one more if it does not divide."""
     return tuple(redistribute(layers, stages, 1.0, [0.0] * stages))

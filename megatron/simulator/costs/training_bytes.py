@@ -1,4 +1,4 @@
-"""Bytes that our own training holds on GPUs, in bf16 with fp32 gradients."""
+"""Bytes that a training run of this project holds on GPUs, in bf16 with fp32 gradients."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,18 +17,18 @@ from megatron.simulator.costs.shape import ACTIVATION_BYTES, Shape
 FP32_BYTES: Final = 4
 
 OPTIMIZER_BYTES: Final = 30
-"""That AdamW moves per parameter: gradient, master weight and both moments read, the last three
-and the bf16 parameter written."""
+"""Bytes that AdamW moves per parameter: it reads gradient, master weight and both moments, and
+writes the last three and the bf16 parameter."""
 
 
 def own_logits(shape: Shape, shards: int, tile_rows: int, exponentials_at_once: int) -> LogitBytes:
-    """Return the bytes of our own output layer on GPUs: bf16 exponentials, the rest in fp32.
+    """Return the bytes of this project's output layer on GPUs: bf16 exponentials, the rest fp32.
 
     Args:
         shape: the model and one microbatch.
         shards: ranks that the vocabulary is split over.
-        tile_rows: vocabulary entries of a tile, as the output layer works through its shard.
-        exponentials_at_once: of a tile, that are in fp32 at the same time.
+        tile_rows: vocabulary entries of a tile, the unit in which the output layer works.
+        exponentials_at_once: number of a tile's exponentials that are in fp32 at the same time.
     """
     rows = min(tile_rows, -(-shape.vocab_size // shards))
     exponentials = FP32_BYTES * min(rows * shape.tokens, exponentials_at_once)

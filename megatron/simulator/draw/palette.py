@@ -41,7 +41,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "CIF": "embedding",
     "CIB": "its gradient",
 }
-"""What the legend says of every kind."""
+"""Meaning of every kind, for the legend."""
 
 BACKGROUND: Final = "#ffffff"
 FRAME: Final = "#d0d7de"
@@ -55,7 +55,7 @@ LATER_CHUNK_OPACITY: Final = 0.5  # of a rank's chunks after its first
 
 FONT_SIZE: Final = 9.5
 GLYPH: Final = 0.58 * FONT_SIZE
-"""Width of a digit, or of the mean letter with some room to spare, in pixels."""
+"""Width of a digit in pixels, or a generous width of the average letter."""
 
 Role = Literal["plain", "number", "tick", "title"]
 
@@ -64,9 +64,9 @@ class Font(NamedTuple):
     """How a text of some role looks.
 
     Attributes:
-        size: in pixels.
-        centred: whether its place is its middle; otherwise its beginning.
-        bold: whether it stands out.
+        size: size in pixels.
+        centred: whether the text is centred at its point; otherwise it begins there.
+        bold: whether it is bold.
     """
 
     size: float

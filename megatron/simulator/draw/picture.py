@@ -1,8 +1,8 @@
-"""Lay a picture of timelines out: one row per rank, time to the right, one scale for all panels.
+"""Lay out a picture of timelines: one row per rank, time to the right, one scale for all panels.
 
-Every rank has a row of passes, with the microbatch's number in each box that has room for it, and
-below it as many thin lanes as it ever has communications under way at once. What comes out is
-boxes, texts and lines in pixels, which ``svg`` only has to paint.
+Every rank has a row of passes; a box shows the microbatch's number if it has room for it. Below the
+row are thin lanes for communications, as many as the rank has under way at once. The result is
+boxes, texts and lines in pixels, which ``svg`` paints.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,20 +30,20 @@ _LEGEND_LINE: Final = 18
 
 
 class Panel(NamedTuple):
-    """A timeline and what stands above it."""
+    """A timeline and its title."""
 
     title: str
     timeline: Timeline
 
 
 class Box(NamedTuple):
-    """A rectangle, its left upper corner and size in pixels.
+    """A rectangle: its upper left corner and size in pixels.
 
     Attributes:
-        look: ``pass`` has an edge, ``later`` (a rank's chunks after its first) is paler as well,
-            ``comm`` has no edge, ``idle`` is what lies behind a row.
+        look: ``pass`` has an edge; ``later`` (a rank's chunks after its first) has an edge and is
+            paler; ``comm`` has no edge; ``idle`` is the background of a row.
         kind: the kind of pass or communication, which decides the colour; none for ``idle``.
-        note: what a reader learns by pointing at it.
+        note: text that appears when the reader points at the box.
     """
 
     look: Literal["pass", "later", "comm", "idle"]
@@ -56,7 +56,7 @@ class Box(NamedTuple):
 
 
 class Label(NamedTuple):
-    """A text whose baseline begins, or is centred by its role, at a point in pixels."""
+    """A text whose baseline begins, or is centred (by its role), at a point in pixels."""
 
     role: Role
     x: float
@@ -65,7 +65,7 @@ class Label(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line from one point in pixels to another; only axes are made of them."""
+    """A line from one point in pixels to another; only axes have lines."""
 
     x: float
     y: float
@@ -74,7 +74,7 @@ class Line(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """What to paint, in pixels from the left upper corner; later boxes cover earlier ones."""
+    """What to paint, in pixels from the upper left corner; later boxes cover earlier ones."""
 
     width: int
     height: int
@@ -86,12 +86,13 @@ class Picture(NamedTuple):
 def lay_out(panels: Sequence[Panel], width: int | None = None, unit: str = "") -> Picture:
     """Return a picture of ``panels`` below one another, on one time scale.
 
-    Each panel's time is counted from its first span. What takes no time is left out, and passes too
-    short for their number have none; every box has its label and times as a note.
+    Each panel's time counts from its first span. Spans that take no time are left out. Passes that
+    are too short for their number are drawn without it. Every box has its label and times as a
+    note.
 
     Args:
-        panels: at least one, each with something that takes time.
-        width: in pixels, the height follows; by default wide enough for numbers in the passes.
+        panels: at least one panel, each with a span that takes time.
+        width: width in pixels; by default wide enough for numbers in the passes.
         unit: unit of time, written at the axis.
 
     Raises:
@@ -114,7 +115,7 @@ def lay_out(panels: Sequence[Panel], width: int | None = None, unit: str = "") -
 
 
 def _from_zero(title: str, timeline: Timeline) -> Timeline:
-    """Return what takes time in ``timeline``, counted from its first start."""
+    """Return the spans of ``timeline`` that take time, counted from the first start."""
     seen = [span for span in timeline.spans if span.end > span.start]
     if not seen:
         raise ValueError(f"the timeline '{title}' has nothing to draw: nothing in it takes time")
@@ -128,8 +129,9 @@ def _from_zero(title: str, timeline: Timeline) -> Timeline:
 def _wide_enough(panels: Sequence[Panel]) -> int:
     """Return the width at which passes have room for their numbers.
 
-    A number takes at most half of a transformer pass, and fits into all kinds that are not shorter
-    than a quarter of one: to show the shortest would make pictures too wide to look at.
+    A number takes at most half the width of a transformer pass, and fits into all kinds of passes
+    that are at least a quarter as long. To show numbers in shorter passes would make the picture
+    too wide.
     """
     lengths: dict[str, list[float]] = {}
     digits = 1
@@ -154,7 +156,7 @@ def _room(digits: int) -> float:
 
 
 class _Sheet:
-    """Collects what panels and the legend consist of.
+    """Collects the boxes, texts and lines of panels and legend.
 
     Args:
         scale: pixels per unit of time.
@@ -189,7 +191,7 @@ class _Sheet:
         return y + _AXIS
 
     def draw_legend(self, y: int, width: int) -> int:
-        """Say what the boxes mean, passes and communications apart; return the y below it."""
+        """Draw the legend, with passes and communications apart; return the y below it."""
         kinds = {box.kind for box in self.boxes}
         paler = any(box.look == "later" for box in self.boxes)
         for group in (PASS_KINDS, COMM_KINDS):

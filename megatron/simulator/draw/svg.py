@@ -1,4 +1,4 @@
-"""Paint a picture as an SVG document: it scales, and every box tells what it is when pointed at."""
+"""Paint a picture as an SVG document: it scales, and a box shows its note when pointed at."""
 
 from collections.abc import Iterator
 from html import escape
@@ -32,7 +32,7 @@ _CLASSES: Final = {"pass": "pass", "later": "pass later", "comm": "", "idle": "i
 def paint_svg(picture: Picture) -> str:
     """Return ``picture`` as an SVG document.
 
-    It has a background of its own, so that it can be read on light and dark pages.
+    The document has its own background, so it can be read on light and dark pages.
     """
     width, height = picture.width, picture.height
     kinds = {box.kind for box in picture.boxes}

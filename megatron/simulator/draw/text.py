@@ -6,13 +6,13 @@ from megatron.simulator.simulate import Timeline
 def draw_text(timeline: Timeline, width: int = 120, until: float | None = None) -> str:
     """Return a drawing at most ``width`` characters wide; idle time is dots.
 
-    Each pass fills its time with its label, cut where the time is too short for it; passes too
-    short for one column are left out.
+    The label of a pass stands in its time, and is cut if the time is too short. Passes too short
+    for one column are left out.
 
     Args:
-        timeline: what to draw.
+        timeline: the timeline to draw.
         width: characters of a line.
-        until: draw only what begins before this time; by default everything.
+        until: draw only passes that begin before this time; by default all.
     """
     label = len(f"rank {timeline.ranks - 1} ")
     columns = max(1, width - label)

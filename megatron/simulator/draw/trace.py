@@ -1,7 +1,8 @@
 """A timeline in Chrome's trace event format, which Perfetto and chrome://tracing open.
 
 A rank is a process. It has a thread for its passes, one for its waits, one for the collectives, and
-one for each direction of each link to a neighbour. Arrows lead from all to what waits for it.
+one for each direction of each link to a neighbour. Arrows lead from each pass or communication to
+those that wait for it.
 """
 
 import json
@@ -29,7 +30,7 @@ _THREAD_NAMES: Final[Mapping[Thread, str]] = {
 
 
 class _Slice(NamedTuple):
-    """Where and when something is shown; times in nanoseconds, what the viewers count in."""
+    """The thread and the times of a box in the trace, in nanoseconds, the unit of the viewers."""
 
     rank: int
     thread: int
@@ -47,13 +48,14 @@ Slices = Mapping[tuple[int, Need], _Slice]
 def chrome_trace(plan: Plan, timeline: Timeline, microseconds: float = 1.0) -> dict[str, object]:
     """Return a ``timeline`` as the JSON document of a trace.
 
-    Communications that take no time, or were not recorded, are not shown: arrows then lead from
-    pass to pass. Nor are arrows at passes that take no time.
+    Communications that take no time or were not recorded are not shown; arrows then lead from pass
+    to pass. Passes that take no time have no arrows.
 
     Args:
-        plan: what ran; tells what waits for what.
-        timeline: when it ran.
-        microseconds: shown for one unit of time; 1e6 for a recorded timeline, in seconds.
+        plan: the plan that ran; it gives the dependencies.
+        timeline: its timeline.
+        microseconds: microseconds to show for one unit of time; 1e6 for a recorded timeline, which
+            is in seconds.
     """
     threads = _threads(plan)
     comms = {str(comm): comm for comm in _comms(plan)}
@@ -135,7 +137,7 @@ def _complete(span: Span, shown: _Slice) -> Event:
 
 
 def _arrow(number: int, source: _Slice, target: _Slice) -> Iterator[Event]:
-    """Yield the two ends of an arrow; viewers look for the slices that lie around them."""
+    """Yield the two ends of an arrow; viewers attach them to the slices around these points."""
     common: Event = {"name": "needs", "cat": "needs", "id": number}
     yield {"ph": "s", **common, **source.at(source.end - 1)}
     yield {"ph": "f", "bp": "e", **common, **target.at(target.start)}
@@ -152,11 +154,11 @@ def _arrows(plan: Plan, slices: Slices) -> Iterator[tuple[_Slice, _Slice]]:
 
 
 def _origin(plan: Plan, slices: Slices, rank: int, need: Need) -> _Slice | None:
-    """Return what is shown of a need of a pass on ``rank``.
+    """Return the slice at which the arrow to a pass on ``rank`` begins, for one of its needs.
 
-    Of a communication that comes from one rank it is that rank's part, so that the arrow crosses
-    over. Of one that is not shown it is the last of its sources: arrows from all would be p x p for
-    every barrier.
+    For a communication with one sending rank it is the slice of this rank, so that the arrow goes
+    from rank to rank. For a communication that is not shown it is its last source, because arrows
+    from all sources would be p x p for every barrier.
     """
     if isinstance(need, Pass):
         return slices.get((rank, need))
