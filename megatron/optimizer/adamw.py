@@ -92,7 +92,7 @@ class MixedPrecisionAdamW:
         """Keep masters, moments and step counts as they are, for ``restore``.
 
         The copy takes as much memory as they do, 12 bytes a parameter with fp32 masters, and is
-        kept for the next one. It takes about as long as a step.
+        kept for the next copy. A copy takes about as long as a step.
         """
         state = self._state()
         # At first all of it, after the first step the moments that it has made.
