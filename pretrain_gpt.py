@@ -1,4 +1,4 @@
-"""Pretrain a GPT: flags to configurations to training. torchrun starts one process per rank."""
+"""Pretrains a GPT: from flags to configurations to training. torchrun starts a process per rank."""
 
 import logging
 import os
@@ -29,7 +29,7 @@ def pretrain() -> None:
     set_nccl_environment()
     rank = int(os.environ.get("RANK", "0"))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    # Rank 0 speaks for all: what is compiled on first use, what runs slower for want of a compiler.
+    # Rank 0 logs for all ranks: compilations on first use, and slower code if there is no compiler.
     logging.basicConfig(level=logging.INFO if rank == 0 else logging.ERROR, format="%(message)s")
     config = parse_or_exit(sys.argv[1:], rank, world_size)
     if config.dry_run is not None:
@@ -58,11 +58,12 @@ def predict(config: RunConfig, gpu_name: str, rank: int) -> None:
 
 
 def end_the_job(rendezvous: Rendezvous, error: Exception) -> NoReturn:
-    """Say why, and end this process at once.
+    """Print the reason, and end this process at once.
 
     A rank that fails must not linger in a collective that the others will never join: torchrun ends
-    the job as soon as one process is gone. What every rank finds, or is the user's to mend, one of
-    them tells in a line. Who is taken along by the end of another has nothing to add.
+    the job as soon as one process is gone. If every rank finds the fault, or if it is the user's
+    mistake, only one rank prints a line. A rank that fails because another has ended prints
+    nothing.
     """
     if isinstance(error, (FloatingPointError, UserError)):
         rendezvous.tell(f"error: {error}")

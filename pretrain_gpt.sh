@@ -4,7 +4,7 @@
 #   VOCAB_PARALLEL=1 VOCAB_SIZE=256k bash pretrain_gpt.sh [FLAG...]
 #
 # makes .venv, prepares sample data, and starts torchrun with one rank per GPU or, without GPUs, one
-# rank per core. Every FLAG goes to pretrain_gpt.py after, and so in place of, those set here.
+# rank per core. Every FLAG goes to pretrain_gpt.py and overrides the flags set here.
 # Environment variables (a switch is on when it is 1, and off when it is 0, empty or not set):
 #
 #   VOCAB_PARALLEL       switch: split the vocabulary layers over all pipeline ranks (vocab-2)
@@ -13,16 +13,16 @@
 #   ENABLE_LAYER_REDISTRIBUTION
 #                        switch, without VOCAB_PARALLEL: fewer layers on the stages that hold the
 #                        vocabulary layers (redis)
-#   FINAL_STAGE_LAYERS   layers of the last stage then; balanced by default
+#   FINAL_STAGE_LAYERS   with redis: layers of the last stage; balanced by default
 #   VOCAB_SIZE           of the sample data: 32k, 64k, 128k or 256k (the default)
 #   DATA_PATH, TOKENIZER_MODEL
-#                        an own data set (PREFIX of .bin and .idx) and its sentencepiece model
+#                        your own data set (PREFIX of .bin and .idx) and its sentencepiece model
 #   PIPELINE_SIZE        pipeline ranks p; all ranks by default
 #   LAYERS HIDDEN_SIZE IMM_SIZE ATTENTION_HEADS SEQ_LENGTH     size of the model (IMM_SIZE: the MLP)
 #   MICRO_BATCH_SIZE GLOBAL_BATCH_SIZE                         in samples
-#   EXIT_INTERVAL        iterations to train, which the learning rate is planned over too: 1000
-#                        with GPUs, 30 without
-#   LOG_INTERVAL EVAL_INTERVAL                                 in iterations; without the latter
+#   EXIT_INTERVAL        iterations to train, and the span of the learning rate: 1000 with GPUs,
+#                        30 without
+#   LOG_INTERVAL EVAL_INTERVAL                                 in iterations; without EVAL_INTERVAL
 #                        there is no evaluation
 #   FP32                 switch: fp32 instead of bf16
 #   PROFILED             switch: profile a few iterations
@@ -31,8 +31,8 @@
 #                        number of nodes, this node's number, and where node 0 listens
 #   DRY_RUN              switch: only print the torchrun line
 #   VENV, PYTHON         see tools/setup_venv.sh
-#   LD_PRELOAD           as ever. Where it is not set and there are no GPUs, jemalloc is preloaded if
-#                        it is installed (Debian: apt install libjemalloc2); LD_PRELOAD= for glibc's
+#   LD_PRELOAD           as usual. If it is not set and there are no GPUs, an installed jemalloc is
+#                        preloaded (Debian: apt install libjemalloc2); LD_PRELOAD= takes glibc's
 #
 # Other schedules are flags, for example --pipeline-schedule v-half. TP_SIZE is known, but tensor
 # parallelism is not built yet: it is refused.
@@ -44,7 +44,7 @@ die() {
   exit 2
 }
 
-# on NAME: whether the switch NAME is on.
+# on NAME: succeeds if the switch NAME is on.
 on() {
   case "${!1:-0}" in
     0) return 1 ;;
@@ -68,7 +68,7 @@ show() {
   echo
 }
 
-# has_library NAME: whether the cache of the dynamic linker knows the shared library NAME.
+# has_library NAME: succeeds if the cache of the dynamic linker lists the shared library NAME.
 has_library() {
   [[ "$(PATH="$PATH:/usr/sbin:/sbin" ldconfig -p 2>/dev/null)" == *[[:space:]]"$1 "* ]]
 }
@@ -90,7 +90,7 @@ count_cores() { nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2; }
 # Only these CPUs multiply bf16 matrices faster than fp32 ones.
 cpu_has_bf16() { grep -qE '\b(amx_bf16|avx512_bf16)\b' /proc/cpuinfo 2>/dev/null; }
 
-# --- What was asked for, checked before anything takes time
+# --- The settings, checked before anything takes time
 
 for name in PIPELINE_SIZE TP_SIZE LAYERS HIDDEN_SIZE IMM_SIZE ATTENTION_HEADS SEQ_LENGTH \
   MICRO_BATCH_SIZE GLOBAL_BATCH_SIZE EXIT_INTERVAL LOG_INTERVAL EVAL_INTERVAL GPUS_PER_NODE \
@@ -173,7 +173,7 @@ p="${PIPELINE_SIZE:-$ranks}"
   die "PIPELINE_SIZE=$p with $nodes x $ranks_per_node ranks would be data parallel, which is not" \
     "built yet: set GPUS_PER_NODE and WORLD_SIZE so that their product is PIPELINE_SIZE"
 
-# --- Sizes: the original's with GPUs; without, what trains in a few minutes on two cores
+# --- Sizes: the original's with GPUs; without GPUs, sizes that train in minutes on two cores
 
 MICRO_BATCH_SIZE="${MICRO_BATCH_SIZE:-1}"
 GLOBAL_BATCH_SIZE="${GLOBAL_BATCH_SIZE:-$((3 * p * MICRO_BATCH_SIZE))}"
@@ -218,8 +218,8 @@ options+=(
   --split "98,2,0"
   --tokenizer-type GPTSentencePieceTokenizer
 )
-# Some flags exclude one another, or make sense together only: an own one on the command line takes
-# the place of ours. (Flags may be written with underscores, too.)
+# Some flags exclude one another, or only work together. A flag on the command line replaces such
+# flags of this script. (Flags may also be written with underscores.)
 given=" ${*//_/-} "
 if [[ "$given" =~ \ --(lr|min-lr|lr-decay-style)[=\ ] ]]; then
   [[ "$given" =~ \ --lr[=\ ] ]] || options+=("${rates[@]:0:2}")
@@ -250,23 +250,23 @@ if on PROFILED; then options+=(--profile); fi
 
 environment=(
   "PYTHONUNBUFFERED=1"
-  # One thread a rank on CPUs; on GPUs the host's work is too small for more.
+  # One thread per rank on CPUs; on GPUs the host's work is too small for more threads.
   "OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}"
 )
 if ((gpus > 0)); then
-  # Read as the driver starts: passes, collectives and every communicator have streams of their own.
+  # The driver reads it at its start: passes, collectives and every communicator have own streams.
   environment+=("CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32}")
 else
-  # glibc gives a freed block above a limit back to the kernel at once, and asks for it, page fault
-  # by page fault, at the next pass. Logits of 256k columns are such blocks: keeping them saves a
-  # tenth and more of an iteration. (Raising MALLOC_MMAP_THRESHOLD_ does the same only in newer
-  # glibc, older ones cap it at 32 MB.)
+  # glibc returns a freed block above a limit to the kernel at once; the next pass gets it back page
+  # fault by page fault. Logits of 256k columns are such blocks: keeping them saves a tenth or more
+  # of an iteration. (A higher MALLOC_MMAP_THRESHOLD_ does the same only in newer glibc; older
+  # versions cap it at 32 MB.)
   environment+=(
     "MALLOC_MMAP_MAX_=${MALLOC_MMAP_MAX_:-0}"
     "MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-1099511627776}"
   )
-  # jemalloc, told to keep freed blocks, too, saves another 2 %: the block that it gives is the
-  # one of that size that was freed last, so more often still in cache.
+  # jemalloc with settings that keep freed blocks saves another 2 %: it reuses the block of a size
+  # that was freed last, which is more often still in cache.
   if [[ -z "${LD_PRELOAD+set}" ]] && has_library libjemalloc.so.2; then
     environment+=(
       "LD_PRELOAD=libjemalloc.so.2"

@@ -3,7 +3,7 @@
 #
 #   bash tests/run.sh [--full] [PYTEST_ARGUMENT...]
 #
-# --full runs the tests marked `full` too: larger cases of what the others test in small.
+# --full also runs the tests marked `full`: larger cases of the other tests.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Makes the virtual environment that pretrain_gpt.sh and tests/run.sh run in, and keeps it current.
+# Makes the virtual environment of pretrain_gpt.sh and tests/run.sh, and keeps it current.
 #
 #   tools/setup_venv.sh [EXTRAS]         EXTRAS: extras of setup.py, for instance "test,tools"
 #
-# Prints progress on standard error and the environment's path on standard output. When nothing
-# changed it only looks and prints. A setup that was interrupted is done again from the start; of two
-# at once the second waits for the first (where the machine has flock).
+# Prints progress on standard error and the environment's path on standard output. If nothing has
+# changed, it only checks and prints the path. An interrupted setup starts again from the beginning.
+# If two run at once, the second waits for the first (on machines with flock).
 #
 #   VENV=PATH     use this environment as it is, and install nothing
 #   PYTHON=PATH   make the environment with this Python instead of python3
@@ -26,7 +26,7 @@ fi
 venv="$PWD/.venv"
 state="$venv/.setup" # "unfinished", or what is installed
 
-# What is installed is known by what it was installed from.
+# The sources of an installation identify it.
 fingerprint() { cat setup.py constraints.txt | cksum; }
 
 is_current() {
@@ -65,7 +65,7 @@ install() {
   echo unfinished >"$state"
   say "Setting up $venv ($wanted); this happens once and may take minutes"
   has_pip || "$python" -m venv "$venv"
-  # Everything is constrained: an unconstrained torch would be another one than was tested.
+  # Every package is constrained; otherwise torch could be another version than the tested one.
   "$venv/bin/python" -m pip install --disable-pip-version-check \
     -c constraints.txt -e ".${extras:+[$extras]}" >&2 ||
     die "pip could not install the packages (see above); run the same command again to retry"

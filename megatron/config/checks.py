@@ -1,7 +1,7 @@
-"""All that is wrong with a command line, found at once.
+"""Finds all mistakes of a command line at once.
 
-A rule that asks for a value which is a mistake itself is silent from there on, so that one mistake
-is told once.
+If a rule reads a value that is itself a mistake, the rule stops silently. Each mistake is therefore
+reported only once.
 """
 
 from collections.abc import Collection
@@ -15,15 +15,15 @@ from megatron.config.rules import RULES
 
 
 def mistakes(flags: Flags, world_size: int, unreadable: Collection[str] = ()) -> list[str]:
-    """Find all that no run can be made of.
+    """Find all mistakes that make a run impossible.
 
     Args:
         flags: as given, defaults not yet resolved; ``None`` where a required one is missing.
         world_size: ranks of the job.
-        unreadable: flags that have their default only because their words made no value.
+        unreadable: flags that have their default only because their words could not be read.
 
     Returns:
-        A line on each mistake; it begins with the flag and has the way out.
+        A line on each mistake; it begins with the flag and names the way out.
     """
     declared = all_declarations(Flags)
     given = {name: value for group in vars(flags).values() for name, value in vars(group).items()}
@@ -41,7 +41,7 @@ def mistakes(flags: Flags, world_size: int, unreadable: Collection[str] = ()) ->
 
 
 class _FaultyValueError(Exception):
-    """A rule asks for a value that is a mistake itself."""
+    """A rule reads a value that is a mistake itself."""
 
 
 class _Sound(SimpleNamespace):

@@ -1,4 +1,4 @@
-"""The command line, read once: words to flags to checks to one frozen ``RunConfig``."""
+"""Reads the command line once: from words to flags, checks and one frozen ``RunConfig``."""
 
 import sys
 import time
@@ -18,8 +18,8 @@ T = TypeVar("T")
 
 _PARSER = parser_of(Flags)  # made once, as tyro remembers what it learns of a class
 
-# How long a rank other than 0 keeps silent about a bad command line. Rank 0 says it and ends the
-# job at once; only what rank 0 does not see (a file missing on one machine) is left to say.
+# How long a rank other than 0 keeps silent about a bad command line. Rank 0 reports it and ends the
+# job at once. Others report only faults that rank 0 does not see (a file missing on one machine).
 SILENT_SECONDS = 5.0
 
 
@@ -35,7 +35,7 @@ def parse(argv: Sequence[str], world_size: int, speak: bool = True) -> RunConfig
         The configuration of the run.
 
     Raises:
-        ValueError: of all mistakes, a line on each: flag, value and way out.
+        ValueError: there are mistakes; a line on each names the flag, the value and the way out.
         SystemExit: with 0 after ``--help``.
     """
     found = sort_words(argv, all_declarations(Flags))
@@ -79,10 +79,10 @@ def parse_or_exit(
 
 
 def or_exit(work: Callable[[], T], rank: int, silent_seconds: float = SILENT_SECONDS) -> T:
-    """Return what ``work`` returns; end the process without a traceback if the user must mend it.
+    """Return the result of ``work``; a user's mistake ends the process without a traceback.
 
     Args:
-        work: what every rank does alike, alone, before any process group exists.
+        work: is done by every rank for itself, before any process group exists.
         rank: this rank; see ``parse_or_exit``.
         silent_seconds: how long ranks other than 0 wait before they report.
 

@@ -9,7 +9,7 @@ def parse_data_path(words: Sequence[str]) -> tuple[tuple[float, Path], ...]:
     """Read the words after ``--data-path``.
 
     Args:
-        words: one prefix, or a weight and a prefix, several times; none in a dry run.
+        words: one prefix, or pairs of a weight and a prefix; no words in a dry run.
 
     Returns:
         ``(weight, prefix)`` pairs; a lone prefix has weight 1.
@@ -44,14 +44,14 @@ def parse_split(text: str) -> tuple[float, float, float]:
     """Read ``--split``.
 
     Args:
-        text: up to three numbers on any scale, separated by commas or slashes; shares left out
+        text: up to three numbers on any scale, separated by commas or slashes; missing shares
             are 0.
 
     Returns:
         Shares of train, valid and test.
 
     Raises:
-        ValueError: not so, or nothing is left to train on.
+        ValueError: the text has another form, or nothing is left to train on.
     """
     shares = [_number(word) for word in text.replace("/", ",").split(",")]
     if len(shares) > 3 or not all(0 <= share < math.inf for share in shares) or shares[0] == 0:
@@ -64,7 +64,7 @@ def parse_split(text: str) -> tuple[float, float, float]:
 
 
 def _number(word: str) -> float:
-    """The number a word stands for; NaN when it stands for none."""
+    """Return the number that a word stands for; NaN if the word is no number."""
     try:
         return float(word)
     except ValueError:

@@ -1,12 +1,12 @@
-"""How a flag is declared: one line tells all that is to be known of it by itself.
+"""Declares flags: one declaration holds every fact about a single flag.
 
-A group of flags is a frozen dataclass. Each field is a flag: its name, its type and, by ``flag`` or
-``required``, its default, what it means, what it may be set to, and which flags it needs or
-excludes. Help, parsing, checks and the page of all flags follow from that.
+A group of flags is a frozen dataclass, and each field is a flag with a name and a type. ``flag`` or
+``required`` adds its default, its meaning, its allowed values, and the flags that it needs or
+excludes. Help, parsing, checks and the page of all flags follow from these declarations.
 
-A condition, as in ``needs`` and ``excludes``, is written like a command line: ``--profile`` holds
-where that flag is given, ``--lr-decay-style constant`` where it has this value, and ``or`` stands
-between several.
+A condition, as in ``needs`` and ``excludes``, is written like a command line. ``--profile`` holds
+if the flag is given, ``--lr-decay-style constant`` if the flag has this value. ``or`` stands
+between alternatives.
 """
 
 import dataclasses
@@ -32,10 +32,10 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Numbers that a flag may take; NaN lies in none.
+    """Numbers that a flag may take; NaN is in no range.
 
     Attributes:
-        words: the range, to follow "must be".
+        words: the range in words, to follow "must be".
         contains: whether a number lies in it.
     """
 
@@ -52,18 +52,18 @@ PERCENT = Range("greater than 0 and at most 1", lambda x: 0 < x <= 1)
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What there is to know of a flag besides its name, type and default.
+    """Facts about a flag besides its name, type and default.
 
     Attributes:
-        help: what it means, in a sentence or two.
+        help: the flag's meaning, in a sentence or two.
         range: the numbers it may take.
-        unset: what it stands for where it is not given, if its default is none.
-        metavar: the form of its values; by default that of its type.
-        choices: the words it may be set to, where its type does not list them.
-        instead: what else can be done about a word that is none of the choices.
-        needs: the condition without which it would do nothing.
-        lack: what is wrong without that, to follow the flag.
-        excludes: conditions that contradict it.
+        unset: the value that a flag without a default has if it is not given, in words.
+        metavar: the form of its values; by default the form of its type.
+        choices: the words it may be set to, if its type does not list them.
+        instead: advice for a user whose word is none of the choices.
+        needs: the condition without which the flag would do nothing.
+        lack: the fault if that condition does not hold, to follow the flag.
+        excludes: conditions that contradict the flag.
     """
 
     help: str
@@ -79,12 +79,12 @@ class Facts:
 
 
 def flag(default: T, help: str, range: Range | None = None, **facts: Any) -> T:
-    """Declare a flag that may be left out; the further arguments are those of ``Facts``."""
+    """Declare a flag that may be left out; ``facts`` are further arguments of ``Facts``."""
     return dataclasses.field(default=default, metadata={"facts": Facts(help, range, **facts)})
 
 
 def required(help: str, range: Range | None = None, **facts: Any) -> Any:
-    """Declare a flag that must be given; the further arguments are those of ``Facts``."""
+    """Declare a flag that must be given; ``facts`` are further arguments of ``Facts``."""
     return dataclasses.field(metadata={"facts": Facts(help, range, **facts)})
 
 
@@ -93,11 +93,11 @@ class Declaration:
     """A flag as it is declared in its group.
 
     Attributes:
-        name: of the field.
+        name: name of the field.
         kind: type of its values: ``bool``, ``int``, ``float``, ``str``, ``Path``, a ``Literal`` or
             ``tuple[str, ...]``.
-        default: its value where it is not given; ``MISSING`` where it must be.
-        facts: the rest.
+        default: its value if it is not given; ``MISSING`` if it must be given.
+        facts: all other facts.
     """
 
     name: str
@@ -112,7 +112,7 @@ class Declaration:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The words it may be set to; empty: any."""
+        """The words it may be set to; empty if any word is allowed."""
         return get_args(self.kind) if get_origin(self.kind) is Literal else self.facts.choices
 
     @property
@@ -126,7 +126,7 @@ class Declaration:
 
     @property
     def default_words(self) -> str:
-        """Its default, or what stands for one."""
+        """Its default in words; ``Facts.unset`` if it has none."""
         if self.default is dataclasses.MISSING:
             return "required"
         return self.facts.unset or ("off" if self.default is False else str(self.default))
@@ -136,11 +136,11 @@ class Declaration:
         return self.option if value is True else f"{self.option} {value}"
 
     def asks(self, value: object) -> bool:
-        """Whether a value asks for something: it is not the default, and not 0 in its place."""
+        """Whether a value asks for something: it is neither the default nor a 0 in its place."""
         return value != self.default and not (value == 0 and self.default is not None)
 
     def unreadable(self, words: Sequence[str]) -> str | None:
-        """Say what is wrong with the words behind the flag, if no value can be made of them."""
+        """Return the fault of the words behind the flag; ``None`` if they make a value."""
         given = " ".join([self.option, *words])
         if self.kind is bool:
             return f"{self.option} takes no value, got {' '.join(words)!r}" if words else None
@@ -166,12 +166,12 @@ def declarations(group: type) -> list[Declaration]:
 
 
 def groups_of(flags: type) -> dict[str, type]:
-    """The groups that a dataclass of them consists of, by name."""
+    """Return the groups in a dataclass of groups, by name."""
     return get_type_hints(flags)
 
 
 def all_declarations(flags: type) -> dict[str, Declaration]:
-    """The flags of all groups, as they stand on a command line."""
+    """Return the declarations of all groups, by the flag as it stands on a command line."""
     found = [d for group in groups_of(flags).values() for d in declarations(group)]
     return {declaration.option: declaration for declaration in found}
 
@@ -183,10 +183,10 @@ def _declaration(field: "dataclasses.Field[Any]", kind: Any) -> Declaration:
 
 
 def parser_of(flags: type[T]) -> type[T]:
-    """Derive the same dataclass of groups with annotations that tyro reads.
+    """Derive the same dataclass of groups with annotations for tyro, the parser.
 
-    Required flags may be missing from the words that it parses: they become ``None``, so that
-    ``value_mistakes`` can tell of all of them at once.
+    If a required flag is missing, its value becomes ``None``, so that ``value_mistakes`` can report
+    all missing flags at once.
     """
     groups = [
         (name, _parser_group(group), dataclasses.field())
@@ -228,7 +228,7 @@ def value_mistakes(
         values: the values of flags; ``None``: not given.
 
     Yields:
-        The flag, and what is wrong with it in a line that begins with it.
+        The flag, and a line on its fault that begins with the flag.
     """
     for option, value in values.items():
         declaration, allowed = declared[option], declared[option].facts.range
@@ -241,14 +241,14 @@ def value_mistakes(
 def pairing_mistakes(
     declared: Mapping[str, Declaration], values: Mapping[str, object]
 ) -> Iterator[str]:
-    """Find the flags that lack one that they need, or stand beside one that they exclude.
+    """Find flags whose needed flag is missing, or which stand beside a flag that they exclude.
 
     Args:
         declared: the flags, as they stand on a command line.
-        values: the values of those that are no mistakes themselves; ``None``: not given.
+        values: the values of all flags that are no mistakes themselves; ``None``: not given.
 
     Yields:
-        What is wrong with a flag in a line that begins with it.
+        A line on each fault, which begins with the flag.
     """
 
     def holds(condition: str, unknown: bool) -> bool:

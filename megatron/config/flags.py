@@ -1,8 +1,8 @@
 """The flags a user can give, in Megatron's flat names with Megatron's defaults: one field each.
 
-Each class is a group of the help text. ``None`` means "not given": what that stands for is decided
-in ``resolve``, and for the pipeline in ``pipeline_flags``. A flag that shares its name with a field
-of a configuration gets there by itself.
+Each class is a group of the help text. ``None`` means "not given"; ``resolve`` decides the value of
+such a flag, and ``pipeline_flags`` decides it for the pipeline. A flag with the same name as a
+field of a configuration is copied into that field by itself.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _ACCOUNTS: Final = (
     "--account-for-embedding-in-pipeline-split or --account-for-loss-in-pipeline-split"
 )
 
-# A table: a flag is a line, or as few as hold it.
+# The formatter is off so that the flags read as a table.
 # fmt: off
 
 
@@ -69,9 +69,10 @@ class ParallelFlags:
 
     pipeline_model_parallel_size: int = flag(1, "Pipeline ranks.", COUNT)
     vocab_parallel: str | None = flag(None,
-        "Vocabulary layers whole on the first and the last stage (none), which have fewer "
-        "transformer layers for it (redis); or as passes of every rank with one barrier "
-        "(vocab-2), two (vocab-1), two that nobody works beside (interlaced), or three (naive).",
+        "none: the vocabulary layers are whole on the first and the last stage; redis: the same, "
+        "with fewer transformer layers there. The others split them into passes of every rank, "
+        "with one barrier (vocab-2), two (vocab-1), three (naive), or two without overlap "
+        "(interlaced).",
         choices=tuple(TREATMENTS), unset=DEFAULT_TREATMENT)
     enable_vocab_parallel: bool = flag(False, "The original's name of --vocab-parallel vocab-2.")
     disable_backward_fusion: bool = flag(False, "With --enable-vocab-parallel: vocab-1.",
@@ -79,10 +80,10 @@ class ParallelFlags:
     use_interlaced_schedule: bool = flag(False,
         "The original's name of --vocab-parallel interlaced.")
     make_vocab_size_divisible_by: int = flag(128,
-        "The rows of every vocabulary shard are a multiple of this.", COUNT)
+        "Every vocabulary shard has a multiple of this number of rows.", COUNT)
     tensor_model_parallel_size: int = flag(1, "Tensor-parallel ranks; only 1 so far.", COUNT)
     device: Literal["auto", "cpu", "cuda"] = flag("auto",
-        "What to compute on; auto takes CUDA where there is one.")
+        "Device to compute on; auto takes CUDA if there is a CUDA device.")
     distributed_backend: Literal["nccl", "gloo"] | None = flag(None, "Communication library.",
         unset="nccl on CUDA, gloo on CPUs")
     distributed_timeout_minutes: int = flag(10, "How long a collective may wait.", COUNT)
@@ -90,24 +91,25 @@ class ParallelFlags:
 
 @dataclass(frozen=True)
 class PipelineFlags:
-    """The pipeline's schedule, and what its stages hold."""
+    """The pipeline's schedule, and the layers of its stages."""
 
     pipeline_schedule: str | None = flag(None,
-        "What makes the plan; auto takes the fastest of all.", choices=TRAINABLE_SCHEDULES,
-        instead="of any other, tools/simulate.py --save-plan FILE saves a plan, which "
-        "--schedule-file FILE trains", unset=DEFAULT_SCHEDULE)
+        "Schedule of the passes; auto takes the fastest of all.", choices=TRAINABLE_SCHEDULES,
+        instead="for any other, save its plan with tools/simulate.py --save-plan FILE and train it "
+        "with --schedule-file FILE", unset=DEFAULT_SCHEDULE)
     schedule_file: Path | None = flag(None,
         "Train this plan, as tools/simulate.py --save-plan writes it.", unset="none")
     measured_costs: Path | None = flag(None,
         "Costs of passes to plan with, as --schedule-costs saves them.", unset="by FLOPs")
     zero_bubble_max_pending_backward: float | None = flag(None,
-        "The most microbatches in flight on a rank. zb-auto fills them, auto looks for what fits, "
-        "any other schedule that holds more is refused.", COUNT, unset="no limit",
+        "The most microbatches in flight on a rank. zb-auto uses all of them, auto takes a "
+        "schedule within the limit, any other schedule above it is refused.", COUNT,
+        unset="no limit",
         metavar="MICROBATCHES")
     enable_zero_bubble: bool = flag(False,
         "zb-auto with --zero-bubble-max-pending-backward, else zb-1p, which holds as much as 1f1b.")
     zero_bubble_v_schedule: bool = flag(False,
-        "zb-v, or what --zero-bubble-v-schedule-mem-setup says; with or without "
+        "zb-v, or the schedule of --zero-bubble-v-schedule-mem-setup; with or without "
         "--enable-zero-bubble.")
     zero_bubble_v_schedule_mem_setup: Literal["half", "min", "zb"] | None = flag(None,
         "v-half, v-min or zb-v.", unset="zb", needs="--zero-bubble-v-schedule")
@@ -116,10 +118,12 @@ class PipelineFlags:
         unset=f"the schedule's least; for {' or '.join(CHUNKED_SCHEDULES)}",
         excludes="--num-layers-per-virtual-pipeline-stage")
     num_layers_per_virtual_pipeline_stage: int | None = flag(None,
-        "The same by the layers of a chunk.", COUNT, unset="by the former")
+        "Layers of a chunk; another way to give the chunks of a rank.", COUNT,
+        unset="by --num-virtual-stages-per-pipeline-rank")
     layer_distribution: str | None = flag(None,
-        "Layers of the stages: as many everywhere; one more on the first ones; the slowest as "
-        "fast as possible; or as listed, in the order in which the data flows.", unset="even",
+        "Layers of the stages. even: equally many; remainder: one more on the first ones; redis: "
+        "the slowest stage as fast as possible; or a list, in the order in which the data flows.",
+        unset="even",
         metavar="{even,remainder,redis}|N,N,...")
     enable_layer_redistribution: bool = flag(False,
         "The original's name of --vocab-parallel redis.")
@@ -152,9 +156,9 @@ class TrainFlags:
         unset="by --train-iters")
     exit_interval: int | None = flag(None,
         "Stop after the first iteration that this number divides.", COUNT, unset="never")
-    seed: int = flag(1234, "Of weights, data order and dropout.", NOT_NEGATIVE)
+    seed: int = flag(1234, "Seed of weights, data order and dropout.", NOT_NEGATIVE)
     bf16: bool = flag(False,
-        "bf16 parameters and activations, fp32 master weights and gradients, not all fp32.")
+        "Parameters and activations in bf16, not fp32; master weights and gradients stay fp32.")
     eval_interval: int | None = flag(None, "Iterations between evaluations.", COUNT,
         unset="no evaluation")
     eval_iters: int = flag(100, "Batches per evaluation; 0: no evaluation.", NOT_NEGATIVE,
@@ -173,11 +177,11 @@ class OptimizerFlags:
         "Shape of the decay after the warm-up.")
     lr_decay_iters: int | None = flag(None, "Iterations until --min-lr is reached.", COUNT,
         unset="--train-iters", excludes="--lr-decay-samples")
-    lr_decay_samples: int | None = flag(None, "The same in samples, with --train-samples.", COUNT,
+    lr_decay_samples: int | None = flag(None, "The same in samples, for --train-samples.", COUNT,
         unset="--train-samples")
     lr_warmup_iters: int = flag(0, "Iterations of linear warm-up.", NOT_NEGATIVE,
         excludes="--lr-warmup-samples or --lr-warmup-fraction")
-    lr_warmup_samples: int = flag(0, "The same in samples, with --train-samples.", NOT_NEGATIVE,
+    lr_warmup_samples: int = flag(0, "The same in samples, for --train-samples.", NOT_NEGATIVE,
         excludes="--lr-warmup-fraction")
     lr_warmup_fraction: float | None = flag(None, "The same as a share of the decay span.", SHARE,
         unset="by one of the above")
@@ -198,7 +202,7 @@ class DataFlags:
     """Corpus and tokenizer."""
 
     data_path: tuple[str, ...] = flag((),
-        "Prefix of a .bin and .idx file; several with a weight before each.",
+        "Prefix of a .bin and .idx file; or several prefixes with a weight before each.",
         unset="required but for --dry-run", metavar="[WEIGHT] PREFIX ...")
     split: str = flag("969,30,1", "Shares of the documents for training, validation and test.")
     tokenizer_type: str | None = flag(None,
@@ -238,7 +242,7 @@ class LogFlags:
     replan: bool = flag(False, "Make the plan anew from the measured costs, and go on with it.",
         needs="--profile-schedule-start", lack="needs measured passes", excludes="--schedule-file")
     dry_run: bool = flag(False,
-        "Only say what would run: the plan, its time, its memory. Needs no ranks, devices or data.")
+        "Only report the plan, its time and its memory. Needs no ranks, devices or data.")
     dry_run_gpu: str | None = flag(None, "The GPU to predict for.", unset=DRY_RUN_GPU,
         metavar="NAME", needs="--dry-run")
 

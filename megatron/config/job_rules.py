@@ -1,4 +1,4 @@
-"""The rules about what the flags ask of this job: its ranks, its devices, its files."""
+"""The rules about the job that the flags need: its ranks, its devices, its files."""
 
 import os
 from collections.abc import Callable, Iterator

@@ -1,6 +1,7 @@
-"""Flags of Megatron-LM and of the original that are no flags here, and what becomes of each.
+"""Flags of Megatron-LM and of the original that do not exist here, with an answer to each.
 
-A user who brings an existing command line learns it of every such flag; none is swallowed.
+A user who brings an existing command line gets an answer to every such flag; none is ignored
+silently.
 """
 
 from collections.abc import Mapping
@@ -13,14 +14,14 @@ _ORIGINAL: Final = "the original VocabularyParallelism"
 
 @dataclass(frozen=True)
 class Answer:
-    """What becomes of a flag.
+    """The answer to a flag.
 
     Attributes:
-        kind: ``rewritten`` to flags of ours with the same meaning; ``noted``, as what it asks for
-            always holds; ``refused``, as its effect would be missing.
+        kind: ``rewritten`` to this project's flags with the same meaning; ``noted``, because its
+            effect always holds; ``refused``, because its effect would be missing.
         reason: the words it is rewritten to, why it changes nothing, or what to do instead.
-        values: what it may be set to; empty when it takes no value, or none is of use.
-        known_to: whose flag it is.
+        values: the values it may have; empty if it takes no value, or no value is of use.
+        known_to: the program that has this flag.
     """
 
     kind: Literal["rewritten", "noted", "refused"]
@@ -135,7 +136,7 @@ _REFUSED_BY_NAME: Final = """
 
 
 def spelling(word: str) -> str:
-    """A flag with hyphens throughout, as the parser too takes ``--num_layers``."""
+    """Return a flag with hyphens only, because the parser also accepts ``--num_layers``."""
     return word.replace("_", "-") if word.startswith("--") else word
 
 
@@ -143,4 +144,4 @@ OTHER_FLAGS: Final[Mapping[str, Answer]] = {
     **_EXPLAINED,
     **{spelling(flag): _refused(_LEAVE_IT_OUT) for flag in _REFUSED_BY_NAME.split()},
 }
-"""What becomes of every flag that is known but none of ours."""
+"""The answer to every known flag that does not exist here."""

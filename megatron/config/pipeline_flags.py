@@ -1,7 +1,7 @@
 """The pipeline that the flags ask for: schedule, treatment of the vocabulary, layers of the stages.
 
-Several flags can say the same thing in Megatron's, the zero-bubble fork's and our words. Every one
-given asks for something; those that ask for different things are refused together.
+Several flags can ask for the same thing, in the words of Megatron, of the zero-bubble fork or of
+this project. Given flags that ask for different things are refused together.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,22 +20,22 @@ from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAITS
 from megatron.schedules.treatments import TREATMENTS
 
 V_SCHEDULES: Final = {"zb": "zb-v", "half": "v-half", "min": "v-min"}
-"""Schedule of every --zero-bubble-v-schedule-mem-setup of the zero-bubble fork."""
+"""Schedule for each value of the zero-bubble fork's --zero-bubble-v-schedule-mem-setup."""
 
 ZERO_BUBBLE: Final = {"unlimited": "zb-1p", "limited": "zb-auto"}
-"""Schedule of the fork's --enable-zero-bubble, without and with a limit of the memory."""
+"""Schedule of the fork's --enable-zero-bubble, without and with a memory limit."""
 
 _FILE_SCHEDULES: Final = tuple(name for name, t in TRAITS.items() if "file" in t.options)
 
 
 class Pipeline(NamedTuple):
-    """What the flags ask for.
+    """The pipeline that the flags ask for.
 
     Attributes:
         schedule: a name of ``TRAINABLE_SCHEDULES``.
-        treatment: of the vocabulary.
+        treatment: treatment of the vocabulary.
         virtual_stages: chunks of a rank, for a schedule of ``CHUNKED_SCHEDULES``.
-        layers: how they are spread over the stages.
+        layers: how the transformer layers are spread over the stages.
     """
 
     schedule: str
@@ -45,14 +45,14 @@ class Pipeline(NamedTuple):
 
 
 class _Ask(NamedTuple):
-    """A flag with its value, and the names that it can mean, the first by itself."""
+    """A flag with its value, and the names that it can mean; alone it means the first."""
 
     flag: str
     wishes: tuple[str, ...]
 
 
 def settle_pipeline(flags: Flags) -> Pipeline:
-    """Return the pipeline that flags ask for which break no rule of ``PIPELINE_RULES``."""
+    """Return the pipeline that ``flags`` ask for; they must break no rule of ``PIPELINE_RULES``."""
     treatment = _treatment(flags)
     return Pipeline(_schedule(flags), treatment, _chunks(flags), _distribution(flags, treatment))
 
@@ -66,7 +66,7 @@ def _treatment(flags: Flags) -> str:
 
 
 def _agreed(asks: Iterable[_Ask], otherwise: str) -> str:
-    """Return the one name that all flags can mean; what the first means if there is none."""
+    """Return the one name that all flags can mean; if there is none, the name of the first flag."""
     wishes = [ask.wishes for ask in asks]
     if not wishes:
         return otherwise
@@ -127,7 +127,7 @@ def _contradictions(flags: Flags) -> Iterator[str]:
 
 
 def _lacks(flags: Flags) -> Iterator[str]:
-    """What a schedule cannot do with, or without."""
+    """Refuse flags that a schedule cannot use, and missing flags that it needs."""
     pipeline, schedule = flags.pipeline, _schedule(flags)
     if TRAITS[schedule].costs_of_rank and pipeline.measured_costs is not None:
         yield (
@@ -153,7 +153,7 @@ _ACCOUNTS: Final = ("account_for_embedding_in_pipeline_split", "account_for_loss
 
 
 def _chunks(flags: Flags) -> int | None:
-    """Return the chunks of a rank, if the schedule is told how many; 0: by no whole number."""
+    """Return the chunks of a rank if flags give them; 0 if the layers make no whole number."""
     layers = flags.pipeline.num_layers_per_virtual_pipeline_stage
     if layers is None:
         return flags.pipeline.num_virtual_stages_per_pipeline_rank
@@ -184,7 +184,7 @@ def _chunk_rule(flags: Flags) -> Iterator[str]:
 
 
 def _end_rule(flags: Flags) -> Iterator[str]:
-    """Refuse what says how many layers the first or the last stage has, where that is no help."""
+    """Refuse flags on the layers of the first or the last stage where they cannot apply."""
     schedule, treatment = _schedule(flags), _treatment(flags)
     if schedule in CHUNKED_SCHEDULES:
         for end in _given(flags.pipeline, *_ENDS):
@@ -224,7 +224,7 @@ def _beside(flag: str, others: Sequence[str]) -> Iterator[str]:
 
 
 def _distributions(flags: Flags) -> list[str]:
-    """All that is given of what says how many layers stages have, redistribution first."""
+    """Return all given flags on the layers of the stages, redistribution first."""
     listed = flags.pipeline.layer_distribution != "redis"
     names = (*(["layer_distribution"] if listed else []), *_ENDS, *_ACCOUNTS)
     return [*_redistributing(flags), *_given(flags.pipeline, *names)]
@@ -252,7 +252,7 @@ def _distribution(flags: Flags, treatment: str) -> LayerDistribution:
 
 
 def _given(flags: PipelineFlags, *names: str) -> list[str]:
-    """Those flags that are given, as they stand on the command line."""
+    """Return those of the named flags that are given, as they stand on the command line."""
     shown = []
     for name in names:
         value = getattr(flags, name)

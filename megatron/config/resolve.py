@@ -1,6 +1,6 @@
-"""Checked flags to configurations: every default that depends on another value is decided here.
+"""Turns checked flags into configurations; decides every default that depends on another value.
 
-Fields that a flag shares its name with are copied by themselves.
+A field with the same name as a flag is copied by itself.
 """
 
 from dataclasses import fields, replace
@@ -70,7 +70,7 @@ def copied(config: "type[Config]", group: "DataclassInstance", **derived: Any) -
 
     Args:
         config: its class.
-        group: whose flags become the fields of the same name.
+        group: its flags become the fields of the same name.
         derived: the other fields.
     """
     names = {field.name for field in fields(config)}
@@ -82,7 +82,7 @@ def vocabulary(flags: DataFlags, dry_run: bool) -> tuple[int, int]:
     """Return the vocabulary's size and the token that ends a document.
 
     Raises:
-        ValueError: the tokenizer is unknown, its file is no good, or --vocab-size does not fit it.
+        ValueError: the tokenizer is unknown, its file cannot be used, or --vocab-size does not fit.
     """
     if flags.tokenizer_type is None or (dry_run and flags.vocab_size):
         return flags.vocab_size or 0, 0  # without the tokenizer's file, which may not be here
@@ -136,7 +136,7 @@ class Iterations(NamedTuple):
     Attributes:
         batch: samples of an iteration.
         total: iterations of the whole job; 0 where no length is given.
-        last: the last that runs now.
+        last: the last iteration that runs now.
     """
 
     batch: int

@@ -1,6 +1,6 @@
-"""The rules about several flags: each yields a line on every mistake that it finds.
+"""The rules about several flags: each rule yields a line on every mistake that it finds.
 
-A line begins with the flag at fault and has the way out. ``RULES`` lists them all.
+A line begins with the flag at fault and names the way out. ``RULES`` lists all rules.
 """
 
 from collections.abc import Callable, Iterator
@@ -94,7 +94,7 @@ def _learning_rates(flags: Flags) -> Iterator[str]:
 def _decay(flags: Flags) -> Iterator[str]:
     optimizer = flags.optimizer
     if optimizer.lr_decay_style != "constant" or optimizer.lr_warmup_fraction:
-        return  # a constant rate has a use for the span that the warm-up is a share of
+        return  # a constant rate needs the decay span only if the warm-up is a share of it
     for name in ("lr_decay_iters", "lr_decay_samples"):
         if value := getattr(optimizer, name):
             yield (

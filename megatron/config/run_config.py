@@ -1,7 +1,8 @@
-"""A whole run as frozen data: what the flags become, once, at the entrypoint.
+"""A whole run as frozen data, made from the flags once, at the entrypoint.
 
-Every default is resolved here but the peak of the device, which is measured late; nothing below the
-entrypoint sees a flag. The narrow configurations of the layers below are reused as they are.
+All defaults are resolved except the peak speed of the device, which is measured later. Nothing
+below the entrypoint sees a flag. The narrow configurations of the layers below are reused as they
+are.
 """
 
 from dataclasses import dataclass, field
@@ -25,15 +26,15 @@ class ParallelConfig:
     Attributes:
         pipeline_size: pipeline ranks p.
         vocab_parallel: treatment of the vocabulary layers, a name of ``TREATMENTS``.
-        pipeline_schedule: what makes the plan, a name of ``TRAINABLE_SCHEDULES``.
+        pipeline_schedule: schedule of the passes, a name of ``TRAINABLE_SCHEDULES``.
         padded_vocab_size: rows of the whole vocabulary matrix, a multiple of ``vocab_shards``.
         device: kind of device that every rank computes on.
         backend: communication library of the process groups.
         timeout_minutes: how long a collective may wait before the job is given up.
         virtual_stages: model chunks of a rank, for a schedule of ``CHUNKED_SCHEDULES``;
-            ``None``: as few as it takes.
+            ``None``: as few as the schedule needs.
         layers: how transformer layers are spread over the stages.
-        schedule_file: the plan in text form, for ``file``.
+        schedule_file: file of the plan in text form, for the schedule ``file``.
         memory_limit: the most microbatches that a rank may have in flight.
         measured_costs: file of measured costs to plan with; ``None``: by FLOPs.
     """
@@ -100,7 +101,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class LogConfig:
-    """What a run says about itself, and where.
+    """Printed lines and measurements of a run, and their files.
 
     Attributes:
         log_interval: iterations per printed line.
@@ -132,7 +133,7 @@ class LogConfig:
 
 @dataclass(frozen=True)
 class DryRun:
-    """What is predicted instead of trained.
+    """A prediction instead of a training run.
 
     Attributes:
         gpu: name of the GPU to predict for.

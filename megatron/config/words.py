@@ -1,7 +1,7 @@
 """The words of a command line, sorted by flag before any value is read.
 
-Every word belongs to the flag before it. What is left are the flags of ours with values that can be
-read; of all others it is known what is wrong with them, or why they change nothing.
+Every word belongs to the flag before it. The parser gets only the flags of this project whose
+values can be read. Every other flag gets a mistake, or a note why it changes nothing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,11 +14,11 @@ from megatron.config.other_flags import OTHER_FLAGS, Answer, spelling
 
 @dataclass
 class SortedWords:
-    """What a command line says.
+    """The words of a command line by flag.
 
     Attributes:
-        given: the words behind each flag of ours that is given; the last of a repeated flag counts.
-        unreadable: flags of ours whose words make no value.
+        given: the words behind each flag of this project; of a repeated flag the last one counts.
+        unreadable: flags of this project whose words make no value.
         notes: a sentence on every flag that changes nothing, each once.
         mistakes: a line on every flag that is refused, unknown or unreadable.
     """
@@ -39,7 +39,7 @@ def sort_words(argv: Sequence[str], declared: Mapping[str, Declaration]) -> Sort
 
     Args:
         argv: its words, without the program.
-        declared: the flags of ours, as they stand on a command line.
+        declared: the flags of this project, as they stand on a command line.
     """
     found = SortedWords()
     for option, values in _flags_with_words(argv):
@@ -57,7 +57,7 @@ def sort_words(argv: Sequence[str], declared: Mapping[str, Declaration]) -> Sort
 
 
 def _flags_with_words(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each flag with the words up to the next one; "" stands before the first flag."""
+    """Yield each flag with the words up to the next; words before the first flag belong to ""."""
     option, values = "", list[str]()
     for word in argv:
         if not word.startswith("--"):
@@ -88,7 +88,7 @@ def _unknown(option: str, values: Sequence[str], declared: Mapping[str, Declarat
 
 
 def _answer(found: SortedWords, option: str, values: Sequence[str], answer: Answer) -> None:
-    """Note or refuse a flag that is none of ours."""
+    """Note or refuse a flag that does not exist here."""
     if answer.kind == "refused":
         found.mistakes.append(
             f"{option} is known to {answer.known_to}, not built here yet: {answer.reason}"

@@ -1,4 +1,4 @@
-"""Several corpora as one: draws interleaved so that every stretch holds the weights asked for."""
+"""Several corpora as one, interleaved so that every stretch is close to the given weights."""
 
 from collections.abc import Sequence
 

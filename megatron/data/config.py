@@ -1,4 +1,4 @@
-"""Where the tokens come from and how they become samples."""
+"""Settings of the corpus and of its samples."""
 
 from dataclasses import dataclass
 from pathlib import Path

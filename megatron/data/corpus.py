@@ -1,4 +1,4 @@
-"""Text to train on: what every Python installation has, or the user's own files."""
+"""Text to train on: Python's standard library, or the user's own files."""
 
 import hashlib
 import sysconfig

@@ -30,8 +30,8 @@ def build_datasets(
 ) -> Datasets:
     """Opens the corpora of a blend and indexes the samples of every split.
 
-    Every rank calls it with the same arguments and gets the same samples; the first to come
-    builds the cached indices.
+    Every rank calls it with the same arguments and gets the same samples; the first caller builds
+    the cached indices.
 
     Args:
         config: corpora, split and sampling.
@@ -64,8 +64,8 @@ def build_datasets(
             return _one_corpus(config, *parts[0], count, vocab_size, builder)
         dataset_index, within = builder.blend_index(shares, count)
         draws = np.bincount(dataset_index, minlength=len(parts)).tolist()
-        # One sample even where none is drawn: whether a corpus is refused as too short shall not
-        # depend on how many samples are asked for.
+        # At least one sample, so that a corpus that is too short is refused whatever the number of
+        # samples.
         datasets = [
             _one_corpus(config, *part, max(drawn, 1), vocab_size, builder)
             for part, drawn in zip(parts, draws, strict=True)

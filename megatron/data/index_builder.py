@@ -1,7 +1,7 @@
-"""Builds sampling indices in C++ where a compiler is at hand, in NumPy where none is.
+"""Builds sampling indices in C++ if there is a compiler, otherwise in NumPy.
 
 The C++ file is compiled at installation or on first use. Both builders give the same arrays, so
-ranks on different machines agree whichever they use.
+ranks on different machines always agree.
 """
 
 import logging
@@ -18,7 +18,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class IndexBuilder(Protocol):
-    """What both builders can do."""
+    """The interface of both builders."""
 
     def sample_index(
         self,

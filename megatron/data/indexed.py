@@ -92,7 +92,7 @@ class IndexedDataset:
     def read(self, sequence: int, start: int, stop: int) -> NDArray[np.integer]:
         """Tokens ``[start, stop)`` of one sequence, a read-only view in the file's dtype.
 
-        The hot path of the sampler: the bounds are the caller's promise.
+        The sampler calls it often, so the bounds are not checked.
         """
         first = int(self._pointers[sequence]) // self._dtype.itemsize
         return self._tokens[first + start : first + stop]
@@ -186,7 +186,7 @@ class _Index:
 
 def _map_bytes(path: Path) -> NDArray[np.uint8]:
     """Maps a whole file. A plain ndarray: views of ``np.memmap`` cost a microsecond more each."""
-    if path.stat().st_size == 0:  # which cannot be mapped
+    if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.empty(0, np.uint8)
     return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
 

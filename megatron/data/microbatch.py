@@ -27,8 +27,7 @@ class Microbatch:
 class MicrobatchLoader:
     """Reads global batches of ``num_microbatches`` microbatches.
 
-    Megatron-LM's order: the samples of microbatch j are the ``micro_batch_size`` that follow those
-    of microbatch j - 1.
+    The order is Megatron-LM's: each microbatch takes the next ``micro_batch_size`` samples.
 
     Args:
         dataset: the samples; every rank of a pipeline reads the same.
@@ -37,7 +36,7 @@ class MicrobatchLoader:
         consumed_samples: samples that earlier iterations have used.
 
     Attributes:
-        consumed_samples: advanced by every `next_batch`; what a checkpoint must remember.
+        consumed_samples: advanced by every `next_batch`; a checkpoint must save it.
     """
 
     def __init__(

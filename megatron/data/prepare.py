@@ -52,7 +52,7 @@ def prepare(
     with locked(cache / f".{target.name}.lock"):
         if target.is_dir():
             return target
-        # Whoever holds the lock is alone, so what lies here was left by a killed process.
+        # Only the lock's holder works here, so these files were left by a killed process.
         for stale in cache.glob(f".{target.name}.*-*"):
             shutil.rmtree(stale)
         folder = temporary_name(target)

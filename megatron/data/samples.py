@@ -1,8 +1,8 @@
 """GPT samples: shuffled documents, concatenated over epochs, cut every s tokens, shuffled again.
 
-Sample i reads s + 1 tokens, of which the last is the first of the sample after it, and spans as
-many documents as that takes. Everything follows from (lengths, seed, s, epochs), in Megatron-LM's
-order for the same seed.
+Sample i reads s + 1 tokens from as many documents as necessary; its last token is the first token
+of the next sample. All indices follow from (lengths, seed, s, epochs), in Megatron-LM's order for
+the same seed.
 """
 
 import hashlib
@@ -66,8 +66,8 @@ class SampleIndices:
 class Epochs:
     """How often a split is read to get the samples asked for.
 
-    When little of the last epoch is needed, mixing it in would show some documents once more than
-    others from the start; it is then shuffled by itself and comes last.
+    If only a small part of the last epoch is needed, that epoch is shuffled by itself and comes
+    last. Mixed in, it would show some documents more often than others from the start.
 
     Attributes:
         count: epochs concatenated.

@@ -10,7 +10,7 @@ _SPECIAL_TOKENS = ("<CLS>", "<SEP>", "<EOD>", "<MASK>")
 
 
 class Tokenizer(Protocol):
-    """What data preparation and training need to know of a tokenizer."""
+    """The interface of a tokenizer for data preparation and training."""
 
     @property
     def vocab_size(self) -> int:

@@ -1,1 +1,1 @@
-"""The compute-heavy operations behind one face: a folder for each kind of device."""
+"""The compute-heavy operations behind one interface, with a folder for each kind of device."""

@@ -1,7 +1,7 @@
-"""What layers and gradients ask of a device, in mathematical terms.
+"""The operations that layers and gradients need from a device, in mathematical terms.
 
-Each implementation rounds as it likes within its types; ``reference`` is the specification, and one
-contract test holds all of them against float64. Nothing above this package knows the device.
+Each implementation rounds as it likes within its types. ``reference`` is the specification, and one
+contract test compares all of them with float64. Nothing above this package knows the device.
 
 Shapes: ``...`` any leading dimensions; h hidden size; b batch, s sequence, d channels of a head,
 a query heads, g key/value heads, r = a / g; for the vocabulary n tokens, t rows of the vocabulary.
@@ -74,7 +74,7 @@ class Kernels(Protocol):
     def causal_attention(
         self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, *, dropout: float
     ) -> Tensor:
-        """softmax(q kᵀ / sqrt(d)) v, every position seeing itself and those before it.
+        """softmax(q kᵀ / sqrt(d)) v, where every position sees itself and earlier positions.
 
         Args:
             q_basd: queries [b, a, s, d]; transposed views are taken as they are.
@@ -88,10 +88,10 @@ class Kernels(Protocol):
         ...
 
     def causal_self_attention(self, qkv_bsgcd: Tensor, *, dropout: float) -> Tensor:
-        """``causal_attention`` of what one projection makes: nothing between the two.
+        """``causal_attention`` of a fused projection's output, with no operation between the two.
 
         Args:
-            qkv_bsgcd: [b, s, g, r + 2, d]: of every group its queries, its key and its value.
+            qkv_bsgcd: [b, s, g, r + 2, d]: for every group its queries, its key and its value.
             dropout: as in ``causal_attention``.
 
         Returns:
@@ -123,12 +123,12 @@ class Kernels(Protocol):
 
         Args:
             logits_tn: logits in, exp(logits - new maximum) out, contiguous activations.
-            max_n: running maximum of every token, -inf at first; exact in the activation's type,
-                being a logit.
+            max_n: running maximum of every token, -inf at first. It is a logit, and therefore exact
+                in the activations' type.
             sum_n: running sum of the exponentials relative to the running maximum.
 
         Returns:
-            [n] by what all exponentials of earlier rows shrink: exp(old - new maximum).
+            [n], the factor for all exponentials of earlier rows: exp(old - new maximum).
         """
         ...
 
@@ -139,7 +139,7 @@ class Kernels(Protocol):
 
         Args:
             total_nh: statistics.
-            shrink_n: what ``exponentials_`` returned for these rows.
+            shrink_n: result of ``exponentials_`` for these rows.
             exp_tn: E, contiguous activations.
             weight_th: the same rows of W, activations.
         """
@@ -152,7 +152,7 @@ class Kernels(Protocol):
 
         Args:
             gradient_nh: statistics.
-            factor_n: what turns E into the gradient of the logits, statistics.
+            factor_n: factor from E to the gradient of the logits, statistics.
             exp_tn: E, contiguous activations.
             weight_th: the same rows of W, activations.
         """
@@ -165,7 +165,7 @@ class Kernels(Protocol):
 
         Args:
             gradient_th: statistics.
-            factor_n: what turns E into the gradient of the logits, statistics.
+            factor_n: factor from E to the gradient of the logits, statistics.
             exp_tn: E, contiguous activations.
             x_nh: input of the output layer, contiguous activations.
         """

@@ -1,4 +1,4 @@
-"""How one fused projection holds the heads of queries, keys and values."""
+"""The order of query, key and value heads in the output of a fused projection."""
 
 from torch import Tensor
 
@@ -7,7 +7,7 @@ def split_heads(qkv_bsgcd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries [b, s, a, d], keys and values [b, s, g, d]; views wherever strides allow.
 
     Args:
-        qkv_bsgcd: [b, s, g, r + 2, d]: of every group its r = a / g queries, its key, its value.
+        qkv_bsgcd: [b, s, g, r + 2, d]: for every group its r = a / g queries, its key, its value.
     """
     # one split, so that the backward writes the fused gradient once instead of adding parts
     q, k, v = qkv_bsgcd.split([qkv_bsgcd.shape[3] - 2, 1, 1], dim=3)

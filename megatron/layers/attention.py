@@ -95,7 +95,7 @@ class SelfAttention(nn.Module):
             self.q_layernorm, self.k_layernorm = qk_norms
 
     def forward(self, x_bsh: Tensor, rope: RotaryEmbedding | None = None) -> Tensor:
-        """Let every position attend to itself and to those before it.
+        """Let every position attend to itself and to earlier positions.
 
         Args:
             x_bsh: input [b, s, h].

@@ -1,4 +1,4 @@
-"""Dropout masks that belong to a layer of a microbatch, not to the rank that happens to run it."""
+"""Dropout masks that depend on layer and microbatch, not on the rank that runs them."""
 
 import torch
 
@@ -8,8 +8,8 @@ from megatron.layers.seeds import stable_seed
 def seed_dropout(seed: int, iteration: int, microbatch: int, layer: int) -> None:
     """Seed PyTorch's default generators for one forward pass through one layer.
 
-    Called before every layer while training with dropout, it makes the masks independent of the
-    number of pipeline ranks and of the order in which a schedule runs the passes.
+    It is called before every layer while training with dropout. The masks then do not depend on
+    the number of pipeline ranks or on the order in which a schedule runs the passes.
     ``torch.manual_seed`` would do the same, but it asks every backend and takes ten times as long.
 
     Args:

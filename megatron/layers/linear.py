@@ -1,8 +1,8 @@
-"""Linear layers whose backward can be split: what B needs at once, what W may do later.
+"""Linear layers whose backward can be split into a part for B and a part that W does later.
 
-The input gradient is all that the stage before waits for. Where a schedule has W passes, the other
-product of the backward, output gradient times input, is handed out as a closure and run when the
-schedule says (zero bubble, arXiv 2401.10241, section 2). Weights are drawn once, by
+The previous stage waits only for the input gradient. If a schedule has W passes, the other product
+of the backward, output gradient times input, is handed out as a closure. It runs when the schedule
+says so (zero bubble, arXiv 2401.10241, section 2). Weights are drawn once, by
 ``megatron.model.init``.
 
 Shapes: ``...`` any leading dimensions, n their product, i input features, o output features.
@@ -19,7 +19,7 @@ from torch.nn import functional
 from megatron.kernels.face import Kernels
 
 Defer: TypeAlias = Callable[[Callable[[], None]], None]
-"""Takes the work that a backward leaves for later, once for every linear layer it passes."""
+"""Receives the work that a backward leaves for later; called once per linear layer."""
 
 
 class Linear(nn.Linear):
@@ -28,15 +28,15 @@ class Linear(nn.Linear):
     Args:
         in_features: i.
         out_features: o.
-        bias: whether there is one.
+        bias: whether the layer has a bias.
         device: where the parameters live.
         dtype: type of the parameters.
         kernels: of that device and type.
 
     Attributes:
-        defer: takes the product of the weight gradient instead of autograd, which then forms only
-            the gradients of the input and of the bias. The product is added to
-            ``weight.main_grad`` when it is run. ``None``: autograd forms all of them.
+        defer: receives the product of the weight gradient as work for later. Autograd then forms
+            only the gradients of the input and of the bias, and the work adds the product to
+            ``weight.main_grad``. ``None``: autograd forms all gradients.
     """
 
     defer: Defer | None = None
@@ -55,7 +55,7 @@ class Linear(nn.Linear):
         self._kernels = kernels
 
     def reset_parameters(self) -> None:
-        """Leave the values open: ``megatron.model.init`` sets them, from the right generator."""
+        """Do nothing: ``megatron.model.init`` sets the values, from the right generator."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., i] -> [..., o]."""
@@ -74,7 +74,7 @@ def defer_weight_gradients(module: nn.Module, defer: Defer | None) -> None:
 class _SplitLinear(torch.autograd.Function):
     """``functional.linear`` whose backward leaves the product of the weight gradient to ``defer``.
 
-    The products have the shapes and layouts of autograd's own: the results are equal to the bit.
+    The products have the shapes and layouts of autograd's own; the results are equal bit for bit.
     """
 
     @staticmethod
@@ -108,7 +108,7 @@ class _SplitLinear(torch.autograd.Function):
 def _weight_gradient(
     kernels: Kernels, weight: Tensor, grad_no: Tensor, x_ni: Tensor
 ) -> Callable[[], None]:
-    """Return the work of W: it keeps its two factors alive, and nothing else of the graph."""
+    """Return the work of W, which keeps only its two factors of the graph alive."""
     versions = grad_no._version, x_ni._version
 
     def work() -> None:

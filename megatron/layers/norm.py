@@ -16,7 +16,7 @@ def build_norm(
     device: torch.device,
     kernels: Kernels,
 ) -> nn.LayerNorm | nn.RMSNorm:
-    """A norm over the last dimension with weight 1 and, for LayerNorm, bias 0.
+    """Return a norm over the last dimension with weight 1 and, for LayerNorm, bias 0.
 
     Args:
         kind: ``LayerNorm`` or ``RMSNorm``.

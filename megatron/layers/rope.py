@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 class RotaryEmbedding:
     """Angles ``position * base ** (-2i / rotated channels)``, computed in float64, kept in fp32.
 
-    Not a module on purpose: casting a model to bf16 must not cast its angles.
+    It is not a module, because casting a model to bf16 must not cast the angles.
 
     Args:
         head_size: channels d of a head.
@@ -65,7 +65,7 @@ class RotaryEmbedding:
 
 
 class _Rotation(torch.autograd.Function):
-    """A rotation is orthogonal: its gradient is the rotation back, and nothing else is saved."""
+    """Its backward rotates back, since a rotation is orthogonal; only the angles are saved."""
 
     @staticmethod
     def forward(ctx: Any, x_bsad: Tensor, cos_s1r: Tensor, sin_s1r: Tensor) -> Tensor:

@@ -4,12 +4,12 @@ from hashlib import blake2b
 
 
 def stable_seed(*parts: str | int) -> int:
-    """A 63-bit seed from a sequence of words and numbers.
+    """Return a 63-bit seed from a sequence of words and numbers.
 
-    Python's own ``hash`` differs from process to process; this one never does.
+    Python's own ``hash`` differs from process to process; this seed never does.
 
     Args:
-        *parts: what the seed stands for, such as ``(seed, "output_layer.weight", block)``.
+        *parts: the purpose of the seed, such as ``(seed, "output_layer.weight", block)``.
 
     Returns:
         A non-negative integer below 2**63, which every generator of PyTorch accepts.

@@ -1,1 +1,1 @@
-"""The GPT configuration and what one pipeline stage owns."""
+"""The GPT configuration, and the parts of the model that a pipeline stage owns."""

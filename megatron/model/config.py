@@ -8,7 +8,7 @@ from typing import Literal
 class ModelConfig:
     """Everything that decides the model's mathematics and the size of its parameters.
 
-    All values are resolved: there is no ``None`` that means "derive it" (the flags do that).
+    All values are resolved: no ``None`` means "derive it", because the flags are resolved before.
 
     Attributes:
         num_layers: transformer layers of the whole model.

@@ -1,7 +1,8 @@
 """How many transformer layers every stage of the pipeline has.
 
-A distribution says what is wanted; ``distribute`` turns it into a number for every stage, in the
-order in which the data flows. ``redis`` needs times, which only the planner knows.
+``LayerDistribution`` holds the user's choice. ``distribute`` turns it into a number for every
+stage, in the order in which the data flows. ``redis`` needs the times of layers, which only the
+planner knows.
 """
 
 from collections.abc import Sequence
@@ -16,11 +17,12 @@ class LayerDistribution:
     """How transformer layers are spread over the stages.
 
     Attributes:
-        kind: ``even``: as many on every stage, or refused; ``remainder``: the first stages take one
-            more where that does not divide; ``redis``: the slowest stage as fast as possible, the
+        kind: ``even``: equally many on every stage, refused if the number does not divide;
+            ``remainder``: as ``even``, but the first stages take one more layer each if the number
+            does not divide; ``redis``: the slowest stage is as fast as possible, with the
             vocabulary layers included; ``explicit``: as ``counts`` says.
-        first: layers of the first stage, where the user has decided that, for ``even``.
-        last: layers of the last stage, where the user has decided that, for ``even``, ``redis``.
+        first: layers of the first stage, if the user has given them, for ``even``.
+        last: layers of the last stage, if the user has given them, for ``even`` and ``redis``.
         embedding_counts: the embedding counts as a layer of the first stage, for ``even``.
         loss_counts: the output layer counts as a layer of the last stage, for ``even``.
         counts: layers of every stage, for ``explicit``.
@@ -43,7 +45,7 @@ def distribute(distribution: LayerDistribution, num_layers: int, stages: int) ->
         stages: stages of the pipeline, all chunks of all ranks.
 
     Raises:
-        ValueError: if the layers cannot be spread so, naming the flags and a way out.
+        ValueError: the layers cannot be spread so; the message names the flags and a way out.
     """
     assert distribution.kind != "redis", "that takes times"
     if distribution.kind == "explicit":
@@ -57,15 +59,15 @@ def distribute(distribution: LayerDistribution, num_layers: int, stages: int) ->
 def check_no_rank_is_empty(
     distribution: LayerDistribution, stages: Sequence[tuple[int, int]], layers: Sequence[int]
 ) -> None:
-    """Refuse layers that leave a rank nothing to train, where the vocabulary is not split.
+    """Refuse layers that leave a rank nothing to train, for a vocabulary that is not split.
 
     Args:
-        distribution: that the layers follow.
+        distribution: the distribution from which ``layers`` was made.
         stages: (rank, chunk) of every stage, in the order in which the data flows.
-        layers: of every stage.
+        layers: layers of every stage.
 
     Raises:
-        ValueError: naming the flags, the ranks and the ways out.
+        ValueError: a rank has nothing to train; names the flags, the ranks and the ways out.
     """
     busy = {stages[0][0], stages[-1][0]}
     busy |= {rank for (rank, _), count in zip(stages, layers, strict=True) if count}
@@ -96,7 +98,10 @@ def _explicit(counts: tuple[int, ...], num_layers: int, stages: int) -> tuple[in
 
 
 def _even(distribution: LayerDistribution, num_layers: int, stages: int) -> tuple[int, ...]:
-    """Spread evenly what is left beside decided stages; vocabulary layers may count as layers."""
+    """Spread the layers evenly over the stages without given counts.
+
+    Vocabulary layers may count as layers.
+    """
     ends = {0: distribution.first, stages - 1: distribution.last}
     decided = {stage: count for stage, count in ends.items() if count is not None}
     counted = distribution.embedding_counts + distribution.loss_counts
@@ -111,7 +116,7 @@ def _even(distribution: LayerDistribution, num_layers: int, stages: int) -> tupl
 
 
 def _uneven(distribution: LayerDistribution, num_layers: int, stages: int, free: int) -> str:
-    """What is wrong with layers that do not divide, and the ways out."""
+    """Return the fault of layers that do not divide, and the ways out."""
     besides = _given(distribution)
     way_out = "or give --layer-distribution remainder"
     if besides:
@@ -127,7 +132,7 @@ def _uneven(distribution: LayerDistribution, num_layers: int, stages: int, free:
 
 
 def _given(distribution: LayerDistribution) -> list[str]:
-    """The flags that ask for a distribution, with their values."""
+    """Return the flags that ask for a distribution, with their values."""
     named = ",".join(map(str, distribution.counts)) or distribution.kind
     redis = distribution.kind == "redis"
     last = "--final-stage-num-layers" if redis else "--decoder-last-pipeline-num-layers"

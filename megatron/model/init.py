@@ -1,8 +1,8 @@
 """Initial values that depend on a parameter's name only.
 
 Every parameter is drawn in fp32 on the CPU from a generator of its own, seeded by the run's seed
-and the name the parameter has in the whole model. One rank or many, bf16 or fp32, CPU or GPU,
-vocabulary in one piece or in shards: the numbers are the same.
+and by the parameter's name in the whole model. The numbers are the same on one rank or many, in
+bf16 or fp32, on a CPU or GPU, and with the vocabulary in one piece or in shards.
 """
 
 import math
@@ -20,7 +20,7 @@ _RESIDUAL_OUTPUTS = ("self_attention.linear_proj.weight", "mlp.linear_fc2.weight
 
 
 def layer_prefix(layer_number: int) -> str:
-    """What precedes a layer's parameter names in the whole model; layers count from 0."""
+    """Return the prefix of a layer's parameter names in the whole model; layers count from 0."""
     return f"decoder.layers.{layer_number}."
 
 
@@ -46,7 +46,7 @@ def init_vocabulary_rows(
         name: name of the whole matrix.
         seed: the run's seed.
         std: standard deviation of normal(0, std).
-        first_row: row of the whole matrix that the shard begins with.
+        first_row: first row of the shard within the whole matrix.
         real_rows: vocabulary size; rows from here on are padding and become 0.
     """
     rows, hidden_size = weight.shape
@@ -64,8 +64,8 @@ def init_vocabulary_rows(
 def init_layer(layer: nn.Module, layer_number: int, config: ModelConfig, seed: int) -> None:
     """Draw all parameters of a transformer layer.
 
-    Weights are normal(0, ``init_method_std``); those that write to the residual stream are divided
-    by ``sqrt(2 num_layers)``, as in Megatron and GPT-2. Biases are 0, norms 1.
+    Weights are normal(0, ``init_method_std``). Weights that write to the residual stream are
+    divided by ``sqrt(2 num_layers)``, as in Megatron and GPT-2. Biases are 0, norms 1.
 
     Args:
         layer: a ``TransformerLayer``.

@@ -1,9 +1,9 @@
-"""What one pipeline rank owns of the model, and the forward mathematics of its stages.
+"""The parts of the model that one pipeline rank owns, and the forward of its stages.
 
-A rank owns one chunk of transformer layers per stage placed on it; the first stage adds the
-position table, the last one the final norm. The vocabulary matrices are whole on the first and the
-last stage, or a shard of them is on every rank. Backwards, order and communication are not here:
-the runtime runs these parts as passes.
+A rank owns one chunk of transformer layers for each stage that is placed on it. The first stage
+adds the position table, the last stage the final norm. The vocabulary matrices are whole on the
+first and the last stage, or every rank holds a shard of them. Backwards, order and communication
+are not here: the runtime runs these parts as passes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,8 +42,8 @@ class Placement:
 
     Attributes:
         chunks: for every chunk of the rank, the global indices of its layers.
-        first_chunk: chunk that is the first stage of the model, if it is on this rank.
-        last_chunk: chunk that is the last stage of the model, if it is on this rank.
+        first_chunk: chunk that is the first stage of the model, if this rank has the stage.
+        last_chunk: chunk that is the last stage of the model, if this rank has the stage.
         input_shard: rows of the input embedding held here, if any.
         output_shard: rows of the output matrix held here, if any.
     """
@@ -64,7 +64,7 @@ def place(
     padded_vocab_size: int,
     vocabulary_shard: tuple[int, int] | None,
 ) -> Placement:
-    """Return what ``rank`` owns.
+    """Return the parts of the model that ``rank`` owns.
 
     Args:
         config: the model.
@@ -72,8 +72,8 @@ def place(
         rank: pipeline rank.
         layers: number of layers of every stage, in the same order.
         padded_vocab_size: rows of the whole vocabulary matrix.
-        vocabulary_shard: index and number of the shards, of which every rank has one; ``None``: all
-            is on the first and the last stage.
+        vocabulary_shard: index of this rank's shard and number of shards; ``None``: the whole
+            matrices are on the first and the last stage.
     """
     own = {chunk: stage for stage, (owner, chunk) in enumerate(stages) if owner == rank}
     assert sum(layers) == config.num_layers, "every layer is somewhere, once"
@@ -96,7 +96,7 @@ class RankModel(nn.Module):
 
     Args:
         config: the model.
-        placement: what this rank owns.
+        placement: the parts that this rank owns.
         dtype: of parameters and activations.
         device: of the parameters.
 
@@ -157,7 +157,7 @@ class RankModel(nn.Module):
     def holds_tied_copy(self) -> bool:
         """Whether the output matrix here is a copy of the embedding on another rank.
 
-        Its gradient must be summed with the embedding's, and it does not count in the norm.
+        The gradients of both copies must be summed, and this copy does not count in the norm.
         """
         return (
             self.config.tie_embeddings
@@ -168,7 +168,7 @@ class RankModel(nn.Module):
     def forward(
         self, chunk: int, x_bsh: Tensor, seed: int, iteration: int, microbatch: int
     ) -> Tensor:
-        """Run one stage: from the embedding or the previous stage's output to this one's.
+        """Run one stage: from the embedding or the previous stage's output to its own output.
 
         Dropout is seeded by layer and microbatch, so that it does not depend on the placement.
 

@@ -77,7 +77,7 @@ class TransformerLayer(nn.Module):
         )
 
     def forward(self, x_bsh: Tensor, rope: RotaryEmbedding | None = None) -> Tensor:
-        """The block's output.
+        """Return the block's output.
 
         Args:
             x_bsh: residual stream [b, s, h].

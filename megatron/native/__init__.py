@@ -1,1 +1,1 @@
-"""C++ that is compiled on the user's machine; everything has a slower twin without."""
+"""C++ that is compiled on the user's machine; every function has a slower version without it."""

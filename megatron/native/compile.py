@@ -13,7 +13,7 @@ from pathlib import Path
 from megatron.native.files import atomic_path, locked
 
 COMPILE_ERRORS = (OSError, subprocess.SubprocessError)
-"""What ``compile_library`` raises when it cannot: callers then fall back and say why."""
+"""Errors with which ``compile_library`` fails; callers then fall back and log the reason."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -37,10 +37,10 @@ def compile_library(
     Args:
         source: a C++ file. The macro ``MODULE_NAME`` is the library's name without suffix.
         options: of the compiler, besides those of every shared library.
-        identity: whatever else decides what the library is: versions, the processor.
+        identity: all other facts that decide the library's content: versions, the processor.
         cache: folder of compiled libraries; one process compiles, the others wait for it.
         suffix: of the library's name.
-        include: folders of headers; where they lie does not decide what the library is.
+        include: folders of headers; their paths do not decide the library's content.
 
     Raises:
         OSError: no compiler is there, or ``cache`` cannot be written.
@@ -62,7 +62,7 @@ def compile_library(
 
 
 def processor() -> str:
-    """Return what tells processors apart for which code compiled for one may not run on another."""
+    """Return a text that differs between processors that cannot run each other's compiled code."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.is_file():
         return f"{platform.machine()} {platform.processor()}"
@@ -73,7 +73,7 @@ def processor() -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Return what to tell the user about a failed compilation."""
+    """Return the message for the user about a failed compilation."""
     return str(getattr(error, "stderr", None) or error).strip()
 
 

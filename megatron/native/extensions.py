@@ -1,9 +1,10 @@
 """The C++ extensions: where they are, how they are compiled, and how they are loaded.
 
-``setup.py`` builds them at installation where a compiler is at hand. A checkout, or an installation
-whose extension does not fit its source or its processor any more, compiles on first use, once per
-machine. Their names tell: they hold a digest of all that decides what the compiler makes. The
-standard library suffices here, since ``setup.py`` imports this file.
+``setup.py`` builds them at installation if there is a compiler. They are compiled on first use,
+once per machine, in a checkout, or if an installed extension no longer fits its source or its
+processor. A digest in a file's name shows whether it fits: the digest covers everything that
+decides the compiler's output. This file uses only the standard library, since ``setup.py`` imports
+it.
 """
 
 import importlib.util
@@ -16,7 +17,7 @@ from types import ModuleType
 from megatron.native.compile import COMPILE_ERRORS, compile_library, library_name, processor
 
 LOAD_ERRORS = (*COMPILE_ERRORS, ImportError)
-"""What ``load_extension`` raises when it cannot: callers then fall back and say why."""
+"""Errors with which ``load_extension`` fails; callers then fall back and log the reason."""
 
 _NATIVE = "-march=native"
 
@@ -26,7 +27,7 @@ class Extension:
     """A module for Python in one C++ file, bound by pybind11.
 
     Attributes:
-        package: where it lives.
+        package: package that holds it.
         source: the C++ file, which names its module ``MODULE_NAME``.
         options: of the compiler, from the most to the least demanding: the first that works.
     """
@@ -36,10 +37,10 @@ class Extension:
     options: tuple[tuple[str, ...], ...]
 
     def identity(self, options: Sequence[str]) -> str:
-        """Return what decides, besides source and options, what the compiler makes.
+        """Return the facts besides source and options that decide the compiler's output.
 
-        Code for the very processor that compiles it must not reach another one, by a wheel or by a
-        home folder that machines share.
+        Code for the compiling machine's own processor must not reach another processor in a wheel
+        or in a home folder that machines share.
         """
         return _suffix() + (processor() if _NATIVE in options else "")
 
@@ -84,7 +85,7 @@ def load_extension(extension: Extension, cache: Path) -> ModuleType:
     Raises:
         OSError: no compiler is there, or ``cache`` cannot be written.
         subprocess.SubprocessError: the compiler fails.
-        ImportError: pybind11 is missing, or Python cannot import what was compiled.
+        ImportError: pybind11 is missing, or Python cannot import the compiled module.
     """
     *demanding, last = extension.options
     for options in demanding:
@@ -100,7 +101,7 @@ def _find(extension: Extension, options: Sequence[str], cache: Path) -> Path:
     installed = extension.source.with_name(extension.name(options) + _suffix())
     if installed.exists():
         return installed
-    import pybind11  # not for those who have what was installed
+    import pybind11  # here, because an installed extension does not need it
 
     return compile_library(
         extension.source,

@@ -1,7 +1,7 @@
 """Files that other processes read: complete or absent, and made by one process at a time.
 
-A reader never sees half a file because writers work under a temporary name in the same folder and
-rename it when done; processes that would do the same slow work twice wait for each other on a lock.
+A reader never sees half a file, because writers work under a temporary name in the same folder and
+rename the file when done. A lock keeps processes from doing the same slow work twice.
 """
 
 import fcntl
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def cache_root() -> Path:
-    """Folder of everything this project makes on the user's machine and can make again.
+    """Return the folder of all files that this project makes and can make again.
 
     Returns:
         ``$MEGATRON_CACHE``, else ``$XDG_CACHE_HOME/megatron-vocab-parallel``, else the same name

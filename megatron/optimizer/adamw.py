@@ -3,8 +3,8 @@
 Under bf16 each parameter has an fp32 master copy that is updated and rounded back; an fp32
 parameter is its own master. The update itself is PyTorch's fused kernel: one pass over master,
 gradient and both moments, with gradient clipping folded into it. On one CPU core (17 GB/s) a step
-takes 160 ms per 100M bf16 parameters, 45 of them the rounding; slices that stay in cache were no
-faster, since the kernel already runs at the speed of memory.
+takes 160 ms per 100M bf16 parameters, of which rounding takes 45 ms. Slices that stay in cache were
+no faster, since the kernel already runs at the speed of memory.
 """
 
 import math
@@ -29,7 +29,7 @@ class MixedPrecisionAdamW:
     def __init__(self, parameters: Sequence[OptimizedParameter], config: OptimizerConfig) -> None:
         self._clip_grad = config.clip_grad
         self._rounded: list[torch.Tensor] = []  # the bf16 parameters ...
-        self._masters: list[torch.Tensor] = []  # ... and what they are rounded from, in order
+        self._masters: list[torch.Tensor] = []  # ... and their masters, in the same order
         groups: dict[bool, list[torch.Tensor]] = {True: [], False: []}
         for entry in parameters:
             groups[entry.weight_decay].append(self._master_of(entry))
@@ -77,8 +77,8 @@ class MixedPrecisionAdamW:
                 "first iteration whose loss or norm jumps"
             )
         coefficient = clip_coefficient(grad_norm, self._clip_grad)
-        # The fused kernel divides gradients by this scale, for loss scaling; a pass over memory
-        # less than multiplying them first.
+        # The fused kernel divides gradients by this scale, which is meant for loss scaling. This
+        # saves the pass over memory that a multiplication before would take.
         self._adam.grad_scale = (
             torch.full((), 1.0 / coefficient, device=self._device) if coefficient < 1.0 else None
         )
@@ -92,7 +92,7 @@ class MixedPrecisionAdamW:
         """Keep masters, moments and step counts as they are, for ``restore``.
 
         The copy takes as much memory as they do, 12 bytes a parameter with fp32 masters, and is
-        kept for the next one. It takes about as long as a step.
+        kept for the next copy. A copy takes about as long as a step.
         """
         state = self._state()
         # At first all of it, after the first step the moments that it has made.

@@ -20,7 +20,7 @@ class OptimizerConfig:
         adam_beta2: second-moment decay.
         adam_eps: added to the root of the second moment.
         clip_grad: limit of the global gradient norm; 0 switches clipping off.
-        post_validation: step on what the ranks before know of the norm, and step again if that
+        post_validation: step on the norm over the ranks up to this one, and step again if that
             turns out wrong (``megatron.optimizer.post_validation``).
     """
 

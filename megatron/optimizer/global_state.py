@@ -1,7 +1,7 @@
-"""What a step must know of the whole model, and how it is added up over the ranks.
+"""The loss and the gradient norm of the whole model, added up over the ranks for a step.
 
-The order of the sum is fixed, by rank: floating-point sums depend on it, and a step that is checked
-afterwards (``post_validation``) must come to the same bits as one that waited.
+The sum goes in the order of the ranks, because floating-point sums depend on the order. A step that
+is checked afterwards (``post_validation``) must give the same bits as a step that waited.
 """
 
 import functools
@@ -40,7 +40,7 @@ class GlobalState:
 
     @property
     def grad_norm(self) -> float:
-        """Norm of the gradients summed, before clipping."""
+        """Norm of the gradients in the sum, before clipping."""
         return math.sqrt(self.sum_of_squares)
 
 

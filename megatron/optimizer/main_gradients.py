@@ -1,8 +1,8 @@
-"""Gradients summed over microbatches in full precision, without a second copy where one is enough.
+"""Gradients summed over microbatches in full precision, without a second copy if one is enough.
 
 Every parameter gets a ``main_grad``: the buffer that the passes add to and the optimizer reads.
-Under bf16 it is fp32, and a hook moves what autograd leaves in ``.grad`` into it at once, so that
-at most one layer's bf16 gradient is alive. In fp32 it *is* ``.grad``: autograd adds in place.
+Under bf16 it is fp32, and a hook adds autograd's ``.grad`` to it at once, so that at most one
+layer's bf16 gradient is alive. In fp32 it *is* ``.grad``: autograd adds in place.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class MainGradients:
 
     def _move_to_main_grad(self, parameter: torch.Tensor) -> None:
         """Add the gradient that autograd has just left in ``.grad`` and free it."""
-        if parameter.grad is None:  # a weight whose gradient is left to W: autograd has none
+        if parameter.grad is None:  # W forms this weight's gradient, so autograd has none
             return
         self._kernels.accumulate_(parameter.main_grad, parameter.grad)
         parameter.grad = None

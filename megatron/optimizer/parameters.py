@@ -1,4 +1,4 @@
-"""What the optimizer knows of a parameter besides its values."""
+"""The facts about a parameter that the optimizer needs besides its values."""
 
 from dataclasses import dataclass
 
@@ -13,8 +13,8 @@ class OptimizedParameter:
         name: its name in the whole model, for messages and checkpoints.
         parameter: the tensor that the forward pass reads.
         weight_decay: whether decay applies (``wants_weight_decay`` is Megatron's rule).
-        counts_in_norm: whether its gradient enters the global norm from this rank. Of a parameter
-            that several ranks hold a copy of, exactly one copy counts.
+        counts_in_norm: whether its gradient enters the global norm from this rank. If several
+            ranks hold a copy of the parameter, exactly one copy counts.
     """
 
     name: str

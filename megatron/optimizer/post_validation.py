@@ -1,15 +1,15 @@
 """Optimizer steps that no rank waits for (arXiv 2401.10241, section 4).
 
-A synchronous step waits until the gradient norm of the whole model is known. Here a rank waits for
-the ranks before it only: partial sums travel from the first rank to the last, each rank steps on
-the sum so far and goes on with the forwards of the next iteration. The last rank's sum is that of
-the whole model; it travels back to all meanwhile, and before its first backward every rank looks
-at it. If clipping was needed after all, or something is not finite, the step is undone to the last
+A synchronous step waits until the gradient norm of the whole model is known. Here a rank waits only
+for the ranks before it. Partial sums travel from the first rank to the last; each rank steps on the
+sum so far and goes on with the forwards of the next iteration. The last rank's sum is the sum of
+the whole model. Meanwhile it travels back to all ranks, and every rank checks it before its first
+backward. If clipping was needed after all, or a value is not finite, the step is undone to the last
 bit and taken again.
 
-A sum of squares only grows along the ranks. So if the whole model needs no clipping, no rank has
-seen a need for it, and all have guessed right; if it does, no rank but the last can have. All ranks
-see the same sum, and come to the same verdict.
+A sum of squares only grows along the ranks. If the whole model needs no clipping, no rank has seen
+a need for it, and all ranks have guessed right. If the model needs clipping, only the last rank can
+have guessed right. All ranks see the same sum, and come to the same verdict.
 """
 
 from dataclasses import dataclass
@@ -25,15 +25,15 @@ from megatron.parallel.p2p import Transfer, receive, send
 
 
 class PostValidatedStep:
-    """One rank's step, taken in two acts: ``guess``, then ``validate`` and, if wrong, ``correct``.
+    """One rank's step in two parts: ``guess``, then ``validate`` and, if wrong, ``correct``.
 
-    Every rank calls them, in step. Gradients must not change between the two acts. All ranks but
-    the last keep a copy of masters and moments (``MixedPrecisionAdamW.save``).
+    All ranks call these methods in step. Gradients must not change between the two parts. All ranks
+    except the last keep a copy of masters and moments (``MixedPrecisionAdamW.save``).
 
     Args:
         optimizer: of this rank.
         clip_grad: limit of the global gradient norm; 0 switches clipping off.
-        hosts: the axis to sum over, of two ranks or more; its hosts hand on the sums.
+        hosts: the axis to sum over, with at least two ranks; its hosts pass on the sums.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class PostValidatedStep:
         self._open: _OpenStep | None = None
 
     def guess(self, lr: float, own: GlobalState) -> None:
-        """Step on what is known, unless it is known already that this cannot be right.
+        """Step on the sum so far, unless the sum already shows that this step would be wrong.
 
         Args:
             lr: learning rate.
@@ -66,7 +66,7 @@ class PostValidatedStep:
     def validate(self) -> tuple[GlobalState, bool]:
         """Wait for the sums over all ranks; return them, and whether every rank's step was right.
 
-        If not, ``correct`` is still to be called.
+        If a step was wrong, the caller must call ``correct``.
         """
         assert self._open is not None, "no step to validate"
         full = GlobalState(*self._open.full.wait().tolist())
@@ -86,7 +86,7 @@ class PostValidatedStep:
         assert self._open is not None, "no step to correct"
         step, self._open = self._open, None
         if self._is_last:
-            return  # it knew everything
+            return  # this rank knew all sums when it stepped
         if step.stepped:
             self._optimizer.restore()
         if full.is_finite:
@@ -104,7 +104,7 @@ class PostValidatedStep:
         return GlobalState(*before.tolist()) + own
 
     def _pass_on(self, prefix: GlobalState) -> "tuple[Transfer, Transfer | None]":
-        """Start the transfers of the sum over all ranks, and of that so far to the next rank."""
+        """Start the transfers of the full sum to all ranks, and of the sum so far to the next."""
         hosts = self._hosts
         totals = torch.tensor([prefix.loss, prefix.sum_of_squares], dtype=torch.float64)
         sent = None if self._is_last else send(totals, hosts.rank + 1, hosts)

@@ -1,1 +1,1 @@
-"""The rank grid, its process groups, and the lanes that communication runs on."""
+"""The rank grid, its process groups, and the lanes on which communication runs."""

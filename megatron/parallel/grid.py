@@ -1,20 +1,22 @@
-"""All ranks of a job as coordinates, and the axes that groups are made of: plain arithmetic.
+"""All ranks of a job as coordinates, and the axes from which groups are made: plain arithmetic.
 
-A rank has a place in three directions: tensor, data and pipeline parallelism. Fixing two of them
-and letting the third run gives the ranks of one group; all groups of a direction tile the job.
+A rank has a place in three directions: tensor, data and pipeline parallelism. The ranks of one
+group have two equal coordinates and differ in the third. The groups of one direction together
+hold every rank of the job once.
 """
 
 from dataclasses import dataclass
 from typing import Final, Literal
 
 Order = Literal["tp-dp-pp", "tp-pp-dp"]
-"""Directions from the one in which neighbours have neighbouring ranks to the slowest; the second is
-Megatron's ``--use-tp-pp-dp-mapping``. In both, tensor ranks are the closest neighbours."""
+"""The order in which the coordinates of consecutive ranks change, the fastest first.
+
+The second is Megatron's ``--use-tp-pp-dp-mapping``. In both, tensor-parallel ranks are adjacent."""
 
 AxisName = Literal["tensor", "data", "pipeline", "vocabulary", "world"]
 
 Tiling = tuple[tuple[int, ...], ...]
-"""The ranks of every group of an axis, by place; every rank of the job is in one."""
+"""The ranks of every group of an axis, by place; every rank of the job is in one group."""
 
 _VARYING: Final[dict[str, tuple[str, ...]]] = {
     "tensor": ("tensor",),
@@ -31,9 +33,9 @@ class Axis:
     """One rank's view of a group.
 
     Attributes:
-        name: of the axis.
+        name: name of the axis.
         rank: this rank's place in the group, 0 to ``size`` - 1.
-        ranks: the group's ranks of the job, by place.
+        ranks: the group's ranks, as numbered in the job, by place.
     """
 
     name: str
@@ -69,7 +71,7 @@ class Grid:
         tensor_size: tensor-parallel ranks t.
         data_size: data-parallel ranks d: replicas of the model.
         pipeline_size: pipeline ranks p.
-        order: which coordinate runs fastest.
+        order: order of the coordinates, the fastest first.
 
     Raises:
         ValueError: a size below 1, or an unknown order.
@@ -101,7 +103,7 @@ class Grid:
         return place.tensor + self.tensor_size * replica_or_stage
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Return where ``rank`` of the job is."""
+        """Return the coordinates of a rank of the job."""
         assert 0 <= rank < self.world_size, f"no rank {rank} among {self.world_size}"
         rest, tensor = divmod(rank, self.tensor_size)
         if self.order == "tp-dp-pp":
@@ -113,7 +115,7 @@ class Grid:
     def groups(self, name: AxisName) -> Tiling:
         """Return the ranks of every group of an axis, by place; together they tile the job.
 
-        On the vocabulary axis, all ranks that share a replica, the place is k = pp * t + tp: the
+        The vocabulary axis holds all ranks of a replica; the place on it is k = pp * t + tp, the
         index of the shard. On every axis the ranks of a group ascend.
         """
         found: dict[tuple[int, ...], list[int]] = {}
@@ -124,7 +126,7 @@ class Grid:
         return tuple(map(tuple, found.values()))
 
     def axis(self, name: AxisName, rank: int) -> Axis:
-        """Return what ``rank`` of the job sees of an axis."""
+        """Return the view that a rank of the job has of an axis."""
         [ranks] = [ranks for ranks in self.groups(name) if rank in ranks]
         return Axis(name, ranks.index(rank), ranks)
 

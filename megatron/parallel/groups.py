@@ -1,10 +1,10 @@
-"""The axes of the grid with their process groups, passed explicitly to whoever communicates.
+"""The axes of the grid with their process groups, passed explicitly to all code that communicates.
 
 On NCCL a group is a communicator, and two streams of traffic on one communicator would wait for
-each other: vocabulary collectives and the two directions of point-to-point have a group of their
-own each. On gloo a group is a thread that wakes up a hundred times a second, on a core that has
-work to do: there both directions share one, and tell their messages apart by tags. For the same
-reason axes that happen to have the same ranks share a group where they are used alike.
+each other. Vocabulary collectives and the two directions of point-to-point transfers therefore have
+a group each. On gloo a group is a thread that wakes up a hundred times a second and takes time from
+a busy core. There both directions share a group, and tags tell their messages apart. For the same
+reason, axes with the same ranks share a group if they are used alike.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ CONTROL: Final = "control"
 """Use of a group: everything outside the schedule."""
 
 STATE: Final = "state"
-"""Use of a group: what hosts tell each other, on CPUs whatever the device."""
+"""Use of a group: messages between hosts, on CPUs whatever the device."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class ConnectedAxis(Axis):
     """An axis whose ranks can talk to each other.
 
     Attributes:
-        group: of the ranks; ``None`` where there is one only.
+        group: process group of the ranks; ``None`` for a single rank.
     """
 
     group: dist.ProcessGroup | None = None
@@ -60,21 +60,21 @@ class Groups:
     """One rank's view of the job.
 
     Attributes:
-        device: where this rank computes.
-        grid: where all ranks are.
+        device: device on which this rank computes.
+        grid: coordinates of all ranks.
         world: the whole job, for everything outside the schedule: messages, timings, agreement.
         tensor: the ranks that share a layer.
-        data: the ranks that hold the same of every replica; ``data.rank`` is the replica.
-        pipeline: the ranks that share a replica stage by stage, for what is summed outside the
-            schedule: losses, the gradient norm.
+        data: the ranks that hold the same part of each replica; ``data.rank`` is the replica.
+        pipeline: the ranks that share a replica stage by stage, for sums outside the schedule:
+            losses and the gradient norm.
         forward: the pipeline, for activations on their way to the next stage.
         backward: the pipeline, for gradients on their way to the previous stage; on a CPU with the
             group of ``forward``.
         vocabulary: all ranks of a replica, for the collectives C0, C1, C2, CIF, CIB.
-        ends: the ranks of the first and the last stage where they hold copies of tied weights;
-            this rank alone where it holds none.
-        world_hosts: the whole job, whose hosts talk: on CPUs whatever the device.
-        pipeline_hosts: the pipeline, whose hosts exchange the optimizer's state.
+        ends: the ranks of the first and the last stage if they hold copies of tied weights;
+            this rank alone if it holds no copy.
+        world_hosts: the whole job, for messages between hosts: on CPUs whatever the device.
+        pipeline_hosts: the pipeline, for hosts to exchange the sums of the optimizer's step.
     """
 
     device: torch.device
@@ -92,7 +92,7 @@ class Groups:
 
 
 Connect = Callable[[str, Tiling], dist.ProcessGroup | None]
-"""Returns this rank's group for a use, given the ranks of all groups of that kind."""
+"""Returns this rank's group for a use, given the ranks of all groups of the axis."""
 
 
 def single_rank(device: torch.device) -> Groups:
@@ -106,11 +106,11 @@ def make_groups(
     """Make the groups of this rank; every rank of the job calls it once, after initialisation.
 
     Args:
-        grid: of all ranks of the job.
-        device: where this rank computes.
-        timeout: how long a collective may wait; in ``world`` it is what the job was begun with.
-        ends: pipeline ranks of the first and the last stage, by default the first and the last;
-            one rank twice if nothing there is held in two copies.
+        grid: all ranks of the job.
+        device: device on which this rank computes.
+        timeout: how long a collective may wait; ``world`` keeps the timeout of the initialisation.
+        ends: pipeline ranks of the first and the last stage, by default the first and the last
+            rank; the same rank twice if no weights have two copies.
     """
     if grid.world_size == 1:
         return single_rank(device)
@@ -135,8 +135,8 @@ def connect_grid(
 ) -> Groups:
     """Return the view of ``rank``, with groups that ``connect`` makes.
 
-    It is asked in the same order on every rank, once for every group: axes of the same ranks share
-    one for the same use.
+    ``connect`` is called in the same order on every rank, once for every group. Axes with the same
+    ranks and the same use share a group.
     """
     made: dict[tuple[str, Tiling], dist.ProcessGroup | None] = {}
 

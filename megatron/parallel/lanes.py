@@ -1,7 +1,7 @@
-"""Lanes run communication, and the arithmetic glued to it, beside the passes.
+"""Lanes run communication, and the arithmetic that belongs to it, beside the passes.
 
-On CUDA a lane is a side stream; on a CPU it is one worker thread, for gloo blocks the thread that
-calls it. Work handed to a lane runs in order; nobody waits for it before its result is needed.
+On CUDA a lane is a side stream. On a CPU it is one worker thread, because gloo blocks the calling
+thread. The work of a lane runs in order, and no pass waits for it before it needs the result.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,7 +16,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Pending(Protocol[T_co]):
-    """Something under way."""
+    """A result that is not there yet."""
 
     def wait(self) -> T_co:
         """Return the result; on CUDA the current stream waits, the host does not."""
@@ -31,7 +31,7 @@ class Lane(Protocol):
         ...
 
     def close(self) -> None:
-        """Give the lane's resources back; waits for what is under way."""
+        """Release the lane's resources after waiting for running work."""
         ...
 
 
@@ -47,14 +47,14 @@ class Done(Generic[T]):
 
 
 class InlineLane:
-    """Runs work at once: for a single rank, where there is nothing to overlap with."""
+    """Runs work at once: for a single rank, whose collectives take no time."""
 
     def submit(self, work: Callable[[], T]) -> Pending[T]:
         """Run ``work`` now."""
         return Done(work())
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there are no resources."""
 
 
 class _FutureResult(Generic[T]):
@@ -72,11 +72,11 @@ class ThreadLane:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     def submit(self, work: Callable[[], T]) -> Pending[T]:
-        """Queue ``work``; an exception in it is raised by the wait for its result."""
+        """Queue ``work``; if it raises an exception, the wait for its result raises it again."""
         return _FutureResult(self._pool.submit(_without_gradients, work))
 
     def close(self) -> None:
-        """Drop what has not begun and wait for what has."""
+        """Drop work that has not begun, and wait for work that has."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -95,7 +95,7 @@ class _StreamResult(Generic[T]):
         stream = torch.cuda.current_stream()
         stream.wait_event(self._done)
         for tensor in _tensors(self._value):
-            # The side stream allocated it, this stream uses it: both must be done before reuse.
+            # The side stream allocated it, this stream uses it; reuse must wait for both.
             tensor.record_stream(stream)
         return self._value
 
@@ -107,14 +107,14 @@ class StreamLane:
         self._stream = torch.cuda.Stream(device, priority=-1)
 
     def submit(self, work: Callable[[], T]) -> Pending[T]:
-        """Issue ``work`` on the side stream, after all that the current stream holds."""
+        """Issue ``work`` on the side stream, after all work of the current stream so far."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream), torch.no_grad():
             value = work()
         return _StreamResult(work, value, self._stream.record_event())
 
     def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for running work."""
         self._stream.synchronize()
 
 
@@ -129,9 +129,10 @@ def _tensors(value: object) -> Iterable[Tensor]:
 
 
 def keep_until_used(tensor: Tensor) -> None:
-    """Keep the memory of a tensor that is let go of until the current stream is done with it.
+    """Keep the memory of a tensor until the current stream no longer needs it.
 
-    On CUDA the stream that allocated it would otherwise reuse the memory before that.
+    Call it before the last reference goes. On CUDA the stream that allocated the tensor could
+    otherwise reuse its memory too early.
     """
     if tensor.is_cuda:
         tensor.record_stream(torch.cuda.current_stream())

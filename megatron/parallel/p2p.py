@@ -10,7 +10,7 @@ from megatron.parallel.groups import ConnectedAxis
 
 @dataclass(frozen=True)
 class Transfer:
-    """A transfer under way; keeps the tensor alive until it is waited for."""
+    """A running transfer; it keeps the tensor alive until ``wait``."""
 
     tensor: Tensor
     work: dist.Work
@@ -25,17 +25,17 @@ def send(tensor: Tensor, destination: int, axis: ConnectedAxis, tag: int = 0) ->
     """Start sending a contiguous ``tensor`` to another rank of ``axis``.
 
     Args:
-        tensor: what to send.
-        destination: its place on the axis.
-        axis: both ranks are on it.
-        tag: what has one tag arrives in order; on NCCL all has, whatever its tag.
+        tensor: the tensor to send.
+        destination: the other rank's place on the axis.
+        axis: the axis of both ranks.
+        tag: messages with the same tag arrive in order; NCCL ignores tags and keeps all in order.
     """
     assert axis.group is not None, "a single rank has nobody to send to"
-    # The group's own methods: what ``dist.isend`` checks first takes as long as the transfer.
+    # The group's own method, because the checks of ``dist.isend`` take as long as the transfer.
     return Transfer(tensor, axis.group.send([tensor], destination, tag))
 
 
 def receive(buffer: Tensor, source: int, axis: ConnectedAxis, tag: int = 0) -> Transfer:
-    """Start receiving into ``buffer`` from another rank of ``axis``, as ``send`` sends."""
+    """Start receiving into ``buffer`` from another rank of ``axis``; arguments as in ``send``."""
     assert axis.group is not None, "a single rank has nobody to receive from"
     return Transfer(buffer, axis.group.recv([buffer], source, tag))

@@ -1,1 +1,1 @@
-"""Executes a program on one rank: passes, communication, activation store, timeline."""
+"""Execution of a program on one rank: passes, communication, activation store, timeline."""

@@ -11,13 +11,13 @@ from megatron.data.microbatch import Microbatch
 
 @dataclass(frozen=True)
 class DeviceMicrobatch:
-    """A microbatch where the passes read it.
+    """A microbatch on the device, as the passes read it.
 
     Attributes:
         tokens_bs: input ids.
         targets_n: target ids, flattened.
-        weight_n: g, the weight of each token's loss: its mask over the valid tokens of the
-            iteration, so that the sum of weighted losses is the mean over those tokens.
+        weight_n: g, the weight of each token's loss: the token's mask divided by the number of
+            valid tokens of the iteration. The sum of weighted losses is the mean over these tokens.
     """
 
     tokens_bs: Tensor
@@ -45,7 +45,7 @@ def to_device(
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return ``tensor`` on ``device``; the host waits for no copy to a GPU."""
+    """Return ``tensor`` on ``device``; the host does not wait for a copy to a GPU."""
     if device.type == "cuda":
         tensor = tensor.pin_memory()  # from pageable memory the host would wait
     return tensor.to(device, non_blocking=True)

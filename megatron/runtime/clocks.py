@@ -1,10 +1,10 @@
 """One clock for all ranks: how far every host's monotonic clock is ahead of rank 0's.
 
-Hosts count time from moments of their own. Rank 0 asks every rank for its time and takes the middle
-of the round trip for the moment of the answer (as in NTP, RFC 5905): the true offset lies within
-half the round trip of that. An offset that could as well be zero is taken for zero, which it is
-between the processes of one machine; clocks that drift apart by parts per million during an
-iteration are not corrected.
+Each host's clock starts at a moment of its own. Rank 0 asks every rank for its time, and assumes
+that the answer was given in the middle of the round trip (as in NTP, RFC 5905). The true offset
+differs from this estimate by at most half the round trip. If zero lies within this error, the
+offset is taken as zero, because processes of one machine share a clock. Clocks that drift apart by
+parts per million during an iteration are not corrected.
 """
 
 import time
@@ -29,7 +29,7 @@ class Offset:
 
     Attributes:
         seconds: the offset.
-        error: bound of its error.
+        error: bound of the offset's error, in seconds.
     """
 
     seconds: float = 0.0
@@ -40,8 +40,8 @@ def clock_offset(hosts: ConnectedAxis, clock: Clock = time.perf_counter) -> Offs
     """Return the offset of this rank's ``clock``; every rank calls it, outside the schedule.
 
     Args:
-        hosts: the whole job, on CPUs.
-        clock: in seconds.
+        hosts: all ranks of the job, connected by their CPUs.
+        clock: returns the time in seconds.
     """
     offset = Offset()
     for other in range(1, hosts.size):
@@ -79,7 +79,8 @@ def _receive(hosts: ConnectedAxis, rank: int) -> tuple[float, float]:
 def common_start(groups: Groups, clock: Clock = time.perf_counter) -> tuple[float, Offset]:
     """Return a moment that has just passed, in this rank's time, and this rank's offset.
 
-    It is the same moment on every rank, up to the errors of the offsets; every rank calls it.
+    The moment is the same on every rank, up to the errors of the offsets. Every rank calls this
+    function.
     """
     offset = clock_offset(groups.world_hosts, clock)
     start = groups.world.all_gather_object(clock())[0]

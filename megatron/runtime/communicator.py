@@ -1,7 +1,7 @@
 """Carries out a program's communications on one rank: from the store, over a lane, to the store.
 
-``start`` issues and returns at once; ``finish`` waits and leaves the result where the next pass
-looks for it.
+A lane runs collectives beside the passes. ``start`` issues a communication and returns at once;
+``finish`` waits, and leaves the result in the store for the next pass.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,8 +27,8 @@ class _Collective:
     """A kind of collective.
 
     Attributes:
-        prepare: takes what is sent from the store, and returns the work for the lane.
-        deliver: puts the result for a microbatch into the store, if this rank has a use for it.
+        prepare: takes the data to send from the store, and returns the work for the lane.
+        deliver: puts the result for a microbatch into the store, if this rank needs it.
     """
 
     prepare: Callable[[int], Callable[[], object]]
@@ -36,7 +36,7 @@ class _Collective:
 
 
 Moved = Mapping[Payload, Any]
-"""Results of what a barrier has moved so far."""
+"""Results of the payloads that a barrier has moved so far."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class _Part:
     """How one payload of a barrier is moved.
 
     Attributes:
-        prepare: as for a collective; the work is given what the barrier has moved before it.
+        prepare: as for a collective; the work receives the results of the payloads before it.
         deliver: as for a collective.
     """
 
@@ -58,13 +58,13 @@ class Communicator:
     Args:
         groups: the axes and their process groups.
         plan: the training plan.
-        passes: this rank's passes; its store holds what is sent and receives what comes.
+        passes: this rank's passes; their store holds the data to send, and receives the rest.
         lane: where collectives run beside the passes.
-        activation_shape: [b, s, h] of what travels between stages.
+        activation_shape: [b, s, h], the shape of the tensors between stages.
         dtype: of activations.
 
     Attributes:
-        passes: whose store is used, and whose arithmetic a barrier may need; may be exchanged.
+        passes: the passes with the store; a barrier may need their arithmetic. May be exchanged.
         recorder: records the collectives, if any.
     """
 
@@ -84,14 +84,14 @@ class Communicator:
         self._lane = lane
         self._shape = activation_shape
         self._dtype = dtype
-        # where the ends of the data flow are on the vocabulary axis
+        # ranks of the first and the last stage on the vocabulary axis
         self._first = groups.grid.vocabulary_rank(plan.stages[0][0])
         self._last_stage = len(plan.stages) - 1
         self._last = groups.grid.vocabulary_rank(plan.stages[-1][0])
         self._collectives = self._make_collectives()
 
     def start(self, comm: Comm) -> Pending[object]:
-        """Issue ``comm``; its data is in the store if this rank has any."""
+        """Issue ``comm``; if this rank sends data, the data is in the store."""
         if comm.kind in ("X", "G"):
             return self._start_transfer(comm)
         work = self._collectives[comm.kind].prepare(comm.microbatch)
@@ -112,7 +112,7 @@ class Communicator:
 
     def _start_transfer(self, comm: Comm) -> Pending[object]:
         forward = comm.kind == "X"
-        # on a CPU both have one group, so the tag tells them apart
+        # on a CPU both directions use one group, so the tag tells them apart
         axis, tag = (self._groups.forward, 0) if forward else (self._groups.backward, 1)
         sender, receiver = participants(self._plan, comm)
         if axis.rank == sender:
@@ -125,7 +125,7 @@ class Communicator:
         return torch.empty(self._shape, dtype=self._dtype, device=self._groups.device)
 
     def _make_collectives(self) -> Mapping[CommKind, _Collective]:
-        """Return what each kind does; what a barrier does is up to what it carries."""
+        """Return the collective of each kind; a barrier's follows from the payloads it carries."""
         parts = self._parts()
         return {
             "C0": self._broadcast("x", self._last),
@@ -135,7 +135,7 @@ class Communicator:
         }
 
     def _parts(self) -> Mapping[Payload, _Part]:
-        """Return how each payload is moved; whatever a new treatment carries gets its row here."""
+        """Return how each payload is moved; a new treatment's new payload gets a row here."""
         axis, last = self._groups.vocabulary, self._last
         return {
             "statistics": _Part(self._gather_statistics, self._put("merged")),
@@ -145,7 +145,7 @@ class Communicator:
         }
 
     def _broadcast(self, name: str, root: int) -> _Collective:
-        """Return the broadcast of ``name``, which the root has already."""
+        """Return the broadcast of ``name`` from ``root``, which already holds it."""
         axis, at_root = self._groups.vocabulary, self._groups.vocabulary.rank == root
 
         def prepare(i: int) -> Callable[[], Tensor]:
@@ -159,7 +159,7 @@ class Communicator:
         return _Collective(prepare, deliver)
 
     def _reduction(self, name: str, root: int, result: str) -> _Collective:
-        """Return the sum of everybody's ``name``, which becomes the root's ``result``."""
+        """Return the reduction that sums all ranks' ``name`` into the root's ``result``."""
         axis = self._groups.vocabulary
 
         def prepare(i: int) -> Callable[[], Tensor]:
@@ -173,13 +173,13 @@ class Communicator:
         return _Collective(prepare, deliver)
 
     def _put(self, name: str) -> Callable[[int, Any], None]:
-        """Return what puts a result into the store as ``name``."""
+        """Return a function that puts a result into the store as ``name``."""
         return lambda i, result: self.passes.store.put(name, i, result)
 
     def _combine(
         self, name: str, operation: collectives.Operation
     ) -> Callable[[int], Callable[[Moved], Tensor]]:
-        """Return what combines everybody's ``name`` of the output layer's state."""
+        """Return the part that combines all ranks' ``name`` of the output layer's state."""
         axis = self._groups.vocabulary
 
         def prepare(i: int) -> Callable[[Moved], Tensor]:
@@ -192,8 +192,9 @@ class Communicator:
     def _gather_statistics(self, i: int) -> Callable[[Moved], Merged]:
         """Gather and merge the statistics of all shards.
 
-        One all-gather of all statistics, 4 p fp32 vectors of n, is less traffic than one more
-        activation as long as p is well below h / 8, and saves two of three latencies in a row.
+        One all-gather moves all statistics: 4 p fp32 vectors of length n. This is less traffic than
+        one more activation as long as p is well below h / 8. It also replaces three collectives in
+        a row, and so saves two of their latencies.
         """
         axis, state = self._groups.vocabulary, self.passes.store.get("state", i)
 
@@ -238,7 +239,7 @@ class Communicator:
     def _gradient_from_s(self, i: int) -> Callable[[Moved], Tensor | None]:
         """Finish this rank's part of the gradient, which S has begun, once statistics are merged.
 
-        There is none in an evaluation.
+        An evaluation has no gradient.
         """
         passes, state = self.passes, self.passes.store.get("state", i)
 
@@ -246,14 +247,14 @@ class Communicator:
             if state.raw_gradient_nh is None:
                 return None
             gradient_nh = passes.gradient_after_merge(i, state, moved["statistics"])
-            state.drop_gradient()  # not when it is delivered: that may not be before T
+            state.drop_gradient()  # here, as the delivery may come only before T
             return gradient_nh
 
         return finish
 
 
 def _chain(barrier: Barrier, parts: Mapping[Payload, _Part]) -> _Collective:
-    """Return the collective that moves what ``barrier`` carries, one payload after the other."""
+    """Return the collective that moves the payloads of ``barrier``, one after the other."""
 
     def prepare(i: int) -> Callable[[], list[object]]:
         moves = {payload: parts[payload].prepare(i) for payload in barrier.carries}

@@ -1,4 +1,4 @@
-"""Walk one rank's row of a program. It does not know which schedule it runs."""
+"""Executes one rank's row of a program, without knowing which schedule it runs."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -25,8 +25,8 @@ class Executor:
     Args:
         passes: a method for every kind of pass.
         communicator: issues communications and waits for them.
-        placeholder: stands in for ``passes`` where an iteration is abandoned: computes nothing, but
-            hands on what the other ranks wait for. Needed by a gate only.
+        placeholder: replaces ``passes`` when an iteration is abandoned. It computes nothing, but
+            leaves the tensors that the other ranks wait for. Only a run with a gate needs it.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class Executor:
         Args:
             program: the same on every rank.
             recorder: records passes, collectives and waits.
-            gate: must answer alike on every rank. After ``False`` all communication still takes
-                place, so that nobody waits for ever, but nothing is computed any more.
+            gate: must answer alike on every rank. After ``False`` nothing more is computed, but all
+                communication still takes place, so that no rank waits for ever.
 
         Returns:
-            Whether the program was carried out, and not abandoned.
+            ``True`` if the program was carried out, ``False`` if it was abandoned.
         """
         self._communicator.passes = passes = self._passes
         self._communicator.recorder = recorder

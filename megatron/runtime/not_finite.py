@@ -1,4 +1,4 @@
-"""Looks at what the passes compute, to find out where infinity or NaN appears first."""
+"""Looks at the results of the passes, to find where infinity or NaN appears first."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,20 +6,20 @@ from contextlib import contextmanager
 from torch import Tensor
 
 Sighting = tuple[int, int, str]
-"""(microbatch, place in the data flow, what) of an infinity or NaN."""
+"""(microbatch, place in the data flow, name of the value) of an infinity or NaN."""
 
 
 class NonFiniteDetector:
-    """One rank's lookout; it looks only while somebody wants to know."""
+    """Checks one rank's values, and only within a ``keeping`` context."""
 
     def __init__(self) -> None:
         self._sightings: list[Sighting] | None = None
 
     @contextmanager
     def keeping(self) -> Iterator[list[Sighting]]:
-        """Look at everything shown, and list where infinity or NaN appears.
+        """Check all values that come to ``check``, and list those with infinity or NaN.
 
-        Costs a synchronisation per pass: for finding out, not for training.
+        Each pass then costs a synchronisation, so training runs without it.
         """
         self._sightings = []
         try:
@@ -28,6 +28,6 @@ class NonFiniteDetector:
             self._sightings = None
 
     def check(self, microbatch: int, place: int, what: str, *values: Tensor) -> None:
-        """Note ``what`` if any of ``values`` is not finite."""
+        """Note the name ``what`` if any of ``values`` is not finite."""
         if self._sightings is not None and not all(bool(v.isfinite().all()) for v in values):
             self._sightings.append((microbatch, place, what))

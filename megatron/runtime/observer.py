@@ -1,6 +1,6 @@
-"""Who is told what a rank does in an iteration: the executor and the communicator tell it.
+"""Observers: the executor and the communicator tell them what a rank does in an iteration.
 
-``Recorder`` (runtime/timeline.py) writes down when; ``NamedRanges`` gives profilers the names.
+``Recorder`` (runtime/timeline.py) records the times; ``NamedRanges`` gives profilers the names.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,18 +27,18 @@ class Observer(Protocol):
         ...
 
     def timed(self, comm: Comm, work: Callable[[], T]) -> Callable[[], T]:
-        """Return the ``work`` of a collective, for a lane, that is observed while it runs."""
+        """Return a collective's ``work`` for a lane, wrapped so that its run is observed."""
         ...
 
 
 class NamedRanges:
-    """Marks everything by its name in profiles: PyTorch's, and on CUDA NVTX ranges for Nsight.
+    """Marks everything by its name in PyTorch's profiles, and on CUDA in NVTX ranges for Nsight.
 
-    PyTorch's profiler does not see what runs on a lane's own thread, as collectives do on CPUs.
+    Collectives on CPUs run on a lane's own thread, which PyTorch's profiler does not see.
 
     Args:
-        device: on CUDA there are NVTX ranges.
-        also: is told everything too.
+        device: a CUDA device adds NVTX ranges.
+        also: another observer, which is told everything too.
     """
 
     def __init__(self, device: torch.device, also: Observer | None = None) -> None:

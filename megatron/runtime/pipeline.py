@@ -24,7 +24,7 @@ from megatron.simulator.simulate import Timeline
 
 @dataclass(frozen=True)
 class _Installed:
-    """A plan, ready to run on this rank."""
+    """A plan with its programs, ready to run on this rank."""
 
     training: Program
     evaluation: Program
@@ -36,13 +36,13 @@ class PipelineRank:
     """Trains and evaluates on this rank, in step with the others.
 
     Args:
-        model: what this rank owns, on its device.
+        model: this rank's part of the model, on its device.
         plan: the checked training plan, the same on every rank.
         groups: the axes and their process groups.
-        activation_shape: [b, s, h] of what travels between stages.
+        activation_shape: [b, s, h], the shape of the tensors between stages.
         dtype: of activations.
         seed: of the run, for dropout.
-        costs: assumed durations; decide where communication is issued.
+        costs: assumed durations; they decide where communication is issued.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class PipelineRank:
         """Run another plan from the next iteration on; every rank calls it between iterations.
 
         Args:
-            plan: checked, with the stages where they are and the same treatment of the vocabulary:
-                no parameter moves.
-            costs: durations; decide where communication is issued.
+            plan: a checked plan with the same places of the stages and the same treatment of the
+                vocabulary, so that no parameter moves.
+            costs: durations; they decide where communication is issued.
         """
         old = self.train_program.plan
         assert plan.stages == old.stages, "no stage may move"
@@ -109,12 +109,12 @@ class PipelineRank:
             batch: as many microbatches as the plan has.
             iteration: iteration of the run, for dropout.
             recorder: records this iteration.
-            gate: asked before the first pass that changes gradients whether to go on; must answer
-                alike on every rank.
+            gate: is asked before the first pass that changes gradients whether to go on. It must
+                answer alike on every rank.
 
         Returns:
             This rank's part of the loss, a scalar on the device; the sum over ranks is the loss.
-            ``None`` if the gate said no: then no gradient has changed.
+            ``None`` if the gate answered no; in that case no gradient has changed.
         """
         running = self._installed
         running.passes.begin(batch, iteration, training=True)
@@ -125,7 +125,7 @@ class PipelineRank:
         return running.passes.loss(self._groups.device)
 
     def evaluate(self, batch: Sequence[DeviceMicrobatch]) -> torch.Tensor:
-        """Run the forward only; returns this rank's part of the loss as ``train`` does."""
+        """Run only the forward; return this rank's part of the loss as ``train`` does."""
         running = self._installed
         running.passes.begin(batch, 0, training=False)
         with torch.no_grad():
@@ -133,11 +133,11 @@ class PipelineRank:
         return running.passes.loss(self._groups.device)
 
     def first_not_finite(self, batch: Sequence[DeviceMicrobatch]) -> tuple[int, int, str] | None:
-        """Repeat the forward and look where infinity or NaN appears first.
+        """Repeat the forward to find where infinity or NaN appears first.
 
         Returns:
-            (microbatch, rank of the job, what) of the earliest in the order of the data flow, the
-            same on every rank; ``None`` if this forward is finite everywhere.
+            (microbatch, rank of the job, name of the value) of the infinity or NaN that is the
+            earliest in the data flow; the same on every rank. ``None`` if all values are finite.
         """
         with self._installed.passes.watching() as sightings:
             self.evaluate(batch)
@@ -152,13 +152,13 @@ class PipelineRank:
         return microbatch, rank, what
 
     def timeline(self, recorder: Recorder) -> Timeline:
-        """Collect what every rank of this pipeline has recorded; every rank calls it."""
+        """Collect the records of all ranks of this pipeline; every rank calls it."""
         axis = self._groups.pipeline
         gathered = axis.all_gather_object(recorder.spans())
         return Timeline.of_lanes(axis.size, [span for own in gathered for span in own])
 
     def close(self) -> None:
-        """Give the communication lane back."""
+        """Close the communication lane."""
         self._lane.close()
 
     def _add_up_tied_gradients(self) -> None:

@@ -1,8 +1,8 @@
-"""Passes that only look like passes: whatever the other ranks wait for comes, nothing is computed.
+"""Passes without arithmetic: they only leave the tensors that the other ranks wait for.
 
-``PlaceholderPasses`` carry an abandoned iteration to its end. They take what computing passes left
-in the store, and leave tensors of the same shapes and dtypes under the same names, so that
-every communication still matches on both sides, whoever computes there.
+``PlaceholderPasses`` bring an abandoned iteration to its end. They take from the store the tensors
+that real passes left, and leave tensors of the same shapes and dtypes under the same names. Every
+communication therefore still matches on both sides, whether the other rank computes or not.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,12 +20,12 @@ from megatron.schedules.plan import Plan
 
 @dataclass
 class PlaceholderState(HasStatistics):
-    """What S and E leave for the barriers and for T.
+    """The state that S and E leave for the barriers and for T.
 
     Attributes:
-        value: what the pass has come to.
-        statistics_4n: as ``ShardState`` has them.
-        raw_gradient_nh: this shard's part of the input gradient, where S begins it.
+        value: result of the pass.
+        statistics_4n: statistics as in ``ShardState``.
+        raw_gradient_nh: this shard's part of the input gradient, if S begins it.
     """
 
     value: float
@@ -43,8 +43,8 @@ class PlaceholderPasses:
     Args:
         plan: the training plan.
         rank: pipeline rank.
-        store: where passes leave what others need.
-        activation_shape: [b, s, h] of what travels between stages.
+        store: holds the values that passes leave for others.
+        activation_shape: [b, s, h], the shape of the tensors between stages.
         dtype: of activations.
         device: where the tensors live.
     """
@@ -79,11 +79,11 @@ class PlaceholderPasses:
         self._last_stage = len(plan.stages) - 1
 
     def result(self, item: Pass, *taken: Any) -> float:
-        """Return what ``item`` makes of what it has taken; here nothing.
+        """Return the result of ``item``, a number that fills its tensors; here always the same.
 
         Args:
             item: the pass.
-            *taken: tensors that have come over a communication, and results of earlier passes.
+            *taken: its inputs: received tensors, and results of earlier passes.
         """
         return 0.0
 
@@ -109,7 +109,7 @@ class PlaceholderPasses:
             self._put_whole_output(i, value)
 
     def _put_whole_output(self, i: int, value: float) -> None:
-        """Leave what the output layer leaves in F where one rank holds it whole."""
+        """Leave the output layer's results in F, for a rank that holds the whole layer."""
         self.store.put("state", i, None)
         self.store.put("merged", i, None)
         self.store.put("output_gradient", i, self._gradient(value), self._last_stage)
@@ -132,7 +132,7 @@ class PlaceholderPasses:
             self.store.put("input_gradient", i, self._activation(value))
 
     def weight_gradients(self, item: Pass) -> None:
-        """W: takes what B left."""
+        """W: takes the values that B left."""
         self.result(item, self.store.take("weights", item.microbatch, item.chunk))
 
     def input_forward(self, item: Pass) -> None:
@@ -144,7 +144,7 @@ class PlaceholderPasses:
         self.result(item, self.store.take("input_gradient", item.microbatch))
 
     def output_s(self, item: Pass) -> None:
-        """S: what the barriers combine."""
+        """S: the state that the barriers combine."""
         i = item.microbatch
         value = self.result(item, self.store.take("x", i))
         state = PlaceholderState(value, self._statistics(value))
@@ -153,13 +153,13 @@ class PlaceholderPasses:
         self.store.put("state", i, state)
 
     def output_e(self, item: Pass) -> None:
-        """E: what C2 sums; the state of an S that computed is replaced."""
+        """E: the sums that C2 adds up; replaces the state that a real S left."""
         i = item.microbatch
         value = self.result(item, self.store.take("state", i), self.store.get("maximum", i))
         self.store.put("state", i, PlaceholderState(value, self._statistics(value)))
 
     def output_t(self, item: Pass) -> None:
-        """T: takes what the barriers left; leaves the part of the gradient that S has not."""
+        """T: takes the barriers' results; leaves the part of the gradient that S did not form."""
         i = item.microbatch
         merged = ("maximum", "sums") if self.plan.treatment.maximum_first else ("merged",)
         value = self.result(item, *(self.store.take(name, i) for name in ("state", *merged)))
@@ -173,9 +173,9 @@ class PlaceholderPasses:
         return torch.full(self._nh, value, dtype=self._dtype, device=self._device)
 
     def _statistics(self, value: float) -> Tensor:
-        """Return [4, n] filled with ``value``, except for a maximum that others will merge."""
+        """Return [4, n] filled with ``value``; a maximum that others will merge is 0 instead."""
         shape, dtype = (4, self._n), self._statistics_dtype
         statistics_4n = torch.full(shape, value, dtype=dtype, device=self._device)
         if not self.plan.treatment.maximum_first:
-            statistics_4n[0] = 0  # the same on every rank: no sum is rescaled
+            statistics_4n[0] = 0  # the same on every rank, so that no sum is rescaled
         return statistics_4n

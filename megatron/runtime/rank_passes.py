@@ -1,4 +1,4 @@
-"""What the executor and the communicator ask of whoever carries out a rank's passes."""
+"""The interface of a rank's passes, as the executor and the communicator use it."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -15,8 +15,8 @@ class Passes(Protocol):
 
     Attributes:
         rank: pipeline rank.
-        store: where passes find what they need and leave what others need.
-        table: what to call for every kind of pass.
+        store: holds the inputs of passes and the values that they leave for others.
+        table: the function of every kind of pass.
     """
 
     rank: int
@@ -28,7 +28,7 @@ class Passes(Protocol):
 
         Args:
             i: microbatch.
-            state: what S left.
+            state: the state that S left.
             merged: statistics over the whole vocabulary.
         """
         ...

@@ -1,9 +1,9 @@
-"""What each kind of pass does on a rank, between the model's parts and the activation store.
+"""The passes of a rank: each kind moves data between the model's parts and the activation store.
 
 Names in the store: ``input`` and ``output`` of a stage and their gradients; ``graph``, the
-autograd graph between them; ``weights``, what B leaves to W; ``x``, the input of the output layer;
-``state`` and ``merged``, what S and C1 leave (``maximum`` and ``sums``, where C1 and C2 share the
-work); ``partial_...``, this rank's part of something that a collective will sum.
+autograd graph between them; ``weights``, the work that B leaves to W; ``x``, the input of the
+output layer; ``state``, the result of S; ``merged``, the result of C1 (``maximum`` and ``sums``, if
+C1 and C2 share the work); ``partial_...``, this rank's part of a sum that a collective forms.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,13 +28,14 @@ class StagePasses:
     """The passes of one rank.
 
     Args:
-        model: what the rank owns.
-        plan: the training plan; tells where the stages lie, how the vocabulary is treated, and
-            whether weight gradients are passes of their own.
+        model: this rank's part of the model.
+        plan: the training plan. It tells which rank has which stage, how the vocabulary is treated,
+            and whether weight gradients are separate passes.
         rank: pipeline rank.
-        store: where passes leave what others need.
+        store: holds the values that passes leave for others.
         seed: of the run, for dropout.
-        first_microbatch: number within the global batch, for dropout, of this replica's first.
+        first_microbatch: number of this replica's first microbatch within the global batch, for
+            dropout.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class StagePasses:
         self._vocabulary.begin(batch, training)
 
     def watching(self) -> AbstractContextManager[list[Sighting]]:
-        """Return a context that lists where infinity or NaN appears in results of F and S."""
+        """Return a context that lists the results of F and S with infinity or NaN."""
         return self._non_finite.keeping()
 
     def loss(self, device: torch.device) -> Tensor:
@@ -87,7 +88,7 @@ class StagePasses:
         return self._vocabulary.gradient_after_merge(i, state, merged)
 
     def forward(self, item: Pass) -> None:
-        """F: one stage's layers; without vocabulary parallelism the vocabulary layers too."""
+        """F: one stage's layers; without vocabulary parallelism also the vocabulary layers."""
         i, stage = item.microbatch, self.plan.stage_of[self.rank, item.chunk]
         if stage == 0 and not self.plan.treatment.is_sharded:
             x_bsh = self._vocabulary.embed(i)
@@ -113,7 +114,7 @@ class StagePasses:
             self._vocabulary.output_whole(i)
 
     def backward(self, item: Pass) -> None:
-        """B: gradients of one stage's input and parameters; those of weights are W's, if split."""
+        """B: gradients of one stage's input and parameters; a W pass may form the weights' own."""
         i, stage = item.microbatch, self.plan.stage_of[self.rank, item.chunk]
         gradient = self.store.take("output_gradient", i, stage)
         x_bsh, edge = self.store.take("graph", i, item.chunk)
@@ -139,7 +140,7 @@ class StagePasses:
             self._vocabulary.add_embedding_gradient(i, gradient_bsh)
 
     def weight_gradients(self, item: Pass) -> None:
-        """W: the products that B has left: gradients of the weights of one stage."""
+        """W: the gradients of one stage's weights, from the products that B has left."""
         _run_all(self.store.take("weights", item.microbatch, item.chunk))
 
     def _defer(self, work: Callable[[], None]) -> None:
@@ -148,5 +149,5 @@ class StagePasses:
 
 @torch.no_grad()
 def _run_all(deferred: list[Callable[[], None]]) -> None:
-    while deferred:  # each lets go of its activations as soon as it is done
+    while deferred:  # each product releases its activations as soon as it is done
         deferred.pop(0)()

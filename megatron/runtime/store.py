@@ -1,22 +1,22 @@
 """The activation store: everything that one pass leaves for another, by name and microbatch.
 
-Nothing is kept anywhere else, so what the store holds is what the schedule costs in memory: its
-count of microbatches in flight is compared with the plan's.
+Passes keep nothing anywhere else, so the store holds all memory that the schedule costs. Its count
+of microbatches in flight is compared with the plan's count.
 """
 
 from collections.abc import Hashable
 from typing import Any, Final
 
 _ACTIVATIONS: Final = ("graph", "weights")
-"""What F leaves for B, and what B leaves of it for W."""
+"""Names of the values that F leaves for B, and that B leaves for W."""
 
 
 class ActivationStore:
     """Values under (name, microbatch, place) keys; each is put once and taken once.
 
     Attributes:
-        peak_in_flight: highest number of microbatch chunks that were between F and B, or W where
-            weight gradients are passes of their own.
+        peak_in_flight: highest number of microbatch chunks that were between F and B, or between F
+            and W if weight gradients are separate passes.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class ActivationStore:
         return self._values[name, microbatch, place]
 
     def take(self, name: str, microbatch: int, place: int = 0) -> Any:
-        """Return a value and let go of it."""
+        """Return a value and remove it from the store."""
         if name in _ACTIVATIONS:
             self._in_flight -= 1
         return self._values.pop((name, microbatch, place))

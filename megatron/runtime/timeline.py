@@ -1,9 +1,9 @@
-"""Record when the passes and collectives of an iteration really ran, in the simulator's format.
+"""Records when the passes and collectives of an iteration really ran, in the simulator's format.
 
-On a CPU the host's monotonic clock is read; on CUDA events are recorded on the stream that does the
-work, and read after the iteration: nothing waits for the device before. Point-to-point transfers
-are not recorded, for neither host nor stream sees when one is through, only whether it was waited
-for: that is.
+On a CPU the recorder reads the host's monotonic clock. On CUDA it records events on the stream that
+does the work, and reads them after the iteration, so that nothing waits for the device before.
+Neither host nor stream sees when a point-to-point transfer is complete. Transfers are therefore not
+recorded, only the waits for them.
 """
 
 import time
@@ -42,14 +42,14 @@ class Recorder:
         self.begin()
 
     def begin(self, start: float | None = None) -> None:
-        """Forget what was recorded, and count time anew; on CUDA waits for the device.
+        """Drop all records and start the time anew; on CUDA this waits for the device.
 
         Args:
-            start: from this moment on, on the host's clock (``time.perf_counter``); see
-                ``clocks.common_start``. By default from now, right after a barrier.
+            start: time zero on the host's clock (``time.perf_counter``); see
+                ``clocks.common_start``. By default the current time, right after a barrier.
         """
         if self._cuda:
-            torch.cuda.synchronize()  # the stream is here when the host is, but for a launch
+            torch.cuda.synchronize()  # stream and host now agree up to one launch
         self._marks = []
         self._origin = self._now()
         here = self._origin if isinstance(self._origin, float) else time.perf_counter()
@@ -77,7 +77,7 @@ class Recorder:
         return recorded
 
     def spans(self) -> list[Span]:
-        """Return what was recorded, in seconds since ``begin``; on CUDA waits for the device."""
+        """Return all records, in seconds since ``begin``; on CUDA this waits for the device."""
         if self._cuda:
             torch.cuda.synchronize()
         return [

@@ -1,8 +1,9 @@
 """The passes of the vocabulary layers, S, E, T, IF and IB, over the activation store.
 
-The plan's treatment says what S forms and T finishes (arXiv 2411.05288, section 4): the input
-gradient is the one's or the other's, and where the maximum comes first there is a pass E between.
-Without a split vocabulary one rank holds it whole, and its F and B call S and T themselves.
+The plan's treatment says what S forms and what T finishes (arXiv 2411.05288, section 4). Either S
+or T forms the input gradient. If the barriers combine the maximum first, a pass E between S and T
+forms the exponentials. If the vocabulary is not split, one rank holds it whole, and its F and B
+call S and T themselves.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,10 +32,10 @@ class VocabularyPasses:
     """The vocabulary passes of one rank.
 
     Args:
-        model: what the rank owns.
+        model: this rank's part of the model.
         plan: tells how the vocabulary is treated and where the last stage is.
         rank: pipeline rank.
-        store: where passes leave what others need.
+        store: holds the values that passes leave for others.
         non_finite: looks for infinity and NaN when asked to.
 
     Attributes:
@@ -100,7 +101,7 @@ class VocabularyPasses:
         self.add_embedding_gradient(i, self._store.take("input_gradient", i))
 
     def output_s(self, item: Pass) -> None:
-        """S: what a shard can do alone: up to A and D, the statistics, or only the logits."""
+        """S: all work that a shard can do alone: up to A and D, the statistics, or the logits."""
         i, layer = item.microbatch, self._output_layer
         x_nh = self._store.take("x", i).flatten(0, 1)
         targets_n = self._batch[i].targets_n
@@ -124,9 +125,9 @@ class VocabularyPasses:
         self._non_finite.check(i, self._stages, "the output layer", state.sums_kn)
 
     def output_whole(self, i: int) -> None:
-        """S and, in an evaluation, T where this rank holds the whole vocabulary (in F).
+        """Run S, and in an evaluation T, in the F of a rank that holds the whole vocabulary.
 
-        In training the input gradient is ready at once, and T waits for B.
+        In training the input gradient is ready at once, and T runs in B.
         """
         self.output_s(Pass("S", i))
         state = self._store.get("state", i)
@@ -142,14 +143,14 @@ class VocabularyPasses:
     def gradient_after_merge(self, i: int, state: ShardState, merged: Merged) -> Tensor:
         """Return this shard's part of the output layer's input gradient [n, h].
 
-        In C1 (Algorithm 2), or in F where one rank holds the whole vocabulary.
+        This happens in C1 (Algorithm 2), or in F if one rank holds the whole vocabulary.
         """
         return input_gradient_from_s(
             state, merged, self._batch[i].weight_n, self._output_layer.options
         )
 
     def output_t(self, item: Pass) -> None:
-        """T: the loss, the weight gradient; before it the input gradient, if S has not begun it."""
+        """T: the loss, the input gradient if S has not begun it, then the weight gradient."""
         i, layer = item.microbatch, self._output_layer
         state, merged = self._store.take("state", i), self._merged(i)
         weight_n = self._batch[i].weight_n
@@ -162,7 +163,7 @@ class VocabularyPasses:
         layer.t(state, merged, weight_n)
 
     def _merged(self, i: int) -> Merged:
-        """Take the statistics over the whole vocabulary, in whatever form the barriers left."""
+        """Take the statistics over the whole vocabulary, in the form that the barriers left."""
         if not self._treatment.maximum_first:
             return self._store.take("merged", i)
         return self._output_layer.merged_from(

@@ -1,8 +1,9 @@
-"""Whether all ranks are about to run the same: else they would wait for ever, or train wrong.
+"""Checks that all ranks are about to run the same job.
 
-Every rank reads its own command line and its own files, and plans by itself. What decides the run
-is made into named digests, which must be the same on all ranks; what may differ by machine, such as
-the paths of files, is no part of them.
+Ranks that run different things wait for each other for ever, or train wrong. Every rank reads its
+own command line and its own files, and plans by itself. Everything that decides the run is hashed
+into named digests, which must be equal on all ranks. Values that may differ between machines, such
+as the paths of files, are left out of the digests.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ from megatron.training.planning.run_plan import RunPlan
 from megatron.training.rendezvous import Rendezvous, UserError
 
 Digests = Mapping[str, str]
-"""Of everything that decides a run, by name; what decides others comes before them."""
+"""Name to digest of everything that decides a run; causes come before their consequences."""
 
 _SAME_FLAGS = "start every rank with the same command line, and the same tokenizer"
 _SAME_PLAN = (
@@ -33,7 +34,7 @@ _SAME_DATA = "give every rank the same files of --data-path"
 
 
 def run_digests(config: RunConfig, run_plan: RunPlan) -> dict[str, str]:
-    """Return the digests of a configuration, and of what was planned for it."""
+    """Return the digests of a configuration and of the plan that was made for it."""
     found = {
         f"{part}.{field.name}": repr(_without_paths(getattr(getattr(config, part), field.name)))
         for part in ("model", "parallel", "train", "optimizer", "data", "log")
@@ -48,11 +49,13 @@ def run_digests(config: RunConfig, run_plan: RunPlan) -> dict[str, str]:
 
 
 def data_digests(train: TrainConfig, data: Data) -> dict[str, str]:
-    """Return the digests of the data: of the first and the last batch, and the first to evaluate.
+    """Return the digests of the data.
+
+    The first and the last training batch are hashed, and the first batch of the evaluation.
 
     Args:
         train: length and batches of the run.
-        data: what it reads.
+        data: the data that the run reads.
 
     Raises:
         ValueError: a batch holds a token outside the vocabulary.
@@ -66,10 +69,10 @@ def data_digests(train: TrainConfig, data: Data) -> dict[str, str]:
 
 
 def check_agreement(rendezvous: Rendezvous, digests: Digests) -> None:
-    """Refuse to run on ranks that would run different things; every rank calls it.
+    """Refuse a job whose ranks would run different things; every rank calls this function.
 
     Raises:
-        UserError: naming what differs, on which ranks, and the way out; on every rank.
+        UserError: on every rank, naming the differences, their ranks and the way out.
     """
     fault = disagreement([json.loads(own) for own in rendezvous.all_gather(json.dumps(digests))])
     if fault is not None:
@@ -77,7 +80,7 @@ def check_agreement(rendezvous: Rendezvous, digests: Digests) -> None:
 
 
 def disagreement(by_rank: Sequence[Digests]) -> str | None:
-    """Return what differs between ranks and the way out, or ``None``.
+    """Return a message with the differences between ranks and the way out; ``None`` if equal.
 
     Args:
         by_rank: the digests of every rank.
@@ -98,14 +101,14 @@ def disagreement(by_rank: Sequence[Digests]) -> str | None:
 
 
 def _way_out(name: str) -> str:
-    """What to do about the first difference, which may be the cause of all others."""
+    """Return the way out of the first difference, which may be the cause of all others."""
     if "." in name:
         return _SAME_FLAGS
     return _SAME_DATA if name.endswith("data") else _SAME_PLAN
 
 
 def _without_paths(value: object) -> object:
-    """Return what can be compared between machines: of a path, only that there is one."""
+    """Return ``value`` with every path replaced by one word, as machines may differ in paths."""
     if isinstance(value, Path):
         return "a path"
     if isinstance(value, tuple):

@@ -3,8 +3,8 @@
     flags -> configs -> grid -> plan -> my row -> stage -> executor
           -> gradients reduced -> optimizer -> log
 
-The first arrow is ``pretrain_gpt.py``'s. What needs no other rank comes first, so that most
-mistakes are found before the ranks meet. From then on every rank walks in step; rank 0 prints.
+``pretrain_gpt.py`` makes the first arrow. The work that needs no other rank comes first, so that
+most mistakes are found before the ranks meet. From there on all ranks go in step; rank 0 prints.
 """
 
 from collections.abc import Callable
@@ -37,13 +37,13 @@ from megatron.training.step import Finished, Iteration, TrainStep, make_train_st
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a rank knows before it has met the others.
+    """Everything that a rank knows before it has met the others.
 
     Attributes:
-        grid: of all ranks of the job.
-        run_plan: what they run.
-        data: what they train on.
-        digests: of all that decides the run, which all ranks must agree on.
+        grid: all ranks of the job.
+        run_plan: the plan that they run.
+        data: the data that they train on.
+        digests: digests of everything that all ranks must agree on.
     """
 
     grid: Grid
@@ -53,10 +53,10 @@ class Prepared:
 
 
 def prepare(config: RunConfig, rank: int) -> Prepared:
-    """Do all that needs no other rank: plan, open the data, and see that results can be written.
+    """Plan, open the data and check that results can be written: all work without other ranks.
 
     Raises:
-        ValueError: no plan, unusable data, or a file that cannot be written.
+        ValueError: there is no plan, the data is unusable, or a file cannot be written.
         OSError: the data cannot be read.
     """
     check_outputs(config.log, rank)
@@ -70,13 +70,13 @@ def prepare(config: RunConfig, rank: int) -> Prepared:
 def set_up(
     config: RunConfig, prepared: Prepared, rendezvous: Rendezvous, local_rank: int
 ) -> TrainState:
-    """Connect the ranks that have met, and build this one: its row, its stages, its executor.
+    """Connect the ranks that have met, and build this rank's row, stages and executor.
 
     Args:
         config: the run.
         prepared: what ``prepare`` returned.
         rendezvous: where the ranks have met.
-        local_rank: this rank's number on its machine, and that of its GPU.
+        local_rank: this rank's number on its machine, which is also the number of its GPU.
 
     Raises:
         UserError: the ranks would run different things.
@@ -96,8 +96,8 @@ def train(config: RunConfig, state: TrainState, data: Data) -> None:
         data: what ``open_data`` returned.
 
     Raises:
-        FloatingPointError: the loss or the gradient is infinite or NaN; names the iteration and
-            the rank that saw it first.
+        FloatingPointError: the loss or the gradient is infinite or NaN; the message names the
+            iteration and the rank that saw it first.
         UserError: the data cannot be read.
     """
     groups, device = state.groups, state.groups.device
@@ -126,7 +126,7 @@ def train(config: RunConfig, state: TrainState, data: Data) -> None:
                 with meter.paused():
                     loss = evaluate(state, data.valid, config.train.eval_iters)
                 say(evaluation_lines(iteration + 1, loss), flush=True)
-            with meter.paused():  # it may write its trace
+            with meter.paused():  # the profiler may write its trace here
                 step_profiler.step()
     meter.report(step.settle())
     if last == config.train.exit_interval:
@@ -144,10 +144,10 @@ def run_iteration(
     iteration: int,
     observer: Observer | None = None,
 ) -> Finished | None:
-    """Run one iteration and return the one that is final with it, if any (see ``TrainStep.train``).
+    """Run one iteration, and return the iteration that this makes final (``TrainStep.train``).
 
     Args:
-        step: runs the schedule, reduces the gradients and steps on them.
+        step: runs the schedule, reduces the gradients and takes the optimizer's step.
         optimizer: learning rate by samples.
         loader: the training data.
         device: of this rank.
@@ -174,7 +174,7 @@ def evaluate(state: TrainState, loader: MicrobatchLoader, eval_iters: int) -> fl
 
 
 def _next_batch(loader: MicrobatchLoader, device: torch.device) -> list[DeviceMicrobatch]:
-    """Read the next batch: what is wrong with the data is the user's to mend."""
+    """Read the next batch; report faults of the data as the user's mistakes."""
     try:
         batch = loader.next_batch()
     except (ValueError, OSError) as error:
@@ -183,9 +183,9 @@ def _next_batch(loader: MicrobatchLoader, device: torch.device) -> list[DeviceMi
 
 
 def _introduce(config: RunConfig, state: TrainState, say: Callable[..., None]) -> Meter:
-    """Print what runs, on what, and how it is counted; return what will count it."""
+    """Print the layout, the sizes and how FLOPs are counted; return the meter of the run."""
     groups, model, train_config = state.groups, config.model, config.train
-    groups.world.barrier()  # a measured peak holds for all ranks at work
+    groups.world.barrier()  # all ranks measure the peak at the same time, as under load
     peak = peak_of_rank(groups.device, train_config.dtype, config.log.peak_tflops)
     own = sum(p.parameter.numel() for p in state.parameters if p.counts_in_norm)
     counts = groups.pipeline.all_gather_object(own)
@@ -203,4 +203,4 @@ def _is_due(iteration: int, interval: int | None) -> bool:
 
 
 def _silent(*_: object, **__: object) -> None:
-    """Print nothing: rank 0 speaks."""
+    """Print nothing: only rank 0 prints."""

@@ -1,4 +1,4 @@
-"""Open the data of a run: what training and its evaluations will read, and no more."""
+"""Opens the data of a run: exactly the samples that training and its evaluations will read."""
 
 from dataclasses import dataclass
 
@@ -11,11 +11,11 @@ from megatron.data.samples import SampleDataset
 
 @dataclass(frozen=True)
 class Data:
-    """Microbatches of a run; every rank reads the same.
+    """Microbatches of a run; every rank reads the same ones.
 
     Attributes:
-        train: of the training iterations.
-        valid: of the evaluations; ``None`` without any.
+        train: microbatches of the training iterations.
+        valid: microbatches of the evaluations; ``None`` if there are no evaluations.
     """
 
     train: MicrobatchLoader
@@ -28,7 +28,7 @@ def open_data(config: DataConfig, train: TrainConfig, vocab_size: int) -> Data:
     Args:
         config: corpus and sampling.
         train: length and batches of the run.
-        vocab_size: entries of the vocabulary, which every token must be one of.
+        vocab_size: entries of the vocabulary; every token must be below it.
 
     Raises:
         FileNotFoundError: a corpus is missing.

@@ -1,4 +1,4 @@
-"""The files that a run leaves: found writable before it trains, not after it has."""
+"""Checks before training that the files which a run leaves can be written."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,16 +7,16 @@ from megatron.config.run_config import LogConfig
 from megatron.native.files import temporary_name
 
 PLANNED, TRACE = ".planned.json", ".trace.json"
-"""Endings of what stands beside the file of ``--record-timeline``."""
+"""Endings of the files that are written beside the file of ``--record-timeline``."""
 
 
 def check_outputs(log: LogConfig, rank: int) -> None:
-    """Make the folders that ``rank`` will write to, and see that its files can be written.
+    """Make the folders that ``rank`` will write to, and check that its files can be written.
 
-    Nothing is left behind but the folders, and nothing in a file that exists is touched.
+    Only the folders are left behind, and existing files keep their content.
 
     Raises:
-        ValueError: naming the flag, the path, the reason and a way out.
+        ValueError: a file cannot be written; names the flag, the path, the reason and a way out.
     """
     for flag, path in _files(log, rank):
         try:
@@ -29,7 +29,7 @@ def check_outputs(log: LogConfig, rank: int) -> None:
 
 
 def _files(log: LogConfig, rank: int) -> Iterator[tuple[str, Path]]:
-    """Yield what ``rank`` writes: the traces of its own, and on rank 0 what is of all ranks."""
+    """Yield the files of ``rank``: its own traces, and on rank 0 the files about all ranks."""
     if log.profile:
         yield "--profile-dir", log.profile_dir / f"trace.rank{rank}.json"
     if rank > 0:

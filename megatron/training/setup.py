@@ -61,19 +61,19 @@ def connect(
         config: device, backend and timeout.
         grid: of all ranks of the job.
         rendezvous: where the ranks have met.
-        local_rank: this rank's number on its machine, and that of its GPU.
+        local_rank: this rank's number on its machine, which is also the number of its GPU.
         ends: pipeline ranks that hold copies of tied weights (see ``ends_with_copies``).
     """
     device = torch.device(config.device)
     timeout = timedelta(minutes=config.timeout_minutes)
     if config.backend == "nccl":
-        set_nccl_environment()  # for NCCL still in time; for the driver its caller has to be first
+        set_nccl_environment()  # in time for NCCL; for the driver, the caller must set it first
     if config.device == "cuda":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     if grid.world_size > 1:
-        # One communicator per group is made at once: a lazy one is made while others are in use.
-        # The price: transfers of one direction that meet on a rank then run one after another.
+        # Each group makes its communicator now; otherwise one is made while others are in use.
+        # In exchange, transfers of one direction that meet on a rank run one after another.
         device_id = device if config.backend == "nccl" else None
         dist.init_process_group(
             config.backend,
@@ -88,12 +88,14 @@ def connect(
 
 
 def ends_with_copies(plan: Plan, tied: bool) -> tuple[int, int]:
-    """Return the pipeline ranks that hold copies of tied weights; one rank twice if none do.
+    """Return the two pipeline ranks that hold copies of tied weights.
+
+    If there are no copies, the two are the same rank.
 
     Args:
         plan: tells which ranks hold the first and the last stage.
-        tied: whether input and output layer are one matrix, of which two ranks hold copies unless
-            the vocabulary is split.
+        tied: whether input and output layer are one matrix. Unless the vocabulary is split, two
+            ranks then hold a copy of it.
     """
     first, last = plan.stages[0][0], plan.stages[-1][0]
     return first, last if tied and not plan.treatment.is_sharded else first
@@ -102,9 +104,9 @@ def ends_with_copies(plan: Plan, tied: bool) -> tuple[int, int]:
 def leave(groups: Groups) -> NoReturn:
     """End this process in good order, when every rank is done.
 
-    Without the interpreter's own end: after it, destructors of PyTorch 2.13 abort about one process
-    in fifteen ("terminate called without an active exception"), and torchrun would report a job
-    that has succeeded as failed.
+    The process ends without the interpreter's own shutdown. After that shutdown, destructors of
+    PyTorch 2.13 abort about one process in fifteen ("terminate called without an active
+    exception"), and torchrun would report a successful job as failed.
     """
     groups.world.barrier()
     if dist.is_initialized():
@@ -128,7 +130,7 @@ def make_model(
         train: precision, and the seed of the weights.
         padded_vocab_size: rows of the whole vocabulary matrix.
         groups: this rank's view of the job.
-        run_plan: tells where the stages lie, and their layers.
+        run_plan: tells on which rank each stage is, and how many layers it has.
     """
     plan, vocabulary = run_plan.plan, groups.vocabulary
     placement = place(
@@ -149,13 +151,13 @@ def make_model(
 def make_pipeline(
     train: TrainConfig, groups: Groups, run_plan: RunPlan, model: RankModel
 ) -> PipelineRank:
-    """Return what runs the plan on this rank's ``model``.
+    """Return the pipeline rank that runs the plan on this rank's ``model``.
 
     Args:
         train: size of a microbatch, precision, and the seed of dropout.
         groups: this rank's view of the job.
         run_plan: the plan, and the costs by which communication is placed.
-        model: what this rank owns.
+        model: the part of the model that this rank owns.
     """
     return PipelineRank(
         model,
@@ -171,12 +173,12 @@ def make_pipeline(
 def build_train_state(
     config: RunConfig, groups: Groups, run_plan: RunPlan | None = None
 ) -> TrainState:
-    """Build this rank's model with its initial weights, and what trains it.
+    """Build this rank's model with its initial weights, its pipeline and its optimizer.
 
     Args:
         config: the run.
         groups: this rank's view of the job.
-        run_plan: what ``make_run_plan`` makes of ``config``, if it is there already; the same on
+        run_plan: the result of ``make_run_plan(config)``, if it exists already; the same on
             every rank.
     """
     run_plan = make_run_plan(config) if run_plan is None else run_plan

@@ -1,9 +1,11 @@
-"""From gradients to new weights: all ranks together, or each on what it knows and checked later.
+"""From gradients to new weights, in one of two ways.
 
-Both ways do the same arithmetic in the same order, and so come to the same losses and weights: bit
-for bit wherever doing it twice does, as on CPUs. (On CUDA atomic additions, of rows of the
-vocabulary's gradients, come in any order.) The second way tells of an iteration one iteration late,
-since only then it is known whether its step stands.
+Either all ranks wait for the global gradient norm and then step together, or each rank steps on the
+norm that it knows and the step is checked later (optimizer post-validation, arXiv 2401.10241).
+Both ways do the same arithmetic in the same order. Losses and weights are therefore equal bit for
+bit wherever a repeated run is, as on CPUs. (On CUDA, atomic additions to rows of the vocabulary's
+gradients come in any order.) The second way reports an iteration one iteration late, because only
+then it is known whether the step stands.
 """
 
 from collections.abc import Sequence
@@ -23,7 +25,7 @@ from megatron.training.setup import TrainState
 
 @dataclass(frozen=True)
 class Iteration:
-    """What an iteration trains on.
+    """The inputs of a training iteration.
 
     Attributes:
         number: counted from 0.
@@ -58,42 +60,42 @@ class Finished:
 
 
 class TrainStep(Protocol):
-    """A way to train an iteration; every rank uses the same."""
+    """A way to train an iteration; every rank uses the same way."""
 
     def train(self, iteration: Iteration, observer: Observer | None = None) -> Finished | None:
         """Run the forward, the backward and the optimizer's step of an iteration.
 
         Args:
-            iteration: what to train on.
-            observer: is told of passes and communication: twice, if the iteration must be run
-                twice, which ``settle`` right before it prevents.
+            iteration: its inputs.
+            observer: is told of passes and communication. It is told twice if the iteration must
+                run twice; a call of ``settle`` right before prevents a second run.
 
         Returns:
             The iteration that this call has made final, if any.
 
         Raises:
-            FloatingPointError: the loss or the gradient of the iteration that would have been
-                returned is infinite or NaN; no weight has been changed by it.
+            FloatingPointError: the loss or the gradient of the iteration that would have become
+                final is infinite or NaN; it has changed no weight.
         """
         ...
 
     def settle(self) -> Finished | None:
         """Make the last iteration final and return it, if ``train`` has not done so.
 
-        Needed before anything but ``train`` reads weights. Raises as ``train`` does.
+        Call it before anything but ``train`` reads weights. Raises as ``train`` does.
         """
         ...
 
 
 def make_train_step(config: OptimizerConfig, state: TrainState) -> TrainStep:
-    """Return what ``config`` asks for; a single rank has nothing to gain from a guess."""
+    """Return the way that ``config`` asks for; a single rank gains nothing from a guess."""
     if config.post_validation and state.groups.pipeline.size > 1:
         return PostValidatedTrainStep(state, config.clip_grad)
     return SynchronousTrainStep(state)
 
 
 class SynchronousTrainStep:
-    """Steps when loss and gradient norm of the whole model are known: one wait for all ranks.
+    """Waits for loss and gradient norm of the whole model, then steps.
 
     Args:
         state: this rank.
@@ -115,11 +117,13 @@ class SynchronousTrainStep:
         return _finished(iteration, full)
 
     def settle(self) -> None:
-        """Nothing is ever left open."""
+        """Do nothing: ``train`` makes every iteration final."""
 
 
 class PostValidatedTrainStep:
-    """Steps on a guess and goes on; looks at it before the next iteration's first gradient.
+    """Steps on a guess of the global norm, and checks it before the next iteration's first B.
+
+    The next iteration's first forwards run before the check; a wrong guess makes them run again.
 
     Args:
         state: this rank, one of two or more.
@@ -142,7 +146,7 @@ class PostValidatedTrainStep:
                 iteration.batch, iteration.number, observer, gate=self._stands
             )
             finished = self._close()
-            if loss is None:  # its forwards had wrong weights
+            if loss is None:  # the forwards had wrong weights
                 loss = state.pipeline.train(iteration.batch, iteration.number, observer)
         assert loss is not None, "nothing stops an iteration with the right weights"
         own = own_totals(loss, state.parameters).tolist()
@@ -158,7 +162,7 @@ class PostValidatedTrainStep:
         return self._close()
 
     def _stands(self) -> bool:
-        """Whether the last step was right on every rank; then the next gradients may be summed."""
+        """Whether the last step was right on every rank, so that the next gradients may add up."""
         self._verdict = self._step.validate()
         _, right = self._verdict
         if right:
@@ -186,7 +190,7 @@ def _finished(iteration: Iteration, full: GlobalState, step_redone: bool = False
 
 
 def _report_not_finite(state: TrainState, iteration: Iteration, full: GlobalState) -> NoReturn:
-    """Find where infinity or NaN came from, and end the run; weights and gradients are untouched.
+    """Find the origin of an infinity or NaN, and end the run; weights and gradients do not change.
 
     Raises:
         FloatingPointError: always.

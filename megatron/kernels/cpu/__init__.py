@@ -1,1 +1,1 @@
-"""What a CPU does better than by PyTorch's own kernels, in C++ for bf16."""
+"""Kernels that are faster on a CPU than PyTorch's own, in C++ for bf16."""

@@ -1,12 +1,12 @@
 """Causal attention in bf16 on a CPU: batched products around a softmax compiled from C++.
 
-Queries are taken in blocks, each against the keys up to its end, as long as the scores of a block
-stay near the core. The probabilities are kept for the backward, where forming them anew would take
-3 of 50 ms for four layers of 512 positions: for 8 heads 3 MB a layer and microbatch in flight, and
-10 MB for 1024 positions, 40 and 65 % on top of what a layer of 512 channels keeps. A product copies
-every operand that is not dense, so what several products need is gathered once, and between them
-there is as little of PyTorch as can be: a view that autograd follows costs as much as a small
-kernel.
+Each block of queries is multiplied by the keys up to the block's end, so that the scores of a block
+stay in a near cache. The probabilities are kept for the backward; to form them anew would take 3 of
+50 ms for four layers of 512 positions. With 8 heads they take 3 MB per layer and microbatch in
+flight, and 10 MB with 1024 positions. This adds 40 % and 65 % to the memory that a layer of 512
+channels keeps. A product copies every operand that is not dense, so operands of several products
+are gathered once. Between the products there are as few PyTorch calls as possible: a view that
+autograd follows costs as much as a small kernel.
 
 Shapes: b batch, g key/value heads, r query heads for each, s sequence, d channels of a head,
 c = r + 2, x = b g; q queries of a block times r, k keys up to the end of that block.
@@ -21,15 +21,16 @@ from torch.autograd.function import once_differentiable
 from megatron.kernels.cpu.library import Library, expect
 
 # bf16, 8 heads of 64 channels, one core of a Zen 5, forward and backward in ms, PyTorch / ours:
-# s = 128: 2.6 / 0.6, s = 512: 19 / 4.4, s = 1024: 46 / 15; longer ones keep too many probabilities.
-# Blocks of 128 and of 512 positions are no faster.
-# Ours allocates: where the C library returns freed memory to the system, page faults eat the gain.
+# s = 128: 2.6 / 0.6, s = 512: 19 / 4.4, s = 1024: 46 / 15; longer sequences keep too many
+# probabilities. Blocks of 128 and of 512 positions are no faster.
+# Ours allocates memory. If the C library returns freed memory to the system, page faults cost more
+# time than is gained.
 LONGEST = 1024
 BLOCK = 256
 
 
 def blocks(seq_length: int) -> list[tuple[int, int]]:
-    """First position of every block, and the one after its last."""
+    """Return the first position of every block, and the position after its last."""
     return [(i, min(i + BLOCK, seq_length)) for i in range(0, seq_length, BLOCK)]
 
 
@@ -39,7 +40,7 @@ def separate_attention(q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, library: 
 
 
 def fused_attention(qkv_bsgcd: Tensor, library: Library) -> Tensor:
-    """[b, s, g, c, d], of every group its queries, its key and its value -> [b, s, g r d]."""
+    """[b, s, g, c, d], for every group its queries, its key and its value -> [b, s, g r d]."""
     return _FusedAttention.apply(qkv_bsgcd, library)
 
 
@@ -112,7 +113,7 @@ def _parts(qkv_bsgcd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _forward(
     library: Library, q_bgrsd: Tensor, k_bg1sd: Tensor, v_bg1sd: Tensor, out_bgrsd: Tensor
 ) -> list[Tensor]:
-    """Write the output and return what the backward needs: keys, values, then block by block."""
+    """Write the output; return keys, values and each block's tensors for the backward."""
     k_xsd, v_xsd = _gathered(library, k_bg1sd), _gathered(library, v_bg1sd)
     saved = [k_xsd, v_xsd]
     for start, end in blocks(q_bgrsd.shape[3]):
@@ -136,7 +137,7 @@ def _backward(
     """Write the gradients of queries, keys and values."""
     k_xsd, v_xsd, *of_blocks = saved
     dk_xsd = dv_xsd = torch.empty(0)
-    # from the last block, which sees all keys: it makes dk and dv, the others add to them
+    # The last block comes first: it sees all keys and makes dk and dv; the others add to them.
     for start, end in reversed(blocks(k_xsd.shape[1])):
         prob_xqk, q_xqd = of_blocks.pop(), of_blocks.pop()
         grad_xqd = _gathered(library, grad_bgrsd.narrow(3, start, end - start))
@@ -191,7 +192,7 @@ def _softmax(library: Library, score_xqk: Tensor, queries: int, scale: float) ->
 
     Args:
         library: compiled from ``cpu_kernels.cpp``.
-        score_xqk: the last ``queries`` keys are those of the block's own positions.
+        score_xqk: products; the last ``queries`` keys belong to the block's own positions.
         queries: positions of the block.
         scale: of the products.
     """
@@ -203,7 +204,7 @@ def _softmax(library: Library, score_xqk: Tensor, queries: int, scale: float) ->
 def _softmax_backward(
     library: Library, prob_xqk: Tensor, dprob_xqk: Tensor, queries: int, scale: float
 ) -> None:
-    """Turn the gradient of the probabilities into that of the products, in place."""
+    """Turn the gradient of the probabilities into the gradient of the products, in place."""
     expect(torch.bfloat16, prob_xqk, dprob_xqk)
     heads, rows, keys = prob_xqk.shape
     library.causal_softmax_backward_bf16(

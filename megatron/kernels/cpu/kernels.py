@@ -1,6 +1,6 @@
-"""Kernels of a CPU: PyTorch where it is fast, other ways where it is not, C++ for bf16.
+"""Kernels of a CPU: PyTorch's own if they are fast, otherwise faster ones, in C++ for bf16.
 
-``CpuKernels`` needs no compiler; ``CompiledKernels`` adds what ``cpu_kernels.cpp`` does in bf16.
+``CpuKernels`` needs no compiler; ``CompiledKernels`` adds the bf16 code of ``cpu_kernels.cpp``.
 """
 
 import torch
@@ -14,17 +14,19 @@ from megatron.kernels.cpu.short_attention import LONGEST, ShortCausalAttention
 from megatron.kernels.reference.kernels import ReferenceKernels
 
 TILE_ROWS = 1000
-"""Vocabulary rows of a tile: its [t, n] part should stay in the second-level cache. No power of
-two: rows of the transposed tile 2048 bytes apart fall into the same cache sets, which costs 5 %."""
+"""Vocabulary rows of a tile: its [t, n] part should stay in the second-level cache. The number is
+no power of two, because rows of the transposed tile that are 2048 bytes apart fall into the same
+cache sets, which costs 5 %."""
 
 SLICE_ELEMENTS = 1 << 17
-"""PyTorch adds bf16 to fp32 by way of an fp32 copy of the whole operand, 200 ms per 100M elements;
-in slices of this many elements the copy stays in the L2 cache: 55 ms, the speed of an fp32 addition
-(one core, 17 GB/s). The compiled function needs no copy."""
+"""Elements that are added at a time. PyTorch adds bf16 to fp32 through an fp32 copy of the whole
+operand, which takes 200 ms per 100M elements. In slices of this size the copy stays in the L2
+cache: 55 ms, the speed of an fp32 addition (one core, 17 GB/s). The compiled function needs no
+copy."""
 
 
 class CpuKernels(ReferenceKernels):
-    """Any type, by PyTorch.
+    """Kernels for any type, in PyTorch.
 
     Args:
         tile_rows: vocabulary rows that are best worked on at a time.
@@ -63,7 +65,7 @@ class CpuKernels(ReferenceKernels):
 
 
 class CompiledKernels(CpuKernels):
-    """Activations in bf16, statistics in fp32, by C++ in one thread: the caller's.
+    """Kernels for bf16 activations and fp32 statistics, in C++; they run in the caller's thread.
 
     Args:
         library: compiled from ``cpu_kernels.cpp``.
@@ -149,7 +151,7 @@ class CompiledKernels(CpuKernels):
     def _transposed(self, tile_tn: Tensor) -> Tensor:
         """Return the tile as a dense [n, t], valid until the next call.
 
-        For a product with a transposed view oneDNN takes twice as long.
+        With a transposed view, oneDNN's product takes twice as long.
         """
         expect(torch.bfloat16, tile_tn)
         if self._scratch.numel() < tile_tn.numel():

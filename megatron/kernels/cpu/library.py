@@ -13,19 +13,19 @@ from megatron.native.extensions import CPU_KERNELS, LOAD_ERRORS, load_extension
 from megatron.native.files import cache_root
 
 Library: TypeAlias = ModuleType
-"""Functions that take a tensor as its ``data_ptr()``, and sizes. All work in the calling thread,
+"""Functions that take tensors as their ``data_ptr()``, and sizes. They run in the calling thread,
 without the interpreter's lock."""
 
 _LOG = logging.getLogger(__name__)
 
 
 def cpu_library(folder: Path | None = None) -> Library | None:
-    """Return the library, compiled if need be, or ``None`` where nothing can be compiled.
+    """Return the library, compiled if necessary; ``None`` if it cannot be compiled.
 
-    The log says why it could not be.
+    In that case the log gives the reason.
 
     Args:
-        folder: of compiled libraries, by default the project's.
+        folder: folder of compiled libraries, by default the project's.
     """
     try:
         return load_extension(CPU_KERNELS, folder or cache_root())
@@ -35,7 +35,7 @@ def cpu_library(folder: Path | None = None) -> Library | None:
 
 
 def expect(dtype: torch.dtype, *tensors: Tensor) -> None:
-    """Assert that ``tensors`` are what C++, which sees pointers only, takes them for."""
+    """Assert that ``tensors`` have the type and layout that C++, given only pointers, assumes."""
     for tensor in tensors:
         assert tensor.dtype == dtype
         assert tensor.is_contiguous()

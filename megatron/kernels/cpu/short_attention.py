@@ -1,8 +1,8 @@
 """Causal attention over short sequences on a CPU: a backward by batched products.
 
-PyTorch's fused kernel works there in tiles too small for the matrix units of the core. Batched
-products are faster in the backward, where they also round less: the gradients of a row's scores
-sum to zero.
+PyTorch's fused kernel works in tiles that are too small for the matrix units of a core. Batched
+products are faster in the backward. They also round less: the gradients of a row's scores sum to
+zero.
 
 Shapes: b batch, a query heads, g key/value heads, r = a / g, s sequence, d channels of a head,
 x = b g; q queries of a block times r, k keys up to the end of that block.
@@ -18,7 +18,7 @@ from megatron.kernels.cpu.compiled_attention import blocks
 from megatron.kernels.reference.kernels import scaled_dot_product
 
 LONGEST = 512
-"""Positions up to which batched products are the faster backward."""
+"""Longest sequence for which batched products make the faster backward."""
 
 
 class ShortCausalAttention(torch.autograd.Function):
@@ -51,7 +51,7 @@ class ShortCausalAttention(torch.autograd.Function):
 
 
 def _dense(t_basd: Tensor, groups: int, block: tuple[int, int]) -> Tensor:
-    """The positions of a block as [x, q, d]: of every group one query head after the other."""
+    """Return a block's positions as [x, q, d]: the query heads of a group follow one another."""
     start, end = block
     t_xrqd = t_basd[:, :, start:end].unflatten(1, (groups, -1)).flatten(0, 1)
     return t_xrqd.flatten(1, 2).contiguous()
@@ -60,7 +60,7 @@ def _dense(t_basd: Tensor, groups: int, block: tuple[int, int]) -> Tensor:
 def _backward(
     q_xqd: Tensor, k_xkd: Tensor, v_xkd: Tensor, grad_xqd: Tensor, queries: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What the queries of one block give to the gradients of queries, keys and values."""
+    """Add one block of queries' part to the gradients of queries, keys and values."""
     scale = q_xqd.shape[-1] ** -0.5
     score_xqk = (q_xqd @ k_xkd.mT).mul_(scale)
     prob_xqk = torch.softmax(_hide_future(score_xqk, queries), dim=-1)

@@ -1,4 +1,4 @@
-"""All kernels by PyTorch's own operations: for any device and type, and what others are held to."""
+"""All kernels in PyTorch's own operations, for any device and type; the others must match them."""
 
 import torch
 from torch import Tensor
@@ -11,8 +11,8 @@ TILE_ROWS = 16384
 """Vocabulary rows of a tile: it should fill a GPU, where more tiles only cost launches."""
 
 EXPONENTIALS_AT_ONCE = 1 << 22
-"""How many logits PyTorch's operations turn into exponentials at a time: 16 MiB in fp32. A slice so
-large keeps a GPU busy for longer than it takes to launch the work on the next."""
+"""How many logits PyTorch's operations turn into exponentials at a time: 16 MiB in fp32. The work
+on such a slice takes a GPU longer than the launch of the work on the next slice."""
 
 
 class ReferenceKernels:
@@ -66,7 +66,7 @@ class ReferenceKernels:
         shrink_n = (max_n - new_max_n).exp_()
         sum_n.mul_(shrink_n)
         for part_tn in logits_tn.split(max(1, EXPONENTIALS_AT_ONCE // len(max_n))):
-            # In the dtype of statistics: a difference rounded to bf16 would be far off.
+            # In the dtype of statistics, because a difference in bf16 would be far off.
             exp_tn = (part_tn - new_max_n).exp_()
             sum_n.add_(exp_tn.sum(0))
             part_tn.copy_(exp_tn)
@@ -98,7 +98,7 @@ def scaled_dot_product(q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: 
     """Causal attention by PyTorch's kernel; see ``Kernels.causal_attention``."""
     grouped = q_basd.shape[1] != k_bgsd.shape[1]
     if grouped and q_basd.is_cuda and q_basd.dtype == torch.float32:
-        # CUDA's flash kernel knows groups but no fp32, its memory-efficient one fp32 but no groups
+        # CUDA's flash kernel has groups but no fp32; the memory-efficient one has fp32, no groups
         copies = q_basd.shape[1] // k_bgsd.shape[1]
         k_bgsd, v_bgsd = (t.repeat_interleave(copies, dim=1) for t in (k_bgsd, v_bgsd))
         grouped = False

@@ -1,4 +1,4 @@
-"""SwiGLU that keeps less for its backward than autograd would."""
+"""SwiGLU that saves less for its backward than autograd would."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch.nn import functional
 
 
 class SwiGLU(torch.autograd.Function):
-    """Keeps its input only: ``silu(gate)`` is formed again in the backward, to the same bits."""
+    """Saves only its input; the backward forms ``silu(gate)`` again, to the same bits."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""The naive output layer: softmax the textbook's way, with a barrier wherever it needs all shards.
+"""The naive output layer: the textbook's softmax, with a barrier wherever it needs all shards.
 
-Three barriers (arXiv 2411.05288, section 4) instead of the one or two of ``output_s``: S forms
-the logits, C1 takes their maximum m over ranks, E forms the exponentials relative to it, C2 sums
-them over ranks, T forms both gradients as in Algorithm 1, and C3 reduces the input gradient. What
-the other treatments are measured against.
+It has three barriers (arXiv 2411.05288, section 4); ``output_s`` has one or two. S forms the
+logits, C1 takes their maximum m over ranks, E forms the exponentials relative to m, C2 sums them
+over ranks, T forms both gradients as in Algorithm 1, and C3 reduces the input gradient. The other
+treatments are compared with this one.
 
 Shapes: as in ``output_s``.
 """
@@ -51,10 +51,10 @@ def naive_s(
 def naive_e(state: ShardState, maximum_n: Tensor, options: LossOptions, kernels: Kernels) -> None:
     """Pass E: exponentials relative to m, in place, and ``sums_kn`` of the state.
 
-    Afterwards the state is what T of Algorithm 1 expects.
+    Afterwards the state has the form that T of Algorithm 1 expects.
 
     Args:
-        state: what S left.
+        state: the state that S left.
         maximum_n: m, the maximum over all ranks.
         options: form of the loss.
         kernels: of the device and type of the activations.
@@ -68,7 +68,7 @@ def naive_e(state: ShardState, maximum_n: Tensor, options: LossOptions, kernels:
         slope_tn = None
         if options.logit_softcap:
             slope_tn = 1 - (tile_tn / options.logit_softcap).square_()
-        kernels.exponentials_(tile_tn, max_n, sum_n)  # no logit is above m, which therefore stays
+        kernels.exponentials_(tile_tn, max_n, sum_n)  # no logit exceeds m, so m stays
         if slope_tn is not None:
             tile_tn.mul_(slope_tn)
             if options.label_smoothing:
@@ -76,10 +76,10 @@ def naive_e(state: ShardState, maximum_n: Tensor, options: LossOptions, kernels:
 
 
 def rescale_sum(state: ShardState, maximum_n: Tensor) -> None:
-    """What is left of E in an evaluation, whose S has summed relative to its own maximum.
+    """Pass E of an evaluation: rescale the sum, which S formed relative to the shard's maximum.
 
     Args:
-        state: what ``OutputLayer.evaluate`` left.
+        state: the result of ``OutputLayer.evaluate``.
         maximum_n: m, the maximum over all ranks.
     """
     max_n, sum_n, _, _ = state.statistics_4n

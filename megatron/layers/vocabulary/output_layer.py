@@ -1,7 +1,7 @@
 """The output layer of one rank: its shard of the matrix, and the passes S and T over microbatches.
 
-The mathematics is in ``output_s``, ``output_t`` and ``naive_output``; here live the buffers
-of the exponentials, reused from microbatch to microbatch.
+The mathematics is in ``output_s``, ``output_t`` and ``naive_output``. This file holds the buffers
+of the exponentials, which are reused from microbatch to microbatch.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ class OutputLayer(nn.Module):
     def naive_s(self, x_nh: Tensor, targets_n: Tensor) -> ShardState:
         """Pass S of the naive treatment: logits; C1 then maximises the state's ``maximum_n``.
 
-        In an evaluation, of a module set to ``eval()``, S does all that a shard can do alone.
+        In an evaluation (a module set to ``eval()``), S does all work that a shard can do alone.
         """
         if not self.training:
             return self.evaluate(x_nh, targets_n)
@@ -88,7 +88,7 @@ class OutputLayer(nn.Module):
     def input_gradient(self, state: ShardState, merged: Merged, weight_n: Tensor) -> Tensor:
         """Return this shard's part of the input gradient [n, h], formed in T.
 
-        As Algorithm 1 and the naive treatment need it.
+        Algorithm 1 and the naive treatment use it.
         """
         return output_t.input_gradient_in_t(
             state, self.real_weight, merged, weight_n, self.options, self._kernels

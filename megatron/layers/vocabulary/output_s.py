@@ -1,12 +1,12 @@
 """The output layer up to its barrier, pass S, as pure functions (arXiv 2411.05288, section 4).
 
-Every rank holds a shard of the vocabulary. S does all that needs no other rank, C1 merges a few
-statistics per token, T (in ``output_t``) does the rest. The [v, n] matrix of exponentials
-exists once, in the activation dtype, in tiles of vocabulary rows that on a CPU stay in cache while
-they are worked on: the running maximum, as in flash attention, makes each tile relative to the
-maximum known when it was computed, and a factor per token and tile repairs that wherever the tile
-is used. Vocabulary comes first and tokens second because two of the three products then read the
-large matrices as they lie.
+Every rank holds a shard of the vocabulary. S does all work that needs no other rank, C1 merges a
+few statistics per token, T (in ``output_t``) does the rest. The [v, n] matrix of exponentials
+exists once, in the activation dtype, in tiles of vocabulary rows. On a CPU a tile stays in cache
+while it is in use. As in flash attention, each tile is relative to the running maximum at the time
+it was computed; a factor per token and tile corrects this wherever the tile is used. Vocabulary is
+the first dimension and tokens the second, so that two of the three products read the large matrices
+in their memory order.
 
 Shapes: n tokens (sequence x batch), h hidden size, v rows of this rank's shard without padding,
 t rows of one tile, k tiles, p shards. Statistics are fp32 (float64 for float64 activations).
@@ -25,7 +25,7 @@ from megatron.parallel.lanes import keep_until_used
 
 @dataclass(frozen=True)
 class LossOptions:
-    """What the loss of a token is beyond plain cross-entropy.
+    """Options of a token's loss beyond plain cross-entropy.
 
     With lse the log-sum-exp over the real vocabulary, y the target's logit and l all logits:
     ``loss = lse - (1 - smoothing) y - smoothing / V sum(l) + z_loss_coeff lse^2``.
@@ -49,7 +49,7 @@ class LossOptions:
 
 
 class HasStatistics:
-    """Names the rows of ``statistics_4n`` that travel by themselves.
+    """Names the rows of ``statistics_4n`` that the naive treatment sends separately.
 
     Attributes:
         statistics_4n: local maximum m', sum s', target logit y', sum of logits.
@@ -59,31 +59,32 @@ class HasStatistics:
 
     @property
     def maximum_n(self) -> Tensor:
-        """This shard's maximum: what C1 maximises over ranks in the naive treatment."""
+        """This shard's maximum, of which C1 takes the maximum over ranks in the naive treatment."""
         return self.statistics_4n[0]
 
     @property
     def sums_kn(self) -> Tensor:
-        """What C2 sums over ranks in the naive treatment, [3, n]: s', y', sum of logits."""
+        """The terms of C2's sum over ranks in the naive treatment, [3, n]: s', y', logit sum."""
         return self.statistics_4n[1:]
 
 
 @dataclass
 class ShardState(HasStatistics):
-    """What S leaves for T on one rank, for one microbatch.
+    """The state that S leaves for T on one rank, for one microbatch.
 
     Attributes:
         x_nh: input of the output layer.
-        exp_tiles: per tile [t, n] the exponentials relative to the maximum known at the tile,
-            times the derivative of the soft-capping where there is one. None in an evaluation.
-        slope_tiles: per tile [t, n] that derivative, kept only where label smoothing needs it.
-        tile_max_kn: per tile the maximum that its exponentials are relative to.
+        exp_tiles: for each tile [t, n], the exponentials relative to the tile's maximum in
+            ``tile_max_kn``, times the derivative of the soft-capping if there is one. None in an
+            evaluation.
+        slope_tiles: for each tile [t, n], this derivative; kept only if label smoothing needs it.
+        tile_max_kn: for each tile, the running maximum at the time it was computed.
         statistics_4n: local maximum m', sum s', target logit y' (0 elsewhere), sum of logits.
-        target_row_n: row of the target in this shard; any where it lies elsewhere.
-        target_slope_n: derivative of the soft-capping at the target (1 without); 0 where the
-            target lies elsewhere.
+        target_row_n: row of the target in this shard; any row if another shard has the target.
+        target_slope_n: derivative of the soft-capping at the target (1 without soft-capping); 0 if
+            another shard has the target.
         raw_gradient_nh: A = E W relative to m' (Algorithm 2 only).
-        target_gradient_nh: D = G W, what the targets subtract (Algorithm 2 only).
+        target_gradient_nh: D = G W, the part that the targets subtract (Algorithm 2 only).
     """
 
     x_nh: Tensor
@@ -97,7 +98,7 @@ class ShardState(HasStatistics):
     target_gradient_nh: Tensor | None = None
 
     def drop_gradient(self) -> None:
-        """Let go of A and D; what the current stream has yet to do with them it still does."""
+        """Release A and D; pending work of the current stream may still read them."""
         for tensor in (self.raw_gradient_nh, self.target_gradient_nh):
             if tensor is not None:
                 keep_until_used(tensor)
@@ -149,7 +150,7 @@ def output_s(
     t_follows: bool = True,
     kernels: Kernels,
 ) -> ShardState:
-    """Pass S: everything of the output layer that one shard can do alone.
+    """Pass S: all work of the output layer that one shard can do alone.
 
     Args:
         x_nh: input of the output layer.
@@ -160,7 +161,7 @@ def output_s(
         exp_tiles: contiguous [t, n] buffers, their heights summing to v, that receive the
             exponentials. For evaluation they may share their memory.
         form_gradient: also form A and D, as Algorithm 2 does.
-        t_follows: keep what T needs; an evaluation only wants the statistics.
+        t_follows: keep the inputs of T; an evaluation needs only the statistics.
         kernels: of the device and type of ``x_nh``.
     """
     state, target_nh = initial_state(x_nh, weight_vh, targets_n, first_row, options, len(exp_tiles))
@@ -170,7 +171,7 @@ def output_s(
     if form_gradient:
         state.raw_gradient_nh = torch.zeros_like(x_nh, dtype=max_n.dtype)
         state.target_gradient_nh = target_gradient(state, target_nh, weight_vh, options)
-    del target_nh  # without D nobody needs it any more
+    del target_nh  # needed only for D
     tiles_th = weight_vh.split([len(tile) for tile in exp_tiles])
     for tile_tn, tile_th, tile_max_n in zip(exp_tiles, tiles_th, state.tile_max_kn, strict=True):
         torch.mm(tile_th, x_nh.T, out=tile_tn)
@@ -205,7 +206,7 @@ def initial_state(
     target_row_n, owned_n = local_rows(targets_n, first_row, len(weight_vh))
     slope_n = owned_n.to(dtype)
     target_nh = target_rows(weight_vh, target_row_n, dtype)
-    # Rounded as the matrix product rounds it, lest a certain token have a loss below zero.
+    # Round as the matrix product does; otherwise a well predicted token could have a loss below 0.
     logit_n = (target_nh * x_nh).sum(1).to(x_nh.dtype)
     capped_slope_n = soft_cap(logit_n, options.logit_softcap)
     statistics_4n[2] = torch.where(owned_n, logit_n.to(dtype), 0.0)
@@ -217,14 +218,14 @@ def initial_state(
 
 
 def target_rows(weight_vh: Tensor, row_n: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the rows of W [n, h], any where a target lies elsewhere, zeros if W has none."""
+    """Return the targets' rows of W [n, h]: any row for other shards' targets, 0 if W has none."""
     if not len(weight_vh):
         return weight_vh.new_zeros((len(row_n), weight_vh.shape[1]), dtype=dtype)
     return rows_of(weight_vh, row_n).to(dtype)
 
 
 def soft_cap(logits: Tensor, cap: float) -> Tensor | None:
-    """Cap ``logits`` in place; return the derivative, or ``None`` where nothing is capped."""
+    """Cap ``logits`` in place; return the derivative, or ``None`` without a cap."""
     if not cap:
         return None
     logits.div_(cap).tanh_()
@@ -236,11 +237,11 @@ def soft_cap(logits: Tensor, cap: float) -> Tensor | None:
 def target_gradient(
     state: ShardState, target_nh: Tensor, weight_vh: Tensor, options: LossOptions
 ) -> Tensor:
-    """Return D: the rows of W that the targets, and without soft-capping the spread, pull at.
+    """Return D: the weighted rows of W of the targets, and of the spread without soft-capping.
 
     Args:
         state: of the microbatch.
-        target_nh: what ``target_rows`` returned; is changed in place.
+        target_nh: result of ``target_rows``; is changed in place.
         weight_vh: this rank's rows, without padding.
         options: form of the loss.
     """
@@ -276,7 +277,7 @@ def token_losses(merged: Merged, options: LossOptions) -> Tensor:
 
 
 def row_factor(merged: Merged, options: LossOptions) -> Tensor:
-    """Return [n] what turns an exponential relative to m into its part of the gradient."""
+    """Return [n], the factor from an exponential relative to m to its part of the gradient."""
     factor_n = 1 / merged.sum_n
     if options.z_loss_coeff:
         factor_n = factor_n * (1 + 2 * options.z_loss_coeff * merged.lse_n)
@@ -289,7 +290,7 @@ def input_gradient_from_s(
     """Return this shard's part of the input gradient [n, h] in Algorithm 2, once C1 has merged.
 
     Args:
-        state: what S left, with A and D.
+        state: the state that S left, with A and D.
         merged: statistics over the whole vocabulary.
         weight_n: g, the weight of each token's loss.
         options: form of the loss.

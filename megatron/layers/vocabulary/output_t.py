@@ -1,8 +1,8 @@
 """The output layer after its barrier, pass T, as pure functions (arXiv 2411.05288, section 4).
 
-With the statistics of the whole vocabulary at hand, a factor per token and tile turns the
-exponentials that S left into the gradient of the logits; the rows of X and of the products are
-scaled by it, never the [v, n] matrix.
+The statistics of the whole vocabulary give a factor per token and tile. This factor turns the
+exponentials that S left into the gradient of the logits. It scales the rows of X and of the
+products, never the [v, n] matrix.
 
 Shapes: as in ``output_s``.
 """
@@ -28,7 +28,7 @@ def input_gradient_in_t(
     options: LossOptions,
     kernels: Kernels,
 ) -> Tensor:
-    """Return this shard's part of the input gradient [n, h] in Algorithm 1, where T forms it."""
+    """Return this shard's part of the input gradient [n, h]; in Algorithm 1, T forms it."""
     factor_kn = tile_factors(state, merged, weight_n, options)
     target_nh = target_rows(weight_vh, state.target_row_n, weight_n.dtype)
     gradient_nh = target_gradient(state, target_nh, weight_vh, options)
@@ -47,7 +47,7 @@ def input_gradient_in_t(
 def tile_factors(
     state: ShardState, merged: Merged, weight_n: Tensor, options: LossOptions
 ) -> Tensor:
-    """Return [k, n] what turns each tile's exponentials into the gradient of the logits."""
+    """Return [k, n], each tile's factors from exponentials to the gradient of the logits."""
     return (state.tile_max_kn - merged.max_n).exp() * (weight_n * row_factor(merged, options))
 
 
@@ -61,7 +61,7 @@ def add_weight_gradient(
     Args:
         gradient_vh: fp32 gradient of this rank's rows, without padding.
         state: of the microbatch.
-        factor_kn: as ``tile_factors``.
+        factor_kn: result of ``tile_factors``.
         kernels: of the device and type of the activations.
     """
     row = 0
@@ -74,7 +74,7 @@ def add_weight_gradient(
 def subtract_target_gradient(
     gradient_vh: Tensor, state: ShardState, weight_n: Tensor, options: LossOptions
 ) -> None:
-    """Subtract what the targets and the label smoothing contribute to the weight gradient (T)."""
+    """Subtract the part of targets and label smoothing from the weight gradient (T)."""
     if not len(gradient_vh):
         return
     pull_n = weight_n * ((1 - options.label_smoothing) * state.target_slope_n)

@@ -1,1 +1,1 @@
-"""What a run measures and prints of itself."""
+"""Times, memory and log lines of a run."""

@@ -1,6 +1,6 @@
 """The lines a run prints, in Megatron's own form, so that existing log parsers keep working.
 
-Pure functions from values to text; who prints, when and on which rank is the loop's affair.
+Pure functions from values to text. The loop decides when a line is printed, and on which rank.
 """
 
 import math
@@ -15,7 +15,7 @@ from megatron.training.metrics.peak_tflops import Peak
 
 @dataclass(frozen=True)
 class IterationValues:
-    """What a training line reports.
+    """The values of a training line.
 
     Attributes:
         time: when the line is printed.
@@ -24,7 +24,7 @@ class IterationValues:
         consumed_samples: training samples so far.
         seconds_per_iteration: mean over the interval since the last line.
         tflops_per_rank: model TFLOP/s of one rank.
-        mfu: ``tflops_per_rank`` as a share of the peak.
+        mfu: model FLOPs utilisation: ``tflops_per_rank`` as a share of the rank's peak.
         learning_rate: rate of the next step, as in Megatron.
         global_batch_size: samples of an iteration.
         lm_loss: mean over the interval, nats per token.
@@ -52,15 +52,16 @@ def introduction(
     flops: int,
     peak: Peak,
 ) -> Iterator[str]:
-    """Yield what runs, on what, and how it is counted.
+    """Yield the lines on the layout, the sizes and how FLOPs are counted.
 
     Args:
         parallel: the layout.
         train: batches and precision.
         vocab_size: entries of the vocabulary.
-        parameters: of every pipeline rank, each parameter of the model once.
+        parameters: number of parameters of every pipeline rank; each parameter of the model
+            counts once.
         flops: model FLOPs of an iteration, over all ranks.
-        peak: of one rank.
+        peak: peak speed of one rank.
     """
     shards = parallel.vocab_shards
     yield (
@@ -83,11 +84,11 @@ def introduction(
 
 
 def iteration_line(values: IterationValues) -> str:
-    """Megatron's training line; the MFU behind the throughput is the only addition."""
-    # One decimal, as Megatron has it, says nothing of a CPU core's third of a TFLOP/s.
+    """Return Megatron's training line; the MFU behind the throughput is the only addition."""
+    # Megatron prints one decimal, which is too coarse for a CPU core's third of a TFLOP/s.
     decimals = 1 if values.tflops_per_rank >= 10 else 3
-    # Fields that parsers look for say what holds of every run: in bf16 and fp32 no loss is scaled,
-    # and a step that cannot be taken, or a loss that is no number, ends the run.
+    # Parsers look for the last fields, which are the same in every run: bf16 and fp32 need no loss
+    # scale, and a loss or gradient that is not finite ends the run, so no iteration is skipped.
     fields = (
         f" [{values.time:%Y-%m-%d %H:%M:%S}]"
         f" iteration {values.iteration:8d}/{values.train_iters:8d}",
@@ -107,14 +108,14 @@ def iteration_line(values: IterationValues) -> str:
 
 
 def evaluation_lines(iteration: int, lm_loss: float) -> str:
-    """Megatron's ruled validation line.
+    """Return Megatron's validation line between two rules.
 
     Args:
         iteration: training iterations done.
         lm_loss: mean over the evaluation's tokens, nats per token.
 
     Returns:
-        Three lines; the perplexity is that of at most 20 nats, as in Megatron.
+        Three lines. The perplexity is computed from at most 20 nats, as in Megatron.
     """
     perplexity = math.exp(min(20.0, lm_loss))
     line = (
@@ -126,7 +127,7 @@ def evaluation_lines(iteration: int, lm_loss: float) -> str:
 
 
 def memory_line(rank: int, iteration: int, memory: PeakMemory) -> str:
-    """The peak memory of one rank, in MiB under Megatron's heading.
+    """Return the line on one rank's peak memory, in MiB under Megatron's heading.
 
     Args:
         rank: global rank.

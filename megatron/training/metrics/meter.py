@@ -1,7 +1,7 @@
 """Times iterations and prints Megatron's line every few of them.
 
-An iteration ends when its last pass and its step have been issued; what is known of it, loss and
-norm, may be known later only. Its time counts where it was spent.
+An iteration ends when its last pass and its optimizer's step have been issued. Its loss and its
+gradient norm may be known only later; its time still counts for the interval in which it was spent.
 """
 
 import time
@@ -20,14 +20,14 @@ from megatron.training.step import Finished
 
 @dataclass(frozen=True)
 class Metered:
-    """What is the same in every line of a run.
+    """The values that are the same in every line of a run.
 
     Attributes:
-        log_interval: iterations of a line.
+        log_interval: iterations per printed line.
         train_iters: iterations of the whole job.
         global_batch_size: samples of an iteration.
         flops: model FLOPs of an iteration, over all ranks.
-        peak_tflops: of one rank in TFLOP/s, for the MFU.
+        peak_tflops: peak of one rank in TFLOP/s, for the MFU.
     """
 
     log_interval: int
@@ -38,11 +38,11 @@ class Metered:
 
 
 class Meter:
-    """Every rank has one and calls it in step.
+    """Times the iterations of a run; every rank has a meter, and all ranks call it in step.
 
     Args:
-        metered: what is the same in every line.
-        optimizer: learning rate by samples, and whether steps are guesses.
+        metered: the values that are the same in every line.
+        optimizer: learning rate by samples, and whether steps are post-validated.
         groups: this rank's view of the job.
         say: prints, on rank 0.
     """
@@ -62,7 +62,7 @@ class Meter:
         self._steps = self._steps_redone = 0
         self._memory_reported = False
         self._paused = 0.0
-        self._ends: dict[int, float] = {}  # of iterations that are not reported yet
+        self._ends: dict[int, float] = {}  # ends of the iterations that are not reported yet
         self._begin = self._clock()
 
     @contextmanager
@@ -77,7 +77,7 @@ class Meter:
         self._ends[number] = self._clock()
 
     def report(self, finished: Finished | None) -> None:
-        """Note what is known of an iteration that has ended; print when the interval is full."""
+        """Note loss and norm of an iteration that has ended; print when the interval is full."""
         if finished is None:
             return
         end = self._ends.pop(finished.number)
@@ -103,7 +103,7 @@ class Meter:
             self._say(memory_line(rank, iteration, memory), flush=True)
 
     def report_post_validation(self) -> None:
-        """Print how many steps were wrong guesses: each has cost the forwards of a warm-up."""
+        """Print how many steps were redone: each has cost the forwards of a warm-up."""
         if self._optimizer.post_validation:
             self._say(
                 f"optimizer post-validation: {self._steps_redone} of {self._steps} steps redone",
@@ -128,5 +128,5 @@ class Meter:
         )
 
     def _clock(self) -> float:
-        """Seconds of training so far, without pauses."""
+        """Return the current time in seconds, less all pauses."""
         return time.perf_counter() - self._paused

@@ -16,8 +16,8 @@ class PeakMemory:
     """Peaks since the start of the process, in bytes.
 
     Attributes:
-        held: by tensors on a GPU, by the whole process on a CPU.
-        reserved: by PyTorch's allocator on a GPU; ``None`` on a CPU.
+        held: memory held by tensors on a GPU, by the whole process on a CPU.
+        reserved: memory reserved by PyTorch's allocator on a GPU; ``None`` on a CPU.
     """
 
     held: int
@@ -35,9 +35,9 @@ def peak_memory(device: torch.device) -> PeakMemory:
 
 
 def _peak_resident() -> int:
-    """Peak resident set of this process, in bytes."""
+    """Return the peak resident set of this process, in bytes."""
     status = Path("/proc/self/status")
-    # Preferred, since ru_maxrss of a process that was spawned starts at its parent's size.
+    # Better than ru_maxrss, which in a spawned process starts at its parent's size.
     if status.is_file():
         found = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
         if found is not None:

@@ -1,7 +1,8 @@
-"""The peak speed of one rank, which the model FLOPs utilisation (MFU) is a share of.
+"""The peak speed of one rank; the model FLOPs utilisation (MFU) is a share of it.
 
-Taken from ``--peak-tflops``, else from a table of GPUs by name (dense, no sparsity), else from a
-matrix product measured on the spot, which is what a CPU can do at best in practice.
+The peak is the value of ``--peak-tflops`` if given. Otherwise it comes from a table of GPUs by name
+(dense, no sparsity), or from a matrix product that is measured at the start. On a CPU such a
+product is the best that can be reached in practice.
 """
 
 import time
@@ -16,10 +17,10 @@ MEASURE_SECONDS = 0.3
 
 @dataclass(frozen=True)
 class Peak:
-    """Peak of one rank.
+    """Peak speed of one rank.
 
     Attributes:
-        tflops: in TFLOP/s.
+        tflops: the peak in TFLOP/s.
         source: where the figure comes from, for the log.
     """
 
@@ -31,13 +32,13 @@ def peak_of_rank(device: torch.device, dtype: torch.dtype, peak_tflops: float | 
     """Find the peak of this rank.
 
     Args:
-        device: what the rank computes on.
+        device: device that the rank computes on.
         dtype: ``torch.bfloat16`` or ``torch.float32``, of the matrix products.
-        peak_tflops: the value of ``--peak-tflops``, which wins.
+        peak_tflops: the value of ``--peak-tflops``, which goes before every other source.
 
     Returns:
-        The peak and its source. A measured one takes a few hundred milliseconds and holds for
-        the load the machine is under at that moment: let all ranks measure at the same time.
+        The peak and its source. A measurement takes a few hundred milliseconds and depends on
+        the load of the machine at that moment: let all ranks measure at the same time.
     """
     if peak_tflops is not None:
         return Peak(peak_tflops, "--peak-tflops")
@@ -56,7 +57,7 @@ def peak_of_rank(device: torch.device, dtype: torch.dtype, peak_tflops: float | 
 
 
 def tabulated_tflops(gpu_name: str, dtype: torch.dtype) -> float | None:
-    """Dense peak of a GPU by the name its driver gives, in TFLOP/s; ``None`` when unknown."""
+    """Return the dense peak of a GPU in TFLOP/s by its driver's name; ``None`` when unknown."""
     known = tabulated_peak(gpu_name)
     if known is None:
         return None
@@ -66,7 +67,7 @@ def tabulated_tflops(gpu_name: str, dtype: torch.dtype) -> float | None:
 def measure_tflops(
     device: torch.device, dtype: torch.dtype, seconds: float = MEASURE_SECONDS
 ) -> float:
-    """Speed of a square matrix product, the best of the runs that fit into ``seconds``.
+    """Return the speed of a square matrix product, the best of the runs within ``seconds``.
 
     Args:
         device: where to multiply.
@@ -87,7 +88,7 @@ def measure_tflops(
 
 
 def _timed_product(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor) -> float:
-    """Seconds of one product, the device's queue drained on both sides."""
+    """Return the seconds of one product; the device's queue is drained before and after it."""
     _drain(a.device)
     begin = time.perf_counter()
     torch.matmul(a, b, out=product)

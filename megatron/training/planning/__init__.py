@@ -1,1 +1,1 @@
-"""From a configuration to the plan of an iteration, and to a forecast of what it would take."""
+"""From a configuration to the plan of an iteration, and to a forecast of its time and memory."""

@@ -1,7 +1,7 @@
-"""``--dry-run``: what a command line would run, and how fast and how full a named GPU would be.
+"""``--dry-run``: reports the plan of a run, and its time and memory on a named GPU.
 
-Nothing is started and no GPU is needed. The plan is the one that training would take; its times and
-bytes come from the cost model of ``megatron/simulator/costs`` with the GPU's data sheet.
+No rank is started and no GPU is needed. Training would take the same plan; its times and bytes come
+from the cost model of ``megatron/simulator/costs`` with the GPU's data sheet.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,25 +25,26 @@ from megatron.training.planning.run_plan import (
 )
 
 COLUMNS_OF_A_FORWARD: Final = 4
-"""Width of the shortest forward in the drawing, so that its label fits; the rest is cut off."""
+"""Width of the shortest forward in the drawing, so that its label fits.
+
+The part of the timeline that is too wide for the drawing is cut off."""
 
 WIDTH: Final = 120
-"""Characters of the drawing."""
+"""Width of the drawing in characters."""
 
 ALTERNATIVES: Final = 5
-"""How many settings that fit are named where the one asked for does not."""
+"""How many settings that fit are named if the settings of the command line do not fit."""
 
 
 def dry_run(config: RunConfig, gpu: Gpu) -> Iterator[str]:
-    """Yield the paragraphs of the report of a run that is not started.
+    """Yield the paragraphs of the report on a run that is not started.
 
     Args:
         config: the run.
-        gpu: what every rank would be.
+        gpu: the GPU of every rank.
 
     Raises:
-        ValueError: if no plan can be made, or the run is not in bf16, which the costs are counted
-            for.
+        ValueError: no plan can be made, or the run is not in bf16, for which the costs are counted.
     """
     if config.train.dtype != torch.bfloat16:
         raise ValueError("--dry-run counts FLOPs and bytes of bf16: add --bf16")
@@ -61,7 +62,7 @@ def dry_run(config: RunConfig, gpu: Gpu) -> Iterator[str]:
 
 
 def _drawing(timeline: Timeline) -> str:
-    """Return the beginning of the timeline, as much of it as can be read."""
+    """Return the drawing of the timeline's beginning, as much as fits into the width."""
     shortest = min(s.end - s.start for s in timeline.spans if s.kind == "F" and s.end > s.start)
     until = min(timeline.end, shortest * WIDTH / COLUMNS_OF_A_FORWARD)
     shown = "" if until == timeline.end else f"the first {until:.3f} s of {timeline.end:.3f}:\n"
@@ -103,7 +104,7 @@ def _figures(found: RunForecast) -> str:
 
 
 def _ranking(config: RunConfig, ranked: Sequence[Candidate], gpu: Gpu) -> str:
-    """Return the table of what ``auto`` compares, by the costs that it compares with."""
+    """Return the table of the schedules that ``auto`` compares, and of the costs it uses."""
     measured = config.parallel.measured_costs
     by = "FLOPs, communication being free" if measured is None else f"the times of {measured}"
     lines = [
@@ -124,7 +125,7 @@ def _ranking(config: RunConfig, ranked: Sequence[Candidate], gpu: Gpu) -> str:
 
 
 def _what_would_fit(found: RunForecast) -> str:
-    """Return the fastest settings nearby that fit, or why none does."""
+    """Return the fastest similar settings that fit, or the reason why none does."""
     fitting = [(named, other) for named, other in _neighbours(found) if other.fits]
     fitting.sort(key=lambda pair: -pair[1].samples_per_second)
     if not fitting:

@@ -1,4 +1,4 @@
-"""What a run would do on a named GPU: the cost model with the run's own numbers."""
+"""Forecast of a run on a named GPU: the cost model with the run's own numbers."""
 
 from dataclasses import dataclass
 
@@ -27,15 +27,15 @@ from megatron.training.planning.run_plan import RunPlan
 
 @dataclass(frozen=True)
 class RunForecast:
-    """What a run would do on a GPU.
+    """Forecast of a run on a GPU.
 
     Attributes:
         config: the run.
         run_plan: its plan.
-        gpu: what every rank would be.
-        timeline: of the schedule, in seconds.
+        gpu: the GPU of every rank.
+        timeline: timeline of the schedule, in seconds.
         outcome: time and memory of an iteration.
-        sizes: what was weighed for that.
+        sizes: sizes from which the memory follows.
     """
 
     config: RunConfig
@@ -47,7 +47,7 @@ class RunForecast:
 
     @property
     def samples_per_second(self) -> float:
-        """Speed, comparable between batch sizes."""
+        """Speed, which can be compared between batch sizes."""
         return self.config.train.global_batch_size / self.outcome.seconds
 
     @property
@@ -57,14 +57,14 @@ class RunForecast:
 
     @property
     def fullest(self) -> tuple[int, float, float]:
-        """The fullest rank, its peak, and the bytes of that which it holds all the time."""
+        """The fullest rank, its peak in bytes, and the part of the peak that it always holds."""
         peak = self.outcome.peak
         rank = max(range(len(peak)), key=peak.__getitem__)
         return rank, peak[rank], of_ranks(self.sizes.static)[rank]
 
 
 def own_output_layer(shape: Shape, shards: int) -> LogitBytes:
-    """Return the bytes of our own output layer on GPUs.
+    """Return the bytes that this project's output layer takes on GPUs.
 
     Args:
         shape: the model and one microbatch.
@@ -74,12 +74,12 @@ def own_output_layer(shape: Shape, shards: int) -> LogitBytes:
 
 
 def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
-    """Return what a plan of a run comes to.
+    """Return the forecast of a run with a plan.
 
     Args:
         config: the run.
         run_plan: its plan.
-        gpu: what every rank would be.
+        gpu: the GPU of every rank.
     """
     plan, layers = run_plan.plan, run_plan.layers
     treatment = TREATMENTS[config.parallel.vocab_parallel]

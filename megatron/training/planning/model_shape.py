@@ -1,11 +1,11 @@
-"""The shape of a model, by which the simulator counts FLOPs and bytes."""
+"""The shape of a model, from which the simulator counts FLOPs and bytes."""
 
 from megatron.model.config import ModelConfig
 from megatron.simulator.costs.shape import Shape
 
 
 def shape_of(model: ModelConfig, micro_batch_size: int) -> Shape:
-    """Return the shape by which the simulator counts FLOPs and bytes."""
+    """Return the shape from which the simulator counts FLOPs and bytes."""
     return Shape(
         hidden_size=model.hidden_size,
         num_attention_heads=model.num_attention_heads,

@@ -1,8 +1,8 @@
 """From a configuration to the plan of a training iteration: pure Python, the same on every rank.
 
-A schedule decides how many stages there are; their number how many layers each has; the layers what
-the passes of each cost; the costs the order of the passes. All of it is known before any rank
-starts, and so is whatever cannot be.
+The schedule decides the number of stages. The number of stages decides how many layers each stage
+has. The layers decide the costs of the passes, and the costs decide their order. All of it is known
+before any rank starts; an impossible plan is refused then too.
 """
 
 from collections.abc import Sequence
@@ -35,15 +35,15 @@ from megatron.simulator.simulate import Timeline, simulate
 from megatron.training.planning.model_shape import shape_of
 
 NEAR: Final = 0.01
-"""Share of the time by which a further schedule must be able to be faster for ``auto`` to plan it.
+"""Share of the time that a further schedule must be able to save for ``auto`` to plan it.
 
-Searches take seconds: with vocab-2 the first that is planned is mostly zb-v, which rests so little
-that they are spared."""
+Searches take seconds. With vocab-2 ``auto`` mostly plans zb-v first, which idles so little that no
+search is needed."""
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What the ranks run, and what was assumed to find it.
+    """The plan that the ranks run, and the assumptions behind it.
 
     Attributes:
         plan: the checked plan of a training iteration.
@@ -58,11 +58,11 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A schedule that ``auto`` compares; it is planned when it is asked for.
+    """A schedule that ``auto`` compares; its plan is made when it is first needed.
 
     Attributes:
-        request: for its plan.
-        layers: of every stage.
+        request: request for its plan.
+        layers: transformer layers of every stage.
         limit: the most microbatches that a rank may hold.
     """
 
@@ -77,12 +77,12 @@ class Candidate:
 
     @cached_property
     def run_plan(self) -> RunPlan:
-        """What it would run."""
+        """The plan with its layers and costs."""
         return RunPlan(plan_for(self.request), self.layers, self.request.costs)
 
     @cached_property
     def timeline(self) -> Timeline:
-        """What an iteration would be, in the unit of the costs."""
+        """The simulated timeline of an iteration, in the unit of the costs."""
         costs = self.request.costs
         return simulate(lower(self.run_plan.plan, costs), costs)
 
@@ -93,7 +93,7 @@ class Candidate:
 
     @cached_property
     def least_time(self) -> float:
-        """What ``time`` cannot be below, known without the plan."""
+        """Lower bound of ``time``, known without the plan."""
         return least_time_of(self.request)
 
     @cached_property
@@ -103,7 +103,7 @@ class Candidate:
 
     @property
     def fits(self) -> bool:
-        """Whether that is within the limit."""
+        """Whether ``in_flight`` is within the limit."""
         return self.in_flight <= self.limit
 
 
@@ -112,11 +112,11 @@ def make_run_plan(config: RunConfig, costs: Costs | None = None) -> RunPlan:
 
     Args:
         config: the run.
-        costs: measured on the stages that the plan of ``config`` has, by rank and chunk; layers
-            stay where they are. Without, passes are placed by their FLOPs.
+        costs: costs by rank and chunk, measured on the stages of the plan of ``config``; layers
+            stay where they are. Without measured costs, passes are placed by their FLOPs.
 
     Raises:
-        ValueError: if the layers cannot be spread over the stages, the schedule cannot be made, or
+        ValueError: the layers cannot be spread over the stages, the schedule cannot be made, or
             no schedule fits into the memory limit.
     """
     if config.parallel.pipeline_schedule == "auto":
@@ -128,15 +128,15 @@ def make_run_plan(config: RunConfig, costs: Costs | None = None) -> RunPlan:
 def candidates(config: RunConfig, costs: Costs | None = None) -> list[Candidate]:
     """Return all schedules that the run could take, each with its own stages, layers and costs.
 
-    Those whose stages the layers cannot be spread over are left out, and with ``costs`` those whose
-    stages are not where they were measured.
+    A schedule is left out if the layers cannot be spread over its stages. With ``costs``, a
+    schedule is also left out if its stages are not where the costs were measured.
 
     Args:
         config: the run; its own schedule does not matter.
         costs: as for ``make_run_plan`` with the schedule ``auto``.
 
     Raises:
-        ValueError: if there is none, saying why the first was none.
+        ValueError: there is no such schedule; the message says why the first one was left out.
     """
     names = [*SCHEDULES]
     if config.parallel.memory_limit is not None:
@@ -158,10 +158,13 @@ def candidates(config: RunConfig, costs: Costs | None = None) -> list[Candidate]
 
 
 def ranking(compared: Sequence[Candidate]) -> list[Candidate]:
-    """Return all schedules, planned: what ``auto`` takes, the others that fit, the rest; by time.
+    """Return all schedules with their plans, in the order of preference.
+
+    First comes the schedule that ``auto`` takes, then the others that fit, then those that do not
+    fit; the others and the rest are each sorted by time.
 
     Raises:
-        ValueError: if none is within the memory limit.
+        ValueError: no schedule is within the memory limit.
     """
     first = chosen(compared)
     others = [candidate for candidate in compared if candidate is not first]
@@ -169,10 +172,12 @@ def ranking(compared: Sequence[Candidate]) -> list[Candidate]:
 
 
 def chosen(compared: Sequence[Candidate]) -> Candidate:
-    """Return what ``auto`` takes: the fastest within the memory limit, or one ``NEAR`` to it.
+    """Return the schedule that ``auto`` takes.
+
+    It is within the memory limit, and is the fastest such schedule or within ``NEAR`` of it.
 
     Raises:
-        ValueError: if none is within the limit.
+        ValueError: no schedule is within the limit.
     """
     best = fastest(compared, lambda candidate: candidate.fits, NEAR)
     if best is not None:
@@ -191,11 +196,10 @@ def _runs_on(request: Request, measured: Plan) -> bool:
 
 
 def _prepare(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request, tuple[int, ...]]:
-    """Return what to ask for to have the schedule ``name``, and the layers of its stages.
+    """Return the request for the schedule ``name``, and the layers of its stages.
 
     Raises:
-        ValueError: if the layers cannot be spread over them, or would leave a rank without
-            parameters.
+        ValueError: the layers cannot be spread over the stages, or a rank would have no parameters.
     """
     request = _request(config.parallel, config.train.num_microbatches, name)
     shape = shape_of(config.model, config.train.micro_batch_size)
@@ -208,7 +212,7 @@ def _prepare(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request
 
 
 def _request(parallel: ParallelConfig, microbatches: int, name: str) -> Request:
-    """Return the request for a schedule; for ``auto``, whose limit is its own, without a limit."""
+    """Return the request for a schedule; without a limit for ``auto``, which checks it itself."""
     traits = TRAITS[name]
     compared = parallel.pipeline_schedule == "auto" and not traits.needs_memory_limit
     return Request(
@@ -223,10 +227,10 @@ def _request(parallel: ParallelConfig, microbatches: int, name: str) -> Request:
 
 
 def _stage_costs(shape: Shape, request: Request, file: Path | None) -> StageCosts:
-    """Return what the stages of a schedule cost, by FLOPs or as a file says.
+    """Return the costs of a schedule's stages, by FLOPs or from a file.
 
     Raises:
-        ValueError: if there is no such file, or one of other stages or passes.
+        ValueError: there is no such file, or it is about other stages or passes.
     """
     assumed = notional_costs(shape, stages_of(request), TREATMENTS[request.vocabulary])
     if file is None:
@@ -249,7 +253,7 @@ def _stage_layers(
     """Return the transformer layers of every stage.
 
     Raises:
-        ValueError: if they cannot be spread as the flags say.
+        ValueError: the layers cannot be spread as the flags say.
     """
     if distribution.kind == "redis":
         return stage_costs.balanced(num_layers, distribution.last)

@@ -1,7 +1,7 @@
-"""What is observed of a run's iterations, and what is made of it between them.
+"""Observes a run's iterations, and saves or uses the observations between them.
 
 ``--record-timeline`` records the last iteration, ``--profile-schedule-start`` times the passes of
-some, and ``--profile`` names them for profilers.
+some iterations, and ``--profile`` names the passes for profilers.
 """
 
 from collections.abc import Callable
@@ -30,10 +30,10 @@ class Observation:
     """Observes one rank's iterations, which are counted from 0 here and from 1 in the flags.
 
     Args:
-        config: what to observe, and the files for it.
+        config: the iterations to observe, and the files for the observations.
         state: this rank.
         last: the last iteration.
-        plan_with: plans for measured costs.
+        plan_with: makes a plan from measured costs.
         say: prints on rank 0.
     """
 
@@ -60,11 +60,11 @@ class Observation:
         self._costs: Costs | None = None
 
     def times(self, iteration: int) -> bool:
-        """Return whether ``iteration`` is timed: then it must run by itself, and only once."""
+        """Return whether ``iteration`` is timed; a timed iteration must run alone and only once."""
         return iteration in self._measured or iteration == self._last
 
     def begin(self, iteration: int) -> Observer | None:
-        """Return who observes ``iteration``, if it is observed; every rank calls it before."""
+        """Return the observer of ``iteration``, if any; every rank calls it before that."""
         state = self._state
         self._recorder = None
         if self.times(iteration):
@@ -77,7 +77,7 @@ class Observation:
         return self._recorder
 
     def finished(self, iteration: int) -> None:
-        """Make of ``iteration`` what is asked for; every rank calls it after."""
+        """Save or use what was observed of ``iteration``; every rank calls it after that."""
         if self._recorder is None:
             return
         timeline = self._state.pipeline.timeline(self._recorder)
@@ -107,8 +107,9 @@ class Observation:
     def _save(self, timeline: Timeline) -> None:
         """Write the timeline, its trace, and the timeline as planned.
 
-        Planned is what the simulator makes of the program with the costs that were measured before,
-        or else with those of this very iteration: then all that differs is what it does not model.
+        The simulator makes the planned timeline from the program and the costs that were measured
+        before. If there are none, it takes the costs of this very iteration; measured and planned
+        timeline then differ only in what the simulator does not model.
         """
         state, path = self._state, self._config.record_timeline
         error = max(state.groups.world.all_gather_object(self._clock_error))

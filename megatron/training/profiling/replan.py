@@ -1,4 +1,4 @@
-"""Measure, then plan: costs of real iterations, and a plan made from them while the run goes on."""
+"""Makes a new plan from the measured costs of real iterations while the run goes on."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from megatron.simulator.simulate import simulate
 from megatron.training.setup import TrainState
 
 PlanWith = Callable[[Costs], Plan]
-"""Returns the plan of the run for measured costs; on the same stages."""
+"""Returns the run's plan for measured costs; its stages stay where they are."""
 
 
 @dataclass(frozen=True)
 class Replanned:
-    """What planning with measured costs came to.
+    """The result of planning with measured costs.
 
     Attributes:
         plan: the new plan.
@@ -39,11 +39,11 @@ class Replanned:
 def replan(plan_with: PlanWith, state: TrainState, costs: Costs) -> Replanned:
     """Plan with measured costs, and run that plan from the next iteration on if it is faster.
 
-    Every rank calls it between two iterations. Rank 0 plans for all, so that all have one plan
-    whatever machines they are. Stages and layers stay where they are.
+    Every rank calls it between two iterations. Rank 0 plans for all ranks, so that all have the
+    same plan even on unlike machines. Stages and layers stay where they are.
 
     Args:
-        plan_with: plans.
+        plan_with: makes a plan from measured costs.
         state: this rank.
         costs: in seconds, by rank and chunk, the same on every rank.
     """
@@ -66,7 +66,7 @@ def _plan(plan_with: PlanWith, state: TrainState, costs: Costs) -> Replanned:
 
 
 def describe_replanned(found: Replanned) -> str:
-    """Return the outcome for the log."""
+    """Return the log line on the result."""
     before, after = f"{found.before * 1e3:.1f} ms", f"{found.after * 1e3:.1f} ms"
     if found.is_faster:
         return f"replan: predicted iteration {before} before, {after} with the new plan"
@@ -74,13 +74,13 @@ def describe_replanned(found: Replanned) -> str:
 
 
 def describe_costs(costs: Costs) -> str:
-    """Return the mean over ranks and chunks of every cost, for the log."""
+    """Return every cost's mean over ranks and chunks, for the log."""
     times = {kind: mean(_flat(time)) for kind, time in costs.passes.items()} | dict(costs.comms)
     return ", ".join(f"{kind} {seconds * 1e3:.3g} ms" for kind, seconds in times.items())
 
 
 def save_measured(state: TrainState, costs: Costs, path: Path) -> None:
-    """Write measured costs, and the layers that they were measured with; every rank calls it.
+    """Write the measured costs, and the layers of the measured stages; every rank calls it.
 
     ``tools/simulate.py --costs`` and ``--measured-costs`` read them.
     """

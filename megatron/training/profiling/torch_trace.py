@@ -19,7 +19,7 @@ class Steps(Protocol):
 
 class _NoProfiler:
     def step(self) -> None:
-        """Nothing is traced."""
+        """Do nothing: this run is not traced."""
 
 
 @contextmanager
