@@ -17,6 +17,7 @@ from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
+from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.compare import compare
 from megatron.simulator.costs.cost_file import check_measured, load_costs
 from megatron.simulator.scenario import Scenario, run
@@ -103,7 +104,8 @@ def test_a_run_is_measured_and_planned_anew_and_its_losses_stay(
     assert [sum(own) for own in file.layers] == [2, 2]
     split, chunks = plain[0].plan.split_backward, plain[0].plan.chunks
     assert set(file.costs.passes) >= {"F", "B"} | ({"W"} if split else set())
-    assert [len(own) for own in file.costs.passes["F"]] == [chunks] * 2
+    forward: Any = file.costs.passes["F"]
+    assert [len(own) for own in forward] == [chunks] * 2
     assert file.costs.comms["X"] > 0
     assert ("C1" in file.costs.comms) == (layout.vocabulary == "vocab-2")
     compared = compare(load_timeline(tmp_path / "run.planned.json"), load_timeline(timeline))
@@ -119,9 +121,9 @@ def test_the_simulator_reads_the_measured_costs(ranks: RankPool, tmp_path: Path)
     window = {"profile_schedule_start": 1, "profile_schedule_end": 2}
     run_all(ranks, Layout(2, "vocab-1"), schedule_costs=path, **window)
     file = load_costs(path)
-    check_measured(file, "vocab-1")
+    check_measured(file, TREATMENTS["vocab-1"])
     with pytest.raises(ValueError, match="C2 of another treatment"):
-        check_measured(file, "vocab-2")
+        check_measured(file, TREATMENTS["vocab-2"])
     costs = file.costs
     done = run(Scenario(Request("1f1b", "vocab-1", 2, JOB.microbatches, costs)))
     assert done.timeline.end > 0
