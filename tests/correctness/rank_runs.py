@@ -155,11 +155,13 @@ def load(state: TrainState, parameters: Parameters) -> None:
 
 def first_row(state: TrainState, name: str) -> int:
     """The vocabulary id of the first row of this rank's part of a matrix."""
+    if name not in VOCABULARY_MATRICES:
+        return 0
     model = state.pipeline.model
     layer = model.input_layer if name == VOCABULARY_MATRICES[0] else model.output_layer
     layer = layer or model.output_layer  # the last rank's copy of a tied embedding
     assert layer is not None
-    return layer.shard.first_row if name in VOCABULARY_MATRICES else 0
+    return layer.shard.first_row
 
 
 def parameter_values(parameter: torch.Tensor) -> torch.Tensor:
