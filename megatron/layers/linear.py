@@ -9,14 +9,16 @@ Shapes: ``...`` any leading dimensions, n their product, i input features, o out
 """
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from megatron.kernels.autograd import apply
 from megatron.kernels.face import Kernels
+from megatron.layers.main_grad import main_grad_of
 
 Defer: TypeAlias = Callable[[Callable[[], None]], None]
 """Receives the work that a backward leaves for later; called once per linear layer."""
@@ -61,7 +63,12 @@ class Linear(nn.Linear):
         """[..., i] -> [..., o]."""
         if self.defer is None or not self.weight.requires_grad:
             return super().forward(x)
-        return _SplitLinear.apply(x, self.weight, self.bias, self.defer, self._kernels)
+        return apply(_SplitLinear, x, self.weight, self.bias, self.defer, self._kernels)
+
+    if TYPE_CHECKING:  # PyTorch says of the call of a module only that it may return anything
+
+        def __call__(self, x: Tensor) -> Tensor:
+            """See ``forward``."""
 
 
 def defer_weight_gradients(module: nn.Module, defer: Defer | None) -> None:
@@ -115,6 +122,6 @@ def _weight_gradient(
         assert versions == (grad_no._version, x_ni._version), (
             "a factor of a deferred weight gradient was changed in place between B and W"
         )
-        kernels.accumulate_product_(weight.main_grad, grad_no.T, x_ni)
+        kernels.accumulate_product_(main_grad_of(weight), grad_no.T, x_ni)
 
     return work

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from megatron.kernels.autograd import apply
+
 
 class RotaryEmbedding:
     """Angles ``position * base ** (-2i / rotated channels)``, computed in float64, kept in fp32.
@@ -61,7 +63,7 @@ class RotaryEmbedding:
         """
         seq_length = x_bsad.shape[1]
         assert seq_length <= len(self._cos_s1r), (seq_length, len(self._cos_s1r))
-        return _Rotation.apply(x_bsad, self._cos_s1r[:seq_length], self._sin_s1r[:seq_length])
+        return apply(_Rotation, x_bsad, self._cos_s1r[:seq_length], self._sin_s1r[:seq_length])
 
 
 class _Rotation(torch.autograd.Function):

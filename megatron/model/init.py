@@ -24,7 +24,7 @@ def layer_prefix(layer_number: int) -> str:
     return f"decoder.layers.{layer_number}."
 
 
-def init_parameter(parameter: nn.Parameter, name: str, seed: int, std: float) -> None:
+def init_parameter(parameter: torch.Tensor, name: str, seed: int, std: float) -> None:
     """Draw a parameter from normal(0, ``std``).
 
     Args:

@@ -187,7 +187,7 @@ class RankModel(nn.Module):
             if dropout:
                 seed_dropout(seed, iteration, microbatch, -1)
             x_bsh = nn.functional.dropout(x_bsh, config.hidden_dropout, self.training)
-        for index, layer in zip(self.placement.chunks[chunk], self.chunks[chunk], strict=True):
+        for index, layer in self._numbered_layers(chunk):
             if dropout:
                 seed_dropout(seed, iteration, microbatch, index)
             x_bsh = layer(x_bsh, self.rope)
@@ -196,11 +196,17 @@ class RankModel(nn.Module):
             x_bsh = self.final_norm(x_bsh)
         return x_bsh
 
+    def _numbered_layers(self, chunk: int) -> Iterator[tuple[int, nn.Module]]:
+        """Return the layers of a chunk with their indices in the whole model."""
+        layers = self.chunks[chunk]
+        assert isinstance(layers, nn.ModuleList)
+        return zip(self.placement.chunks[chunk], layers, strict=True)
+
     def initialise(self, seed: int) -> None:
         """Draw all weights: the same numbers for every placement."""
         config, std = self.config, self.config.init_method_std
-        for layers, chunk in zip(self.placement.chunks, self.chunks, strict=True):
-            for index, layer in zip(layers, chunk, strict=True):
+        for chunk in range(len(self.chunks)):
+            for index, layer in self._numbered_layers(chunk):
                 init_layer(layer, index, config, seed)
         if self.positions is not None:
             init_parameter(self.positions.weight, POSITION_EMBEDDINGS, seed, std)
@@ -217,9 +223,11 @@ class RankModel(nn.Module):
         if self.input_layer is not None:
             yield WORD_EMBEDDINGS, self.input_layer.weight
         if self.positions is not None:
-            yield POSITION_EMBEDDINGS, self.positions.weight
-        for layers, chunk in zip(self.placement.chunks, self.chunks, strict=True):
-            for index, layer in zip(layers, chunk, strict=True):
+            table = self.positions.weight
+            assert isinstance(table, nn.Parameter)
+            yield POSITION_EMBEDDINGS, table
+        for chunk in range(len(self.chunks)):
+            for index, layer in self._numbered_layers(chunk):
                 for name, parameter in layer.named_parameters():
                     yield layer_prefix(index) + name, parameter
         if self.final_norm is not None:

@@ -12,9 +12,16 @@ from collections.abc import Sequence
 
 import torch
 
+from megatron.layers.main_grad import main_grad_of
 from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.grad_norm import clip_coefficient
 from megatron.optimizer.parameters import OptimizedParameter
+
+
+class _FusedAdamW(torch.optim.AdamW):
+    """Declares what PyTorch only reads: the scale that the fused kernel divides gradients by."""
+
+    grad_scale: torch.Tensor | None
 
 
 class MixedPrecisionAdamW:
@@ -33,7 +40,7 @@ class MixedPrecisionAdamW:
         groups: dict[bool, list[torch.Tensor]] = {True: [], False: []}
         for entry in parameters:
             groups[entry.weight_decay].append(self._master_of(entry))
-        self._adam = torch.optim.AdamW(
+        self._adam = _FusedAdamW(
             [
                 {"params": masters, "weight_decay": config.weight_decay if decays else 0.0}
                 for decays, masters in groups.items()
@@ -48,12 +55,12 @@ class MixedPrecisionAdamW:
 
     def _master_of(self, entry: OptimizedParameter) -> torch.Tensor:
         """The full-precision tensor to update, with the main gradient as its ``.grad``."""
-        parameter = entry.parameter
-        if parameter.main_grad.dtype == parameter.dtype:
-            assert parameter.grad is parameter.main_grad, f"{entry.name} lost its gradient"
+        parameter, main_grad = entry.parameter, main_grad_of(entry.parameter)
+        if main_grad.dtype == parameter.dtype:
+            assert parameter.grad is main_grad, f"{entry.name} lost its gradient"
             return parameter
-        master = parameter.detach().to(parameter.main_grad.dtype)
-        master.grad = parameter.main_grad
+        master = parameter.detach().to(main_grad.dtype)
+        master.grad = main_grad
         self._rounded.append(parameter.detach())
         self._masters.append(master)
         return master
@@ -121,4 +128,5 @@ class MixedPrecisionAdamW:
 
     @property
     def _device(self) -> torch.device:
-        return self._adam.param_groups[0]["params"][0].device
+        device: torch.device = self._adam.param_groups[0]["params"][0].device
+        return device

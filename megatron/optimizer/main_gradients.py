@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from megatron.kernels.face import Kernels
+from megatron.layers.main_grad import give_main_grad, main_grad_of
 
 
 class MainGradients:
@@ -32,7 +33,7 @@ class MainGradients:
             full_precision = parameter.dtype in (torch.float32, torch.float64)
             dtype = parameter.dtype if full_precision else torch.float32
             main_grad = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
-            parameter.main_grad = main_grad
+            give_main_grad(parameter, main_grad)
             if full_precision:
                 parameter.grad = main_grad
             else:
@@ -47,5 +48,5 @@ class MainGradients:
         """Add the gradient that autograd has just left in ``.grad`` and free it."""
         if parameter.grad is None:  # W forms this weight's gradient, so autograd has none
             return
-        self._kernels.accumulate_(parameter.main_grad, parameter.grad)
+        self._kernels.accumulate_(main_grad_of(parameter), parameter.grad)
         parameter.grad = None

@@ -2,11 +2,26 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from megatron.data.microbatch import Microbatch
+
+class HostMicrobatch(Protocol):
+    """What training reads of a microbatch, see ``megatron.data.microbatch.Microbatch``."""
+
+    @property
+    def tokens(self) -> Tensor:
+        """Input ids, int64 [b, s]."""
+
+    @property
+    def labels(self) -> Tensor:
+        """The token after each input, int64 [b, s]."""
+
+    @property
+    def loss_mask(self) -> Tensor:
+        """1 where the prediction counts, 0 where it does not, float32 [b, s]."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +41,7 @@ class DeviceMicrobatch:
 
 
 def to_device(
-    microbatches: Sequence[Microbatch], device: torch.device, dtype: torch.dtype = torch.float32
+    microbatches: Sequence[HostMicrobatch], device: torch.device, dtype: torch.dtype = torch.float32
 ) -> list[DeviceMicrobatch]:
     """Move an iteration's microbatches to ``device`` and derive the loss weights in ``dtype``.
 

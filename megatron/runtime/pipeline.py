@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from megatron.layers.main_grad import main_grad_of
 from megatron.model.stage import RankModel
 from megatron.parallel.groups import Groups
 from megatron.parallel.lanes import make_lane
@@ -166,4 +167,4 @@ class PipelineRank:
         part = self.model.output_layer if self.model.holds_tied_copy else self.model.input_layer
         both_here = self.model.input_layer is not None and self.model.output_layer is not None
         if part is not None and not both_here:
-            self._groups.ends.all_reduce(part.weight.main_grad)
+            self._groups.ends.all_reduce(main_grad_of(part.weight))

@@ -111,4 +111,5 @@ class Recorder:
             assert isinstance(self._origin, float)
             return mark - self._origin + self._origin_seconds
         assert isinstance(self._origin, torch.cuda.Event)
-        return self._origin.elapsed_time(mark) / 1000 + self._origin_seconds
+        milliseconds: float = self._origin.elapsed_time(mark)
+        return milliseconds / 1000 + self._origin_seconds

@@ -165,7 +165,8 @@ class VocabularyPasses:
     def _merged(self, i: int) -> Merged:
         """Take the statistics over the whole vocabulary, in the form that the barriers left."""
         if not self._treatment.maximum_first:
-            return self._store.take("merged", i)
+            merged: Merged = self._store.take("merged", i)
+            return merged
         return self._output_layer.merged_from(
             self._store.take("maximum", i), self._store.take("sums", i)
         )

@@ -15,14 +15,14 @@ VOCAB = 1000
 
 
 @pytest.fixture
-def prefix(tmp_path) -> Path:
+def prefix(tmp_path: Path) -> Path:
     with IndexedWriter(tmp_path / "corpus", VOCAB) as writer:
         writer.add_document(list(range(100)))
     return tmp_path / "corpus"
 
 
 @pytest.fixture
-def base(prefix) -> dict[str, str]:
+def base(prefix: Path) -> dict[str, str]:
     """A command line that makes a run, by flag."""
     return {
         "--num-layers": "4",
@@ -44,7 +44,9 @@ def command_line(base: dict[str, str], flags: str, without: tuple[str, ...] = ()
     return " ".join([*words, flags]).split()
 
 
-def refusal(base, flags: str = "", world_size: int = 1, without: tuple[str, ...] = ()) -> str:
+def refusal(
+    base: dict[str, str], flags: str = "", world_size: int = 1, without: tuple[str, ...] = ()
+) -> str:
     with pytest.raises((ValueError, FileNotFoundError)) as caught:
         make_run_plan(parse(command_line(base, flags, without), world_size))
     return str(caught.value)
@@ -163,7 +165,9 @@ def refusal(base, flags: str = "", world_size: int = 1, without: tuple[str, ...]
         ("--log-throughput=5", 1, "--log-throughput no value 5"),
     ],
 )
-def test_refused_with_flag_value_and_way_out(base, flags, world_size, words):
+def test_refused_with_flag_value_and_way_out(
+    base: dict[str, str], flags: str, world_size: int, words: str
+) -> None:
     message = refusal(base, flags, world_size)
     position = 0
     for word in words.split():
@@ -172,7 +176,7 @@ def test_refused_with_flag_value_and_way_out(base, flags, world_size, words):
         position = found + len(word)
 
 
-def test_what_must_be_given_is_asked_for(base):
+def test_what_must_be_given_is_asked_for(base: dict[str, str]) -> None:
     assert "--lr is missing" in refusal(base, without=("--lr",))
     assert "neither" in refusal(base, without=("--train-iters",))
     assert "tools/sample_data.py" in refusal(base, without=("--data-path",))
@@ -180,54 +184,58 @@ def test_what_must_be_given_is_asked_for(base):
     assert "--vocab-size" in refusal(base, without=("--vocab-size",))
 
 
-def test_spans_in_iterations_do_not_go_with_samples(base):
+def test_spans_in_iterations_do_not_go_with_samples(base: dict[str, str]) -> None:
     message = refusal(base, "--train-samples 100 --lr-decay-iters 5", without=("--train-iters",))
     assert "--lr-decay-iters 5" in message
     assert "--lr-decay-samples" in message
 
 
-def test_samples_for_less_than_an_iteration(base):
+def test_samples_for_less_than_an_iteration(base: dict[str, str]) -> None:
     message = refusal(base, "--train-samples 3 --global-batch-size 4", without=("--train-iters",))
     assert "--train-samples 3" in message
 
 
-def test_cuda_asked_for_where_there_is_none(base, monkeypatch):
+def test_cuda_asked_for_where_there_is_none(
+    base: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     message = refusal(base, "--device cuda")
     assert "--device cuda" in message
     assert "--device cpu" in message
 
 
-def test_gloo_is_refused_on_cuda(base, monkeypatch):
+def test_gloo_is_refused_on_cuda(base: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert "nccl" in refusal(base, "--device cuda --distributed-backend gloo")
 
 
-def test_cuda_is_taken_where_there_is_one(base, monkeypatch):
+def test_cuda_is_taken_where_there_is_one(
+    base: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     parallel = parse(command_line(base, "--device auto"), 1).parallel
     assert (parallel.device, parallel.backend) == ("cuda", "nccl")
 
 
-def test_load_of_a_folder_without_a_checkpoint(base, tmp_path):
+def test_load_of_a_folder_without_a_checkpoint(base: dict[str, str], tmp_path: Path) -> None:
     message = refusal(base, f"--load {tmp_path}")
     assert f"--load {tmp_path}: there is no checkpoint" in message
 
 
-def test_load_of_a_checkpoint(base, tmp_path):
+def test_load_of_a_checkpoint(base: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("10")
     assert "not read yet" in refusal(base, f"--load {tmp_path}")
 
 
-def test_a_missing_corpus_names_the_file(base, tmp_path):
+def test_a_missing_corpus_names_the_file(base: dict[str, str], tmp_path: Path) -> None:
     message = refusal(base, f"--data-path {tmp_path}/nothing")
     assert f"{tmp_path}/nothing.idx" in message
 
 
 @pytest.mark.parametrize("damage", ["truncated", "foreign"])
-def test_a_damaged_index_names_the_file(base, prefix, damage):
+def test_a_damaged_index_names_the_file(base: dict[str, str], prefix: Path, damage: str) -> None:
     index = Path(f"{prefix}.idx")
     content = index.read_bytes()
     index.write_bytes(content[:-5] if damage == "truncated" else b"PK" + content)
@@ -235,7 +243,7 @@ def test_a_damaged_index_names_the_file(base, prefix, damage):
 
 
 @pytest.mark.parametrize("blend", ["0.3 a 0.7", "a b", "-1 a", "nan a 1 b", "0 a"])
-def test_a_data_path_that_is_no_blend(base, blend):
+def test_a_data_path_that_is_no_blend(base: dict[str, str], blend: str) -> None:
     message = refusal(base, f"--data-path {blend}")
     assert "--data-path" in message
     assert "WEIGHT PREFIX" in message or "weight before every prefix" in message
@@ -255,19 +263,23 @@ def test_a_data_path_that_is_no_blend(base, blend):
         "--use-rotary-position-embeddings true",
     ],
 )
-def test_a_syntax_error_ends_with_2_and_names_the_flag(base, flags, capsys):
+def test_a_syntax_error_ends_with_2_and_names_the_flag(
+    base: dict[str, str], flags: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         parse_or_exit(command_line(base, flags), rank=0, world_size=1)
     assert caught.value.code == 2
     assert capsys.readouterr().err.startswith(f"error: {flags.split()[0]}")
 
 
-def test_a_word_before_any_flag_is_refused(base):
+def test_a_word_before_any_flag_is_refused(base: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="astray stands before any flag"):
         parse(["astray", *command_line(base, "")], 1)
 
 
-def test_rank_0_says_what_is_wrong_on_one_line(base, capsys):
+def test_rank_0_says_what_is_wrong_on_one_line(
+    base: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         parse_or_exit(command_line(base, "--lr 0"), rank=0, world_size=1)
     assert caught.value.code == 2
@@ -275,8 +287,13 @@ def test_rank_0_says_what_is_wrong_on_one_line(base, capsys):
 
 
 @pytest.mark.parametrize("flags", ["--lr 0", "--no-such-flag"])
-def test_other_ranks_let_rank_0_speak_first(base, flags, capsys, monkeypatch):
-    slept = []
+def test_other_ranks_let_rank_0_speak_first(
+    base: dict[str, str],
+    flags: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
     arguments = command_line(base, f"--pipeline-model-parallel-size 2 {flags}")
     with pytest.raises(SystemExit) as caught:
@@ -287,7 +304,9 @@ def test_other_ranks_let_rank_0_speak_first(base, flags, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_help_is_printed_once_and_is_no_fault(rank, capsys):
+def test_help_is_printed_once_and_is_no_fault(
+    rank: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         parse_or_exit(["--help"], rank=rank, world_size=2)
     assert caught.value.code == 0
@@ -295,7 +314,9 @@ def test_help_is_printed_once_and_is_no_fault(rank, capsys):
     assert ("--pipeline-model-parallel-size" in printed) == (rank == 0)
 
 
-def test_every_rank_needs_a_gpu_of_its_own(base, monkeypatch):
+def test_every_rank_needs_a_gpu_of_its_own(
+    base: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")

@@ -1,6 +1,8 @@
 """From a command line to a configuration: what each flag becomes."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ VOCAB = 1000  # with the end-of-document token that NullTokenizer adds to 999
 
 
 @pytest.fixture
-def prefix(tmp_path) -> Path:
+def prefix(tmp_path: Path) -> Path:
     with IndexedWriter(tmp_path / "corpus", VOCAB) as writer:
         for document in range(20):
             writer.add_document([document, document + 1, VOCAB - 1])
@@ -22,7 +24,7 @@ def prefix(tmp_path) -> Path:
 
 
 @pytest.fixture
-def run(prefix):
+def run(prefix: Path) -> Callable[..., Any]:
     """Parses the smallest command line that makes a run, and the flags under test."""
 
     def parse_with(flags: str = "", world_size: int = 1, data_path: str = str(prefix)) -> RunConfig:
@@ -37,7 +39,7 @@ def run(prefix):
     return parse_with
 
 
-def test_defaults_are_megatrons(run, prefix):
+def test_defaults_are_megatrons(run: Callable[..., Any], prefix: Path) -> None:
     config = run()
     assert config.model == ModelConfig(
         num_layers=4,
@@ -109,7 +111,9 @@ def test_defaults_are_megatrons(run, prefix):
         ("--vocab-size 4999", {"vocab_size": 5000}),
     ],
 )
-def test_a_model_flag_changes_its_attributes_alone(run, flags, changes):
+def test_a_model_flag_changes_its_attributes_alone(
+    run: Callable[..., Any], flags: str, changes: dict[str, Any]
+) -> None:
     assert vars(run(flags).model) == vars(run().model) | changes
 
 
@@ -128,7 +132,9 @@ def test_a_model_flag_changes_its_attributes_alone(run, flags, changes):
         ("--make-vocab-size-divisible-by 7 --enable-vocab-parallel", "vocab-2", 4, 1008),
     ],
 )
-def test_treatment_of_the_vocabulary(run, flags, treatment, shards, padded):
+def test_treatment_of_the_vocabulary(
+    run: Callable[..., Any], flags: str, treatment: str, shards: int, padded: int
+) -> None:
     parallel = run(f"--pipeline-model-parallel-size 4 {flags}", world_size=4).parallel
     assert parallel.vocab_parallel == treatment
     assert parallel.vocab_shards == shards
@@ -136,7 +142,7 @@ def test_treatment_of_the_vocabulary(run, flags, treatment, shards, padded):
     assert parallel.pipeline_size == 4
 
 
-def test_length_in_samples(run):
+def test_length_in_samples(run: Callable[..., Any]) -> None:
     config = run("--global-batch-size 6 --train-samples 100")
     assert (config.train.train_iters, config.train.train_samples) == (16, 96)
     assert config.train.num_microbatches == 3
@@ -154,12 +160,14 @@ def test_length_in_samples(run):
         ("--train-samples 600 --lr-decay-samples 50 --lr-warmup-fraction 0.5", 50, 25),
     ],
 )
-def test_learning_rate_spans_are_in_samples(run, flags, decay, warmup):
+def test_learning_rate_spans_are_in_samples(
+    run: Callable[..., Any], flags: str, decay: int, warmup: int
+) -> None:
     optimizer = run(f"--global-batch-size 6 {flags}").optimizer
     assert (optimizer.lr_decay_samples, optimizer.lr_warmup_samples) == (decay, warmup)
 
 
-def test_training_and_logging_flags(run, tmp_path):
+def test_training_and_logging_flags(run: Callable[..., Any], tmp_path: Path) -> None:
     config = run(
         "--bf16 --seed 7 --exit-interval 5 --eval-interval 4 --eval-iters 2 --eod-mask-loss "
         f"--data-cache-path {tmp_path} --split 8,2 --log-interval 1 --peak-tflops 0.5 --profile "
@@ -176,20 +184,22 @@ def test_training_and_logging_flags(run, tmp_path):
     assert log.record_timeline == tmp_path / "timeline.json"
 
 
-def test_no_batches_means_no_evaluation(run):
+def test_no_batches_means_no_evaluation(run: Callable[..., Any]) -> None:
     assert run("--eval-interval 4 --eval-iters 0").train.eval_interval is None
 
 
-def test_a_blend_keeps_weights_and_order(run, prefix):
+def test_a_blend_keeps_weights_and_order(run: Callable[..., Any], prefix: Path) -> None:
     config = run(data_path=f"0.3 {prefix} 2 {prefix}")
     assert config.data.data_path == ((0.3, prefix), (2.0, prefix))
 
 
-def test_the_last_of_a_repeated_flag_counts(run):
+def test_the_last_of_a_repeated_flag_counts(run: Callable[..., Any]) -> None:
     assert run("--seed 1 --seed 2").train.seed == 2
 
 
-def test_flags_that_ask_for_what_always_holds_are_granted_with_a_note(run):
+def test_flags_that_ask_for_what_always_holds_are_granted_with_a_note(
+    run: Callable[..., Any],
+) -> None:
     flags = "--log-throughput --use_mcore_models --context-parallel-size 1 --transformer-impl=local"
     config = run(flags + " --log-throughput")
     assert [note.split(" changes nothing")[0] for note in config.notes] == [

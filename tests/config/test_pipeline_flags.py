@@ -1,6 +1,8 @@
 """What the flags of the pipeline ask for, and which of them contradict each other."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +29,7 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(prefix: Path):
+def run(prefix: Path) -> Callable[..., Any]:
     """Parses the flags under test beside those that every run of two ranks needs."""
 
     def parse_with(flags: str = "") -> RunConfig:
@@ -62,18 +64,18 @@ def run(prefix: Path):
         ("--num-layers-per-virtual-pipeline-stage 1", "interleaved", None),
     ],
 )
-def test_schedules(run, flags: str, schedule: str, limit: float | None) -> None:
+def test_schedules(run: Callable[..., Any], flags: str, schedule: str, limit: float | None) -> None:
     parallel = run(flags).parallel
     assert (parallel.pipeline_schedule, parallel.memory_limit) == (schedule, limit)
 
 
 @pytest.mark.parametrize("schedule", sorted({*TRAINABLE_SCHEDULES} - {"zb-auto", "file"}))
-def test_every_schedule_has_its_name(run, schedule: str) -> None:
+def test_every_schedule_has_its_name(run: Callable[..., Any], schedule: str) -> None:
     assert run(f"--pipeline-schedule {schedule}").parallel.pipeline_schedule == schedule
 
 
 @pytest.mark.parametrize("flags", ["", "--pipeline-schedule file "])
-def test_a_plan_of_a_file(run, flags: str) -> None:
+def test_a_plan_of_a_file(run: Callable[..., Any], flags: str) -> None:
     parallel = run(flags + "--schedule-file my.plan").parallel
     assert (parallel.pipeline_schedule, parallel.schedule_file) == ("file", Path("my.plan"))
 
@@ -88,12 +90,12 @@ def test_a_plan_of_a_file(run, flags: str) -> None:
         ("--num-virtual-stages-per-pipeline-rank 4 --pipeline-schedule hanayo", 4),
     ],
 )
-def test_chunks_of_a_rank(run, flags: str, chunks: int | None) -> None:
+def test_chunks_of_a_rank(run: Callable[..., Any], flags: str, chunks: int | None) -> None:
     assert run(flags).parallel.virtual_stages == chunks
 
 
 @pytest.mark.parametrize("treatment", TREATMENTS)
-def test_every_treatment_has_its_name(run, treatment: str) -> None:
+def test_every_treatment_has_its_name(run: Callable[..., Any], treatment: str) -> None:
     parallel = run(f"--vocab-parallel {treatment}").parallel
     assert parallel.vocab_parallel == treatment
     assert parallel.vocab_shards == (1 if treatment in ("none", "redis") else 2)
@@ -111,7 +113,7 @@ def test_every_treatment_has_its_name(run, treatment: str) -> None:
         ("--enable-layer-redistribution --layer-distribution redis", "redis"),
     ],
 )
-def test_other_names_of_treatments(run, flags: str, treatment: str) -> None:
+def test_other_names_of_treatments(run: Callable[..., Any], flags: str, treatment: str) -> None:
     assert run(flags).parallel.vocab_parallel == treatment
 
 
@@ -135,7 +137,7 @@ def test_other_names_of_treatments(run, flags: str, treatment: str) -> None:
         ),
     ],
 )
-def test_distributions(run, flags: str, layers: LayerDistribution) -> None:
+def test_distributions(run: Callable[..., Any], flags: str, layers: LayerDistribution) -> None:
     assert run(flags).parallel.layers == layers
 
 
@@ -230,7 +232,9 @@ def test_distributions(run, flags: str, layers: LayerDistribution) -> None:
         ),
     ],
 )
-def test_contradictions_name_both_and_a_way_out(run, flags: str, words: str) -> None:
+def test_contradictions_name_both_and_a_way_out(
+    run: Callable[..., Any], flags: str, words: str
+) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the words are checked below
         run(flags)
     message, position = str(caught.value), 0
@@ -240,12 +244,12 @@ def test_contradictions_name_both_and_a_way_out(run, flags: str, words: str) -> 
         position = found + len(word)
 
 
-def test_post_validation_is_off_unless_asked_for(run) -> None:
+def test_post_validation_is_off_unless_asked_for(run: Callable[..., Any]) -> None:
     assert not run().optimizer.post_validation
     assert run("--enable-optimizer-post-validation").optimizer.post_validation
 
 
-def test_a_profile_of_the_schedule(run) -> None:
+def test_a_profile_of_the_schedule(run: Callable[..., Any]) -> None:
     log = run("--profile-schedule-start 5 --schedule-costs costs.json --replan").log
     assert (log.profile_schedule_start, log.profile_schedule_end) == (5, 8)
     assert (log.schedule_costs, log.replan) == (Path("costs.json"), True)
@@ -261,11 +265,11 @@ def test_a_dry_run_needs_no_ranks_and_no_data() -> None:
     assert parse(f"{BASE} --dry-run".split(), world_size=1).dry_run == DryRun("A100")
 
 
-def test_training_is_no_dry_run(run) -> None:
+def test_training_is_no_dry_run(run: Callable[..., Any]) -> None:
     assert run().dry_run is None
 
 
-def test_flags_of_the_zero_bubble_fork_that_always_hold(run) -> None:
+def test_flags_of_the_zero_bubble_fork_that_always_hold(run: Callable[..., Any]) -> None:
     notes = run("--enable-zb-runtime --enable-exactly-numeric-match").notes
     assert [note.split(" changes nothing")[0] for note in notes] == [
         "--enable-zb-runtime",

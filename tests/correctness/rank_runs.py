@@ -14,6 +14,8 @@ from reference.plain_gpt import Parameters
 from reference.plain_loss import Microbatch
 
 from megatron.config.run_config import RunConfig
+from megatron.data import microbatch
+from megatron.layers.main_grad import main_grad_of
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups
 from megatron.runtime.batch import to_device
@@ -29,17 +31,19 @@ Pieces = dict[str, tuple[int, torch.Tensor]]
 """By global name: the first row that this rank holds, and what it holds."""
 
 
-class ListLoader:
+class ListLoader(microbatch.MicrobatchLoader):
     """Hands out given batches as the loader of a data set would."""
 
     def __init__(self, batches: Batches, consumed_samples: int = 0) -> None:
         self._batches = iter(batches)
         self.consumed_samples = consumed_samples
 
-    def next_batch(self) -> list[Microbatch]:
+    def next_batch(self) -> list[microbatch.Microbatch]:
         """The microbatches of the next iteration."""
-        batch = list(next(self._batches))
-        self.consumed_samples += sum(len(microbatch.tokens) for microbatch in batch)
+        batch = [
+            microbatch.Microbatch(m.tokens, m.labels, m.loss_mask) for m in next(self._batches)
+        ]
+        self.consumed_samples += sum(len(m.tokens) for m in batch)
         return batch
 
 
@@ -119,12 +123,19 @@ def train_on_rank(
 
 
 def gradients_on_rank(
-    rank: int, world_size: int, *, config: RunConfig, parameters: Parameters, batch: Batches
+    rank: int,
+    world_size: int,
+    *,
+    config: RunConfig,
+    parameters: Parameters,
+    batch: Sequence[Microbatch],
 ) -> tuple[float, Pieces]:
     """Loss and gradients of one batch for given parameters, in the precision of ``config``."""
     state = build_train_state(config, make_pipeline_groups())
     load(state, parameters)
-    loss = state.pipeline.train(to_device(batch, CPU, config.train.dtype), 0).double()
+    loss = state.pipeline.train(to_device(batch, CPU, config.train.dtype), 0)
+    assert loss is not None
+    loss = loss.double()
     state.groups.pipeline.all_reduce(loss)
     state.pipeline.close()
     return float(loss), pieces(state, main_gradients)
@@ -144,10 +155,13 @@ def load(state: TrainState, parameters: Parameters) -> None:
 
 def first_row(state: TrainState, name: str) -> int:
     """The vocabulary id of the first row of this rank's part of a matrix."""
+    if name not in VOCABULARY_MATRICES:
+        return 0
     model = state.pipeline.model
     layer = model.input_layer if name == VOCABULARY_MATRICES[0] else model.output_layer
     layer = layer or model.output_layer  # the last rank's copy of a tied embedding
-    return layer.shard.first_row if name in VOCABULARY_MATRICES else 0
+    assert layer is not None
+    return layer.shard.first_row
 
 
 def parameter_values(parameter: torch.Tensor) -> torch.Tensor:
@@ -155,7 +169,7 @@ def parameter_values(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def main_gradients(parameter: torch.Tensor) -> torch.Tensor:
-    return parameter.main_grad.clone()
+    return main_grad_of(parameter).clone()
 
 
 def pieces(state: TrainState, read: Callable[[torch.Tensor], torch.Tensor]) -> Pieces:

@@ -9,6 +9,7 @@ from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 
 from megatron.schedules.catalogue import TRAINABLE_SCHEDULES, TRAITS
+from megatron.schedules.passes import Pass
 from megatron.training.planning.run_plan import make_run_plan
 
 TREATMENTS = ("none", "redis", "naive", "vocab-1", "vocab-2", "interlaced")
@@ -38,7 +39,7 @@ def layout(schedule: str, treatment: str, ranks: int, folder: Path) -> Layout:
     return replace(made, file=file)
 
 
-def _fillers_last(row: Sequence) -> tuple:
+def _fillers_last(row: Sequence[Pass]) -> tuple[Pass, ...]:
     return (*(p for p in row if p.kind != "W"), *(p for p in row if p.kind == "W"))
 
 

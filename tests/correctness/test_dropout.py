@@ -3,11 +3,12 @@
 import pytest
 import torch
 import torch.distributed as dist
-from correctness.rank_runs import CPU, train_on_rank
+from correctness.rank_runs import CPU, RankRun, train_on_rank
 from correctness.short_runs import LAYOUTS, Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
+from megatron.layers.main_grad import main_grad_of
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import connect_grid
 from megatron.runtime.batch import to_device
@@ -18,7 +19,8 @@ JOB = Job(GPTOptions(num_layers=4, vocab_size=37), microbatches=3, iterations=4,
 
 def losses(ranks: RankPool, job: Job, layout: Layout) -> list[float]:
     config, batches = job.config(layout), job.batches()
-    return ranks.run(train_on_rank, layout.ranks, config=config, batches=batches)[0].losses
+    run: RankRun = ranks.run(train_on_rank, layout.ranks, config=config, batches=batches)[0]
+    return run.losses
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +59,16 @@ def gradients(replicas: int, replica: int) -> torch.Tensor:
     m = 4 // replicas
     batch = Job(JOB.options, microbatches=4, iterations=1).batches()[0][replica * m :][:m]
     groups = connect_grid(
-        Grid(data_size=replicas), replica, CPU, (0, 0), lambda use, tiling: dist.ProcessGroup(0, 1)
+        Grid(data_size=replicas),
+        replica,
+        CPU,
+        (0, 0),
+        lambda use, tiling: dist.ProcessGroup(dist.HashStore(), 0, 1),
     )
     config = Job(JOB.options, microbatches=m, dropout=0.3).config(LAYOUTS[0])
     state = build_train_state(config, groups)
     state.pipeline.train(to_device(batch, CPU), 0)
-    mean = torch.cat([entry.parameter.main_grad.flatten() for entry in state.parameters])
+    mean = torch.cat([main_grad_of(entry.parameter).flatten() for entry in state.parameters])
     return mean * sum(microbatch.loss_mask.sum() for microbatch in batch)
 
 

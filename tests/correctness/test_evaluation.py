@@ -27,8 +27,9 @@ def run(ranks: RankPool, job: Job, layout: Layout, evaluate_after: tuple[int, ..
     )
     assert all(own.evaluations == results[0].evaluations for own in results)
     final = assemble([own.final for own in results], job.options.vocab_size)
-    results[0].final = {name: (0, value) for name, value in final.items()}
-    return results[0]
+    run: RankRun = results[0]
+    run.final = {name: (0, value) for name, value in final.items()}
+    return run
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

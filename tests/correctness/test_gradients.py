@@ -5,6 +5,7 @@ compared to 1e-10 for models and batches that together cover every option with e
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ class Case:
     job: Job
 
 
-def case(name: str, b: int, m: int, masked_out: tuple[int, ...] = (), **options: object) -> Case:
+def case(name: str, b: int, m: int, masked_out: tuple[int, ...] = (), **options: Any) -> Case:
     model = GPTOptions(**{"num_layers": 4, **options})
     return Case(name, Job(model, b, m, masked_out, iterations=1, sequence=6))
 

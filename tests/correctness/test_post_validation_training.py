@@ -7,6 +7,7 @@ or spoilt by infinity.
 import dataclasses
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
+from megatron.layers.main_grad import main_grad_of
 from megatron.training.loop import evaluate, run_iteration
 from megatron.training.setup import TrainState, build_train_state
 from megatron.training.step import Finished, make_train_step
@@ -95,14 +97,14 @@ def train_spiked(
 def blow_up(state: TrainState, spike: Spike) -> None:
     train = state.pipeline.train
 
-    def spiked(batch: list, iteration: int, *args: object, **kwargs: object) -> torch.Tensor | None:
+    def spiked(batch: list[Any], iteration: int, *args: Any, **kwargs: Any) -> torch.Tensor | None:
         loss = train(batch, iteration, *args, **kwargs)
         if loss is not None and iteration in spike.iterations:
             for entry in state.parameters:
-                entry.parameter.main_grad.mul_(spike.factor)
+                main_grad_of(entry.parameter).mul_(spike.factor)
         return loss
 
-    state.pipeline.train = spiked
+    vars(state.pipeline)["train"] = spiked
 
 
 def run_both(

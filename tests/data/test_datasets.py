@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,8 +23,8 @@ def _compiled_once(compiler_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("MEGATRON_CACHE", str(compiler_cache))
 
 
-def config_of(*blend: tuple[float, IndexedDataset], **changes: object) -> DataConfig:
-    values: dict[str, object] = {
+def config_of(*blend: tuple[float, IndexedDataset], **changes: Any) -> DataConfig:
+    values: dict[str, Any] = {
         "data_path": tuple((weight, source.prefix) for weight, source in blend),
         "split": (90.0, 8.0, 2.0),
         "seq_length": 8,
@@ -86,6 +87,7 @@ def test_blend_of_more_corpora_than_samples(write_corpus: Write) -> None:
     sources = [write_corpus([30] * 20, f"c{i}", first=10000 * i) for i in range(3)]
     config = config_of(*zip((1.0, 1.0, 9.0), sources, strict=True))
     dataset = build_datasets(config, (1, 0, 0), 70000).train
+    assert dataset is not None
     assert len(dataset) == 1
     assert samples(dataset, 1).min() >= 20000
 

@@ -3,11 +3,13 @@
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from megatron.data.index_builder import IndexBuilder, NumpyIndexBuilder
 from megatron.data.indexed import IndexedDataset, IndexedWriter
@@ -144,10 +146,10 @@ def test_another_seed_gives_another_order(
     assert orders[0] == orders[2]
 
 
-class Unwanted:
+class Unwanted(NumpyIndexBuilder):
     """A builder that must not be needed."""
 
-    def sample_index(self, *_: object) -> None:
+    def sample_index(self, *_: Any) -> NDArray[Any]:
         raise AssertionError("built although it was cached")
 
 
@@ -176,7 +178,7 @@ def test_interrupted_build_is_not_taken_for_a_cache(
     source, cache = write_corpus(LENGTHS), tmp_path / "cache"
     save, saved = np.save, []
 
-    def interrupted(file: object, array: np.ndarray) -> None:
+    def interrupted(file: Any, array: np.ndarray) -> None:
         saved.append(array)
         if len(saved) == 2:
             raise KeyboardInterrupt

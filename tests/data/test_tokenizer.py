@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sentencepiece import SentencePieceTrainer
@@ -16,7 +17,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(tmp_path_factory.mktemp("model") / "tokenizer.model")
 
 
-def trained(path: Path, **options: object) -> Path:
+def trained(path: Path, **options: Any) -> Path:
     content = io.BytesIO()
     SentencePieceTrainer.train(
         sentence_iterator=iter([TEXT] * 3),

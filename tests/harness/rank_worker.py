@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -131,5 +131,5 @@ def _warnings_as_in(filters: list[tuple[Any, ...]]) -> Iterator[None]:
     """Apply the test process's filters, so that a warning is as much an error here as there."""
     with warnings.catch_warnings():
         warnings.resetwarnings()
-        warnings.filters.extend(filters)
+        cast(list[Any], warnings.filters).extend(filters)
         yield

@@ -4,8 +4,9 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import torch
@@ -35,7 +36,9 @@ def gather_values(rank: int, world_size: int, *, offset: torch.Tensor) -> list[i
     return [int(value) for value in values]
 
 
-def echo_tensors(rank: int, world_size: int, *, tensors: dict[str, torch.Tensor]) -> dict:
+def echo_tensors(
+    rank: int, world_size: int, *, tensors: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
     return {name: tensor * (rank + 1) for name, tensor in tensors.items()}
 
 
@@ -79,11 +82,11 @@ def miss_the_next_meeting(rank: int, world_size: int) -> None:
     meet = dist.FileStore
 
     def meet_nobody(*_: object) -> dist.Store:
-        dist.FileStore = meet
+        vars(dist)["FileStore"] = meet
         return dist.HashStore()
 
     if rank == 1:
-        dist.FileStore = meet_nobody
+        vars(dist)["FileStore"] = meet_nobody
 
 
 def warn_once(rank: int, world_size: int) -> None:
@@ -188,7 +191,9 @@ def test_worker_that_died_between_calls_is_replaced(patient: RankPool) -> None:
 
 
 @pytest.mark.parametrize("fn", [sleep_instead_of_answering, raise_on_one_rank_while_another_sleeps])
-def test_silent_rank_is_killed_and_its_stack_is_shown(impatient: RankPool, fn: object) -> None:
+def test_silent_rank_is_killed_and_its_stack_is_shown(
+    impatient: RankPool, fn: Callable[..., Any]
+) -> None:
     with pytest.raises(RankError) as caught:
         impatient.run(fn, 2)
 

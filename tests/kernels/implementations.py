@@ -1,5 +1,6 @@
 """Every implementation of the kernels that this machine can run, and how exact each type is."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -36,7 +37,11 @@ class Implementation:
 
     @property
     def kernels(self) -> Kernels:
-        makers = {"reference": ReferenceKernels, "cpu": CpuKernels, "compiled": compiled}
+        makers: dict[str, Callable[[], Kernels]] = {
+            "reference": ReferenceKernels,
+            "cpu": CpuKernels,
+            "compiled": compiled,
+        }
         return makers[self.name]()
 
     @property

@@ -68,8 +68,8 @@ def test_layer_norm(tried: Implementation) -> None:
     for epsilon in (1e-5, 0.1):
         assert_same(
             tried,
-            lambda *t, e=epsilon: tried.kernels.layer_norm(*t, e),
-            lambda *t, e=epsilon: explicit_layer_norm(*t, e),
+            lambda x, w, b, e=epsilon: tried.kernels.layer_norm(x, w, b, e),
+            lambda x, w, b, e=epsilon: explicit_layer_norm(x, w, b, e),
             *inputs,
         )
 

@@ -38,9 +38,9 @@ def layer_norm_and_gradients(dtype: torch.dtype) -> list[Tensor]:
     """Output and gradients of input, weight and bias for the same fp32 numbers in any type."""
     generator = torch.Generator().manual_seed(0)
     x, grad = (torch.randn(2, 2000, 16, generator=generator).to(dtype) for _ in range(2))
-    inputs = [x, torch.ones(16, dtype=dtype), torch.zeros(16, dtype=dtype)]
-    inputs = [t.requires_grad_() for t in inputs]
-    output = CpuKernels().layer_norm(*inputs, 1e-5)
+    weight, bias = torch.ones(16, dtype=dtype), torch.zeros(16, dtype=dtype)
+    inputs = [t.requires_grad_() for t in (x, weight, bias)]
+    output = CpuKernels().layer_norm(x, weight, bias, 1e-5)
     return [output, *torch.autograd.grad(output, inputs, grad)]
 
 
@@ -59,7 +59,9 @@ def test_layer_norm_in_bf16_rounds_its_results_and_nothing_else() -> None:
     *inputs, grad = (torch.randn(shape, generator=generator).bfloat16() for shape in shapes)
     narrow = [t.requires_grad_() for t in inputs]
     wide = [t.detach().double().requires_grad_() for t in inputs]
-    output, expected = compiled().layer_norm(*narrow, 1e-5), explicit_layer_norm(*wide, 1e-5)
+    (x, weight, bias), (x64, weight64, bias64) = narrow, wide
+    output = compiled().layer_norm(x, weight, bias, 1e-5)
+    expected = explicit_layer_norm(x64, weight64, bias64, 1e-5)
     got = [output, *torch.autograd.grad(output, narrow, grad)]
     want = [expected, *torch.autograd.grad(expected, wide, grad.double())]
     for own, exact in zip(got, want, strict=True):

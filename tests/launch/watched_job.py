@@ -30,7 +30,7 @@ def watch() -> None:
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    PipelineRank.train = watched
+    setattr(PipelineRank, train.__name__, watched)
 
 
 if __name__ == "__main__":

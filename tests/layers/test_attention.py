@@ -29,7 +29,8 @@ def make_layer(
     shape = AttentionShape(hidden_size=12, num_heads=4, num_groups=groups, head_size=6)
     norms = None
     if qk_norm:
-        norms = tuple(build_norm("RMSNorm", 6, 1e-5, torch.float64, CPU, KERNELS) for _ in range(2))
+        query, key = (build_norm("RMSNorm", 6, 1e-5, torch.float64, CPU, KERNELS) for _ in range(2))
+        norms = (query, key)
     layer = SelfAttention(
         shape,
         bias=bias,
@@ -55,9 +56,9 @@ def explicit_layer(layer: SelfAttention, x: Tensor, *, rope: bool) -> Tensor:
         heads["k"].append(next(projected))
         heads["v"].append(next(projected))
     q, k, v = (torch.stack(heads[name], dim=1) for name in "qkv")
-    if layer.q_layernorm is not None:
+    if layer.q_layernorm is not None and layer.k_layernorm is not None:
         q, k = (
-            t * (t.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * norm.weight
+            t * (t.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * norm.get_parameter("weight")
             for t, norm in ((q, layer.q_layernorm), (k, layer.k_layernorm))
         )
     if rope:

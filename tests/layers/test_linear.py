@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from megatron.kernels.autograd import apply
 from megatron.kernels.choose import kernels_for
 from megatron.layers.dropout import seed_dropout
 from megatron.layers.linear import Linear, defer_weight_gradients
+from megatron.layers.main_grad import main_grad_of
 from megatron.layers.rope import RotaryEmbedding
 from megatron.model.config import ModelConfig
 from megatron.model.init import init_layer
@@ -77,7 +79,7 @@ def backwards(layer: TransformerLayer, config: ModelConfig, batch: list[Tensor])
 
 
 def main_grads(layer: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.main_grad for name, parameter in layer.named_parameters()}
+    return {name: main_grad_of(parameter) for name, parameter in layer.named_parameters()}
 
 
 def matrices(layer: nn.Module) -> set[str]:
@@ -173,10 +175,10 @@ def test_any_layout_of_input_and_gradient(name: str, expanded: bool, bias: bool)
         gradients.append(x.grad)
     torch.testing.assert_close(gradients[0], gradients[1])
     assert len(deferred) == 1
-    assert not split.weight.main_grad.any()
+    assert not main_grad_of(split.weight).any()
     deferred[0]()
     for own, other in zip(split.parameters(), fused.parameters(), strict=True):
-        torch.testing.assert_close(own.main_grad, other.main_grad)
+        torch.testing.assert_close(main_grad_of(own), main_grad_of(other))
 
 
 def test_an_input_without_gradient_still_has_its_weight_gradient() -> None:
@@ -185,8 +187,8 @@ def test_an_input_without_gradient_still_has_its_weight_gradient() -> None:
     for linear in (split, fused):
         linear(INPUTS["rows"]).square().sum().backward()
     deferred[0]()
-    torch.testing.assert_close(split.weight.main_grad, fused.weight.main_grad)
-    torch.testing.assert_close(split.bias.main_grad, fused.bias.main_grad)
+    torch.testing.assert_close(main_grad_of(split.weight), main_grad_of(fused.weight))
+    torch.testing.assert_close(main_grad_of(split.bias), main_grad_of(fused.bias))
 
 
 def test_a_frozen_weight_leaves_nothing_to_w() -> None:
@@ -195,8 +197,8 @@ def test_a_frozen_weight_leaves_nothing_to_w() -> None:
     x = INPUTS["rows"].detach().requires_grad_()
     split(x).sum().backward()
     torch.testing.assert_close(x.grad, split.weight.sum(0).expand(4, 3))
-    assert not split.weight.main_grad.any()
-    assert torch.equal(split.bias.main_grad, torch.full((5,), 4.0, dtype=torch.float64))
+    assert not main_grad_of(split.weight).any()
+    assert torch.equal(main_grad_of(split.bias), torch.full((5,), 4.0, dtype=torch.float64))
 
 
 def test_an_input_changed_in_place_is_caught_in_b() -> None:
@@ -240,7 +242,7 @@ class Tap(torch.autograd.Function):
 def test_b_leaves_no_graph_and_w_no_memory() -> None:
     deferred: list[Work] = []
     split = make_linear(deferred.append)
-    x = Tap.apply(INPUTS["rows"].clone().requires_grad_())
+    x = apply(Tap, INPUTS["rows"].clone().requires_grad_())
     y = split(x)
     gradient = torch.ones_like(y)
     y.backward(gradient)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from megatron.model.stage import RankModel, place
 
 CPU = torch.device("cpu")
 WORD_EMBEDDINGS, OUTPUT_LAYER = "embedding.word_embeddings.weight", "output_layer.weight"
-OPTIONS = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "untied": {"tie_embeddings": False},
     "llama": {
@@ -120,7 +121,8 @@ def test_both_ends_on_one_rank_share_a_tied_matrix(tied: bool) -> None:
     assert first.output_layer is not None
     assert (first.input_layer.weight is first.output_layer.weight) == tied
     assert not first.holds_tied_copy
-    assert second.input_layer is second.output_layer is None
+    assert second.input_layer is None
+    assert second.output_layer is None
     names = [name for model in (first, second) for name, _ in model.global_parameters()]
     assert sorted(names) == sorted(parameter_shapes(options))
 
@@ -134,14 +136,16 @@ def test_both_ends_on_one_rank_share_a_tied_matrix(tied: bool) -> None:
         (FOLDED, (0, 3, 1, 0)),
     ],
 )
-def test_dropout_and_weights_do_not_depend_on_the_placement(stages: list, layers: tuple) -> None:
+def test_dropout_and_weights_do_not_depend_on_the_placement(
+    stages: list[tuple[int, int]], layers: tuple[int, ...]
+) -> None:
     """All stages one after the other make the same numbers, whatever chunks they are."""
     options = GPTOptions(num_layers=4, vocab_size=29)
     outputs = []
-    for case in (([(0, 0), (1, 0)], (2, 2)), (stages, layers)):
-        ranks = chunked(options, *case, dropout=0.3)
+    for order, share in (([(0, 0), (1, 0)], (2, 2)), (stages, layers)):
+        ranks = chunked(options, order, share, dropout=0.3)
         x_bsh = torch.randn(2, 5, options.hidden_size, generator=torch.Generator().manual_seed(1))
-        for rank, chunk in case[0]:
+        for rank, chunk in order:
             x_bsh = ranks[rank](chunk, x_bsh, seed=7, iteration=3, microbatch=2)
         outputs.append(x_bsh)
     assert torch.equal(*outputs)
@@ -149,7 +153,10 @@ def test_dropout_and_weights_do_not_depend_on_the_placement(stages: list, layers
 
 
 def chunked(
-    options: GPTOptions, stages: list, layers: tuple, dropout: float = 0.0
+    options: GPTOptions,
+    stages: list[tuple[int, int]],
+    layers: tuple[int, ...],
+    dropout: float = 0.0,
 ) -> list[RankModel]:
     """The parts of a model with the vocabulary whole, with their weights, ready to train."""
     config = replace(

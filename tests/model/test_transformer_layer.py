@@ -1,6 +1,7 @@
 """The block: its formula, its parameter names, its dropout."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -48,6 +49,7 @@ def make_layer(config: ModelConfig, dtype: torch.dtype = torch.float64) -> Trans
 def test_both_branches_read_normed_and_add_to_the_stream(config: ModelConfig) -> None:
     layer = make_layer(config)
     for norm in (layer.input_layernorm, layer.pre_mlp_layernorm):
+        assert isinstance(norm.weight, torch.Tensor)
         torch.nn.init.normal_(norm.weight)  # or the one would pass for the other
     rope = RotaryEmbedding(4, 8, 1.0, 10000, CPU) if config is LLAMA else None
     x = torch.randn(2, 8, 16, dtype=torch.float64)
@@ -87,12 +89,14 @@ def test_parameters_have_megatrons_names_and_shapes() -> None:
 
 @pytest.mark.parametrize("which", ["hidden_dropout", "attention_dropout"])
 def test_dropout_follows_its_seed_and_stops_in_evaluation(which: str) -> None:
-    layer = make_layer(replace(GPT, **{which: 0.5}))
+    changes: dict[str, Any] = {which: 0.5}
+    layer = make_layer(replace(GPT, **changes))
     x = torch.randn(2, 8, 16, dtype=torch.float64)
 
     def run(microbatch: int) -> torch.Tensor:
         seed_dropout(1, 0, microbatch, 0)
-        return layer(x)
+        y: torch.Tensor = layer(x)
+        return y
 
     first = run(0)
     assert torch.equal(first, run(0))

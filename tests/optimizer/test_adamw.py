@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from megatron.kernels.choose import kernels_for
+from megatron.layers.main_grad import main_grad_of
 from megatron.optimizer.adamw import MixedPrecisionAdamW
 from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.main_gradients import MainGradients
@@ -35,7 +36,7 @@ def train(dtype: torch.dtype) -> tuple[dict[str, nn.Parameter], list[float]]:
     norms = []
     for lr, grads in zip(RATES, gradients(), strict=True):
         for name, parameter in parameters.items():
-            parameter.main_grad.copy_(grads[name])
+            main_grad_of(parameter).copy_(grads[name])
         norms.append(float(torch.cat([g.flatten() for g in grads.values()]).norm()))
         optimizer.step(lr, norms[-1])
         main_gradients.zero()
@@ -58,14 +59,14 @@ def by_hand(name: str, dtype: torch.dtype, norms: list[float]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 1e-5), (torch.float64, 1e-6)])
-def test_full_precision_follows_the_formulas(dtype, rtol):
+def test_full_precision_follows_the_formulas(dtype: torch.dtype, rtol: float) -> None:
     parameters, norms = train(dtype)
     for name, parameter in parameters.items():
         expected = by_hand(name, dtype, norms).to(dtype)
         torch.testing.assert_close(parameter.detach(), expected, rtol=rtol, atol=rtol)
 
 
-def test_bf16_parameters_are_the_rounded_fp32_masters():
+def test_bf16_parameters_are_the_rounded_fp32_masters() -> None:
     parameters, norms = train(torch.bfloat16)
     for name, parameter in parameters.items():
         expected = by_hand(name, torch.bfloat16, norms)
@@ -75,19 +76,19 @@ def test_bf16_parameters_are_the_rounded_fp32_masters():
         assert torch.all(error <= expected.abs() * 2.0**-8 + 1e-6), name
 
 
-def test_bf16_keeps_steps_too_small_for_bf16():
+def test_bf16_keeps_steps_too_small_for_bf16() -> None:
     parameter = nn.Parameter(torch.ones(16, 16, dtype=torch.bfloat16))
     MainGradients([parameter], kernels_for(CPU, parameter.dtype))
     optimizer = MixedPrecisionAdamW([OptimizedParameter("w", parameter, False)], CONFIG)
     for _ in range(64):  # 64 steps of 2**-12 are 2**-6; one alone is lost in bf16 (2**-9)
-        parameter.main_grad.fill_(1.0)
+        main_grad_of(parameter).fill_(1.0)
         optimizer.step(2.0**-12, grad_norm=0.5)
     torch.testing.assert_close(parameter.detach().float(), torch.full((16, 16), 1 - 2.0**-6))
 
 
 @pytest.mark.parametrize("norm", [float("nan"), float("inf")])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_norm_that_is_no_number_changes_nothing(dtype, norm):
+def test_a_norm_that_is_no_number_changes_nothing(dtype: torch.dtype, norm: float) -> None:
     parameter = nn.Parameter(torch.ones(4, 4, dtype=dtype))
     MainGradients([parameter], kernels_for(CPU, parameter.dtype))
     optimizer = MixedPrecisionAdamW([OptimizedParameter("w", parameter, True)], CONFIG)
@@ -96,12 +97,12 @@ def test_a_norm_that_is_no_number_changes_nothing(dtype, norm):
     assert torch.all(parameter == 1)
 
 
-def test_full_precision_holds_no_second_copy():
+def test_full_precision_holds_no_second_copy() -> None:
     parameter = nn.Parameter(torch.ones(4, 4))
     MainGradients([parameter], kernels_for(CPU, parameter.dtype))
     address = parameter.data_ptr()
     optimizer = MixedPrecisionAdamW([OptimizedParameter("w", parameter, True)], CONFIG)
-    parameter.main_grad.fill_(1.0)
+    main_grad_of(parameter).fill_(1.0)
     optimizer.step(0.1, 4.0)
     assert parameter.data_ptr() == address
     assert torch.all(parameter < 1)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from megatron.kernels.choose import kernels_for
+from megatron.layers.main_grad import main_grad_of
 from megatron.optimizer.grad_norm import BLOCK_ELEMENTS, clip_coefficient, local_sum_of_squares
 from megatron.optimizer.main_gradients import MainGradients
 from megatron.optimizer.parameters import OptimizedParameter
@@ -13,14 +14,14 @@ from megatron.optimizer.parameters import OptimizedParameter
 def entry(grad: torch.Tensor, counts_in_norm: bool = True) -> OptimizedParameter:
     parameter = nn.Parameter(torch.zeros_like(grad))
     MainGradients([parameter], kernels_for(grad.device, grad.dtype))
-    parameter.main_grad.copy_(grad)
+    main_grad_of(parameter).copy_(grad)
     return OptimizedParameter("weight", parameter, True, counts_in_norm)
 
 
 @pytest.mark.parametrize(
     "shape", [(3,), (BLOCK_ELEMENTS,), (BLOCK_ELEMENTS + 1,), (1000, 1000), (2, 3 * BLOCK_ELEMENTS)]
 )
-def test_equals_the_float64_sum(shape):
+def test_equals_the_float64_sum(shape: tuple[int, ...]) -> None:
     grad = torch.randn(shape) * 1e-3
     expected = grad.double().square().sum()
     total = local_sum_of_squares([entry(grad)])
@@ -28,27 +29,27 @@ def test_equals_the_float64_sum(shape):
     torch.testing.assert_close(total, expected, rtol=1e-6, atol=0)
 
 
-def test_stays_exact_where_one_fp32_sum_would_not():
+def test_stays_exact_where_one_fp32_sum_would_not() -> None:
     grad = torch.full((1 << 24,), 0.1)
     expected = grad[0].double().square() * grad.numel()
     torch.testing.assert_close(local_sum_of_squares([entry(grad)]), expected, rtol=1e-5, atol=0)
 
 
-def test_a_copy_that_does_not_count_is_left_out():
+def test_a_copy_that_does_not_count_is_left_out() -> None:
     counted, copy = torch.randn(10), torch.randn(10)
     total = local_sum_of_squares([entry(counted), entry(copy, counts_in_norm=False)])
     torch.testing.assert_close(total, counted.double().square().sum(), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_bad_entry_reaches_the_norm(bad):
+def test_a_bad_entry_reaches_the_norm(bad: float) -> None:
     grad = torch.ones(2 * BLOCK_ELEMENTS)
     grad[BLOCK_ELEMENTS + 7] = bad
     assert not torch.isfinite(local_sum_of_squares([entry(grad)]))
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
-def test_clips_as_pytorch_does(scale):
+def test_clips_as_pytorch_does(scale: float) -> None:
     parameter = nn.Parameter(torch.zeros(50))
     parameter.grad = torch.randn(50) * scale
     before = parameter.grad.clone()
@@ -56,5 +57,5 @@ def test_clips_as_pytorch_does(scale):
     torch.testing.assert_close(before * clip_coefficient(float(norm), 2.0), parameter.grad)
 
 
-def test_no_limit_means_no_clipping():
+def test_no_limit_means_no_clipping() -> None:
     assert clip_coefficient(1e9, 0.0) == 1.0

@@ -1,6 +1,7 @@
 """The learning rate against tables worked out by hand."""
 
 import math
+from typing import Literal
 
 import pytest
 
@@ -11,7 +12,7 @@ WARMUP, DECAY = 40, 240  # samples
 PEAK, FLOOR, START = 1.0, 0.2, 0.1
 
 
-def config(style: str, warmup: int = WARMUP) -> OptimizerConfig:
+def config(style: Literal["linear", "cosine", "constant"], warmup: int = WARMUP) -> OptimizerConfig:
     return OptimizerConfig(
         lr=PEAK,
         min_lr=FLOOR,
@@ -38,11 +39,15 @@ CONSTANT = {41: 1.0, 240: 1.0, 10_000: 1.0}
     ("style", "table"),
     [("linear", WARM | LINEAR), ("cosine", WARM | COSINE), ("constant", WARM | CONSTANT)],
 )
-def test_matches_the_table(style, table):
+def test_matches_the_table(
+    style: Literal["linear", "cosine", "constant"], table: dict[int, float]
+) -> None:
     for samples, rate in table.items():
         assert learning_rate(config(style), samples) == pytest.approx(rate, rel=1e-12), samples
 
 
 @pytest.mark.parametrize("style", ["linear", "cosine", "constant"])
-def test_without_warmup_the_first_iteration_uses_the_peak(style):
+def test_without_warmup_the_first_iteration_uses_the_peak(
+    style: Literal["linear", "cosine", "constant"],
+) -> None:
     assert learning_rate(config(style, warmup=0), 0) == PEAK

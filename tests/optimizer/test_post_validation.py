@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from megatron.kernels.choose import kernels_for
+from megatron.layers.main_grad import main_grad_of
 from megatron.optimizer.adamw import MixedPrecisionAdamW
 from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.global_state import GlobalState, add_up
@@ -48,7 +49,7 @@ class Replica:
     def draw_gradients(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         for entry in self.parameters:
-            entry.parameter.main_grad.normal_(generator=generator)
+            main_grad_of(entry.parameter).normal_(generator=generator)
 
     def values(self) -> list[torch.Tensor]:
         return [entry.parameter.detach().clone() for entry in self.parameters]

@@ -3,6 +3,7 @@
 import os
 import sys
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ def test_a_rank_has_set_it_before_it_asks_for_gpus(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
 def test_whoever_connects_over_nccl_has_set_it(
-    backend: str, monkeypatch: pytest.MonkeyPatch
+    backend: Literal["nccl", "gloo"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def use_gpu(device: torch.device) -> None:
         raise GpuAskedForError

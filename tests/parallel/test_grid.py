@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron.parallel.grid import Coordinates, Grid
+from megatron.parallel.grid import AxisName, Coordinates, Grid
 
-AXES = ("tensor", "data", "pipeline", "vocabulary", "world")
+AXES: tuple[AxisName, ...] = ("tensor", "data", "pipeline", "vocabulary", "world")
 SIZES = st.integers(1, 5)
 GRIDS = st.builds(Grid, SIZES, SIZES, SIZES, st.sampled_from(["tp-dp-pp", "tp-pp-dp"]))
 
@@ -48,7 +48,7 @@ def test_coordinates_are_those_of_nested_loops_and_lead_back(grid: Grid) -> None
 
 @pytest.mark.parametrize("name", AXES)
 @given(grid=GRIDS)
-def test_groups_of_an_axis_tile_the_job(name: str, grid: Grid) -> None:
+def test_groups_of_an_axis_tile_the_job(name: AxisName, grid: Grid) -> None:
     groups = grid.groups(name)
     assert sorted(itertools.chain(*groups)) == list(range(grid.world_size))
     assert len({len(ranks) for ranks in groups}) == 1
@@ -57,7 +57,9 @@ def test_groups_of_an_axis_tile_the_job(name: str, grid: Grid) -> None:
 
 @pytest.mark.parametrize("name", AXES)
 @given(grid=GRIDS, data=st.data())
-def test_an_axis_is_what_the_enumeration_finds(name: str, grid: Grid, data: st.DataObject) -> None:
+def test_an_axis_is_what_the_enumeration_finds(
+    name: AxisName, grid: Grid, data: st.DataObject
+) -> None:
     rank = data.draw(st.integers(0, grid.world_size - 1))
     axis = grid.axis(name, rank)
     assert axis.name == name
@@ -97,4 +99,4 @@ def test_a_grid_without_ranks_is_refused(sizes: tuple[int, int, int]) -> None:
 
 def test_an_unknown_order_is_refused() -> None:
     with pytest.raises(ValueError, match="'pp-tp-dp': must be tp-dp-pp or tp-pp-dp"):
-        Grid(order="pp-tp-dp")
+        Grid(order="pp-tp-dp")  # type: ignore[arg-type]  # the mistake that is tried

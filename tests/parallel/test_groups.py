@@ -8,11 +8,11 @@ import torch.distributed as dist
 from harness.rank_pool import RankPool
 
 from megatron.parallel import collectives
-from megatron.parallel.grid import Grid, Tiling
+from megatron.parallel.grid import AxisName, Grid, Tiling
 from megatron.parallel.groups import Groups, connect_grid, make_groups, single_rank
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-AXES = ("world", "tensor", "data", "pipeline", "vocabulary")
+AXES: tuple[AxisName, ...] = ("world", "tensor", "data", "pipeline", "vocabulary")
 OTHERS = ("forward", "backward", "ends", "world_hosts", "pipeline_hosts")
 GRIDS = [Grid(2, 2, 1), Grid(2, 1, 2), Grid(1, 2, 2), Grid(1, 2, 2, "tp-pp-dp"), Grid(1, 1, 4)]
 
@@ -42,8 +42,8 @@ def test_whoever_is_on_an_axis_is_heard_there(grid: Grid, ranks: RankPool) -> No
     for rank, heard in enumerate(by_rank):
         for name in AXES:
             assert heard[name] == list(grid.axis(name, rank).ranks)
-        for name in ("forward", "backward", "pipeline_hosts"):
-            assert heard[name] == heard["pipeline"]
+        for other in ("forward", "backward", "pipeline_hosts"):
+            assert heard[other] == heard["pipeline"]
         pipeline = heard["pipeline"]
         both = sorted({pipeline[0], pipeline[-1]})
         assert heard["ends"] == (both if rank in both else [rank])
@@ -57,7 +57,7 @@ def connect(
 
     def make(use: str, tiling: Tiling) -> dist.ProcessGroup:
         asked.append(f"{use} {tiling}")
-        return dist.ProcessGroup(0, 1)
+        return dist.ProcessGroup(dist.HashStore(), 0, 1)
 
     return connect_grid(grid, rank, device, ends, make), asked
 

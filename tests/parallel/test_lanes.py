@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -28,7 +29,12 @@ def thread_lane() -> Iterator[ThreadLane]:
 
 def test_work_runs_in_the_order_of_submission(lane: Lane) -> None:
     done: list[int] = []
-    pending = [lane.submit(lambda i=i: done.append(i) or i) for i in range(50)]
+
+    def note(number: int) -> int:
+        done.append(number)
+        return number
+
+    pending = [lane.submit(partial(note, i)) for i in range(50)]
     # Waited for backwards: the order is the lane's, not the waits'.
     assert [p.wait() for p in reversed(pending)] == list(reversed(range(50)))
     assert done == list(range(50))
@@ -71,7 +77,13 @@ def submit_until_refused(lane: Lane) -> None:
 def test_closing_drops_what_has_not_begun() -> None:
     lane, begun, go_on = ThreadLane("test"), threading.Event(), threading.Event()
     ran: list[str] = []
-    first = lane.submit(lambda: (begun.set(), go_on.wait(60), ran.append("first")))
+
+    def slowly() -> None:
+        begun.set()
+        go_on.wait(60)
+        ran.append("first")
+
+    first = lane.submit(slowly)
     lane.submit(lambda: ran.append("second"))
     begun.wait(60)
     closing = threading.Thread(target=lane.close)
@@ -108,6 +120,10 @@ def test_stream_lane_orders_work_after_the_caller_and_waits_before_it() -> None:
         source = torch.zeros(size, device=device)
         for _ in range(50):  # the lane must not read before these are through
             source += 1
-        pending = lane.submit(lambda source=source: Result(source.sum(dtype=torch.float64)))
+
+        def add_up(source: torch.Tensor = source) -> Result:
+            return Result(source.sum(dtype=torch.float64))
+
+        pending = lane.submit(add_up)
         assert float(pending.wait().total) == 50 * size
     lane.close()

@@ -73,7 +73,8 @@ class _Device:
 
     def go_on(self, done: set[Key]) -> list[Key] | None:
         """Do what can be done; return the communications that start, or None if nothing can."""
-        before, starting = (self._issued, sum(map(len, self._queues.values()))), []
+        before = self._issued, sum(map(len, self._queues.values()))
+        starting: list[Key] = []
         self._issue()
         for queue in self._queues.values():
             while queue and self._is_past(queue[0], done, starting):

@@ -46,7 +46,7 @@ class PretendedGpu(TorchDispatchMode):
     """
 
     def __init__(self, number_of_others: float = 1.0) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # TorchDispatchMode has no types
         self.number_of_others = number_of_others
         self.ranges: list[str] = []
         self._host_must_not_wait = False
@@ -67,11 +67,11 @@ class PretendedGpu(TorchDispatchMode):
         self._context.enter_context(streams_and_events(self))
         self._context.enter_context(kernels())
         self._context.enter_context(FakeTensorMode())
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]  # TorchDispatchMode has no types
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]  # TorchDispatchMode has no types
         self._context.__exit__(*exception)
 
     @contextmanager
@@ -89,7 +89,8 @@ class PretendedGpu(TorchDispatchMode):
 
     def current_number(self) -> int:
         """Its number."""
-        return self._guard.current_stream()
+        number: int = self._guard.current_stream()
+        return number
 
     def new_stream(self) -> int:
         """Return the number of a new stream."""

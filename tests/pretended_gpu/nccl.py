@@ -45,7 +45,7 @@ class PretendedNccl(dist.ProcessGroup):
     """
 
     def __init__(self, gpu: PretendedGpu, name: str, rank: int, size: int) -> None:
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # type: ignore[call-arg]  # PyTorch's stub knows one of two
         self._gpu = gpu
         self._name = name
         self._rank = rank
@@ -68,21 +68,29 @@ class PretendedNccl(dist.ProcessGroup):
         """Start receiving."""
         return self._issue("receive", source, [], tensors, asynchronous=True)
 
-    def broadcast(self, tensors: list[Tensor], options: Any) -> PretendedWork:
+    def broadcast(  # type: ignore[override]  # of PyTorch's overloads, only the one that is called
+        self, tensors: list[Tensor], options: Any
+    ) -> PretendedWork:
         """The root's tensor for everybody."""
         root = options.rootRank
         reads, writes = (tensors, []) if root == self._rank else ([], tensors)
         return self._issue("broadcast", root, reads, writes, options.asyncOp)
 
-    def reduce(self, tensors: list[Tensor], options: Any) -> PretendedWork:
+    def reduce(  # type: ignore[override]  # see broadcast
+        self, tensors: list[Tensor], options: Any
+    ) -> PretendedWork:
         """The sum for the root; in place, so that the others' is undefined after."""
         return self._issue("reduce", options.rootRank, [], tensors, options.asyncOp)
 
-    def allreduce(self, tensors: list[Tensor], options: Any) -> PretendedWork:
+    def allreduce(  # type: ignore[override]  # see broadcast
+        self, tensors: list[Tensor], options: Any
+    ) -> PretendedWork:
         """The sum or maximum for everybody, in place."""
         return self._issue("all_reduce", -1, [], tensors, options.asyncOp)
 
-    def _allgather_base(self, output: Tensor, tensor: Tensor, options: Any) -> PretendedWork:
+    def _allgather_base(  # type: ignore[override]  # see broadcast
+        self, output: Tensor, tensor: Tensor, options: Any
+    ) -> PretendedWork:
         return self._issue("all_gather", -1, [tensor], [output], options.asyncOp)
 
     def _issue(

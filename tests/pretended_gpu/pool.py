@@ -4,6 +4,7 @@ import faulthandler
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
@@ -24,15 +25,16 @@ class GpuPool:
     def map(self, function: Callable[..., T], *arguments: Any, ranks: int) -> list[T]:
         """Return ``function(*arguments, rank)`` of every rank, found side by side."""
         running = [
-            self._executor.submit(_in_time, function, *arguments, rank) for rank in range(ranks)
+            self._executor.submit(_in_time, partial(function, *arguments, rank))
+            for rank in range(ranks)
         ]
         return [each.result() for each in running]
 
 
-def _in_time(function: Callable[..., T], *arguments: Any) -> T:
+def _in_time(function: Callable[[], T]) -> T:
     faulthandler.dump_traceback_later(PATIENCE, exit=True)
     try:
-        return function(*arguments)
+        return function()
     finally:
         faulthandler.cancel_dump_traceback_later()
 

@@ -14,7 +14,7 @@ from pretended_gpu.nccl import PretendedNccl
 from pretended_gpu.order import Issued, Step
 
 from megatron.config.run_config import RunConfig
-from megatron.data.microbatch import Microbatch
+from megatron.data.microbatch import Microbatch, MicrobatchLoader
 from megatron.parallel.grid import Grid, Tiling
 from megatron.parallel.groups import ConnectedAxis, Groups, connect_grid
 from megatron.runtime.batch import DeviceMicrobatch, to_device
@@ -83,7 +83,7 @@ def run_rank(
         step = make_train_step(config.optimizer, state)
         recorder = Recorder(rank, DEVICE)
         restore = Mock(wraps=state.optimizer.restore)
-        state.optimizer.restore = restore
+        vars(state.optimizer)["restore"] = restore
         for number in range(iterations):
             last = observed and number == iterations - 1
             gpu.ranges.clear()
@@ -119,7 +119,7 @@ def run_loop(config: RunConfig, rank: int) -> tuple[str, list[str]]:
     return printed.getvalue(), gpu.faults
 
 
-class _Loader:
+class _Loader(MicrobatchLoader):
     """In place of ``MicrobatchLoader``."""
 
     def __init__(self, config: RunConfig) -> None:
@@ -146,7 +146,7 @@ def _let_no_schedule_wait(gpu: PretendedGpu, state: TrainState) -> None:
         return watching
 
     pipeline = state.pipeline
-    pipeline.train, pipeline.evaluate = watched(pipeline.train), watched(pipeline.evaluate)
+    vars(pipeline).update(train=watched(pipeline.train), evaluate=watched(pipeline.evaluate))
 
 
 def _groups(gpu: PretendedGpu, config: RunConfig, rank: int) -> Groups:

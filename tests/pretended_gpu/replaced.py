@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
 
 import torch
@@ -50,13 +50,15 @@ def _attention_of_a_gpu(
     Flash attention knows bf16 and query groups, the memory-efficient kernel fp32 without groups.
     """
     if q_basd.dtype == torch.bfloat16:
-        return _aten._scaled_dot_product_flash_attention(
+        flash_basd: Tensor = _aten._scaled_dot_product_flash_attention(
             q_basd, k_bgsd, v_bgsd, dropout_p, is_causal
         )[0]
+        return flash_basd
     assert not enable_gqa, "no kernel of a GPU knows groups in fp32"
-    return _aten._scaled_dot_product_efficient_attention(
+    efficient_basd: Tensor = _aten._scaled_dot_product_efficient_attention(
         q_basd, k_bgsd, v_bgsd, None, True, dropout_p, is_causal
     )[0]
+    return efficient_basd
 
 
 class _Event:
@@ -88,6 +90,8 @@ class _Event:
 class _Stream(torch.Stream):
     """In place of ``torch.cuda.Stream``."""
 
+    gpu: "PretendedGpu"
+
     def __new__(cls, gpu: "PretendedGpu", number: int) -> "_Stream":
         self = super().__new__(cls, stream_id=number, device_index=0, device_type=_CUDA)
         self.gpu = gpu
@@ -96,15 +100,21 @@ class _Stream(torch.Stream):
     def __init__(self, *_: Any) -> None:
         """Nothing: ``__new__`` has done it."""
 
-    def record_event(self, event: _Event | None = None) -> _Event:
-        event = event or torch.cuda.Event()
-        event.record(self)
-        return event
+    def record_event(  # type: ignore[override]  # events are pretended as well
+        self, event: _Event | None = None
+    ) -> _Event:
+        recorded: Any = event or torch.cuda.Event()
+        recorded.record(self)
+        return cast(_Event, recorded)
 
-    def wait_event(self, event: _Event) -> None:
+    def wait_event(  # type: ignore[override]  # events are pretended as well
+        self, event: _Event
+    ) -> None:
         event.wait(self)
 
-    def wait_stream(self, other: "_Stream") -> None:
+    def wait_stream(  # type: ignore[override]  # the other is pretended as well
+        self, other: "_Stream"
+    ) -> None:
         self.wait_event(other.record_event())
 
     def synchronize(self) -> None:

@@ -1,6 +1,7 @@
 """What must hold of what the ranks of a pipeline have done on their pretended GPUs."""
 
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ def assert_communications_fit(issued: list[list[Issued]]) -> None:
                 assert sender != receiver or not sent
 
 
-def transfers(own: list[Issued], group: str, kind: str, peer: int) -> list[tuple]:
+def transfers(own: list[Issued], group: str, kind: str, peer: int) -> list[tuple[Any, ...]]:
     return [
         (each.shape, each.dtype)
         for each in own

@@ -1,7 +1,10 @@
 """What the pretended GPUs are there to find, they find: the CUDA code, broken in every such way."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any, TypeAlias
 from unittest.mock import patch
 
 import pytest
@@ -13,19 +16,25 @@ from pretended_gpu.pool import GpuPool
 from pretended_gpu.rank import Findings, run_rank
 from pretended_gpu.sound import assert_communications_fit, assert_sound, needs_cpu_build
 from reference.plain_gpt import GPTOptions
+from torch import nn
 
 from megatron.config.run_config import RunConfig
 from megatron.layers.vocabulary.output_s import ShardState
 from megatron.parallel import lanes
 from megatron.runtime import pipeline
 from megatron.runtime.stage_passes import StagePasses
-from megatron.schedules.lower import Start
+from megatron.schedules.costs import Costs
+from megatron.schedules.lower import Program, Start, lower
+from megatron.schedules.passes import Pass
+from megatron.schedules.plan import Plan
 
 pytestmark = needs_cpu_build
 
+Fault: TypeAlias = Callable[[], AbstractContextManager[Any]]
 
-def a_lane_that_does_not_wait_for_its_caller() -> object:
-    def submit(self, work):
+
+def a_lane_that_does_not_wait_for_its_caller() -> AbstractContextManager[Any]:
+    def submit(self: lanes.StreamLane, work: Callable[[], Any]) -> Any:
         with torch.cuda.stream(self._stream), torch.no_grad():
             value = work()
         return lanes._StreamResult(work, value, self._stream.record_event())
@@ -33,67 +42,67 @@ def a_lane_that_does_not_wait_for_its_caller() -> object:
     return patch.object(lanes.StreamLane, "submit", submit)
 
 
-def a_result_that_nobody_waits_for() -> object:
+def a_result_that_nobody_waits_for() -> AbstractContextManager[Any]:
     return patch.object(lanes._StreamResult, "wait", lambda self: self._value)
 
 
-def a_result_that_the_allocator_does_not_know_of() -> object:
-    def wait(self):
+def a_result_that_the_allocator_does_not_know_of() -> AbstractContextManager[Any]:
+    def wait(self: Any) -> Any:
         torch.cuda.current_stream().wait_event(self._done)
         return self._value
 
     return patch.object(lanes._StreamResult, "wait", wait)
 
 
-def a_gradient_that_is_dropped_unrecorded() -> object:
-    def drop(self):
+def a_gradient_that_is_dropped_unrecorded() -> AbstractContextManager[Any]:
+    def drop(self: ShardState) -> None:
         self.raw_gradient_nh = self.target_gradient_nh = None
 
     return patch.object(ShardState, "drop_gradient", drop)
 
 
-def _after_forward(act) -> object:
+def _after_forward(act: Callable[[nn.Module], object]) -> AbstractContextManager[Any]:
     forward = StagePasses.forward
 
-    def and_more(self, item):
+    def and_more(self: StagePasses, item: Pass) -> None:
         forward(self, item)
         act(self.model)
 
     return patch.object(StagePasses, "forward", and_more)
 
 
-def a_pass_that_looks_at_a_number() -> object:
+def a_pass_that_looks_at_a_number() -> AbstractContextManager[Any]:
     return _after_forward(lambda model: float(next(model.parameters()).detach().sum()))
 
 
-def a_pass_that_sends_a_number() -> object:
+def a_pass_that_sends_a_number() -> AbstractContextManager[Any]:
     return _after_forward(lambda model: torch.tensor([1.0]).to(next(model.parameters()).device))
 
 
-def a_pass_that_takes_indices_from_the_host() -> object:
+def a_pass_that_takes_indices_from_the_host() -> AbstractContextManager[Any]:
     return _after_forward(lambda model: next(model.parameters()).detach()[torch.tensor([0])])
 
 
-def a_pass_that_asks_a_mask_how_many() -> object:
-    def overwrite(model):
+def a_pass_that_asks_a_mask_how_many() -> AbstractContextManager[Any]:
+    def overwrite(model: nn.Module) -> None:
         copy = next(model.parameters()).detach().clone()
         copy[copy > 0] = copy.flatten()
 
     return _after_forward(overwrite)
 
 
-def a_batch_in_pageable_memory() -> object:
-    def move(tensor, device):
+def a_batch_in_pageable_memory() -> AbstractContextManager[Any]:
+    def move(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         return tensor.to(device, non_blocking=True)
 
     return patch("megatron.runtime.batch._moved", move)
 
 
-def a_pass_that_synchronizes() -> object:
+def a_pass_that_synchronizes() -> AbstractContextManager[Any]:
     return _after_forward(lambda model: torch.cuda.synchronize())
 
 
-def a_pass_that_keeps_something() -> object:
+def a_pass_that_keeps_something() -> AbstractContextManager[Any]:
     kept: list[torch.Tensor] = []
     return _after_forward(lambda model: kept.append(next(model.parameters()).clone()))
 
@@ -112,13 +121,13 @@ FAULTS = {
 }
 
 
-def run_with(fault, config: RunConfig, rank: int) -> Findings:
+def run_with(fault: Fault, config: RunConfig, rank: int) -> Findings:
     with fault():
         return run_rank(config, rank)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_what_is_broken_is_found(fault, gpus: GpuPool) -> None:
+def test_what_is_broken_is_found(fault: Fault, gpus: GpuPool) -> None:
     config = Job(GPTOptions(num_layers=2), microbatches=3).config(Layout(2, "vocab-2"))
     for own in gpus.map(run_with, fault, config, ranks=2):
         assert any(FAULTS[fault] in what for what in own.faults), own.faults
@@ -132,17 +141,17 @@ def test_what_grows_is_found(gpus: GpuPool) -> None:
         assert_sound(found)
 
 
-def other_order_on_one_rank(rank: int) -> object:
+def other_order_on_one_rank(rank: int) -> AbstractContextManager[Any]:
     """Exchange the broadcast of X with the reduction that is started next, of the embeddings."""
-    lower = pipeline.lower
 
-    def lower_and_exchange(plan, costs):
+    def lower_and_exchange(plan: Plan, costs: Costs) -> Program:
         program = lower(plan, costs)
         if rank != 0:
             return program
         row = list(program.rows[0])
-        comms = [n for n, s in enumerate(row) if isinstance(s, Start) and s.comm.kind[0] == "C"]
-        kinds = [row[n].comm.kind for n in comms]
+        found = [(n, s.comm.kind) for n, s in enumerate(row) if isinstance(s, Start)]
+        comms = [n for n, kind in found if kind[0] == "C"]
+        kinds = [kind for _, kind in found if kind[0] == "C"]
         n = next(n for n in range(len(comms)) if kinds[n : n + 2] == ["CIF", "C0"])
         one, other = comms[n : n + 2]
         row[one], row[other] = row[other], row[one]

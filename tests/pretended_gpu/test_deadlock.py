@@ -1,5 +1,7 @@
 """Queues of several ranks end, or it is told who stands where."""
 
+from typing import Any
+
 import pytest
 from pretended_gpu.deadlock import ENDS, stuck
 from pretended_gpu.order import Issued, Step, Streams
@@ -56,7 +58,7 @@ def test_only_the_ends_are_in_the_communicator_of_ends() -> None:
 
 
 @pytest.mark.parametrize("issue", [asynchronous, on_one_stream])
-def test_one_order_ends_on_all_ranks(issue) -> None:
+def test_one_order_ends_on_all_ranks(issue: Any) -> None:
     assert stuck([issue(SEND, REDUCE, BACK_AGAIN), issue(RECEIVE, REDUCE, BACK)]) == []
 
 

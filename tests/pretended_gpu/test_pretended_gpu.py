@@ -7,6 +7,7 @@ the memory is what a dry run says.
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ def check(schedule: str, treatment: str, p: int, tied: bool, gpus: GpuPool, fold
     config = job(p, tied).config(layout(schedule, treatment, p, folder), torch.bfloat16)
     found = gpus.map(run, config, ranks=p)
     assert_sound(found)
-    by_group = {each.group: set() for own in found for each in own.issued}
+    by_group: dict[str, set[str]] = {each.group: set() for own in found for each in own.issued}
     for own in found:
         for each in own.issued:
             by_group[each.group].add(each.kind)
@@ -68,7 +69,7 @@ def test_all_pairs_of_schedule_and_treatment(
     check(schedule, treatment, 2, False, gpus, tmp_path)
 
 
-VARIANTS = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "fp32": {},
     "fp32 groups": {"num_query_groups": 2},
     "groups": {"num_query_groups": 2},

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from correctness.rank_runs import CPU, ListLoader, load, make_pipeline_groups
+from correctness.rank_runs import CPU, Batches, ListLoader, load, make_pipeline_groups
 from correctness.short_runs import Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions, random_parameters
 
 from megatron.config.run_config import RunConfig
+from megatron.layers.main_grad import main_grad_of
 from megatron.parallel.groups import single_rank
 from megatron.training.loop import run_iteration
 from megatron.training.setup import build_train_state
@@ -19,7 +20,7 @@ JOB = Job(
 
 
 def train_with_a_flaw(
-    rank: int, world_size: int, *, config: RunConfig, batches: list, flaw: str, where: int
+    rank: int, world_size: int, *, config: RunConfig, batches: Batches, flaw: str, where: int
 ) -> tuple[int, str]:
     """Spoil a parameter of rank ``where`` after the first iteration and train on.
 
@@ -44,7 +45,7 @@ def train_with_a_flaw(
 def spoil(parameters: dict[str, torch.nn.Parameter], flaw: str) -> None:
     name, _, value = flaw.partition("=")
     if value == "gradient":
-        parameters[name].main_grad.fill_(torch.inf)
+        main_grad_of(parameters[name]).fill_(torch.inf)
     else:
         parameters[name].detach().fill_(float(value))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from correctness.rank_runs import CPU, make_pipeline_groups
+from correctness.rank_runs import CPU, Batches, make_pipeline_groups
 from correctness.short_runs import LAYOUTS, Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
@@ -44,7 +44,7 @@ class Observed:
     loss_parts: tuple[float, float]
 
 
-def run_recorded(rank: int, world_size: int, *, config: RunConfig, batches: list) -> Observed:
+def run_recorded(rank: int, world_size: int, *, config: RunConfig, batches: Batches) -> Observed:
     state = build_train_state(config, make_pipeline_groups())
     pipeline = state.pipeline
     recorder = Recorder(rank, CPU)
@@ -52,6 +52,8 @@ def run_recorded(rank: int, world_size: int, *, config: RunConfig, batches: list
     state.groups.world.barrier()
     recorder.begin()
     second = pipeline.train(to_device(batches[1], CPU), 1, recorder)
+    assert first is not None
+    assert second is not None
     timeline = pipeline.timeline(recorder)
     pipeline.close()
     peak, left = pipeline.store.peak_in_flight, len(pipeline.store)
@@ -60,7 +62,8 @@ def run_recorded(rank: int, world_size: int, *, config: RunConfig, batches: list
 
 @pytest.fixture(scope="module", params=LAYOUTS, ids=str)
 def layout(request: pytest.FixtureRequest) -> Layout:
-    return request.param
+    drawn: Layout = request.param
+    return drawn
 
 
 @pytest.fixture(scope="module")

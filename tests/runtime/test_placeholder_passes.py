@@ -1,5 +1,7 @@
 """Placeholder passes leave what real ones leave: other ranks go on computing beside them."""
 
+from collections.abc import Sequence
+
 import pytest
 from correctness.rank_runs import CPU, make_pipeline_groups
 from correctness.short_runs import Job, Layout
@@ -7,7 +9,7 @@ from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
-from megatron.runtime.batch import to_device
+from megatron.runtime.batch import HostMicrobatch, to_device
 from megatron.training.setup import build_train_state
 
 TREATMENTS = ("none", "vocab-2", "vocab-1", "naive", "interlaced")
@@ -22,7 +24,12 @@ CASES = [
 
 
 def train_placeholders_on_one_rank(
-    rank: int, world_size: int, *, config: RunConfig, batch: list, placeholder: int
+    rank: int,
+    world_size: int,
+    *,
+    config: RunConfig,
+    batch: Sequence[HostMicrobatch],
+    placeholder: int,
 ) -> tuple[bool, int]:
     """Abandon an iteration on one rank only; return whether this one went on, and what is left."""
     state = build_train_state(config, make_pipeline_groups())

@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 import pytest
@@ -12,9 +13,9 @@ from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
-from megatron.runtime.batch import to_device
+from megatron.runtime.batch import HostMicrobatch, to_device
 from megatron.runtime.clocks import Offset, clock_offset, common_start
-from megatron.runtime.observer import NamedRanges
+from megatron.runtime.observer import NamedRanges, Observer
 from megatron.runtime.timeline import Recorder
 from megatron.schedules.lower import Program, Wait
 from megatron.schedules.needs import Comm
@@ -53,7 +54,7 @@ def test_processes_of_one_machine_have_one_clock(ranks: RankPool) -> None:
     assert len({start for _, start in results}) == 1
 
 
-def record_all(recorder: Recorder) -> None:
+def record_all(recorder: Observer) -> None:
     comm = Comm("C1", 2)
     with recorder.span(Pass("F", 3, 1)):
         pass
@@ -100,7 +101,9 @@ class Recorded:
     timeline: Timeline
 
 
-def record(rank: int, world_size: int, *, config: RunConfig, batch: list) -> Recorded:
+def record(
+    rank: int, world_size: int, *, config: RunConfig, batch: Sequence[HostMicrobatch]
+) -> Recorded:
     state = build_train_state(config, make_pipeline_groups())
     recorder = Recorder(rank, CPU)
     recorder.begin(common_start(state.groups)[0])

@@ -95,7 +95,8 @@ def _output_layer(plan: Plan, i: int, before: dict[Node, set[Node]]) -> None:
         own = rank == last and not synchronous  # it has what it broadcasts
         before[rank, f"S{i}"].add((last, label("F", i, chunk)) if own else (-1, f"C0 {i}"))
     steps = _STEPS[plan.treatment.name]
-    for number, (merged, *following) in enumerate(steps, 1):
+    for number, step in enumerate(steps, 1):
+        merged, following = step[0], step[1:]
         before[-1, f"C{number} {i}"] = {(rank, f"{merged}{i}") for rank in ranks}
         for rank in ranks:
             for kind in following:
@@ -105,9 +106,9 @@ def _output_layer(plan: Plan, i: int, before: dict[Node, set[Node]]) -> None:
     before[last, label("B", i, chunk)].add((-1, f"C{len(steps)} {i}"))
     if synchronous:  # and nobody works while C2 runs
         for rank, row in enumerate(plan.rows):
-            for item, following in pairwise(row):
+            for item, after in pairwise(row):
                 if (item.kind, item.microbatch) == ("T", i):
-                    before[rank, str(following)].add((-1, f"C2 {i}"))
+                    before[rank, str(after)].add((-1, f"C2 {i}"))
 
 
 def end_times(plan: Plan, costs: Costs) -> list[list[float]]:

@@ -70,11 +70,11 @@ def test_every_program_ends(plan: Plan, seed: int) -> None:
 def test_two_ranks_that_disagree_on_the_order_would_not(rank: int) -> None:
     program = lower(make_plan("1f1b", "vocab-2", 2, 4))
     row = list(program.rows[rank])
-    starts = [n for n, step in enumerate(row) if isinstance(step, Start)]
+    starts = [(n, step.comm) for n, step in enumerate(row) if isinstance(step, Start)]
     one, other = next(
         (a, b)
-        for a, b in pairwise(starts)
-        if communicator(row[a].comm) == communicator(row[b].comm)
+        for (a, comm), (b, next_comm) in pairwise(starts)
+        if communicator(comm) == communicator(next_comm)
     )
     row[one], row[other] = row[other], row[one]
     rows = list(program.rows)

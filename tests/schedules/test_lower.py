@@ -6,6 +6,7 @@ import sys
 from collections import Counter, defaultdict
 from itertools import combinations, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -25,7 +26,7 @@ from schedules.cases import (
 from megatron.schedules import lower as lowering
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import IN_FLIGHT_SENDS, Program, Run, Start, Wait, lane, lower
-from megatron.schedules.needs import Comm
+from megatron.schedules.needs import Comm, CommKind
 from megatron.schedules.passes import PASS_KINDS, PassKind
 from megatron.schedules.plan import Plan, evaluation_plan
 from megatron.schedules.timing import earliest
@@ -201,10 +202,11 @@ def test_messages_no_longer_than_the_passes_cost_what_they_do_in_the_plan(
 ) -> None:
     """A link is free again before its rank has the next message, and two buffers are enough."""
     costs = random_costs(seed, case.ranks, case.chunks)
+    tables: Any = costs.passes
     forward, backward = (
-        min(float(time) for row in costs.passes[kind] for time in row) for kind in ("F", "B")
+        min(float(time) for row in tables[kind] for time in row) for kind in ("F", "B")
     )
-    comms = {"X": min(forward, longest / 4), "G": min(backward, longest / 4)}
+    comms: dict[CommKind, float] = {"X": min(forward, longest / 4), "G": min(backward, longest / 4)}
     real = Costs(costs.passes, comms)
     assert simulated_ends(lower(case.plan, real), real) == by_hand.end_times(case.plan, real)
 
@@ -266,10 +268,11 @@ def test_every_process_lowers_to_the_same_program() -> None:
 )
 def test_passes_may_take_no_time(case: Case, free: set[PassKind], unit: float) -> None:
     """Whatever the unit of time is: nothing small is added to keep what depends on it apart."""
+    tables: Any = case.costs.passes
     costs = Costs(
         {
             kind: [[0.0 if kind in free else time * unit for time in row] for row in times]
-            for kind, times in case.costs.passes.items()
+            for kind, times in tables.items()
         }
     )
     found = simulated_ends(lower(case.plan, costs), costs)

@@ -15,7 +15,7 @@ from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.held import in_flight
 from megatron.schedules.make_plan import make_plan, plan_for, stages_of
-from megatron.schedules.passes import Pass
+from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan, evaluation_plan
 from megatron.schedules.request import Request
 
@@ -135,7 +135,9 @@ def test_auto_fits_the_least_memory_that_there_is(vocabulary: str) -> None:
     ],
 )
 def test_what_is_no_plan_is_refused(changes: dict[str, Any], message: str) -> None:
-    wanted = {"schedule": "1f1b", "vocabulary": "none", "ranks": 2, "microbatches": 2} | changes
+    wanted: dict[str, Any] = {
+        "schedule": "1f1b", "vocabulary": "none", "ranks": 2, "microbatches": 2, **changes
+    }  # fmt: skip
     with pytest.raises(ValueError, match=re.escape(message)):
         make_plan(**wanted)
 
@@ -150,9 +152,10 @@ def test_what_is_no_plan_is_refused(changes: dict[str, Any], message: str) -> No
 def test_what_a_schedule_without_a_block_would_ignore_is_refused(
     schedule: str, option: str
 ) -> None:
-    needs: dict[str, Any] = {
+    of_schedule: dict[str, dict[str, Any]] = {
         "zb-auto": {"memory_limit": 2}, "file": {"file": Path("plan.txt")}
-    }.get(schedule, {})  # fmt: skip
+    }  # fmt: skip
+    needs = of_schedule.get(schedule, {})
     name, value = option.split("=")
     with pytest.raises(ValueError, match=f"^{schedule} has no use for {option}: "):
         make_plan(schedule, "none", 2, 2, **needs, **{name: literal_eval(value)})
@@ -165,9 +168,10 @@ def test_the_stages_are_known_before_the_plan(
 ) -> None:
     file = tmp_path / "plan.txt"
     file.write_text(make_plan("v-half", vocabulary, 3, 4).to_text())
-    needs: dict[str, Any] = {
+    of_schedule: dict[str, dict[str, Any]] = {
         "zb-auto": {"memory_limit": 4}, "optimal": {"seconds": 2}, "file": {"file": file}
-    }.get(schedule, {})  # fmt: skip
+    }  # fmt: skip
+    needs = of_schedule.get(schedule, {})
     if schedule == "optimal":
         pytest.importorskip("ortools")
     request = Request(schedule, vocabulary, 3, 4, **needs)
@@ -222,7 +226,7 @@ def test_a_plan_file_of_another_pipeline_is_refused(
 ) -> None:
     path = tmp_path / "plan.txt"
     path.write_text(make_plan("1f1b", "vocab-2", 3, 4).to_text())
-    wanted = {"vocabulary": "vocab-2", "ranks": 3, "microbatches": 4} | changes
+    wanted: dict[str, Any] = {"vocabulary": "vocab-2", "ranks": 3, "microbatches": 4, **changes}
     with pytest.raises(ValueError, match=re.escape(message)):
         make_plan("file", file=path, **wanted)
 
@@ -256,7 +260,15 @@ def test_costs_without_w_split_no_backward(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-h1", "zb-2p", "zb-v", "v-half"])
 def test_the_unit_of_costs_does_not_matter(schedule: str, vocabulary: str) -> None:
     """Costs may be FLOPs or seconds; by powers of two, so that nothing is rounded differently."""
-    times = {"F": 1.1, "B": 1.3, "W": 0.9, "S": 0.7, "T": 0.6, "IF": 0.1, "IB": 0.2}
+    times: dict[PassKind, float] = {
+        "F": 1.1,
+        "B": 1.3,
+        "W": 0.9,
+        "S": 0.7,
+        "T": 0.6,
+        "IF": 0.1,
+        "IB": 0.2,
+    }
     plans = {
         make_plan(
             schedule,

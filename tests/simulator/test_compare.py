@@ -12,10 +12,20 @@ from megatron.schedules.costs import Costs
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import COMM_KINDS
+from megatron.schedules.passes import PassKind
 from megatron.simulator.compare import Bubble, Pair, bubble, compare, overlap
 from megatron.simulator.simulate import Span, Timeline, simulate
 
-PASSES = {"F": 1.0, "B": 1.5, "W": 0.5, "S": 0.4, "E": 0.1, "T": 0.3, "IF": 0.1, "IB": 0.2}
+PASSES: dict[PassKind, float] = {
+    "F": 1.0,
+    "B": 1.5,
+    "W": 0.5,
+    "S": 0.4,
+    "E": 0.1,
+    "T": 0.3,
+    "IF": 0.1,
+    "IB": 0.2,
+}
 
 
 def simulated(schedule: str, vocabulary: str, p: int, m: int, comm: float) -> Timeline:

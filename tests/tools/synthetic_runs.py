@@ -47,8 +47,8 @@ def run(method: str, vocab_size: int, ranks: int = 8, iteration_ms: float = 1.0)
         "IB": [vocabulary["IB"]] * ranks,
         "p2p": [1e6 * DEVICE.message(ACTIVATION_BYTES * 2048 * 3072)] * ranks,
     }
-    columns = {name: tuple(values) for name, values in columns.items()}
-    return MeasuredRun(method, 2048, vocab_size, LAYERS, columns, iteration_ms)
+    measured = {name: tuple(values) for name, values in columns.items()}
+    return MeasuredRun(method, 2048, vocab_size, LAYERS, measured, iteration_ms)
 
 
 def as_csv(runs: Iterable[MeasuredRun]) -> str:

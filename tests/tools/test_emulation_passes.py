@@ -99,16 +99,16 @@ def test_checksums_are_those_of_the_flow_of_the_data(
 
 
 def test_mix_depends_on_everything() -> None:
-    given = [
-        (Pass("F", 1), 0, 5, 6),
-        (Pass("B", 1), 0, 5, 6),
-        (Pass("F", 2), 0, 5, 6),
-        (Pass("F", 1, 1), 0, 5, 6),
-        (Pass("F", 1), 1, 5, 6),
-        (Pass("F", 1), 0, 6, 5),
-        (Pass("F", 1), 0, 5),
+    found = [
+        mix(Pass("F", 1), 0, 5, 6),
+        mix(Pass("B", 1), 0, 5, 6),
+        mix(Pass("F", 2), 0, 5, 6),
+        mix(Pass("F", 1, 1), 0, 5, 6),
+        mix(Pass("F", 1), 1, 5, 6),
+        mix(Pass("F", 1), 0, 6, 5),
+        mix(Pass("F", 1), 0, 5),
     ]
-    assert len({mix(*each) for each in given}) == len(given)
+    assert len(set(found)) == len(found)
 
 
 class FakeTime:
@@ -182,5 +182,6 @@ def test_messages_arrive_as_in_the_simulator(
     for index in order:
         latest = max(latest, through[index])
         came = messages[index].wait()
+        assert came is not None
         assert came.tolist() == [7.0, sent[index]]
         assert clock.now == pytest.approx(latest, abs=0.1)

@@ -3,6 +3,7 @@
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import MicrobatchLoader
+from megatron.data.samples import SampleDataset
 from megatron.schedules.costs import Costs
 from megatron.training.agreement import (
     check_agreement,
@@ -70,7 +72,9 @@ def test_every_value_of_the_configuration_counts(part: str) -> None:
         ("log", "schedule_costs", lambda path: path),
     ],
 )
-def test_paths_may_differ_by_machine_but_not_whether_there_is_one(part, name, of_path) -> None:
+def test_paths_may_differ_by_machine_but_not_whether_there_is_one(
+    part: str, name: str, of_path: Any
+) -> None:
     here, there = (changed(part, **{name: of_path(Path(p))}) for p in ("/a/here", "there"))
     assert digests(here) == digests(there)
     assert differing(changed(part, **{name: None})) | differing(here) == {f"{part}.{name}"}
@@ -94,7 +98,7 @@ def test_another_plan_differs_and_so_does_one_plan_with_other_costs() -> None:
     assert own["plan"] == run_digests(CONFIG, costly)["plan"]
 
 
-class Numbers:
+class Numbers(SampleDataset):
     """Samples of random tokens; one may be replaced."""
 
     seq_length, masked_token = 4, 7
@@ -158,11 +162,14 @@ def test_other_data_differ(other: int) -> None:
         ),
     ],
 )
-def test_the_message_names_what_differs_where_and_the_first_way_out(by_rank, words) -> None:
+def test_the_message_names_what_differs_where_and_the_first_way_out(
+    by_rank: list[dict[str, str]], words: str
+) -> None:
     message = disagreement(by_rank)
     if words is None:
         assert message is None
         return
+    assert message is not None
     position = 0
     for word in words.split():
         position = message.find(word, position)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ FLAGS = {
 }
 
 
-def log(**files: Path) -> LogConfig:
+def log(**files: Any) -> LogConfig:
     plain = LogConfig(1, None, "profile_dir" in files, 1, 2, Path("profile"), None)
     return dataclasses.replace(plain, **files)
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from megatron.kernels.autograd import apply
 from megatron.kernels.cpu.library import Library, expect
 
 # bf16, 8 heads of 64 channels, one core of a Zen 5, forward and backward in ms, PyTorch / ours:
@@ -36,12 +37,12 @@ def blocks(seq_length: int) -> list[tuple[int, int]]:
 
 def separate_attention(q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, library: Library) -> Tensor:
     """Queries [b, g r, s, d], keys and values [b, g, s, d] -> [b, g r, s, d], laid out as bsad."""
-    return _SeparateAttention.apply(q_basd, k_bgsd, v_bgsd, library)
+    return apply(_SeparateAttention, q_basd, k_bgsd, v_bgsd, library)
 
 
 def fused_attention(qkv_bsgcd: Tensor, library: Library) -> Tensor:
     """[b, s, g, c, d], for every group its queries, its key and its value -> [b, s, g r d]."""
-    return _FusedAttention.apply(qkv_bsgcd, library)
+    return apply(_FusedAttention, qkv_bsgcd, library)
 
 
 class _SeparateAttention(torch.autograd.Function):

@@ -38,6 +38,7 @@ class TiledGelu(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         """One product."""
+        slope: Tensor
         (slope,) = ctx.saved_tensors
         return grad * slope
 

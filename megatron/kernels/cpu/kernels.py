@@ -6,6 +6,7 @@
 import torch
 from torch import Tensor
 
+from megatron.kernels.autograd import apply
 from megatron.kernels.cpu import compiled_attention
 from megatron.kernels.cpu.gelu import CompiledGelu, TiledGelu
 from megatron.kernels.cpu.layer_norm import CompiledLayerNorm, WideLayerNorm
@@ -37,12 +38,12 @@ class CpuKernels(ReferenceKernels):
 
     def gelu(self, x: Tensor) -> Tensor:
         """See ``Kernels``; arithmetic is fp32 for bf16."""
-        return TiledGelu.apply(x)
+        return apply(TiledGelu, x)
 
     def layer_norm(self, x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
         """See ``Kernels``; fp32 is computed in float64."""
         if x.dtype == weight_h.dtype == torch.float32:
-            return WideLayerNorm.apply(x, weight_h, bias_h, epsilon)
+            return apply(WideLayerNorm, x, weight_h, bias_h, epsilon)
         return super().layer_norm(x, weight_h, bias_h, epsilon)
 
     def causal_attention(
@@ -50,7 +51,7 @@ class CpuKernels(ReferenceKernels):
     ) -> Tensor:
         """See ``Kernels``."""
         if dropout == 0.0 and q_basd.shape[2] <= LONGEST:
-            return ShortCausalAttention.apply(q_basd, k_bgsd, v_bgsd)
+            return apply(ShortCausalAttention, q_basd, k_bgsd, v_bgsd)
         return super().causal_attention(q_basd, k_bgsd, v_bgsd, dropout=dropout)
 
     def accumulate_(self, total: Tensor, part: Tensor) -> None:
@@ -79,11 +80,11 @@ class CompiledKernels(CpuKernels):
 
     def gelu(self, x: Tensor) -> Tensor:
         """See ``Kernels``."""
-        return CompiledGelu.apply(x, self._library)
+        return apply(CompiledGelu, x, self._library)
 
     def layer_norm(self, x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
         """See ``Kernels``."""
-        return CompiledLayerNorm.apply(x, weight_h, bias_h, epsilon, self._library)
+        return apply(CompiledLayerNorm, x, weight_h, bias_h, epsilon, self._library)
 
     def causal_attention(
         self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, *, dropout: float

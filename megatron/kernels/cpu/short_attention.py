@@ -53,7 +53,7 @@ class ShortCausalAttention(torch.autograd.Function):
 def _dense(t_basd: Tensor, groups: int, block: tuple[int, int]) -> Tensor:
     """Return a block's positions as [x, q, d]: the query heads of a group follow one another."""
     start, end = block
-    t_xrqd = t_basd[:, :, start:end].unflatten(1, (groups, -1)).flatten(0, 1)
+    t_xrqd: Tensor = t_basd[:, :, start:end].unflatten(1, (groups, -1)).flatten(0, 1)
     return t_xrqd.flatten(1, 2).contiguous()
 
 

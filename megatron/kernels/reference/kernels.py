@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from megatron.kernels.autograd import apply
 from megatron.kernels.heads import split_heads
 from megatron.kernels.reference.swiglu import SwiGLU
 
@@ -27,11 +28,12 @@ class ReferenceKernels:
 
     def gelu(self, x: Tensor) -> Tensor:
         """See ``Kernels``."""
-        return functional.gelu(x, approximate="tanh")
+        value: Tensor = functional.gelu(x, approximate="tanh")
+        return value
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """See ``Kernels``."""
-        return SwiGLU.apply(gate_up)
+        return apply(SwiGLU, gate_up)
 
     def layer_norm(self, x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
         """See ``Kernels``."""

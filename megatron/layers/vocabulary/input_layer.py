@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from megatron.layers.main_grad import main_grad_of
 from megatron.layers.vocabulary.shard import VocabularyShard, local_rows, rows_of
 
 
@@ -36,6 +37,6 @@ class InputLayer(nn.Module):
     def add_gradient(self, tokens_bs: Tensor, gradient_bsh: Tensor) -> None:
         """Add the gradient of the embeddings held here to the weight's ``main_grad`` (IB)."""
         row_bs, owned_bs = local_rows(tokens_bs, self.shard.first_row, self.shard.rows)
-        main_grad: Tensor = self.weight.main_grad
+        main_grad = main_grad_of(self.weight)
         part_bsh = gradient_bsh.to(main_grad.dtype, copy=True).mul_(owned_bs.unsqueeze(-1))
         main_grad.index_add_(0, row_bs.flatten(), part_bsh.flatten(0, 1))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from megatron.kernels.face import Kernels
+from megatron.layers.main_grad import main_grad_of
 from megatron.layers.vocabulary import naive_output, output_s, output_t
 from megatron.layers.vocabulary.output_s import LossOptions, Merged, ShardState
 from megatron.layers.vocabulary.shard import VocabularyShard
@@ -97,7 +98,7 @@ class OutputLayer(nn.Module):
     @torch.no_grad()
     def t(self, state: ShardState, merged: Merged, weight_n: Tensor) -> None:
         """Pass T: the weight gradient, into ``main_grad``."""
-        main_grad: Tensor = self.weight.main_grad
+        main_grad = main_grad_of(self.weight)
         gradient_vh = main_grad[: self.shard.real_rows]
         output_t.subtract_target_gradient(gradient_vh, state, weight_n, self.options)
         factor_kn = output_t.tile_factors(state, merged, weight_n, self.options)

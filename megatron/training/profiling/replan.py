@@ -84,7 +84,9 @@ def save_measured(state: TrainState, costs: Costs, path: Path) -> None:
 
     ``tools/simulate.py --costs`` and ``--measured-costs`` read them.
     """
-    layers = state.groups.pipeline.all_gather_object(list(map(len, state.pipeline.model.chunks)))
+    layers = state.groups.pipeline.all_gather_object(
+        list(map(len, state.pipeline.model.placement.chunks))
+    )
     if state.groups.world.rank == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_costs(path, costs, layers)

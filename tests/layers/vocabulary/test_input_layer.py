@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
 
+from megatron.layers.main_grad import give_main_grad, main_grad_of
 from megatron.layers.vocabulary.input_layer import InputLayer
 from megatron.layers.vocabulary.shard import VocabularyShard, local_rows
 
@@ -20,7 +21,7 @@ def make_shards(shards: int, dtype: torch.dtype) -> tuple[torch.Tensor, list[Inp
         layer = InputLayer(shard, H, dtype, torch.device("cpu"))
         layer.weight.detach().zero_()
         layer.weight.detach()[: shard.real_rows] = whole[shard.first_row :][: shard.real_rows]
-        layer.weight.main_grad = torch.zeros(shard.rows, H, dtype=torch.float32)
+        give_main_grad(layer.weight, torch.zeros(shard.rows, H, dtype=torch.float32))
         layers.append(layer)
     return whole, layers
 
@@ -47,7 +48,8 @@ def test_gradients_add_up_in_the_rows_of_their_tokens(shards: int) -> None:
     for layer in layers:
         for _ in range(2):  # a second microbatch adds to the first
             layer.add_gradient(draw_tokens(), gradient_bsh)
-    found = torch.cat([layer.weight.main_grad for layer in layers])
+    assert leaf.grad is not None
+    found = torch.cat([main_grad_of(layer.weight) for layer in layers])
     torch.testing.assert_close(found[:V], 2 * leaf.grad)
     assert not found[V:].any()
 
@@ -69,4 +71,4 @@ def test_bf16_gradients_add_up_in_fp32() -> None:
     _, [layer] = make_shards(1, torch.bfloat16)
     tokens_bs = torch.zeros(1, 1024, dtype=torch.int64)
     layer.add_gradient(tokens_bs, torch.ones(1, 1024, H, dtype=torch.bfloat16))
-    assert torch.equal(layer.weight.main_grad[0], torch.full((H,), 1024.0))
+    assert torch.equal(main_grad_of(layer.weight)[0], torch.full((H,), 1024.0))

@@ -8,6 +8,7 @@ from layers.vocabulary.sharded_output import Problem, by_autograd, draw
 from torch import Tensor, nn
 
 from megatron.kernels.cpu.kernels import CpuKernels
+from megatron.layers.main_grad import give_main_grad
 from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.output_s import LossOptions, Merged, ShardState, token_losses
 from megatron.layers.vocabulary.shard import VocabularyShard
@@ -25,7 +26,7 @@ def make_layers(problem: Problem, rows: int = 8) -> list[OutputLayer]:
         real_vh = problem.weight_vh[shard.first_row : shard.first_row + shard.real_rows]
         weight_vh[: shard.real_rows] = real_vh
         weight = nn.Parameter(weight_vh)
-        weight.main_grad = torch.zeros_like(weight_vh)
+        give_main_grad(weight, torch.zeros_like(weight_vh))
         layers.append(OutputLayer(shard, weight, problem.options, CpuKernels(tile_rows=3)))
     return layers
 
@@ -93,7 +94,7 @@ def test_iterations_use_the_same_buffers_again() -> None:
     """T gives back what S took; an evaluation in between takes nothing."""
     problem = draw(7, 6, V, OPTIONS)
     layers = make_layers(problem)[:1]
-    places = []
+    places: list[set[int]] = []
     for _ in range(3):
         places.append(set())
         for _ in range(2):

@@ -10,6 +10,7 @@ from harness.rank_pool import RankPool
 from torch import Tensor, nn
 
 from megatron.kernels.cpu.kernels import CpuKernels
+from megatron.layers.main_grad import give_main_grad, main_grad_of
 from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.output_s import (
     LossOptions,
@@ -69,7 +70,7 @@ def make_layer(rank: int = 0, ranks: int = 1, tile_rows: int = 1000) -> OutputLa
     weight_vh = torch.full((shard.rows, H), 1e3, dtype=torch.float64)
     weight_vh[: shard.real_rows] = matrix()[shard.first_row : shard.first_row + shard.real_rows]
     weight = nn.Parameter(weight_vh)
-    weight.main_grad = torch.zeros_like(weight_vh)
+    give_main_grad(weight, torch.zeros_like(weight_vh))
     return OutputLayer(shard, weight, OPTIONS, CpuKernels(tile_rows))
 
 
@@ -106,23 +107,23 @@ def test_iterations_with_any_number_of_microbatches(delay: int) -> None:
     for seed, microbatches in enumerate((1, 5, 4, 2, 7, 1)):
         batch = draw(microbatches, seed=seed)
         _, expected, expected_weight = by_autograd(matrix(), batch)
-        layer.weight.main_grad.zero_()
+        main_grad_of(layer.weight).zero_()
         _, gradients = run_alone(layer, batch, delay)
         torch.testing.assert_close(gradients, expected, rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(
-            layer.weight.main_grad[:V], expected_weight, rtol=1e-10, atol=1e-12
+            main_grad_of(layer.weight)[:V], expected_weight, rtol=1e-10, atol=1e-12
         )
-        assert not layer.weight.main_grad[V:].any()
+        assert not main_grad_of(layer.weight)[V:].any()
 
 
 def test_gradients_add_to_what_is_there() -> None:
     """Tied embeddings share the gradient with the input layer."""
     layer = make_layer(tile_rows=4)
     batch = draw(3)
-    layer.weight.main_grad.fill_(1)
+    main_grad_of(layer.weight).fill_(1)
     run_alone(layer, batch, delay=1)
     expected = 1 + by_autograd(matrix(), batch)[2]
-    torch.testing.assert_close(layer.weight.main_grad[:V], expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(main_grad_of(layer.weight)[:V], expected, rtol=1e-10, atol=1e-12)
 
 
 def test_buffers_are_as_many_as_microbatches_between_s_and_t_and_are_used_again() -> None:
@@ -138,24 +139,24 @@ def test_microbatches_of_another_size_get_buffers_of_their_own() -> None:
     layer = make_layer()
     for n in (N, N + 3, 2):
         batch = draw(3, n=n)
-        layer.weight.main_grad.zero_()
+        main_grad_of(layer.weight).zero_()
         run_alone(layer, batch, delay=1)
         expected = by_autograd(matrix(), batch)[2]
-        torch.testing.assert_close(layer.weight.main_grad[:V], expected, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(main_grad_of(layer.weight)[:V], expected, rtol=1e-10, atol=1e-12)
 
 
 def test_evaluation_between_iterations_gives_the_loss_and_leaves_no_trace() -> None:
     layer = make_layer(tile_rows=4)
     batch = draw(3)
     run_alone(layer, draw(5, seed=1), delay=1)
-    before = layer.weight.main_grad.clone()
+    before = main_grad_of(layer.weight).clone()
     loss = torch.zeros((), dtype=torch.float64)
     for x_nh, targets_n, weight_n in batch:
         state = layer.evaluate(x_nh, targets_n)
         merged = merge_statistics(state.statistics_4n.unsqueeze(0))
         loss += (token_losses(merged, OPTIONS) * weight_n).sum()
     torch.testing.assert_close(loss, by_autograd(matrix(), batch)[0], rtol=1e-12, atol=0)
-    assert torch.equal(layer.weight.main_grad, before)
+    assert torch.equal(main_grad_of(layer.weight), before)
 
 
 def run_on_rank(
@@ -179,8 +180,8 @@ def run_on_rank(
             part_nh = layer.input_gradient(state, merged, weight_n)
         gradients.append(collectives.reduce(part_nh, root, axis))
         layer.t(state, merged, weight_n)
-    assert not layer.weight.main_grad[layer.shard.real_rows :].any()
-    return loss, gradients, layer.weight.main_grad[: layer.shard.real_rows]
+    assert not main_grad_of(layer.weight)[layer.shard.real_rows :].any()
+    return loss, gradients, main_grad_of(layer.weight)[: layer.shard.real_rows]
 
 
 def naive_merged(

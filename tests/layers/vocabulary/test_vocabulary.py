@@ -187,8 +187,9 @@ def test_tiles_are_nearly_equal_and_as_few_as_can_be(rows: int, at_most: int) ->
 def test_shards_on_cuda(dtype: torch.dtype, factor: float, barriers: int) -> None:
     """To 1e-10 and 1e-5 of float64; in bf16 as exact as a plain implementation on the device."""
     drawn = draw(150, 64, 1000, LossOptions(1000, 0.1, 1e-2, 2.0), magnitude=3.0).to(dtype)
-    moved = [t.cuda() for t in (drawn.x_nh, drawn.weight_vh, drawn.targets_n, drawn.weight_n)]
-    problem = Problem(*moved, drawn.options)
+    drawn_tensors = (drawn.x_nh, drawn.weight_vh, drawn.targets_n, drawn.weight_n)
+    x_nh, weight_vh, targets_n, weight_n = (t.cuda() for t in drawn_tensors)
+    problem = Problem(x_nh, weight_vh, targets_n, weight_n, drawn.options)
     exact, plain = by_autograd(problem.to(torch.float64)), by_autograd(problem)
     answer = by_shards(problem, 4, barriers, 100, kernels=kernels_for(problem.x_nh.device, dtype))
     for name in ("losses_n", "x_gradient_nh", "weight_gradient_vh"):

@@ -9,6 +9,8 @@ import pytest
 
 from megatron.schedules.costs import Costs
 from megatron.schedules.make_plan import make_plan
+from megatron.schedules.needs import CommKind
+from megatron.schedules.passes import PassKind
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.cost_file import (
     CostFile,
@@ -69,7 +71,8 @@ def test_a_file(tmp_path: Path) -> None:
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
-    free = dict.fromkeys(("S", "E", "T", "IF", "IB"), 0.0)
+    kinds: tuple[PassKind, ...] = ("S", "E", "T", "IF", "IB")
+    free = dict.fromkeys(kinds, 0.0)
     costs = Costs({"F": [[1.0, 2.0], [3.0, 4.0]], "B": 2.5, **free}, {"C1": 1})
     save_costs(tmp_path / "costs.json", costs, [[2, 1], [0, 3]])
     named = frozenset({"F", "B", "C1", *free})
@@ -88,7 +91,7 @@ def test_costs_go_with_treatments_that_have_the_same_passes_and_barriers(
         {barrier.kind for barrier in plan.treatment.barriers} if ranks > 1 else set()
         for plan in plans
     ]
-    comms = dict.fromkeys(sorted(barriers[0]), 0.1)
+    comms: dict[CommKind, float] = dict.fromkeys(sorted(barriers[0]), 0.1)
     save_costs(tmp_path / "costs.json", Costs(dict.fromkeys(passes[0], 1.0), comms), [[1]] * ranks)
     file = load_costs(tmp_path / "costs.json")
     if passes[0] == passes[1] and barriers[0] == barriers[1]:

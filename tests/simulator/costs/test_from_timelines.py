@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron.schedules.costs import Costs
+from megatron.schedules.costs import Costs, Time
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import COMM_KINDS, Comm
-from megatron.schedules.passes import Pass
+from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.from_timelines import costs_from_timelines
 from megatron.simulator.simulate import Span, Timeline, simulate
@@ -19,8 +19,10 @@ times = st.floats(0.1, 3.0)
 def drawn_costs(data: st.DataObject, p: int, chunks: int, comms: bool) -> Costs:
     table = st.lists(st.lists(times, min_size=chunks, max_size=chunks), min_size=p, max_size=p)
     row = st.lists(times, min_size=p, max_size=p)
-    passes = {kind: data.draw(table) for kind in ("F", "B", "W")}
-    passes |= {kind: data.draw(row) for kind in ("S", "E", "T", "IF", "IB")}
+    by_chunk: tuple[PassKind, ...] = ("F", "B", "W")
+    by_rank: tuple[PassKind, ...] = ("S", "E", "T", "IF", "IB")
+    passes: dict[PassKind, Time] = {kind: data.draw(table) for kind in by_chunk}
+    passes |= {kind: data.draw(row) for kind in by_rank}
     return Costs(passes, {kind: data.draw(times) for kind in COMM_KINDS} if comms else {})
 
 

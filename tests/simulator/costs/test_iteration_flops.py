@@ -1,5 +1,7 @@
 """FLOPs against the paper's closed form and against PyTorch's own count of a plain model."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,7 @@ from megatron.model.config import ModelConfig
 from megatron.simulator.costs.shape import iteration_flops
 from megatron.training.planning.model_shape import shape_of
 
-GPT = {
+GPT: dict[str, Any] = {
     "num_layers": 3,
     "hidden_size": 64,
     "ffn_hidden_size": 192,
@@ -27,7 +29,7 @@ def flops_of(config: ModelConfig, batch: int) -> int:
 
 
 @pytest.mark.parametrize("batch", [1, 6])
-def test_plain_gpt_is_the_papers_formula(batch):
+def test_plain_gpt_is_the_papers_formula(batch: int) -> None:
     h, s, ffn, layers, vocabulary = 64, 32, 192, 3, 1000
     layer = 8 * batch * s * h**2 + 4 * batch * s**2 * h + 4 * batch * s * h * ffn
     expected = 3 * (2 * batch * s * h * vocabulary + layers * layer)
@@ -52,7 +54,8 @@ def counted_by_pytorch(config: ModelConfig, batch: int) -> int:
             torch.bmm(heads_bnsk, heads_bnsk.transpose(1, 2))
             torch.bmm(probabilities_bnss, heads_bnsk)
         nn.Linear(h, config.vocab_size, bias=False)(x_bsh)
-    return counter.get_total_flops()
+    flops: int = counter.get_total_flops()
+    return flops
 
 
 @pytest.mark.parametrize(
@@ -65,6 +68,6 @@ def counted_by_pytorch(config: ModelConfig, batch: int) -> int:
         {"kv_channels": 4, "num_query_groups": 1, "swiglu": True},
     ],
 )
-def test_variants_equal_three_forwards_counted_by_pytorch(changes):
+def test_variants_equal_three_forwards_counted_by_pytorch(changes: dict[str, Any]) -> None:
     config = ModelConfig(**(GPT | changes))
     assert flops_of(config, 2) == 3 * counted_by_pytorch(config, 2)

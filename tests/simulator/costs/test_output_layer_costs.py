@@ -47,7 +47,8 @@ def test_the_work_is_the_same_spread_or_on_the_last_stage(
 
 def test_with_one_barrier_the_input_gradient_is_formed_before_it() -> None:
     costs = Costs({"F": 1, "B": 2})
-    assert spread_output_layer(costs, 4, TREATMENTS["vocab-2"], 2.0).passes | {"F": 0, "B": 0} == {
+    spread = spread_output_layer(costs, 4, TREATMENTS["vocab-2"], 2.0).passes
+    assert {**spread, "F": 0, "B": 0} == {
         "F": 0, "B": 0, "S": 1.0, "T": 0.5
     }  # fmt: skip
     for vocabulary in ("vocab-1", "naive"):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import product
+from typing import Any, TypeVar
 
 import pytest
 
@@ -37,7 +38,9 @@ def by_flops(model: ModelConfig, stages: Stages, treatment: str, samples: int = 
     return notional_costs(shape_of(model, samples), stages, TREATMENTS[treatment])
 
 
-def of_pass(costs: Costs, schedule: str, treatment: str, ranks: int, at: tuple, kind: str) -> float:
+def of_pass(
+    costs: Costs, schedule: str, treatment: str, ranks: int, at: tuple[int, int], kind: PassKind
+) -> float:
     plan = make_plan(schedule, treatment, ranks, 1)
     rank, chunk = at
     return costs.of_pass(plan, rank, Pass(kind, 0, chunk))
@@ -80,7 +83,8 @@ def test_the_whole_output_layer_is_in_the_last_stage_wherever_that_is() -> None:
     assert stages[-1] == (0, 1)
     costs = by_flops(MODEL, stages, "none").costs([2] * 4)
     shape = shape_of(MODEL, 1)
-    for kind, products in (("F", 2), ("B", 0), ("W", 1)):
+    expected: dict[PassKind, int] = {"F": 2, "B": 0, "W": 1}
+    for kind, products in expected.items():
         last, inner = (
             of_pass(costs, "v-half", "none", 2, at, kind) for at in (stages[-1], stages[1])
         )
@@ -99,14 +103,16 @@ def test_products_of_s_and_t(treatment: str, in_s: int, in_t: int) -> None:
     assert others["T"] == in_t * shape.output_product_flops / 4
 
 
-STAGES = {
+T = TypeVar("T")
+
+STAGES: dict[str, Stages] = {
     "one": [(0, 0), (1, 0), (2, 0)],
     "folded": [(0, 0), (1, 0), (2, 0), (2, 1), (1, 1), (0, 1)],
     "two": [(0, 0), (1, 0)],
 }
 
 
-def table(stages: list, values: list) -> list[list[float]]:
+def table(stages: Stages, values: list[T]) -> list[list[T]]:
     ranks, chunks = (1 + max(numbers) for numbers in zip(*stages, strict=True))
     at = dict(zip(stages, values, strict=True))
     return [[at[rank, chunk] for chunk in range(chunks)] for rank in range(ranks)]
@@ -115,35 +121,38 @@ def table(stages: list, values: list) -> list[list[float]]:
 @pytest.mark.parametrize("stages", list(STAGES.values()), ids=list(STAGES))
 @pytest.mark.parametrize("treatment", ["none", "vocab-2"])
 def test_what_was_measured_holds_for_the_layers_it_was_measured_with(
-    stages: list, treatment: str
+    stages: Stages, treatment: str
 ) -> None:
     """Also where ranks differ."""
     assumed = by_flops(MODEL, stages, treatment)
     layers = [2, 1, *[2] * (len(stages) - 2)]
-    times: dict[PassKind, object] = {
+    bases: dict[PassKind, float] = {"F": 1.0, "B": 1.5, "W": 0.5}
+    times = {
         kind: table(stages, [base + 0.37 * i**1.5 for i in range(len(stages))])
-        for kind, base in (("F", 1.0), ("B", 1.5), ("W", 0.5))
+        for kind, base in bases.items()
     }
     others = dict.fromkeys(assumed.others, 0.25)
     costs = Costs({**times, **others}, {"X": 0.1})
     file = CostFile(costs, None, table(stages, layers), frozenset(costs.passes))
     again = measured_costs(file, assumed).costs(layers)
     assert again.comms == {"X": 0.1}
+    found: Any = again.passes
     for kind, values in times.items():
-        assert [list(row) for row in again.passes[kind]] == [pytest.approx(row) for row in values]
+        assert [list(row) for row in found[kind]] == [pytest.approx(row) for row in values]
     if treatment == "vocab-2":
         assert again.passes["S"] == 0.25
 
 
 @pytest.mark.parametrize("stages", list(STAGES.values()), ids=list(STAGES))
-def test_a_machine_that_does_what_flops_say_is_measured_as_such(stages: list) -> None:
+def test_a_machine_that_does_what_flops_say_is_measured_as_such(stages: Stages) -> None:
     """The layer's time is found whether or not there are stages without vocabulary."""
     assumed = by_flops(MODEL, stages, "none")
     layers = [2] * len(stages)
     file = CostFile(assumed.costs(layers), None, table(stages, layers))
     other = [3, 1, *[2] * (len(stages) - 2)]
-    found = measured_costs(file, assumed).costs(other)
-    for kind, row in assumed.costs(other).passes.items():
+    found: Any = measured_costs(file, assumed).costs(other)
+    known: Any = assumed.costs(other).passes
+    for kind, row in known.items():
         assert found.passes[kind] == [pytest.approx(own) for own in row]
 
 
@@ -155,7 +164,7 @@ def test_a_machine_that_does_what_flops_say_is_measured_as_such(stages: list) ->
         ([[1], [1], [1]], "F is no table for 3 ranks"),
     ],
 )
-def test_costs_of_other_stages_are_refused(layers: list | None, message: str) -> None:
+def test_costs_of_other_stages_are_refused(layers: list[list[int]] | None, message: str) -> None:
     assumed = by_flops(MODEL, STAGES["one"], "none")
     with pytest.raises(ValueError, match=message):
         measured_costs(CostFile(Costs({"F": 1.0, "B": [1.0, 2.0, 3.0]}), None, layers), assumed)

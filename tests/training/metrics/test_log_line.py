@@ -3,6 +3,7 @@
 import math
 import re
 from datetime import datetime
+from typing import Any
 
 import pytest
 from correctness.short_runs import Job, Layout
@@ -33,7 +34,7 @@ VALUES = IterationValues(
 )
 
 
-def test_the_whole_line():
+def test_the_whole_line() -> None:
     assert iteration_line(VALUES) == (
         " [2026-11-20 12:00:00] iteration        5/      30 | consumed samples:           30 | "
         "elapsed time per iteration (ms): 123.4 | throughput per GPU (TFLOP/s/GPU): 12.3 | "
@@ -60,24 +61,25 @@ def test_the_whole_line():
         (r"number of nan iterations:\s+(\d+)", 0),
     ],
 )
-def test_parsers_of_megatron_logs_find_every_field(pattern, value):
+def test_parsers_of_megatron_logs_find_every_field(pattern: str, value: Any) -> None:
     found = re.search(pattern, iteration_line(VALUES))
+    assert found is not None
     assert found is not None
     assert float(found.group(1)) == value
 
 
-def test_every_field_splits_at_the_bar_into_name_and_value():
+def test_every_field_splits_at_the_bar_into_name_and_value() -> None:
     fields = iteration_line(VALUES).rstrip(" |").split(" | ")[1:]
     assert all(len(field.rsplit(": ", 1)) == 2 for field in fields)
     assert len(fields) == 11
 
 
-def test_a_slow_rank_shows_more_than_one_digit():
+def test_a_slow_rank_shows_more_than_one_digit() -> None:
     slow = IterationValues(**(vars(VALUES) | {"tflops_per_rank": 0.3414}))
     assert "throughput per GPU (TFLOP/s/GPU): 0.341 |" in iteration_line(slow)
 
 
-def test_the_validation_line():
+def test_the_validation_line() -> None:
     rule, line, end = evaluation_lines(10, 2.0).split("\n")
     assert line == (
         " validation loss at iteration 10 | lm loss value: 2.000000E+00 | "
@@ -86,12 +88,13 @@ def test_the_validation_line():
     assert rule == end == "-" * (len(line) + 1)
 
 
-def test_the_perplexity_of_a_diverged_model_stays_finite():
+def test_the_perplexity_of_a_diverged_model_stays_finite() -> None:
     found = re.search(r"lm loss PPL: (\S+) ", evaluation_lines(1, 1e6))
+    assert found is not None
     assert float(found.group(1)) == pytest.approx(math.exp(20), rel=1e-6)
 
 
-def test_memory_lines_say_whose_memory_and_how_much():
+def test_memory_lines_say_whose_memory_and_how_much() -> None:
     mib = 1 << 20
     assert memory_line(3, 1, PeakMemory(held=512 * mib, reserved=1024 * mib)) == (
         "[Rank 3] (after 1 iterations) memory (MB) | max allocated: 512.0 | max reserved: 1024.0"
@@ -101,7 +104,7 @@ def test_memory_lines_say_whose_memory_and_how_much():
     )
 
 
-def test_a_run_says_what_it_is():
+def test_a_run_says_what_it_is() -> None:
     config = Job(GPTOptions(vocab_size=61), microbatches=3).config(Layout(2, "vocab-1"))
     peak = Peak(0.25, "--peak-tflops")
     assert list(introduction(config.parallel, config.train, 61, [1000, 2000], 10**9, peak)) == [

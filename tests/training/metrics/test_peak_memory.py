@@ -16,7 +16,7 @@ print(before, during, peak_memory(torch.device("cpu")).held)
 """
 
 
-def test_the_peak_grows_with_what_is_held_and_stays():
+def test_the_peak_grows_with_what_is_held_and_stays() -> None:
     run = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True, check=True)
     before, during, after = map(int, run.stdout.split())
     assert 95 * MIB < during - before < 110 * MIB

@@ -27,23 +27,23 @@ from megatron.training.metrics.peak_tflops import measure_tflops, peak_of_rank, 
         ("NVIDIA GeForce RTX 3090", 71, 35.6),
     ],
 )
-def test_names_that_drivers_give_find_their_row(name, bf16, fp32):
+def test_names_that_drivers_give_find_their_row(name: str, bf16: float, fp32: float) -> None:
     assert tabulated_tflops(name, torch.bfloat16) == bf16
     assert tabulated_tflops(name, torch.float32) == fp32
 
 
 @pytest.mark.parametrize("name", ["Tesla V100-SXM2-32GB", "Tesla T4", "AMD Instinct MI300X", ""])
-def test_other_names_are_unknown(name):
+def test_other_names_are_unknown(name: str) -> None:
     assert tabulated_tflops(name, torch.bfloat16) is None
 
 
-def test_the_flag_wins():
+def test_the_flag_wins() -> None:
     peak = peak_of_rank(torch.device("cpu"), torch.float32, 12.5)
     assert (peak.tflops, peak.source) == (12.5, "--peak-tflops")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_cpu_is_measured(dtype):
+def test_a_cpu_is_measured(dtype: torch.dtype) -> None:
     peak = peak_of_rank(torch.device("cpu"), dtype, None)
     # From a slow emulator to more than any socket can do.
     assert 1e-5 < peak.tflops < 100
@@ -51,5 +51,5 @@ def test_a_cpu_is_measured(dtype):
     assert str(dtype).removeprefix("torch.") in peak.source
 
 
-def test_a_measurement_without_time_is_still_one():
+def test_a_measurement_without_time_is_still_one() -> None:
     assert measure_tflops(torch.device("cpu"), torch.float32, seconds=1e-9) > 0

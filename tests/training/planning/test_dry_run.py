@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from megatron.config.run_config import RunConfig
 from megatron.kernels.choose import kernels_for
+from megatron.layers.main_grad import give_main_grad
 from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.output_s import LossOptions, merge_statistics
 from megatron.layers.vocabulary.shard import VocabularyShard
@@ -72,8 +74,7 @@ def test_all_parameters_are_somewhere(vocabulary: str, ffn: int) -> None:
     early = 8 * x * (1 if vocabulary == "none" else 2)  # A and D
     with_output, without = (1, 3) if vocabulary == "none" else (4, 0)
     at_work = with_output * max(in_layers, in_output_layer) + without * in_layers
-    expected = BYTES_PER_PARAMETER * parameters + with_output * early + at_work
-    expected /= GIB
+    expected = (BYTES_PER_PARAMETER * parameters + with_output * early + at_work) / GIB
     assert sum(static for _, static in ranks) == pytest.approx(expected, abs=0.05 * len(ranks))
     assert all(peak > static for peak, static in ranks)
 
@@ -88,7 +89,7 @@ def run_row(plan: Plan, rank: int, shape: Shape) -> tuple[int, int, int]:
     shards = 1 if whole else plan.ranks
     shard = VocabularyShard.of(shape.vocab_size, shape.vocab_size, rank % shards, shards)
     weight = nn.Parameter(torch.zeros(shard.rows, shape.hidden_size, dtype=torch.bfloat16))
-    weight.main_grad = torch.zeros(weight.shape)
+    give_main_grad(weight, torch.zeros(weight.shape))
     kernels = kernels_for(weight.device, weight.dtype)
     layer = OutputLayer(shard, weight, LossOptions(shape.vocab_size), kernels)
     targets_n, weight_n = torch.zeros(shape.tokens, dtype=torch.int64), torch.ones(shape.tokens)
@@ -130,7 +131,8 @@ def test_the_output_layer_holds_what_it_really_allocates(schedule: str, vocabula
     sizes = model_sizes(
         shape, plan.stages, [0] * len(plan.stages), treatment, per_parameter=0, logit=kept
     )
-    activation = [[max(chunk - x, 0.0) for chunk in rank] for rank in sizes.activation]
+    activations: Any = sizes.activation
+    activation = [[max(chunk - x, 0.0) for chunk in rank] for rank in activations]
     peaks = peak_bytes(plan, Sizes(sizes.static, activation, sizes.exponentials))
     ranks = (plan.stages[-1][0],) if vocabulary == "none" else range(3)
     for rank in ranks:

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ def config(
     vocab_size: int = 5000,
     microbatches: int = 4,
     distribution: LayerDistribution | None = None,
-    **parallel: object,
+    **parallel: Any,
 ) -> RunConfig:
     redis = LayerDistribution("redis" if treatment == "redis" else "even")
     return RunConfig(
@@ -153,7 +154,7 @@ EMPTY_RANKS = [
 
 
 @pytest.mark.parametrize(("changes", "empty"), EMPTY_RANKS)
-def test_a_rank_without_parameters_is_refused(changes: dict, empty: str) -> None:
+def test_a_rank_without_parameters_is_refused(changes: dict[str, Any], empty: str) -> None:
     with pytest.raises(
         ValueError, match=r"--num-layers \d with --.* leaves rank .*: give"
     ) as caught:
@@ -162,7 +163,7 @@ def test_a_rank_without_parameters_is_refused(changes: dict, empty: str) -> None
 
 
 @pytest.mark.parametrize("changes", [changes for changes, _ in EMPTY_RANKS[:3]])
-def test_a_shard_of_the_vocabulary_is_enough_for_a_rank(changes: dict) -> None:
+def test_a_shard_of_the_vocabulary_is_enough_for_a_rank(changes: dict[str, Any]) -> None:
     assert sum(make_run_plan(config(treatment="vocab-2", **changes)).layers) == 2
 
 
@@ -235,10 +236,12 @@ def test_a_plan_from_the_simulate_command_trains(tmp_path: Path) -> None:
         ({"layers": 7}, "--num-layers 7"),
     ],
 )
-def test_a_plan_of_another_run_is_refused(changes: dict, message: str, tmp_path: Path) -> None:
+def test_a_plan_of_another_run_is_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     file = tmp_path / "plan.txt"
     file.write_text(make_plan("v-half", "vocab-2", 2, 4).to_text())
-    wanted = {"schedule": "file", "treatment": "vocab-2", "schedule_file": file}
+    wanted: dict[str, Any] = {"schedule": "file", "treatment": "vocab-2", "schedule_file": file}
     with pytest.raises(ValueError, match=message):
         make_run_plan(config(**(wanted | changes)))
 

@@ -104,7 +104,8 @@ def test_a_run_is_measured_and_planned_anew_and_its_losses_stay(
     assert [sum(own) for own in file.layers] == [2, 2]
     split, chunks = plain[0].plan.split_backward, plain[0].plan.chunks
     assert set(file.costs.passes) >= {"F", "B"} | ({"W"} if split else set())
-    assert [len(own) for own in file.costs.passes["F"]] == [chunks] * 2
+    forward: Any = file.costs.passes["F"]
+    assert [len(own) for own in forward] == [chunks] * 2
     assert file.costs.comms["X"] > 0
     assert ("C1" in file.costs.comms) == (layout.vocabulary == "vocab-2")
     compared = compare(load_timeline(tmp_path / "run.planned.json"), load_timeline(timeline))
