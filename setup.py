@@ -11,13 +11,14 @@ sys.path.insert(0, str(ROOT))  # a build in isolation does not look here
 from megatron.native.extensions import EXTENSIONS, Extension  # noqa: E402 (needs the line above)
 
 
-def as_built_here(extension: Extension) -> Pybind11Extension:
+def as_built_here(extension: Extension, options: tuple[str, ...]) -> Pybind11Extension:
     """Return an extension as the machine that installs it compiles it for itself.
 
-    Without a compiler the installation goes on. A wheel that reaches another kind of processor is
-    no danger: the name holds the processor, so nobody there will load the extension.
+    An extension is built with every set of options: the processor's own, and portable ones. The
+    name of the module holds a digest of its options and, for the former, of the processor. So a
+    wheel that reaches another processor loads the portable module. The installation goes on where
+    no compiler is at hand.
     """
-    options = extension.options[0]
     name = extension.name(options)
     return Pybind11Extension(
         f"{extension.package}.{name}",
@@ -44,7 +45,7 @@ setup(
     python_requires=">=3.10",
     packages=["megatron", *PACKAGES],
     package_data={"": ["*.cpp", "py.typed"]},
-    ext_modules=[as_built_here(extension) for extension in EXTENSIONS],
+    ext_modules=[as_built_here(e, options) for e in EXTENSIONS for options in e.options],
     py_modules=["pretrain_gpt"],
     entry_points={
         "console_scripts": [

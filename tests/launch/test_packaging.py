@@ -14,6 +14,8 @@ from typing import Final
 
 import pytest
 
+from megatron.native.extensions import EXTENSIONS
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 SOURCES: Final = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE", "pretrain_gpt.py")
 SHIPPED: Final = (".py", ".cpp", ".typed")
@@ -110,6 +112,8 @@ def test_the_wheel_holds_what_the_package_holds_and_nothing_else(wheel: Path) ->
         "pretrain_gpt.py",
     }
     assert {Path(name).suffix for name in shipped} <= {*SHIPPED, ".so"}
+    built = {Path(name).name.split(".")[0] for name in shipped if name.endswith(".so")}
+    assert built == {e.name(options) for e in EXTENSIONS for options in e.options}
 
 
 def test_every_part_says_that_it_is_typed() -> None:
