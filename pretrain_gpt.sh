@@ -299,7 +299,13 @@ else
 fi
 options+=(--data-path "$DATA_PATH" --tokenizer-model "$TOKENIZER_MODEL")
 
+ours=() # without what the command line gives, as a flag stands there once
+for word in "${options[@]}"; do
+  if [[ "$word" == --* ]]; then flag="$word"; fi
+  [[ "$given" == *" $flag"[=\ ]* ]] || ours+=("$word")
+done
+
 command=(env "${environment[@]}" "$venv/bin/torchrun" "${rendezvous[@]}"
-  --nproc-per-node "$ranks_per_node" "$root/pretrain_gpt.py" "${options[@]}" "$@")
+  --nproc-per-node "$ranks_per_node" "$root/pretrain_gpt.py" "${ours[@]}" "$@")
 show "${command[@]}"
 if ! on DRY_RUN; then exec "${command[@]}"; fi

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_lines import with_flags
 
 from megatron.config.command_line import parse, parse_or_exit
 from megatron.data.indexed import IndexedWriter
@@ -40,8 +41,8 @@ def base(prefix) -> dict[str, str]:
 
 
 def command_line(base: dict[str, str], flags: str, without: tuple[str, ...] = ()) -> list[str]:
-    words = [f"{flag} {value}" for flag, value in base.items() if flag not in without]
-    return " ".join([*words, flags]).split()
+    usual = [f"{flag} {value}" for flag, value in base.items() if flag not in without]
+    return with_flags(" ".join(usual).split(), flags.split())
 
 
 def refusal(base, flags: str = "", world_size: int = 1, without: tuple[str, ...] = ()) -> str:

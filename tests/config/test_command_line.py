@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_lines import with_flags
 
 from megatron.config.command_line import parse
 from megatron.config.run_config import RunConfig
@@ -32,7 +33,7 @@ def run(prefix):
             f"--device cpu --data-path {data_path}"
         )
         length = "" if "--train-samples" in flags else "--train-iters 10"
-        return parse([*base.split(), *length.split(), *flags.split()], world_size)
+        return parse(with_flags(f"{base} {length}".split(), flags.split()), world_size)
 
     return parse_with
 
@@ -185,8 +186,37 @@ def test_a_blend_keeps_weights_and_order(run, prefix):
     assert config.data.data_path == ((0.3, prefix), (2.0, prefix))
 
 
-def test_the_last_of_a_repeated_flag_counts(run):
-    assert run("--seed 1 --seed 2").train.seed == 2
+@pytest.mark.parametrize(
+    ("flags", "first", "second"),
+    [
+        ("--seed 1 --seed 2", "--seed 1", "--seed 2"),
+        ("--train_iters 9 --train-iters=8", "--train-iters 9", "--train-iters 8"),
+        (
+            "--use-rotary-position-embeddings --position-embedding-type learned_absolute",
+            "--use-rotary-position-embeddings",
+            "--position-embedding-type learned_absolute",
+        ),
+        (
+            "--position-embedding-type learned_absolute --use-rotary-position-embeddings",
+            "--position-embedding-type learned_absolute",
+            "--use-rotary-position-embeddings",
+        ),
+    ],
+)
+def test_a_flag_given_again_with_another_value_is_refused(run, flags, first, second):
+    with pytest.raises(ValueError, match=f"^{second} contradicts {first}, .*: give one of them$"):
+        run(flags)
+
+
+def test_a_flag_given_again_with_the_same_value_is_noted(run):
+    config = run("--seed 1 --bf16 --seed 1 --bf16 --seed 1")
+    assert (config.train.seed, config.train.dtype) == (1, torch.bfloat16)
+    assert config.notes == (
+        "--seed 1 changes nothing: --seed 1 stands before it",
+        "--bf16 changes nothing: --bf16 stands before it",
+    )
+    (note,) = run("--use-rotary-position-embeddings --position-embedding-type rope").notes
+    assert note.startswith("--position-embedding-type rope changes nothing: --use-rotary")
 
 
 def test_flags_that_ask_for_what_always_holds_are_granted_with_a_note(run):

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from command_lines import with_flags
 
 from megatron.config.command_line import parse
 from megatron.config.run_config import DryRun, RunConfig
@@ -31,7 +32,8 @@ def run(prefix: Path):
     """Parses the flags under test beside those that every run of two ranks needs."""
 
     def parse_with(flags: str = "") -> RunConfig:
-        return parse([*BASE.split(), "--data-path", str(prefix), *flags.split()], world_size=2)
+        usual = [*BASE.split(), "--data-path", str(prefix)]
+        return parse(with_flags(usual, flags.split()), world_size=2)
 
     return parse_with
 
@@ -254,8 +256,8 @@ def test_a_profile_of_the_schedule(run) -> None:
 
 
 def test_a_dry_run_needs_no_ranks_and_no_data() -> None:
-    flags = f"{BASE} --pipeline-model-parallel-size 4 --dry-run --dry-run-gpu H100"
-    config = parse(flags.split(), world_size=1)
+    flags = "--pipeline-model-parallel-size 4 --dry-run --dry-run-gpu H100"
+    config = parse(with_flags(BASE.split(), flags.split()), world_size=1)
     assert config.dry_run == DryRun("H100")
     assert config.parallel.pipeline_size == 4
     assert parse(f"{BASE} --dry-run".split(), world_size=1).dry_run == DryRun("A100")

@@ -73,9 +73,10 @@ class Machine:
 
 
 def _flags(words: list[str]) -> dict[str, str]:
-    """Return flag -> value, the last one where it stands twice, as the program reads them."""
+    """Return flag -> value; none stands twice, which the program would refuse."""
     flags: dict[str, str] = {}
     for word, following in zip(words, [*words[1:], "--"], strict=True):
         if word.startswith("--"):
+            assert word not in flags
             flags[word] = "" if following.startswith("--") else following
     return flags
