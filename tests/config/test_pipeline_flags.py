@@ -242,6 +242,45 @@ def test_contradictions_name_both_and_a_way_out(run, flags: str, words: str) -> 
         position = found + len(word)
 
 
+@pytest.mark.parametrize(
+    ("faulty", "flags", "begins"),
+    [
+        ("--vocab-parallel bad", "--layer-distribution foo", "--layer-distribution foo"),
+        (
+            "--vocab-parallel bad",
+            "--enable-zero-bubble --pipeline-schedule 1f1b",
+            "--enable-zero-bubble",
+        ),
+        (
+            "--vocab-parallel bad",
+            "--decoder-first-pipeline-num-layers 1 --num-virtual-stages-per-pipeline-rank 2",
+            "--decoder-first-pipeline-num-layers 1",
+        ),
+        (
+            "--pipeline-schedule bad",
+            "--enable-layer-redistribution --enable-vocab-parallel",
+            "--enable-vocab-parallel",
+        ),
+        (
+            "--pipeline-schedule bad",
+            "--account-for-loss-in-pipeline-split --vocab-parallel naive",
+            "--account-for-loss-in-pipeline-split",
+        ),
+        (
+            "--measured-costs --zero-bubble-max-pending-backward 9",
+            "--pipeline-schedule file",
+            "--pipeline-schedule file",
+        ),
+    ],
+)
+def test_a_mistake_hides_no_other(run, faulty: str, flags: str, begins: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the lines are checked below
+        run(f"{faulty} {flags}")
+    first, second = str(caught.value).splitlines()
+    assert first.startswith(faulty.split(" --")[0])
+    assert second.startswith(begins)
+
+
 def test_post_validation_is_off_unless_asked_for(run) -> None:
     assert not run().optimizer.post_validation
     assert run("--enable-optimizer-post-validation").optimizer.post_validation
