@@ -2,13 +2,16 @@
 
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from command_lines import with_flags
 
+from megatron.config import checks
 from megatron.config.command_line import parse, parse_or_exit
+from megatron.config.flags import Flags
 from megatron.data.indexed import IndexedWriter
 from megatron.training.planning.run_plan import make_run_plan
 
@@ -179,6 +182,17 @@ def test_what_must_be_given_is_asked_for(base):
     assert "tools/sample_data.py" in refusal(base, without=("--data-path",))
     assert "NullTokenizer" in refusal(base, without=("--tokenizer-type",))
     assert "--vocab-size" in refusal(base, without=("--vocab-size",))
+
+
+def test_a_rule_that_asks_for_what_is_no_flag_fails(base, monkeypatch):
+    """Such a rule would be silent for ever if that passed for a flag with a faulty value."""
+
+    def rule(flags: Flags) -> Iterator[str]:
+        yield str(flags.model.number_of_layers)
+
+    monkeypatch.setattr(checks, "RULES", (rule,))
+    with pytest.raises(AttributeError, match="number_of_layers"):
+        parse(command_line(base, "--num-layers 0"), 1)
 
 
 def test_spans_in_iterations_do_not_go_with_samples(base):
