@@ -144,8 +144,10 @@ class Declaration:
         given = " ".join([self.option, *words])
         if self.kind is bool:
             return f"{self.option} takes no value, got {' '.join(words)!r}" if words else None
-        if get_origin(self.kind) is tuple and words:
-            return None
+        if dashed := self._dashed(words):
+            return f"{given}: no value begins with '-'; a file of this name is ./{dashed}"
+        if get_origin(self.kind) is tuple:
+            return None if words else f"{given}: nothing stands behind it; give {self.metavar}"
         if len(words) != 1:
             return f"{given}: takes one value, {self.metavar}, got {len(words)}"
         if self.choices and words[0] not in self.choices:
@@ -157,6 +159,22 @@ class Declaration:
             except ValueError:
                 return f"{given}: must be a {'whole ' if self.kind is int else ''}number"
         return None
+
+    def _dashed(self, words: Sequence[str]) -> str | None:
+        """The first word that the parser would take for a flag; numbers may be negative."""
+        if self.choices or self.kind in (int, float):
+            return None
+        dashed = (word for word in words if word.startswith("-"))
+        weights = get_origin(self.kind) is tuple  # the rule about their grammar judges those
+        return next((word for word in dashed if not (weights and _is_number(word))), None)
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
 
 
 def declarations(group: type) -> list[Declaration]:

@@ -1,12 +1,14 @@
 """Command lines that make no run: the error names the flag, its value and a way out."""
 
 import re
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import tyro
 from command_lines import with_flags
 
 from megatron.config import checks
@@ -268,6 +270,12 @@ def test_a_data_path_that_is_no_blend(base, blend):
         "--lr-decay-style WSD",
         "--swiglu true",
         "--use-rotary-position-embeddings true",
+        "--profile-dir -x",
+        "--tokenizer-type -x",
+        "--split -1",
+        "--data-path 0.5 -x",
+        "--data-path",
+        "--lr -inf",
     ],
 )
 def test_a_syntax_error_ends_with_2_and_names_the_flag(base, flags, capsys):
@@ -275,6 +283,21 @@ def test_a_syntax_error_ends_with_2_and_names_the_flag(base, flags, capsys):
         parse_or_exit(command_line(base, flags), rank=0, world_size=1)
     assert caught.value.code == 2
     assert capsys.readouterr().err.startswith(f"error: {flags.split()[0]}")
+
+
+def test_a_word_that_begins_with_a_dash_hides_no_other_mistake(base):
+    lines = refusal(base, "--profile-dir -x --data-path --lr 0").splitlines()
+    assert [line.split(":")[0] for line in lines] == ["--profile-dir -x", "--data-path", "--lr 0.0"]
+    assert "./-x" in lines[0]
+    assert "[WEIGHT] PREFIX" in lines[1]
+
+
+def test_words_that_the_parser_refuses_are_an_error_like_any_other(base, monkeypatch):
+    def refuse(*_args: object, **_kwargs: object) -> None:
+        sys.exit(2)
+
+    monkeypatch.setattr(tyro, "cli", refuse)
+    assert "see --help" in refusal(base)
 
 
 def test_a_word_before_any_flag_is_refused(base):
