@@ -60,6 +60,7 @@ class Facts:
         unset: what it stands for where it is not given, if its default is none.
         metavar: the form of its values; by default that of its type.
         choices: the words it may be set to, where its type does not list them.
+        any_case: whether those may be written in large and small letters alike.
         instead: what else can be done about a word that is none of the choices.
         needs: the condition without which it would do nothing.
         lack: what is wrong without that, to follow the flag.
@@ -72,6 +73,7 @@ class Facts:
     unset: str = ""
     metavar: str = ""
     choices: tuple[str, ...] = ()
+    any_case: bool = False
     instead: str = ""
     needs: str = ""
     lack: str = "has no effect by itself"
@@ -150,7 +152,7 @@ class Declaration:
             return None if words else f"{given}: nothing stands behind it; give {self.metavar}"
         if len(words) != 1:
             return f"{given}: takes one value, {self.metavar}, got {len(words)}"
-        if self.choices and words[0] not in self.choices:
+        if self.choices and not self._is_choice(words[0]):
             instead = f"; {self.facts.instead}" if self.facts.instead else ""
             return f"{given}: choose one of {', '.join(self.choices)}{instead}"
         if self.kind in (int, float):
@@ -159,6 +161,11 @@ class Declaration:
             except ValueError:
                 return f"{given}: must be a {'whole ' if self.kind is int else ''}number"
         return None
+
+    def _is_choice(self, word: str) -> bool:
+        if self.facts.any_case:
+            return word.lower() in {choice.lower() for choice in self.choices}
+        return word in self.choices
 
     def _dashed(self, words: Sequence[str]) -> str | None:
         """The first word that the parser would take for a flag; numbers may be negative."""

@@ -302,6 +302,19 @@ def test_a_dry_run_needs_no_ranks_and_no_data() -> None:
     assert parse(f"{BASE} --dry-run".split(), world_size=1).dry_run == DryRun("A100")
 
 
+def test_the_gpu_of_a_dry_run_has_its_name_in_any_case() -> None:
+    flags = f"{BASE} --dry-run --dry-run-gpu rtx4090"
+    assert parse(flags.split(), world_size=1).dry_run == DryRun("rtx4090")
+
+
+def test_an_unknown_gpu_is_told_with_the_other_mistakes() -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the lines are checked below
+        parse(f"{BASE} --dry-run --dry-run-gpu XX --seed x".split(), world_size=1)
+    gpu, seed = str(caught.value).splitlines()
+    assert gpu.startswith("--dry-run-gpu XX: choose one of A100, ")
+    assert seed.startswith("--seed x")
+
+
 def test_training_is_no_dry_run(run) -> None:
     assert run().dry_run is None
 
