@@ -105,18 +105,30 @@ def _decay(flags: Flags) -> Iterator[str]:
 
 def _units(flags: Flags) -> Iterator[str]:
     """The decay and the warm-up must be counted as the training is, in samples or iterations."""
+    unit, wanted = _units_of_spans(flags)
+    for name in _in_wrong_unit(flags):
+        flag = _option(name)
+        yield (
+            f"{flag} {getattr(flags.optimizer, name)} does not go with --train-{wanted}: use "
+            f"{flag.replace(unit, wanted)}, or --train-{unit}"
+        )
+
+
+def _units_of_spans(flags: Flags) -> tuple[str, str]:
+    """The unit that no span of the learning rate may have, and that which it must."""
     in_samples = flags.train.train_samples is not None
-    unit, wanted = ("iters", "samples") if in_samples else ("samples", "iters")
-    for name in (f"lr_decay_{unit}", f"lr_warmup_{unit}"):
-        if value := getattr(flags.optimizer, name):
-            flag = _option(name)
-            yield (
-                f"{flag} {value} does not go with --train-{wanted}: use "
-                f"{flag.replace(unit, wanted)}, or --train-{unit}"
-            )
+    return ("iters", "samples") if in_samples else ("samples", "iters")
+
+
+def _in_wrong_unit(flags: Flags) -> list[str]:
+    unit, _ = _units_of_spans(flags)
+    names = (f"lr_decay_{unit}", f"lr_warmup_{unit}")
+    return [name for name in names if getattr(flags.optimizer, name)]
 
 
 def _warmup(flags: Flags) -> Iterator[str]:
+    if _in_wrong_unit(flags):
+        return  # told by the rule of the units; spans of two units cannot be compared
     decay, warmup = learning_rate_spans(flags.optimizer, flags.train)
     names = ("lr_warmup_fraction", "lr_warmup_samples", "lr_warmup_iters")
     given = next((name for name in names if getattr(flags.optimizer, name)), None)

@@ -203,6 +203,12 @@ def test_spans_in_iterations_do_not_go_with_samples(base):
     assert "--lr-decay-samples" in message
 
 
+def test_a_warm_up_in_the_wrong_unit_is_told_once(base):
+    message = refusal(base, "--lr-warmup-samples 5 --train-iters 2")
+    assert message.startswith("--lr-warmup-samples 5 does not go with --train-iters")
+    assert "\n" not in message
+
+
 def test_samples_for_less_than_an_iteration(base):
     message = refusal(base, "--train-samples 3 --global-batch-size 4", without=("--train-iters",))
     assert "--train-samples 3" in message
