@@ -90,6 +90,11 @@ def required(help: str, range: Range | None = None, **facts: Any) -> Any:
     return dataclasses.field(metadata={"facts": Facts(help, range, **facts)})
 
 
+def option_of(name: str) -> str:
+    """The flag of a field's name, as it stands on a command line."""
+    return "--" + name.replace("_", "-")
+
+
 @dataclasses.dataclass(frozen=True)
 class Declaration:
     """A flag as it is declared in its group.
@@ -110,7 +115,7 @@ class Declaration:
     @property
     def option(self) -> str:
         """The flag as it stands on a command line."""
-        return "--" + self.name.replace("_", "-")
+        return option_of(self.name)
 
     @property
     def choices(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
+from megatron.config.declare import option_of
 from megatron.config.flags import (
     DEFAULT_SCHEDULE,
     DEFAULT_TREATMENT,
@@ -284,7 +285,7 @@ def _given(flags: PipelineFlags, *names: str) -> list[str]:
     for name in names:
         value = getattr(flags, name)
         if value is not None and value is not False:
-            shown.append("--" + name.replace("_", "-") + ("" if value is True else f" {value}"))
+            shown.append(option_of(name) + ("" if value is True else f" {value}"))
     return shown
 
 
