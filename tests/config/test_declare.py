@@ -178,6 +178,8 @@ def test_one_line_makes_a_flag() -> None:
     made = copied(MultipliedConfig, model, width=5)
     assert made == MultipliedConfig(num_layers=4, embedding_multiplier=12.0, width=5)
     assert copied(MultipliedConfig, read(""), width=5).embedding_multiplier == 1.0
+    with pytest.raises(AssertionError, match="width"):
+        copied(MultipliedConfig, model)
     assert mistakes(read("--embedding-multiplier 0.5")) == [
         "--embedding-multiplier 0.5: must be at least 1 and finite",
         "--embedding-multiplier 0.5 has no effect by itself: add --swiglu, or leave it out",
