@@ -4,7 +4,7 @@ If a rule reads a value that is itself a mistake, the rule stops silently. Each 
 reported only once.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from types import SimpleNamespace
 from typing import NoReturn, cast
 
@@ -45,15 +45,23 @@ class _FaultyValueError(Exception):
 
 
 class _Sound(SimpleNamespace):
-    """A group of flags without the values that are mistakes."""
+    """A group of flags without the values that are mistakes.
+
+    Args:
+        values: of its flags, by name.
+        faulty: names of those whose values are mistakes.
+    """
+
+    def __init__(self, values: Mapping[str, object], faulty: Collection[str]) -> None:
+        super().__init__(**{name: value for name, value in values.items() if name not in faulty})
+        self._faulty = values.keys() & faulty
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise _FaultyValueError(name)
+        if name in self._faulty:
+            raise _FaultyValueError(name)
+        raise AttributeError(f"no flag of this group is named {name}")
 
 
 def _without(flags: Flags, faulty: Collection[str]) -> Flags:
-    groups = {
-        name: _Sound(**{n: value for n, value in vars(group).items() if n not in faulty})
-        for name, group in vars(flags).items()
-    }
+    groups = {name: _Sound(vars(group), faulty) for name, group in vars(flags).items()}
     return cast(Flags, SimpleNamespace(**groups))

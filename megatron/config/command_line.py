@@ -40,21 +40,30 @@ def parse(argv: Sequence[str], world_size: int, speak: bool = True) -> RunConfig
     """
     found = sort_words(argv, all_declarations(Flags))
     asks_help = not {"-h", "--help"}.isdisjoint(argv)
-    flags = tyro.cli(
-        _PARSER,
-        prog="pretrain_gpt.py",
-        args=["--help"] if asks_help else found.words,
-        config=(
-            tyro.conf.OmitArgPrefixes,
-            tyro.conf.FlagCreatePairsOff,
-            tyro.conf.HelptextFromCommentsOff,
-        ),
-        console_outputs=speak,
-    )
+    flags = _read(["--help"] if asks_help else found.words, speak)
     faults = [*found.mistakes, *mistakes(flags, world_size, found.unreadable)]
     if faults:
         raise ValueError("\n".join(faults))
     return resolve(flags, tuple(found.notes))
+
+
+def _read(words: Sequence[str], speak: bool) -> Flags:
+    try:
+        return tyro.cli(
+            _PARSER,
+            prog="pretrain_gpt.py",
+            args=words,
+            config=(
+                tyro.conf.OmitArgPrefixes,
+                tyro.conf.FlagCreatePairsOff,
+                tyro.conf.HelptextFromCommentsOff,
+            ),
+            console_outputs=speak,
+        )
+    except SystemExit as end:
+        if not end.code:
+            raise
+        raise ValueError(f"{' '.join(words)}: these words make no flags; see --help") from end
 
 
 def parse_or_exit(

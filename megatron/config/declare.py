@@ -60,6 +60,7 @@ class Facts:
         unset: the value that a flag without a default has if it is not given, in words.
         metavar: the form of its values; by default the form of its type.
         choices: the words it may be set to, if its type does not list them.
+        any_case: whether capitals and small letters are alike in these words.
         instead: advice for a user whose word is none of the choices.
         needs: the condition without which the flag would do nothing.
         lack: the fault if that condition does not hold, to follow the flag.
@@ -72,6 +73,7 @@ class Facts:
     unset: str = ""
     metavar: str = ""
     choices: tuple[str, ...] = ()
+    any_case: bool = False
     instead: str = ""
     needs: str = ""
     lack: str = "has no effect by itself"
@@ -86,6 +88,11 @@ def flag(default: T, help: str, range: Range | None = None, **facts: Any) -> T:
 def required(help: str, range: Range | None = None, **facts: Any) -> Any:
     """Declare a flag that must be given; ``facts`` are further arguments of ``Facts``."""
     return dataclasses.field(metadata={"facts": Facts(help, range, **facts)})
+
+
+def option_of(name: str) -> str:
+    """The flag of a field's name, as it stands on a command line."""
+    return "--" + name.replace("_", "-")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +115,7 @@ class Declaration:
     @property
     def option(self) -> str:
         """The flag as it stands on a command line."""
-        return "--" + self.name.replace("_", "-")
+        return option_of(self.name)
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -144,11 +151,13 @@ class Declaration:
         given = " ".join([self.option, *words])
         if self.kind is bool:
             return f"{self.option} takes no value, got {' '.join(words)!r}" if words else None
-        if get_origin(self.kind) is tuple and words:
-            return None
+        if dashed := self._dashed(words):
+            return f"{given}: no value begins with '-'; a file of this name is ./{dashed}"
+        if get_origin(self.kind) is tuple:
+            return None if words else f"{given}: nothing stands behind it; give {self.metavar}"
         if len(words) != 1:
             return f"{given}: takes one value, {self.metavar}, got {len(words)}"
-        if self.choices and words[0] not in self.choices:
+        if self.choices and not self._is_choice(words[0]):
             instead = f"; {self.facts.instead}" if self.facts.instead else ""
             return f"{given}: choose one of {', '.join(self.choices)}{instead}"
         if self.kind in (int, float):
@@ -157,6 +166,27 @@ class Declaration:
             except ValueError:
                 return f"{given}: must be a {'whole ' if self.kind is int else ''}number"
         return None
+
+    def _is_choice(self, word: str) -> bool:
+        if self.facts.any_case:
+            return word.lower() in {choice.lower() for choice in self.choices}
+        return word in self.choices
+
+    def _dashed(self, words: Sequence[str]) -> str | None:
+        """The first word that the parser would take for a flag; numbers may be negative."""
+        if self.choices or self.kind in (int, float):
+            return None
+        dashed = (word for word in words if word.startswith("-"))
+        weights = get_origin(self.kind) is tuple  # the rule about their grammar judges those
+        return next((word for word in dashed if not (weights and _is_number(word))), None)
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
 
 
 def declarations(group: type) -> list[Declaration]:

@@ -12,6 +12,7 @@ from typing import Final, Literal
 from megatron.config.declare import COUNT, NOT_NEGATIVE, PERCENT, POSITIVE, SHARE, flag, required
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAINABLE_SCHEDULES
 from megatron.schedules.treatments import TREATMENTS
+from megatron.simulator.costs.gpus import GPUS
 
 DEFAULT_SCHEDULE: Final = "1f1b"
 DEFAULT_TREATMENT: Final = "none"
@@ -244,7 +245,7 @@ class LogFlags:
     dry_run: bool = flag(False,
         "Only report the plan, its time and its memory. Needs no ranks, devices or data.")
     dry_run_gpu: str | None = flag(None, "The GPU to predict for.", unset=DRY_RUN_GPU,
-        metavar="NAME", needs="--dry-run")
+        choices=tuple(GPUS), any_case=True, needs="--dry-run")
 
 
 # fmt: on

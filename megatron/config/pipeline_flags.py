@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
+from megatron.config.declare import option_of
 from megatron.config.flags import (
     DEFAULT_SCHEDULE,
     DEFAULT_TREATMENT,
@@ -116,31 +117,46 @@ def _named(flags: Flags) -> Iterator[_Ask]:
         yield _Ask(f"--vocab-parallel {name}", (name,))
 
 
-def _contradictions(flags: Flags) -> Iterator[str]:
-    for asks in (list(_schedules(flags.pipeline)), list(_treatments(flags))):
-        for other in asks[1:]:
-            if not set(other.wishes) & set(asks[0].wishes):
-                yield (
-                    f"{asks[0].flag} asks for {asks[0].wishes[0]} here and {other.flag} for "
-                    f"{other.wishes[0]}: give one of them"
-                )
+def _one_schedule(flags: Flags) -> Iterator[str]:
+    yield from _contradictions(_schedules(flags.pipeline))
 
 
-def _lacks(flags: Flags) -> Iterator[str]:
-    """Refuse flags that a schedule cannot use, and missing flags that it needs."""
-    pipeline, schedule = flags.pipeline, _schedule(flags)
-    if TRAITS[schedule].costs_of_rank and pipeline.measured_costs is not None:
+def _one_treatment(flags: Flags) -> Iterator[str]:
+    yield from _contradictions(_treatments(flags))
+
+
+def _contradictions(asks: Iterable[_Ask]) -> Iterator[str]:
+    given = list(asks)
+    for other in given[1:]:
+        if not set(other.wishes) & set(given[0].wishes):
+            yield (
+                f"{given[0].flag} asks for {given[0].wishes[0]} here and {other.flag} for "
+                f"{other.wishes[0]}: give one of them"
+            )
+
+
+def _costs_of_one_schedule(flags: Flags) -> Iterator[str]:
+    costs, schedule = flags.pipeline.measured_costs, _schedule(flags)
+    if TRAITS[schedule].costs_of_rank and costs is not None:
         yield (
-            f"--measured-costs {pipeline.measured_costs} are those of one schedule's stages, and "
+            f"--measured-costs {costs} are those of one schedule's stages, and "
             f"--pipeline-schedule {schedule} compares several: name one, or measure in this run "
             "with --profile-schedule-start and --replan"
         )
-    if schedule in _FILE_SCHEDULES and pipeline.schedule_file is None:
+
+
+def _file_of_schedule(flags: Flags) -> Iterator[str]:
+    schedule = _schedule(flags)
+    if schedule in _FILE_SCHEDULES and flags.pipeline.schedule_file is None:
         yield (
             f"--pipeline-schedule {schedule}: which one? Give --schedule-file FILE; "
             "tools/simulate.py --save-plan writes such files"
         )
-    if TRAITS[schedule].needs_memory_limit and pipeline.zero_bubble_max_pending_backward is None:
+
+
+def _limit_of_schedule(flags: Flags) -> Iterator[str]:
+    schedule, limit = _schedule(flags), flags.pipeline.zero_bubble_max_pending_backward
+    if TRAITS[schedule].needs_memory_limit and limit is None:
         yield (
             f"--pipeline-schedule {schedule} fills the memory it is given: add "
             "--zero-bubble-max-pending-backward MICROBATCHES"
@@ -179,19 +195,27 @@ def _chunk_rule(flags: Flags) -> Iterator[str]:
             )
         if chunks and chunks > 1 and (fault := TRAITS[_schedule(flags)].chunks_fault(chunks)):
             yield f"{given}: {_schedule(flags)} {fault}"
+
+
+def _chunk_layers_rule(flags: Flags) -> Iterator[str]:
     for given in _given(flags.pipeline, "num_layers_per_virtual_pipeline_stage"):
         yield from _beside(given, _distributions(flags))
 
 
 def _end_rule(flags: Flags) -> Iterator[str]:
     """Refuse flags on the layers of the first or the last stage where they cannot apply."""
-    schedule, treatment = _schedule(flags), _treatment(flags)
+    schedule = _schedule(flags)
     if schedule in CHUNKED_SCHEDULES:
         for end in _given(flags.pipeline, *_ENDS):
             yield (
                 f"{end} is about one of several stages of a rank with --pipeline-schedule "
                 f"{schedule}: give the layers of every stage with --layer-distribution N,N,..."
             )
+
+
+def _account_rule(flags: Flags) -> Iterator[str]:
+    """Refuse to count a vocabulary layer as one of its stage's layers where no stage has it."""
+    treatment = _treatment(flags)
     if TREATMENTS[treatment].is_sharded:
         for account in _given(flags.pipeline, *_ACCOUNTS):
             yield (
@@ -210,6 +234,10 @@ def _distribution_rule(flags: Flags) -> Iterator[str]:
         yield from _beside(
             f"--layer-distribution {text}", _given(flags.pipeline, *_ENDS, *_ACCOUNTS)
         )
+
+
+def _distribution_words(flags: Flags) -> Iterator[str]:
+    text = flags.pipeline.layer_distribution
     words = [] if text in (None, "even", "remainder", "redis") else text.split(",")
     if not all(word.strip().isdecimal() for word in words):
         yield (
@@ -257,15 +285,21 @@ def _given(flags: PipelineFlags, *names: str) -> list[str]:
     for name in names:
         value = getattr(flags, name)
         if value is not None and value is not False:
-            shown.append("--" + name.replace("_", "-") + ("" if value is True else f" {value}"))
+            shown.append(option_of(name) + ("" if value is True else f" {value}"))
     return shown
 
 
 PIPELINE_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
-    _contradictions,
-    _lacks,
+    _one_schedule,
+    _one_treatment,
+    _costs_of_one_schedule,
+    _file_of_schedule,
+    _limit_of_schedule,
     _chunk_rule,
+    _chunk_layers_rule,
     _end_rule,
+    _account_rule,
     _distribution_rule,
+    _distribution_words,
 )
 """The rules about the flags of the pipeline; see ``megatron.config.rules``."""

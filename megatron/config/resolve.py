@@ -75,6 +75,8 @@ def copied(config: "type[Config]", group: "DataclassInstance", **derived: Any) -
     """
     names = {field.name for field in fields(config)}
     same = {f.name: getattr(group, f.name) for f in fields(group) if f.name in names}
+    left = names - same.keys() - derived.keys()
+    assert not left, f"no flag and no derivation for {sorted(left)} of {config.__name__}"
     return config(**(same | derived))
 
 

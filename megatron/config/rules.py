@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from megatron.config.data_flags import parse_data_path, parse_split
+from megatron.config.declare import option_of
 from megatron.config.flags import Flags
 from megatron.config.pipeline_flags import PIPELINE_RULES
 from megatron.config.resolve import iterations, learning_rate_spans, profiled_iterations
@@ -98,33 +99,45 @@ def _decay(flags: Flags) -> Iterator[str]:
     for name in ("lr_decay_iters", "lr_decay_samples"):
         if value := getattr(optimizer, name):
             yield (
-                f"{_option(name)} {value} has no effect with --lr-decay-style constant: leave it "
+                f"{option_of(name)} {value} has no effect with --lr-decay-style constant: leave it "
                 "out, or let the rate decay (linear, cosine)"
             )
 
 
 def _units(flags: Flags) -> Iterator[str]:
     """The decay and the warm-up must be counted as the training is, in samples or iterations."""
+    unit, wanted = _units_of_spans(flags)
+    for name in _in_wrong_unit(flags):
+        flag = option_of(name)
+        yield (
+            f"{flag} {getattr(flags.optimizer, name)} does not go with --train-{wanted}: use "
+            f"{flag.replace(unit, wanted)}, or --train-{unit}"
+        )
+
+
+def _units_of_spans(flags: Flags) -> tuple[str, str]:
+    """The unit that no span of the learning rate may have, and that which it must."""
     in_samples = flags.train.train_samples is not None
-    unit, wanted = ("iters", "samples") if in_samples else ("samples", "iters")
-    for name in (f"lr_decay_{unit}", f"lr_warmup_{unit}"):
-        if value := getattr(flags.optimizer, name):
-            flag = _option(name)
-            yield (
-                f"{flag} {value} does not go with --train-{wanted}: use "
-                f"{flag.replace(unit, wanted)}, or --train-{unit}"
-            )
+    return ("iters", "samples") if in_samples else ("samples", "iters")
+
+
+def _in_wrong_unit(flags: Flags) -> list[str]:
+    unit, _ = _units_of_spans(flags)
+    names = (f"lr_decay_{unit}", f"lr_warmup_{unit}")
+    return [name for name in names if getattr(flags.optimizer, name)]
 
 
 def _warmup(flags: Flags) -> Iterator[str]:
+    if _in_wrong_unit(flags):
+        return  # told by the rule of the units; spans of two units cannot be compared
     decay, warmup = learning_rate_spans(flags.optimizer, flags.train)
     names = ("lr_warmup_fraction", "lr_warmup_samples", "lr_warmup_iters")
     given = next((name for name in names if getattr(flags.optimizer, name)), None)
     if given is not None and decay and warmup >= decay:
         yield (
-            f"{_option(given)} {getattr(flags.optimizer, given)}: the warm-up of {warmup} samples "
-            f"is not shorter than the {decay} samples of the decay: shorten it, or lengthen "
-            "--lr-decay-iters or --lr-decay-samples"
+            f"{option_of(given)} {getattr(flags.optimizer, given)}: the warm-up of {warmup} "
+            f"samples is not shorter than the {decay} samples of the decay: shorten it, or "
+            "lengthen --lr-decay-iters or --lr-decay-samples"
         )
 
 
@@ -194,10 +207,6 @@ def _schedule_profile(flags: Flags) -> Iterator[str]:
             f"--profile-schedule-start {start} measures the iterations before {end} "
             f"(--profile-schedule-end){more}, but the last is {last}: lower them"
         )
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 RULES: Final[tuple[Rule, ...]] = (

@@ -18,12 +18,14 @@ class SortedWords:
 
     Attributes:
         given: the words behind each flag of this project; of a repeated flag the last one counts.
+        written: how each of them was last written; some flags have a second name.
         unreadable: flags of this project whose words make no value.
         notes: a sentence on every flag that changes nothing, each once.
         mistakes: a line on every flag that is refused, unknown or unreadable.
     """
 
     given: dict[str, Sequence[str]] = field(default_factory=dict)
+    written: dict[str, str] = field(default_factory=dict)
     unreadable: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     mistakes: list[str] = field(default_factory=list)
@@ -45,12 +47,12 @@ def sort_words(argv: Sequence[str], declared: Mapping[str, Declaration]) -> Sort
     for option, values in _flags_with_words(argv):
         answer = OTHER_FLAGS.get(option)
         if option in declared:
-            _take(found, declared[option], values)
+            _take(found, declared[option], values, _written(option, values))
         elif answer is None:
             found.mistakes.append(_unknown(option, values, declared))
         elif answer.kind == "rewritten" and not values:
-            option, *values = answer.reason.split()
-            _take(found, declared[option], values)
+            ours, *values = answer.reason.split()
+            _take(found, declared[ours], values, option)
         else:
             _answer(found, option, values, answer)
     return found
@@ -71,13 +73,34 @@ def _flags_with_words(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         yield option, values
 
 
-def _take(found: SortedWords, declaration: Declaration, values: Sequence[str]) -> None:
-    mistake = declaration.unreadable(values)
-    if mistake is None:
-        found.given[declaration.option] = values
-    else:
-        found.unreadable.add(declaration.option)
+def _take(
+    found: SortedWords, declaration: Declaration, values: Sequence[str], written: str
+) -> None:
+    """Take a flag of this project. A repeated flag replaces the earlier one, with a note.
+
+    Args:
+        found: gets the flag.
+        declaration: of the flag.
+        values: its words.
+        written: the flag and its words as the user wrote them, perhaps by another name.
+    """
+    option, mistake = declaration.option, declaration.unreadable(values)
+    before = found.written.get(option)
+    if mistake is not None:
+        found.unreadable.add(option)
         found.mistakes.append(mistake)
+        return
+    if before is not None and list(values) == list(found.given[option]):
+        _note(found, f"{written} changes nothing: {before} stands before it")
+        return
+    if before is not None and before.split()[0] != written.split()[0]:
+        found.mistakes.append(
+            f"{written} contradicts {before}, which stands before it: give one of them"
+        )
+        return
+    if before is not None:
+        _note(found, f"{before} changes nothing: {written} stands after it")
+    found.given[option], found.written[option] = values, written
 
 
 def _unknown(option: str, values: Sequence[str], declared: Mapping[str, Declaration]) -> str:
@@ -95,12 +118,19 @@ def _answer(found: SortedWords, option: str, values: Sequence[str], answer: Answ
         )
     elif answer.values and " ".join(values) not in answer.values:
         found.mistakes.append(
-            f"{' '.join([option, *values])} is not built here yet: {answer.reason}; "
+            f"{_written(option, values)} is not built here yet: {answer.reason}; "
             f"use {' or '.join(answer.values)}, or leave it out"
         )
     elif values and not answer.values:
         found.mistakes.append(f"{option} takes no value, got {' '.join(values)!r}")
-    elif (
-        note := f"{' '.join([option, *values])} changes nothing: {answer.reason}"
-    ) not in found.notes:
+    else:
+        _note(found, f"{_written(option, values)} changes nothing: {answer.reason}")
+
+
+def _note(found: SortedWords, note: str) -> None:
+    if note not in found.notes:
         found.notes.append(note)
+
+
+def _written(option: str, values: Sequence[str]) -> str:
+    return " ".join([option, *values])

@@ -1,13 +1,19 @@
 """Command lines that make no run: the error names the flag, its value and a way out."""
 
 import re
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import tyro
+from command_lines import with_flags
 
+from megatron.config import checks
 from megatron.config.command_line import parse, parse_or_exit
+from megatron.config.flags import Flags
 from megatron.data.indexed import IndexedWriter
 from megatron.training.planning.run_plan import make_run_plan
 
@@ -40,8 +46,8 @@ def base(prefix: Path) -> dict[str, str]:
 
 
 def command_line(base: dict[str, str], flags: str, without: tuple[str, ...] = ()) -> list[str]:
-    words = [f"{flag} {value}" for flag, value in base.items() if flag not in without]
-    return " ".join([*words, flags]).split()
+    usual = [f"{flag} {value}" for flag, value in base.items() if flag not in without]
+    return with_flags(" ".join(usual).split(), flags.split())
 
 
 def refusal(
@@ -184,10 +190,29 @@ def test_what_must_be_given_is_asked_for(base: dict[str, str]) -> None:
     assert "--vocab-size" in refusal(base, without=("--vocab-size",))
 
 
+def test_a_rule_that_asks_for_what_is_no_flag_fails(
+    base: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a rule would be silent for ever if that passed for a flag with a faulty value."""
+
+    def rule(flags: Flags) -> Iterator[str]:
+        yield str(getattr(flags.model, "number_of_layers"))  # noqa: B009 (mypy knows that it is missing)
+
+    monkeypatch.setattr(checks, "RULES", (rule,))
+    with pytest.raises(AttributeError, match="number_of_layers"):
+        parse(command_line(base, "--num-layers 0"), 1)
+
+
 def test_spans_in_iterations_do_not_go_with_samples(base: dict[str, str]) -> None:
     message = refusal(base, "--train-samples 100 --lr-decay-iters 5", without=("--train-iters",))
     assert "--lr-decay-iters 5" in message
     assert "--lr-decay-samples" in message
+
+
+def test_a_warm_up_in_the_wrong_unit_is_told_once(base: dict[str, str]) -> None:
+    message = refusal(base, "--lr-warmup-samples 5 --train-iters 2")
+    assert message.startswith("--lr-warmup-samples 5 does not go with --train-iters")
+    assert "\n" not in message
 
 
 def test_samples_for_less_than_an_iteration(base: dict[str, str]) -> None:
@@ -261,6 +286,12 @@ def test_a_data_path_that_is_no_blend(base: dict[str, str], blend: str) -> None:
         "--lr-decay-style WSD",
         "--swiglu true",
         "--use-rotary-position-embeddings true",
+        "--profile-dir -x",
+        "--tokenizer-type -x",
+        "--split -1",
+        "--data-path 0.5 -x",
+        "--data-path",
+        "--lr -inf",
     ],
 )
 def test_a_syntax_error_ends_with_2_and_names_the_flag(
@@ -270,6 +301,23 @@ def test_a_syntax_error_ends_with_2_and_names_the_flag(
         parse_or_exit(command_line(base, flags), rank=0, world_size=1)
     assert caught.value.code == 2
     assert capsys.readouterr().err.startswith(f"error: {flags.split()[0]}")
+
+
+def test_a_word_that_begins_with_a_dash_hides_no_other_mistake(base: dict[str, str]) -> None:
+    lines = refusal(base, "--profile-dir -x --data-path --lr 0").splitlines()
+    assert [line.split(":")[0] for line in lines] == ["--profile-dir -x", "--data-path", "--lr 0.0"]
+    assert "./-x" in lines[0]
+    assert "[WEIGHT] PREFIX" in lines[1]
+
+
+def test_words_that_the_parser_refuses_are_an_error_like_any_other(
+    base: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_args: object, **_kwargs: object) -> None:
+        sys.exit(2)
+
+    monkeypatch.setattr(tyro, "cli", refuse)
+    assert "see --help" in refusal(base)
 
 
 def test_a_word_before_any_flag_is_refused(base: dict[str, str]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from command_lines import with_flags
 
 from megatron.config.command_line import parse
 from megatron.config.run_config import RunConfig
@@ -34,7 +35,7 @@ def run(prefix: Path) -> Callable[..., Any]:
             f"--device cpu --data-path {data_path}"
         )
         length = "" if "--train-samples" in flags else "--train-iters 10"
-        return parse([*base.split(), *length.split(), *flags.split()], world_size)
+        return parse(with_flags(f"{base} {length}".split(), flags.split()), world_size)
 
     return parse_with
 
@@ -195,6 +196,41 @@ def test_a_blend_keeps_weights_and_order(run: Callable[..., Any], prefix: Path) 
 
 def test_the_last_of_a_repeated_flag_counts(run: Callable[..., Any]) -> None:
     assert run("--seed 1 --seed 2").train.seed == 2
+
+
+def test_a_repeated_flag_is_replaced_with_a_note(run: Callable[..., Any]) -> None:
+    """As in Megatron-LM, whose launch lines append what they override."""
+    config = run("--seed 1 --train_iters 9 --train-iters=8 --seed 2")
+    assert (config.train.seed, config.train.train_iters) == (2, 8)
+    assert config.notes == (
+        "--train-iters 9 changes nothing: --train-iters 8 stands after it",
+        "--seed 1 changes nothing: --seed 2 stands after it",
+    )
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--use-rotary-position-embeddings --position-embedding-type learned_absolute",
+        "--position-embedding-type learned_absolute --use-rotary-position-embeddings",
+    ],
+)
+def test_two_spellings_that_contradict_each_other_are_refused(
+    run: Callable[..., Any], flags: str
+) -> None:
+    with pytest.raises(ValueError, match=r"contradicts .* give one of them"):
+        run(flags)
+
+
+def test_a_flag_given_again_with_the_same_value_is_noted(run: Callable[..., Any]) -> None:
+    config = run("--seed 1 --bf16 --seed 1 --bf16 --seed 1")
+    assert (config.train.seed, config.train.dtype) == (1, torch.bfloat16)
+    assert config.notes == (
+        "--seed 1 changes nothing: --seed 1 stands before it",
+        "--bf16 changes nothing: --bf16 stands before it",
+    )
+    (note,) = run("--use-rotary-position-embeddings --position-embedding-type rope").notes
+    assert note.startswith("--position-embedding-type rope changes nothing: --use-rotary")
 
 
 def test_flags_that_ask_for_what_always_holds_are_granted_with_a_note(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import tyro
+from command_lines import with_flags
 
 from megatron.config.command_line import parse
 from megatron.config.declare import (
@@ -30,9 +31,9 @@ RUN = (
 )
 
 
-def told(line: str) -> list[str]:
+def told(flags: str, usual: str = RUN) -> list[str]:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the callers look at the lines
-        parse(line.split(), world_size=1)
+        parse(with_flags(usual.split(), flags.split()), world_size=1)
     return str(caught.value).splitlines()
 
 
@@ -94,10 +95,10 @@ def test_flags_that_are_rewritten_become_flags_of_ours() -> None:
 def test_all_mistakes_are_told_at_once_each_by_its_flag() -> None:
     """Unknown, refused, unreadable, missing, out of range, without effect, contradicting."""
     lines = told(
-        RUN.replace("--lr 1e-3", "")
-        + " --no-such-flag 1 2 --sequence-parallel --context-parallel-size 2 --seed x"
+        "--no-such-flag 1 2 --sequence-parallel --context-parallel-size 2 --seed x"
         " --attention-dropout 2 --rotary-base 500 --num-attention-heads 7 --global-batch-size 3"
-        " --enable-zero-bubble --pipeline-schedule gpipe --profile-step-end 3 --fp16"
+        " --enable-zero-bubble --pipeline-schedule gpipe --profile-step-end 3 --fp16",
+        usual=RUN.replace("--lr 1e-3", ""),
     )
     expected = [
         "--no-such-flag",
@@ -120,15 +121,15 @@ def test_all_mistakes_are_told_at_once_each_by_its_flag() -> None:
 
 def test_one_mistake_is_told_once() -> None:
     """The rules that divide by the number of heads are silent where it is a mistake itself."""
-    assert told(RUN + " --num-attention-heads 0 --position-embedding-type rope") == [
+    assert told("--num-attention-heads 0 --position-embedding-type rope") == [
         "--num-attention-heads 0: must be at least 1 and finite"
     ]
-    assert len(told(RUN + " --micro-batch-size two --global-batch-size 3")) == 1
-    assert len(told(RUN + " --eval-interval often --eval-iters 5")) == 1
+    assert len(told("--micro-batch-size two --global-batch-size 3")) == 1
+    assert len(told("--eval-interval often --eval-iters 5")) == 1
 
 
 def test_a_misspelt_flag_is_corrected() -> None:
-    assert told(RUN + " --num-layer 3") == [
+    assert told("--num-layer 3") == [
         "--num-layer is no flag: did you mean --num-layers? see --help"
     ]
 
@@ -178,6 +179,8 @@ def test_one_line_makes_a_flag() -> None:
     made = copied(MultipliedConfig, model, width=5)
     assert made == MultipliedConfig(num_layers=4, embedding_multiplier=12.0, width=5)
     assert copied(MultipliedConfig, read(""), width=5).embedding_multiplier == 1.0
+    with pytest.raises(AssertionError, match="width"):
+        copied(MultipliedConfig, model)
     assert mistakes(read("--embedding-multiplier 0.5")) == [
         "--embedding-multiplier 0.5: must be at least 1 and finite",
         "--embedding-multiplier 0.5 has no effect by itself: add --swiglu, or leave it out",

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_lines import with_flags
 
 from megatron.config.command_line import parse
 from megatron.config.run_config import DryRun, RunConfig
@@ -33,7 +34,8 @@ def run(prefix: Path) -> Callable[..., Any]:
     """Parses the flags under test beside those that every run of two ranks needs."""
 
     def parse_with(flags: str = "") -> RunConfig:
-        return parse([*BASE.split(), "--data-path", str(prefix), *flags.split()], world_size=2)
+        usual = [*BASE.split(), "--data-path", str(prefix)]
+        return parse(with_flags(usual, flags.split()), world_size=2)
 
     return parse_with
 
@@ -244,6 +246,47 @@ def test_contradictions_name_both_and_a_way_out(
         position = found + len(word)
 
 
+@pytest.mark.parametrize(
+    ("faulty", "flags", "begins"),
+    [
+        ("--vocab-parallel bad", "--layer-distribution foo", "--layer-distribution foo"),
+        (
+            "--vocab-parallel bad",
+            "--enable-zero-bubble --pipeline-schedule 1f1b",
+            "--enable-zero-bubble",
+        ),
+        (
+            "--vocab-parallel bad",
+            "--decoder-first-pipeline-num-layers 1 --num-virtual-stages-per-pipeline-rank 2",
+            "--decoder-first-pipeline-num-layers 1",
+        ),
+        (
+            "--pipeline-schedule bad",
+            "--enable-layer-redistribution --enable-vocab-parallel",
+            "--enable-vocab-parallel",
+        ),
+        (
+            "--pipeline-schedule bad",
+            "--account-for-loss-in-pipeline-split --vocab-parallel naive",
+            "--account-for-loss-in-pipeline-split",
+        ),
+        (
+            "--measured-costs --zero-bubble-max-pending-backward 9",
+            "--pipeline-schedule file",
+            "--pipeline-schedule file",
+        ),
+    ],
+)
+def test_a_mistake_hides_no_other(
+    run: Callable[..., Any], faulty: str, flags: str, begins: str
+) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the lines are checked below
+        run(f"{faulty} {flags}")
+    first, second = str(caught.value).splitlines()
+    assert first.startswith(faulty.split(" --")[0])
+    assert second.startswith(begins)
+
+
 def test_post_validation_is_off_unless_asked_for(run: Callable[..., Any]) -> None:
     assert not run().optimizer.post_validation
     assert run("--enable-optimizer-post-validation").optimizer.post_validation
@@ -258,11 +301,24 @@ def test_a_profile_of_the_schedule(run: Callable[..., Any]) -> None:
 
 
 def test_a_dry_run_needs_no_ranks_and_no_data() -> None:
-    flags = f"{BASE} --pipeline-model-parallel-size 4 --dry-run --dry-run-gpu H100"
-    config = parse(flags.split(), world_size=1)
+    flags = "--pipeline-model-parallel-size 4 --dry-run --dry-run-gpu H100"
+    config = parse(with_flags(BASE.split(), flags.split()), world_size=1)
     assert config.dry_run == DryRun("H100")
     assert config.parallel.pipeline_size == 4
     assert parse(f"{BASE} --dry-run".split(), world_size=1).dry_run == DryRun("A100")
+
+
+def test_the_gpu_of_a_dry_run_has_its_name_in_any_case() -> None:
+    flags = f"{BASE} --dry-run --dry-run-gpu rtx4090"
+    assert parse(flags.split(), world_size=1).dry_run == DryRun("rtx4090")
+
+
+def test_an_unknown_gpu_is_told_with_the_other_mistakes() -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the lines are checked below
+        parse(f"{BASE} --dry-run --dry-run-gpu XX --seed x".split(), world_size=1)
+    gpu, seed = str(caught.value).splitlines()
+    assert gpu.startswith("--dry-run-gpu XX: choose one of A100, ")
+    assert seed.startswith("--seed x")
 
 
 def test_training_is_no_dry_run(run: Callable[..., Any]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_lines import with_flags
 
 from megatron.data.indexed import IndexedWriter
 from megatron.simulator.timeline_file import load_timeline
@@ -48,20 +49,17 @@ def training_flags(corpus: Path, flags: str) -> list[str]:
     )
     return [
         str(ROOT / "pretrain_gpt.py"),
-        *base.split(),
-        "--data-path",
-        str(corpus),
-        *flags.split(),
+        *with_flags([*base.split(), "--data-path", str(corpus)], flags.split()),
     ]
 
 
 UNLIKE = """
 import os, runpy, sys
-script, more = sys.argv[1:3]
-sys.argv = [script, *sys.argv[3:], *(more.split() if os.environ["RANK"] == "1" else [])]
+script, unlike = sys.argv[1:3]
+sys.argv = [script, *(unlike.split() if os.environ["RANK"] == "1" else sys.argv[3:])]
 runpy.run_path(script, run_name="__main__")
 """
-"""Runs a script with more flags on rank 1."""
+"""Runs a script with other flags on rank 1."""
 
 
 @contextmanager
@@ -73,7 +71,7 @@ def started(
     Args:
         corpus: prefix of the data.
         flags: of both ranks.
-        unlike: a folder to write to, and flags that rank 1 has besides.
+        unlike: a folder to write to, and flags that rank 1 has besides, or in place of others.
     """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command = [*torchrun, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
@@ -82,7 +80,10 @@ def started(
     if unlike is not None:
         folder, more = unlike
         (folder / "unlike.py").write_text(UNLIKE)
-        script, words = str(folder / "unlike.py"), [script, more, *words]
+        script, words = (
+            str(folder / "unlike.py"),
+            [script, " ".join(with_flags(words, more.split())), *words],
+        )
     process = subprocess.Popen(
         [*command, script, *words],
         env=environment,
