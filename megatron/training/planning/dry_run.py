@@ -104,11 +104,10 @@ def _figures(found: RunForecast) -> str:
 
 def _ranking(config: RunConfig, ranked: Sequence[Candidate], gpu: Gpu) -> str:
     """Return the table of what ``auto`` compares, by the costs that it compares with."""
-    measured = config.parallel.measured_costs
-    by = "FLOPs, communication being free" if measured is None else f"the times of {measured}"
     lines = [
-        f"auto compares by {by}, whatever the GPU, and takes the first: no other that fits is more "
-        f"than {NEAR:.0%} faster. --pipeline-schedule NAME says what {gpu.name} makes of another",
+        "auto compares by FLOPs, communication being free, whatever the GPU, and takes the first: "
+        f"no other that fits is more than {NEAR:.0%} faster. --pipeline-schedule NAME says what "
+        f"{gpu.name} makes of another",
         f"{'schedule':<12} {'time':>6} {'idle':>7} {'GiB':>6} {'in flight':>9}",
     ]
     for candidate in ranked:
@@ -143,6 +142,14 @@ def _what_would_fit(found: RunForecast) -> str:
     return "\n".join(lines)
 
 
+def _candidates_if_any(config: RunConfig) -> list[Candidate]:
+    """Return the schedules that a run could take; none where its layers fit the stages of none."""
+    try:
+        return candidates(config)
+    except ValueError:
+        return []
+
+
 def _neighbours(found: RunForecast) -> Iterator[tuple[str, RunForecast]]:
     """Yield every schedule, with and without vocabulary parallelism, and with half microbatches."""
     config = found.config
@@ -157,9 +164,10 @@ def _neighbours(found: RunForecast) -> Iterator[tuple[str, RunForecast]]:
                 vocab_parallel=treatment,
                 memory_limit=None,
                 schedule_file=None,
+                measured_costs=None,
             )
             other = replace(config, train=train, parallel=parallel)
-            for candidate in candidates(other):
+            for candidate in _candidates_if_any(other):
                 named = f"--pipeline-schedule {candidate.schedule} --vocab-parallel {treatment}"
                 if micro_batch_size != batch:
                     named += f" --micro-batch-size {micro_batch_size}"

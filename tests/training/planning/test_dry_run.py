@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,10 +15,13 @@ from megatron.kernels.choose import kernels_for
 from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.output_s import LossOptions, merge_statistics
 from megatron.layers.vocabulary.shard import VocabularyShard
+from megatron.model.distribution import LayerDistribution
 from megatron.schedules.catalogue import SCHEDULES
+from megatron.schedules.costs import Costs
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan import Plan
 from megatron.schedules.treatments import TREATMENTS
+from megatron.simulator.costs.cost_file import save_costs
 from megatron.simulator.costs.gpus import GIB, GPUS, gpu
 from megatron.simulator.costs.model_bytes import model_sizes
 from megatron.simulator.costs.peak_bytes import Sizes, peak_bytes
@@ -178,6 +182,26 @@ def test_what_does_not_fit_is_said_with_settings_that_do() -> None:
 def test_nothing_nearby_fits() -> None:
     text = report(config(ranks=1, vocabulary="none"), "RTX4090")
     assert "nothing nearby fits either" in text
+
+
+def test_what_would_fit_is_said_of_a_run_with_measured_costs(tmp_path: Path) -> None:
+    """They are those of its own schedule: what is nearby is planned by FLOPs."""
+    file = tmp_path / "costs.json"
+    save_costs(file, Costs({"F": [[1.0]] * 4, "B": [[2.0]] * 4}), [[6]] * 4)
+    run = config(vocabulary="none", schedule="gpipe")
+    measured = replace(run, parallel=replace(run.parallel, measured_costs=file))
+    [fitting] = [part for part in dry_run(run, gpu("RTX4090")) if "what would fit" in part]
+    assert fitting in dry_run(measured, gpu("RTX4090"))
+
+
+def test_a_run_that_no_other_schedule_can_take_has_no_neighbours(tmp_path: Path) -> None:
+    """Its eight stages are those of its own plan file."""
+    file = tmp_path / "plan.txt"
+    file.write_text(make_plan("interleaved", "none", 2, 8, chunks=4).to_text())
+    run = config(2, "none", "file")
+    layers = LayerDistribution("explicit", counts=(3,) * 8)
+    run = replace(run, parallel=replace(run.parallel, schedule_file=file, layers=layers))
+    assert "nothing nearby fits either" in report(run, "RTX4090")
 
 
 def ranked(text: str) -> list[list[str]]:
