@@ -103,23 +103,38 @@ def _figures(found: RunForecast) -> str:
 
 
 def _ranking(config: RunConfig, ranked: Sequence[Candidate], gpu: Gpu) -> str:
-    """Return the table of what ``auto`` compares, by the costs that it compares with."""
+    """Return the table of what ``auto`` compares, in its order, and what a GPU makes of each."""
     lines = [
         "auto compares by FLOPs, communication being free, whatever the GPU, and takes the first: "
-        f"no other that fits is more than {NEAR:.0%} faster. --pipeline-schedule NAME says what "
-        f"{gpu.name} makes of another",
-        f"{'schedule':<12} {'time':>6} {'idle':>7} {'GiB':>6} {'in flight':>9}",
+        f"no other that fits is more than {NEAR:.0%} faster. Seconds, MFU, idle time and GiB are "
+        f"those of {gpu.name}",
+        f"{'schedule':<12} {'by FLOPs':>8} {'seconds':>8} {'MFU':>6} {'idle':>7} {'GiB':>6} "
+        f"{'in flight':>9}",
     ]
-    for candidate in ranked:
-        found = forecast_run(config, candidate.run_plan, gpu)
+    compared = [(each, forecast_run(config, each.run_plan, gpu)) for each in ranked]
+    for candidate, found in compared:
+        outcome = found.outcome
         note = "" if candidate.fits else "  exceeds --zero-bubble-max-pending-backward"
         note += "" if found.fits else "  does not fit"
         lines.append(
-            f"{candidate.schedule:<12} {candidate.time / ranked[0].time:>6.3f} "
-            f"{candidate.timeline.bubble_rate_makespan():>7.1%} "
-            f"{max(found.outcome.peak) / GIB:>6.1f} {candidate.in_flight:>9.1f}{note}"
+            f"{candidate.schedule:<12} {candidate.time / ranked[0].time:>8.3f} "
+            f"{outcome.seconds:>8.3f} {outcome.mfu:>6.1%} {outcome.idle:>7.1%} "
+            f"{max(outcome.peak) / GIB:>6.1f} {candidate.in_flight:>9.1f}{note}"
         )
+    lines += _faster(compared, gpu)
     return "\n".join(lines)
+
+
+def _faster(compared: Sequence[tuple[Candidate, RunForecast]], gpu: Gpu) -> Iterator[str]:
+    """Yield a line if a GPU is faster with another schedule that fits than with the first."""
+    seconds = compared[0][1].outcome.seconds
+    fitting = [pair for pair in compared if pair[0].fits and pair[1].fits]
+    best, found = min(fitting, key=lambda pair: pair[1].outcome.seconds, default=compared[0])
+    if found.outcome.seconds < seconds:
+        yield (
+            f"{gpu.name} would be faster with --pipeline-schedule {best.schedule}: "
+            f"{found.outcome.seconds:.3f} s instead of {seconds:.3f}"
+        )
 
 
 def _what_would_fit(found: RunForecast) -> str:
