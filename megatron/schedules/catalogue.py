@@ -222,3 +222,14 @@ TRAINABLE_SCHEDULES: Final[tuple[str, ...]] = tuple(n for n, t in TRAITS.items()
 """What ``--pipeline-schedule`` takes."""
 CHUNKED_SCHEDULES: Final[tuple[str, ...]] = tuple(n for n, t in TRAITS.items() if t.takes_chunks)
 """Those whose ranks have as many chunks as they are told."""
+
+
+def compared_schedules(memory_limit: float | None) -> tuple[str, ...]:
+    """Return the names of the schedules that ``auto`` compares.
+
+    Args:
+        memory_limit: microbatches that a rank may hold. What a plan really holds is held against
+            it, whatever its schedule promises or counts.
+    """
+    filling = (name for name, known in TRAITS.items() if known.needs_memory_limit)
+    return (*SCHEDULES, *(() if memory_limit is None else filling))

@@ -18,7 +18,7 @@ from megatron.model.distribution import (
     check_no_rank_is_empty,
     distribute,
 )
-from megatron.schedules.catalogue import SCHEDULES, TRAITS
+from megatron.schedules.catalogue import TRAITS, compared_schedules
 from megatron.schedules.costs import Costs
 from megatron.schedules.held import in_flight
 from megatron.schedules.lower import lower
@@ -138,13 +138,10 @@ def candidates(config: RunConfig, costs: Costs | None = None) -> list[Candidate]
     Raises:
         ValueError: if there is none, saying why the first was none.
     """
-    names = [*SCHEDULES]
-    if config.parallel.memory_limit is not None:
-        names += (name for name, known in TRAITS.items() if known.needs_memory_limit)
     measured = None if costs is None else chosen(candidates(config)).run_plan.plan
     limit = inf if config.parallel.memory_limit is None else config.parallel.memory_limit
     found, faults = [], []
-    for name in names:
+    for name in compared_schedules(config.parallel.memory_limit):
         try:
             request, layers = _prepare(config, name, costs)
         except ValueError as error:
