@@ -129,7 +129,7 @@ def _contradictions(flags: Flags) -> Iterator[str]:
 def _lacks(flags: Flags) -> Iterator[str]:
     """What a schedule cannot do with, or without."""
     pipeline, schedule = flags.pipeline, _schedule(flags)
-    if TRAITS[schedule].costs_of_rank and pipeline.measured_costs is not None:
+    if TRAITS[schedule].compares and pipeline.measured_costs is not None:
         yield (
             f"--measured-costs {pipeline.measured_costs} are those of one schedule's stages, and "
             f"--pipeline-schedule {schedule} compares several: name one, or measure in this run "

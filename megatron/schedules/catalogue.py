@@ -35,7 +35,8 @@ class Traits:
         split: whether weight gradients are passes of their own, asked for or not.
         kept: share of the activations that counts as held from B to W.
         options: what it has a use for.
-        costs_of_rank: its costs are of all chunks of a rank together, else of one chunk.
+        compares: it takes the best of several schedules; its costs are of all chunks of a rank
+            together, else of one chunk.
         needs_memory_limit: it fills the memory that it is given, and has to be given some.
         trainable: all ranks find the same plan.
     """
@@ -48,7 +49,7 @@ class Traits:
     split: bool = True
     kept: float = 1.0
     options: frozenset[Option] = frozenset({"split_backward"})
-    costs_of_rank: bool = False
+    compares: bool = False
     needs_memory_limit: bool = False
     trainable: bool = True
 
@@ -208,7 +209,7 @@ TRAITS: Final[Mapping[str, Traits]] = {
         options=frozenset({"split_backward", "seconds"}),
         trainable=False,
     ),
-    "auto": Traits(description="the fastest of all that fit a memory limit", costs_of_rank=True),
+    "auto": Traits(description="the fastest of all that fit a memory limit", compares=True),
     "file": Traits(
         description="your own plan in text form, checked",
         split=False,

@@ -11,6 +11,8 @@ from typing import Final
 import torch
 
 from megatron.config.run_config import RunConfig
+from megatron.schedules.catalogue import TRAITS
+from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.gpus import GIB, Gpu
 from megatron.simulator.costs.training_bytes import of_ranks
 from megatron.simulator.draw.text import draw_text
@@ -33,6 +35,12 @@ WIDTH: Final = 120
 ALTERNATIVES: Final = 5
 """How many settings that fit are named where the one asked for does not."""
 
+_LEAST_DELAYED: Final = min(
+    (known for known in TREATMENTS.values() if known.is_sharded and not known.synchronous),
+    key=lambda known: known.delay,
+)
+"""The treatment that is tried where another leaves too little memory."""
+
 
 def dry_run(config: RunConfig, gpu: Gpu) -> Iterator[str]:
     """Yield the paragraphs of the report of a run that is not started.
@@ -47,7 +55,7 @@ def dry_run(config: RunConfig, gpu: Gpu) -> Iterator[str]:
     """
     if config.train.dtype != torch.bfloat16:
         raise ValueError("--dry-run counts FLOPs and bytes of bf16: add --bf16")
-    auto = config.parallel.pipeline_schedule == "auto"
+    auto = TRAITS[config.parallel.pipeline_schedule].compares
     ranked = ranking(candidates(config)) if auto else []
     run_plan = ranked[0].run_plan if auto else make_run_plan(config)
     found = forecast_run(config, run_plan, gpu)
@@ -168,14 +176,13 @@ def _candidates_if_any(config: RunConfig) -> list[Candidate]:
 def _neighbours(found: RunForecast) -> Iterator[tuple[str, RunForecast]]:
     """Yield every schedule, with and without vocabulary parallelism, and with half microbatches."""
     config = found.config
-    treatments = dict.fromkeys((config.parallel.vocab_parallel, "vocab-2"))
+    treatments = dict.fromkeys((config.parallel.vocab_parallel, _LEAST_DELAYED.name))
     batch = config.train.micro_batch_size
     for micro_batch_size in (batch, batch // 2) if batch % 2 == 0 else (batch,):
         train = replace(config.train, micro_batch_size=micro_batch_size)
         for treatment in treatments:
             parallel = replace(
                 config.parallel,
-                pipeline_schedule="auto",
                 vocab_parallel=treatment,
                 memory_limit=None,
                 schedule_file=None,

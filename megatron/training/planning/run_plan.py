@@ -119,7 +119,7 @@ def make_run_plan(config: RunConfig, costs: Costs | None = None) -> RunPlan:
         ValueError: if the layers cannot be spread over the stages, the schedule cannot be made, or
             no schedule fits into the memory limit.
     """
-    if config.parallel.pipeline_schedule == "auto":
+    if TRAITS[config.parallel.pipeline_schedule].compares:
         return chosen(candidates(config, costs)).run_plan
     request, layers = _prepare(config, config.parallel.pipeline_schedule, costs)
     return RunPlan(plan_for(request), layers, request.costs)
@@ -207,7 +207,7 @@ def _prepare(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request
 def _request(parallel: ParallelConfig, microbatches: int, name: str) -> Request:
     """Return the request for a schedule; for ``auto``, whose limit is its own, without a limit."""
     traits = TRAITS[name]
-    compared = parallel.pipeline_schedule == "auto" and not traits.needs_memory_limit
+    compared = TRAITS[parallel.pipeline_schedule].compares and not traits.needs_memory_limit
     return Request(
         name,
         parallel.vocab_parallel,
