@@ -83,7 +83,7 @@ def choose_cases(cases: Sequence[BenchmarkCase]) -> tuple[list[BenchmarkCase], l
         except ValueError as error:
             remarks.append(f"{case.name}: not run: {error}")
             continue
-        if case.schedule == "auto":
+        if resolved.schedule != case.schedule:
             remarks.append(f"{case.name}: {resolved.schedule}.")
         chosen[resolved.name] = resolved
     return list(chosen.values()), remarks
@@ -97,7 +97,7 @@ def _resolved(case: BenchmarkCase) -> BenchmarkCase:
     """
     if case.is_reference:
         return case
-    if case.schedule == "auto":
+    if TRAITS[case.schedule].compares:
         return replace(case, schedule=chosen(candidates(case.run_config())).schedule)
     make_run_plan(case.run_config())
     return case
@@ -155,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     sizes = [32000, 64000, 128000, 256000]
-    schedules = [*SCHEDULES, "auto"]
+    schedules = [*SCHEDULES, *(name for name, known in TRAITS.items() if known.compares)]
     limited = [name for name, known in TRAITS.items() if known.needs_memory_limit]
     needed = " and ".join(limited)
     limit = f"that a rank may have in flight, for all schedules; needed by {needed} (default: none)"

@@ -137,7 +137,7 @@ def _contradictions(asks: Iterable[_Ask]) -> Iterator[str]:
 
 def _costs_of_one_schedule(flags: Flags) -> Iterator[str]:
     costs, schedule = flags.pipeline.measured_costs, _schedule(flags)
-    if TRAITS[schedule].costs_of_rank and costs is not None:
+    if TRAITS[schedule].compares and costs is not None:
         yield (
             f"--measured-costs {costs} are those of one schedule's stages, and "
             f"--pipeline-schedule {schedule} compares several: name one, or measure in this run "

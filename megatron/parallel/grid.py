@@ -94,14 +94,6 @@ class Grid:
         """Ranks of the job."""
         return self.tensor_size * self.data_size * self.pipeline_size
 
-    def rank_at(self, place: Coordinates) -> int:
-        """Return the rank of the job at ``place``."""
-        if self.order == "tp-dp-pp":
-            replica_or_stage = place.data + self.data_size * place.pipeline
-        else:
-            replica_or_stage = place.pipeline + self.pipeline_size * place.data
-        return place.tensor + self.tensor_size * replica_or_stage
-
     def coordinates(self, rank: int) -> Coordinates:
         """Return the coordinates of a rank of the job."""
         assert 0 <= rank < self.world_size, f"no rank {rank} among {self.world_size}"

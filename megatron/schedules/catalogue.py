@@ -36,8 +36,8 @@ class Traits:
         split: whether weight gradients are always separate passes.
         kept: share of the activations that counts as held from B to W.
         options: the options of a request that it takes.
-        costs_of_rank: whether its costs are those of all chunks of a rank together; else they are
-            those of one chunk.
+        compares: whether it takes the best of several schedules. Its costs are those of all chunks
+            of a rank together; else they are those of one chunk.
         needs_memory_limit: whether it needs a memory limit: it fills all the memory allowed.
         trainable: whether all ranks find the same plan, so that a training run can use it.
     """
@@ -50,7 +50,7 @@ class Traits:
     split: bool = True
     kept: float = 1.0
     options: frozenset[Option] = frozenset({"split_backward"})
-    costs_of_rank: bool = False
+    compares: bool = False
     needs_memory_limit: bool = False
     trainable: bool = True
 
@@ -214,7 +214,7 @@ TRAITS: Final[Mapping[str, Traits]] = {
         options=frozenset({"split_backward", "seconds"}),
         trainable=False,
     ),
-    "auto": Traits(description="the fastest of all that fit a memory limit", costs_of_rank=True),
+    "auto": Traits(description="the fastest of all that fit a memory limit", compares=True),
     "file": Traits(
         description="your own plan in text form, checked",
         split=False,
@@ -228,3 +228,14 @@ TRAINABLE_SCHEDULES: Final[tuple[str, ...]] = tuple(n for n, t in TRAITS.items()
 """The names that ``--pipeline-schedule`` takes."""
 CHUNKED_SCHEDULES: Final[tuple[str, ...]] = tuple(n for n, t in TRAITS.items() if t.takes_chunks)
 """The schedules for which a request may choose the number of chunks per rank."""
+
+
+def compared_schedules(memory_limit: float | None) -> tuple[str, ...]:
+    """Return the names of the schedules that ``auto`` compares.
+
+    Args:
+        memory_limit: microbatches that a rank may hold. What a plan really holds is held against
+            it, whatever its schedule promises or counts.
+    """
+    filling = (name for name, known in TRAITS.items() if known.needs_memory_limit)
+    return (*SCHEDULES, *(() if memory_limit is None else filling))

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, ParamSpec
 from megatron.schedules.blocks.block import Block, Slot, unroll
 from megatron.schedules.blocks.interlaced import interlaced
 from megatron.schedules.blocks.with_vocabulary import with_vocabulary
-from megatron.schedules.catalogue import SCHEDULES, Schedule
+from megatron.schedules.catalogue import SCHEDULES, TRAITS, Schedule, compared_schedules
 from megatron.schedules.check import check
 from megatron.schedules.held import Held, in_flight, peak_held
 from megatron.schedules.plan import Plan
@@ -244,13 +244,9 @@ class _Candidate:
 def _best(request: Request) -> Plan:
     """Return the plan that ends first among all schedules that fit the limit; zb-auto fits any."""
     candidates = []
-    for name, schedule in SCHEDULES.items():
-        if schedule.kept < 1:
-            continue  # it counts only a part of what it holds; zb-auto counts all of it
-        costs = request.costs.per_chunk(schedule.chunks)
+    for name in compared_schedules(request.memory_limit):
+        costs = request.costs.per_chunk(TRAITS[name].chunks)
         candidates.append(_Candidate(replace(request, schedule=name, costs=costs, chunks=None)))
-    if request.memory_limit is not None:
-        candidates.append(_Candidate(replace(request, schedule="zb-auto", chunks=None)))
     best = fastest(candidates, _Candidate.fits)
     assert best is not None
     return best.plan

@@ -1,8 +1,8 @@
 """The treatments of the vocabulary: the ways to run the input and output layer, and their facts.
 
 All code that needs a fact about a treatment asks its ``Treatment`` object. To add a treatment, add
-a row to ``TREATMENTS`` and its name to the flag (``config/flags.py``). If its barriers carry a new
-payload, add one entry to ``runtime/communicator.py``.
+a row to ``TREATMENTS``: the flag offers every row. If its barriers carry a new payload, add the
+payload with its entry in ``FP32_OF_A_TOKEN``, and one entry to ``runtime/communicator.py``.
 """
 
 from collections.abc import Mapping
@@ -16,6 +16,16 @@ BarrierKind = Literal["C1", "C2", "C3"]
 Payload = Literal["statistics", "maximum", "sums", "gradient"]
 """What a barrier moves: the statistics of every shard, which each rank merges; the maximum or the
 sums over all shards; or the sum of the shards' input gradients, which goes to the last stage."""
+
+FP32_OF_A_TOKEN: Final[Mapping[Payload, int]] = {
+    "statistics": 3,
+    "maximum": 1,
+    "sums": 2,
+    "gradient": 0,
+}
+"""Numbers in fp32 that a payload has for every token: maximum, sum of exponentials, target's logit.
+
+The gradient has none: it is a vector of the hidden size, as large as activations are."""
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def run(scenario: Scenario) -> Simulation:
     request = replace(scenario.request, costs=_costs(scenario))
     plan, bound = find_plan(request)
     costs = request.costs
-    if request.traits.costs_of_rank:
+    if request.traits.compares:
         costs = costs.per_chunk(plan.chunks)
     _check_chunks(costs, plan.chunks)
     timeline = simulate(lower(plan, costs), costs)

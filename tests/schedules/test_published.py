@@ -135,7 +135,7 @@ def test_1f1b_i_is_published_with_one_round_of_messages_less(
 ) -> None:
     """In Megatron's order a microbatch shows all its 2 (v p - 1) messages, in every row p more.
 
-    Tightened, later ranks hold a chunk more, and between none and two such rounds are hidden.
+    Shortened, later ranks hold a chunk more, and between none and two such rounds are hidden.
     """
     ranks, hop = ROWS[row].ranks, ROWS[row].p2p
     work = ROWS[row].microbatches * sum(ROWS[row].times)

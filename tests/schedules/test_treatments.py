@@ -1,8 +1,10 @@
 """What is known of each treatment of the vocabulary, against section 4 of arXiv 2411.05288."""
 
+from typing import get_args
+
 import pytest
 
-from megatron.schedules.treatments import TREATMENTS, Treatment
+from megatron.schedules.treatments import FP32_OF_A_TOKEN, TREATMENTS, Payload, Treatment
 
 NAMES = ("naive", "vocab-1", "vocab-2", "interlaced")
 split = pytest.mark.parametrize("treatment", [TREATMENTS[name] for name in NAMES])
@@ -11,6 +13,10 @@ split = pytest.mark.parametrize("treatment", [TREATMENTS[name] for name in NAMES
 def test_which_treatments_split_the_vocabulary() -> None:
     assert tuple(name for name, own in TREATMENTS.items() if own.is_sharded) == NAMES
     assert all(name == own.name for name, own in TREATMENTS.items())
+
+
+def test_every_payload_has_a_size() -> None:
+    assert set(FP32_OF_A_TOKEN) == set(get_args(Payload))
 
 
 @pytest.mark.parametrize(

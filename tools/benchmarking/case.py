@@ -13,6 +13,7 @@ from megatron.data.microbatch import Microbatch
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
+from megatron.schedules.treatments import TREATMENTS
 
 REFERENCES: Final = ("single", "pytorch-1f1b", "pytorch-zbv")
 """Names that stand in place of a schedule for what is compared with: see benchmark_references."""
@@ -96,7 +97,8 @@ class BenchmarkCase:
 
     def run_config(self) -> RunConfig:
         """Return the case as the configuration of a run of ours."""
-        multiple = 128 * (1 if self.treatment in ("none", "redis") else self.ranks)
+        treatment = TREATMENTS[self.treatment]
+        multiple = 128 * (self.ranks if treatment.is_sharded else 1)
         parallel = ParallelConfig(
             pipeline_size=self.ranks,
             vocab_parallel=self.treatment,
@@ -106,7 +108,7 @@ class BenchmarkCase:
             backend="nccl" if self.device == "cuda" else "gloo",
             timeout_minutes=10,
             memory_limit=self.memory_limit,
-            layers=LayerDistribution("redis" if self.treatment == "redis" else "even"),
+            layers=LayerDistribution("redis" if treatment.redistributed else "even"),
         )
         train = TrainConfig(
             micro_batch_size=1,

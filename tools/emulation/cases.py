@@ -114,7 +114,7 @@ def planned_case(request: Request, path: Path, unit: float) -> EmulatedCase:
     costs = costs_of_file(path, request.vocabulary).costs
     request = replace(request, costs=costs)
     plan = run(Scenario(request)).plan
-    if request.traits.costs_of_rank:
+    if request.traits.compares:
         costs = costs.per_chunk(plan.chunks)
     name = f"    {request.schedule:<10} {request.vocabulary:>10} {plan.microbatches:>5}"
     return EmulatedCase(name, lower(plan, costs), costs, unit)

@@ -4,18 +4,13 @@
 passes, and on a GPU to predict the time of a run. There is no other model of time.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import PassKind
-from megatron.schedules.treatments import Payload, Treatment
+from megatron.schedules.treatments import FP32_OF_A_TOKEN, Payload, Treatment
 from megatron.simulator.costs.device import UNFUSED, Device, Traffic
 from megatron.simulator.costs.shape import ACTIVATION_BYTES, Shape
-
-_FP32_OF_A_TOKEN: Final[Mapping[Payload, int]] = {"statistics": 3, "maximum": 1, "sums": 2}
-"""Numbers that a barrier moves for every token: maximum, sum of exponentials, target's logit."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +106,7 @@ class ModelTimes:
         """Return the seconds for a barrier's payload: the gradient of X, or numbers per token."""
         if payload == "gradient":
             return self.device.message(ACTIVATION_BYTES * self.shape.elements)
-        return self.device.message(4 * _FP32_OF_A_TOKEN[payload] * self.shape.tokens)
+        return self.device.message(4 * FP32_OF_A_TOKEN[payload] * self.shape.tokens)
 
     def _overhead(self, kind: PassKind) -> float:
         return self.device.overhead.get(kind, 0.0)

@@ -11,6 +11,8 @@ from typing import Final
 import torch
 
 from megatron.config.run_config import RunConfig
+from megatron.schedules.catalogue import TRAITS
+from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.gpus import GIB, Gpu
 from megatron.simulator.costs.training_bytes import of_ranks
 from megatron.simulator.draw.text import draw_text
@@ -35,6 +37,12 @@ WIDTH: Final = 120
 ALTERNATIVES: Final = 5
 """How many settings that fit are named if the settings of the command line do not fit."""
 
+_LEAST_DELAYED: Final = min(
+    (known for known in TREATMENTS.values() if known.is_sharded and not known.synchronous),
+    key=lambda known: known.delay,
+)
+"""The treatment that is tried where another leaves too little memory."""
+
 
 def dry_run(config: RunConfig, gpu: Gpu) -> Iterator[str]:
     """Yield the paragraphs of the report on a run that is not started.
@@ -48,7 +56,7 @@ def dry_run(config: RunConfig, gpu: Gpu) -> Iterator[str]:
     """
     if config.train.dtype != torch.bfloat16:
         raise ValueError("--dry-run counts FLOPs and bytes of bf16: add --bf16")
-    auto = config.parallel.pipeline_schedule == "auto"
+    auto = TRAITS[config.parallel.pipeline_schedule].compares
     ranked = ranking(candidates(config)) if auto else []
     run_plan = ranked[0].run_plan if auto else make_run_plan(config)
     found = forecast_run(config, run_plan, gpu)
@@ -104,24 +112,38 @@ def _figures(found: RunForecast) -> str:
 
 
 def _ranking(config: RunConfig, ranked: Sequence[Candidate], gpu: Gpu) -> str:
-    """Return the table of the schedules that ``auto`` compares, and of the costs it uses."""
-    measured = config.parallel.measured_costs
-    by = "FLOPs, communication being free" if measured is None else f"the times of {measured}"
+    """Return the table of what ``auto`` compares, in its order, and what a GPU makes of each."""
     lines = [
-        f"auto compares by {by}, whatever the GPU, and takes the first: no other that fits is more "
-        f"than {NEAR:.0%} faster. --pipeline-schedule NAME says what {gpu.name} makes of another",
-        f"{'schedule':<12} {'time':>6} {'idle':>7} {'GiB':>6} {'in flight':>9}",
+        "auto compares by FLOPs, communication being free, whatever the GPU, and takes the first: "
+        f"no other that fits is more than {NEAR:.0%} faster. Seconds, MFU, idle time and GiB are "
+        f"those of {gpu.name}",
+        f"{'schedule':<12} {'by FLOPs':>8} {'seconds':>8} {'MFU':>6} {'idle':>7} {'GiB':>6} "
+        f"{'in flight':>9}",
     ]
-    for candidate in ranked:
-        found = forecast_run(config, candidate.run_plan, gpu)
+    compared = [(each, forecast_run(config, each.run_plan, gpu)) for each in ranked]
+    for candidate, found in compared:
+        outcome = found.outcome
         note = "" if candidate.fits else "  exceeds --zero-bubble-max-pending-backward"
         note += "" if found.fits else "  does not fit"
         lines.append(
-            f"{candidate.schedule:<12} {candidate.time / ranked[0].time:>6.3f} "
-            f"{candidate.timeline.bubble_rate_makespan():>7.1%} "
-            f"{max(found.outcome.peak) / GIB:>6.1f} {candidate.in_flight:>9.1f}{note}"
+            f"{candidate.schedule:<12} {candidate.time / ranked[0].time:>8.3f} "
+            f"{outcome.seconds:>8.3f} {outcome.mfu:>6.1%} {outcome.idle:>7.1%} "
+            f"{max(outcome.peak) / GIB:>6.1f} {candidate.in_flight:>9.1f}{note}"
         )
+    lines += _faster(compared, gpu)
     return "\n".join(lines)
+
+
+def _faster(compared: Sequence[tuple[Candidate, RunForecast]], gpu: Gpu) -> Iterator[str]:
+    """Yield a line if a GPU is faster with another schedule that fits than with the first."""
+    seconds = compared[0][1].outcome.seconds
+    fitting = [pair for pair in compared if pair[0].fits and pair[1].fits]
+    best, found = min(fitting, key=lambda pair: pair[1].outcome.seconds, default=compared[0])
+    if found.outcome.seconds < seconds:
+        yield (
+            f"{gpu.name} would be faster with --pipeline-schedule {best.schedule}: "
+            f"{found.outcome.seconds:.3f} s instead of {seconds:.3f}"
+        )
 
 
 def _what_would_fit(found: RunForecast) -> str:
@@ -144,23 +166,31 @@ def _what_would_fit(found: RunForecast) -> str:
     return "\n".join(lines)
 
 
+def _candidates_if_any(config: RunConfig) -> list[Candidate]:
+    """Return the schedules that a run could take; none where its layers fit the stages of none."""
+    try:
+        return candidates(config)
+    except ValueError:
+        return []
+
+
 def _neighbours(found: RunForecast) -> Iterator[tuple[str, RunForecast]]:
     """Yield every schedule, with and without vocabulary parallelism, and with half microbatches."""
     config = found.config
-    treatments = dict.fromkeys((config.parallel.vocab_parallel, "vocab-2"))
+    treatments = dict.fromkeys((config.parallel.vocab_parallel, _LEAST_DELAYED.name))
     batch = config.train.micro_batch_size
     for micro_batch_size in (batch, batch // 2) if batch % 2 == 0 else (batch,):
         train = replace(config.train, micro_batch_size=micro_batch_size)
         for treatment in treatments:
             parallel = replace(
                 config.parallel,
-                pipeline_schedule="auto",
                 vocab_parallel=treatment,
                 memory_limit=None,
                 schedule_file=None,
+                measured_costs=None,
             )
             other = replace(config, train=train, parallel=parallel)
-            for candidate in candidates(other):
+            for candidate in _candidates_if_any(other):
                 named = f"--pipeline-schedule {candidate.schedule} --vocab-parallel {treatment}"
                 if micro_batch_size != batch:
                     named += f" --micro-batch-size {micro_batch_size}"

@@ -18,7 +18,7 @@ from megatron.model.distribution import (
     check_no_rank_is_empty,
     distribute,
 )
-from megatron.schedules.catalogue import SCHEDULES, TRAITS
+from megatron.schedules.catalogue import TRAITS, compared_schedules
 from megatron.schedules.costs import Costs
 from megatron.schedules.held import in_flight
 from megatron.schedules.lower import lower
@@ -119,7 +119,7 @@ def make_run_plan(config: RunConfig, costs: Costs | None = None) -> RunPlan:
         ValueError: the layers cannot be spread over the stages, the schedule cannot be made, or
             no schedule fits into the memory limit.
     """
-    if config.parallel.pipeline_schedule == "auto":
+    if TRAITS[config.parallel.pipeline_schedule].compares:
         return chosen(candidates(config, costs)).run_plan
     request, layers = _prepare(config, config.parallel.pipeline_schedule, costs)
     return RunPlan(plan_for(request), layers, request.costs)
@@ -138,13 +138,10 @@ def candidates(config: RunConfig, costs: Costs | None = None) -> list[Candidate]
     Raises:
         ValueError: there is no such schedule; the message says why the first one was left out.
     """
-    names = [*SCHEDULES]
-    if config.parallel.memory_limit is not None:
-        names += (name for name, known in TRAITS.items() if known.needs_memory_limit)
     measured = None if costs is None else chosen(candidates(config)).run_plan.plan
     limit = inf if config.parallel.memory_limit is None else config.parallel.memory_limit
     found, faults = [], []
-    for name in names:
+    for name in compared_schedules(config.parallel.memory_limit):
         try:
             request, layers = _prepare(config, name, costs)
         except ValueError as error:
@@ -214,7 +211,7 @@ def _prepare(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request
 def _request(parallel: ParallelConfig, microbatches: int, name: str) -> Request:
     """Return the request for a schedule; without a limit for ``auto``, which checks it itself."""
     traits = TRAITS[name]
-    compared = parallel.pipeline_schedule == "auto" and not traits.needs_memory_limit
+    compared = TRAITS[parallel.pipeline_schedule].compares and not traits.needs_memory_limit
     return Request(
         name,
         parallel.vocab_parallel,

@@ -30,6 +30,9 @@ from megatron.layers.vocabulary.output_t import (
     tile_factors,
 )
 from megatron.layers.vocabulary.shard import VocabularyShard
+from megatron.schedules.treatments import TREATMENTS, Treatment
+
+ALGORITHM_2, ALGORITHM_1, NAIVE = (TREATMENTS[name] for name in ("vocab-2", "vocab-1", "naive"))
 
 
 @dataclass(frozen=True)
@@ -105,13 +108,13 @@ def by_autograd(problem: Problem) -> Answer:
 def by_shards(
     problem: Problem,
     shards: int,
-    barriers: int,
+    treatment: Treatment,
     tile_rows: int,
     kernels: Kernels | None = None,
 ) -> Answer:
-    """The paper's way: S on every shard, C1, T on every shard, with C2 for two barriers.
+    """The paper's way: S on every shard, C1, T on every shard, then C2 where T forms gradients.
 
-    With three barriers the naive way: between C1, of the maximum, and C2, of the sums, E.
+    In the naive treatment, between C1, of the maximum, and C2, of the sums, E.
     """
     kernels = kernels or ReferenceKernels()
     v, options = len(problem.weight_vh), problem.options
@@ -119,13 +122,13 @@ def by_shards(
     parts = [VocabularyShard.of(v, padded, index, shards) for index in range(shards)]
     weights = [problem.weight_vh[p.first_row : p.first_row + p.real_rows] for p in parts]
     states = [
-        shard_s(problem, weight_vh, part.first_row, barriers, tile_rows, kernels)
+        shard_s(problem, weight_vh, part.first_row, treatment, tile_rows, kernels)
         for part, weight_vh in zip(parts, weights, strict=True)
     ]
-    merged = merge(states, barriers, options, kernels)
+    merged = merge(states, treatment, options, kernels)
     x_gradients = [
         input_gradient_from_s(state, merged, problem.weight_n, options)
-        if barriers == 1
+        if treatment.gradient_pass == "S"
         else input_gradient_in_t(state, weight_vh, merged, problem.weight_n, options, kernels)
         for state, weight_vh in zip(states, weights, strict=True)
     ]
@@ -144,7 +147,7 @@ def shard_s(
     problem: Problem,
     weight_vh: Tensor,
     first_row: int,
-    barriers: int,
+    treatment: Treatment,
     tile_rows: int,
     kernels: Kernels,
 ) -> ShardState:
@@ -154,16 +157,16 @@ def shard_s(
         for height in tile_heights(len(weight_vh), tile_rows)
     ]
     arguments = (problem.x_nh, weight_vh, problem.targets_n, first_row, problem.options, tiles)
-    if barriers == 3:
+    if treatment.maximum_first:
         return naive_s(*arguments)
-    return output_s(*arguments, form_gradient=barriers == 1, kernels=kernels)
+    return output_s(*arguments, form_gradient=treatment.gradient_pass == "S", kernels=kernels)
 
 
 def merge(
-    states: list[ShardState], barriers: int, options: LossOptions, kernels: Kernels
+    states: list[ShardState], treatment: Treatment, options: LossOptions, kernels: Kernels
 ) -> Merged:
-    """C1, or C1, E and C2 where there are three barriers."""
-    if barriers < 3:
+    """C1, or C1, E and C2 in the naive treatment."""
+    if not treatment.maximum_first:
         return merge_statistics(torch.stack([state.statistics_4n for state in states]))
     maximum_n = torch.stack([state.maximum_n for state in states]).amax(0)
     for state in states:

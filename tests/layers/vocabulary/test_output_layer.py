@@ -1,12 +1,14 @@
 """The output layer of a rank over microbatches and iterations, alone and with other ranks."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
 from correctness.rank_runs import make_pipeline_groups
 from harness.rank_pool import RankPool
+from layers.vocabulary.sharded_output import ALGORITHM_1, ALGORITHM_2, NAIVE
 from torch import Tensor, nn
 
 from megatron.kernels.cpu.kernels import CpuKernels
@@ -23,6 +25,7 @@ from megatron.layers.vocabulary.output_s import (
 from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.parallel import collectives
 from megatron.parallel.groups import ConnectedAxis
+from megatron.schedules.treatments import Treatment
 
 N, H, V = 6, 5, 23
 OPTIONS = LossOptions(V, label_smoothing=0.1, z_loss_coeff=1e-2, logit_softcap=4.0)
@@ -160,21 +163,21 @@ def test_evaluation_between_iterations_gives_the_loss_and_leaves_no_trace() -> N
 
 
 def run_on_rank(
-    rank: int, world_size: int, *, batch: list[tuple[Tensor, Tensor, Tensor]], barriers: int
+    rank: int, world_size: int, *, batch: list[tuple[Tensor, Tensor, Tensor]], treatment: Treatment
 ) -> tuple[float, list[Tensor], Tensor]:
     """Loss, input gradients as the last rank gets them, and this rank's weight gradient."""
     layer = make_layer(rank, world_size)
     root, loss, gradients = world_size - 1, 0.0, []
     axis = make_pipeline_groups().vocabulary
     for x_nh, targets_n, weight_n in batch:
-        if barriers == 3:
+        if treatment.maximum_first:
             state, merged = naive_merged(layer, x_nh, targets_n, axis)
         else:
-            state = layer.s(x_nh, targets_n, form_gradient=barriers == 1)
+            state = layer.s(x_nh, targets_n, form_gradient=treatment.gradient_pass == "S")
             gathered = collectives.all_gather(state.statistics_4n, axis)
             merged = merge_statistics(gathered)
         loss += float((token_losses(merged, OPTIONS) * weight_n).sum())
-        if barriers == 1:
+        if treatment.gradient_pass == "S":
             part_nh = input_gradient_from_s(state, merged, weight_n, OPTIONS)
         else:
             part_nh = layer.input_gradient(state, merged, weight_n)
@@ -197,12 +200,12 @@ def naive_merged(
     return state, layer.merged_from(maximum_n, sums_kn)
 
 
-@pytest.mark.parametrize("barriers", [1, 2, 3])
+@pytest.mark.parametrize("treatment", [ALGORITHM_2, ALGORITHM_1, NAIVE], ids=attrgetter("name"))
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_shards_on_real_ranks(world_size: int, barriers: int, ranks: RankPool) -> None:
+def test_shards_on_real_ranks(world_size: int, treatment: Treatment, ranks: RankPool) -> None:
     batch = draw(3)
     loss, gradients, weight_gradient = by_autograd(matrix(), batch)
-    results = ranks.run(run_on_rank, world_size, batch=batch, barriers=barriers)
+    results = ranks.run(run_on_rank, world_size, batch=batch, treatment=treatment)
     assert [own for own, _, _ in results] == pytest.approx([float(loss)] * world_size, rel=1e-12)
     torch.testing.assert_close(results[-1][1], gradients, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(

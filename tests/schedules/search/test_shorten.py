@@ -1,4 +1,4 @@
-"""Tightening saves time, holds no more, and changes nothing where it saves none."""
+"""Shortening saves time, holds no more, and changes nothing where it saves none."""
 
 from collections import defaultdict
 from dataclasses import replace

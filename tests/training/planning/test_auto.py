@@ -5,7 +5,7 @@ from schedules.cases import V_SHAPED
 from training.planning.test_run_plan import config
 
 from megatron.model.distribution import LayerDistribution
-from megatron.schedules.catalogue import SCHEDULES
+from megatron.schedules.catalogue import SCHEDULES, compared_schedules
 from megatron.schedules.held import in_flight
 from megatron.training.planning.run_plan import NEAR, candidates, chosen, make_run_plan, ranking
 
@@ -67,3 +67,9 @@ def test_auto_leaves_out_what_the_layers_do_not_fit() -> None:
     assert names == {name for name, known in SCHEDULES.items() if known.chunks == 1}
     with pytest.raises(ValueError, match=r"no schedule can train this model; .*--num-layers 3"):
         make_run_plan(config("auto", ranks=2, layers=3))
+
+
+def test_training_compares_the_schedules_that_the_simulator_compares() -> None:
+    for limit in (None, 3.0):
+        names = [c.schedule for c in candidates(config("auto", memory_limit=limit))]
+        assert names == [*compared_schedules(limit)]

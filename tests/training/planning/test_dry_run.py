@@ -2,6 +2,8 @@
 
 import re
 from dataclasses import replace
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,17 +18,23 @@ from megatron.layers.main_grad import give_main_grad
 from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.output_s import LossOptions, merge_statistics
 from megatron.layers.vocabulary.shard import VocabularyShard
-from megatron.schedules.catalogue import SCHEDULES
+from megatron.model.distribution import LayerDistribution
+from megatron.schedules.catalogue import SCHEDULES, TRAITS
+from megatron.schedules.costs import Costs
+from megatron.schedules.held import in_flight
+from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan import Plan
 from megatron.schedules.treatments import TREATMENTS
+from megatron.simulator.costs.cost_file import save_costs
 from megatron.simulator.costs.gpus import GIB, GPUS, gpu
 from megatron.simulator.costs.model_bytes import model_sizes
 from megatron.simulator.costs.peak_bytes import Sizes, peak_bytes
 from megatron.simulator.costs.shape import Shape
+from megatron.simulator.simulate import simulate
 from megatron.training.planning.dry_run import dry_run
-from megatron.training.planning.forecast_run import own_output_layer
-from megatron.training.planning.run_plan import candidates, chosen, make_run_plan
+from megatron.training.planning.forecast_run import forecast_run, own_output_layer
+from megatron.training.planning.run_plan import candidates, make_run_plan
 
 BYTES_PER_PARAMETER = 18
 """bf16 weight; fp32 gradient, master weight and both moments."""
@@ -182,9 +190,30 @@ def test_nothing_nearby_fits() -> None:
     assert "nothing nearby fits either" in text
 
 
+def test_what_would_fit_is_said_of_a_run_with_measured_costs(tmp_path: Path) -> None:
+    """They are those of its own schedule: what is nearby is planned by FLOPs."""
+    file = tmp_path / "costs.json"
+    save_costs(file, Costs({"F": [[1.0]] * 4, "B": [[2.0]] * 4}), [[6]] * 4)
+    run = config(vocabulary="none", schedule="gpipe")
+    measured = replace(run, parallel=replace(run.parallel, measured_costs=file))
+    [fitting] = [part for part in dry_run(run, gpu("RTX4090")) if "what would fit" in part]
+    assert fitting in dry_run(measured, gpu("RTX4090"))
+
+
+def test_a_run_that_no_other_schedule_can_take_has_no_neighbours(tmp_path: Path) -> None:
+    """Its eight stages are those of its own plan file."""
+    file = tmp_path / "plan.txt"
+    file.write_text(make_plan("interleaved", "none", 2, 8, chunks=4).to_text())
+    run = config(2, "none", "file")
+    layers = LayerDistribution("explicit", counts=(3,) * 8)
+    run = replace(run, parallel=replace(run.parallel, schedule_file=file, layers=layers))
+    assert "nothing nearby fits either" in report(run, "RTX4090")
+
+
 def ranked(text: str) -> list[list[str]]:
     """The words of every line of the table of ``auto``."""
-    return [line.split() for line in text.split("in flight\n")[1].splitlines()]
+    lines = (line.split() for line in text.split("in flight\n")[1].splitlines())
+    return [*takewhile(lambda words: words and words[0] in TRAITS, lines)]
 
 
 def test_auto_shows_what_it_compared() -> None:
@@ -204,16 +233,34 @@ def test_auto_shows_what_it_compared() -> None:
     [("none", "A100"), ("redis", "L40S"), ("vocab-1", "H100"), ("vocab-2", "L40S")],
 )
 def test_the_table_of_auto_agrees_with_what_it_takes(vocabulary: str, name: str) -> None:
-    """Whatever GPU is predicted for: its first is what trains, its times those that decided."""
+    """Its order is that of training, whatever the GPU; its seconds and MFU are the GPU's."""
     run = config(2, vocabulary, "auto")
     run = replace(run, parallel=replace(run.parallel, memory_limit=4.0))
-    compared = candidates(run)
-    taken = chosen(compared)
-    assert make_run_plan(run) == taken.run_plan
-    rows = ranked(report(run, name))
-    assert rows[0][0] == taken.schedule
-    shown = {row[0]: float(row[1]) for row in rows}
-    assert shown == {c.schedule: pytest.approx(c.time / taken.time, abs=6e-4) for c in compared}
+    plans = {c.schedule: c.run_plan for c in candidates(run)}
+    times = {
+        schedule: simulate(lower(found.plan, found.costs), found.costs).end
+        for schedule, found in plans.items()
+    }
+    text = report(run, name)
+    rows = ranked(text)
+    first, *others = (row[0] for row in rows)
+    assert plans[first] == make_run_plan(run)
+    within = {schedule: max(in_flight(found.plan)) <= 4 for schedule, found in plans.items()}
+    assert within[first]
+    assert {first, *others} == set(plans)
+    by_time = [(not within[schedule], times[schedule]) for schedule in others]
+    assert by_time == sorted(by_time)
+    forecasts = {s: forecast_run(run, found, gpu(name)) for s, found in plans.items()}
+    for schedule, by_flops, seconds, mfu, *_ in rows:
+        outcome = forecasts[schedule].outcome
+        assert float(by_flops) == pytest.approx(times[schedule] / times[first], abs=6e-4)
+        assert float(seconds) == pytest.approx(outcome.seconds, abs=6e-4)
+        assert float(mfu.rstrip("%")) == pytest.approx(100 * outcome.mfu, abs=6e-2)
+    fitting = [s for s in plans if within[s] and forecasts[s].fits] or [first]
+    fastest = min(fitting, key=lambda schedule: forecasts[schedule].outcome.seconds)
+    faster = forecasts[fastest].outcome.seconds < forecasts[first].outcome.seconds
+    named = re.findall(r"would be faster with --pipeline-schedule (\S+): ", text)
+    assert named == ([fastest] if faster else [])
 
 
 def test_refusals() -> None:
