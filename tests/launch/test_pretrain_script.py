@@ -176,18 +176,6 @@ def test_the_command_line_comes_last_and_unchanged(cpu: Machine) -> None:
     assert shlex.split(done.stdout)[-4:] == ["--lr", "0.5", "--data-cache-path", "a folder"]
 
 
-@pytest.mark.parametrize(
-    "own", [("--num_layers", "6"), ("--num-layers=6",), ("--num-layers", "6", "--bf16")]
-)
-def test_an_own_flag_takes_the_place_of_ours(cpu: Machine, own: tuple[str, ...]) -> None:
-    """``pretrain_gpt.py`` refuses a flag that is given twice with different values."""
-    words = shlex.split(cpu.run(*own).stdout)[: -len(own)]
-    assert words.count("--num-layers") == 0
-    assert words.count("--bf16") <= ("--bf16" not in own)
-    assert "--num-layers" in cpu.line().training
-    assert words[words.index("--hidden-size") + 1] == "256"
-
-
 def test_an_own_length_or_warm_up_takes_the_place_of_ours(cpu: Machine) -> None:
     training = cpu.line("--train-samples", "600", "--lr-warmup-samples", "60").training
     assert not training.keys() & {"--train-iters", "--lr-warmup-fraction", "--exit-interval"}
