@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from megatron.commands.command_line import Parser, picture_file, write_picture
+from megatron.commands.arguments import Parser, picture_file, write_picture
 from megatron.simulator.compare import Bubble, Comparison, Pair, compare
 from megatron.simulator.draw.picture import Panel, Picture, lay_out
 from megatron.simulator.simulate import Timeline

@@ -23,7 +23,7 @@ from statistics import mean, median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from megatron.commands.command_line import Parser, number
+from megatron.commands.arguments import Parser, number
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, SCHEDULE_NAMES
 from megatron.schedules.request import VOCABULARY_TREATMENTS, Request
 from tools.emulation.cases import EmulatedCase, measured_cases, planned_case

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from megatron.commands.command_line import Parser, write_picture
+from megatron.commands.arguments import Parser, write_picture
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.costs import Costs
 from megatron.schedules.needs import CommKind

@@ -24,7 +24,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.commands.command_line import Parser, number, picture_file, write_picture
+from megatron.commands.arguments import Parser, number, picture_file, write_picture
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, SCHEDULE_NAMES, TRAITS
 from megatron.schedules.costs import Costs
 from megatron.schedules.needs import COMM_KINDS

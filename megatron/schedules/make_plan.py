@@ -211,7 +211,7 @@ def _optimum(request: Request) -> Optimum:
 
 
 @dataclass(frozen=True)
-class _Candidate:
+class _ComparedRequest:
     """A schedule that ``auto`` compares.
 
     Attributes:
@@ -246,8 +246,10 @@ def _best(request: Request) -> Plan:
     candidates = []
     for name in compared_schedules(request.memory_limit):
         costs = request.costs.per_chunk(TRAITS[name].chunks)
-        candidates.append(_Candidate(replace(request, schedule=name, costs=costs, chunks=None)))
-    best = fastest(candidates, _Candidate.fits)
+        candidates.append(
+            _ComparedRequest(replace(request, schedule=name, costs=costs, chunks=None))
+        )
+    best = fastest(candidates, _ComparedRequest.fits)
     assert best is not None
     return best.plan
 

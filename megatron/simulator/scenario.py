@@ -11,7 +11,7 @@ from megatron.schedules.make_plan import find_plan, stages_of
 from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
 from megatron.schedules.treatments import TREATMENTS
-from megatron.simulator.costs.output_layer import (
+from megatron.simulator.costs.output_layer_costs import (
     place_output_layer,
     redistribute_layers,
     spread_output_layer,

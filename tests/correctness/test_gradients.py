@@ -17,16 +17,18 @@ from reference.plain_loss import loss_and_gradients
 
 
 @dataclass(frozen=True)
-class Case:
+class GradientCase:
     """A job of one batch."""
 
     name: str
     job: Job
 
 
-def case(name: str, b: int, m: int, masked_out: tuple[int, ...] = (), **options: Any) -> Case:
+def case(
+    name: str, b: int, m: int, masked_out: tuple[int, ...] = (), **options: Any
+) -> GradientCase:
     model = GPTOptions(**{"num_layers": 4, **options})
-    return Case(name, Job(model, b, m, masked_out, iterations=1, sequence=6))
+    return GradientCase(name, Job(model, b, m, masked_out, iterations=1, sequence=6))
 
 
 CASES = [
@@ -98,14 +100,18 @@ def check(ranks: RankPool, job: Job, layout: Layout) -> None:
 
 @pytest.mark.parametrize("layout", ["p1-vocab-2", "p2-none", "p2-vocab-1", "p4-vocab-2"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_loss_and_gradients_to_the_last_digits(case: Case, layout: str, ranks: RankPool) -> None:
+def test_loss_and_gradients_to_the_last_digits(
+    case: GradientCase, layout: str, ranks: RankPool
+) -> None:
     check(ranks, case.job, LAYOUTS[layout])
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if not name.startswith("p3")])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_loss_and_gradients_in_every_layout(case: Case, layout: str, ranks: RankPool) -> None:
+def test_loss_and_gradients_in_every_layout(
+    case: GradientCase, layout: str, ranks: RankPool
+) -> None:
     check(ranks, case.job, LAYOUTS[layout])
 
 

@@ -17,8 +17,8 @@ from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import Comm
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
-from tools.emulation import passes as emulation
-from tools.emulation.passes import EmulatedCommunicator, EmulatedPasses, Pacer, mix
+from tools.emulation import emulated_passes as emulation
+from tools.emulation.emulated_passes import EmulatedCommunicator, EmulatedPasses, Pacer, mix
 
 RANKS = 3
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from tools.emulation.passes import measure_overshoot
+from tools.emulation.emulated_passes import measure_overshoot
 from tools.emulation.rank import EmulatedJob, Failure, Outcome, Place, serve
 
 PATIENCE = 30.0

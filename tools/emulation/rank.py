@@ -24,7 +24,7 @@ from megatron.schedules.lower import Program
 from megatron.schedules.needs import Comm
 from megatron.schedules.passes import Pass
 from megatron.training.metrics.peak_memory import peak_memory
-from tools.emulation.passes import EmulatedCommunicator, EmulatedPasses, Pacer
+from tools.emulation.emulated_passes import EmulatedCommunicator, EmulatedPasses, Pacer
 
 COLLECTIVE_TIMEOUT = timedelta(hours=1)
 """Longer than any pass may be emulated: it is the cluster that notices when somebody is stuck."""

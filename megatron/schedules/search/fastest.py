@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
 
-class Candidate(Protocol):
+class HasTime(Protocol):
     """One of the plans that are compared; it is made once, when ``time`` is first read."""
 
     @property
@@ -16,7 +16,7 @@ class Candidate(Protocol):
         """Time of an iteration, in the unit of ``least_time``."""
 
 
-_C = TypeVar("_C", bound=Candidate)
+_C = TypeVar("_C", bound=HasTime)
 
 
 def fastest(

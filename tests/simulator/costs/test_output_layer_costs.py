@@ -10,7 +10,7 @@ from megatron.schedules.costs import Costs
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.passes import Pass
 from megatron.schedules.treatments import TREATMENTS
-from megatron.simulator.costs.output_layer import (
+from megatron.simulator.costs.output_layer_costs import (
     place_output_layer,
     redistribute_layers,
     spread_output_layer,
