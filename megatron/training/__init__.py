@@ -1,1 +1,1 @@
-"""Flags to configurations, the training loop, metrics and logging."""
+"""A run: planning, set-up, step and loop; metrics and profiling."""
