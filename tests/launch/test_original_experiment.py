@@ -48,7 +48,7 @@ READ = """
     ZERO_BUBBLE_MEM_LIMIT ZERO_BUBBLE_TIMER_END ZERO_BUBBLE_TIMER_START ZERO_BUBBLE_V_SCHEDULE
     ZERO_BUBBLE_V_SCHEDULE_MEM_SETUP
 """
-"""What the scripts of VocabularyParallelism, of the zero-bubble fork and of their experiments read."""
+"""Variables that the scripts of VocabularyParallelism and of the zero-bubble fork read."""
 
 
 @pytest.mark.parametrize("treatment", SWITCHES)
