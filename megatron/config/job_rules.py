@@ -8,9 +8,20 @@ import torch
 
 from megatron.config.data_flags import parse_data_path
 from megatron.config.flags import Flags
+from megatron.config.gpu_driver import why_gpus_are_out_of_reach
 from megatron.config.resolve import vocabulary
 from megatron.config.rules import Rule
 from megatron.data.indexed import IndexedDataset
+
+_NO_GPUS = "PyTorch finds no CUDA device here; install a driver and a CUDA build of PyTorch"
+
+
+def job_notes(flags: Flags) -> tuple[str, ...]:
+    """Return a note if the job will compute on CPUs though this machine has GPUs."""
+    if flags.log.dry_run or flags.parallel.device != "auto" or torch.cuda.is_available():
+        return ()
+    reason = why_gpus_are_out_of_reach()
+    return (f"--device auto takes the CPUs: {reason}",) if reason else ()
 
 
 def job_rules(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
@@ -48,10 +59,7 @@ def _ranks(world_size: int, flags: Flags) -> Iterator[str]:
 def _device(flags: Flags) -> Iterator[str]:
     cuda = torch.cuda.is_available()
     if flags.parallel.device == "cuda" and not cuda:
-        yield (
-            "--device cuda: PyTorch finds no CUDA device here; use --device cpu, or install a "
-            "CUDA build of PyTorch and a driver"
-        )
+        yield (f"--device cuda: {why_gpus_are_out_of_reach() or _NO_GPUS}; or use --device cpu")
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if cuda and flags.parallel.device != "cpu" and local_ranks > torch.cuda.device_count():
         yield (
