@@ -1,4 +1,4 @@
-"""Every run of the original's full experiment becomes a line that the parser takes.
+"""Every run of the originals' experiments becomes a line that the parser takes.
 
 The experiment (``artifact/full_exp.sh`` of sail-sg/VocabularyParallelism) exports the variables of
 40 runs, one after another, and starts ``pretrain_gpt.sh`` on 8 GPUs.
@@ -13,6 +13,7 @@ import pytest
 from launch.made_up_machine import ROOT, Machine
 
 from megatron.config.command_line import parse
+from megatron.config.run_config import RunConfig
 
 ALL_RUNS = {
     "EXIT_INTERVAL": "20",
@@ -51,6 +52,18 @@ READ = """
 """Variables that the scripts of VocabularyParallelism and of the zero-bubble fork read."""
 
 
+def config_of(machine: Machine, variables: dict[str, str], vocab_size: int) -> RunConfig:
+    """What the parser makes of the line that the script prints.
+
+    The line is parsed as a dry run, which needs no GPUs and no data, but ``vocab_size``.
+    """
+    done = machine.run(**variables)
+    assert done.returncode == 0, done.stderr
+    words = shlex.split(done.stdout)
+    flags = words[words.index(str(ROOT / "pretrain_gpt.py")) + 1 :]
+    return parse([*flags, "--dry-run", "--vocab-size", str(vocab_size)], world_size=8)
+
+
 @pytest.mark.parametrize("treatment", SWITCHES)
 def test_every_run_parses_as_what_it_is(tmp_path: Path, treatment: str) -> None:
     machine = Machine(tmp_path, gpus=8)
@@ -60,10 +73,7 @@ def test_every_run_parses_as_what_it_is(tmp_path: Path, treatment: str) -> None:
         run |= {"SEQ_LENGTH": str(sequence), "VOCAB_SIZE": f"{thousands}k"}
         run |= {"FINAL_STAGE_LAYERS": "0" if treatment == "redis" else "4"}
         run |= {"AIP_RUN_NAME": f"{treatment}_v{thousands}k", "RUN_NAME": "a name", "LOGS_DIR": "."}
-        words = shlex.split(machine.run(**run).stdout)
-        flags = words[words.index(str(ROOT / "pretrain_gpt.py")) + 1 :]
-        # A dry run needs no GPUs and no data; the size of the vocabulary is then a flag.
-        config = parse([*flags, "--dry-run", "--vocab-size", str(1000 * thousands)], world_size=8)
+        config = config_of(machine, run, 1000 * thousands)
         assert config.parallel.vocab_parallel == treatment
         assert config.parallel.pipeline_size == 8
         assert config.model.seq_length == sequence
@@ -71,6 +81,31 @@ def test_every_run_parses_as_what_it_is(tmp_path: Path, treatment: str) -> None:
         assert config.train.global_batch_size == 128
         assert config.train.train_iters == 20
         assert config.parallel.layers.last == (0 if treatment == "redis" else None)
+
+
+ZERO_BUBBLE = {"ENABLE_ZERO_BUBBLE": "1", "ZERO_BUBBLE_MEM_LIMIT": "16"}
+V_SHAPE = {**ZERO_BUBBLE, "ZERO_BUBBLE_V_SCHEDULE": "1"}
+SETUP = "--zero-bubble-v-schedule-mem-setup"
+
+
+@pytest.mark.parametrize(
+    ("variables", "schedule", "post_validation"),
+    [
+        ({}, "1f1b", False),
+        (ZERO_BUBBLE, "zb-auto", True),
+        (V_SHAPE, "zb-v", True),
+        ({**V_SHAPE, "SYNC_OPTIMIZER": "1", "EXTRA_OPTIONS": f"{SETUP} half"}, "v-half", False),
+        ({**V_SHAPE, "SYNC_OPTIMIZER": "1", "EXTRA_OPTIONS": f"{SETUP} min"}, "v-min", False),
+        ({"INTERLEAVED_1F1B": "1"}, "interleaved", False),
+    ],
+)
+def test_the_forks_methods_parse_as_its_schedules(
+    tmp_path: Path, variables: dict[str, str], schedule: str, post_validation: bool
+) -> None:
+    """The variables of ``examples/test_all_schedules.sh``, where it uses what is built here."""
+    config = config_of(Machine(tmp_path, gpus=8), ALL_RUNS | variables, 32000)
+    assert config.parallel.pipeline_schedule == schedule
+    assert config.optimizer.post_validation == post_validation
 
 
 def test_every_variable_that_the_originals_scripts_read_is_explained() -> None:
