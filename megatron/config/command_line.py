@@ -7,7 +7,6 @@ import tyro
 from megatron.config.checks import mistakes
 from megatron.config.declare import all_declarations, parser_of
 from megatron.config.flags import Flags
-from megatron.config.job_rules import job_notes
 from megatron.config.resolve import resolve
 from megatron.config.run_config import RunConfig
 from megatron.config.words import sort_words
@@ -36,7 +35,7 @@ def parse(argv: Sequence[str], world_size: int, speak: bool = True) -> RunConfig
     faults = [*found.mistakes, *mistakes(flags, world_size, found.unreadable)]
     if faults:
         raise ValueError("\n".join(faults))
-    return resolve(flags, (*found.notes, *job_notes(flags)))
+    return resolve(flags, tuple(found.notes))
 
 
 def _read(words: Sequence[str], speak: bool) -> Flags:

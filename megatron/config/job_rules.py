@@ -16,14 +16,6 @@ from megatron.data.indexed import IndexedDataset
 _NO_GPUS = "PyTorch finds no CUDA device here; install a driver and a CUDA build of PyTorch"
 
 
-def job_notes(flags: Flags) -> tuple[str, ...]:
-    """Return a note if the job will compute on CPUs though this machine has GPUs."""
-    if flags.log.dry_run or flags.parallel.device != "auto" or torch.cuda.is_available():
-        return ()
-    reason = why_gpus_are_out_of_reach()
-    return (f"--device auto takes the CPUs: {reason}",) if reason else ()
-
-
 def job_rules(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
     """The rules for a job of ``world_size`` ranks; a dry run needs no ranks, devices or data."""
     always = (_tensor_parallel, _load, _tokenizer)
@@ -59,7 +51,7 @@ def _ranks(world_size: int, flags: Flags) -> Iterator[str]:
 def _device(flags: Flags) -> Iterator[str]:
     cuda = torch.cuda.is_available()
     if flags.parallel.device == "cuda" and not cuda:
-        yield (f"--device cuda: {why_gpus_are_out_of_reach() or _NO_GPUS}; or use --device cpu")
+        yield f"--device cuda: {why_gpus_are_out_of_reach() or _NO_GPUS}; or use --device cpu"
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if cuda and flags.parallel.device != "cpu" and local_ranks > torch.cuda.device_count():
         yield (

@@ -11,7 +11,6 @@ import torch
 
 from megatron.config.command_line import parse
 from megatron.config.gpu_driver import why_gpus_are_out_of_reach
-from megatron.data.indexed import IndexedWriter
 
 BEFORE_610 = "| NVIDIA-SMI 535.104.05    Driver Version: 535.104.05   CUDA Version: 12.2     |"
 SINCE_610 = "| NVIDIA-SMI 610.43.02     KMD Version: 610.43.02     CUDA UMD Version: 13.3     |"
@@ -110,18 +109,3 @@ def test_the_message_is_the_error_of_device_cuda(install: Install) -> None:
     install(gpus=0)
     with pytest.raises(ValueError, match=r"--device cuda: PyTorch finds no CUDA device here"):
         parse([*FLAGS.split(), "--device", "cuda"], world_size=1)
-
-
-@pytest.mark.parametrize(
-    ("flags", "noted"), [("", True), ("--device cpu", False), ("--dry-run", False)]
-)
-def test_a_job_that_computes_on_cpus_beside_gpus_says_so(
-    flags: str, noted: bool, install: Install, tmp_path: Path
-) -> None:
-    install()
-    with IndexedWriter(tmp_path / "corpus", 999) as writer:
-        writer.add_document(list(range(100)))
-    data = ["--data-path", str(tmp_path / "corpus")]
-    notes = parse([*FLAGS.split(), *data, *flags.split()], world_size=1).notes
-    assert bool(notes) == noted
-    assert not noted or "--device auto takes the CPUs" in notes[0]
