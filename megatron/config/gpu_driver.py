@@ -53,7 +53,8 @@ def _install(driver: str) -> str:
     wanted = "CUDA" if driver == "unknown" else f"CUDA {_major(driver)}"
     return (
         f"install a build for {wanted} (https://pytorch.org/get-started/locally lists their "
-        f"addresses): {sys.executable} -m pip install torch=={version} --index-url ADDRESS"
+        f"addresses): {sys.executable} -m pip install --force-reinstall torch=={version} "
+        "--index-url ADDRESS"
     )
 
 

@@ -52,7 +52,10 @@ def missing(parts: list[str]) -> list[str]:
 def test_a_cpu_build_is_told_to_be_replaced(install: Install) -> None:
     install(gpus=8)
     parts = ["8 GPU(s)", "driver for CUDA 12.2", "2.13.0+cpu (a CPU build)"]
-    assert missing([*parts, "a build for CUDA 12 ", "pip install torch==2.13.0 "]) == []
+    assert (
+        missing([*parts, "a build for CUDA 12 ", "pip install --force-reinstall torch==2.13.0 "])
+        == []
+    )
 
 
 def test_a_driver_older_than_the_build_is_told_both_ways(install: Install) -> None:
