@@ -295,7 +295,7 @@ options=(
 
 # Some flags exclude one another, or only work together. A flag that the user gives replaces such
 # flags of this script. (Flags may also be written with underscores.)
-read -ra extra <<<"${EXTRA_OPTIONS:-}"
+read -rd '' -a extra <<<"${EXTRA_OPTIONS:-}" || true # all lines of it; it fails at the end
 own=(${extra[@]+"${extra[@]}"} "$@")
 given=" ${own[*]//_/-} "
 if [[ "$given" =~ \ --(lr|min-lr|lr-decay-style)[=\ ] ]]; then

@@ -247,7 +247,7 @@ def test_an_own_data_set(cpu: Machine) -> None:
 
 
 def test_extra_options_come_before_the_command_line(cpu: Machine) -> None:
-    done = cpu.run("--seed", "2", EXTRA_OPTIONS=" --seed 1  --lr 0.5 ")
+    done = cpu.run("--seed", "2", EXTRA_OPTIONS=" --seed 1\n  --lr 0.5 ")
     assert shlex.split(done.stdout)[-6:] == ["--seed", "1", "--lr", "0.5", "--seed", "2"]
     assert "--min-lr" not in cpu.line(EXTRA_OPTIONS="--lr 0.5").training
 

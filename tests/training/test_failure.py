@@ -165,13 +165,24 @@ def test_without_a_store_only_what_others_may_not_know_is_told(
     assert waits == [GRACE_SECONDS if speaks else SILENT_SECONDS]
 
 
+WAITS = """
+import time
+from megatron.training.failure import leave_the_word
+sleep = time.sleep
+def told(seconds):
+    print("waits", flush=True)
+    sleep(seconds)
+time.sleep = told
+leave_the_word(60)
+print("was not ended")
+"""
+"""Says when it waits for torchrun to end it, and when it has waited in vain."""
+
+
 def test_a_rank_that_leaves_the_word_ends_without_a_fault() -> None:
-    code = "import sys; from megatron.training.failure import leave_the_word as leave; "
-    code += "print('waits', flush=True); leave(60); print('was not ended')"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as rank:
+    with subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True) as rank:
         assert rank.stdout is not None
         assert rank.stdout.readline() == "waits\n"
-        time.sleep(0.5)  # the handler is set right after the line
         rank.send_signal(signal.SIGTERM)
         assert rank.communicate(timeout=60)[0] == ""
     assert rank.returncode == 0
