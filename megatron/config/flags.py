@@ -240,7 +240,8 @@ class LogFlags:
     schedule_costs: Path | None = flag(None,
         "File for the measured costs of passes, for --measured-costs or tools/simulate.py.",
         unset="not saved", needs="--profile-schedule-start", lack="needs measured passes")
-    replan: bool = flag(False, "Make the plan anew from the measured costs, and go on with it.",
+    replan: bool = flag(False,
+        "Plan anew with the measured costs, measure the new plan too, and keep the faster one.",
         needs="--profile-schedule-start", lack="needs measured passes", excludes="--schedule-file")
     dry_run: bool = flag(False,
         "Only report the plan, its time and its memory. Needs no ranks, devices or data.")

@@ -24,7 +24,7 @@ from megatron.simulator.simulate import Timeline
 
 
 @dataclass(frozen=True)
-class _Installed:
+class Installed:
     """A plan with its programs, ready to run on this rank."""
 
     training: Program
@@ -70,27 +70,35 @@ class PipelineRank:
         """The program of a training iteration."""
         return self._installed.training
 
-    def replace_plan(self, plan: Plan, costs: Costs) -> None:
+    def replace_plan(self, plan: Plan, costs: Costs) -> Installed:
         """Run another plan from the next iteration on; every rank calls it between iterations.
 
         Args:
             plan: a checked plan with the same places of the stages and the same treatment of the
                 vocabulary, so that no parameter moves.
             costs: durations; they decide where communication is issued.
+
+        Returns:
+            The plan that ran until now, for ``put_back``.
         """
         old = self.train_program.plan
         assert plan.stages == old.stages, "no stage may move"
         sharded = plan.treatment.is_sharded
         assert sharded == old.treatment.is_sharded, "the vocabulary stays where it is"
-        self._installed = self._install(plan, costs)
+        replaced, self._installed = self._installed, self._install(plan, costs)
+        return replaced
 
-    def _install(self, plan: Plan, costs: Costs) -> _Installed:
+    def put_back(self, installed: Installed) -> None:
+        """Run a plan again that was replaced; every rank calls it between iterations."""
+        self._installed = installed
+
+    def _install(self, plan: Plan, costs: Costs) -> Installed:
         groups, shape, dtype = self._groups, self._shape, self._dtype
         rank, first_microbatch = groups.pipeline.rank, groups.data.rank * plan.microbatches
         passes = StagePasses(self.model, plan, rank, self.store, self._seed, first_microbatch)
         placeholder = PlaceholderPasses(plan, rank, self.store, shape, dtype, groups.device)
         communicator = Communicator(groups, plan, passes, self._lane, shape, dtype)
-        return _Installed(
+        return Installed(
             training=lower(plan, costs),
             evaluation=lower(evaluation_plan(plan), costs),
             passes=passes,

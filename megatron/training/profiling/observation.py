@@ -18,8 +18,11 @@ from megatron.simulator.timeline_file import save_timeline
 from megatron.training.outputs import PLANNED, TRACE
 from megatron.training.profiling.replan import (
     PlanWith,
+    Trial,
     describe_costs,
     describe_replanned,
+    describe_tried,
+    end_trial,
     replan,
     save_measured,
 )
@@ -58,6 +61,7 @@ class Observation:
         self._clock_error = 0.0
         self._timelines: list[Timeline] = []
         self._costs: Costs | None = None
+        self._trial: Trial | None = None
 
     def times(self, iteration: int) -> bool:
         """Return whether ``iteration`` is timed; a timed iteration must run alone and only once."""
@@ -84,25 +88,37 @@ class Observation:
         if iteration in self._measured:
             self._timelines.append(timeline)
             if iteration == self._measured[-1]:
-                self._use_costs()
+                self._use_measured()
         if iteration == self._last:
             self._save(timeline)
 
-    def _use_costs(self) -> None:
+    def _use_measured(self) -> None:
+        """Use the timelines of ``_measured``: of the first plan, or of one that is on trial."""
+        timelines, self._timelines = self._timelines, []
+        costs = costs_from_timelines(self._state.plan, timelines)
+        if self._trial is None:
+            self._costs = costs
+            self._use_costs(costs, timelines)
+            return
+        tried = end_trial(self._trial, self._state, timelines)
+        if tried.is_faster:
+            self._costs = costs
+        self._say(describe_tried(tried), flush=True)
+
+    def _use_costs(self, costs: Costs, timelines: list[Timeline]) -> None:
         """Save the measured costs, and plan with them."""
-        config, state = self._config, self._state
-        self._costs = costs_from_timelines(state.plan, self._timelines)
-        self._timelines = []
+        config, state, measured = self._config, self._state, self._measured
         self._say(
-            f"iterations {self._measured[0] + 1} to {self._measured[-1] + 1} measured: "
-            f"{describe_costs(self._costs)}",
+            f"iterations {measured[0] + 1} to {measured[-1] + 1} measured: {describe_costs(costs)}",
             flush=True,
         )
         if config.schedule_costs is not None:
-            save_measured(state, self._costs, config.schedule_costs)
+            save_measured(state, costs, config.schedule_costs)
         if config.replan:
-            found = replan(self._plan_with, state, self._costs)
+            found, self._trial = replan(self._plan_with, state, costs, timelines)
             self._say(describe_replanned(found), flush=True)
+        if self._trial is not None:  # after an iteration in which the new plan gets its memory
+            self._measured = range(measured.stop + 1, measured.stop + 1 + len(measured))
 
     def _save(self, timeline: Timeline) -> None:
         """Write the timeline, its trace, and the timeline as planned.

@@ -1,15 +1,21 @@
-"""Makes a new plan from the measured costs of real iterations while the run goes on."""
+"""Makes a new plan from the measured costs of real iterations while the run goes on.
 
-from collections.abc import Callable, Iterator
+Measured costs belong to the plan that ran: with another plan, a pass may find its data in another
+cache, or wait for another neighbour's memory. So a new plan that is predicted to be faster is on
+trial until it has been measured as often as the old one was, and the faster of both stays.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 
+from megatron.runtime.pipeline import Installed
 from megatron.schedules.costs import Costs, Time
 from megatron.schedules.lower import lower
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.cost_file import save_costs
-from megatron.simulator.simulate import simulate
+from megatron.simulator.simulate import Timeline, simulate
 from megatron.training.setup import TrainState
 
 PlanWith = Callable[[Costs], Plan]
@@ -36,8 +42,41 @@ class Replanned:
         return self.after < self.before * (1 - 1e-9)
 
 
-def replan(plan_with: PlanWith, state: TrainState, costs: Costs) -> Replanned:
-    """Plan with measured costs, and run that plan from the next iteration on if it is faster.
+@dataclass(frozen=True)
+class Trial:
+    """A new plan that runs until it is measured.
+
+    Attributes:
+        old: the plan that ran before.
+        before: measured time of an iteration of ``old``, in seconds.
+    """
+
+    old: Installed
+    before: float
+
+
+@dataclass(frozen=True)
+class Tried:
+    """The result of a trial.
+
+    Attributes:
+        before: measured time of an iteration of the old plan, in seconds.
+        after: measured time of an iteration of the new plan.
+    """
+
+    before: float
+    after: float
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether the new plan was faster, and stays."""
+        return self.after < self.before
+
+
+def replan(
+    plan_with: PlanWith, state: TrainState, costs: Costs, measured: Sequence[Timeline]
+) -> tuple[Replanned, Trial | None]:
+    """Plan with measured costs, and run that plan on trial if it is predicted to be faster.
 
     Every rank calls it between two iterations. Rank 0 plans for all ranks, so that all have the
     same plan even on unlike machines. Stages and layers stay where they are.
@@ -46,14 +85,40 @@ def replan(plan_with: PlanWith, state: TrainState, costs: Costs) -> Replanned:
         plan_with: makes a plan from measured costs.
         state: this rank.
         costs: in seconds, by rank and chunk, the same on every rank.
+        measured: timelines of the iterations of the plan that runs, the same on every rank.
+
+    Returns:
+        The new plan, and its trial if it runs from the next iteration on.
     """
     pipeline, groups = state.pipeline, state.groups
     found = _plan(plan_with, state, costs) if groups.world.rank == 0 else None
     found = groups.world.all_gather_object(found)[0]
     assert found is not None
-    if found.is_faster:
-        pipeline.replace_plan(found.plan, costs)
-    return found
+    if not found.is_faster:
+        return found, None
+    return found, Trial(pipeline.replace_plan(found.plan, costs), _iteration_time(measured))
+
+
+def end_trial(trial: Trial, state: TrainState, measured: Sequence[Timeline]) -> Tried:
+    """Keep the faster of two measured plans; every rank calls it between two iterations.
+
+    Args:
+        trial: what ``replan`` returned.
+        state: this rank.
+        measured: timelines of the iterations of the new plan, the same on every rank.
+    """
+    tried = Tried(trial.before, _iteration_time(measured))
+    if not tried.is_faster:
+        state.pipeline.put_back(trial.old)
+    return tried
+
+
+def _iteration_time(timelines: Sequence[Timeline]) -> float:
+    """Return the median time from the first pass's start to the last one's end, in seconds."""
+    return median(
+        max(span.end for span in timeline.spans) - min(span.start for span in timeline.spans)
+        for timeline in timelines
+    )
 
 
 def _plan(plan_with: PlanWith, state: TrainState, costs: Costs) -> Replanned:
@@ -66,11 +131,29 @@ def _plan(plan_with: PlanWith, state: TrainState, costs: Costs) -> Replanned:
 
 
 def describe_replanned(found: Replanned) -> str:
-    """Return the log line on the result."""
-    before, after = f"{found.before * 1e3:.1f} ms", f"{found.after * 1e3:.1f} ms"
+    """Return the log line on a plan from measured costs."""
+    before, after = _ms(found.before), _ms(found.after)
     if found.is_faster:
-        return f"replan: predicted iteration {before} before, {after} with the new plan"
-    return f"replan: the plan stays: predicted iteration {before}, {after} with a new one"
+        return (
+            f"replan: predicted passes of an iteration {before} before, {after} with the new plan; "
+            "it is measured next"
+        )
+    return (
+        f"replan: the plan stays: predicted passes of an iteration {before}, {after} with a new one"
+    )
+
+
+def describe_tried(tried: Tried) -> str:
+    """Return the log line on the result of a trial."""
+    result = "the new plan stays" if tried.is_faster else "the old plan is back"
+    return (
+        f"replan: measured passes of an iteration {_ms(tried.before)} before, "
+        f"{_ms(tried.after)} with the new plan: {result}"
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
 
 
 def describe_costs(costs: Costs) -> str:

@@ -21,15 +21,21 @@ from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.compare import compare
 from megatron.simulator.costs.cost_file import check_measured, load_costs
 from megatron.simulator.scenario import Scenario, run
+from megatron.simulator.simulate import Span, Timeline
 from megatron.simulator.timeline_file import load_timeline
 from megatron.training.loop import run_iteration
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.profiling.observation import Observation
-from megatron.training.profiling.replan import Replanned, describe_replanned, replan
+from megatron.training.profiling.replan import (
+    describe_replanned,
+    describe_tried,
+    end_trial,
+    replan,
+)
 from megatron.training.setup import build_train_state
 from megatron.training.step import make_train_step
 
-JOB = Job(GPTOptions(num_layers=4, vocab_size=61), microbatches=6, iterations=5)
+JOB = Job(GPTOptions(num_layers=4, vocab_size=61), microbatches=6, iterations=7)
 
 
 @dataclass
@@ -94,11 +100,11 @@ def test_a_run_is_measured_and_planned_anew_and_its_losses_stay(
     assert all(own.plan == measured[0].plan for own in measured)
     check(measured[0].plan)
     assert measured[0].plan.stages == plain[0].plan.stages
-    assert [line.split(":")[0] for line in measured[0].said] == [
-        "iterations 2 to 3 measured",
-        "replan",
-        "timeline of the last iteration",
-    ]
+    of_measuring, *of_planning, of_timeline = measured[0].said
+    assert of_measuring.startswith("iterations 2 to 3 measured: ")
+    assert all(line.startswith("replan: ") for line in of_planning)
+    assert len(of_planning) == 1 + ("measured next" in of_planning[0])
+    assert of_timeline.startswith("timeline of the last iteration: ")
     file = load_costs(costs_file)
     assert file.layers is not None
     assert [sum(own) for own in file.layers] == [2, 2]
@@ -134,34 +140,49 @@ def test_nothing_is_observed_unless_asked_for(ranks: RankPool) -> None:
         assert own.said == []
 
 
-def plan_twice(
+def lasting(seconds: float) -> list[Timeline]:
+    """Timelines of iterations of which the median takes so long."""
+    return [
+        Timeline(1, (Span(0, "compute", "F0", "F", 0, 0, 1.0, 1.0 + time),))
+        for time in (seconds / 2, seconds, seconds * 9)
+    ]
+
+
+def try_plans(
     rank: int, world_size: int, *, config: RunConfig, slow: Plan, costs: Costs
-) -> tuple[Replanned, Plan, Replanned, Plan]:
-    """Start from a slow plan; plan, and plan again."""
+) -> list[Plan]:
+    """Start from a slow plan; try one that turns out slower, one that is faster, and plan again."""
     state = build_train_state(config, make_pipeline_groups())
     state.pipeline.replace_plan(slow, costs)
 
     def plan_with(measured: Costs) -> Plan:
         return make_run_plan(config, measured).plan
 
-    first = replan(plan_with, state, costs)
-    between = state.plan
-    second = replan(plan_with, state, costs)
+    plans = []
+    for measured in (3.0, 1.0):
+        found, trial = replan(plan_with, state, costs, lasting(2.0))
+        assert found.after < found.before
+        assert "measured next" in describe_replanned(found)
+        assert trial is not None
+        plans.append(state.plan)
+        tried = end_trial(trial, state, lasting(measured))
+        assert [tried.before, tried.after] == pytest.approx([2.0, measured])
+        assert ("new plan stays" in describe_tried(tried)) == (measured < 2)
+        plans.append(state.plan)
+    again, trial = replan(plan_with, state, costs, lasting(1.0))
+    assert trial is None
+    assert again.before == pytest.approx(found.after)
+    assert "the plan stays" in describe_replanned(again)
     state.pipeline.close()
-    return first, between, second, state.plan
+    return [*plans, state.plan]
 
 
-def test_a_faster_plan_replaces_the_one_that_runs_and_no_other_does(ranks: RankPool) -> None:
+def test_the_plan_that_is_measured_to_be_faster_stays(ranks: RankPool) -> None:
     row = tuple(Pass(kind, i) for i in range(JOB.microbatches) for kind in ("F", "B", "W"))
     slow = Plan((row, row), ((0, 0), (1, 0)), JOB.microbatches)
     config = JOB.config(Layout(2, "none", "zb-h1"))
-    for first, between, second, last in ranks.run(
-        plan_twice, 2, config=config, slow=slow, costs=UNIT_COSTS
+    for first, back, second, kept, last in ranks.run(
+        try_plans, 2, config=config, slow=slow, costs=UNIT_COSTS
     ):
-        assert first.after < first.before
-        assert between == first.plan != slow
-        assert second.before == pytest.approx(first.after)
-        assert not second.is_faster
-        assert last == between
-        assert "with the new plan" in describe_replanned(first)
-        assert "the plan stays" in describe_replanned(second)
+        assert first == second == kept == last != slow
+        assert back == slow
