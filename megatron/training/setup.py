@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from megatron.config.run_config import ParallelConfig, RunConfig, TrainConfig
 from megatron.model.config import ModelConfig
-from megatron.model.stage import WORD_EMBEDDINGS, RankModel, place
+from megatron.model.stage import RankModel, place
 from megatron.optimizer.adamw import MixedPrecisionAdamW
 from megatron.optimizer.main_gradients import MainGradients
 from megatron.optimizer.parameters import OptimizedParameter, wants_weight_decay
@@ -186,12 +186,12 @@ def build_train_state(
     model = make_model(config.model, config.train, padded, groups, run_plan)
     parameters = tuple(
         OptimizedParameter(
-            name,
-            parameter,
-            wants_weight_decay(name, parameter),
-            counts_in_norm=not (model.holds_tied_copy and name == WORD_EMBEDDINGS),
+            owned.name,
+            owned.parameter,
+            wants_weight_decay(owned.name, owned.parameter),
+            counts_in_norm=not owned.is_copy,
         )
-        for name, parameter in model.global_parameters()
+        for owned in model.owned_parameters()
     )
     gradients = MainGradients([p.parameter for p in parameters], model.kernels)
     return TrainState(
