@@ -34,9 +34,7 @@ class BoxedTensor(Tensor):
     _global_shape: Shape
     _pieces: tuple[Piece, ...]
 
-    def __new__(
-        cls, tensor: Tensor, global_shape: Shape, pieces: Iterable[Piece]
-    ) -> "BoxedTensor":
+    def __new__(cls, tensor: Tensor, global_shape: Shape, pieces: Iterable[Piece]) -> "BoxedTensor":
         """Wrap ``tensor``; see the class."""
         made = Tensor._make_subclass(cls, tensor.detach())
         made._global_shape = tuple(global_shape)

@@ -13,6 +13,7 @@ from torch import nn
 
 from megatron.kernels.choose import kernels_for
 from megatron.layers.main_grad import main_grad_of
+from megatron.model.ownership import OwnedParameter
 from megatron.optimizer.adamw import MixedPrecisionAdamW
 from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.global_state import GlobalState, add_up
@@ -34,10 +35,10 @@ class Replica:
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         generator = torch.Generator().manual_seed(3)
         self.parameters = [
-            OptimizedParameter(
-                name,
-                nn.Parameter(torch.randn(shape, generator=generator).to(dtype)),
-                weight_decay=len(shape) > 1,
+            OptimizedParameter.of(
+                OwnedParameter.whole(
+                    name, nn.Parameter(torch.randn(shape, generator=generator).to(dtype))
+                )
             )
             for name, shape in SHAPES.items()
         ]
