@@ -53,9 +53,14 @@ def folder_of(root: Path, iteration: int) -> Path:
     return root / f"iter_{iteration:07d}"
 
 
+def partial_of(root: Path, iteration: int) -> Path:
+    """Return the folder of a checkpoint while it is being written."""
+    return _aside(root, iteration, _PARTIAL)
+
+
 def begin(root: Path, iteration: int) -> Path:
     """Make and return an empty folder to write a checkpoint to."""
-    partial = _aside(root, iteration, _PARTIAL)
+    partial = partial_of(root, iteration)
     _remove(partial)
     partial.mkdir(parents=True)
     return partial
@@ -82,7 +87,7 @@ def finish(root: Path, iteration: int, files: Mapping[str, FileDigest]) -> Path:
     Returns:
         The folder of the checkpoint.
     """
-    partial, final = _aside(root, iteration, _PARTIAL), folder_of(root, iteration)
+    partial, final = partial_of(root, iteration), folder_of(root, iteration)
     listed = {name: vars(files[name]) for name in sorted(files)}
     text = json.dumps({"format": 1, "iteration": iteration, "files": listed}, indent=1)
     with atomic_path(partial / MANIFEST) as temporary:
