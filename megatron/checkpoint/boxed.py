@@ -41,6 +41,10 @@ class BoxedTensor(Tensor):
         made._pieces = tuple(piece for piece in pieces if piece.box.size)
         return made
 
+    def with_memory(self, tensor: Tensor) -> "BoxedTensor":
+        """Return the same pieces of the same tensor in other memory, of this rank's shape."""
+        return BoxedTensor(tensor, self._global_shape, self._pieces)
+
     def size(self, dim: int | None = None) -> Any:
         """Return the shape of the whole model's tensor, as the planner compares it."""
         shape = torch.Size(self._global_shape)
