@@ -41,6 +41,7 @@ def write(
     tensors: Mapping[str, BoxedTensor],
     common: Common,
     hosts: ConnectedAxis,
+    files: int = 1,
 ) -> Path:
     """Write a checkpoint; every rank of the job calls it.
 
@@ -50,6 +51,7 @@ def write(
         tensors: what this rank holds, by name in the whole model.
         common: what is not a tensor, the same on every rank.
         hosts: all ranks of the job, connected on CPUs. No other traffic may use its group.
+        files: files of tensors that a rank writes, each on a thread of its own.
 
     Returns:
         The folder of the checkpoint.
@@ -61,7 +63,7 @@ def write(
     where = folder.folder_of(root, iteration)
     _together(hosts, where, lambda: folder.begin(root, iteration) if first else None)
     partial = folder.partial_of(root, iteration)
-    _together(hosts, where, lambda: _write_tensors(partial, tensors, hosts))
+    _together(hosts, where, lambda: _write_tensors(partial, tensors, hosts, files))
     digests = _together(hosts, where, lambda: _digest_own(partial, common, hosts))
     every = {name: entry for own in digests for name, entry in own.items()}
     _together(hosts, where, lambda: folder.finish(root, iteration, every) if first else None)
@@ -127,8 +129,10 @@ def check_files(where: Path, hosts: ConnectedAxis) -> str | None:
     return next(filter(None, hosts.all_gather_object(problem)), None)
 
 
-def _write_tensors(partial: Path, tensors: Mapping[str, BoxedTensor], hosts: ConnectedAxis) -> None:
-    writer = dcp.FileSystemWriter(partial, sync_files=True)
+def _write_tensors(
+    partial: Path, tensors: Mapping[str, BoxedTensor], hosts: ConnectedAxis, files: int
+) -> None:
+    writer = dcp.FileSystemWriter(partial, sync_files=True, thread_count=files)
     with _one_process_is_fine(hosts):
         dcp.save(dict(tensors), storage_writer=writer, process_group=hosts.group)
 
