@@ -38,6 +38,7 @@ class MixedPrecisionAdamW:
         self._rounded: list[torch.Tensor] = []  # the bf16 parameters ...
         self._masters: list[torch.Tensor] = []  # ... and their masters, in the same order
         self._by_name: dict[str, torch.Tensor] = {}
+        self._gradients = [main_grad_of(entry.parameter) for entry in parameters]
         groups: dict[bool, list[torch.Tensor]] = {True: [], False: []}
         for entry in parameters:
             master = self._by_name[entry.name] = self._master_of(entry)
@@ -73,15 +74,16 @@ class MixedPrecisionAdamW:
         self._masters.append(master)
         return master
 
-    def step(self, lr: float, grad_norm: float) -> None:
-        """Update every parameter from its ``main_grad``.
+    def step(self, lr: float, grad_norm: float, factor: float = 1.0) -> None:
+        """Update every parameter from its ``main_grad`` times ``factor``.
 
-        Clipping may scale ``main_grad`` in place; nothing but ``MainGradients.zero`` should touch
-        it afterwards.
+        Factor and clipping scale ``main_grad`` in place. Afterwards only ``MainGradients.zero``
+        should touch it, or another step after ``restore``, without the factor.
 
         Args:
             lr: learning rate of this step.
-            grad_norm: norm of the whole model's gradient, over all ranks.
+            grad_norm: norm of the whole model's gradient, over all ranks, after the factor.
+            factor: of the gradients, see ``GlobalState.factor``.
 
         Raises:
             FloatingPointError: the norm is infinite or NaN; no parameter has been changed.
@@ -91,12 +93,18 @@ class MixedPrecisionAdamW:
                 f"the gradient norm is {grad_norm}: no step taken; lower --lr, or look for the "
                 "first iteration whose loss or norm jumps"
             )
-        coefficient = clip_coefficient(grad_norm, self._clip_grad)
-        # The fused kernel divides gradients by this scale, which is meant for loss scaling. This
-        # saves the pass over memory that a multiplication before would take.
-        self._adam.grad_scale = (
-            torch.full((), 1.0 / coefficient, device=self._device) if coefficient < 1.0 else None
-        )
+        # The fused kernel divides gradients by a scale, which is meant for loss scaling, and keeps
+        # the quotients. This saves the pass over memory that a multiplication before would take.
+        # A step that was taken on a guess has divided by the factor already, so factor and
+        # clipping are two divisions, to the same bits in any case.
+        divisors = [
+            torch.full((), 1.0 / scale, device=self._device)
+            for scale in (factor, clip_coefficient(grad_norm, self._clip_grad))
+            if scale != 1.0
+        ]
+        if len(divisors) == 2:
+            torch._foreach_div_(self._gradients, divisors[0])
+        self._adam.grad_scale = divisors[-1] if divisors else None
         for group in self._adam.param_groups:
             group["lr"] = lr
         self._adam.step()

@@ -8,16 +8,17 @@ most mistakes are found before the ranks meet. From there on all ranks go in ste
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 
 from megatron.config.run_config import RunConfig, TrainConfig
 from megatron.data.microbatch import MicrobatchLoader
 from megatron.optimizer.config import OptimizerConfig
+from megatron.optimizer.global_state import GlobalState
 from megatron.optimizer.lr_schedule import learning_rate
 from megatron.parallel.grid import Grid
-from megatron.runtime.batch import DeviceMicrobatch, to_device
+from megatron.runtime.batch import DeviceMicrobatch, to_device, token_counts
 from megatron.runtime.observer import Observer
 from megatron.simulator.costs.shape import iteration_flops
 from megatron.training.agreement import Digests, check_agreement, data_digests, run_digests
@@ -242,12 +243,15 @@ def run_iteration(
 
 def evaluate(state: TrainState, loader: MicrobatchLoader, eval_iters: int) -> float:
     """Return the mean loss over the next ``eval_iters`` global batches of ``loader``."""
-    total = torch.zeros((), dtype=torch.float64, device=state.groups.device)
+    groups, total = state.groups, 0.0
     for _ in range(eval_iters):
-        batch = _next_batch(loader, state.groups.device)
-        total += state.pipeline.evaluate(batch)
-    state.groups.pipeline.all_reduce(total)
-    return float(total) / eval_iters
+        batch = _next_batch(loader, groups.device)
+        tokens = token_counts(batch) if groups.pipeline.rank == 0 else (0.0, 0.0)
+        own = GlobalState(float(state.pipeline.evaluate(batch)), 0.0, *tokens)
+        sums = torch.tensor(astuple(own), dtype=torch.float64, device=groups.device)
+        groups.pipeline.all_reduce(sums)
+        total += GlobalState(*sums.tolist()).loss
+    return total / eval_iters
 
 
 def _next_batch(loader: MicrobatchLoader, device: torch.device) -> list[DeviceMicrobatch]:

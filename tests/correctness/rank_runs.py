@@ -19,7 +19,7 @@ from megatron.layers.main_grad import main_grad_of
 from megatron.parallel.box import Box, Shape, check_tiling
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups
-from megatron.runtime.batch import to_device
+from megatron.runtime.batch import DeviceMicrobatch, to_device, token_counts
 from megatron.training.loop import evaluate, run_iteration
 from megatron.training.setup import TrainState, build_train_state
 from megatron.training.step import Finished, make_train_step
@@ -104,8 +104,9 @@ def train_on_rank(
     """
     state = build_train_state(config, make_pipeline_groups())
     run = RankRun(initial=pieces(state, parameter_values))
-    state.pipeline.train(to_device(batches[0], CPU), 0)
-    run.first_gradients = pieces(state, main_gradients)
+    batch = to_device(batches[0], CPU)
+    state.pipeline.train(batch, 0)
+    run.first_gradients = pieces(state, main_gradients(batch))
     state.gradients.zero()
     loader, evaluation_loader = ListLoader(batches), ListLoader(evaluation_batches)
     step = make_train_step(config.optimizer, state)
@@ -133,12 +134,13 @@ def gradients_on_rank(
     """Loss and gradients of one batch for given parameters, in the precision of ``config``."""
     state = build_train_state(config, make_pipeline_groups())
     load(state, parameters)
-    loss = state.pipeline.train(to_device(batch, CPU, config.train.dtype), 0)
+    on_device = to_device(batch, CPU, config.train.dtype)
+    loss = state.pipeline.train(on_device, 0)
     assert loss is not None
-    loss = loss.double()
+    loss = loss.double() * factor(on_device)
     state.groups.pipeline.all_reduce(loss)
     state.pipeline.close()
-    return float(loss), pieces(state, main_gradients)
+    return float(loss), pieces(state, main_gradients(on_device))
 
 
 def load(state: TrainState, parameters: Parameters) -> None:
@@ -154,8 +156,15 @@ def parameter_values(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.detach().clone()
 
 
-def main_gradients(parameter: torch.Tensor) -> torch.Tensor:
-    return main_grad_of(parameter).clone()
+def factor(batch: Sequence[DeviceMicrobatch]) -> float:
+    """All tokens by those that count, which the passes do not know."""
+    tokens, valid = token_counts(batch)
+    return tokens / valid if valid else 1.0
+
+
+def main_gradients(batch: Sequence[DeviceMicrobatch]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Gradients of the mean over the tokens of ``batch`` that count."""
+    return lambda parameter: main_grad_of(parameter) * factor(batch)
 
 
 def pieces(state: TrainState, read: Callable[[torch.Tensor], torch.Tensor]) -> Pieces:
