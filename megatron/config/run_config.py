@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from megatron.checkpoint.config import CheckpointConfig
 from megatron.data.config import DataConfig
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
@@ -153,6 +154,7 @@ class RunConfig:
         optimizer: AdamW, clipping and learning rate.
         data: corpus and sampling.
         log: printed lines, traces.
+        checkpoint: saving and loading.
         notes: sentences about accepted flags that change nothing here, for the log.
         dry_run: what to predict instead of training; ``None``: train.
     """
@@ -163,5 +165,6 @@ class RunConfig:
     optimizer: OptimizerConfig
     data: DataConfig
     log: LogConfig
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     notes: tuple[str, ...] = ()
     dry_run: DryRun | None = None

@@ -22,18 +22,17 @@ from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.output_s import LossOptions
 from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.model.config import ModelConfig
-from megatron.model.init import (
-    init_layer,
-    init_parameter,
-    init_vocabulary_rows,
+from megatron.model.init import initialise
+from megatron.model.ownership import (
+    FINAL_NORM,
+    OUTPUT_LAYER,
+    POSITION_EMBEDDINGS,
+    WORD_EMBEDDINGS,
+    OwnedParameter,
     layer_prefix,
 )
 from megatron.model.transformer_layer import TransformerLayer
-
-WORD_EMBEDDINGS = "embedding.word_embeddings.weight"
-POSITION_EMBEDDINGS = "embedding.position_embeddings.weight"
-FINAL_NORM = "decoder.final_layernorm"
-OUTPUT_LAYER = "output_layer.weight"
+from megatron.parallel.box import Box, Piece
 
 
 @dataclass(frozen=True)
@@ -204,39 +203,38 @@ class RankModel(nn.Module):
 
     def initialise(self, seed: int) -> None:
         """Draw all weights: the same numbers for every placement."""
-        config, std = self.config, self.config.init_method_std
-        for chunk in range(len(self.chunks)):
-            for index, layer in self._numbered_layers(chunk):
-                init_layer(layer, index, config, seed)
-        if self.positions is not None:
-            init_parameter(self.positions.weight, POSITION_EMBEDDINGS, seed, std)
-        for part, name in ((self.input_layer, WORD_EMBEDDINGS), (self.output_layer, OUTPUT_LAYER)):
-            if part is not None:
-                matrix = WORD_EMBEDDINGS if config.tie_embeddings else name
-                shard = part.shard
-                init_vocabulary_rows(
-                    part.weight, matrix, seed, std, shard.first_row, config.vocab_size
-                )
+        for owned in self.owned_parameters():
+            initialise(owned, self.config, seed)
 
-    def global_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield every parameter of this rank once, with its name in the whole model."""
+    def owned_parameters(self) -> Iterator[OwnedParameter]:
+        """Yield every parameter of this rank once, with the boxes of the whole model's tensor."""
         if self.input_layer is not None:
-            yield WORD_EMBEDDINGS, self.input_layer.weight
+            yield self._vocabulary_matrix(WORD_EMBEDDINGS, self.input_layer)
         if self.positions is not None:
             table = self.positions.weight
             assert isinstance(table, nn.Parameter)
-            yield POSITION_EMBEDDINGS, table
+            yield OwnedParameter.whole(POSITION_EMBEDDINGS, table)
         for chunk in range(len(self.chunks)):
             for index, layer in self._numbered_layers(chunk):
                 for name, parameter in layer.named_parameters():
-                    yield layer_prefix(index) + name, parameter
+                    yield OwnedParameter.whole(layer_prefix(index) + name, parameter)
         if self.final_norm is not None:
             for name, parameter in self.final_norm.named_parameters():
-                yield f"{FINAL_NORM}.{name}", parameter
+                yield OwnedParameter.whole(f"{FINAL_NORM}.{name}", parameter)
         if self.output_layer is not None and not self.config.tie_embeddings:
-            yield OUTPUT_LAYER, self.output_layer.weight
+            yield self._vocabulary_matrix(OUTPUT_LAYER, self.output_layer)
         elif self.holds_tied_copy and self.output_layer is not None:
-            yield WORD_EMBEDDINGS, self.output_layer.weight
+            yield self._vocabulary_matrix(WORD_EMBEDDINGS, self.output_layer, is_copy=True)
+
+    def _vocabulary_matrix(
+        self, name: str, layer: InputLayer | OutputLayer, *, is_copy: bool = False
+    ) -> OwnedParameter:
+        """Return the matrix of a layer, of which the real rows of its shard are here."""
+        shard, h = layer.shard, self.config.hidden_size
+        box = Box((shard.first_real_row, 0), (shard.real_rows, h))
+        return OwnedParameter(
+            name, layer.weight, (shard.vocab_size, h), (Piece(box, (0, 0)),), is_copy
+        )
 
 
 def _rope(config: ModelConfig, device: torch.device) -> RotaryEmbedding | None:

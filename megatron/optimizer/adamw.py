@@ -37,9 +37,12 @@ class MixedPrecisionAdamW:
         self._clip_grad = config.clip_grad
         self._rounded: list[torch.Tensor] = []  # the bf16 parameters ...
         self._masters: list[torch.Tensor] = []  # ... and their masters, in the same order
+        self._by_name: dict[str, torch.Tensor] = {}
+        self._gradients = [main_grad_of(entry.parameter) for entry in parameters]
         groups: dict[bool, list[torch.Tensor]] = {True: [], False: []}
         for entry in parameters:
-            groups[entry.weight_decay].append(self._master_of(entry))
+            master = self._by_name[entry.name] = self._master_of(entry)
+            groups[entry.weight_decay].append(master)
         self._adam = _FusedAdamW(
             [
                 {"params": masters, "weight_decay": config.weight_decay if decays else 0.0}
@@ -51,6 +54,12 @@ class MixedPrecisionAdamW:
             eps=config.adam_eps,
             fused=True,
         )
+        for master in self._by_name.values():
+            self._adam.state[master] = {
+                "step": torch.zeros((), device=master.device),
+                "exp_avg": torch.zeros_like(master, requires_grad=False),
+                "exp_avg_sq": torch.zeros_like(master, requires_grad=False),
+            }
         self._saved: list[torch.Tensor] = []
 
     def _master_of(self, entry: OptimizedParameter) -> torch.Tensor:
@@ -65,15 +74,16 @@ class MixedPrecisionAdamW:
         self._masters.append(master)
         return master
 
-    def step(self, lr: float, grad_norm: float) -> None:
-        """Update every parameter from its ``main_grad``.
+    def step(self, lr: float, grad_norm: float, factor: float = 1.0) -> None:
+        """Update every parameter from its ``main_grad`` times ``factor``.
 
-        Clipping may scale ``main_grad`` in place; nothing but ``MainGradients.zero`` should touch
-        it afterwards.
+        Factor and clipping scale ``main_grad`` in place. Afterwards only ``MainGradients.zero``
+        should touch it, or another step after ``restore``, without the factor.
 
         Args:
             lr: learning rate of this step.
-            grad_norm: norm of the whole model's gradient, over all ranks.
+            grad_norm: norm of the whole model's gradient, over all ranks, after the factor.
+            factor: of the gradients, see ``GlobalState.factor``.
 
         Raises:
             FloatingPointError: the norm is infinite or NaN; no parameter has been changed.
@@ -83,15 +93,47 @@ class MixedPrecisionAdamW:
                 f"the gradient norm is {grad_norm}: no step taken; lower --lr, or look for the "
                 "first iteration whose loss or norm jumps"
             )
-        coefficient = clip_coefficient(grad_norm, self._clip_grad)
-        # The fused kernel divides gradients by this scale, which is meant for loss scaling. This
-        # saves the pass over memory that a multiplication before would take.
-        self._adam.grad_scale = (
-            torch.full((), 1.0 / coefficient, device=self._device) if coefficient < 1.0 else None
-        )
+        # The fused kernel divides gradients by a scale, which is meant for loss scaling, and keeps
+        # the quotients. This saves the pass over memory that a multiplication before would take.
+        # A step that was taken on a guess has divided by the factor already, so factor and
+        # clipping are two divisions, to the same bits in any case.
+        divisors = [
+            torch.full((), 1.0 / scale, device=self._device)
+            for scale in (factor, clip_coefficient(grad_norm, self._clip_grad))
+            if scale != 1.0
+        ]
+        if len(divisors) == 2:
+            torch._foreach_div_(self._gradients, divisors[0])
+        self._adam.grad_scale = divisors[-1] if divisors else None
         for group in self._adam.param_groups:
             group["lr"] = lr
         self._adam.step()
+        self._round()
+
+    def tensors_of(self, name: str) -> dict[str, torch.Tensor]:
+        """Return what a checkpoint keeps of a parameter, each of the parameter's shape.
+
+        Args:
+            name: of the parameter in the whole model.
+
+        Returns:
+            ``weight``, the master, and the moments ``exp_avg`` and ``exp_avg_sq``: the tensors
+            themselves. Whoever changes them calls ``loaded``.
+        """
+        master = self._by_name[name]
+        state = self._adam.state[master]
+        return {"weight": master} | {kind: state[kind] for kind in ("exp_avg", "exp_avg_sq")}
+
+    @property
+    def steps(self) -> int:
+        """Steps taken since the start of the training, those before a checkpoint included."""
+        return int(next(iter(self._adam.state.values()))["step"])
+
+    @torch.no_grad()
+    def loaded(self, steps: int) -> None:
+        """Go on from tensors that were loaded, after so many steps."""
+        for state in self._adam.state.values():
+            state["step"].fill_(steps)
         self._round()
 
     @torch.no_grad()
@@ -102,25 +144,21 @@ class MixedPrecisionAdamW:
         kept for the next copy. A copy takes about as long as a step.
         """
         state = self._state()
-        # At first all of it, after the first step the moments that it has made.
-        self._saved += [torch.empty_like(tensor) for tensor in state[len(self._saved) :]]
+        if not self._saved:
+            self._saved = list(map(torch.empty_like, state))
         torch._foreach_copy_(self._saved, state)
 
     @torch.no_grad()
     def restore(self) -> None:
         """Undo all steps since ``save``, to the last bit."""
         assert self._saved, "nothing was saved"
-        state = self._state()
-        if len(self._saved) < len(state):  # saved before the first step: there were no moments
-            self._adam.state.clear()
-        torch._foreach_copy_(state[: len(self._saved)], self._saved)
+        torch._foreach_copy_(self._state(), self._saved)
         self._round()
 
     def _state(self) -> list[torch.Tensor]:
-        """Everything that a step changes for good, masters first, always in the same order."""
-        masters = [master for group in self._adam.param_groups for master in group["params"]]
-        kept = [self._adam.state[master] for master in masters if master in self._adam.state]
-        return masters + [tensor for own in kept for tensor in own.values()]
+        """Everything that a step changes for good, always in the same order."""
+        kept = [tensor for own in self._adam.state.values() for tensor in own.values()]
+        return [*self._by_name.values(), *kept]
 
     def _round(self) -> None:
         if self._masters:

@@ -2,13 +2,16 @@
 
 The sum goes in the order of the ranks, because floating-point sums depend on the order. A step that
 is checked afterwards (``post_validation``) must give the same bits as a step that waited.
+
+Losses are weighted as if every token of the global batch counted. Together with the sums goes the
+number of those that do, and what was left out is one factor on loss, norm and gradients.
 """
 
 import functools
 import math
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 
@@ -23,35 +26,54 @@ class GlobalState:
     """Sums over one rank, over the first ranks, or over all.
 
     Attributes:
-        loss: part of the loss.
-        sum_of_squares: of the gradients, float64.
+        weighted_loss: sum of losses, each divided by the number of all tokens.
+        sum_of_squares: of the gradients of that sum, float64.
+        tokens: of the batch; one rank of each replica has them, the others 0.
+        valid_tokens: those that count.
     """
 
-    loss: float
+    weighted_loss: float
     sum_of_squares: float
+    tokens: float = 0.0
+    valid_tokens: float = 0.0
 
     def __add__(self, other: "GlobalState") -> "GlobalState":
-        return GlobalState(self.loss + other.loss, self.sum_of_squares + other.sum_of_squares)
+        return GlobalState(*map(operator.add, astuple(self), astuple(other)))
 
     @property
     def is_finite(self) -> bool:
         """Whether neither loss nor gradients hold infinity or NaN."""
-        return math.isfinite(self.loss) and math.isfinite(self.sum_of_squares)
+        return math.isfinite(self.weighted_loss) and math.isfinite(self.sum_of_squares)
+
+    @property
+    def factor(self) -> float:
+        """The number of all tokens by that of the tokens that count; 1 if none does."""
+        return self.tokens / self.valid_tokens if self.valid_tokens else 1.0
+
+    @property
+    def loss(self) -> float:
+        """Mean over the tokens that count, 0 if none does."""
+        return self.factor * self.weighted_loss
 
     @property
     def grad_norm(self) -> float:
-        """Norm of the gradients in the sum, before clipping."""
-        return math.sqrt(self.sum_of_squares)
+        """Norm of the gradients of ``loss``, before clipping."""
+        return self.factor * math.sqrt(self.sum_of_squares)
 
 
-def own_totals(loss: torch.Tensor, parameters: Iterable[OptimizedParameter]) -> torch.Tensor:
-    """Return this rank's (loss, sum of squares), float64 [2] on the device.
+def own_totals(
+    loss: torch.Tensor, parameters: Iterable[OptimizedParameter], tokens: tuple[float, float]
+) -> torch.Tensor:
+    """Return this rank's part of a ``GlobalState``, float64 [4] on the device.
 
     Args:
-        loss: this rank's part of the loss, a scalar.
+        loss: this rank's part of the weighted loss, a scalar.
         parameters: of this rank, with their main gradients.
+        tokens: all tokens of the replica's batch and those that count, on one of its ranks; 0 on
+            the others.
     """
-    return torch.stack([loss.double(), local_sum_of_squares(parameters)])
+    sums = torch.stack([loss.double(), local_sum_of_squares(parameters)])
+    return torch.cat([sums, torch.tensor(tokens, dtype=torch.float64).to(sums.device)])
 
 
 def add_up(totals: torch.Tensor, axis: ConnectedAxis) -> GlobalState:

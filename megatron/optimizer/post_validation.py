@@ -12,7 +12,7 @@ a need for it, and all ranks have guessed right. If the model needs clipping, on
 have guessed right. All ranks see the same sum, and come to the same verdict.
 """
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 import torch.distributed as dist
@@ -61,7 +61,7 @@ class PostValidatedStep:
         if stepped:
             if not self._is_last:
                 self._optimizer.save()
-            self._optimizer.step(lr, prefix.grad_norm)
+            self._optimizer.step(lr, prefix.grad_norm, prefix.factor)
 
     def validate(self) -> tuple[GlobalState, bool]:
         """Wait for the sums over all ranks; return them, and whether every rank's step was right.
@@ -90,7 +90,9 @@ class PostValidatedStep:
         if step.stepped:
             self._optimizer.restore()
         if full.is_finite:
-            self._optimizer.step(step.lr, full.grad_norm)
+            # a guess, which never clips, has left the gradients times the factor
+            factor = 1.0 if step.stepped else full.factor
+            self._optimizer.step(step.lr, full.grad_norm, factor)
 
     def _needs_no_clipping(self, state: GlobalState) -> bool:
         return state.is_finite and clip_coefficient(state.grad_norm, self._clip_grad) == 1.0
@@ -100,13 +102,13 @@ class PostValidatedStep:
         hosts = self._hosts
         if hosts.rank == 0:
             return own
-        before = receive(torch.empty(2, dtype=torch.float64), hosts.rank - 1, hosts).wait()
+        before = receive(torch.empty(4, dtype=torch.float64), hosts.rank - 1, hosts).wait()
         return GlobalState(*before.tolist()) + own
 
     def _pass_on(self, prefix: GlobalState) -> "tuple[Transfer, Transfer | None]":
         """Start the transfers of the full sum to all ranks, and of the sum so far to the next."""
         hosts = self._hosts
-        totals = torch.tensor([prefix.loss, prefix.sum_of_squares], dtype=torch.float64)
+        totals = torch.tensor(astuple(prefix), dtype=torch.float64)
         sent = None if self._is_last else send(totals, hosts.rank + 1, hosts)
         full = totals if self._is_last else torch.empty_like(totals)
         work = dist.broadcast(full, group=hosts.group, group_src=hosts.size - 1, async_op=True)

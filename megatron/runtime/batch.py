@@ -1,4 +1,9 @@
-"""One iteration's microbatches on the device, with the weight of every token's loss."""
+"""One iteration's microbatches on the device, with the weight of every token's loss.
+
+The weight g is the token's mask divided by the number of *all* tokens of the global batch, which
+every rank knows without asking. How many of them count is known at the end of the iteration only,
+over all replicas (``megatron.optimizer.global_state``); losses and gradients are scaled then.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,31 +37,47 @@ class DeviceMicrobatch:
         tokens_bs: input ids.
         targets_n: target ids, flattened.
         weight_n: g, the weight of each token's loss: the token's mask divided by the number of
-            valid tokens of the iteration. The sum of weighted losses is the mean over these tokens.
+            tokens of the global batch.
+        valid_tokens: sum of the mask, a number of the host.
     """
 
     tokens_bs: Tensor
     targets_n: Tensor
     weight_n: Tensor
+    valid_tokens: float
 
 
 def to_device(
-    microbatches: Sequence[HostMicrobatch], device: torch.device, dtype: torch.dtype = torch.float32
+    microbatches: Sequence[HostMicrobatch],
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    *,
+    replicas: int = 1,
 ) -> list[DeviceMicrobatch]:
     """Move an iteration's microbatches to ``device`` and derive the loss weights in ``dtype``.
 
-    If no token of the iteration counts, all weights are zero.
+    Args:
+        microbatches: of this replica.
+        device: to move to.
+        dtype: of the weights.
+        replicas: number of replicas; each has as many microbatches.
     """
-    valid = sum(float(m.loss_mask.sum(dtype=torch.float64)) for m in microbatches)
-    scale = 1.0 / valid if valid else 0.0
+    scale = 1.0 / (replicas * sum(m.tokens.numel() for m in microbatches))
     return [
         DeviceMicrobatch(
             _moved(m.tokens, device),
             _moved(m.labels.flatten(), device),
             _moved(m.loss_mask.flatten().to(dtype) * scale, device),
+            float(m.loss_mask.sum(dtype=torch.float64)),
         )
         for m in microbatches
     ]
+
+
+def token_counts(microbatches: Sequence[DeviceMicrobatch]) -> tuple[float, float]:
+    """Return the number of tokens of some microbatches, and of those whose loss counts."""
+    tokens = sum(m.tokens_bs.numel() for m in microbatches)
+    return float(tokens), sum(m.valid_tokens for m in microbatches)
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:

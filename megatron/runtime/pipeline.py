@@ -94,8 +94,8 @@ class PipelineRank:
 
     def _install(self, plan: Plan, costs: Costs) -> Installed:
         groups, shape, dtype = self._groups, self._shape, self._dtype
-        rank, first_microbatch = groups.pipeline.rank, groups.data.rank * plan.microbatches
-        passes = StagePasses(self.model, plan, rank, self.store, self._seed, first_microbatch)
+        rank, replica = groups.pipeline.rank, (groups.data.rank, groups.data.size)
+        passes = StagePasses(self.model, plan, rank, self.store, self._seed, replica)
         placeholder = PlaceholderPasses(plan, rank, self.store, shape, dtype, groups.device)
         communicator = Communicator(groups, plan, passes, self._lane, shape, dtype)
         return Installed(

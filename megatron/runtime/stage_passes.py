@@ -34,8 +34,8 @@ class StagePasses:
         rank: pipeline rank.
         store: holds the values that passes leave for others.
         seed: of the run, for dropout.
-        first_microbatch: number of this replica's first microbatch within the global batch, for
-            dropout.
+        replica: number of this replica, and number of replicas. Their microbatches alternate in
+            the global batch, and dropout depends on the place there.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class StagePasses:
         rank: int,
         store: ActivationStore,
         seed: int,
-        first_microbatch: int = 0,
+        replica: tuple[int, int] = (0, 1),
     ) -> None:
         self.model = model
         self.plan = plan
@@ -60,7 +60,7 @@ class StagePasses:
             **self._vocabulary.table,
         }
         self._seed = seed
-        self._first_microbatch = first_microbatch
+        self._replica, self._replicas = replica
         self._iteration = 0
         self._training = True
         self._last_stage = len(plan.stages) - 1
@@ -96,7 +96,7 @@ class StagePasses:
             x_bsh = self.store.take("input", i, stage)
         with torch.set_grad_enabled(self._training):
             x_bsh.requires_grad_(self._training)
-            number = self._first_microbatch + i
+            number = i * self._replicas + self._replica
             y_bsh = self.model(item.chunk, x_bsh, self._seed, self._iteration, number)
         if self._training:
             # The edge keeps the graph but not the output's memory, which is sent away.

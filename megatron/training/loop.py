@@ -8,19 +8,21 @@ most mistakes are found before the ranks meet. From there on all ranks go in ste
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 
-from megatron.config.run_config import RunConfig
+from megatron.config.run_config import RunConfig, TrainConfig
 from megatron.data.microbatch import MicrobatchLoader
 from megatron.optimizer.config import OptimizerConfig
+from megatron.optimizer.global_state import GlobalState
 from megatron.optimizer.lr_schedule import learning_rate
 from megatron.parallel.grid import Grid
-from megatron.runtime.batch import DeviceMicrobatch, to_device
+from megatron.runtime.batch import DeviceMicrobatch, to_device, token_counts
 from megatron.runtime.observer import Observer
 from megatron.simulator.costs.shape import iteration_flops
 from megatron.training.agreement import Digests, check_agreement, data_digests, run_digests
+from megatron.training.checkpointing import Checkpoints, Progress, writer_hosts
 from megatron.training.metrics.log_line import evaluation_lines, introduction
 from megatron.training.metrics.meter import Meter, Metered
 from megatron.training.metrics.peak_tflops import peak_of_rank
@@ -88,7 +90,7 @@ def set_up(
 
 
 def train(config: RunConfig, state: TrainState, data: Data) -> None:
-    """Train to the end of ``config``.
+    """Train from where a checkpoint stopped, or from the start, to the end of ``config``.
 
     Args:
         config: the run.
@@ -98,42 +100,118 @@ def train(config: RunConfig, state: TrainState, data: Data) -> None:
     Raises:
         FloatingPointError: the loss or the gradient is infinite or NaN; the message names the
             iteration and the rank that saw it first.
-        UserError: the data cannot be read.
+        UserError: the data or the checkpoint cannot be read.
     """
-    groups, device = state.groups, state.groups.device
-    say = print if groups.world.rank == 0 else _silent
-    meter = _introduce(config, state, say)
-    step = make_train_step(config.optimizer, state)
-    last = min(config.train.exit_interval or config.train.train_iters, config.train.train_iters)
-    observation = Observation(
-        config.log, state, last - 1, lambda costs: make_run_plan(config, costs).plan, say
-    )
-    with profiler(config.log, groups.world.rank) as step_profiler:
-        for iteration in range(last):
-            if observation.times(iteration):
-                meter.report(step.settle())
-            with meter.paused():
-                observer = observation.begin(iteration)
-            finished = run_iteration(
-                step, config.optimizer, data.train, device, iteration, observer
-            )
-            meter.ended(iteration)
-            meter.report(finished)
-            with meter.paused():
-                observation.finished(iteration)
-            if data.valid is not None and _is_due(iteration, config.train.eval_interval):
-                meter.report(step.settle())
-                with meter.paused():
-                    loss = evaluate(state, data.valid, config.train.eval_iters)
-                say(evaluation_lines(iteration + 1, loss), flush=True)
-            with meter.paused():  # the profiler may write its trace here
+    loop = _Loop(config, state, data)
+    with profiler(config.log, state.groups.world.rank) as step_profiler:
+        for iteration in range(loop.start.iteration, loop.last):
+            loop.run(iteration)
+            with loop.meter.paused():  # the profiler may write its trace here
                 step_profiler.step()
-    meter.report(step.settle())
-    if last == config.train.exit_interval:
-        say(f"exiting at iteration {last} (--exit-interval)", flush=True)
-    meter.report_memory(last)
-    meter.report_post_validation()
-    state.pipeline.close()
+    loop.end()
+
+
+class _Loop:
+    """Iterations with all that happens between them, on one rank.
+
+    Attributes:
+        start: what an earlier run has trained.
+        last: iterations after which this run ends.
+        meter: times the iterations, and prints.
+    """
+
+    def __init__(self, config: RunConfig, state: TrainState, data: Data) -> None:
+        self._config, self._state, self._data = config, state, data
+        self._say = print if state.groups.world.rank == 0 else _silent
+        hosts = writer_hosts(state.groups, config.checkpoint)
+        self._checkpoints = Checkpoints(config.checkpoint, config.model, state, hosts, self._tell)
+        self.start = self._checkpoints.load()
+        self._skip_consumed()
+        self.last = last_iteration(config.train, self.start.iteration)
+        self.meter = _introduce(config, state, self._say)
+        self._step = make_train_step(config.optimizer, state)
+        self._observation = Observation(
+            config.log,
+            state,
+            self.last - 1,
+            lambda costs: make_run_plan(config, costs).plan,
+            self._say,
+        )
+
+    def run(self, iteration: int) -> None:
+        """Train an iteration; observe, evaluate and save where that is due."""
+        config, meter, observation = self._config, self.meter, self._observation
+        if observation.times(iteration):
+            meter.report(self._step.settle())
+        with meter.paused():
+            observer = observation.begin(iteration)
+        finished = run_iteration(
+            self._step,
+            config.optimizer,
+            self._data.train,
+            self._state.groups.device,
+            iteration,
+            observer,
+        )
+        meter.ended(iteration)
+        meter.report(finished)
+        with meter.paused():
+            observation.finished(iteration)
+            self._checkpoints.report()
+        if self._data.valid is not None and _is_due(iteration, config.train.eval_interval):
+            self._evaluate(self._data.valid, iteration)
+        if _is_due(iteration, config.checkpoint.save_interval):
+            self._save(iteration)
+
+    def end(self) -> None:
+        """Make the last iteration final, save, and print what is known only now."""
+        config, meter = self._config, self.meter
+        meter.report(self._step.settle())
+        if self.last == self.start.iteration:
+            self._tell(f"nothing to train: the checkpoint is of iteration {self.last} already")
+        elif config.checkpoint.save is not None and not _is_due(
+            self.last - 1, config.checkpoint.save_interval
+        ):
+            self._save(self.last - 1)
+        self._checkpoints.report(wait=True)
+        exit_interval = config.train.exit_interval
+        if exit_interval is not None and self.last % exit_interval == 0:
+            self._tell(f"exiting at iteration {self.last} (--exit-interval)")
+        meter.report_memory(self.last)
+        meter.report_post_validation()
+        self._state.pipeline.close()
+
+    def _skip_consumed(self) -> None:
+        """Go on in the data where the earlier run stopped."""
+        train = self._config.train
+        self._data.train.consumed_samples = self.start.consumed_samples
+        if self._data.valid is not None and train.eval_interval is not None:
+            evaluations = self.start.iteration // train.eval_interval
+            self._data.valid.consumed_samples = (
+                evaluations * train.eval_iters * train.global_batch_size
+            )
+
+    def _evaluate(self, valid: MicrobatchLoader, iteration: int) -> None:
+        self.meter.report(self._step.settle())
+        with self.meter.paused():
+            loss = evaluate(self._state, valid, self._config.train.eval_iters)
+        self._say(evaluation_lines(iteration + 1, loss), flush=True)
+
+    def _save(self, iteration: int) -> None:
+        self.meter.report(self._step.settle())
+        with self.meter.paused():
+            self._checkpoints.save(Progress(iteration + 1, self._data.train.consumed_samples))
+
+    def _tell(self, text: str) -> None:
+        self._say(text, flush=True)
+
+
+def last_iteration(train: TrainConfig, start: int) -> int:
+    """Return the iterations after which a run ends that has trained ``start`` of them already."""
+    ends = [train.train_iters]
+    if train.exit_interval is not None:
+        ends.append((start // train.exit_interval + 1) * train.exit_interval)
+    return max(start, min(ends))
 
 
 def run_iteration(
@@ -165,12 +243,15 @@ def run_iteration(
 
 def evaluate(state: TrainState, loader: MicrobatchLoader, eval_iters: int) -> float:
     """Return the mean loss over the next ``eval_iters`` global batches of ``loader``."""
-    total = torch.zeros((), dtype=torch.float64, device=state.groups.device)
+    groups, total = state.groups, 0.0
     for _ in range(eval_iters):
-        batch = _next_batch(loader, state.groups.device)
-        total += state.pipeline.evaluate(batch)
-    state.groups.pipeline.all_reduce(total)
-    return float(total) / eval_iters
+        batch = _next_batch(loader, groups.device)
+        tokens = token_counts(batch) if groups.pipeline.rank == 0 else (0.0, 0.0)
+        own = GlobalState(float(state.pipeline.evaluate(batch)), 0.0, *tokens)
+        sums = torch.tensor(astuple(own), dtype=torch.float64, device=groups.device)
+        groups.pipeline.all_reduce(sums)
+        total += GlobalState(*sums.tolist()).loss
+    return total / eval_iters
 
 
 def _next_batch(loader: MicrobatchLoader, device: torch.device) -> list[DeviceMicrobatch]:

@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 from megatron.config.run_config import ParallelConfig, RunConfig, TrainConfig
 from megatron.model.config import ModelConfig
-from megatron.model.stage import WORD_EMBEDDINGS, RankModel, place
+from megatron.model.stage import RankModel, place
 from megatron.optimizer.adamw import MixedPrecisionAdamW
 from megatron.optimizer.main_gradients import MainGradients
-from megatron.optimizer.parameters import OptimizedParameter, wants_weight_decay
+from megatron.optimizer.parameters import OptimizedParameter
 from megatron.parallel.environment import set_nccl_environment
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups, single_rank
@@ -184,15 +184,7 @@ def build_train_state(
     run_plan = make_run_plan(config) if run_plan is None else run_plan
     padded = config.parallel.padded_vocab_size
     model = make_model(config.model, config.train, padded, groups, run_plan)
-    parameters = tuple(
-        OptimizedParameter(
-            name,
-            parameter,
-            wants_weight_decay(name, parameter),
-            counts_in_norm=not (model.holds_tied_copy and name == WORD_EMBEDDINGS),
-        )
-        for name, parameter in model.global_parameters()
-    )
+    parameters = tuple(map(OptimizedParameter.of, model.owned_parameters()))
     gradients = MainGradients([p.parameter for p in parameters], model.kernels)
     return TrainState(
         groups=groups,

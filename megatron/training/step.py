@@ -18,7 +18,7 @@ from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.global_state import GlobalState, add_up, own_totals
 from megatron.optimizer.grad_norm import local_sum_of_squares
 from megatron.optimizer.post_validation import PostValidatedStep
-from megatron.runtime.batch import DeviceMicrobatch
+from megatron.runtime.batch import DeviceMicrobatch, token_counts
 from megatron.runtime.observer import Observer
 from megatron.training.setup import TrainState
 
@@ -109,10 +109,10 @@ class SynchronousTrainStep:
         state = self._state
         loss = state.pipeline.train(iteration.batch, iteration.number, observer)
         assert loss is not None, "nothing stops the iteration"
-        full = add_up(own_totals(loss, state.parameters), state.groups.pipeline)
+        full = add_up(_own_totals(state, iteration, loss), state.groups.pipeline)
         if not full.is_finite:
             _report_not_finite(state, iteration, full)
-        state.optimizer.step(iteration.lr, full.grad_norm)
+        state.optimizer.step(iteration.lr, full.grad_norm, full.factor)
         state.gradients.zero()
         return _finished(iteration, full)
 
@@ -149,7 +149,7 @@ class PostValidatedTrainStep:
             if loss is None:  # the forwards had wrong weights
                 loss = state.pipeline.train(iteration.batch, iteration.number, observer)
         assert loss is not None, "nothing stops an iteration with the right weights"
-        own = own_totals(loss, state.parameters).tolist()
+        own = _own_totals(state, iteration, loss).tolist()
         self._step.guess(iteration.lr, GlobalState(*own))
         self._open = iteration
         return finished
@@ -181,6 +181,14 @@ class PostValidatedTrainStep:
                 _report_not_finite(self._state, iteration, full)
             self._state.gradients.zero()
         return _finished(iteration, full, step_redone=not right)
+
+
+def _own_totals(state: TrainState, iteration: Iteration, loss: torch.Tensor) -> torch.Tensor:
+    """Return this rank's sums; the first rank of a pipeline has the tokens of its replica."""
+    tokens = (0.0, 0.0)
+    if state.groups.pipeline.rank == 0:
+        tokens = token_counts(iteration.batch)
+    return own_totals(loss, state.parameters, tokens)
 
 
 def _finished(iteration: Iteration, full: GlobalState, step_redone: bool = False) -> Finished:

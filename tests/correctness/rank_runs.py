@@ -16,18 +16,18 @@ from reference.plain_loss import Microbatch
 from megatron.config.run_config import RunConfig
 from megatron.data import microbatch
 from megatron.layers.main_grad import main_grad_of
+from megatron.parallel.box import Box, Shape, check_tiling
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups
-from megatron.runtime.batch import to_device
+from megatron.runtime.batch import DeviceMicrobatch, to_device, token_counts
 from megatron.training.loop import evaluate, run_iteration
 from megatron.training.setup import TrainState, build_train_state
 from megatron.training.step import Finished, make_train_step
 
 CPU = torch.device("cpu")
-VOCABULARY_MATRICES = ("embedding.word_embeddings.weight", "output_layer.weight")
 
 Batches = Sequence[Sequence[Microbatch]]
-Pieces = dict[str, tuple[int, torch.Tensor]]
+Pieces = dict[str, tuple[Shape, list[tuple[Box, torch.Tensor]]]]
 """By global name: the first row that this rank holds, and what it holds."""
 
 
@@ -104,8 +104,9 @@ def train_on_rank(
     """
     state = build_train_state(config, make_pipeline_groups())
     run = RankRun(initial=pieces(state, parameter_values))
-    state.pipeline.train(to_device(batches[0], CPU), 0)
-    run.first_gradients = pieces(state, main_gradients)
+    batch = to_device(batches[0], CPU)
+    state.pipeline.train(batch, 0)
+    run.first_gradients = pieces(state, main_gradients(batch))
     state.gradients.zero()
     loader, evaluation_loader = ListLoader(batches), ListLoader(evaluation_batches)
     step = make_train_step(config.optimizer, state)
@@ -133,68 +134,69 @@ def gradients_on_rank(
     """Loss and gradients of one batch for given parameters, in the precision of ``config``."""
     state = build_train_state(config, make_pipeline_groups())
     load(state, parameters)
-    loss = state.pipeline.train(to_device(batch, CPU, config.train.dtype), 0)
+    on_device = to_device(batch, CPU, config.train.dtype)
+    loss = state.pipeline.train(on_device, 0)
     assert loss is not None
-    loss = loss.double()
+    loss = loss.double() * factor(on_device)
     state.groups.pipeline.all_reduce(loss)
     state.pipeline.close()
-    return float(loss), pieces(state, main_gradients)
+    return float(loss), pieces(state, main_gradients(on_device))
 
 
 def load(state: TrainState, parameters: Parameters) -> None:
     """Put whole parameters into what this rank holds; padding becomes zero."""
-    for name, parameter in state.pipeline.model.global_parameters():
-        whole = parameters[name]
-        with torch.no_grad():
-            if name in VOCABULARY_MATRICES:
-                first = first_row(state, name)
-                whole = whole[first : first + len(parameter)]
-                parameter.zero_()
-            parameter[: len(whole)].copy_(whole)
-
-
-def first_row(state: TrainState, name: str) -> int:
-    """The vocabulary id of the first row of this rank's part of a matrix."""
-    if name not in VOCABULARY_MATRICES:
-        return 0
-    model = state.pipeline.model
-    layer = model.input_layer if name == VOCABULARY_MATRICES[0] else model.output_layer
-    layer = layer or model.output_layer  # the last rank's copy of a tied embedding
-    assert layer is not None
-    return layer.shard.first_row
+    with torch.no_grad():
+        for own in state.pipeline.model.owned_parameters():
+            own.parameter.zero_()
+            for box, part in own.parts(own.parameter):
+                part.copy_(parameters[own.name][box.slices])
 
 
 def parameter_values(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.detach().clone()
 
 
-def main_gradients(parameter: torch.Tensor) -> torch.Tensor:
-    return main_grad_of(parameter).clone()
+def factor(batch: Sequence[DeviceMicrobatch]) -> float:
+    """All tokens by those that count, which the passes do not know."""
+    tokens, valid = token_counts(batch)
+    return tokens / valid if valid else 1.0
+
+
+def main_gradients(batch: Sequence[DeviceMicrobatch]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Gradients of the mean over the tokens of ``batch`` that count."""
+    return lambda parameter: main_grad_of(parameter) * factor(batch)
 
 
 def pieces(state: TrainState, read: Callable[[torch.Tensor], torch.Tensor]) -> Pieces:
-    """What this rank holds of something that every parameter has."""
-    return {
-        name: (first_row(state, name), read(parameter))
-        for name, parameter in state.pipeline.model.global_parameters()
-    }
+    """What this rank holds of something that every parameter has; its padding must be zero."""
+    held: Pieces = {}
+    for own in state.pipeline.model.owned_parameters():
+        values = read(own.parameter)
+        held[own.name] = own.global_shape, list(own.parts(values))
+        padding = values.clone()
+        for _, part in own.parts(padding):
+            part.zero_()
+        assert not padding.any(), f"the padding of {own.name} is not zero"
+    return held
 
 
-def assemble(by_rank: Sequence[Pieces], vocab_size: int) -> Parameters:
+def assemble(by_rank: Sequence[Pieces]) -> Parameters:
     """Put the whole model together from what every rank holds.
 
-    Copies must agree to the last bit, and padding must be zero.
+    Copies must agree to the last bit, and every element must be there.
     """
-    found: dict[str, dict[int, torch.Tensor]] = {}
+    shapes = {name: shape for own in by_rank for name, (shape, _) in own.items()}
+    found: dict[str, dict[Box, torch.Tensor]] = {name: {} for name in shapes}
     for own in by_rank:
-        for name, (row, value) in own.items():
-            copy = found.setdefault(name, {}).setdefault(row, value)
-            assert torch.equal(copy, value), f"the copies of {name} differ"
-    whole = {
-        name: torch.cat([parts[row] for row in sorted(parts)]) for name, parts in found.items()
-    }
-    for name in VOCABULARY_MATRICES:
-        if name in whole:
-            assert not whole[name][vocab_size:].any(), f"the padding of {name} is not zero"
-            whole[name] = whole[name][:vocab_size]
+        for name, (shape, parts) in own.items():
+            assert shape == shapes[name], f"the ranks disagree on the shape of {name}"
+            for box, value in parts:
+                copy = found[name].setdefault(box, value)
+                assert torch.equal(copy, value), f"the copies of {name} differ"
+    whole: Parameters = {}
+    for name, boxes in found.items():
+        check_tiling(shapes[name], list(boxes))
+        whole[name] = torch.empty(shapes[name], dtype=next(iter(boxes.values())).dtype)
+        for box, value in boxes.items():
+            whole[name][box.slices] = value
     return whole

@@ -1,10 +1,12 @@
 """Evaluation gives the plain GPT's loss in every layout and leaves training as it was."""
 
+from typing import NamedTuple
+
 import pytest
-from correctness.rank_runs import RankRun, assemble, train_on_rank
+from correctness.rank_runs import assemble, train_on_rank
 from correctness.short_runs import LAYOUTS, Job, Layout
 from harness.rank_pool import RankPool
-from reference.plain_gpt import GPTOptions
+from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_loss import loss_and_gradients
 
 JOB = Job(
@@ -16,7 +18,15 @@ JOB = Job(
 )
 
 
-def run(ranks: RankPool, job: Job, layout: Layout, evaluate_after: tuple[int, ...]) -> RankRun:
+class Evaluated(NamedTuple):
+    """Losses of the iterations and of the evaluations, and the whole model at the end."""
+
+    losses: list[float]
+    evaluations: list[float]
+    final: Parameters
+
+
+def run(ranks: RankPool, job: Job, layout: Layout, evaluate_after: tuple[int, ...]) -> Evaluated:
     results = ranks.run(
         train_on_rank,
         layout.ranks,
@@ -26,17 +36,16 @@ def run(ranks: RankPool, job: Job, layout: Layout, evaluate_after: tuple[int, ..
         evaluate_after=evaluate_after,
     )
     assert all(own.evaluations == results[0].evaluations for own in results)
-    final = assemble([own.final for own in results], job.options.vocab_size)
-    run: RankRun = results[0]
-    run.final = {name: (0, value) for name, value in final.items()}
-    return run
+    return Evaluated(
+        results[0].losses, results[0].evaluations, assemble([own.final for own in results])
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_evaluation_under_every_treatment(layout: Layout, ranks: RankPool) -> None:
     """After the last iteration, so that the reference can evaluate the weights that came out."""
     result = run(ranks, JOB, layout, evaluate_after=(JOB.iterations - 1,))
-    weights = {name: value.double() for name, (_, value) in result.final.items()}
+    weights = {name: value.double() for name, value in result.final.items()}
     first_two = JOB.batches(seed=1)[:2]  # eval_iters
     losses = [loss_and_gradients(weights, batch, JOB.options)[0] for batch in first_two]
     assert result.evaluations == pytest.approx([sum(losses) / 2], rel=1e-6)

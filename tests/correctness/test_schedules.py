@@ -48,7 +48,7 @@ def expected(ranks: RankPool) -> Callable[[Job], Expected]:
     def of(job: Job) -> Expected:
         if job not in done:
             [alone] = run(ranks, job, Layout(1, "none"))
-            start = assemble([alone.initial], job.options.vocab_size)
+            start = assemble([alone.initial])
             done[job] = Expected(
                 job.reference({name: value.double() for name, value in start.items()}), alone
             )
@@ -86,9 +86,9 @@ def check(ranks: RankPool, expected: Callable[[Job], Expected], job: Job, layout
     assert by_rank[0].losses == pytest.approx(wanted.alone.losses, rel=1e-5)
     assert by_rank[0].losses == pytest.approx(wanted.training.losses, rel=1e-5)
     assert by_rank[0].gradient_norms == pytest.approx(wanted.training.gradient_norms, rel=1e-5)
-    final = assemble([own.final for own in by_rank], job.options.vocab_size)
+    final = assemble([own.final for own in by_rank])
     assert by_rank[0].evaluations == pytest.approx([evaluated(job, final)], rel=1e-6)
-    gradients = assemble([own.first_gradients for own in by_rank], job.options.vocab_size)
+    gradients = assemble([own.first_gradients for own in by_rank])
     assert gradients.keys() == wanted.training.first_gradients.keys()
     errors = {
         name: float((gradients[name].double() - value).norm() / value.norm())

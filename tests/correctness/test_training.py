@@ -77,7 +77,7 @@ def references(runs: Runs) -> Callable[[str], Training]:
         if name not in done:
             job = JOBS[name]
             [alone] = runs(name, LAYOUTS[0])
-            start = assemble([alone.initial], job.options.vocab_size)
+            start = assemble([alone.initial])
             done[name] = job.reference({key: value.double() for key, value in start.items()})
         return done[name]
 
@@ -90,7 +90,7 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def whole(job: Job, by_rank: list[RankRun], what: str) -> Parameters:
-    return assemble([getattr(own, what) for own in by_rank], job.options.vocab_size)
+    return assemble([getattr(own, what) for own in by_rank])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

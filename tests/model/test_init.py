@@ -1,6 +1,7 @@
 """Initial values: the same in every layout, and of the promised spread."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,13 +9,10 @@ from torch import nn
 
 from megatron.kernels.choose import kernels_for
 from megatron.model.config import ModelConfig
-from megatron.model.init import (
-    VOCABULARY_BLOCK,
-    init_layer,
-    init_parameter,
-    init_vocabulary_rows,
-)
+from megatron.model.init import VOCABULARY_BLOCK, init_layer, initialise
+from megatron.model.ownership import OwnedParameter
 from megatron.model.transformer_layer import TransformerLayer
+from megatron.parallel.box import Box, Piece, shard
 
 CPU = torch.device("cpu")
 CONFIG = ModelConfig(
@@ -36,7 +34,9 @@ def vocabulary_rows(
     first_row: int, rows: int, real_rows: int, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
     weight = nn.Parameter(torch.full((rows, 8), math.nan, dtype=dtype))
-    init_vocabulary_rows(weight, "output_layer.weight", 5, 0.02, first_row, real_rows)
+    real = Box((min(first_row, real_rows), 0), (max(0, min(rows, real_rows - first_row)), 8))
+    owned = OwnedParameter("output_layer.weight", weight, (real_rows, 8), (Piece(real, (0, 0)),))
+    initialise(owned, replace(CONFIG, init_method_std=0.02), seed=5)
     return weight.detach()
 
 
@@ -77,12 +77,27 @@ def test_a_parameter_depends_on_its_name_and_the_seed_only() -> None:
     def draw(name: str, seed: int) -> torch.Tensor:
         parameter = nn.Parameter(torch.empty(32, 32))
         torch.rand(3)  # the default generator plays no part
-        init_parameter(parameter, name, seed, 1.0)
+        initialise(OwnedParameter.whole(name, parameter), CONFIG, seed)
         return parameter.detach()
 
     assert torch.equal(draw("a", 1), draw("a", 1))
     assert not torch.equal(draw("a", 1), draw("b", 1))
     assert not torch.equal(draw("a", 1), draw("a", 2))
+
+
+@pytest.mark.parametrize("fused", [1, 2])
+@pytest.mark.parametrize("dimension", [0, 1])
+def test_a_shard_of_any_tensor_has_the_numbers_of_the_whole(dimension: int, fused: int) -> None:
+    shape, name = (16, 24), "decoder.layers.1.mlp.linear_fc1.weight"
+    whole = nn.Parameter(torch.empty(shape))
+    initialise(OwnedParameter.whole(name, whole), CONFIG, seed=5)
+    for index in range(2):
+        parts = [part.chunk(2, dimension)[index] for part in whole.chunk(fused, dimension)]
+        expected = torch.cat(parts, dimension)
+        parameter = nn.Parameter(torch.empty_like(expected))
+        pieces = shard(shape, dimension, index, 2, fused)
+        initialise(OwnedParameter(name, parameter, shape, pieces), CONFIG, seed=5)
+        assert torch.equal(parameter, expected)
 
 
 def initialised(layer_number: int, dtype: torch.dtype = torch.float32) -> TransformerLayer:

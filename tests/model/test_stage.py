@@ -1,6 +1,5 @@
 """The ranks' parts make the whole model: nothing missing, nothing twice but a tied copy."""
 
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +9,9 @@ from correctness.short_runs import LAYOUTS, Job, Layout
 from reference.plain_gpt import GPTOptions, parameter_shapes
 
 from megatron.model.stage import RankModel, place
+from megatron.parallel.box import Box, check_tiling
 
 CPU = torch.device("cpu")
-WORD_EMBEDDINGS, OUTPUT_LAYER = "embedding.word_embeddings.weight", "output_layer.weight"
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "untied": {"tie_embeddings": False},
@@ -53,27 +52,20 @@ def models(layout: Layout, options: GPTOptions) -> list[RankModel]:
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_parameters_are_those_of_the_plain_model(name: str, layout: Layout) -> None:
-    """Names and shapes; the matrices of the vocabulary in shards that add up to the padded V."""
+    """Names and global shapes; every element is on one rank, besides tied copies and padding."""
     options = GPTOptions(num_layers=4, vocab_size=29, **OPTIONS[name])
-    padded = Job(options).config(layout).parallel.padded_vocab_size
-    found: Counter[str] = Counter()
-    rows: Counter[str] = Counter()
-    for model in models(layout, options):
-        own = list(model.global_parameters())
-        assert {id(p) for _, p in own} == {id(p) for p in model.parameters()}
-        assert len(own) == len({id(p) for _, p in own})
-        for global_name, parameter in own:
-            if model.holds_tied_copy and global_name == WORD_EMBEDDINGS:
-                continue
-            found[global_name] += 1
-            rows[global_name] += len(parameter)
-            assert parameter.shape[1:] == parameter_shapes(options)[global_name][1:]
     shapes = parameter_shapes(options)
-    sharded = layout.ranks if layout.vocabulary != "none" else 1
-    assert found == {n: sharded if n in (WORD_EMBEDDINGS, OUTPUT_LAYER) else 1 for n in shapes}
+    boxes: dict[str, list[Box]] = {global_name: [] for global_name in shapes}
+    for model in models(layout, options):
+        own = list(model.owned_parameters())
+        assert {id(o.parameter) for o in own} == {id(p) for p in model.parameters()}
+        assert len(own) == len({id(o.parameter) for o in own})
+        for owned in own:
+            assert owned.global_shape == shapes[owned.name]
+            if not owned.is_copy:
+                boxes[owned.name] += [piece.box for piece in owned.pieces]
     for global_name, shape in shapes.items():
-        vocabulary = global_name in (WORD_EMBEDDINGS, OUTPUT_LAYER)
-        assert rows[global_name] == (padded if vocabulary else shape[0])
+        check_tiling(shape, boxes[global_name])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
@@ -123,7 +115,7 @@ def test_both_ends_on_one_rank_share_a_tied_matrix(tied: bool) -> None:
     assert not first.holds_tied_copy
     assert second.input_layer is None
     assert second.output_layer is None
-    names = [name for model in (first, second) for name, _ in model.global_parameters()]
+    names = [own.name for model in (first, second) for own in model.owned_parameters()]
     assert sorted(names) == sorted(parameter_shapes(options))
 
 

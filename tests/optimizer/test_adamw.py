@@ -6,10 +6,11 @@ from torch import nn
 
 from megatron.kernels.choose import kernels_for
 from megatron.layers.main_grad import main_grad_of
+from megatron.model.ownership import OwnedParameter
 from megatron.optimizer.adamw import MixedPrecisionAdamW
 from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.main_gradients import MainGradients
-from megatron.optimizer.parameters import OptimizedParameter, wants_weight_decay
+from megatron.optimizer.parameters import OptimizedParameter
 
 CPU = torch.device("cpu")
 CONFIG = OptimizerConfig(lr=0.1, weight_decay=0.3, adam_beta1=0.8, adam_beta2=0.9, adam_eps=1e-6)
@@ -31,7 +32,7 @@ def train(dtype: torch.dtype) -> tuple[dict[str, nn.Parameter], list[float]]:
     parameters = {name: nn.Parameter(start(name).to(dtype)) for name in SHAPES}
     main_gradients = MainGradients(list(parameters.values()), kernels_for(CPU, dtype))
     optimizer = MixedPrecisionAdamW(
-        [OptimizedParameter(n, p, wants_weight_decay(n, p)) for n, p in parameters.items()], CONFIG
+        [OptimizedParameter.of(OwnedParameter.whole(n, p)) for n, p in parameters.items()], CONFIG
     )
     norms = []
     for lr, grads in zip(RATES, gradients(), strict=True):
@@ -79,7 +80,9 @@ def test_bf16_parameters_are_the_rounded_fp32_masters() -> None:
 def test_bf16_keeps_steps_too_small_for_bf16() -> None:
     parameter = nn.Parameter(torch.ones(16, 16, dtype=torch.bfloat16))
     MainGradients([parameter], kernels_for(CPU, parameter.dtype))
-    optimizer = MixedPrecisionAdamW([OptimizedParameter("w", parameter, False)], CONFIG)
+    optimizer = MixedPrecisionAdamW(
+        [OptimizedParameter(OwnedParameter.whole("w", parameter), False)], CONFIG
+    )
     for _ in range(64):  # 64 steps of 2**-12 are 2**-6; one alone is lost in bf16 (2**-9)
         main_grad_of(parameter).fill_(1.0)
         optimizer.step(2.0**-12, grad_norm=0.5)
@@ -91,7 +94,9 @@ def test_bf16_keeps_steps_too_small_for_bf16() -> None:
 def test_a_norm_that_is_no_number_changes_nothing(dtype: torch.dtype, norm: float) -> None:
     parameter = nn.Parameter(torch.ones(4, 4, dtype=dtype))
     MainGradients([parameter], kernels_for(CPU, parameter.dtype))
-    optimizer = MixedPrecisionAdamW([OptimizedParameter("w", parameter, True)], CONFIG)
+    optimizer = MixedPrecisionAdamW(
+        [OptimizedParameter(OwnedParameter.whole("w", parameter), True)], CONFIG
+    )
     with pytest.raises(FloatingPointError, match=str(norm)):
         optimizer.step(0.1, norm)
     assert torch.all(parameter == 1)
@@ -101,7 +106,9 @@ def test_full_precision_holds_no_second_copy() -> None:
     parameter = nn.Parameter(torch.ones(4, 4))
     MainGradients([parameter], kernels_for(CPU, parameter.dtype))
     address = parameter.data_ptr()
-    optimizer = MixedPrecisionAdamW([OptimizedParameter("w", parameter, True)], CONFIG)
+    optimizer = MixedPrecisionAdamW(
+        [OptimizedParameter(OwnedParameter.whole("w", parameter), True)], CONFIG
+    )
     main_grad_of(parameter).fill_(1.0)
     optimizer.step(0.1, 4.0)
     assert parameter.data_ptr() == address

@@ -1,11 +1,14 @@
 """The gradient norm against float64, and the clip coefficient against PyTorch's clipping."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from megatron.kernels.choose import kernels_for
 from megatron.layers.main_grad import main_grad_of
+from megatron.model.ownership import OwnedParameter
 from megatron.optimizer.grad_norm import BLOCK_ELEMENTS, clip_coefficient, local_sum_of_squares
 from megatron.optimizer.main_gradients import MainGradients
 from megatron.optimizer.parameters import OptimizedParameter
@@ -15,7 +18,8 @@ def entry(grad: torch.Tensor, counts_in_norm: bool = True) -> OptimizedParameter
     parameter = nn.Parameter(torch.zeros_like(grad))
     MainGradients([parameter], kernels_for(grad.device, grad.dtype))
     main_grad_of(parameter).copy_(grad)
-    return OptimizedParameter("weight", parameter, True, counts_in_norm)
+    owned = OwnedParameter.whole("weight", parameter)
+    return OptimizedParameter.of(replace(owned, is_copy=not counts_in_norm))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """A wrong guess leaves no trace, and all ranks agree on what was wrong."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import timedelta
 
 import pytest
@@ -13,6 +13,7 @@ from torch import nn
 
 from megatron.kernels.choose import kernels_for
 from megatron.layers.main_grad import main_grad_of
+from megatron.model.ownership import OwnedParameter
 from megatron.optimizer.adamw import MixedPrecisionAdamW
 from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.global_state import GlobalState, add_up
@@ -34,10 +35,10 @@ class Replica:
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         generator = torch.Generator().manual_seed(3)
         self.parameters = [
-            OptimizedParameter(
-                name,
-                nn.Parameter(torch.randn(shape, generator=generator).to(dtype)),
-                weight_decay=len(shape) > 1,
+            OptimizedParameter.of(
+                OwnedParameter.whole(
+                    name, nn.Parameter(torch.randn(shape, generator=generator).to(dtype))
+                )
             )
             for name, shape in SHAPES.items()
         ]
@@ -128,8 +129,17 @@ def test_a_state_is_finite_if_all_of_it_is(loss: float, squares: float, finite: 
 
 
 def test_one_rank_is_its_own_sum() -> None:
-    totals = torch.tensor([0.1, 0.7], dtype=torch.float64)
-    assert add_up(totals, single_rank(CPU).pipeline) == GlobalState(0.1, 0.7)
+    totals = torch.tensor([0.1, 0.7, 8, 6], dtype=torch.float64)
+    assert add_up(totals, single_rank(CPU).pipeline) == GlobalState(0.1, 0.7, 8, 6)
+
+
+def test_what_does_not_count_is_left_out_of_the_mean() -> None:
+    state = GlobalState(weighted_loss=3.0, sum_of_squares=4.0, tokens=8, valid_tokens=6)
+    assert [state.loss, state.grad_norm] == pytest.approx([4, 8 / 3])
+    nothing = GlobalState(0.0, 0.0, 8, 0)
+    assert (nothing.loss, nothing.grad_norm, nothing.factor) == (0.0, 0.0, 1.0)
+    parts = GlobalState(1.0, 3.0, 0, 0) + GlobalState(2.0, 1.0, 8, 6)
+    assert parts == state
 
 
 @dataclass(frozen=True)
@@ -162,17 +172,16 @@ def steps_on_rank(rank: int, world_size: int, *, steps: list[list[float]]) -> li
     for number, squares in enumerate(steps):
         for replica in (guessing, waiting):
             replica.draw_gradients(number)
-        own, before = GlobalState(0.1 * rank, squares[rank]), guessing.values()
+        tokens = (9.0, 7.0) if rank == 0 else (0.0, 0.0)
+        own, before = GlobalState(0.1 * rank, squares[rank], *tokens), guessing.values()
         step.guess(0.1, own)
         guessed = not torch.equal(guessing.values()[0], before[0])
         full, right = step.validate()
         if not right:
             step.correct(full)
-        waited_for = add_up(
-            torch.tensor([own.loss, own.sum_of_squares], dtype=torch.float64), groups.pipeline
-        )
+        waited_for = add_up(torch.tensor(astuple(own), dtype=torch.float64), groups.pipeline)
         if full.is_finite:
-            waiting.optimizer.step(0.1, full.grad_norm)
+            waiting.optimizer.step(0.1, full.grad_norm, full.factor)
         verdicts.append(
             Verdict(full, waited_for, right, guessed, guessing.values(), waiting.values())
         )
@@ -181,14 +190,14 @@ def steps_on_rank(rank: int, world_size: int, *, steps: list[list[float]]) -> li
 
 THIRDS = 1 / 3
 STEPS = [  # squares by rank, which ranks step before they know, whether all of them were right
-    ([0.2, 0.1, THIRDS, 0.1], [True, True, True, True], True),
+    ([0.2, 0.1, 0.2, 0.1], [True, True, True, True], True),
     ([2.0, 0.1, THIRDS, 0.1], [False, False, False, True], False),
     ([0.2, 0.1, 2.0, 0.1], [True, True, False, True], False),
-    ([0.2, 0.1, THIRDS, 2.0], [True, True, True, True], False),
+    ([0.2, 0.1, 0.2, 2.0], [True, True, True, True], False),
     ([0.0, 4.0, 0.0, 0.0], [True, False, False, True], False),
     ([NAN, 0.1, THIRDS, 0.1], [False, False, False, False], False),
     ([0.2, 0.1, INF, 0.1], [True, True, False, False], False),
-    ([0.2, 0.1, THIRDS, 0.1], [True, True, True, True], True),
+    ([0.2, 0.1, 0.2, 0.1], [True, True, True, True], True),
 ]
 
 
@@ -200,7 +209,7 @@ def test_ranks_agree_and_end_as_if_they_had_waited(size: int, ranks: RankPool) -
         total = 0.0
         for square in squares[:size]:
             total += square
-        clipped = not math.sqrt(total) < CONFIG.clip_grad
+        clipped = not 9 / 7 * math.sqrt(total) < CONFIG.clip_grad
         for verdict in verdicts:
             assert verdict.right == (not clipped)
             assert_equal(verdict.final, verdict.expected)

@@ -1,25 +1,31 @@
-"""Weights of the tokens' losses make the loss a mean over what counts in the whole iteration."""
+"""Weights of the tokens' losses add up to the share of what counts in the global batch."""
 
 import pytest
 import torch
 from reference.plain_loss import RandomMicrobatch
 
-from megatron.runtime.batch import to_device
+from megatron.runtime.batch import to_device, token_counts
 
 CPU = torch.device("cpu")
 
 
-def test_weights_are_the_mask_over_the_valid_tokens_of_the_iteration() -> None:
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_weights_are_the_mask_over_the_tokens_of_the_global_batch(replicas: int) -> None:
     batch = [RandomMicrobatch.draw(10, 2, 7, seed, masked_out=seed == 1) for seed in range(4)]
     valid = sum(int(microbatch.loss_mask.sum()) for microbatch in batch)
-    on_device = to_device(batch, CPU, torch.float64)
-    assert sum(float(m.weight_n.sum()) for m in on_device) == pytest.approx(1, rel=1e-12)
+    tokens = 4 * 2 * 7
+    on_device = to_device(batch, CPU, torch.float64, replicas=replicas)
+    assert token_counts(on_device) == (tokens, valid)
+    assert valid < tokens
     for source, moved in zip(batch, on_device, strict=True):
-        assert torch.equal(moved.weight_n * valid, source.loss_mask.flatten().double())
+        mask = source.loss_mask.flatten().double()
+        torch.testing.assert_close(moved.weight_n * tokens * replicas, mask)
         assert torch.equal(moved.tokens_bs, source.tokens)
         assert torch.equal(moved.targets_n, source.labels.flatten())
 
 
 def test_nothing_valid_gives_zero_weights_not_nan() -> None:
     batch = [RandomMicrobatch.draw(10, 2, 7, seed, masked_out=True) for seed in range(2)]
-    assert not any(m.weight_n.any() for m in to_device(batch, CPU))
+    on_device = to_device(batch, CPU)
+    assert not any(m.weight_n.any() for m in on_device)
+    assert token_counts(on_device) == (28, 0)

@@ -33,7 +33,10 @@ def train_with_a_flaw(
     try:
         for iteration in range(len(batches)):
             if iteration == 1 and rank == where:
-                spoil(dict(state.pipeline.model.global_parameters()), flaw)
+                spoil(
+                    {own.name: own.parameter for own in state.pipeline.model.owned_parameters()},
+                    flaw,
+                )
             run_iteration(step, config.optimizer, loader, CPU, iteration)
     except FloatingPointError as error:
         return iteration, str(error)
@@ -87,6 +90,9 @@ def test_a_single_rank_finds_it_too() -> None:
     state = build_train_state(config, single_rank(CPU))
     step, loader = make_train_step(config.optimizer, state), ListLoader(JOB.batches())
     run_iteration(step, config.optimizer, loader, CPU, 0)
-    spoil(dict(state.pipeline.model.global_parameters()), "output_layer.weight=nan")
+    spoil(
+        {own.name: own.parameter for own in state.pipeline.model.owned_parameters()},
+        "output_layer.weight=nan",
+    )
     with pytest.raises(FloatingPointError, match="iteration 2: lm loss is nan: rank 0 saw it"):
         run_iteration(step, config.optimizer, loader, CPU, 1)

@@ -118,7 +118,7 @@ class Embedding(nn.Module):
 class Stage(nn.Module):
     """Consecutive layers, with the embedding before the first and the loss after the last.
 
-    The parameters have the names that ``RankModel.global_parameters`` gives them. The loss is part
+    The parameters have the names that ``RankModel.owned_parameters`` gives them. The loss is part
     of the last stage: as the loss function of a PyTorch schedule it would keep the logits of all
     microbatches to the end of the iteration.
 
@@ -179,7 +179,7 @@ def make_stage(case: BenchmarkCase, index: int, stages: int, device: torch.devic
     )
     ours = RankModel(config, placement, case.torch_dtype, device)
     ours.initialise(SEED)
-    stage.load_state_dict(dict(ours.global_parameters()), assign=True)
+    stage.load_state_dict({own.name: own.parameter for own in ours.owned_parameters()}, assign=True)
     return stage
 
 

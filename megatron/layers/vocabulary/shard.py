@@ -26,6 +26,11 @@ class VocabularyShard:
         """Rows that stand for a real entry; the rest, at the end, is padding."""
         return max(0, min(self.rows, self.vocab_size - self.first_row))
 
+    @property
+    def first_real_row(self) -> int:
+        """The first row, or the end of the real vocabulary if the shard is only padding."""
+        return min(self.first_row, self.vocab_size)
+
     @classmethod
     def of(cls, vocab_size: int, padded_size: int, index: int, shards: int) -> "VocabularyShard":
         """Return shard ``index`` of ``shards`` equal ones of the padded vocabulary."""

@@ -1,0 +1,83 @@
+"""A rank's part of a tensor of the whole model, as PyTorch's distributed checkpoints understand it.
+
+``torch.distributed.checkpoint`` asks a tensor for its parts by three methods: what to write, what
+to read, and the memory of one part. Its planner then finds out by itself which parts of which files
+a rank needs, whatever layout has written them. Parts that several ranks hold are written once.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+from megatron.parallel.box import Box, Piece, Shape
+
+
+class BoxedTensor(Tensor):
+    """The pieces of a tensor of the whole model that lie in one tensor of this rank.
+
+    It shares its memory with that tensor, and has the size of the whole model's.
+
+    Args:
+        tensor: of this rank.
+        global_shape: of the whole model's tensor.
+        pieces: which boxes are here, and where.
+    """
+
+    _global_shape: Shape
+    _pieces: tuple[Piece, ...]
+
+    def __new__(cls, tensor: Tensor, global_shape: Shape, pieces: Iterable[Piece]) -> "BoxedTensor":
+        """Wrap ``tensor``; see the class."""
+        made = Tensor._make_subclass(cls, tensor.detach())
+        made._global_shape = tuple(global_shape)
+        made._pieces = tuple(piece for piece in pieces if piece.box.size)
+        return made
+
+    def with_memory(self, tensor: Tensor) -> "BoxedTensor":
+        """Return the same pieces of the same tensor in other memory, of this rank's shape."""
+        return BoxedTensor(tensor, self._global_shape, self._pieces)
+
+    def size(self, dim: int | None = None) -> Any:
+        """Return the shape of the whole model's tensor, as the planner compares it."""
+        shape = torch.Size(self._global_shape)
+        return shape if dim is None else shape[dim]
+
+    def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
+        """Return what is to be written: every box that is here."""
+        properties = TensorProperties(dtype=self.dtype)
+        return [
+            WriteItem(
+                index=_index(fqn, piece.box),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(_chunk(piece.box), properties, self.size()),
+            )
+            for piece in self._pieces
+        ]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        """Return what is to be read: every box that is here."""
+        return [_chunk(piece.box) for piece in self._pieces]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        """Return the memory of the box that begins at ``index.offset``."""
+        own = self.as_subclass(Tensor)
+        for piece in self._pieces:
+            if torch.Size(piece.box.start) == index.offset:
+                return own[piece.local.slices]
+        raise AssertionError(f"{index} is no box of this rank")
+
+
+def _index(name: str, box: Box) -> MetadataIndex:
+    return MetadataIndex(name, torch.Size(box.start))
+
+
+def _chunk(box: Box) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(offsets=torch.Size(box.start), sizes=torch.Size(box.shape))

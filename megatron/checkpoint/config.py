@@ -1,0 +1,34 @@
+"""Where checkpoints are written and read, and what becomes of their contents."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """Saving and loading; by default neither happens.
+
+    Attributes:
+        save: folder to write checkpoints to.
+        save_interval: iterations between two checkpoints; ``None``: only at the end.
+        save_retain_interval: older checkpoints are deleted unless their iteration is a multiple of
+            it; ``None`` keeps all.
+        save_optimizer: write the optimizer's state too.
+        asynchronous: go on with training while a copy of the state is written.
+        load: folder to read a checkpoint from.
+        load_step: iteration of the checkpoint to read; ``None``: the last good one.
+        load_optimizer: read the optimizer's state too.
+        finetune: read only the weights, and start from iteration 0.
+        must_load: end the run if there is no checkpoint to read.
+    """
+
+    save: Path | None = None
+    save_interval: int | None = None
+    save_retain_interval: int | None = None
+    save_optimizer: bool = True
+    asynchronous: bool = False
+    load: Path | None = None
+    load_step: int | None = None
+    load_optimizer: bool = True
+    finetune: bool = False
+    must_load: bool = False

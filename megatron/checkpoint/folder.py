@@ -1,0 +1,237 @@
+"""Checkpoints on disk: each is complete or not there, whenever the job is killed.
+
+    ROOT/latest_checkpointed_iteration.txt   the iteration of the last checkpoint, as in Megatron
+    ROOT/iter_0000010/manifest.json          size and SHA-256 of every other file of the folder
+    ROOT/iter_0000010/...
+
+A checkpoint is written to a folder with the ending ``.partial``. Once all its files are on disk, it
+gets the manifest, then its name, and then the pointer moves to it. A checkpoint of the same
+iteration that is already there moves aside first, and comes back if the new one never gets its
+name. One process of the job calls the functions that change folders, the first rank.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from megatron.native.files import atomic_path
+
+POINTER: Final = "latest_checkpointed_iteration.txt"
+MANIFEST: Final = "manifest.json"
+
+_PARTIAL, _REPLACED, _DELETED = ".partial", ".replaced", ".deleted"
+_FOLDER: Final = re.compile(r"iter_(\d{7,})")
+_CHUNK: Final = 1 << 22
+"""Bytes read at once, to compute a digest."""
+
+
+class DamagedError(ValueError):
+    """A checkpoint that cannot be read; the message names the file and what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class FileDigest:
+    """What the manifest knows of a file.
+
+    Attributes:
+        size: in bytes.
+        sha256: of its content, hexadecimal.
+    """
+
+    size: int
+    sha256: str
+
+
+def folder_of(root: Path, iteration: int) -> Path:
+    """Return the folder of the checkpoint that was written after ``iteration`` iterations."""
+    return root / f"iter_{iteration:07d}"
+
+
+def partial_of(root: Path, iteration: int) -> Path:
+    """Return the folder of a checkpoint while it is being written."""
+    return _aside(root, iteration, _PARTIAL)
+
+
+def begin(root: Path, iteration: int) -> Path:
+    """Make and return an empty folder to write a checkpoint to."""
+    partial = partial_of(root, iteration)
+    _remove(partial)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def digest(path: Path) -> FileDigest:
+    """Read a file and return its digest."""
+    sha256, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            sha256.update(chunk)
+            size += len(chunk)
+    return FileDigest(size, sha256.hexdigest())
+
+
+def finish(root: Path, iteration: int, files: Mapping[str, FileDigest]) -> Path:
+    """Give a checkpoint its name and point to it.
+
+    Args:
+        root: of the checkpoints.
+        iteration: as in ``begin``.
+        files: every file of the folder. All are on disk (``fsync``) already.
+
+    Returns:
+        The folder of the checkpoint.
+    """
+    partial, final = partial_of(root, iteration), folder_of(root, iteration)
+    listed = {name: vars(files[name]) for name in sorted(files)}
+    text = json.dumps({"format": 1, "iteration": iteration, "files": listed}, indent=1)
+    with atomic_path(partial / MANIFEST) as temporary:
+        temporary.write_text(text)
+    _sync_folder(partial)
+    replaced = _aside(root, iteration, _REPLACED)
+    if final.exists():
+        _remove(replaced)
+        final.rename(replaced)
+    partial.rename(final)
+    _sync_folder(root)
+    with atomic_path(root / POINTER) as temporary:
+        temporary.write_text(f"{iteration}\n")
+    _sync_folder(root)
+    _remove(replaced)
+    return final
+
+
+def clean_up(root: Path) -> list[str]:
+    """Put in order what a killed job has left behind.
+
+    Returns:
+        What was done, a line each, for the log.
+    """
+    done = []
+    for path in sorted(root.glob(f"iter_*{_REPLACED}")):
+        final = path.with_name(path.name.removesuffix(_REPLACED))
+        if final.exists():
+            _remove(path)
+        else:
+            path.rename(final)
+            done.append(f"{final}: brought back, because its successor was never finished")
+    for ending in (_PARTIAL, _DELETED):
+        for path in sorted(root.glob(f"iter_*{ending}")):
+            _remove(path)
+            done.append(f"{path}: removed, as it was never finished")
+    return done
+
+
+def complete(root: Path) -> list[int]:
+    """Return the iterations of the checkpoints that are complete, in ascending order."""
+    found = []
+    for path in root.glob("iter_*"):
+        named = _FOLDER.fullmatch(path.name)
+        if named and (path / MANIFEST).is_file():
+            found.append(int(named[1]))
+    return sorted(found)
+
+
+def pointed_to(root: Path) -> int | None:
+    """Return the iteration that the pointer names, or ``None`` if there is no readable pointer."""
+    try:
+        text = (root / POINTER).read_text(encoding="utf-8", errors="replace").strip()
+    except FileNotFoundError:
+        return None
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def candidates(root: Path) -> list[int]:
+    """Return the complete checkpoints in the order in which a job should try to load them.
+
+    The one that the pointer names comes first, then the older ones, the newest first. Newer ones
+    are of a run that was given up, or whose pointer is lost: they come last.
+    """
+    found, pointer = complete(root), pointed_to(root)
+    if pointer is None:
+        return found[::-1]
+    older = [iteration for iteration in reversed(found) if iteration <= pointer]
+    return older + [iteration for iteration in reversed(found) if iteration > pointer]
+
+
+def read_manifest(folder: Path) -> dict[str, FileDigest]:
+    """Return the digests of a checkpoint's files.
+
+    Raises:
+        DamagedError: there is no manifest, or it cannot be understood.
+    """
+    path = folder / MANIFEST
+    try:
+        content = json.loads(path.read_bytes())
+        files = {str(name): FileDigest(**entry) for name, entry in content["files"].items()}
+    except FileNotFoundError:
+        raise DamagedError(f"{folder} has no {MANIFEST}: its save was never finished") from None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise DamagedError(f"{path} cannot be read ({error})") from error
+    strange = [name for name in files if Path(name).name != name]
+    if strange:
+        raise DamagedError(f"{path} lists {strange[0]!r}, which is no file of this folder")
+    return files
+
+
+def verify(folder: Path, names: Iterable[str] | None = None) -> None:
+    """Compare files with the manifest.
+
+    Args:
+        folder: of the checkpoint.
+        names: the files to compare; all of them if it is ``None``.
+
+    Raises:
+        DamagedError: names the first file that is missing or differs.
+    """
+    for problem in problems(folder, names):
+        raise DamagedError(problem)
+
+
+def problems(folder: Path, names: Iterable[str] | None = None) -> Iterator[str]:
+    """Yield what is wrong with the files of a checkpoint, a sentence for each; see ``verify``."""
+    expected = read_manifest(folder)
+    for name in expected if names is None else names:
+        path, entry = folder / name, expected[name]
+        try:
+            size = path.stat().st_size
+            if size != entry.size:
+                yield f"{path} has {size} bytes, but {entry.size} were written"
+            elif digest(path) != entry:
+                yield f"{path} is not what was written: its SHA-256 differs"
+        except FileNotFoundError:
+            yield f"{path} is missing"
+        except OSError as error:
+            yield f"{path} cannot be read ({error})"
+
+
+def remove(root: Path, iteration: int) -> None:
+    """Delete a checkpoint; a kill leaves it whole or gone, never half."""
+    deleted = _aside(root, iteration, _DELETED)
+    _remove(deleted)
+    folder_of(root, iteration).rename(deleted)
+    _remove(deleted)
+
+
+def _aside(root: Path, iteration: int, ending: str) -> Path:
+    folder = folder_of(root, iteration)
+    return folder.with_name(folder.name + ending)
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Force the names in a folder to disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

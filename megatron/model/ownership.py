@@ -1,0 +1,54 @@
+"""Who owns what: the parameters of one rank, each with the boxes of the whole model's tensor."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from torch import Tensor, nn
+
+from megatron.parallel.box import Box, Piece, Shape, whole
+
+WORD_EMBEDDINGS: Final = "embedding.word_embeddings.weight"
+POSITION_EMBEDDINGS: Final = "embedding.position_embeddings.weight"
+FINAL_NORM: Final = "decoder.final_layernorm"
+OUTPUT_LAYER: Final = "output_layer.weight"
+
+
+def layer_prefix(layer_number: int) -> str:
+    """Return the prefix of a layer's parameter names in the whole model; layers count from 0."""
+    return f"decoder.layers.{layer_number}."
+
+
+@dataclass(frozen=True)
+class OwnedParameter:
+    """A parameter of this rank, and which part of the whole model's tensor it is.
+
+    Attributes:
+        name: name of the tensor in the whole model, as in Megatron's checkpoints.
+        parameter: the tensor here. What is in no piece is padding, and zero.
+        global_shape: shape of the whole tensor, without padding.
+        pieces: the boxes that are here.
+        is_copy: whether another rank of the replica holds the same boxes and counts them: for
+            the gradient norm, in checkpoints and when a tensor is put together.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    global_shape: Shape
+    pieces: tuple[Piece, ...]
+    is_copy: bool = False
+
+    @classmethod
+    def whole(cls, name: str, parameter: nn.Parameter) -> "OwnedParameter":
+        """Return a parameter that is a whole tensor of the model."""
+        return cls(name, parameter, tuple(parameter.shape), whole(parameter.shape))
+
+    def parts(self, tensor: Tensor) -> Iterator[tuple[Box, Tensor]]:
+        """Yield every box that is here, with its part of ``tensor``.
+
+        Args:
+            tensor: the parameter, or a tensor of its shape such as its gradient. The parts are
+                views of it.
+        """
+        for piece in self.pieces:
+            yield piece.box, tensor[piece.local.slices]

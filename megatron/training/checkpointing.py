@@ -1,0 +1,230 @@
+"""Saves a run, and brings a run back to where a checkpoint was saved, whatever its layout.
+
+Nothing random is saved: dropout and the order of the data are functions of the seed, the iteration
+and the samples consumed. The learning rate is a function of the samples consumed.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from megatron.checkpoint import folder, storage
+from megatron.checkpoint.background import Background
+from megatron.checkpoint.boxed import BoxedTensor
+from megatron.checkpoint.config import CheckpointConfig
+from megatron.checkpoint.folder import DamagedError
+from megatron.checkpoint.storage import SaveError
+from megatron.checkpoint.train_tensors import tensors_of
+from megatron.model.config import ModelConfig
+from megatron.parallel.groups import ConnectedAxis, Groups
+from megatron.training.rendezvous import UserError
+from megatron.training.setup import TrainState
+
+MAY_CHANGE: Final = frozenset(
+    {
+        "seq_length",
+        "attention_dropout",
+        "hidden_dropout",
+        "init_method_std",
+        "label_smoothing",
+        "z_loss_coeff",
+    }
+)
+"""Fields of ``ModelConfig`` with which the weights of a checkpoint mean the same."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come.
+
+    Attributes:
+        iteration: finished iterations.
+        consumed_samples: samples that they have used.
+    """
+
+    iteration: int = 0
+    consumed_samples: int = 0
+
+
+def writer_hosts(groups: Groups, config: CheckpointConfig) -> ConnectedAxis:
+    """Return the ranks of the job on CPUs; every rank calls it with the same configuration.
+
+    Asynchronous saves get a process group of their own, because others are in use meanwhile.
+    """
+    hosts = groups.world_hosts
+    if not config.asynchronous or hosts.size == 1:
+        return hosts
+    return replace(hosts, group=dist.new_group(backend="gloo", group_desc="checkpoint"))
+
+
+class Checkpoints:
+    """Saves and loads the state of a rank; all ranks call every method alike.
+
+    Args:
+        config: where to save and load.
+        model: the whole model.
+        state: this rank.
+        hosts: all ranks of the job on CPUs, with a group that nothing else uses if saves are
+            asynchronous.
+        say: prints on the first rank.
+    """
+
+    def __init__(
+        self,
+        config: CheckpointConfig,
+        model: ModelConfig,
+        state: TrainState,
+        hosts: ConnectedAxis,
+        say: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._state = state
+        self._hosts = hosts
+        self._say = say
+        self._background = Background()
+        self._copies: dict[str, torch.Tensor] = {}
+
+    def load(self) -> Progress:
+        """Load what the configuration asks for; return how far that run had come.
+
+        Raises:
+            UserError: there is no such checkpoint, it is damaged, or it is of another model.
+        """
+        root = self._config.load
+        if root is None:
+            return Progress()
+        started = time.perf_counter()
+        where = self._choose(root)
+        if where is None:
+            if self._config.must_load:
+                raise UserError(f"--load {root} has no checkpoint (--exit-on-missing-checkpoint)")
+            self._say(f"--load {root} has no checkpoint: training starts from random weights")
+            return Progress()
+        try:
+            progress = self._read(where)
+        except DamagedError as error:
+            raise UserError(f"--load {root}: {error}") from error
+        seconds = time.perf_counter() - started
+        self._say(f"loaded {where} in {seconds:.1f} s: iteration {progress.iteration}")
+        return progress
+
+    def save(self, progress: Progress) -> None:
+        """Write a checkpoint; if that fails, say so and go on."""
+        root = self._config.save
+        assert root is not None, "nowhere to save"
+        self.report(wait=True)
+        tensors = self._tensors(moments=self._config.save_optimizer)
+        common = self._common(progress)
+        if not self._config.asynchronous:
+            self._say(self._write(root, progress.iteration, tensors, common))
+            return
+        started = time.perf_counter()
+        copies = self._copied(tensors)
+        stalled = time.perf_counter() - started
+        self._background.start(lambda: self._write(root, progress.iteration, copies, common))
+        self._say(f"checkpoint of iteration {progress.iteration} begun; copied in {stalled:.2f} s")
+
+    def report(self, *, wait: bool = False) -> None:
+        """Say how an asynchronous save ended, if it has."""
+        outcome = self._background.wait() if wait else self._background.finished()
+        if outcome is not None:
+            self._say(outcome)
+
+    def _tensors(self, *, moments: bool) -> dict[str, BoxedTensor]:
+        state = self._state
+        return tensors_of(state.parameters, state.optimizer, moments=moments)
+
+    def _copied(self, tensors: Mapping[str, BoxedTensor]) -> dict[str, BoxedTensor]:
+        """Copy tensors to memory of the host, which is kept for the next copy."""
+        for name, tensor in tensors.items():
+            if name not in self._copies:
+                own = tensor.as_subclass(torch.Tensor)
+                self._copies[name] = torch.empty_like(own, device="cpu")
+            self._copies[name].copy_(tensor.as_subclass(torch.Tensor))
+        return {name: tensors[name].with_memory(self._copies[name]) for name in tensors}
+
+    def _common(self, progress: Progress) -> dict[str, Any]:
+        """Return what is not a tensor. The plan is for people to read: any plan goes on from it."""
+        return {
+            **asdict(progress),
+            "optimizer_steps": self._state.optimizer.steps,
+            "has_optimizer": self._config.save_optimizer,
+            "model": asdict(self._model),
+            "plan": self._state.plan.to_text(),
+        }
+
+    def _write(
+        self, root: Path, iteration: int, tensors: Mapping[str, BoxedTensor], common: Any
+    ) -> str:
+        """Write a checkpoint; return how it ended, in words."""
+        started = time.perf_counter()
+        try:
+            where = storage.write(root, iteration, tensors, common, self._hosts)
+        except SaveError as error:
+            return f"--save: {error}; training goes on, older checkpoints are as they were"
+        if self._hosts.rank == 0:
+            self._prune(root, iteration)
+        return f"saved {where} in {time.perf_counter() - started:.1f} s"
+
+    def _prune(self, root: Path, newest: int) -> None:
+        """Delete older checkpoints that are not to be kept."""
+        interval = self._config.save_retain_interval
+        if interval is None:
+            return
+        for iteration in folder.complete(root):
+            if iteration < newest and iteration % interval:
+                folder.remove(root, iteration)
+
+    def _choose(self, root: Path) -> Path | None:
+        """Return the folder to load, the same on every rank; ``None`` if there is none."""
+        hosts, step = self._hosts, self._config.load_step
+        if hosts.rank == 0 and root == self._config.save:
+            for line in folder.clean_up(root):
+                self._say(line)
+        found = hosts.all_gather_object(folder.candidates(root) if hosts.rank == 0 else [])[0]
+        if step is not None and step not in found:
+            raise UserError(
+                f"--ckpt-step {step}: the checkpoints in {root} are of iterations {sorted(found)}"
+            )
+        for iteration in found if step is None else [step]:
+            where = folder.folder_of(root, iteration)
+            problem = storage.check_files(where, hosts)
+            if problem is None:
+                return where
+            if step is not None:
+                raise UserError(f"--ckpt-step {step}: {problem}")
+            self._say(f"{problem}: an older checkpoint is tried")
+        if found:
+            raise UserError(f"--load {root}: every checkpoint there is damaged")
+        return None
+
+    def _read(self, where: Path) -> Progress:
+        config, optimizer = self._config, self._state.optimizer
+        common = storage.read_common(where)
+        self._check_model(where, common)
+        moments = config.load_optimizer and not config.finetune
+        if moments and not common["has_optimizer"]:
+            raise UserError(
+                f"--load: {where} was saved with --no-save-optim; add --no-load-optim or --finetune"
+            )
+        storage.read(where, self._tensors(moments=moments), self._hosts)
+        optimizer.loaded(int(common["optimizer_steps"]) if moments else 0)
+        if config.finetune:
+            return Progress()
+        return Progress(int(common["iteration"]), int(common["consumed_samples"]))
+
+    def _check_model(self, where: Path, common: Mapping[str, Any]) -> None:
+        """Refuse weights of another model, though they may have the same shapes."""
+        saved = common["model"]
+        for name, value in asdict(self._model).items():
+            if name not in MAY_CHANGE and saved.get(name, value) != value:
+                raise UserError(
+                    f"--load: the model in {where} has {name} = {saved[name]}, and this run "
+                    f"{value}: give the flags of the run that saved it"
+                )

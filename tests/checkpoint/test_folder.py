@@ -1,0 +1,189 @@
+"""Whatever happens while checkpoints are written, a good one is found, and damage is named."""
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron.checkpoint import folder
+from megatron.checkpoint.folder import DamagedError
+
+STEPS = ("open", "rename", "fsync", "mkdir", "rmdir", "unlink", "replace")
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing that runs after it may tidy up."""
+
+
+def save(root: Path, iteration: int, content: str = "") -> None:
+    """Write a checkpoint of two files."""
+    partial = folder.begin(root, iteration)
+    files = {}
+    for name in ("model.bin", "common.json"):
+        path = partial / name
+        path.write_text(f"{name} of {iteration} {content}" * 50)
+        files[name] = folder.digest(path)
+    folder.finish(root, iteration, files)
+
+
+def read(root: Path) -> str:
+    """What a job that starts now would load."""
+    folder.clean_up(root)
+    first = folder.candidates(root)[0]
+    where = folder.folder_of(root, first)
+    folder.verify(where)
+    return (where / "model.bin").read_text()
+
+
+def kill_at(
+    monkeypatch: pytest.MonkeyPatch, root: Path, number: int, work: Callable[[], None]
+) -> bool:
+    """Do ``work``, but end it at the file operation of this number; whether it came so far.
+
+    From then on no operation on the file system does anything, as for a process that is dead.
+    """
+    count = 0
+
+    def guarded(operation: Callable[..., object]) -> Callable[..., object]:
+        def run(*args: object, **kwargs: object) -> object:
+            nonlocal count
+            count += 1
+            if count > number:
+                raise Killed
+            return operation(*args, **kwargs)
+
+        return run
+
+    with monkeypatch.context() as patched:
+        for name in STEPS:
+            patched.setattr(os, name, guarded(getattr(os, name)))
+        try:
+            work()
+        except Killed:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["next", "same iteration again"])
+def test_a_kill_at_any_moment_leaves_a_good_checkpoint(
+    again: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    new = 10 if again else 20
+    finished, number = False, 0
+    seen = set()
+    while not finished:
+        root = tmp_path / str(number)
+        save(root, 10, "old")
+        finished = kill_at(monkeypatch, root, number, partial(save, root, new, "new"))
+        seen.add(read(root).split()[3][:3])
+        assert ("new" in read(root)) or not finished
+        left = {path.name for path in root.iterdir()}
+        assert left <= {folder.POINTER, "iter_0000010", "iter_0000020"} | {
+            name for name in left if name.startswith(".")
+        }
+        number += 1
+    assert number > 8, "the file operations were counted"
+    assert seen == {"old", "new"}
+
+
+def test_a_kill_while_deleting_leaves_all_or_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    finished, number = False, 0
+    while not finished:
+        root = tmp_path / str(number)
+        save(root, 10)
+        save(root, 20)
+        finished = kill_at(monkeypatch, root, number, partial(folder.remove, root, 10))
+        folder.clean_up(root)
+        for iteration in folder.complete(root):
+            folder.verify(folder.folder_of(root, iteration))
+        assert folder.candidates(root)[0] == 20
+        number += 1
+    assert folder.complete(root) == [20]
+
+
+def test_the_pointer_decides_and_newer_ones_come_last(tmp_path: Path) -> None:
+    for iteration in (10, 30, 40, 20):
+        save(tmp_path, iteration)
+    assert (tmp_path / folder.POINTER).read_text() == "20\n"
+    assert folder.candidates(tmp_path) == [20, 10, 40, 30]
+    (tmp_path / folder.POINTER).write_text("what?")
+    assert folder.candidates(tmp_path) == [40, 30, 20, 10]
+    (tmp_path / folder.POINTER).unlink()
+    assert folder.candidates(tmp_path) == [40, 30, 20, 10]
+    assert folder.candidates(tmp_path / "nowhere") == []
+
+
+def damage(path: Path, kind: str, seed: int) -> None:
+    """Do to a file what disks and people do."""
+    content = bytearray(path.read_bytes())
+    at = random.Random(seed).randrange(len(content))
+    if kind == "flipped":
+        content[at] ^= 1 << seed % 8
+    elif kind == "truncated":
+        del content[at:]
+    elif kind == "longer":
+        content += b"!"
+    elif kind == "missing":
+        path.unlink()
+        return
+    path.write_bytes(bytes(content))
+
+
+@given(
+    st.sampled_from(["model.bin", "common.json"]),
+    st.sampled_from(["flipped", "truncated", "longer", "missing"]),
+    st.integers(0, 10**6),
+)
+def test_every_damage_is_named(
+    tmp_path_factory: pytest.TempPathFactory, name: str, kind: str, seed: int
+) -> None:
+    root = tmp_path_factory.mktemp("damaged")
+    save(root, 10)
+    where = folder.folder_of(root, 10)
+    damage(where / name, kind, seed)
+    with pytest.raises(DamagedError, match=name):
+        folder.verify(where)
+    others = [other for other in ("model.bin", "common.json") if other != name]
+    folder.verify(where, others)
+    shutil.rmtree(root)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "cannot be read"),
+        ("[]", "cannot be read"),
+        ('{"files": {"x": {}}}', "cannot be read"),
+        ('{"files": {"x": 3}}', "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
+        (
+            json.dumps({"files": {"../x": {"size": 1, "sha256": "0"}}}),
+            "'../x', which is no file of this folder",
+        ),
+    ],
+)
+def test_a_damaged_manifest_is_named(tmp_path: Path, text: str, said: str) -> None:
+    save(tmp_path, 10)
+    where = folder.folder_of(tmp_path, 10)
+    (where / folder.MANIFEST).write_text(text)
+    with pytest.raises(DamagedError, match=said):
+        folder.verify(where)
+
+
+def test_a_folder_without_manifest_is_not_complete(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    save(tmp_path, 20)
+    where = folder.folder_of(tmp_path, 20)
+    (where / folder.MANIFEST).unlink()
+    assert folder.candidates(tmp_path) == [10]
+    with pytest.raises(DamagedError, match="never finished"):
+        folder.verify(where)

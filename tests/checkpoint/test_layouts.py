@@ -1,0 +1,184 @@
+"""What one layout has saved, every layout loads, to the last bit."""
+
+import errno
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from correctness.rank_runs import Pieces, assemble, make_pipeline_groups
+from correctness.schedule_cases import layout
+from correctness.short_runs import Job
+from harness.rank_pool import RankPool
+from reference.plain_gpt import GPTOptions
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from megatron.checkpoint import folder, storage
+from megatron.checkpoint.boxed import BoxedTensor
+from megatron.checkpoint.folder import DamagedError
+from megatron.checkpoint.storage import SaveError
+from megatron.checkpoint.train_tensors import tensors_of
+from megatron.config.run_config import RunConfig
+from megatron.parallel.box import Box, Piece
+from megatron.training.setup import TrainState, build_train_state
+
+LAYOUTS = {
+    "alone": (1, "none", "1f1b"),
+    "tied copies": (2, "none", "1f1b"),
+    "sharded": (2, "vocab-2", "zb-h1"),
+    "folded": (3, "vocab-1", "zb-v"),
+    "interlaced": (4, "interlaced", "1f1b"),
+    "redistributed": (2, "redis", "interleaved"),
+}
+
+
+def everything(state: TrainState) -> Pieces:
+    """All tensors of this rank with their boxes; padding is zero."""
+    held: Pieces = {}
+    for entry in state.parameters:
+        for kind, tensor in state.optimizer.tensors_of(entry.name).items():
+            parts: list[tuple[Box, torch.Tensor]] = [
+                (box, part.detach().clone()) for box, part in entry.owned.parts(tensor)
+            ]
+            held[f"{kind}.{entry.name}"] = entry.owned.global_shape, parts
+    return held
+
+
+def save_on_rank(rank: int, world_size: int, *, config: RunConfig, root: Path) -> Pieces:
+    """Save a state in which all tensors differ, and return it."""
+    groups = make_pipeline_groups()
+    state = build_train_state(config, groups)
+    with torch.no_grad():
+        for entry in state.parameters:
+            kept = state.optimizer.tensors_of(entry.name)
+            kept["exp_avg"].copy_(3 * kept["weight"])
+            kept["exp_avg_sq"].copy_(kept["weight"] ** 2)
+    state.optimizer.loaded(steps=7)
+    tensors = tensors_of(state.parameters, state.optimizer)
+    storage.write(root, 10, tensors, {"steps": state.optimizer.steps}, groups.world_hosts)
+    state.pipeline.close()
+    return everything(state)
+
+
+def load_on_rank(
+    rank: int, world_size: int, *, config: RunConfig, root: Path
+) -> tuple[Pieces, bool]:
+    """Load into a state of other weights; whether the model's weights are the rounded masters."""
+    groups = make_pipeline_groups()
+    state = build_train_state(config, groups)
+    where = folder.folder_of(root, folder.candidates(root)[0])
+    assert storage.check_files(where, groups.world_hosts) is None
+    storage.read(where, tensors_of(state.parameters, state.optimizer), groups.world_hosts)
+    state.optimizer.loaded(storage.read_common(where)["steps"])
+    assert state.optimizer.steps == 7
+    rounded = all(
+        torch.equal(
+            entry.parameter.detach(),
+            state.optimizer.tensors_of(entry.name)["weight"].to(entry.parameter.dtype),
+        )
+        for entry in state.parameters
+    )
+    state.pipeline.close()
+    return everything(state), rounded
+
+
+def config_of(name: str, tied: bool, folder: Path, dtype: torch.dtype, seed: int) -> RunConfig:
+    ranks, treatment, schedule = LAYOUTS[name]
+    options = GPTOptions(num_layers=12, vocab_size=37, tie_embeddings=tied, swiglu=True)
+    config = Job(options, microbatches=12).config(layout(schedule, treatment, ranks, folder), dtype)
+    return replace(config, train=replace(config.train, seed=seed))
+
+
+PAIRS = [(saver, tied) for saver in LAYOUTS for tied in (True, False)]
+
+
+@pytest.mark.parametrize(
+    ("saver", "tied"),
+    [
+        pytest.param(*pair, marks=[pytest.mark.full] if (number // 2 + number) % 2 else [])
+        for number, pair in enumerate(PAIRS)
+    ],
+)
+def test_every_layout_loads_what_another_has_saved(
+    saver: str, tied: bool, ranks: RankPool, tmp_path: Path
+) -> None:
+    """Weights and moments to the last bit; a model in bf16 gets the rounded weights."""
+    saved = ranks.run(
+        save_on_rank,
+        LAYOUTS[saver][0],
+        config=config_of(saver, tied, tmp_path, torch.float32, seed=1),
+        root=tmp_path,
+    )
+    expected = assemble(saved)
+    for number, loader in enumerate(LAYOUTS):
+        dtype = torch.bfloat16 if number % 2 else torch.float32
+        config = config_of(loader, tied, tmp_path, dtype, seed=2)
+        loaded = ranks.run(load_on_rank, LAYOUTS[loader][0], config=config, root=tmp_path)
+        assert all(rounded for _, rounded in loaded)
+        found = assemble([held for held, _ in loaded])
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_the_vocabulary_is_saved_without_padding_and_tied_matrices_once(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    config = config_of("tied copies", True, tmp_path, torch.float32, seed=1)
+    ranks.run(save_on_rank, 2, config=config, root=tmp_path)
+    reader = dcp.FileSystemReader(folder.folder_of(tmp_path, 10))
+    saved = reader.read_metadata().state_dict_metadata
+    matrix = saved["weight.embedding.word_embeddings.weight"]
+    assert isinstance(matrix, TensorStorageMetadata)
+    assert matrix.size[0] == 37
+    assert len(matrix.chunks) == 1
+    assert not any("output_layer" in name for name in saved)
+
+
+def fail_on_rank(rank: int, world_size: int, *, config: RunConfig, root: Path) -> str:
+    """Load a model of another size, and return what it says."""
+    groups = make_pipeline_groups()
+    state = build_train_state(config, groups)
+    where = folder.folder_of(root, 10)
+    with pytest.raises(DamagedError) as told:
+        storage.read(where, tensors_of(state.parameters, state.optimizer), groups.world_hosts)
+    state.pipeline.close()
+    return str(told.value)
+
+
+def test_another_model_is_refused_by_name(ranks: RankPool, tmp_path: Path) -> None:
+    saved = config_of("sharded", True, tmp_path, torch.float32, seed=1)
+    ranks.run(save_on_rank, 2, config=saved, root=tmp_path)
+    wider = replace(saved, model=replace(saved.model, vocab_size=38))
+    for said in ranks.run(fail_on_rank, 2, config=wider, root=tmp_path):
+        assert "weight.embedding.word_embeddings.weight has shape [37, " in said
+        assert "but this model needs [38, " in said
+    untied = replace(saved, model=replace(saved.model, tie_embeddings=False))
+    for said in ranks.run(fail_on_rank, 2, config=untied, root=tmp_path):
+        assert "has no tensor weight.output_layer.weight" in said
+
+
+def cannot_write(rank: int, world_size: int, *, root: Path) -> str:
+    """Save where rank 1 cannot write; every rank is told."""
+    groups = make_pipeline_groups()
+    tensor = BoxedTensor(torch.ones(2, 3), (4, 3), (Piece(Box((2 * rank, 0), (2, 3)), (0, 0)),))
+    with pytest.MonkeyPatch.context() as patched:
+        if rank == 1:
+            full = OSError(errno.ENOSPC, "No space left on device")
+            patched.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(full))
+        with pytest.raises(SaveError) as told:
+            storage.write(root, 20, {"weight.x": tensor}, {}, groups.world_hosts)
+    return str(told.value)
+
+
+def test_a_full_disk_ends_the_save_and_not_the_last_checkpoint(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    saved = config_of("sharded", True, tmp_path, torch.float32, seed=1)
+    ranks.run(save_on_rank, 2, config=saved, root=tmp_path)
+    for said in ranks.run(cannot_write, 2, root=tmp_path):
+        assert "iter_0000020 was not written" in said
+        assert "No space left on device" in said
+    assert folder.candidates(tmp_path) == [10]
+    folder.verify(folder.folder_of(tmp_path, 10))

@@ -1,0 +1,178 @@
+"""A run that is saved and loaded goes on as if nothing had happened, to the last bit."""
+
+import io
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint.test_layouts import everything
+from correctness.rank_runs import Pieces, make_pipeline_groups
+from correctness.short_runs import Job, Layout
+from harness.rank_pool import RankPool
+from reference.plain_gpt import GPTOptions
+
+from megatron.checkpoint import folder
+from megatron.checkpoint.config import CheckpointConfig
+from megatron.config.run_config import RunConfig
+from megatron.data.microbatch import Microbatch, MicrobatchLoader
+from megatron.training.loop import last_iteration, train
+from megatron.training.open_data import Data
+from megatron.training.rendezvous import UserError
+from megatron.training.setup import build_train_state
+
+JOB = Job(GPTOptions(num_layers=4, vocab_size=61), microbatches=4, iterations=6, dropout=0.1)
+
+
+class Batches(MicrobatchLoader):
+    """Global batches in which every microbatch is one sample."""
+
+    def __init__(self, batches: Sequence[Sequence[Any]]) -> None:
+        self._batches = batches
+        self.consumed_samples = 0
+
+    def next_batch(self) -> list[Microbatch]:
+        batch = self._batches[self.consumed_samples // JOB.microbatches]
+        self.consumed_samples += JOB.microbatches
+        return list(batch)
+
+
+@dataclass
+class Ended:
+    """What a rank holds at the end, and what it printed."""
+
+    held: Pieces
+    said: str
+
+
+def run_on_rank(rank: int, world_size: int, *, config: RunConfig) -> Ended | str:
+    state = build_train_state(config, make_pipeline_groups())
+    data = Data(Batches(JOB.batches()), Batches(JOB.batches(seed=1) * 3))
+    with redirect_stdout(io.StringIO()) as out:
+        try:
+            train(config, state, data)
+        except UserError as error:
+            state.pipeline.close()
+            return str(error)
+    return Ended(everything(state), out.getvalue())
+
+
+def run(
+    ranks: RankPool,
+    layout: Layout,
+    *,
+    exit_interval: int | None = None,
+    post_validation: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+    **checkpoint: Any,
+) -> list[Any]:
+    config = JOB.config(layout, dtype)
+    config = replace(
+        config,
+        train=replace(config.train, exit_interval=exit_interval, eval_interval=2),
+        optimizer=replace(config.optimizer, post_validation=post_validation),
+        log=replace(config.log, peak_tflops=1.0),
+        checkpoint=CheckpointConfig(**checkpoint),
+    )
+    return ranks.run(run_on_rank, layout.ranks, config=config)
+
+
+def assert_same(one: list[Ended], other: list[Ended]) -> None:
+    for a, b in zip(one, other, strict=True):
+        assert a.held.keys() == b.held.keys()
+        for name, (_, parts) in a.held.items():
+            for (box, value), (same_box, same) in zip(parts, b.held[name][1], strict=True):
+                assert box == same_box
+                assert torch.equal(value, same), name
+
+
+def losses(said: str) -> list[str]:
+    """Losses and validation losses as printed."""
+    return [line[line.index("loss") :] for line in said.splitlines() if "loss" in line]
+
+
+@pytest.mark.parametrize(
+    ("layout", "post_validation", "asynchronous"),
+    [
+        (Layout(1, "none"), False, False),
+        (Layout(2, "vocab-2", "zb-h1"), True, True),
+        (Layout(2, "none", "zb-v"), False, True),
+    ],
+    ids=str,
+)
+def test_a_resumed_run_is_the_unbroken_one(
+    layout: Layout, post_validation: bool, asynchronous: bool, ranks: RankPool, tmp_path: Path
+) -> None:
+    how: dict[str, Any] = {"post_validation": post_validation}
+    unbroken = run(ranks, layout, **how)
+    first = run(ranks, layout, exit_interval=3, save=tmp_path, asynchronous=asynchronous, **how)
+    assert folder.candidates(tmp_path) == [3]
+    assert "saved" in first[0].said
+    second = run(ranks, layout, load=tmp_path, **how)
+    assert "iteration 3" in second[0].said
+    assert_same(second, unbroken)
+    assert losses(first[0].said) + losses(second[0].said) == losses(unbroken[0].said)
+
+
+def test_saves_come_when_due_and_old_ones_go(ranks: RankPool, tmp_path: Path) -> None:
+    run(ranks, Layout(2, "vocab-2"), save=tmp_path, save_interval=1, save_retain_interval=4)
+    assert folder.complete(tmp_path) == [4, 6]
+
+
+def test_a_damaged_checkpoint_gives_way_to_an_older_one(ranks: RankPool, tmp_path: Path) -> None:
+    layout = Layout(2, "vocab-2")
+    run(ranks, layout, save=tmp_path, save_interval=2)
+    for iteration, name in ((6, "__1_0.distcp"), (4, "common.json")):
+        (folder.folder_of(tmp_path, iteration) / name).write_bytes(b"what?")
+    explicit = run(ranks, layout, load=tmp_path, load_step=6)
+    assert all("--ckpt-step 6" in said and "__1_0.distcp has 5 bytes" in said for said in explicit)
+    found = run(ranks, layout, load=tmp_path)
+    assert "__1_0.distcp has 5 bytes" in found[0].said
+    assert "common.json has 5 bytes" in found[0].said
+    assert "iteration 2" in found[0].said
+    (folder.folder_of(tmp_path, 2) / ".metadata").unlink()
+    for said in run(ranks, layout, load=tmp_path):
+        assert "every checkpoint there is damaged" in said
+
+
+def test_what_is_missing_is_told(ranks: RankPool, tmp_path: Path) -> None:
+    layout = Layout(1, "none")
+    [ended] = run(ranks, layout, load=tmp_path / "none")
+    assert "starts from random weights" in ended.said
+    [said] = run(ranks, layout, load=tmp_path / "none", must_load=True)
+    assert "--exit-on-missing-checkpoint" in said
+    run(ranks, layout, save=tmp_path, save_optimizer=False)
+    [said] = run(ranks, layout, load=tmp_path)
+    assert "--no-save-optim; add --no-load-optim or --finetune" in said
+    [said] = run(ranks, layout, load=tmp_path, load_step=5)
+    assert "--ckpt-step 5" in said
+    assert "[6]" in said
+    [done] = run(ranks, layout, load=tmp_path, load_optimizer=False)
+    assert "nothing to train" in done.said
+    [tuned] = run(ranks, layout, load=tmp_path, finetune=True)
+    assert "iteration 0" in tuned.said
+    assert len(losses(tuned.said)) == len(losses(ended.said))
+
+
+def test_another_model_of_the_same_shapes_is_refused(ranks: RankPool, tmp_path: Path) -> None:
+    run(ranks, Layout(1, "none"), save=tmp_path)
+    config = JOB.config(Layout(1, "none"), torch.bfloat16)
+    config = replace(
+        config,
+        model=replace(config.model, norm_epsilon=1e-3),
+        checkpoint=CheckpointConfig(load=tmp_path),
+    )
+    [said] = ranks.run(run_on_rank, 1, config=config)
+    assert "norm_epsilon = 1e-05, and this run 0.001" in said
+
+
+@pytest.mark.parametrize(
+    ("exit_interval", "start", "last"),
+    [(None, 0, 6), (None, 6, 6), (4, 0, 4), (4, 3, 4), (4, 4, 6), (2, 3, 4), (9, 0, 6)],
+)
+def test_a_run_ends_at_the_next_multiple(exit_interval: int | None, start: int, last: int) -> None:
+    train_config = JOB.config(Layout(1, "none")).train
+    assert last_iteration(replace(train_config, exit_interval=exit_interval), start) == last
