@@ -229,7 +229,8 @@ def test_a_flag_given_again_with_the_same_value_is_noted(run: Callable[..., Any]
         "--seed 1 changes nothing: --seed 1 stands before it",
         "--bf16 changes nothing: --bf16 stands before it",
     )
-    (note,) = run("--use-rotary-position-embeddings --position-embedding-type rope").notes
+    read, note = run("--use-rotary-position-embeddings --position-embedding-type rope").notes
+    assert read == "--use-rotary-position-embeddings is read as --position-embedding-type rope"
     assert note.startswith("--position-embedding-type rope changes nothing: --use-rotary")
 
 
