@@ -110,8 +110,8 @@ _TABLE = (
         --tp-comm-* [...] --disable-tp-comm-* [...] --scatter-gather-tensors-in-pipeline
         --no-scatter-gather-tensors-in-pipeline"""),
     ("how tensor-parallel communication overlaps is an implementation choice", None, """
-        --no-async-tensor-model-parallel-allreduce --async-tensor-model-parallel-allreduce
-        --no-scatter-gather-tensors-in-pipeline"""),
+        --no-tp-comm-overlap --no-async-tensor-model-parallel-allreduce
+        --async-tensor-model-parallel-allreduce --no-scatter-gather-tensors-in-pipeline"""),
     ("a sequence is never split", None, "--context-parallel-size {1}\n"
         "--ds-sequence-parallel-size {1}"),
     ("a sequence is never split", at_one("--context-parallel-size"), """
@@ -250,7 +250,7 @@ _TABLE = (
     ("only --profile traces", without("--profile"), """
         --profile-ranks N ... --use-pytorch-profiler --nvtx-ranges --pytorch-profiler-* [...]"""),
     ("--profile writes a PyTorch trace of every rank", None, """
-        --profile-ranks N ... --use-pytorch-profiler"""),
+        --profile-ranks N ... --use-pytorch-profiler --nvtx-ranges"""),
     ("only --tensorboard-dir and --wandb-project write records",
         without("--tensorboard-dir", "--wandb-project", "--wandb-mode"), """
         --tensorboard-log-interval N --tensorboard-queue-size N --log-timers-to-tensorboard

@@ -7,6 +7,7 @@ Megatron-LLM of EPFL, and the forks of BigCode and llm-jp.
 
 from collections.abc import Iterator, Sequence
 
+from megatron.config.flags import SCHEDULE_PROFILE_ITERATIONS
 from megatron.config.foreign.answer import Row, rows
 from megatron.config.foreign.line import SHORTER_TOKENS, Condition, Line
 
@@ -37,12 +38,15 @@ def _timers(start: str, end: str) -> Iterator[Row]:
 
     def measures(line: Line) -> bool:
         first = line.number(start, 1)
-        return first < line.number(end, first + 1) and not 0 < line.last_iteration <= first
+        after = line.number(end, first + SCHEDULE_PROFILE_ITERATIONS)
+        return first < after and not 0 < line.last_iteration < after
 
-    when = Condition("where iterations remain to be measured and trained", measures)
+    when = Condition(
+        "where iterations remain to be measured, and to be trained after them", measures
+    )
     yield from rows("rewritten", "--profile-schedule-start {} --replan", f"{start} N", when)
     yield from rows("rewritten", "--profile-schedule-end {}", f"{end} N", when)
-    never = f"no iteration lies from {start} to {end} with another after it"
+    never = f"no iteration from {start} to {end} can be timed and planned with before the run ends"
     yield from rows("noted", never, f"{start} N\n{end} N")
 
 
