@@ -169,7 +169,7 @@ FEATURES: Final = (
         "for data that is tokenized already, use --tokenizer-type NullTokenizer with "
         "--vocab-size N",
         """
-        --tokenizer-type {HuggingFaceTokenizer,GPT2BPETokenizer,Llama2Tokenizer,Llama3Tokenizer}
+        --tokenizer-type {HuggingFaceTokenizer,GPT2BPETokenizer,Llama3Tokenizer}
         --tokenizer-type {TikTokenizer,BertWordPieceLowerCase,BertWordPieceCase,PretrainedFromHF}
         --tokenizer-type {MultimodalTokenizer,NullMultimodalTokenizer,SFTTokenizer,FalconTokenizer}
         --tokenizer-type {TokenizerFromFile,TokenizerFromFileWithFIM,GPT2BPETokenizerWithFIM}

@@ -223,7 +223,8 @@ _TABLE = (
         --tokenizer-name-or-path N --trust-remote-code"""),
     ("no ids are added to the tokenizer's", None, "--vocab-extra-ids {0}\n--extra-vocab-size {0}"),
     ("samples of an indexed corpus fill --seq-length", Condition(
-        "with --dataset MMAP", lambda line: line.word("--dataset") in (None, "MMAP")
+        "with --dataset MMAP or Idxmap",
+        lambda line: (line.word("--dataset") or "MMAP").endswith(("MMAP", "Idxmap")),
     ), "--max-padding-length N"),
     ("this project only pretrains", None, "--train-mode {pretrain}"),
     # Checkpoints

@@ -52,7 +52,11 @@ def _timers(start: str, end: str) -> Iterator[Row]:
 
 def _uneven(line: Line) -> bool:
     stages = line.number("--pipeline-model-parallel-size", 1)
-    told = ("--enable-layer-redistribution", "--layer-distribution")
+    told = (
+        "--enable-layer-redistribution",
+        "--layer-distribution",
+        "--num-layers-per-virtual-pipeline-stage",
+    )
     return line.number("--num-layers") % max(stages, 1) != 0 and line.given.keys().isdisjoint(told)
 
 
@@ -121,6 +125,8 @@ _NAMES = (
     ("--z-loss-coeff 1e-4", "--use-z-loss"),
     ("--optimizer adam", "--optimizer {adamw,Adam,AdamW}"),
     ("--eval-iters 0", "--eval-iters {-1}"),
+    # They number the tokens alike, and end a document with </s>; only text is cut differently.
+    ("--tokenizer-type GPTSentencePieceTokenizer", "--tokenizer-type {Llama2Tokenizer}"),
     ("--pipeline-schedule 1f1b-v", "--enable-1f1b-v"),
     (
         "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split",

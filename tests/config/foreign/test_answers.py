@@ -209,6 +209,7 @@ def test_the_answer_depends_on_other_flags(
         ("--position-embedding-type rotary", "--position-embedding-type rope"),
         ("--normalization rmsnorm", "--normalization RMSNorm"),
         ("--optimizer adamw", "--optimizer adam"),
+        ("--tokenizer-type Llama2Tokenizer", "--tokenizer-type GPTSentencePieceTokenizer"),
         ("--use-z-loss", "--z-loss-coeff 1e-4"),
         ("--layernorm_epsilon 1e-6", "--norm-epsilon 1e-6"),
         (
