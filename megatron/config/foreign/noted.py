@@ -17,8 +17,6 @@ from megatron.config.foreign.line import (
     without,
 )
 
-ONE_TENSOR_RANK = at_one("--tensor-model-parallel-size")
-
 
 def noted() -> Iterator[Row]:
     """The flags, with the reason why each changes nothing."""
@@ -26,13 +24,7 @@ def noted() -> Iterator[Row]:
         yield from rows("noted", reason, flags, when)
 
 
-def _wanted(style: str) -> Condition:
-    return Condition(
-        f"without --lr-decay-style {style}",
-        lambda line: line.word("--lr-decay-style") != style,
-    )
-
-
+_ONE_TENSOR_RANK = at_one("--tensor-model-parallel-size")
 _NO_FP16 = without("--fp16")
 _NO_FP8 = without("--fp8-format", "--fp8")
 _NO_EXPERTS = without("--num-experts")
@@ -44,7 +36,9 @@ _OWN_TOKENIZER = Condition(
     ),
 )
 _FP32 = without("--bf16", "--fp16")
-_NO_V_SCHEDULE_LIMIT = beside("--zero-bubble-v-schedule")
+_NO_ANNEALING = Condition(
+    "without --lr-decay-style WSD", lambda line: line.word("--lr-decay-style") != "WSD"
+)
 _SAME_STD = Condition(
     "with the value of --init-method-std",
     lambda line: (
@@ -104,7 +98,7 @@ _TABLE = (
         --padded-vocab-size N --no-pad-vocab-size --pad-vocab-size-to N"""),
     ("attention heads are all of one kind", None, "--attention-head-type {multihead}"),
     # Parallel layout
-    ("layers are not split over tensor-parallel ranks", ONE_TENSOR_RANK, """
+    ("layers are not split over tensor-parallel ranks", _ONE_TENSOR_RANK, """
         --sequence-parallel --distribute-saved-activations --tp-comm-overlap
         --tp-comm-overlap-cfg N --tp-comm-bootstrap-backend N --no-tp-comm-overlap
         --tp-comm-* [...] --disable-tp-comm-* [...] --scatter-gather-tensors-in-pipeline
@@ -156,7 +150,7 @@ _TABLE = (
         --enable-zb-runtime --deepspeed --no-pipeline-parallel"""),
     ("a step that is taken back leaves no trace", None, "--enable-exactly-numeric-match"),
     ("the layers divide evenly, or other flags spread them", None, "--allow-padding-num-layers"),
-    ("a V schedule has its own memory", _NO_V_SCHEDULE_LIMIT, """
+    ("a V schedule has its own memory", beside("--zero-bubble-v-schedule"), """
         --zero-bubble-max-pending-backward N --zero-bubble-adaptive-memory-limit-percentile N"""),
     ("the limit is given in microbatches", Condition(
         "beside a number of --zero-bubble-max-pending-backward",
@@ -180,7 +174,7 @@ _TABLE = (
     ("a constant decay is given by --weight-decay", None, "--weight-decay-incr-style {constant}"),
     ("the decay of weights does not change", _CONSTANT_DECAY, """
         --start-weight-decay N --end-weight-decay N"""),
-    ("the learning rate has no annealing phase", _wanted("WSD"), """
+    ("the learning rate has no annealing phase", _NO_ANNEALING, """
         --lr-wsd-decay-style N --lr-wsd-decay-iters N --lr-wsd-decay-samples N"""),
     ("Adam has no momentum of this kind", Condition(
         "without --optimizer sgd", lambda line: line.word("--optimizer") != "sgd"
