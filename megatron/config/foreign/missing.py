@@ -102,6 +102,7 @@ FEATURES: Final = (
         --dist-ckpt-strictness N --dist-ckpt-optim-fully-reshardable --verify-integrity
         --log-progress --no-initialization --use-gcp-dynamic-checkpointing --universal-checkpoint
         --ckpt-* [...] --dist-ckpt-* [...]
+        --load-tag N --reset-iteration --no-load-main-params-from-ckpt
         """,
     ),
     Feature(
@@ -111,6 +112,7 @@ FEATURES: Final = (
         """
         --fp16 --loss-scale N --initial-loss-scale N --min-loss-scale N --loss-scale-window N
         --loss-scaling-factor N --hysteresis N --fp16-lm-cross-entropy
+        --dynamic-loss-scale
         """,
     ),
     Feature(
@@ -161,6 +163,7 @@ FEATURES: Final = (
         --optimizer-cpu-offload --optimizer-offload-fraction N --offload-chunk-num N
         --offload-time N --auto-offload-time --offload-overlap-sr --offload-* [...]
         --cpu-offload* [...] --remote-device N --use-pin-memory
+        --optimizer-offload-policy N --optimizer-offload-auto-threshold N
         """,
     ),
     Feature(
@@ -205,6 +208,8 @@ FEATURES: Final = (
         --log-params-norm --log-num-zeros-in-grad --log-straggler --log-energy
         --log-max-attention-logit --record-memory-history --memory-snapshot-path N
         --profile-memory-iter N --config-logger-dir N --timing-log-level N
+        --structured-logs --structured-logs-dir N --transformer-timers --metrics N ...
+        --log-device-memory-used --log-memory-interval N
         """,
     ),
     Feature(
@@ -213,7 +218,17 @@ FEATURES: Final = (
         "give the last size with --global-batch-size alone",
         """
         --rampup-batch-size N ... --step-batch-size-schedule N ... --decrease-batch-size-if-needed
-        --curriculum-learning --curriculum-* [...]
+        """,
+    ),
+    Feature(
+        "curricula and dropped tokens",
+        "all samples are whole, and read in one order",
+        _LEAVE_IT_OUT,
+        """
+        --curriculum-learning --curriculum-* [...] --data-efficiency-* [...] --random-ltd
+        --random-ltd-* [...] --train-idx-path N --train-doc-idx-path N --train-sample-idx-path N
+        --train-shuffle-idx-path N --custom-token-counting --shuffle-sample-in-corpus
+        --blend-sample-in-corpus
         """,
     ),
     Feature(
@@ -223,6 +238,7 @@ FEATURES: Final = (
         """
         --exit-duration-in-mins N --exit-signal-handler --exit-signal-handler-for-* [...]
         --exit-signal N --trigger-path N --kill-switch-path N --kill-switch-file N
+        --adlr-autoresume --adlr-autoresume-interval N --phase-transition-iterations N
         """,
     ),
     Feature(
@@ -244,6 +260,7 @@ FEATURES: Final = (
         --valid-weighted-split-paths N ... --test-weighted-split-paths N ...
         --train-weighted-split-paths-path N --valid-weighted-split-paths-path N
         --test-weighted-split-paths-path N
+        --data-file-list N --data-file-list-* [...] --data-name N --data-dir N --dataset-config N
         """,
     ),
     Feature(
@@ -254,6 +271,7 @@ FEATURES: Final = (
         --data-impl N --dataset N --dataloader-type N --train-mode N --mmap-* [...] --fim-* [...]
         --s3-cache-path N --object-storage-* [...] --mid-level-dataset-* [...] --use-prompt-dataset
         --sft --max-padding-length N
+        --data-type N --variable-seq-lengths --lazy-loader --glm-mask --transformer-type N
         """,
     ),
     Feature(
@@ -304,6 +322,7 @@ FEATURES: Final = (
         --post-self-attn-norm --post-mlp-norm --mtp-num-layers N --mtp-* [...] --mamba-* [...]
         --hybrid-* [...] --is-hybrid-model --linear-attention-* [...]
         --heterogeneous-layers-* [...] --use-kan --lora-* [...]
+        --use-embedding-scaling --use-normhead --compression-training
         """,
     ),
     Feature(
@@ -351,6 +370,7 @@ FEATURES: Final = (
         --iterations-to-skip N ... --skip-train --skip-train-iteration-range N ...
         --skip-samples N ... --deterministic-mode --enable-ft-package --ft-* [...]
         --calc-ft-timeouts --inprocess-* [...] --replication [...] --replication-* [...]
+        --train-range-to-skip N ... --batch-invariant-mode
         """,
     ),
     Feature(

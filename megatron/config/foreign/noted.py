@@ -78,7 +78,7 @@ _TABLE = (
     ("attention takes PyTorch's flash kernel where it can", None, """
         --attention-backend {auto,flash,fused,unfused,local} --use-flash-attn --use-flash-attn-v1
         --use-flash-attn-v2 --use-flash-attn-v3 --use-flash-attn2 --use-flash-attn-triton
-        --use-flash-attn-builder --use-te-attn"""),
+        --use-flash-attn-builder --use-te-attn --use-transformer-engine-op-fuser"""),
     ("a softmax is always computed in fp32", None, "--attention-softmax-in-fp32"),
     ("the scale cancels in the softmax", None, """
         --apply-query-key-layer-scaling --no-query-key-layer-scaling"""),
@@ -113,7 +113,8 @@ _TABLE = (
     ("every token passes the same layers", None, """
         --expert-model-parallel-size {1} --expert-tensor-parallel-size {1} --num-experts {1}"""),
     ("every token passes the same layers", _NO_EXPERTS, """
-        --expert-* [...] --moe-* [...] --create-moe-param-group --disable-moe-token-dropping"""),
+        --expert-* [...] --moe-* [...] --overlap-moe-* [...] --create-moe-param-group
+        --disable-moe-token-dropping"""),
     ("there is nothing to reduce, shard or gather over replicas", ONE_REPLICA, """
         --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather
         --overlap-param-gather-with-optimizer-step --delay-grad-reduce --delay-param-gather
@@ -164,7 +165,7 @@ _TABLE = (
     # Precision
     ("only fp16 needs a loss scale", _NO_FP16, """
         --loss-scale N --initial-loss-scale N --min-loss-scale N --loss-scale-window N
-        --loss-scaling-factor N --hysteresis N --fp16-lm-cross-entropy"""),
+        --loss-scaling-factor N --dynamic-loss-scale --hysteresis N --fp16-lm-cross-entropy"""),
     ("nothing is computed in fp8", _NO_FP8, """
         --fp8-recipe N --fp8-param-gather --fp8-amax-history-len N --fp8-amax-compute-algo N
         --fp8-margin N --fp8-interval N --no-fp8-wgrad --first-last-layers-bf16
@@ -193,7 +194,7 @@ _TABLE = (
         --train-samples N --train-iters N"""),
     ("no step is repeated to check it", None, "--rerun-mode {disabled}"),
     ("no graph of kernels is captured", None, """
-        --cuda-graph-* [...] --enable-cuda-graph --external-cuda-graph"""),
+        --cuda-graph-* [...] --no-cuda-graph --enable-cuda-graph --external-cuda-graph"""),
     ("recomputation is not asked for",
         without("--recompute-granularity", "--recompute-activations", "--checkpoint-activations"),
         """
@@ -220,7 +221,8 @@ _TABLE = (
         "with --dataset MMAP or Idxmap",
         lambda line: (line.word("--dataset") or "MMAP").endswith(("MMAP", "Idxmap")),
     ), "--max-padding-length N"),
-    ("this project only pretrains", None, "--train-mode {pretrain}"),
+    ("this project only pretrains", None, """
+        --train-mode {pretrain} --transformer-type {megatron} --data-type {gpt}"""),
     # Checkpoints
     ("nothing is saved", without("--save"), """
         --save-interval N --save-retain-interval N --non-persistent-save-interval N
@@ -228,7 +230,7 @@ _TABLE = (
         --use-persistent-ckpt-worker --ckpt-fully-parallel-save --no-ckpt-fully-parallel-save
         --ckpt-assume-constant-structure --verify-integrity --log-progress"""),
     ("nothing is loaded", without("--load", "--pretrained-checkpoint"), """
-        --no-load-optim --no-load-rng --no-load-lr-state --finetune --ckpt-step N
+        --no-load-optim --no-load-rng --no-load-lr-state --reset-iteration --finetune --ckpt-step N
         --load-iteration N --use-checkpoint-args --no-use-tokenizer-model-from-checkpoint-args
         --exit-on-missing-checkpoint --override-opt_param-scheduler
         --use-checkpoint-opt_param-scheduler --override-lr-scheduler --use-checkpoint-lr-scheduler

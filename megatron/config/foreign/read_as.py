@@ -97,6 +97,7 @@ _NAMES = (
         "--virtual-pipeline-model-parallel-size N",
     ),
     ("--micro-batch-size {}", "--batch-size N"),
+    ("--ffn-hidden-size {}", "--intermediate-size N"),
     ("--lr-warmup-fraction {}", "--warmup N"),
     ("--position-embedding-type rope", """
         --use-rotary-position-embeddings
@@ -139,7 +140,7 @@ _NAMES = (
 _COMPUTED = (
     (
         "--group-query-attention --num-query-groups {}, or nothing where it is the number of heads",
-        "--num-key-value-heads N\n--num-attention-heads-kv N\n--num-kv-heads N",
+        "--num-key-value-heads N\n--num-attention-heads-kv N\n--num-kv-heads N\n--n-head-kv N",
         _grouped,
     ),
     (
