@@ -102,7 +102,7 @@ def _data_files(flags: Flags) -> Iterator[str]:
         return  # the rules about the flags tell it
     for _, prefix in blend:
         for fault in _faults(partial(IndexedDataset, prefix)):
-            yield f"--data-path {prefix}: {fault}"
+            yield f"--data-path {prefix}: {fault.removeprefix('--data-path: ')}"
 
 
 def _tokenizer(flags: Flags) -> Iterator[str]:

@@ -44,6 +44,11 @@ class Answer:
     feature: str = ""
 
     @property
+    def is_limited(self) -> bool:
+        """Whether it is for some values or some lines only."""
+        return self.when is not None or self.form[:1] == "{" or ">" in self.form
+
+    @property
     def is_name(self) -> bool:
         """Whether it is another name of flags of ours, on every line."""
         return self.kind == "rewritten" and self.when is None and self.read is None
