@@ -5,37 +5,72 @@
 #
 # makes .venv, prepares sample data, and starts torchrun with one rank per GPU or, without GPUs, one
 # rank per core. Every FLAG goes to pretrain_gpt.py and overrides the flags set here.
-# Environment variables (a switch is on when it is 1, and off when it is 0, empty or not set):
 #
-#   VOCAB_PARALLEL       switch: split the vocabulary layers over all pipeline ranks (vocab-2)
-#   FB_SPLIT             switch: with two barriers instead of one (vocab-1)
-#   INTERLACED_SCHEDULE  switch, with VOCAB_PARALLEL: the interlaced schedule, for comparison
-#   ENABLE_LAYER_REDISTRIBUTION
-#                        switch, without VOCAB_PARALLEL: fewer layers on the stages that hold the
-#                        vocabulary layers (redis)
-#   FINAL_STAGE_LAYERS   with redis: layers of the last stage; balanced by default
-#   VOCAB_SIZE           of the sample data: 32k, 64k, 128k or 256k (the default)
-#   DATA_PATH, TOKENIZER_MODEL
-#                        your own data set (PREFIX of .bin and .idx) and its sentencepiece model
-#   PIPELINE_SIZE        pipeline ranks p; all ranks by default
-#   LAYERS HIDDEN_SIZE IMM_SIZE ATTENTION_HEADS SEQ_LENGTH     size of the model (IMM_SIZE: the MLP)
-#   MICRO_BATCH_SIZE GLOBAL_BATCH_SIZE                         in samples
-#   EXIT_INTERVAL        iterations to train, and the span of the learning rate: 1000 with GPUs,
-#                        30 without
-#   LOG_INTERVAL EVAL_INTERVAL                                 in iterations; without EVAL_INTERVAL
-#                        there is no evaluation
-#   FP32                 switch: fp32 instead of bf16
-#   PROFILED             switch: profile a few iterations
-#   GPUS_PER_NODE        ranks on this node; all GPUs by default, or the cores, 2 to 4
-#   WORLD_SIZE RANK MASTER_ADDR MASTER_PORT
-#                        number of nodes, this node's number, and where node 0 listens
-#   DRY_RUN              switch: only print the torchrun line
-#   VENV, PYTHON         see tools/setup_venv.sh
-#   LD_PRELOAD           as usual. If it is not set and there are no GPUs, an installed jemalloc is
-#                        preloaded (Debian: apt install libjemalloc2); LD_PRELOAD= takes glibc's
+# Environment variables: those of the pretrain_gpt.sh of VocabularyParallelism ("the original") and
+# of the examples/pretrain_*.sh of zero-bubble-pipeline-parallelism, with their meaning, and a few
+# more. A switch is off when it is 0, empty or not set, and on with any other value.
 #
-# Other schedules are flags, for example --pipeline-schedule v-half. TP_SIZE is known, but tensor
-# parallelism is not built yet: it is refused.
+#   Vocabulary layers
+#     VOCAB_PARALLEL       switch: split over all pipeline ranks (vocab-2)
+#     FB_SPLIT             switch, with VOCAB_PARALLEL: with two barriers instead of one (vocab-1)
+#     INTERLACED_SCHEDULE  switch, with VOCAB_PARALLEL: interlaced, for comparison
+#     ENABLE_LAYER_REDISTRIBUTION
+#                          switch, without VOCAB_PARALLEL: fewer transformer layers on the stages
+#                          that hold the vocabulary layers (redis)
+#     FINAL_STAGE_LAYERS   with redis: layers of the last stage; balanced by default
+#   Schedule; others are flags, for example --pipeline-schedule 1f1b-v
+#     ENABLE_ZERO_BUBBLE   switch: zero bubble, and post-validation unless FP32 or SYNC_OPTIMIZER
+#     ZERO_BUBBLE_MEM_LIMIT
+#                          with zero bubble: the most microbatches in flight on a rank; by default
+#                          2p, and what the schedule holds if it has a V shape
+#     ZERO_BUBBLE_V_SCHEDULE
+#                          switch: zero bubble in a V shape (zb-v)
+#     ZERO_BUBBLE_V_SCHEDULE_MEM_SETUP
+#                          with it: half (v-half), min (v-min) or zb (zb-v)
+#     INTERLEAVED_1F1B     switch: interleaved 1F1B, one layer per stage
+#     ENABLE_OPTIMIZER_POST_VALIDATION
+#                          switch: the optimizer steps before it knows the global norm; 0 forbids
+#                          what ENABLE_ZERO_BUBBLE would do
+#     SYNC_OPTIMIZER       switch: with zero bubble, the same as the 0 above
+#     ENABLE_EXACTLY_NUMERIC_MATCH
+#                          switch: the result of post-validation is that without; it always is
+#     SCHEDULE_TIMER_START SCHEDULE_TIMER_END
+#                          time the passes of these iterations, and make the plan anew from that;
+#                          with zero bubble also ZERO_BUBBLE_TIMER_START and ZERO_BUBBLE_TIMER_END
+#   Model, data and length
+#     LAYERS HIDDEN_SIZE ATTENTION_HEADS SEQ_LENGTH
+#     IMM_SIZE or FFN_HIDDEN_SIZE
+#                          width of the MLP; 4 HIDDEN_SIZE by default
+#     GQA                  groups of query heads that share a key and a value
+#     VOCAB_SIZE           of the sample data, for example 8k; 256k by default
+#     DATA_PATH, TOKENIZER_MODEL
+#                          your own data set (PREFIX of .bin and .idx) and its sentencepiece model
+#     MICRO_BATCH_SIZE GLOBAL_BATCH_SIZE    in samples
+#     EXIT_INTERVAL        iterations to train, and the span of the learning rate: 1000 with GPUs,
+#                          30 without
+#     EVAL_INTERVAL        iterations between evaluations; there are none if it is not set
+#     FP32                 switch: fp32 instead of bf16
+#     ORIGINAL_RECIPE      switch: learning rate, warm-up, clipping and precision (fp16) of the
+#                          original, which plans for 146,484,375 samples; EXIT_INTERVAL ends it
+#   What a run prints and writes
+#     LOG_INTERVAL         iterations between lines
+#     PROFILED             switch: trace a few iterations, into profile/
+#     AIP_RUN_NAME         with PROFILED: into profile/AIP_RUN_NAME
+#   Ranks
+#     PIPELINE_SIZE        pipeline ranks p; all ranks by default
+#     GPUS_PER_NODE        ranks on this node; all GPUs by default, or the cores, 2 to 4
+#     WORLD_SIZE RANK MASTER_ADDR MASTER_PORT
+#                          number of nodes, this node's number, and where node 0 listens
+#   This script
+#     EXTRA_OPTIONS        more flags, before those of the command line
+#     DRY_RUN              switch: only print the torchrun line
+#     VENV, PYTHON         see tools/setup_venv.sh
+#     LD_PRELOAD           as usual. If it is not set and there are no GPUs, an installed jemalloc is
+#                          preloaded (Debian: apt install libjemalloc2); LD_PRELOAD= takes glibc's
+#
+# Refused, as it is not built yet: TP_SIZE above 1 (tensor parallelism), ranks beyond PIPELINE_SIZE
+# (data parallelism), INTERLEAVE_GROUP, and OFFLOAD with OFFLOAD_TIME, OFFLOAD_CHUNK_NUM and
+# NO_BARRIER.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
@@ -45,12 +80,16 @@ die() {
 }
 
 # on NAME: succeeds if the switch NAME is on.
-on() {
-  case "${!1:-0}" in
-    0) return 1 ;;
-    1) return 0 ;;
-    *) die "$1=${!1} is neither 0 nor 1" ;;
-  esac
+on() { [[ -n "${!1:-}" && "${!1}" != 0 ]]; }
+
+# idle REASON NAME...: notes of every variable NAME that is set that it changes nothing.
+idle() {
+  local reason="$1" name
+  for name in "${@:2}"; do
+    if [[ -n "${!name:-}" ]]; then
+      printf 'note: %s=%s changes nothing: %s\n' "$name" "${!name}" "$reason" >&2
+    fi
+  done
 }
 
 # whole NAME MINIMUM: refuses a value of NAME that is no whole number from MINIMUM on.
@@ -92,39 +131,60 @@ cpu_has_bf16() { grep -qE '\b(amx_bf16|avx512_bf16)\b' /proc/cpuinfo 2>/dev/null
 
 # --- The settings, checked before anything takes time
 
-for name in PIPELINE_SIZE TP_SIZE LAYERS HIDDEN_SIZE IMM_SIZE ATTENTION_HEADS SEQ_LENGTH \
-  MICRO_BATCH_SIZE GLOBAL_BATCH_SIZE EXIT_INTERVAL LOG_INTERVAL EVAL_INTERVAL GPUS_PER_NODE \
-  WORLD_SIZE; do
+for name in PIPELINE_SIZE TP_SIZE LAYERS HIDDEN_SIZE IMM_SIZE FFN_HIDDEN_SIZE ATTENTION_HEADS GQA \
+  SEQ_LENGTH MICRO_BATCH_SIZE GLOBAL_BATCH_SIZE EXIT_INTERVAL LOG_INTERVAL EVAL_INTERVAL \
+  SCHEDULE_TIMER_START SCHEDULE_TIMER_END ZERO_BUBBLE_TIMER_START ZERO_BUBBLE_TIMER_END \
+  GPUS_PER_NODE WORLD_SIZE; do
   whole "$name" 1
 done
 whole RANK 0
 whole FINAL_STAGE_LAYERS 0
-for name in VOCAB_PARALLEL FB_SPLIT INTERLACED_SCHEDULE ENABLE_LAYER_REDISTRIBUTION FP32 PROFILED \
-  DRY_RUN; do
-  on "$name" || true
+for name in VOCAB_PARALLEL FB_SPLIT INTERLACED_SCHEDULE ENABLE_LAYER_REDISTRIBUTION \
+  ENABLE_ZERO_BUBBLE ZERO_BUBBLE_V_SCHEDULE INTERLEAVED_1F1B SYNC_OPTIMIZER \
+  ENABLE_EXACTLY_NUMERIC_MATCH OFFLOAD NO_BARRIER FP32 ORIGINAL_RECIPE PROFILED DRY_RUN; do
+  on "$name" || unset "$name"
 done
 
 if ((${TP_SIZE:-1} > 1)); then
   die "TP_SIZE=$TP_SIZE: tensor parallelism is not built yet; unset it, and raise PIPELINE_SIZE to" \
     "use more ranks"
 fi
-if on FB_SPLIT && ! on VOCAB_PARALLEL; then
-  die "FB_SPLIT=1 splits the passes of vocabulary parallelism; set VOCAB_PARALLEL=1 too"
+if on OFFLOAD; then
+  die "OFFLOAD=$OFFLOAD: moving activations to the host is not built yet; unset it"
 fi
-if on INTERLACED_SCHEDULE && ! on VOCAB_PARALLEL; then
-  die "INTERLACED_SCHEDULE=1 is a way of vocabulary parallelism; set VOCAB_PARALLEL=1 too"
+if [[ -n "${INTERLEAVE_GROUP:-}" ]]; then
+  die "INTERLEAVE_GROUP=$INTERLEAVE_GROUP: grouped microbatches are not built yet; unset it"
 fi
-if on INTERLACED_SCHEDULE && on FB_SPLIT; then
-  die "INTERLACED_SCHEDULE=1 has two barriers by itself, and FB_SPLIT=1 asks for them: unset one"
+idle "OFFLOAD is off" OFFLOAD_TIME OFFLOAD_CHUNK_NUM NO_BARRIER
+
+if on VOCAB_PARALLEL && on ENABLE_LAYER_REDISTRIBUTION; then
+  die "ENABLE_LAYER_REDISTRIBUTION=$ENABLE_LAYER_REDISTRIBUTION leaves the vocabulary layers" \
+    "whole, VOCAB_PARALLEL=$VOCAB_PARALLEL splits them: unset one"
 fi
-if on ENABLE_LAYER_REDISTRIBUTION && on VOCAB_PARALLEL; then
-  die "ENABLE_LAYER_REDISTRIBUTION=1 leaves the vocabulary layers whole, VOCAB_PARALLEL=1 splits" \
-    "them: unset one"
+on VOCAB_PARALLEL || idle "VOCAB_PARALLEL is off" FB_SPLIT INTERLACED_SCHEDULE
+if on VOCAB_PARALLEL && on INTERLACED_SCHEDULE; then
+  idle "INTERLACED_SCHEDULE has two barriers by itself" FB_SPLIT
 fi
-if [[ -n "${FINAL_STAGE_LAYERS:-}" ]] && ! on ENABLE_LAYER_REDISTRIBUTION; then
-  die "FINAL_STAGE_LAYERS=$FINAL_STAGE_LAYERS is for redistributed layers; set" \
-    "ENABLE_LAYER_REDISTRIBUTION=1 too"
+on ENABLE_LAYER_REDISTRIBUTION || idle "ENABLE_LAYER_REDISTRIBUTION is off" FINAL_STAGE_LAYERS
+
+if on ZERO_BUBBLE_V_SCHEDULE; then
+  ENABLE_ZERO_BUBBLE=1
+else
+  idle "ZERO_BUBBLE_V_SCHEDULE is off" ZERO_BUBBLE_V_SCHEDULE_MEM_SETUP
 fi
+if on ENABLE_ZERO_BUBBLE; then
+  SCHEDULE_TIMER_START="${SCHEDULE_TIMER_START:-${ZERO_BUBBLE_TIMER_START:-}}"
+  SCHEDULE_TIMER_END="${SCHEDULE_TIMER_END:-${ZERO_BUBBLE_TIMER_END:-}}"
+else
+  idle "ENABLE_ZERO_BUBBLE is off" \
+    ZERO_BUBBLE_MEM_LIMIT ZERO_BUBBLE_TIMER_START ZERO_BUBBLE_TIMER_END SYNC_OPTIMIZER
+fi
+[[ -n "${SCHEDULE_TIMER_START:-}" ]] || idle "SCHEDULE_TIMER_START is not set" SCHEDULE_TIMER_END
+if [[ -n "${IMM_SIZE:-}" && "${FFN_HIDDEN_SIZE:-$IMM_SIZE}" != "$IMM_SIZE" ]]; then
+  die "IMM_SIZE=$IMM_SIZE and FFN_HIDDEN_SIZE=$FFN_HIDDEN_SIZE are both the width of the MLP:" \
+    "unset one"
+fi
+on PROFILED || idle "PROFILED is off" AIP_RUN_NAME
 
 if [[ -n "${DATA_PATH:-}" || -n "${TOKENIZER_MODEL:-}" ]]; then
   [[ -n "${DATA_PATH:-}" && -n "${TOKENIZER_MODEL:-}" ]] ||
@@ -135,12 +195,10 @@ if [[ -n "${DATA_PATH:-}" || -n "${TOKENIZER_MODEL:-}" ]]; then
       "another: unset VOCAB_SIZE, or those two"
 else
   VOCAB_SIZE="${VOCAB_SIZE:-256k}"
-  case "$VOCAB_SIZE" in
-    32k | 64k | 128k | 256k) ;;
-    32000 | 64000 | 128000 | 256000) VOCAB_SIZE="${VOCAB_SIZE%000}k" ;;
-    *) die "VOCAB_SIZE=$VOCAB_SIZE has no sample data: use 32k, 64k, 128k or 256k, or set DATA_PATH" \
-      "and TOKENIZER_MODEL to an own data set" ;;
-  esac
+  [[ "$VOCAB_SIZE" =~ ^[1-9][0-9]{0,8}k?$ ]] ||
+    die "VOCAB_SIZE=$VOCAB_SIZE is no size of a vocabulary: give one such as 8k or 8000, or set" \
+      "DATA_PATH and TOKENIZER_MODEL to an own data set"
+  [[ "$VOCAB_SIZE" != *000 ]] || VOCAB_SIZE="${VOCAB_SIZE%000}k"
 fi
 
 # --- Ranks
@@ -182,45 +240,64 @@ if ((gpus > 0)); then
   HIDDEN_SIZE="${HIDDEN_SIZE:-4096}"
   ATTENTION_HEADS="${ATTENTION_HEADS:-32}"
   SEQ_LENGTH="${SEQ_LENGTH:-2048}"
-  iterations=1000
+  iterations="${EXIT_INTERVAL:-1000}"
   eval_iterations=40
-  options=(--device cuda --init-method-std 0.006)
+  device=cuda init_std=0.006
   rates=(--lr 3.0e-4 --min-lr 3.0e-5 --lr-decay-style cosine)
 else
   LAYERS="${LAYERS:-$((2 * p))}"
   HIDDEN_SIZE="${HIDDEN_SIZE:-256}"
   ATTENTION_HEADS="${ATTENTION_HEADS:-8}"
   SEQ_LENGTH="${SEQ_LENGTH:-256}"
-  iterations=30
+  iterations="${EXIT_INTERVAL:-30}"
   eval_iterations=10
-  options=(--device cpu --init-method-std 0.02)
+  device=cpu init_std=0.02
   rates=(--lr 2.0e-3 --min-lr 2.0e-4 --lr-decay-style cosine)
 fi
+clip=1.0
+length=(--train-iters "$iterations")
+warmup=(--lr-warmup-fraction 0.1)
+precision=()
+if ! on FP32 && { ((gpus > 0)) || cpu_has_bf16; }; then precision=(--bf16); fi
+if on ORIGINAL_RECIPE; then
+  init_std=0.006
+  rates=(--lr 6.0e-5 --min-lr 6.0e-6 --lr-decay-style cosine --lr-decay-samples 126953125)
+  clip=8.0
+  length=(--train-samples 146484375 --exit-interval "$iterations")
+  warmup=(--lr-warmup-samples 183105)
+  on FP32 || precision=(--fp16 --initial-loss-scale 65536)
+fi
 
-options+=(
+options=(
+  --device "$device"
   --pipeline-model-parallel-size "$p"
   --num-layers "$LAYERS"
   --hidden-size "$HIDDEN_SIZE"
-  --ffn-hidden-size "${IMM_SIZE:-$((4 * HIDDEN_SIZE))}"
+  --ffn-hidden-size "${IMM_SIZE:-${FFN_HIDDEN_SIZE:-$((4 * HIDDEN_SIZE))}}"
   --num-attention-heads "$ATTENTION_HEADS"
+  ${GQA:+--group-query-attention --num-query-groups "$GQA"}
   --seq-length "$SEQ_LENGTH"
   --max-position-embeddings "$SEQ_LENGTH"
   --untie-embeddings-and-output-weights
   --attention-dropout 0
   --hidden-dropout 0
+  --init-method-std "$init_std"
   --micro-batch-size "$MICRO_BATCH_SIZE"
   --global-batch-size "$GLOBAL_BATCH_SIZE"
   --weight-decay 0.1
   --adam-beta1 0.9
   --adam-beta2 0.95
-  --clip-grad 1.0
+  --clip-grad "$clip"
   --log-interval "${LOG_INTERVAL:-1}"
   --split "98,2,0"
   --tokenizer-type GPTSentencePieceTokenizer
 )
-# Some flags exclude one another, or only work together. A flag on the command line replaces such
+
+# Some flags exclude one another, or only work together. A flag that the user gives replaces such
 # flags of this script. (Flags may also be written with underscores.)
-given=" ${*//_/-} "
+read -rd '' -a extra <<<"${EXTRA_OPTIONS:-}" || true # all lines of it; it fails at the end
+own=(${extra[@]+"${extra[@]}"} "$@")
+given=" ${own[*]//_/-} "
 if [[ "$given" =~ \ --(lr|min-lr|lr-decay-style)[=\ ] ]]; then
   [[ "$given" =~ \ --lr[=\ ] ]] || options+=("${rates[@]:0:2}")
 else
@@ -231,20 +308,52 @@ if [[ -n "${EVAL_INTERVAL:-}" || "$given" == *" --eval-interval"* ]]; then
   options+=(--eval-iters "$eval_iterations")
 fi
 if [[ "$given" != *" --train-"* ]]; then
-  options+=(--train-iters "${EXIT_INTERVAL:-$iterations}")
+  options+=("${length[@]}")
 elif [[ -n "${EXIT_INTERVAL:-}" ]]; then
   options+=(--exit-interval "$EXIT_INTERVAL")
 fi
-[[ "$given" == *" --lr-warmup-"* ]] || options+=(--lr-warmup-fraction 0.1)
-if ! on FP32 && { ((gpus > 0)) || cpu_has_bf16; }; then options+=(--bf16); fi
+[[ "$given" == *" --lr-warmup-"* ]] || options+=("${warmup[@]}")
+[[ "$given" =~ \ --(bf16|fp16)\  ]] || options+=(${precision[@]+"${precision[@]}"})
+
+# --- The vocabulary layers, the schedule and the profile
+
 if on VOCAB_PARALLEL; then options+=(--enable-vocab-parallel); fi
-if on FB_SPLIT; then options+=(--disable-backward-fusion); fi
-if on INTERLACED_SCHEDULE; then options+=(--use-interlaced-schedule); fi
-if on ENABLE_LAYER_REDISTRIBUTION; then
-  options+=(--enable-layer-redistribution)
-  options+=(${FINAL_STAGE_LAYERS:+--final-stage-num-layers "$FINAL_STAGE_LAYERS"})
+if on VOCAB_PARALLEL && on INTERLACED_SCHEDULE; then
+  options+=(--use-interlaced-schedule)
+elif on VOCAB_PARALLEL && on FB_SPLIT; then
+  options+=(--disable-backward-fusion)
 fi
-if on PROFILED; then options+=(--profile); fi
+if on ENABLE_LAYER_REDISTRIBUTION; then
+  options+=(--enable-layer-redistribution
+    ${FINAL_STAGE_LAYERS:+--final-stage-num-layers "$FINAL_STAGE_LAYERS"})
+fi
+if on ENABLE_ZERO_BUBBLE; then
+  options+=(--enable-zero-bubble)
+  if on ZERO_BUBBLE_V_SCHEDULE; then
+    setup="${ZERO_BUBBLE_V_SCHEDULE_MEM_SETUP:-}"
+    options+=(--zero-bubble-v-schedule ${setup:+--zero-bubble-v-schedule-mem-setup "$setup"})
+  else
+    ZERO_BUBBLE_MEM_LIMIT="${ZERO_BUBBLE_MEM_LIMIT:-$((2 * p))}"
+  fi
+  options+=(${ZERO_BUBBLE_MEM_LIMIT:+--zero-bubble-max-pending-backward "$ZERO_BUBBLE_MEM_LIMIT"})
+  if ! on FP32 && ! on SYNC_OPTIMIZER; then
+    ENABLE_OPTIMIZER_POST_VALIDATION="${ENABLE_OPTIMIZER_POST_VALIDATION:-1}"
+  fi
+fi
+if on INTERLEAVED_1F1B; then options+=(--num-layers-per-virtual-pipeline-stage 1); fi
+if on ENABLE_OPTIMIZER_POST_VALIDATION; then options+=(--enable-optimizer-post-validation); fi
+if on ENABLE_EXACTLY_NUMERIC_MATCH; then options+=(--enable-exactly-numeric-match); fi
+if [[ -n "${SCHEDULE_TIMER_START:-}" ]]; then
+  if ((${SCHEDULE_TIMER_END:-$SCHEDULE_TIMER_START} > iterations)); then
+    idle "the run ends at iteration $iterations" SCHEDULE_TIMER_START SCHEDULE_TIMER_END
+  else
+    options+=(--profile-schedule-start "$SCHEDULE_TIMER_START"
+      ${SCHEDULE_TIMER_END:+--profile-schedule-end "$SCHEDULE_TIMER_END"} --replan)
+  fi
+fi
+if on PROFILED; then
+  options+=(--profile ${AIP_RUN_NAME:+--profile-dir "profile/$AIP_RUN_NAME"})
+fi
 
 # --- How the ranks run
 
@@ -300,6 +409,6 @@ fi
 options+=(--data-path "$DATA_PATH" --tokenizer-model "$TOKENIZER_MODEL")
 
 command=(env "${environment[@]}" "$venv/bin/torchrun" "${rendezvous[@]}"
-  --nproc-per-node "$ranks_per_node" "$root/pretrain_gpt.py" "${options[@]}" "$@")
+  --nproc-per-node "$ranks_per_node" "$root/pretrain_gpt.py" "${options[@]}" ${own[@]+"${own[@]}"})
 show "${command[@]}"
 if ! on DRY_RUN; then exec "${command[@]}"; fi

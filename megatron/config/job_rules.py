@@ -10,12 +10,15 @@ import torch
 from megatron.config.data_flags import parse_data_path
 from megatron.config.flags import Flags
 from megatron.config.foreign.missing import DATA_PARALLELISM
+from megatron.config.gpu_driver import why_gpus_are_out_of_reach
 from megatron.config.resolve import vocabulary
 from megatron.config.rules import Rule
 from megatron.data.indexed import IndexedDataset
 
 CPUINFO = Path("/proc/cpuinfo")
 """Linux's description of the CPU."""
+
+_NO_GPUS = "PyTorch finds no CUDA device here; install a driver and a CUDA build of PyTorch"
 
 
 def job_rules(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
@@ -48,10 +51,7 @@ def _ranks(world_size: int, flags: Flags) -> Iterator[str]:
 def _device(flags: Flags) -> Iterator[str]:
     cuda = torch.cuda.is_available()
     if flags.parallel.device == "cuda" and not cuda:
-        yield (
-            "--device cuda: PyTorch finds no CUDA device here; use --device cpu, or install a "
-            "CUDA build of PyTorch and a driver"
-        )
+        yield f"--device cuda: {why_gpus_are_out_of_reach() or _NO_GPUS}; or use --device cpu"
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if cuda and flags.parallel.device != "cpu" and local_ranks > torch.cuda.device_count():
         yield (
@@ -71,7 +71,11 @@ def _backend(flags: Flags) -> Iterator[str]:
 
 def _backend_of_cpus(flags: Flags) -> Iterator[str]:
     if flags.parallel.distributed_backend == "nccl" and not _on_cuda(flags):
-        yield "--distributed-backend nccl changes nothing: ranks on CPUs communicate with gloo"
+        why = why_gpus_are_out_of_reach() if flags.parallel.device == "auto" else None
+        yield (
+            f"--distributed-backend nccl changes nothing: {f'{why}; ' if why else ''}ranks on CPUs "
+            "communicate with gloo"
+        )
 
 
 def _bf16_on_cpus(flags: Flags) -> Iterator[str]:

@@ -1,21 +1,19 @@
-"""How ranks exchange words without process groups: where they meet, and who reports a failure.
+"""How ranks exchange words without process groups: where they meet, and who speaks for all.
 
 The ranks meet in a store of keys and values. The store exists before the first process group, and
 still works after a process group has broken.
 """
 
-import sys
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
 
-from megatron.config.command_line import SILENT_SECONDS
 from megatron.config.run_config import ParallelConfig
 
 
 class UserError(Exception):
-    """A user's mistake, found after the ranks have met; it is reported without a traceback."""
+    """A user's mistake, found after the ranks have met; it is told without a traceback."""
 
 
 @dataclass(frozen=True)
@@ -42,28 +40,13 @@ class Rendezvous:
             self.store.wait([f"gathered {rank}" for rank in ranks])
         return gathered
 
-    def tell(self, message: str) -> None:
-        """Print why this rank is about to end, unless another rank has printed its reason.
+    def takes_the_word(self) -> bool:
+        """Return whether this rank is the first that wants to say why the job ends.
 
-        Returns only after a reason is printed, because the launcher ends all ranks as soon as one
-        of them is gone.
+        Raises:
+            torch.distributed.DistError: the rank that hosted the store has ended.
         """
-        try:
-            if self.store.add("told", 1) == 1:
-                print(message, file=sys.stderr, flush=True)
-                self.store.set("printed", "")
-            else:
-                self.store.wait(["printed"], timedelta(seconds=SILENT_SECONDS))
-        except dist.DistError:
-            pass  # the rank that hosted the store is gone, and has printed its reason
-
-    @property
-    def is_told(self) -> bool:
-        """Whether a rank has printed why the job ends."""
-        try:
-            return self.store.check(["told"])
-        except dist.DistError:
-            return False
+        return self.store.add("told", 1) == 1
 
 
 def join(config: ParallelConfig) -> Rendezvous:

@@ -1,8 +1,6 @@
 """Command lines that make no run: the error names the flag, its value and a way out."""
 
-import re
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +11,7 @@ import tyro
 from command_lines import with_flags
 
 from megatron.config import checks, job_rules
-from megatron.config.command_line import parse, parse_or_exit
+from megatron.config.command_line import parse
 from megatron.config.flags import Flags
 from megatron.data.indexed import IndexedWriter
 from megatron.optimizer.lr_schedule import learning_rate
@@ -330,13 +328,8 @@ def test_a_data_path_that_is_no_blend(base: dict[str, str], blend: str) -> None:
         "--lr -inf",
     ],
 )
-def test_a_syntax_error_ends_with_2_and_names_the_flag(
-    base: dict[str, str], flags: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        parse_or_exit(command_line(base, flags), rank=0, world_size=1)
-    assert caught.value.code == 2
-    assert capsys.readouterr().err.startswith(f"error: {flags.split()[0]}")
+def test_a_syntax_error_names_the_flag(base: dict[str, str], flags: str) -> None:
+    assert refusal(base, flags).startswith(flags.split()[0])
 
 
 def test_a_word_that_begins_with_a_dash_hides_no_other_mistake(base: dict[str, str]) -> None:
@@ -359,32 +352,6 @@ def test_words_that_the_parser_refuses_are_an_error_like_any_other(
 def test_a_word_before_any_flag_is_refused(base: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="astray stands before any flag"):
         parse(["astray", *command_line(base, "")], 1)
-
-
-def test_rank_0_says_what_is_wrong_on_one_line(
-    base: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        parse_or_exit(command_line(base, "--lr 0"), rank=0, world_size=1)
-    assert caught.value.code == 2
-    assert re.fullmatch(r"error: --lr 0\.0: [^\n]+\n", capsys.readouterr().err)
-
-
-@pytest.mark.parametrize("flags", ["--lr 0", "--no-such-flag"])
-def test_other_ranks_let_rank_0_speak_first(
-    base: dict[str, str],
-    flags: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    arguments = command_line(base, f"--pipeline-model-parallel-size 2 {flags}")
-    with pytest.raises(SystemExit) as caught:
-        parse_or_exit(arguments, rank=1, world_size=2, silent_seconds=3.0)
-    assert caught.value.code == 2
-    assert slept == [3.0]
-    assert capsys.readouterr().err.startswith("[rank 1] error: ")
 
 
 @pytest.mark.parametrize(
@@ -414,12 +381,23 @@ def test_bf16_without_instructions_for_it_is_noted(
     assert parse(command_line(base, "--bf16 --dry-run"), 1).notes == ()
 
 
+def test_nccl_on_cpus_is_noted_with_the_reason_why_gpus_are_out_of_reach(
+    base: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(job_rules, "why_gpus_are_out_of_reach", lambda: "an old driver")
+    (note,) = parse(command_line(base, "--distributed-backend nccl --device auto"), 1).notes
+    assert note.startswith("--distributed-backend nccl changes nothing: an old driver; ranks on")
+    (note,) = parse(command_line(base, "--distributed-backend nccl"), 1).notes
+    assert "driver" not in note  # CPUs were asked for
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_help_is_printed_once_and_is_no_fault(
     rank: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        parse_or_exit(["--help"], rank=rank, world_size=2)
+        parse(["--help"], world_size=2, speak=rank == 0)
     assert caught.value.code == 0
     printed = capsys.readouterr().out
     assert ("--pipeline-model-parallel-size" in printed) == (rank == 0)

@@ -103,6 +103,8 @@ def test_hidden_gpus_are_not_used(tmp_path: Path, visible: str, ranks: int) -> N
         ({}, set()),
         ({"VOCAB_PARALLEL": "0", "FB_SPLIT": ""}, set()),
         ({"VOCAB_PARALLEL": "1"}, {"--enable-vocab-parallel"}),
+        ({"VOCAB_PARALLEL": "false"}, {"--enable-vocab-parallel"}),
+        ({"FB_SPLIT": "1", "INTERLACED_SCHEDULE": "1"}, set()),
         (
             {"VOCAB_PARALLEL": "1", "FB_SPLIT": "1"},
             {"--enable-vocab-parallel", "--disable-backward-fusion"},
@@ -111,11 +113,16 @@ def test_hidden_gpus_are_not_used(tmp_path: Path, visible: str, ranks: int) -> N
             {"VOCAB_PARALLEL": "1", "INTERLACED_SCHEDULE": "1"},
             {"--enable-vocab-parallel", "--use-interlaced-schedule"},
         ),
+        (
+            {"VOCAB_PARALLEL": "1", "INTERLACED_SCHEDULE": "1", "FB_SPLIT": "1"},
+            {"--enable-vocab-parallel", "--use-interlaced-schedule"},
+        ),
         ({"ENABLE_LAYER_REDISTRIBUTION": "1"}, {"--enable-layer-redistribution"}),
         (
             {"ENABLE_LAYER_REDISTRIBUTION": "1", "FINAL_STAGE_LAYERS": "0"},
             {"--enable-layer-redistribution", "--final-stage-num-layers"},
         ),
+        ({"FINAL_STAGE_LAYERS": "4"}, set()),
     ],
 )
 def test_the_treatment_of_the_vocabulary(
@@ -144,6 +151,7 @@ def test_every_size_reaches_its_flag(cpu: Machine) -> None:
         "HIDDEN_SIZE": ("--hidden-size", 96),
         "IMM_SIZE": ("--ffn-hidden-size", 100),
         "ATTENTION_HEADS": ("--num-attention-heads", 12),
+        "GQA": ("--num-query-groups", 3),
         "SEQ_LENGTH": ("--seq-length", 77),
         "MICRO_BATCH_SIZE": ("--micro-batch-size", 2),
         "GLOBAL_BATCH_SIZE": ("--global-batch-size", 10),
@@ -163,12 +171,21 @@ def test_sizes_that_follow_from_others(cpu: Machine) -> None:
     training = cpu.line(PIPELINE_SIZE=3, HIDDEN_SIZE=64, MICRO_BATCH_SIZE=2).training
     assert training["--ffn-hidden-size"] == "256"
     assert training["--global-batch-size"] == "18"
+    assert not training.keys() & {"--group-query-attention", "--num-query-groups"}
+
+
+def test_the_width_of_the_mlp_has_two_names(cpu: Machine) -> None:
+    assert cpu.line(FFN_HIDDEN_SIZE=100) == cpu.line(IMM_SIZE=100)
+    assert cpu.line(FFN_HIDDEN_SIZE=100, IMM_SIZE=100) == cpu.line(IMM_SIZE=100)
+    assert "FFN_HIDDEN_SIZE=200" in cpu.refusal(FFN_HIDDEN_SIZE=200, IMM_SIZE=100)
 
 
 def test_precision_and_profile(gpus: Machine) -> None:
     assert "--bf16" not in gpus.line(FP32=1).training
     assert "--profile" not in gpus.line(PROFILED=0).training
+    assert "--profile-dir" not in gpus.line(PROFILED=1).training
     assert "--profile" in gpus.line(PROFILED=1).training
+    assert gpus.line(PROFILED=1, AIP_RUN_NAME="a").training["--profile-dir"] == "profile/a"
 
 
 def test_the_command_line_comes_last_and_unchanged(cpu: Machine) -> None:
@@ -229,7 +246,13 @@ def test_an_own_data_set(cpu: Machine) -> None:
     assert training["--tokenizer-model"] == "/data/t.model"
 
 
-@pytest.mark.parametrize("size", ["32k", "64k", "128k", "256k"])
+def test_extra_options_come_before_the_command_line(cpu: Machine) -> None:
+    done = cpu.run("--seed", "2", EXTRA_OPTIONS=" --seed 1\n  --lr 0.5 ")
+    assert shlex.split(done.stdout)[-6:] == ["--seed", "1", "--lr", "0.5", "--seed", "2"]
+    assert "--min-lr" not in cpu.line(EXTRA_OPTIONS="--lr 0.5").training
+
+
+@pytest.mark.parametrize("size", ["1k", "8k", "32k", "256k"])
 def test_both_spellings_of_a_vocabulary_size(cpu: Machine, size: str) -> None:
     assert cpu.line(VOCAB_SIZE=size) == cpu.line(VOCAB_SIZE=size.replace("k", "000"))
     assert size in cpu.line(VOCAB_SIZE=size).training["--data-path"]
@@ -258,24 +281,15 @@ def test_several_nodes(gpus: Machine) -> None:
 @pytest.mark.parametrize(
     ("variables", "parts"),
     [
-        ({"INTERLACED_SCHEDULE": 1}, ["INTERLACED_SCHEDULE=1", "VOCAB_PARALLEL=1"]),
-        (
-            {"VOCAB_PARALLEL": 1, "INTERLACED_SCHEDULE": 1, "FB_SPLIT": 1},
-            ["INTERLACED_SCHEDULE=1", "FB_SPLIT=1", "unset one"],
-        ),
         (
             {"VOCAB_PARALLEL": 1, "ENABLE_LAYER_REDISTRIBUTION": 1},
             ["ENABLE_LAYER_REDISTRIBUTION=1", "VOCAB_PARALLEL=1", "unset one"],
         ),
-        (
-            {"FINAL_STAGE_LAYERS": 0},
-            ["FINAL_STAGE_LAYERS=0", "ENABLE_LAYER_REDISTRIBUTION=1"],
-        ),
         ({"TP_SIZE": 2}, ["TP_SIZE=2", "not built", "PIPELINE_SIZE"]),
-        ({"FB_SPLIT": 1}, ["FB_SPLIT=1", "VOCAB_PARALLEL=1"]),
-        ({"VOCAB_PARALLEL": "yes"}, ["VOCAB_PARALLEL=yes", "0 nor 1"]),
-        ({"VOCAB_SIZE": "50k"}, ["VOCAB_SIZE=50k", "32k, 64k, 128k or 256k"]),
-        ({"VOCAB_SIZE": "32001"}, ["VOCAB_SIZE=32001", "32k, 64k, 128k or 256k"]),
+        ({"OFFLOAD": 1}, ["OFFLOAD=1", "not built", "unset"]),
+        ({"INTERLEAVED_1F1B": 1, "INTERLEAVE_GROUP": 2}, ["INTERLEAVE_GROUP=2", "not built"]),
+        ({"VOCAB_SIZE": "8kB"}, ["VOCAB_SIZE=8kB", "8k or 8000"]),
+        ({"VOCAB_SIZE": "0"}, ["VOCAB_SIZE=0", "8k or 8000"]),
         ({"DATA_PATH": "/data/x"}, ["DATA_PATH='/data/x'", "TOKENIZER_MODEL", "both"]),
         (
             {"DATA_PATH": "/d", "TOKENIZER_MODEL": "/t", "VOCAB_SIZE": "32k"},
@@ -295,6 +309,128 @@ def test_refusals_name_the_variable_its_value_and_the_way_out(
 ) -> None:
     message = cpu.refusal(**variables)
     assert [part for part in parts if part not in message] == []
+
+
+@pytest.mark.parametrize(
+    ("variables", "idle"),
+    [
+        ({"FINAL_STAGE_LAYERS": 0}, ["FINAL_STAGE_LAYERS=0"]),
+        ({"FB_SPLIT": "x", "INTERLACED_SCHEDULE": 1}, ["FB_SPLIT=x", "INTERLACED_SCHEDULE=1"]),
+        ({"VOCAB_PARALLEL": 1, "FB_SPLIT": 1, "INTERLACED_SCHEDULE": 1}, ["FB_SPLIT=1"]),
+        ({"ZERO_BUBBLE_MEM_LIMIT": 4}, ["ZERO_BUBBLE_MEM_LIMIT=4"]),
+        ({"ENABLE_ZERO_BUBBLE": 1, "ZERO_BUBBLE_MEM_LIMIT": 4}, []),
+        (
+            {"ZERO_BUBBLE_TIMER_START": 3, "SYNC_OPTIMIZER": 1},
+            ["ZERO_BUBBLE_TIMER_START=3", "SYNC"],
+        ),
+        (
+            {"ENABLE_ZERO_BUBBLE": 1, "ZERO_BUBBLE_V_SCHEDULE_MEM_SETUP": "min"},
+            ["ZERO_BUBBLE_V_SCHEDULE_MEM_SETUP=min"],
+        ),
+        ({"OFFLOAD_TIME": 0.2, "NO_BARRIER": 1}, ["OFFLOAD_TIME=0.2", "NO_BARRIER=1"]),
+        (
+            {"SCHEDULE_TIMER_START": 40, "SCHEDULE_TIMER_END": 41, "EXIT_INTERVAL": 40},
+            ["SCHEDULE_TIMER_START=40", "SCHEDULE_TIMER_END=41"],
+        ),
+        ({"SCHEDULE_TIMER_END": 9}, ["SCHEDULE_TIMER_END=9"]),
+        ({"AIP_RUN_NAME": "a"}, ["AIP_RUN_NAME=a"]),
+        ({"FB_SPLIT": 0, "SYNC_OPTIMIZER": 0, "OFFLOAD": 0}, []),
+    ],
+)
+def test_a_variable_without_effect_is_noted(
+    cpu: Machine, variables: dict[str, str | int], idle: list[str]
+) -> None:
+    done = cpu.run(**variables)
+    assert done.returncode == 0, done.stderr
+    notes = done.stderr.splitlines()
+    assert len(notes) == len(idle)
+    for note, name in zip(notes, idle, strict=True):
+        assert note.startswith(f"note: {name}")
+        assert "changes nothing: " in note
+
+
+V = "--zero-bubble-v-schedule"
+LIMIT, SETUP = "--zero-bubble-max-pending-backward", f"{V}-mem-setup"
+TIMERS = {"--profile-schedule-start": "5", "--profile-schedule-end": "9", "--replan": ""}
+POST = {"--enable-optimizer-post-validation": ""}
+
+
+@pytest.mark.parametrize(
+    ("variables", "flags"),
+    [
+        ({}, {}),
+        ({"ENABLE_ZERO_BUBBLE": 1}, {"--enable-zero-bubble": "", LIMIT: "8", **POST}),
+        (
+            {"ENABLE_ZERO_BUBBLE": 1, "ZERO_BUBBLE_MEM_LIMIT": 5, "FP32": 1},
+            {"--enable-zero-bubble": "", LIMIT: "5"},
+        ),
+        (
+            {"ENABLE_ZERO_BUBBLE": 1, "ENABLE_OPTIMIZER_POST_VALIDATION": 0},
+            {"--enable-zero-bubble": "", LIMIT: "8"},
+        ),
+        ({"ENABLE_OPTIMIZER_POST_VALIDATION": "on"}, POST),
+        (
+            {"ZERO_BUBBLE_V_SCHEDULE": 1, "SYNC_OPTIMIZER": 1},
+            {"--enable-zero-bubble": "", V: ""},
+        ),
+        (
+            {
+                "ZERO_BUBBLE_V_SCHEDULE": 1,
+                "ZERO_BUBBLE_V_SCHEDULE_MEM_SETUP": "half",
+                "ZERO_BUBBLE_MEM_LIMIT": 8,
+            },
+            {"--enable-zero-bubble": "", V: "", SETUP: "half", LIMIT: "8", **POST},
+        ),
+        ({"INTERLEAVED_1F1B": 1}, {"--num-layers-per-virtual-pipeline-stage": "1"}),
+        ({"ENABLE_EXACTLY_NUMERIC_MATCH": 1}, {"--enable-exactly-numeric-match": ""}),
+        ({"SCHEDULE_TIMER_START": 5, "SCHEDULE_TIMER_END": 9}, TIMERS),
+        ({"ZERO_BUBBLE_TIMER_START": 5, "ZERO_BUBBLE_TIMER_END": 9}, {}),
+        (
+            {"ENABLE_ZERO_BUBBLE": 1, "ZERO_BUBBLE_TIMER_START": 5, "ZERO_BUBBLE_TIMER_END": 9},
+            {"--enable-zero-bubble": "", LIMIT: "8", **POST, **TIMERS},
+        ),
+    ],
+)
+def test_the_variables_of_the_zero_bubble_fork(
+    cpu: Machine, variables: dict[str, str | int], flags: dict[str, str]
+) -> None:
+    """They reach their flags, and these flags only; p is 4."""
+    training = cpu.line(PIPELINE_SIZE=4, **variables).training
+    plain = cpu.line(PIPELINE_SIZE=4, FP32=variables.get("FP32", "")).training
+    assert {flag: training[flag] for flag in training.keys() - plain.keys()} == flags
+    assert plain.items() <= training.items()
+
+
+def test_the_recipe_of_the_original(gpus: Machine) -> None:
+    """Every flag of its script's that sets rate, warm-up, clipping, precision and length."""
+    training = gpus.line(ORIGINAL_RECIPE=1, EXIT_INTERVAL=20).training
+    expected = {
+        "--train-samples": "146484375",
+        "--lr-decay-samples": "126953125",
+        "--lr-warmup-samples": "183105",
+        "--lr": "6.0e-5",
+        "--min-lr": "6.0e-6",
+        "--lr-decay-style": "cosine",
+        "--clip-grad": "8.0",
+        "--weight-decay": "0.1",
+        "--adam-beta1": "0.9",
+        "--adam-beta2": "0.95",
+        "--init-method-std": "0.006",
+        "--initial-loss-scale": "65536",
+        "--fp16": "",
+        "--exit-interval": "20",
+    }
+    assert {flag: training.get(flag) for flag in expected} == expected
+    assert not training.keys() & {"--bf16", "--train-iters", "--lr-warmup-fraction"}
+    fp32 = gpus.line(ORIGINAL_RECIPE=1, FP32=1).training
+    assert not fp32.keys() & {"--bf16", "--fp16", "--initial-loss-scale"}
+
+
+@pytest.mark.parametrize("own", ["--fp16", "--bf16"])
+def test_an_own_precision_replaces_ours(gpus: Machine, own: str) -> None:
+    for recipe in ("", "1"):
+        training = gpus.line(own, ORIGINAL_RECIPE=recipe).training
+        assert training.keys() & {"--bf16", "--fp16", "--initial-loss-scale"} == {own}
 
 
 def test_more_ranks_than_gpus_are_refused(gpus: Machine) -> None:

@@ -163,7 +163,10 @@ def test_killed_rank_ends_the_job_with_a_message(corpus: Path) -> None:
         os.kill(rank_process(job.pid, 1), signal.SIGKILL)
         output, _ = job.communicate(timeout=PATIENCE)
     assert job.returncode != 0
-    assert "SIGKILL" in output, output
+    root_cause = output.partition("Root Cause")[2]
+    assert "(SIGKILL)" in root_cause, output
+    assert "<NO_OTHER_FAILURES>" in output
+    assert "[rank 0] failed:" not in output
 
 
 def test_diverged_loss_ends_the_job_and_names_iteration_and_rank(corpus: Path) -> None:
@@ -171,9 +174,8 @@ def test_diverged_loss_ends_the_job_and_names_iteration_and_rank(corpus: Path) -
     with started(corpus, flags) as job:
         output, _ = job.communicate(timeout=PATIENCE)
     assert job.returncode != 0
-    errors = [line for line in output.splitlines() if line.startswith("error:")]
-    assert len(errors) == 1, output
-    assert re.match(r"error: iteration \d+: lm loss is \S+: .*rank [01]", errors[0])
+    [error] = errors_of(output)
+    assert re.match(r"error: iteration \d+: lm loss is \S+: .*rank [01]", error)
 
 
 def test_exception_on_one_rank_ends_the_job_with_its_traceback(
@@ -192,13 +194,37 @@ def test_exception_on_one_rank_ends_the_job_with_its_traceback(
     assert job.returncode != 0
     assert "[rank 0] failed:" in output
     assert "Traceback" in output
-    assert str(tmp_path / "out") in output
+    assert str(tmp_path / "out") in output.partition("Root Cause")[2]
 
 
 def errors_of(output: str) -> list[str]:
-    """The lines in which a job says why it ends; no rank has a traceback besides."""
+    """The lines in which a job says why it ends, the last on the screen but for a border.
+
+    No rank has a traceback besides.
+    """
     assert not re.search(r"\[rank \d\] failed:|pretrain_gpt.py\", line", output), output
-    return [line for line in output.splitlines() if line.startswith("error:")]
+    lines = [line.strip() for line in output.splitlines()]
+    assert re.fullmatch("=+", lines[-1]), output
+    errors = [line for line in lines if line.startswith("error:")]
+    assert errors == lines[-1 - len(errors) : -1], output
+    return errors
+
+
+def test_mistakes_of_the_command_line_are_the_last_thing_on_the_screen(corpus: Path) -> None:
+    """Once, though both ranks find them; and torchrun reports no other failure."""
+    with started(corpus, "--train-iters 2 --lr 0 --clip-grad -1 --split 1,0,0") as job:
+        output, _ = job.communicate(timeout=PATIENCE)
+    assert job.returncode != 0
+    title, *mistakes, border = [line.strip() for line in output.splitlines()][-4:]
+    assert title == "error:"
+    assert sorted(line.split(":")[0].split()[0] for line in mistakes) == ["--clip-grad", "--lr"]
+    assert re.fullmatch("=+", border)
+    for mistake in mistakes:
+        assert output.count(mistake) == 1
+    assert "<NO_OTHER_FAILURES>" in output
+    assert re.search(r"exitcode +: 2 ", output)
+    assert re.search(r"error_file: /", output)
+    assert 'pretrain_gpt.py", line' not in output
 
 
 def test_ranks_that_disagree_are_told_apart_before_they_train(corpus: Path, tmp_path: Path) -> None:

@@ -192,13 +192,3 @@ def test_every_rank_comes_to_the_same_verdict(odd: int | None) -> None:
         verdicts = set(threads.map(verdict, range(3)))
     assert len(verdicts) == 1
     assert (verdicts == {"agreed"}) == (odd is None)
-
-
-def test_one_rank_tells_why_the_job_ends(capfd: pytest.CaptureFixture[str]) -> None:
-    store = dist.HashStore()
-    jobs = [Rendezvous(store, rank, 3) for rank in range(3)]
-    assert not any(job.is_told for job in jobs)
-    with ThreadPoolExecutor(3) as threads:
-        list(threads.map(lambda job: job.tell("error: the same"), jobs))
-    assert all(job.is_told for job in jobs)
-    assert capfd.readouterr().err == "error: the same\n"

@@ -1,0 +1,125 @@
+"""How a rank ends that cannot go on: one rank says why, as the last thing on the screen.
+
+torchrun ends all ranks as soon as one has failed. Then it prints a traceback of itself and a
+report, which ends with what the rank that failed first has left in its *error file*
+(``torch.distributed.elastic.multiprocessing.errors``). So under torchrun the reason goes there, and
+else to standard error. A rank that leaves the word to another waits until torchrun ends it, and
+then ends without a fault, so that the report does not list it.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NoReturn, TypeVar
+
+import torch.distributed as dist
+
+from megatron.training.rendezvous import Rendezvous, UserError
+
+T = TypeVar("T")
+
+SILENT_SECONDS: Final = 5.0
+"""How long a rank gives another one to say why the job ends."""
+
+GRACE_SECONDS: Final = 1.0
+"""How long torchrun has to find a dead rank; it looks ten times a second."""
+
+
+def or_exit(
+    work: Callable[[], T], rank: int, local_rank: int = 0, silent_seconds: float = SILENT_SECONDS
+) -> T:
+    """Return the result of ``work``; a user's mistake ends the process without a traceback.
+
+    Every rank finds the same mistakes, and rank 0 speaks. If it finds none, because a file is
+    missing on another machine, the first rank of that machine speaks; if that finds none, the
+    others do.
+
+    Args:
+        work: is done by every rank for itself, before the ranks have met.
+        rank: this rank.
+        local_rank: its number on its machine.
+        silent_seconds: how long a rank gives those before it.
+
+    Raises:
+        SystemExit: with 2 if ``work`` raised a ``ValueError`` or ``OSError``.
+    """
+    try:
+        return work()
+    except (ValueError, OSError) as error:
+        reason = _error(error)
+    if rank > 0:
+        leave_the_word(silent_seconds * (2 if local_rank else 1))
+        reason = f"[rank {rank}] {reason}"
+    say(reason)
+    sys.exit(2)
+
+
+def end_the_job(rendezvous: Rendezvous, error: Exception) -> NoReturn:
+    """Say why the job ends, and end this process at once: 2 for a user's mistake, else 1.
+
+    A rank that fails must not linger in a collective that the others will never join. Of several
+    ranks one speaks. If all ranks fail because one has died without a word, torchrun tells of that
+    one, and ends the others before they speak.
+
+    Args:
+        rendezvous: where the ranks have met.
+        error: a user's mistake or a diverged loss, which all ranks may find, is told in one line;
+            any other failure with its traceback.
+    """
+    in_one_line = isinstance(error, (FloatingPointError, UserError))
+    if not _takes_the_word(rendezvous, otherwise=not in_one_line):
+        leave_the_word(SILENT_SECONDS)
+    elif in_one_line:
+        say(_error(error))
+    else:
+        leave_the_word(GRACE_SECONDS)
+        trace = "".join(traceback.format_exception(error))
+        print(f"[rank {rendezvous.rank}] failed:\n{trace}", end="", file=sys.stderr, flush=True)
+        tell_torchrun(trace)
+    os._exit(2 if isinstance(error, UserError) else 1)
+
+
+def say(reason: str) -> None:
+    """Leave ``reason`` for torchrun's report; print it if torchrun did not start this rank."""
+    if not tell_torchrun(reason):
+        print(reason, file=sys.stderr, flush=True)
+
+
+def tell_torchrun(reason: str) -> bool:
+    """Write this rank's error file; return whether torchrun will report it."""
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if file is None or not dist.is_torchelastic_launched():
+        return False
+    # The report prints the "call stack" in place of the message.
+    extra = {"py_callstack": f"\n{reason}", "timestamp": str(int(time.time()))}
+    try:
+        Path(file).write_text(json.dumps({"message": {"message": reason, "extraInfo": extra}}))
+    except OSError:
+        return False
+    return True
+
+
+def leave_the_word(seconds: float) -> None:
+    """Wait for torchrun to end this rank because another has failed; return if it does not."""
+    before = signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    try:
+        time.sleep(seconds)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _takes_the_word(rendezvous: Rendezvous, otherwise: bool) -> bool:
+    try:
+        return rendezvous.takes_the_word()
+    except dist.DistError:  # the rank that hosted the store has ended
+        return otherwise
+
+
+def _error(error: Exception) -> str:
+    """Several mistakes have a line each."""
+    return f"error:{chr(10) if chr(10) in str(error) else ' '}{error}"
