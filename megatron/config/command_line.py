@@ -10,6 +10,7 @@ import tyro
 from megatron.config.checks import mistakes
 from megatron.config.declare import all_declarations, parser_of
 from megatron.config.flags import Flags
+from megatron.config.notes import notes
 from megatron.config.resolve import resolve
 from megatron.config.run_config import RunConfig
 from megatron.config.words import sort_words
@@ -44,7 +45,7 @@ def parse(argv: Sequence[str], world_size: int, speak: bool = True) -> RunConfig
     faults = [*found.mistakes, *mistakes(flags, world_size, found.unreadable)]
     if faults:
         raise ValueError("\n".join(faults))
-    return resolve(flags, tuple(found.notes))
+    return resolve(flags, (*found.notes, *notes(flags)))
 
 
 def _read(words: Sequence[str], speak: bool) -> Flags:

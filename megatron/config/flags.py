@@ -47,11 +47,22 @@ class ModelFlags:
         "A learned table, or rotated queries and keys.")
     rotary_base: int = flag(10000, "RoPE theta.", COUNT, needs=_ROPE)
     rotary_percent: float = flag(1.0, "Share of each head that RoPE rotates.", PERCENT, needs=_ROPE)
+    rotary_interleaved: bool = flag(False,
+        "RoPE turns channels 2i and 2i + 1 together, not channels of two halves.", needs=_ROPE)
+    use_rope_scaling: bool = flag(False,
+        "Scale the low frequencies of RoPE down as Llama 3.1 does, whose samples had 8192 tokens "
+        "before.", needs=_ROPE)
+    rope_scaling_factor: float = flag(8.0, "What the lowest of them are divided by.", COUNT,
+        needs="--use-rope-scaling")
     normalization: Literal["LayerNorm", "RMSNorm"] = flag("LayerNorm", "Kind of all norms.")
     norm_epsilon: float = flag(1e-5, "Epsilon of all norms.", POSITIVE)
     swiglu: bool = flag(False, "SiLU-gated MLP instead of GELU.")
+    squared_relu: bool = flag(False, "Squared ReLU in the MLP instead of GELU.",
+        excludes="--swiglu")
     qk_layernorm: bool = flag(False, "Normalise queries and keys per head.")
     disable_bias_linear: bool = flag(False, "No biases in the linear layers.")
+    add_qkv_bias: bool = flag(False,
+        "Biases of queries, keys and values, also with --disable-bias-linear.")
     untie_embeddings_and_output_weights: bool = flag(False, "An output matrix of its own.")
     attention_dropout: float = flag(0.1, "Dropout on attention probabilities.", SHARE)
     hidden_dropout: float = flag(0.1, "Dropout on the embedding and on the residual branches.",
@@ -204,11 +215,14 @@ class DataFlags:
 
     data_path: tuple[str, ...] = flag((),
         "Prefix of a .bin and .idx file; or several prefixes with a weight before each.",
-        unset="required but for --dry-run", metavar="[WEIGHT] PREFIX ...")
+        unset="required but for --dry-run and --mock-data", metavar="[WEIGHT] PREFIX ...")
+    mock_data: bool = flag(False,
+        "Train on documents that are made up and only count, without any data; --vocab-size is "
+        "enough of a tokenizer.", excludes="--data-path")
     split: str = flag("969,30,1", "Shares of the documents for training, validation and test.")
     tokenizer_type: str | None = flag(None,
         "Megatron's name: GPTSentencePieceTokenizer, SentencePieceTokenizer or NullTokenizer.",
-        unset="required but for --dry-run with --vocab-size")
+        unset="required but for --vocab-size with --dry-run or --mock-data")
     tokenizer_model: Path | None = flag(None, "File of the tokenizer.", unset="none",
         excludes="--tokenizer-type NullTokenizer")
     vocab_size: int | None = flag(None, "Entries before padding.", COUNT, unset="the tokenizer's")

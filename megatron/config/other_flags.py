@@ -63,10 +63,6 @@ _EXPLAINED: Final[Mapping[str, Answer]] = {
     "--use-flash-attn": _noted("attention takes PyTorch's flash kernel where it can"),
     "--use-mcore-models": _noted("there is one model implementation"),
     "--fp16": _refused("use --bf16, which needs no loss scale"),
-    "--add-qkv-bias": _refused(
-        "biases are in all linear layers, or with --disable-bias-linear in none"
-    ),
-    "--mock-data": _refused("tools/sample_data.py makes real data in seconds"),
     "--no-position-embedding": _refused("for rotated positions use --position-embedding-type rope"),
     "--num-workers": _refused("data is read by memory mapping, without workers; leave it out"),
     "--save": _refused(_CHECKPOINTS),
@@ -121,14 +117,14 @@ _REFUSED_BY_NAME: Final = """
     --padded-vocab-size --per-split-data-args-path --pretrained-checkpoint --profile-ranks
     --rampup-batch-size --recompute-activations --recompute-granularity --recompute-method
     --recompute-modules --recompute-num-layers --record-memory-history --rerun-mode
-    --reset-attention-mask --reset-position-ids --rope-scaling-factor --rotary-interleaved
+    --reset-attention-mask --reset-position-ids
     --rotary-seq-len-interpolation-factor --save-retain-interval --sequence-parallel
-    --sgd-momentum --skip-train --spec --squared-relu --start-weight-decay
+    --sgd-momentum --skip-train --spec --start-weight-decay
     --step-batch-size-schedule --tensorboard-dir --tensorboard-log-interval
     --tensorboard-queue-size --test-data-path --tiktoken-pattern --timing-log-level
     --timing-log-option --tp-comm-overlap --train-data-path --use-checkpoint-args
     --use-checkpoint-opt_param-scheduler --use-distributed-optimizer --use-megatron-fsdp
-    --use-persistent-ckpt-worker --use-precision-aware-optimizer --use-rope-scaling
+    --use-persistent-ckpt-worker --use-precision-aware-optimizer
     --use-torch-fsdp2 --use-tp-pp-dp-mapping --valid-data-path --verify-integrity
     --vocab-extra-ids --vocab-file --wandb-entity --wandb-exp-name --wandb-project
     --wandb-save-dir --weight-decay-incr-style --wgrad-deferral-limit

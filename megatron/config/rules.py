@@ -143,10 +143,10 @@ def _warmup(flags: Flags) -> Iterator[str]:
 
 def _data(flags: Flags) -> Iterator[str]:
     if not flags.data.data_path:
-        if not flags.log.dry_run:
+        if not flags.log.dry_run and not flags.data.mock_data:
             yield (
-                "--data-path is missing: give the prefix of a .bin and .idx file; "
-                "tools/sample_data.py makes some in seconds and prints it"
+                "--data-path is missing: give the prefix of a .bin and .idx file, which "
+                "tools/sample_data.py makes in seconds and prints, or --mock-data"
             )
         return
     try:

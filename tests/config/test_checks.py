@@ -79,6 +79,20 @@ def refusal(
             "--rotary-percent 1.5 at most 1",
         ),
         ("--rotary-base 500", 1, "--rotary-base 500 --position-embedding-type rope"),
+        ("--rotary-interleaved", 1, "--rotary-interleaved --position-embedding-type rope"),
+        ("--use-rope-scaling", 1, "--use-rope-scaling --position-embedding-type rope"),
+        (
+            "--position-embedding-type rope --rope-scaling-factor 4",
+            1,
+            "--rope-scaling-factor 4.0 --use-rope-scaling",
+        ),
+        (
+            "--position-embedding-type rope --use-rope-scaling --rope-scaling-factor 0.5",
+            1,
+            "--rope-scaling-factor 0.5 at least 1",
+        ),
+        ("--squared-relu --swiglu", 1, "--squared-relu --swiglu give one"),
+        ("--mock-data --data-path some", 1, "--mock-data --data-path some: give one"),
         ("--attention-dropout 1", 1, "--attention-dropout 1.0 below 1"),
         ("--hidden-dropout -0.1", 1, "--hidden-dropout -0.1 at least 0"),
         ("--label-smoothing 1", 1, "--label-smoothing 1.0 below 1"),
@@ -188,6 +202,9 @@ def test_what_must_be_given_is_asked_for(base: dict[str, str]) -> None:
     assert "tools/sample_data.py" in refusal(base, without=("--data-path",))
     assert "NullTokenizer" in refusal(base, without=("--tokenizer-type",))
     assert "--vocab-size" in refusal(base, without=("--vocab-size",))
+    mock = refusal(base, "--mock-data", without=("--data-path", "--tokenizer-type", "--vocab-size"))
+    assert mock.startswith("--tokenizer-type is missing")
+    assert "with --mock-data, --vocab-size N alone is enough" in mock
 
 
 def test_a_rule_that_asks_for_what_is_no_flag_fails(
