@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from megatron.config.declare import Declaration
-from megatron.config.other_flags import OTHER_FLAGS, Answer, spelling
+from megatron.config.foreign.answer import Answer, spelling
+from megatron.config.foreign.line import Line
+from megatron.config.foreign.tables import OTHER_FLAGS, OTHER_VALUES
 
 
 @dataclass
@@ -36,26 +38,59 @@ class SortedWords:
         return [word for option, values in self.given.items() for word in (option, *values)]
 
 
-def sort_words(argv: Sequence[str], declared: Mapping[str, Declaration]) -> SortedWords:
+def sort_words(
+    argv: Sequence[str], declared: Mapping[str, Declaration], world_size: int = 1
+) -> SortedWords:
     """Sort a command line.
 
     Args:
         argv: its words, without the program.
         declared: the flags of this project, as they stand on a command line.
+        world_size: ranks of the job.
     """
     found = SortedWords()
+    line = _line(argv, declared, world_size)
     for option, values in _flags_with_words(argv):
-        answer = OTHER_FLAGS.get(option)
-        if option in declared:
-            _take(found, declared[option], values, _written(option, values))
-        elif answer is None:
-            found.mistakes.append(_unknown(option, values, declared))
-        elif answer.kind == "rewritten" and not values:
-            ours, *values = answer.reason.split()
-            _take(found, declared[ours], values, option)
+        answer = _answer_to(option, values, line, option in declared)
+        written = _written(option, values)
+        if answer is not None and answer.kind == "rewritten":
+            _read_as(found, declared, written, answer.words(values, line))
+        elif answer is not None:
+            _tell(found, written, answer)
+        elif option in declared:
+            _take(found, declared[option], values, written)
         else:
-            _answer(found, option, values, answer)
+            found.mistakes.append(_unknown(option, values, declared))
+        if option in declared and answer is not None and answer.kind == "refused":
+            found.unreadable.add(option)
     return found
+
+
+def _line(argv: Sequence[str], declared: Mapping[str, Declaration], world_size: int) -> Line:
+    """The flags as written, and those that other names are read as."""
+    given = dict(_flags_with_words(argv))
+    line = Line(given, world_size)
+    known = dict(given)
+    for option, values in given.items():
+        answer = _answer_to(option, values, line, option in declared)
+        if answer is not None and answer.kind == "rewritten":
+            known.update(_flags_with_words(answer.words(values, line)))
+    return Line(known, world_size)
+
+
+def _answer_to(option: str, values: Sequence[str], line: Line, ours: bool) -> Answer | None:
+    """The answer of the tables; ``None`` to a flag of ours, or one that they do not know."""
+    return (OTHER_VALUES if ours else OTHER_FLAGS).to(option, values, line)
+
+
+def _read_as(
+    found: SortedWords, declared: Mapping[str, Declaration], written: str, words: Sequence[str]
+) -> None:
+    ours = list(_flags_with_words(words))
+    read = " ".join(words) or "what holds anyway"
+    _note(found, f"{written} is read as {read}")
+    for option, values in ours:
+        _take(found, declared[option], values, written if len(ours) == 1 else " ".join(words))
 
 
 def _flags_with_words(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
@@ -104,27 +139,26 @@ def _take(
 
 
 def _unknown(option: str, values: Sequence[str], declared: Mapping[str, Declaration]) -> str:
+    """The line on words that have no answer: an unknown flag, or other values than one takes."""
     if not option:
         return f"{' '.join(values)} stands before any flag: leave it out, or write its flag first"
-    near = get_close_matches(option, [*declared, *OTHER_FLAGS], n=1)
+    forms = list(dict.fromkeys(answer.form for answer in OTHER_FLAGS.of(option)))
+    if forms == [""]:
+        return f"{option} takes no value, got {' '.join(values)!r}"
+    if forms:
+        ways = " or ".join(_written(option, [form] if form else []) for form in forms)
+        return f"{_written(option, values)}: write {ways}, or leave it out"
+    near = get_close_matches(option, [*declared, *OTHER_FLAGS.exact], n=1)
     return f"{option} is no flag: {f'did you mean {near[0]}? ' if near else ''}see --help"
 
 
-def _answer(found: SortedWords, option: str, values: Sequence[str], answer: Answer) -> None:
-    """Note or refuse a flag that does not exist here."""
+def _tell(found: SortedWords, written: str, answer: Answer) -> None:
+    """Note or refuse a flag."""
     if answer.kind == "refused":
-        found.mistakes.append(
-            f"{option} is known to {answer.known_to}, not built here yet: {answer.reason}"
-        )
-    elif answer.values and " ".join(values) not in answer.values:
-        found.mistakes.append(
-            f"{_written(option, values)} is not built here yet: {answer.reason}; "
-            f"use {' or '.join(answer.values)}, or leave it out"
-        )
-    elif values and not answer.values:
-        found.mistakes.append(f"{option} takes no value, got {' '.join(values)!r}")
+        found.mistakes.append(f"{written}: {answer.reason}")
     else:
-        _note(found, f"{_written(option, values)} changes nothing: {answer.reason}")
+        when = f" {answer.when.words}" if answer.when else ""
+        _note(found, f"{written} changes nothing{when}: {answer.reason}")
 
 
 def _note(found: SortedWords, note: str) -> None:
