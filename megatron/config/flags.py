@@ -140,6 +140,10 @@ class PipelineFlags:
         "the slowest stage as fast as possible; or a list, in the order in which the data flows.",
         unset="even",
         metavar="{even,remainder,redis}|N,N,...")
+    pipeline_model_parallel_layout: str | None = flag(None,
+        "The stages in Megatron-Core's words, in the order in which the data flows, as in "
+        "'Et*2|(t*2|)*6t*2L': E is the embedding, t a transformer layer, L the loss, | ends a "
+        "stage. More stages than ranks imply interleaved.", unset="none", metavar="LAYOUT")
     enable_layer_redistribution: bool = flag(False,
         "The original's name of --vocab-parallel redis.")
     final_stage_num_layers: int | None = flag(None, "With redis: layers of the last stage.",

@@ -364,13 +364,5 @@ FEATURES: Final = (
         --img-h N --img-w N --freeze-* [...] --distill* [...] --kd-* [...] --mos --export-* [...]
         """,
     ),
-    Feature(
-        "layouts of pipelines",
-        "this part of the model is not built yet",
-        _LEAVE_IT_OUT,
-        """
-        --pipeline-model-parallel-layout N
-        """,
-    ),
 )
 """All that is missing. Of two rows with one flag the first counts."""
