@@ -45,11 +45,24 @@ class Line:
         return max(1, int(self.world_size // max(ranks, 1)))
 
     @property
+    def batch(self) -> float:
+        """Samples of an iteration."""
+        return max(1, self.number("--global-batch-size", self.number("--micro-batch-size", 1)))
+
+    @property
+    def samples(self) -> float:
+        """The run's length in samples, without ``--train-tokens``; 0 if none is given."""
+        return self.number("--train-samples", self.number("--train-iters") * self.batch)
+
+    @property
     def last_iteration(self) -> float:
         """The last iteration that runs; 0 if no length is given."""
-        batch = self.number("--global-batch-size", self.number("--micro-batch-size", 1))
-        total = self.number("--train-iters", self.number("--train-samples") // max(batch, 1))
+        total = self.samples // self.batch
         return min(total, self.number("--exit-interval", total))
+
+    def samples_of(self, tokens: float) -> int:
+        """The whole samples that some tokens make."""
+        return int(tokens // max(1, self.number("--seq-length", 1)))
 
 
 @dataclass(frozen=True)
@@ -86,6 +99,10 @@ def at_one(option: str) -> Condition:
     return Condition(f"at {option} 1", lambda line: line.number(option, 1) <= 1)
 
 
+SHORTER_TOKENS = Condition(
+    "beside a shorter --train-tokens",
+    lambda line: 0 < line.samples_of(line.number("--train-tokens")) < line.samples,
+)
 ONE_REPLICA = Condition(
     "with one replica of the model (data-parallel size 1)", lambda line: line.replicas == 1
 )

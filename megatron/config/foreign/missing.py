@@ -67,7 +67,7 @@ DATA_PARALLELISM: Final = Feature(
         --use-megatron-fsdp --use-custom-fsdp --fsdp-* [...] --zero-stage N
         --zero-allgather-bucket-size N --zero-reduce-bucket-size N --zero-contigious-gradients
         --zero-reduce-scatter --no-contiguous-buffers-in-local-ddp
-        --use-contiguous-buffers-in-local-ddp --use-contiguous-buffers-in-ddp --fp32-allreduce
+        --use-contiguous-buffers-in-local-ddp --use-contiguous-* [...] --fp32-allreduce
         --DDP-impl N
         """,
 )
@@ -304,6 +304,14 @@ FEATURES: Final = (
         --post-self-attn-norm --post-mlp-norm --mtp-num-layers N --mtp-* [...] --mamba-* [...]
         --hybrid-* [...] --is-hybrid-model --linear-attention-* [...]
         --heterogeneous-layers-* [...] --use-kan --lora-* [...]
+        """,
+    ),
+    Feature(
+        "other losses",
+        "the loss is cross-entropy, with label smoothing and z-loss",
+        "leave it out; see --label-smoothing and --z-loss-coeff",
+        """
+        --goldfish-loss --goldfish-* [...] --loss-spike-* [...]
         """,
     ),
     Feature(

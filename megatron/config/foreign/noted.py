@@ -8,10 +8,16 @@ choices of an implementation: they change how long an iteration takes, not what 
 from collections.abc import Iterator
 
 from megatron.config.foreign.answer import Row, rows
-from megatron.config.foreign.line import ONE_REPLICA, Condition, at_one, beside, without
+from megatron.config.foreign.line import (
+    ONE_REPLICA,
+    SHORTER_TOKENS,
+    Condition,
+    at_one,
+    beside,
+    without,
+)
 
 ONE_TENSOR_RANK = at_one("--tensor-model-parallel-size")
-NO_CHECKPOINTS = without("--save", "--load", "--pretrained-checkpoint")
 
 
 def noted() -> Iterator[Row]:
@@ -30,6 +36,13 @@ def _wanted(style: str) -> Condition:
 _NO_FP16 = without("--fp16")
 _NO_FP8 = without("--fp8-format", "--fp8")
 _NO_EXPERTS = without("--num-experts")
+_OWN_TOKENIZER = Condition(
+    "with a tokenizer that does not read it",
+    lambda line: (
+        line.word("--tokenizer-type")
+        in ("NullTokenizer", "GPTSentencePieceTokenizer", "SentencePieceTokenizer")
+    ),
+)
 _FP32 = without("--bf16", "--fp16")
 _NO_V_SCHEDULE_LIMIT = beside("--zero-bubble-v-schedule")
 _SAME_STD = Condition(
@@ -119,7 +132,7 @@ _TABLE = (
         --fsdp-* [...] --zero-stage {0,1,2,3} --zero-allgather-bucket-size N
         --zero-reduce-bucket-size N --zero-contigious-gradients --zero-reduce-scatter
         --no-contiguous-buffers-in-local-ddp --use-contiguous-buffers-in-local-ddp
-        --use-contiguous-buffers-in-ddp --fp32-allreduce --DDP-impl {local,torch,FSDP}"""),
+        --use-contiguous-* [...] --fp32-allreduce --DDP-impl {local,torch,FSDP}"""),
     ("gradients always add up in fp32", None, """
         --accumulate-allreduce-grads-in-fp32 --no-accumulate-allreduce-grads-in-fp32
         --main-grads-dtype {fp32}"""),
@@ -181,6 +194,9 @@ _TABLE = (
     ("memory is left to PyTorch's allocator", None, "--empty-unused-memory-level {0,1,2}"),
     ("a loss or a gradient norm that is not finite always ends the run", None, """
         --no-check-for-nan-in-loss-and-grad --check-for-nan-in-loss-and-grad"""),
+    ("a run ends by its length only", without("--exit-signal-handler"), "--exit-signal N"),
+    ("training ends after the shorter --train-tokens", SHORTER_TOKENS, """
+        --train-samples N --train-iters N"""),
     ("no step is repeated to check it", None, "--rerun-mode {disabled}"),
     ("no graph of kernels is captured", None, """
         --cuda-graph-* [...] --enable-cuda-graph --external-cuda-graph"""),
@@ -195,30 +211,37 @@ _TABLE = (
     # Data
     ("data is read by memory mapping, without workers or caches of its own", None, """
         --num-workers N --valid-num-workers N --num-dataset-builder-threads N --no-mmap-bin-files
-        --mmap-warmup --data-impl {mmap,infer} --dataset {MMAP,GPT} --no-data-sharding
-        --dataloader-fast-cache-load --dataloader-defer-npy-index-mmap"""),
+        --mmap-warmup --data-impl {mmap,infer} --dataset {MMAP,GPT,LLama-Pretrain-Idxmap}
+        --dataset {Qwen-Pretrain-Idxmap,Mistral-Pretrain-Idxmap} --dataloader-fast-cache-load
+        --dataloader-defer-npy-index-mmap"""),
     ("samples are shuffled once, by the seed, and read in that order", None, """
         --dataloader-type {single,cyclic} --shuffle-documents --no-shuffle-sample-level"""),
     ("no causal mask is ever stored", None, """
         --no-create-attention-mask-in-dataloader --create-attention-mask-in-dataloader"""),
+    ("the tokenizer has a file of its own or none", _OWN_TOKENIZER, """
+        --vocab-file N --merge-file N --tiktoken-pattern N --tiktoken-* [...]
+        --tokenizer-name-or-path N --trust-remote-code"""),
     ("no ids are added to the tokenizer's", None, "--vocab-extra-ids {0}\n--extra-vocab-size {0}"),
     ("samples of an indexed corpus fill --seq-length", Condition(
         "with --dataset MMAP", lambda line: line.word("--dataset") in (None, "MMAP")
     ), "--max-padding-length N"),
     ("this project only pretrains", None, "--train-mode {pretrain}"),
     # Checkpoints
-    ("nothing is saved or loaded", NO_CHECKPOINTS, """
+    ("nothing is saved", without("--save"), """
         --save-interval N --save-retain-interval N --non-persistent-save-interval N
-        --non-persistent-* [...] --no-save-optim --no-save-rng --no-load-optim --no-load-rng
-        --no-load-lr-state --finetune --ckpt-step N --load-iteration N --use-checkpoint-args
-        --no-use-tokenizer-model-from-checkpoint-args --exit-on-missing-checkpoint
-        --override-opt_param-scheduler --use-checkpoint-opt_param-scheduler --override-lr-scheduler
-        --use-checkpoint-lr-scheduler --reset-lr-scheduler --ckpt-format N
-        --auto-detect-ckpt-format --dist-ckpt-format N --use-dist-ckpt --async-save
-        --use-persistent-ckpt-worker --ckpt-fully-parallel-load --ckpt-fully-parallel-save
-        --no-ckpt-fully-parallel-save --ckpt-assume-constant-structure --dist-ckpt-strictness N
-        --dist-ckpt-optim-fully-reshardable --verify-integrity --log-progress --ckpt-* [...]
-        --dist-ckpt-* [...]"""),
+        --non-persistent-* [...] --no-save-optim --no-save-rng --async-save
+        --use-persistent-ckpt-worker --ckpt-fully-parallel-save --no-ckpt-fully-parallel-save
+        --ckpt-assume-constant-structure --verify-integrity --log-progress"""),
+    ("nothing is loaded", without("--load", "--pretrained-checkpoint"), """
+        --no-load-optim --no-load-rng --no-load-lr-state --finetune --ckpt-step N
+        --load-iteration N --use-checkpoint-args --no-use-tokenizer-model-from-checkpoint-args
+        --exit-on-missing-checkpoint --override-opt_param-scheduler
+        --use-checkpoint-opt_param-scheduler --override-lr-scheduler --use-checkpoint-lr-scheduler
+        --reset-lr-scheduler --auto-detect-ckpt-format --ckpt-fully-parallel-load
+        --dist-ckpt-strictness N"""),
+    ("nothing is saved or loaded", without("--save", "--load", "--pretrained-checkpoint"), """
+        --ckpt-format N --dist-ckpt-format N --use-dist-ckpt --dist-ckpt-optim-fully-reshardable
+        --ckpt-* [...] --dist-ckpt-* [...]"""),
     # Log
     ("every line has the throughput", None, "--log-throughput"),
     ("--profile-schedule-start and --record-timeline time every pass, without barriers", None, """

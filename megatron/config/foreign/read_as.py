@@ -8,7 +8,7 @@ Megatron-LLM of EPFL, and the forks of BigCode and llm-jp.
 from collections.abc import Iterator, Sequence
 
 from megatron.config.foreign.answer import Row, rows
-from megatron.config.foreign.line import Condition, Line
+from megatron.config.foreign.line import SHORTER_TOKENS, Condition, Line
 
 _TIMERS = (
     ("--schedule-timer-start", "--schedule-timer-end"),
@@ -57,35 +57,26 @@ def _grouped(line: Line, values: Sequence[str]) -> str:
     return "" if heads == groups else f"--group-query-attention --num-query-groups {groups}"
 
 
-def _samples(line: Line, values: Sequence[str]) -> int:
-    try:
-        return int(float(values[0]) // max(line.number("--seq-length", 1), 1))
-    except ValueError:
-        return 0
+def _train_tokens(line: Line, _: Sequence[str]) -> str:
+    """Training ends at the shorter of two lengths, so the longer one asks for nothing."""
+    samples = line.samples_of(line.number("--train-tokens"))
+    return "" if 0 < line.samples <= samples else f"--train-samples {samples}"
 
 
-def _train_tokens(line: Line, values: Sequence[str]) -> str:
-    """Training ends at the shorter of two lengths, so a longer one asks for nothing."""
-    batch = line.number("--global-batch-size", line.number("--micro-batch-size", 1))
-    length = line.number("--train-samples", line.number("--train-iters") * batch)
-    samples = _samples(line, values)
-    return "" if 0 < length <= samples else f"--train-samples {samples}"
+def _decay_tokens(line: Line, _: Sequence[str]) -> str:
+    return _span(line, "decay")
 
 
-def _decay_tokens(line: Line, values: Sequence[str]) -> str:
-    return _span(line, "decay", _samples(line, values))
+def _warmup_tokens(line: Line, _: Sequence[str]) -> str:
+    return _span(line, "warmup")
 
 
-def _warmup_tokens(line: Line, values: Sequence[str]) -> str:
-    return _span(line, "warmup", _samples(line, values))
-
-
-def _span(line: Line, span: str, samples: int) -> str:
+def _span(line: Line, span: str) -> str:
     """A span of the learning rate, in the unit in which the line counts its training."""
-    if "--train-iters" not in line.given:
+    samples = line.samples_of(line.number(f"--lr-{span}-tokens"))
+    if "--train-iters" not in line.given or SHORTER_TOKENS.holds(line):
         return f"--lr-{span}-samples {samples}"
-    batch = line.number("--global-batch-size", line.number("--micro-batch-size", 1))
-    return f"--lr-{span}-iters {int(samples // max(batch, 1))}"
+    return f"--lr-{span}-iters {int(samples // line.batch)}"
 
 
 _NAMES = (
