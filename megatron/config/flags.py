@@ -18,6 +18,9 @@ DEFAULT_SCHEDULE: Final = "1f1b"
 DEFAULT_TREATMENT: Final = "none"
 DRY_RUN_GPU: Final = "A100"
 
+SCHEDULE_PROFILE_ITERATIONS: Final = 3
+"""Iterations whose passes are timed if ``--profile-schedule-end`` is not given."""
+
 _ROPE: Final = "--position-embedding-type rope"
 _ACCOUNTS: Final = (
     "--account-for-embedding-in-pipeline-split or --account-for-loss-in-pipeline-split"

@@ -14,6 +14,9 @@ from megatron.config.resolve import vocabulary
 from megatron.config.rules import Rule
 from megatron.data.indexed import IndexedDataset
 
+CPUINFO = Path("/proc/cpuinfo")
+"""Linux's description of the CPU."""
+
 
 def job_rules(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
     """The rules for a job of ``world_size`` ranks; a dry run needs no ranks, devices or data."""
@@ -72,23 +75,18 @@ def _backend_of_cpus(flags: Flags) -> Iterator[str]:
 
 
 def _bf16_on_cpus(flags: Flags) -> Iterator[str]:
-    if flags.train.bf16 and not _on_cuda(flags) and not cpu_multiplies_bf16():
+    if flags.train.bf16 and not _on_cuda(flags) and not _cpu_multiplies_bf16():
         yield (
             "--bf16 makes this run slower: this CPU has no instructions for bf16 products "
             "(avx512_bf16, amx_bf16); fp32 is faster here, bf16 saves memory"
         )
 
 
-def cpu_multiplies_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether this machine's CPU multiplies bf16 matrices by instructions of its own.
-
-    Args:
-        cpuinfo: the kernel's description of the CPU; without one the answer is yes, as nothing is
-            known that speaks against bf16.
-    """
-    if not cpuinfo.is_file():
+def _cpu_multiplies_bf16() -> bool:
+    """Whether the CPU has instructions for products of bf16 matrices; yes, if it is not known."""
+    if not CPUINFO.is_file():
         return True
-    words = set(cpuinfo.read_text(encoding="utf-8", errors="replace").split())
+    words = set(CPUINFO.read_text(encoding="utf-8", errors="replace").split())
     return not words.isdisjoint(("avx512_bf16", "amx_bf16", "bf16"))  # the last one is ARM's
 
 

@@ -11,6 +11,7 @@ import torch
 from megatron.config.data_flags import parse_data_path, parse_split, validates
 from megatron.config.flags import (
     DRY_RUN_GPU,
+    SCHEDULE_PROFILE_ITERATIONS,
     DataFlags,
     Flags,
     LogFlags,
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     Config = TypeVar("Config", bound=DataclassInstance)
-
-SCHEDULE_PROFILE_ITERATIONS = 3
 
 
 def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:

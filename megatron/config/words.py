@@ -49,48 +49,75 @@ def sort_words(
         world_size: ranks of the job.
     """
     found = SortedWords()
-    line = _line(argv, declared, world_size)
+    line = _line(argv, world_size)
     for option, values in _flags_with_words(argv):
-        answer = _answer_to(option, values, line, option in declared)
         written = _written(option, values)
-        if answer is not None and answer.kind == "rewritten":
-            _read_as(found, declared, written, answer.words(values, line))
-        elif answer is not None:
-            _tell(found, written, answer)
-        elif option in declared:
-            _take(found, declared[option], values, written)
-        else:
+        answer = OTHER_FLAGS.to(option, values, line)
+        if option in declared:
+            _take_or_answer(found, declared[option], values, line, written)
+        elif answer is None:
             found.mistakes.append(_unknown(option, values, declared))
-        if option in declared and answer is not None and answer.kind == "refused":
-            found.unreadable.add(option)
+        elif answer.kind == "rewritten":
+            _read_as(found, declared, answer.words(values, line), line, written)
+        else:
+            _tell(found, written, answer)
     return found
 
 
-def _line(argv: Sequence[str], declared: Mapping[str, Declaration], world_size: int) -> Line:
-    """The flags as written, and those that other names are read as."""
+def _line(argv: Sequence[str], world_size: int) -> Line:
+    """The flags as written, and ours of which some are plain other names."""
     given = dict(_flags_with_words(argv))
-    line = Line(given, world_size)
-    known = dict(given)
+    ours: dict[str, Sequence[str]] = {}
     for option, values in given.items():
-        answer = _answer_to(option, values, line, option in declared)
-        if answer is not None and answer.kind == "rewritten":
-            known.update(_flags_with_words(answer.words(values, line)))
-    return Line(known, world_size)
+        answer = OTHER_FLAGS.to(option, values, Line({}))
+        if answer is not None and answer.is_name:
+            ours.update(_flags_with_words(answer.words(values, Line({}))))
+    return Line(given | ours, world_size)
 
 
-def _answer_to(option: str, values: Sequence[str], line: Line, ours: bool) -> Answer | None:
-    """The answer of the tables; ``None`` to a flag of ours, or one that they do not know."""
-    return (OTHER_VALUES if ours else OTHER_FLAGS).to(option, values, line)
+def _take_or_answer(
+    found: SortedWords,
+    declaration: Declaration,
+    values: Sequence[str],
+    line: Line,
+    written: str,
+) -> None:
+    """Take a flag of ours, unless it has a value of Megatron's that needs an answer."""
+    answer = OTHER_VALUES.to(declaration.option, values, line)
+    if answer is None:
+        _take(found, declaration, values, written)
+    elif answer.kind == "rewritten":
+        _, *read = answer.words(values, line)
+        _note(found, f"{written} is read as {_written(declaration.option, read)}")
+        _take(found, declaration, read, written)
+    elif answer.kind == "noted":
+        _tell(found, written, answer)
+    else:
+        _refuse(found, declaration, written, answer)
 
 
 def _read_as(
-    found: SortedWords, declared: Mapping[str, Declaration], written: str, words: Sequence[str]
+    found: SortedWords,
+    declared: Mapping[str, Declaration],
+    words: Sequence[str],
+    line: Line,
+    written: str,
 ) -> None:
+    """Take the flags of ours that another one is read as."""
+    _note(found, f"{written} is read as {' '.join(words) or 'what holds anyway'}")
     ours = list(_flags_with_words(words))
-    read = " ".join(words) or "what holds anyway"
-    _note(found, f"{written} is read as {read}")
     for option, values in ours:
-        _take(found, declared[option], values, written if len(ours) == 1 else " ".join(words))
+        answer = OTHER_VALUES.to(option, values, line)
+        name = written if len(ours) == 1 else _written(option, values)
+        if answer is not None and answer.kind == "refused":
+            _refuse(found, declared[option], name, answer)
+        else:
+            _take(found, declared[option], values, name)
+
+
+def _refuse(found: SortedWords, declaration: Declaration, written: str, answer: Answer) -> None:
+    _tell(found, written, answer)
+    found.unreadable.add(declaration.option)
 
 
 def _flags_with_words(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

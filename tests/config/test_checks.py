@@ -12,7 +12,7 @@ import torch
 import tyro
 from command_lines import with_flags
 
-from megatron.config import checks
+from megatron.config import checks, job_rules
 from megatron.config.command_line import parse, parse_or_exit
 from megatron.config.flags import Flags
 from megatron.data.indexed import IndexedWriter
@@ -168,11 +168,6 @@ def refusal(
             "--sequence-parallel: over ranks yet --tensor-model-parallel-size 1",
         ),
         ("--use-distributed-optimizer", 2, "--use-distributed-optimizer: data parallelism yet"),
-        (
-            "--zero-bubble-pipeline-timers-start-iter 8",
-            1,
-            "start 8 11 --replan one more last is 10 lower",
-        ),
         ("--context-parallel-size 2", 1, "--context-parallel-size 2: over ranks yet use 1"),
         ("--context-parallel-size=2", 1, "--context-parallel-size 2: over ranks yet use 1"),
         ("--num-workers", 1, "--num-workers: write --num-workers N or leave"),
@@ -216,6 +211,7 @@ def test_refused_with_flag_value_and_way_out(
         ("--initial-loss-scale 65536", "--initial-loss-scale 65536 --fp16"),
         ("--allow-padding-num-layers", "--allow-padding-num-layers evenly"),
         ("--zero-bubble-pipeline-timers-start-iter 100", "timers-start-iter 100 no iteration"),
+        ("--zero-bubble-pipeline-timers-start-iter 8", "timers-start-iter 8 no iteration"),
     ],
 )
 def test_what_changes_nothing_is_told_and_trains_the_same(
@@ -399,6 +395,33 @@ def test_other_ranks_let_rank_0_speak_first(
     assert caught.value.code == 2
     assert slept == [3.0]
     assert capsys.readouterr().err.startswith("[rank 1] error: ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "slow"),
+    [
+        ("fpu avx512f avx512_bf16", False),
+        ("fpu amx_bf16 amx_tile", False),
+        ("Features : fp asimd bf16", False),
+        ("fpu avx2 avx512f", True),
+        (None, False),
+    ],
+)
+def test_bf16_without_instructions_for_it_is_noted(
+    base: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    flags: str | None,
+    slow: bool,
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    if flags is not None:
+        cpuinfo.write_text(f"processor : 0\nflags : {flags}\n")
+    monkeypatch.setattr(job_rules, "CPUINFO", cpuinfo)
+    notes = parse(command_line(base, "--bf16"), 1).notes
+    assert [note.split()[0] for note in notes] == (["--bf16"] if slow else [])
+    assert parse(command_line(base, ""), 1).notes == ()
+    assert parse(command_line(base, "--bf16 --dry-run"), 1).notes == ()
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -47,7 +47,6 @@ MISSING = {
     "llm-jp 175b": {
         "checkpoints",
         "fp8 and fp4",
-        "other tokenizers",
         "recomputation",
         "TensorBoard and Weights & Biases",
         "tensor parallelism",

@@ -43,6 +43,11 @@ class Answer:
     read: Callable[[Line, Sequence[str]], str] | None = None
     feature: str = ""
 
+    @property
+    def is_name(self) -> bool:
+        """Whether it is another name of flags of ours, on every line."""
+        return self.kind == "rewritten" and self.when is None and self.read is None
+
     def takes(self, values: Sequence[str]) -> bool:
         """Whether the values have the answer's form."""
         if self.form.startswith("{"):

@@ -1,7 +1,8 @@
 """What this project does not do, by name, and the flags that ask for it.
 
-Each row is refused in the same words wherever it is asked for. Whoever builds a feature deletes its
-row, and declares its flags in ``megatron/config/flags.py``.
+Each row is refused in the same words wherever it is asked for. Some of its flags change nothing
+where the feature is not asked for: those are noted there. Whoever builds a feature deletes its row,
+and declares its flags in ``megatron/config/flags.py``.
 """
 
 from collections.abc import Iterator
@@ -9,6 +10,39 @@ from dataclasses import dataclass
 from typing import Final
 
 from megatron.config.foreign.answer import Row, rows
+from megatron.config.foreign.conditions import (
+    CONSTANT_DECAY,
+    GROUPS_OF_PIPELINE,
+    INDEXED,
+    LIMIT_IN_MICROBATCHES,
+    NO_ANNEALING,
+    NO_CHECKPOINTS,
+    NO_FP8,
+    NO_RECOMPUTATION,
+    NO_RECORDS,
+    NO_SGD,
+    NOT_LOADED,
+    OWN_TOKENIZER,
+    SAME_STD,
+    WITH_ROPE,
+)
+from megatron.config.foreign.line import ONE_REPLICA, Condition, at_one, beside, without
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Flags of a missing feature that change nothing where it is not asked for.
+
+    Attributes:
+        reason: why.
+        when: where; elsewhere they are refused. ``None``: for the values that the flags are given
+            with here.
+        flags: the flags; see ``answer``.
+    """
+
+    reason: str
+    when: Condition | None
+    flags: str
 
 
 @dataclass(frozen=True)
@@ -20,116 +54,163 @@ class Feature:
         lack: what is missing, in a clause.
         way_out: what to do instead.
         flags: the flags that ask for it, and values of this project's flags; see ``answer``.
+        idle: flags that ask for nothing on some lines.
     """
 
     name: str
     lack: str
     way_out: str
     flags: str
+    idle: tuple[Idle, ...] = ()
 
     @property
     def reason(self) -> str:
         """Why its flags are refused, and the way out."""
         return f"{self.lack}; {self.way_out}"
 
+    @property
+    def noted(self) -> Iterator[Row]:
+        """The flags that change nothing, where they do not."""
+        for idle in self.idle:
+            yield from rows("noted", idle.reason, idle.flags, idle.when)
 
-def missing() -> Iterator[Row]:
-    """The flags, with what is missing for each."""
-    for feature in FEATURES:
-        yield from rows("refused", feature.reason, feature.flags, feature=feature.name)
+    @property
+    def refused(self) -> Iterator[Row]:
+        """The flags that are refused wherever no other answer stands before."""
+        conditional = (idle.flags for idle in self.idle if idle.when is not None)
+        for flags in (self.flags, *conditional):
+            yield from rows("refused", self.reason, flags, feature=self.name)
 
 
 _LEAVE_IT_OUT: Final = "leave it out"
 
-TENSOR_PARALLELISM: Final = Feature(
-    "tensor parallelism",
-    "layers are not split over ranks yet",
-    "use --tensor-model-parallel-size 1, and more pipeline ranks instead",
-    """
-        --tensor-model-parallel-size N>1 --sequence-parallel --distribute-saved-activations
-        --tp-comm-overlap --tp-comm-overlap-cfg N --tp-comm-bootstrap-backend N
-        --scatter-gather-tensors-in-pipeline --tp-comm-* [...] --disable-tp-comm-* [...]
-        """,
-)
-
+# The formatter is off so that the flags read as a table.
+# fmt: off
 DATA_PARALLELISM: Final = Feature(
     "data parallelism",
     "there is no data parallelism yet",
     "start as many ranks as one copy of the model has",
-    """
-        --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather
-        --overlap-param-gather-with-optimizer-step --delay-grad-reduce --delay-param-gather
-        --no-delay-grad-reduce --no-align-grad-reduce --no-align-param-gather --align-grad-reduce
-        --align-param-gather --ddp-num-buckets N --ddp-bucket-size N --ddp-average-in-collective
-        --ddp-pad-buckets-for-high-nccl-busbw --ddp-* [...] --average-in-collective
-        --grad-reduce-in-bf16 --num-distributed-optimizer-instances N --data-parallel-random-init
-        --data-parallel-sharding-strategy N --use-tp-pp-dp-mapping --use-torch-fsdp2
-        --use-megatron-fsdp --use-custom-fsdp --fsdp-* [...] --zero-stage N
-        --zero-allgather-bucket-size N --zero-reduce-bucket-size N --zero-contigious-gradients
-        --zero-reduce-scatter --no-contiguous-buffers-in-local-ddp
-        --use-contiguous-buffers-in-local-ddp --use-contiguous-* [...] --fp32-allreduce
-        --DDP-impl N
-        """,
+    "",
+    idle=(
+        Idle("there is nothing to reduce, shard or gather over replicas", ONE_REPLICA, """
+            --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather
+            --overlap-param-gather-with-optimizer-step --delay-grad-reduce
+            --delay-param-gather --no-delay-grad-reduce --no-align-grad-reduce
+            --no-align-param-gather --align-grad-reduce --align-param-gather
+            --ddp-num-buckets N --ddp-bucket-size N --ddp-average-in-collective
+            --ddp-pad-buckets-for-high-nccl-busbw --ddp-* [...] --average-in-collective
+            --grad-reduce-in-bf16 --num-distributed-optimizer-instances N
+            --data-parallel-random-init
+            --data-parallel-sharding-strategy N
+            --use-tp-pp-dp-mapping --use-torch-fsdp2 --use-megatron-fsdp --use-custom-fsdp
+            --fsdp-* [...] --zero-stage N --zero-allgather-bucket-size N
+            --zero-reduce-bucket-size N --zero-contigious-gradients --zero-reduce-scatter
+            --no-contiguous-buffers-in-local-ddp --use-contiguous-buffers-in-local-ddp
+            --use-contiguous-* [...] --fp32-allreduce --DDP-impl N"""),
+    ),
 )
 
 FEATURES: Final = (
-    TENSOR_PARALLELISM,
+    Feature(
+        "tensor parallelism",
+        "layers are not split over ranks yet",
+        "use --tensor-model-parallel-size 1, and more pipeline ranks instead",
+        """
+        --tensor-model-parallel-size N>1
+        """,
+        idle=(
+            Idle("layers are not split over tensor-parallel ranks",
+                at_one("--tensor-model-parallel-size"), """
+                --sequence-parallel --distribute-saved-activations --tp-comm-overlap
+                --tp-comm-overlap-cfg N --tp-comm-bootstrap-backend N --tp-comm-* [...]
+                --disable-tp-comm-* [...] --scatter-gather-tensors-in-pipeline"""),
+        ),
+    ),
     DATA_PARALLELISM,
     Feature(
         "context parallelism",
         "a sequence is not split over ranks yet",
         "use 1, and more pipeline ranks instead",
         """
-        --context-parallel-size N --cp-comm-type N ... --hierarchical-context-parallel-sizes N ...
-        --use-cp-* [...] --ds-sequence-parallel-size N --ds-sequence-parallel-* [...]
+        --context-parallel-size N --ds-sequence-parallel-size N --ds-sequence-parallel-* [...]
         """,
+        idle=(
+            Idle("a sequence is never split", None, """
+                --context-parallel-size {1} --ds-sequence-parallel-size {1}"""),
+            Idle("a sequence is never split", at_one("--context-parallel-size"), """
+                --cp-comm-type N ... --hierarchical-context-parallel-sizes N ...
+                --use-cp-* [...]"""),
+        ),
     ),
     Feature(
         "checkpoints",
         "checkpoints are not written or read yet",
         "leave it out to start from scratch and save nothing",
         """
-        --save N --load N --pretrained-checkpoint N --save-interval N --save-retain-interval N
-        --save-* [...] --non-persistent-save-interval N --non-persistent-* [...] --no-save-optim
-        --no-save-rng --no-load-optim --no-load-rng --no-load-lr-state --finetune --ckpt-step N
-        --load-iteration N --use-checkpoint-args --no-use-tokenizer-model-from-checkpoint-args
-        --exit-on-missing-checkpoint --override-opt_param-scheduler
-        --use-checkpoint-opt_param-scheduler --override-lr-scheduler --use-checkpoint-lr-scheduler
-        --reset-lr-scheduler --ckpt-format N --ckpt-convert-format N --ckpt-convert-save N
-        --ckpt-convert-update-legacy-dist-opt-format --auto-detect-ckpt-format --dist-ckpt-format N
-        --use-dist-ckpt --async-save --use-persistent-ckpt-worker --ckpt-fully-parallel-load
-        --ckpt-fully-parallel-save --no-ckpt-fully-parallel-save --ckpt-assume-constant-structure
-        --dist-ckpt-strictness N --dist-ckpt-optim-fully-reshardable --verify-integrity
-        --log-progress --no-initialization --use-gcp-dynamic-checkpointing --universal-checkpoint
-        --ckpt-* [...] --dist-ckpt-* [...]
+        --save N --load N --pretrained-checkpoint N --save-* [...] --ckpt-convert-format N
+        --ckpt-convert-save N --ckpt-convert-update-legacy-dist-opt-format --no-initialization
+        --use-gcp-dynamic-checkpointing --universal-checkpoint --load-tag N
+        --no-load-main-params-from-ckpt
         """,
+        idle=(
+            Idle("nothing is saved", without("--save"), """
+                --save-interval N --save-retain-interval N --non-persistent-save-interval N
+                --non-persistent-* [...] --no-save-optim --no-save-rng --async-save
+                --use-persistent-ckpt-worker --ckpt-fully-parallel-save
+                --no-ckpt-fully-parallel-save --ckpt-assume-constant-structure
+                --verify-integrity --log-progress"""),
+            Idle("nothing is loaded", NOT_LOADED, """
+                --no-load-optim --no-load-rng --no-load-lr-state --reset-iteration --finetune
+                --ckpt-step N --load-iteration N --use-checkpoint-args
+                --no-use-tokenizer-model-from-checkpoint-args --exit-on-missing-checkpoint
+                --override-opt_param-scheduler --use-checkpoint-opt_param-scheduler
+                --override-lr-scheduler --use-checkpoint-lr-scheduler --reset-lr-scheduler
+                --auto-detect-ckpt-format --ckpt-fully-parallel-load --dist-ckpt-strictness N"""),
+            Idle("nothing is saved or loaded", NO_CHECKPOINTS, """
+                --ckpt-format N --dist-ckpt-format N --use-dist-ckpt
+                --dist-ckpt-optim-fully-reshardable --ckpt-* [...] --dist-ckpt-* [...]"""),
+        ),
     ),
     Feature(
         "fp16",
         "fp16 and its loss scale are not built yet",
         "use --bf16, which needs no loss scale",
         """
-        --fp16 --loss-scale N --initial-loss-scale N --min-loss-scale N --loss-scale-window N
-        --loss-scaling-factor N --hysteresis N --fp16-lm-cross-entropy
+        --fp16
         """,
+        idle=(
+            Idle("only fp16 needs a loss scale", without("--fp16"), """
+                --loss-scale N --initial-loss-scale N --min-loss-scale N --loss-scale-window N
+                --loss-scaling-factor N --dynamic-loss-scale --hysteresis N
+                --fp16-lm-cross-entropy"""),
+        ),
     ),
     Feature(
         "fp8 and fp4",
         "nothing is computed in fewer than 16 bits yet",
         "use --bf16",
         """
-        --fp8-format N --fp8 N --fp8-recipe N --fp8-param-gather --fp8-amax-history-len N
-        --fp8-amax-compute-algo N --fp8-margin N --fp8-interval N --no-fp8-wgrad
-        --first-last-layers-bf16 --num-layers-at-start-in-bf16 N --num-layers-at-end-in-bf16 N
-        --transformer-impl {transformer_engine} --te-rng-tracker --fp8-* [...] --fp4-* [...]
-        --fp8-hybrid --fp8-e4m3
+        --fp8-format N --fp8 N --fp4-* [...] --fp8-hybrid --fp8-e4m3
         """,
+        idle=(
+            Idle("layers are PyTorch's own, with the same mathematics", NO_FP8, """
+                --transformer-impl {transformer_engine} --te-rng-tracker"""),
+            Idle("nothing is computed in fp8", NO_FP8, """
+                --fp8-recipe N --fp8-param-gather --fp8-amax-history-len N
+                --fp8-amax-compute-algo N --fp8-margin N --fp8-interval N --no-fp8-wgrad
+                --first-last-layers-bf16 --num-layers-at-start-in-bf16 N
+                --num-layers-at-end-in-bf16 N --fp8-* [...]"""),
+        ),
     ),
     Feature(
         "an fp32 residual stream under bf16",
         "activations between the layers are in the type of the parameters",
         _LEAVE_IT_OUT,
-        "--fp32-residual-connection",
+        "",
+        idle=(
+            Idle("the activations are fp32", without("--bf16", "--fp16"), """
+                --fp32-residual-connection"""),
+        ),
     ),
     Feature(
         "optimizer states in fewer bits",
@@ -138,19 +219,28 @@ FEATURES: Final = (
         """
         --main-grads-dtype N --main-params-dtype N --exp-avg-dtype N --exp-avg-sq-dtype N
         """,
+        idle=(
+            Idle("it is always fp32", None, """
+                --main-grads-dtype {fp32} --main-params-dtype {fp32} --exp-avg-dtype {fp32}
+                --exp-avg-sq-dtype {fp32}"""),
+        ),
     ),
     Feature(
         "recomputation",
         "activations are not recomputed yet",
         "leave it out (--pipeline-schedule v-half or v-min holds fewer of them)",
         """
-        --recompute-activations --recompute-granularity N --recompute-method N
-        --recompute-num-layers N --recompute-modules N ... --checkpoint-activations
-        --checkpoint-num-layers N --activations-checkpoint-method N
-        --activations-checkpoint-num-layers N --deepspeed-activation-checkpointing
-        --partition-activations --contigious-checkpointing --checkpoint-in-cpu
-        --synchronize-each-layer --profile-backward --recompute-* [...]
+        --recompute-activations --recompute-granularity N --checkpoint-activations
+        --recompute-* [...]
         """,
+        idle=(
+            Idle("recomputation is not asked for", NO_RECOMPUTATION, """
+                --recompute-method N --recompute-num-layers N --recompute-modules N ...
+                --activations-checkpoint-method N --activations-checkpoint-num-layers N
+                --checkpoint-num-layers N --deepspeed-activation-checkpointing
+                --partition-activations --contigious-checkpointing --checkpoint-in-cpu
+                --synchronize-each-layer --profile-backward"""),
+        ),
     ),
     Feature(
         "offloading",
@@ -160,7 +250,8 @@ FEATURES: Final = (
         --cpu-offload --cpu-offloading-num-layers N --cpu-optimizer --cpu-torch-adam
         --optimizer-cpu-offload --optimizer-offload-fraction N --offload-chunk-num N
         --offload-time N --auto-offload-time --offload-overlap-sr --offload-* [...]
-        --cpu-offload* [...] --remote-device N --use-pin-memory
+        --cpu-offload* [...] --remote-device N --use-pin-memory --optimizer-offload-policy N
+        --optimizer-offload-auto-threshold N
         """,
     ),
     Feature(
@@ -169,33 +260,43 @@ FEATURES: Final = (
         "for data that is tokenized already, use --tokenizer-type NullTokenizer with "
         "--vocab-size N",
         """
-        --tokenizer-type {HuggingFaceTokenizer,GPT2BPETokenizer,Llama2Tokenizer,Llama3Tokenizer}
+        --tokenizer-type {HuggingFaceTokenizer,GPT2BPETokenizer,Llama3Tokenizer}
         --tokenizer-type {TikTokenizer,BertWordPieceLowerCase,BertWordPieceCase,PretrainedFromHF}
         --tokenizer-type {MultimodalTokenizer,NullMultimodalTokenizer,SFTTokenizer,FalconTokenizer}
         --tokenizer-type {TokenizerFromFile,TokenizerFromFileWithFIM,GPT2BPETokenizerWithFIM}
         --tokenizer-type {CharLevelTokenizer,ByteLevelTokenizer,HFTokenizer,HFAutoTokenizer}
-        --tokenizer-type {HFGPT2Tokenizer} --tokenizer-name-or-path N --vocab-file N --merge-file N
-        --merges-file N --tokenizer-file N --vocab-extra-ids N --vocab-extra-ids-list N ...
-        --no-new-tokens --extra-vocab-size N --patch-tokenizer-type N --tiktoken-pattern N
-        --tiktoken-num-special-tokens N --tiktoken-special-tokens N ...
+        --tokenizer-type {HFGPT2Tokenizer} --merges-file N --tokenizer-file N
+        --vocab-extra-ids N --vocab-extra-ids-list N ... --no-new-tokens --extra-vocab-size N
+        --patch-tokenizer-type N --tiktoken-num-special-tokens N --tiktoken-special-tokens N ...
         --tokenizer-special-tokens N ... --tokenizer-prompt-format N --tokenizer-kwargs N ...
-        --trust-remote-code --tokenizer-* [...]
+        --tokenizer-* [...]
         """,
+        idle=(
+            Idle("the tokenizer has a file of its own or none", OWN_TOKENIZER, """
+                --vocab-file N --merge-file N --tiktoken-pattern N --tiktoken-* [...]
+                --tokenizer-name-or-path N --trust-remote-code"""),
+            Idle("no ids are added to the tokenizer's", None, """
+                --vocab-extra-ids {0} --extra-vocab-size {0}"""),
+        ),
     ),
     Feature(
         "TensorBoard and Weights & Biases",
         "records for TensorBoard or Weights & Biases are not written yet",
         "leave it out (the printed lines have the figures)",
         """
-        --tensorboard-dir N --tensorboard-log-interval N --tensorboard-queue-size N
-        --log-timers-to-tensorboard --log-batch-size-to-tensorboard
-        --log-learning-rate-to-tensorboard --log-loss-scale-to-tensorboard
-        --log-memory-to-tensorboard --log-validation-ppl-to-tensorboard
-        --log-world-size-to-tensorboard --log-optimizer-states-to-tensorboard --wandb-project N
-        --wandb-name N --wandb-exp-name N --wandb-entity N --wandb-entity-name N --wandb-save-dir N
-        --wandb-mode N --wandb-* [...] --tensorboard-* [...] --log-*-to-tensorboard [...]
-        --mlflow-* [...] --clearml-* [...]
+        --tensorboard-dir N --wandb-project N --wandb-name N --wandb-entity-name N
+        --wandb-mode N --tensorboard-* [...] --mlflow-* [...] --clearml-* [...]
         """,
+        idle=(
+            Idle("only --tensorboard-dir and --wandb-project write records", NO_RECORDS, """
+                --tensorboard-log-interval N --tensorboard-queue-size N
+                --log-timers-to-tensorboard --log-batch-size-to-tensorboard
+                --log-learning-rate-to-tensorboard --log-loss-scale-to-tensorboard
+                --log-memory-to-tensorboard --log-validation-ppl-to-tensorboard
+                --log-world-size-to-tensorboard --log-optimizer-states-to-tensorboard
+                --log-*-to-tensorboard [...] --wandb-entity N --wandb-exp-name N
+                --wandb-save-dir N --wandb-* [...]"""),
+        ),
     ),
     Feature(
         "further figures in the log",
@@ -204,7 +305,9 @@ FEATURES: Final = (
         """
         --log-params-norm --log-num-zeros-in-grad --log-straggler --log-energy
         --log-max-attention-logit --record-memory-history --memory-snapshot-path N
-        --profile-memory-iter N --config-logger-dir N --timing-log-level N
+        --profile-memory-iter N --config-logger-dir N --timing-log-level N --structured-logs
+        --structured-logs-dir N --transformer-timers --metrics N ... --log-device-memory-used
+        --log-memory-interval N
         """,
     ),
     Feature(
@@ -212,8 +315,23 @@ FEATURES: Final = (
         "every iteration has the same batch",
         "give the last size with --global-batch-size alone",
         """
-        --rampup-batch-size N ... --step-batch-size-schedule N ... --decrease-batch-size-if-needed
-        --curriculum-learning --curriculum-* [...]
+        --rampup-batch-size N ... --step-batch-size-schedule N ...
+        """,
+        idle=(
+            Idle("batches do not grow",
+                without("--rampup-batch-size", "--step-batch-size-schedule"), """
+                --decrease-batch-size-if-needed"""),
+        ),
+    ),
+    Feature(
+        "curricula and dropped tokens",
+        "all samples are whole, and read in one order",
+        _LEAVE_IT_OUT,
+        """
+        --curriculum-learning --curriculum-* [...] --data-efficiency-* [...] --random-ltd
+        --random-ltd-* [...] --train-idx-path N --train-doc-idx-path N --train-sample-idx-path N
+        --train-shuffle-idx-path N --custom-token-counting --shuffle-sample-in-corpus
+        --blend-sample-in-corpus
         """,
     ),
     Feature(
@@ -222,8 +340,13 @@ FEATURES: Final = (
         "leave it out (--exit-interval N ends a run early)",
         """
         --exit-duration-in-mins N --exit-signal-handler --exit-signal-handler-for-* [...]
-        --exit-signal N --trigger-path N --kill-switch-path N --kill-switch-file N
+        --trigger-path N --kill-switch-path N --kill-switch-file N --adlr-autoresume
+        --adlr-autoresume-interval N --phase-transition-iterations N
         """,
+        idle=(
+            Idle("a run ends by its length only", without("--exit-signal-handler"), """
+                --exit-signal N"""),
+        ),
     ),
     Feature(
         "documents kept apart in a sample",
@@ -238,12 +361,14 @@ FEATURES: Final = (
         "validation and test are shares of the --data-path",
         "give all prefixes with --data-path, and the shares with --split",
         """
-        --train-data-path N ... --valid-data-path N ... --test-data-path N ... --train-data N ...
-        --valid-data N ... --test-data N ... --data-args-path N --per-split-data-args-path N
-        --multiple-validation-sets --full-validation --train-weighted-split-paths N ...
-        --valid-weighted-split-paths N ... --test-weighted-split-paths N ...
-        --train-weighted-split-paths-path N --valid-weighted-split-paths-path N
-        --test-weighted-split-paths-path N
+        --train-data-path N ... --valid-data-path N ... --test-data-path N ...
+        --train-data N ... --valid-data N ... --test-data N ... --data-args-path N
+        --per-split-data-args-path N --multiple-validation-sets --full-validation
+        --train-weighted-split-paths N ... --valid-weighted-split-paths N ...
+        --test-weighted-split-paths N ... --train-weighted-split-paths-path N
+        --valid-weighted-split-paths-path N --test-weighted-split-paths-path N
+        --data-file-list N --data-file-list-* [...] --data-name N --data-dir N
+        --dataset-config N
         """,
     ),
     Feature(
@@ -251,10 +376,15 @@ FEATURES: Final = (
         "samples come from an indexed corpus (.bin and .idx), in one order",
         "make one with tools/sample_data.py or Megatron's preprocess_data.py",
         """
-        --data-impl N --dataset N --dataloader-type N --train-mode N --mmap-* [...] --fim-* [...]
-        --s3-cache-path N --object-storage-* [...] --mid-level-dataset-* [...] --use-prompt-dataset
-        --sft --max-padding-length N
+        --data-impl N --dataset N --dataloader-type N --train-mode N --mmap-* [...]
+        --fim-* [...] --s3-cache-path N --object-storage-* [...] --mid-level-dataset-* [...]
+        --use-prompt-dataset --sft --data-type N --variable-seq-lengths --lazy-loader --glm-mask
+        --transformer-type N
         """,
+        idle=(
+            Idle("samples of an indexed corpus fill --seq-length", INDEXED, """
+                --max-padding-length N"""),
+        ),
     ),
     Feature(
         "other optimizers",
@@ -262,30 +392,46 @@ FEATURES: Final = (
         "use --optimizer adam",
         """
         --optimizer {sgd,muon,dist_muon,lion,soap,adaptive_muon,adafactor,lamb,adagrad,ademamix}
-        --sgd-momentum N --muon-* [...] --lion-* [...] --soap-* [...] --ademamix-* [...]
-        --use-bnb-optimizer
+        --muon-* [...] --lion-* [...] --soap-* [...] --ademamix-* [...] --use-bnb-optimizer
         """,
+        idle=(
+            Idle("Adam has no momentum of this kind", NO_SGD, """
+                --sgd-momentum N"""),
+        ),
     ),
     Feature(
         "other learning rates and decays",
         "all weights have one rate, constant, linear or cosine, and one decay",
         "use --lr-decay-style cosine or linear, and --weight-decay",
         """
-        --lr-decay-style {WSD,inverse-square-root,exponential} --lr-wsd-decay-style N
-        --lr-wsd-decay-iters N --lr-wsd-decay-samples N --decoupled-lr N --decoupled-min-lr N
-        --start-weight-decay N --end-weight-decay N --weight-decay-incr-style N --use-mup
-        --mup-* [...] --head-lr-mult N
+        --lr-decay-style {WSD,inverse-square-root,exponential} --decoupled-lr N
+        --decoupled-min-lr N --weight-decay-incr-style N --use-mup --mup-* [...]
+        --head-lr-mult N
         """,
+        idle=(
+            Idle("a constant decay is given by --weight-decay", None, """
+                --weight-decay-incr-style {constant}"""),
+            Idle("the decay of weights does not change", CONSTANT_DECAY, """
+                --start-weight-decay N --end-weight-decay N"""),
+            Idle("the learning rate has no annealing phase", NO_ANNEALING, """
+                --lr-wsd-decay-style N --lr-wsd-decay-iters N --lr-wsd-decay-samples N"""),
+        ),
     ),
     Feature(
         "other position embeddings",
         "positions are a learned table, or queries and keys rotated by RoPE",
         "use --position-embedding-type rope or learned_absolute",
         """
-        --position-embedding-type {alibi,none,yarn,mrope,relative,xpos} --no-position-embedding
+        --position-embedding-type {alibi,none,yarn,mrope,relative,xpos}
         --rotary-seq-len-interpolation-factor N --use-alibi-position-embeddings --yarn-* [...]
         --mrope-* [...] --relative-attention-* [...] --rotary-scaling-factor N --no-rope-freq N
         """,
+        idle=(
+            Idle("the learned table is left out", WITH_ROPE, """
+                --no-position-embedding"""),
+            Idle("positions are not interpolated", None, """
+                --rotary-seq-len-interpolation-factor {1,1.0}"""),
+        ),
     ),
     Feature(
         "other layers",
@@ -294,17 +440,24 @@ FEATURES: Final = (
         """
         --embed-layernorm --spec N ... --transformer-impl N --parallel-attn --parallel-layernorm
         --apply-residual-connection-post-layernorm --apply-residual-connection-post-norm
-        --normalization {SyncRMSNorm,apexRMSNorm,ScaleNorm} --glu-activation N --geglu --quick-gelu
-        --openai-gelu --reglu --liglu --activation-func-* [...] --xielu --embedding-multiplier N
-        --init-method-xavier-uniform --embedding-init-method-std N
+        --normalization {SyncRMSNorm,apexRMSNorm,ScaleNorm} --glu-activation N --geglu
+        --quick-gelu --openai-gelu --reglu --liglu --activation-func-* [...] --xielu
+        --embedding-multiplier N --init-method-xavier-uniform
         --use-embedding-init-method-* [...] --attention-head-type N --multi-latent-attention
         --q-lora-rank N --kv-lora-rank N --qk-head-dim N --qk-pos-emb-head-dim N --v-head-dim N
         --window-size N --window-attn-skip-freq N --sliding-window-size N --sliding-window N
         --softmax-type N --attention-output-gate --attention-chunk-size N --attention-bias
         --post-self-attn-norm --post-mlp-norm --mtp-num-layers N --mtp-* [...] --mamba-* [...]
         --hybrid-* [...] --is-hybrid-model --linear-attention-* [...]
-        --heterogeneous-layers-* [...] --use-kan --lora-* [...]
+        --heterogeneous-layers-* [...] --use-kan --lora-* [...] --use-embedding-scaling
+        --use-normhead --compression-training
         """,
+        idle=(
+            Idle("it is the same deviation", SAME_STD, """
+                --embedding-init-method-std N"""),
+            Idle("attention heads are all of one kind", None, """
+                --attention-head-type {multihead}"""),
+        ),
     ),
     Feature(
         "other losses",
@@ -320,27 +473,45 @@ FEATURES: Final = (
         _LEAVE_IT_OUT,
         """
         --num-experts N ... --expert-model-parallel-size N --expert-tensor-parallel-size N
-        --expert-* [...] --moe-* [...] --create-moe-param-group --disable-moe-token-dropping
         --enable-expert-tensor-parallelism --mlp-type N --topk N
         """,
+        idle=(
+            Idle("every token passes the same layers", None, """
+                --expert-model-parallel-size {1} --expert-tensor-parallel-size {1}
+                --num-experts {1}"""),
+            Idle("every token passes the same layers", without("--num-experts"), """
+                --expert-* [...] --moe-* [...] --overlap-moe-* [...] --create-moe-param-group
+                --disable-moe-token-dropping"""),
+        ),
     ),
     Feature(
         "other spreads of the layers",
         "layers are spread by number, by FLOPs or by a list",
         "use --layer-distribution remainder, redis or N,N,...",
         """
-        --pp-partition-method N --standalone-embedding-stage --pipeline-model-parallel-split-rank N
-        --microbatch-group-size-per-virtual-pipeline-stage N --interleave-group-size N
-        --num-seq-splits N
+        --pp-partition-method N --standalone-embedding-stage
+        --pipeline-model-parallel-split-rank N --interleave-group-size N --num-seq-splits N
         """,
+        idle=(
+            Idle("groups of microbatches are of the number of pipeline ranks",
+                GROUPS_OF_PIPELINE, """
+                --microbatch-group-size-per-virtual-pipeline-stage N"""),
+        ),
     ),
     Feature(
         "a memory limit in bytes",
         "the limit of a schedule is a number of microbatches",
         "use --zero-bubble-max-pending-backward MICROBATCHES",
-        """
-        --zero-bubble-max-pending-backward {auto} --zero-bubble-adaptive-memory-limit-percentile N
-        """,
+        "",
+        idle=(
+            Idle("a V schedule has its own memory", beside("--zero-bubble-v-schedule"), """
+                --zero-bubble-adaptive-memory-limit-percentile N"""),
+            Idle("the limit is given in microbatches", LIMIT_IN_MICROBATCHES, """
+                --zero-bubble-adaptive-memory-limit-percentile N"""),
+            Idle("no zero-bubble schedule is asked for", without("--enable-zero-bubble"), """
+                --zero-bubble-adaptive-memory-limit-percentile N
+                --zero-bubble-max-pending-backward {auto}"""),
+        ),
     ),
     Feature(
         "steps that are checked, repeated or skipped",
@@ -351,7 +522,12 @@ FEATURES: Final = (
         --iterations-to-skip N ... --skip-train --skip-train-iteration-range N ...
         --skip-samples N ... --deterministic-mode --enable-ft-package --ft-* [...]
         --calc-ft-timeouts --inprocess-* [...] --replication [...] --replication-* [...]
+        --train-range-to-skip N ... --batch-invariant-mode
         """,
+        idle=(
+            Idle("no step is repeated to check it", None, """
+                --rerun-mode {disabled}"""),
+        ),
     ),
     Feature(
         "settings in a file",
@@ -369,7 +545,8 @@ FEATURES: Final = (
         --bert-* [...] --retro-* [...] --vision-* [...] --dino-* [...] --ict-* [...]
         --biencoder-* [...] --rl-* [...] --grpo-* [...] --decoder-num-layers N
         --decoder-seq-length N --mask-prob N --short-seq-prob N --no-binary-head --num-classes N
-        --img-h N --img-w N --freeze-* [...] --distill* [...] --kd-* [...] --mos --export-* [...]
+        --img-h N --img-w N --freeze-* [...] --distill* [...] --kd-* [...] --mos
+        --export-* [...]
         """,
     ),
 )

@@ -7,6 +7,7 @@ Megatron-LLM of EPFL, and the forks of BigCode and llm-jp.
 
 from collections.abc import Iterator, Sequence
 
+from megatron.config.flags import SCHEDULE_PROFILE_ITERATIONS
 from megatron.config.foreign.answer import Row, rows
 from megatron.config.foreign.line import SHORTER_TOKENS, Condition, Line
 
@@ -37,18 +38,25 @@ def _timers(start: str, end: str) -> Iterator[Row]:
 
     def measures(line: Line) -> bool:
         first = line.number(start, 1)
-        return first < line.number(end, first + 1) and not 0 < line.last_iteration <= first
+        after = line.number(end, first + SCHEDULE_PROFILE_ITERATIONS)
+        return first < after and not 0 < line.last_iteration < after
 
-    when = Condition("where iterations remain to be measured and trained", measures)
+    when = Condition(
+        "where iterations remain to be measured, and to be trained after them", measures
+    )
     yield from rows("rewritten", "--profile-schedule-start {} --replan", f"{start} N", when)
     yield from rows("rewritten", "--profile-schedule-end {}", f"{end} N", when)
-    never = f"no iteration lies from {start} to {end} with another after it"
+    never = f"no iteration from {start} to {end} can be timed and planned with before the run ends"
     yield from rows("noted", never, f"{start} N\n{end} N")
 
 
 def _uneven(line: Line) -> bool:
     stages = line.number("--pipeline-model-parallel-size", 1)
-    told = ("--enable-layer-redistribution", "--layer-distribution")
+    told = (
+        "--enable-layer-redistribution",
+        "--layer-distribution",
+        "--num-layers-per-virtual-pipeline-stage",
+    )
     return line.number("--num-layers") % max(stages, 1) != 0 and line.given.keys().isdisjoint(told)
 
 
@@ -89,6 +97,7 @@ _NAMES = (
         "--virtual-pipeline-model-parallel-size N",
     ),
     ("--micro-batch-size {}", "--batch-size N"),
+    ("--ffn-hidden-size {}", "--intermediate-size N"),
     ("--lr-warmup-fraction {}", "--warmup N"),
     ("--position-embedding-type rope", """
         --use-rotary-position-embeddings
@@ -117,6 +126,8 @@ _NAMES = (
     ("--z-loss-coeff 1e-4", "--use-z-loss"),
     ("--optimizer adam", "--optimizer {adamw,Adam,AdamW}"),
     ("--eval-iters 0", "--eval-iters {-1}"),
+    # They number the tokens alike, and end a document with </s>; only text is cut differently.
+    ("--tokenizer-type GPTSentencePieceTokenizer", "--tokenizer-type {Llama2Tokenizer}"),
     ("--pipeline-schedule 1f1b-v", "--enable-1f1b-v"),
     (
         "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split",
@@ -129,7 +140,7 @@ _NAMES = (
 _COMPUTED = (
     (
         "--group-query-attention --num-query-groups {}, or nothing where it is the number of heads",
-        "--num-key-value-heads N\n--num-attention-heads-kv N\n--num-kv-heads N",
+        "--num-key-value-heads N\n--num-attention-heads-kv N\n--num-kv-heads N\n--n-head-kv N",
         _grouped,
     ),
     (

@@ -5,11 +5,16 @@ from typing import Final
 from megatron.config.declare import all_declarations
 from megatron.config.flags import Flags
 from megatron.config.foreign.answer import Answers
-from megatron.config.foreign.missing import missing
+from megatron.config.foreign.missing import FEATURES
 from megatron.config.foreign.noted import noted
 from megatron.config.foreign.read_as import read_as
 
-_ROWS: Final = (*read_as(), *noted(), *missing())
+_ROWS: Final = (
+    *read_as(),
+    *noted(),
+    *(row for feature in FEATURES for row in feature.noted),
+    *(row for feature in FEATURES for row in feature.refused),
+)
 _OURS: Final = all_declarations(Flags)
 
 OTHER_FLAGS: Final = Answers([row for row in _ROWS if row[0] not in _OURS])
