@@ -144,7 +144,8 @@ class Declaration:
 
     def shown(self, value: object) -> str:
         """The flag with a value, as it stands on a command line."""
-        return self.option if value is True else f"{self.option} {value}"
+        words = " ".join(map(str, value)) if isinstance(value, tuple) else value
+        return self.option if value is True else f"{self.option} {words}"
 
     def asks(self, value: object) -> bool:
         """Whether a value asks for something: it is neither the default nor a 0 in its place."""

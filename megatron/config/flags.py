@@ -51,11 +51,24 @@ class ModelFlags:
     rotary_base: int = flag(10000, "RoPE theta.", COUNT, idle_without=_ROPE)
     rotary_percent: float = flag(1.0, "Share of each head that RoPE rotates.", PERCENT,
         idle_without=_ROPE)
+    rotary_interleaved: bool = flag(False,
+        "RoPE turns channels 2i and 2i + 1 together, not channels of two halves.",
+        idle_without=_ROPE)
+    use_rope_scaling: bool = flag(False,
+        "Scale the low frequencies of RoPE down as Llama 3.1 does, whose samples had 8192 tokens "
+        "before.", idle_without=_ROPE)
+    rope_scaling_factor: float = flag(8.0, "What the lowest of them are divided by.", COUNT,
+        idle_without="--use-rope-scaling")
     normalization: Literal["LayerNorm", "RMSNorm"] = flag("LayerNorm", "Kind of all norms.")
     norm_epsilon: float = flag(1e-5, "Epsilon of all norms.", POSITIVE)
     swiglu: bool = flag(False, "SiLU-gated MLP instead of GELU.")
+    squared_relu: bool = flag(False, "Squared ReLU in the MLP instead of GELU.",
+        excludes="--swiglu")
     qk_layernorm: bool = flag(False, "Normalise queries and keys per head.")
     disable_bias_linear: bool = flag(False, "No biases in the linear layers.")
+    add_qkv_bias: bool = flag(False,
+        "Biases of queries, keys and values in spite of --disable-bias-linear.",
+        idle_without="--disable-bias-linear")
     untie_embeddings_and_output_weights: bool = flag(False, "An output matrix of its own.")
     attention_dropout: float = flag(0.1, "Dropout on attention probabilities.", SHARE)
     hidden_dropout: float = flag(0.1, "Dropout on the embedding and on the residual branches.",
@@ -130,6 +143,10 @@ class PipelineFlags:
         "the slowest stage as fast as possible; or a list, in the order in which the data flows.",
         unset="even",
         metavar="{even,remainder,redis}|N,N,...")
+    pipeline_model_parallel_layout: str | None = flag(None,
+        "The stages in Megatron-Core's words, in the order in which the data flows, as in "
+        "'Et*2|(t*2|)*6t*2L': E is the embedding, t a transformer layer, L the loss, | ends a "
+        "stage. More stages than ranks imply interleaved.", unset="none", metavar="LAYOUT")
     enable_layer_redistribution: bool = flag(False,
         "The original's name of --vocab-parallel redis.")
     final_stage_num_layers: int | None = flag(None, "With redis: layers of the last stage.",
@@ -207,16 +224,19 @@ class DataFlags:
 
     data_path: tuple[str, ...] = flag((),
         "Prefix of a .bin and .idx file; or several prefixes with a weight before each.",
-        unset="required but for --dry-run", metavar="[WEIGHT] PREFIX ...")
+        unset="required but for --dry-run and --mock-data", metavar="[WEIGHT] PREFIX ...")
+    mock_data: bool = flag(False,
+        "Train on documents that are made up and only count, without any data; --vocab-size is "
+        "enough of a tokenizer.", excludes="--data-path")
     split: str = flag("969,30,1", "Shares of the documents for training, validation and test.")
     tokenizer_type: str | None = flag(None,
         "Megatron's name: GPTSentencePieceTokenizer, SentencePieceTokenizer or NullTokenizer.",
-        unset="required but for --dry-run with --vocab-size")
+        unset="required but for --vocab-size with --dry-run or --mock-data")
     tokenizer_model: Path | None = flag(None, "File of the tokenizer.", unset="none",
         idle_with="--tokenizer-type NullTokenizer")
     vocab_size: int | None = flag(None, "Entries before padding.", COUNT, unset="the tokenizer's")
     data_cache_path: Path | None = flag(None, "Folder of the sample indices.",
-        unset="beside the data")
+        unset="beside the data", idle_with="--mock-data")
     eod_mask_loss: bool = flag(False, "No loss where the input is the end of a document.")
 
 

@@ -111,11 +111,12 @@ def _data_files(flags: Flags) -> Iterator[str]:
 
 def _tokenizer(flags: Flags) -> Iterator[str]:
     data = flags.data
-    if data.tokenizer_type is None and not (flags.log.dry_run and data.vocab_size):
+    needless = flags.log.dry_run or data.mock_data
+    if data.tokenizer_type is None and not (needless and data.vocab_size):
         yield (
             "--tokenizer-type is missing: give GPTSentencePieceTokenizer with --tokenizer-model "
             "FILE, or NullTokenizer with --vocab-size N for data without a tokenizer (Megatron's "
-            "GPT2BPETokenizer is not built yet)"
+            "GPT2BPETokenizer is not built yet); with --mock-data, --vocab-size N alone is enough"
         )
     else:
         yield from _faults(partial(vocabulary, data, flags.log.dry_run))

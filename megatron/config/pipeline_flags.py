@@ -16,6 +16,7 @@ from megatron.config.flags import (
     ParallelFlags,
     PipelineFlags,
 )
+from megatron.config.pipeline_layout import LAYOUT_FLAG, layout_faults, readable_layout
 from megatron.model.distribution import LayerDistribution
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAITS
 from megatron.schedules.treatments import TREATMENTS
@@ -60,7 +61,8 @@ def settle_pipeline(flags: Flags) -> Pipeline:
 
 
 def _schedule(flags: Flags) -> str:
-    return _agreed(_schedules(flags), DEFAULT_SCHEDULE)
+    whole = len(_layout(flags)) <= flags.parallel.pipeline_model_parallel_size
+    return _agreed(_schedules(flags), DEFAULT_SCHEDULE if whole else CHUNKED_SCHEDULES[0])
 
 
 def _treatment(flags: Flags) -> str:
@@ -166,18 +168,20 @@ def _limit_of_schedule(flags: Flags) -> Iterator[str]:
 
 
 _CHUNKS: Final = ("num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage")
+_LAYOUT: Final = "pipeline_model_parallel_layout"
 _ENDS: Final = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
 _ACCOUNTS: Final = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
 
 
 def _chunks(flags: Flags) -> int | None:
-    """Return the chunks of a rank if flags give them; 0 if the layers make no whole number."""
-    layers = flags.pipeline.num_layers_per_virtual_pipeline_stage
-    if layers is None:
-        return flags.pipeline.num_virtual_stages_per_pipeline_rank
-    chunks, rest = divmod(
-        flags.model.num_layers, layers * flags.parallel.pipeline_model_parallel_size
-    )
+    """Return the chunks of a rank if flags give them; 0 if they make no whole number."""
+    pipeline, ranks = flags.pipeline, flags.parallel.pipeline_model_parallel_size
+    if (layers := pipeline.num_layers_per_virtual_pipeline_stage) is not None:
+        chunks, rest = divmod(flags.model.num_layers, layers * ranks)
+    elif pipeline.num_virtual_stages_per_pipeline_rank is None and (layout := _layout(flags)):
+        chunks, rest = divmod(len(layout), ranks)
+    else:
+        return pipeline.num_virtual_stages_per_pipeline_rank
     return 0 if rest else chunks
 
 
@@ -216,6 +220,33 @@ def _chunk_layers_rule(flags: Flags) -> Iterator[str]:
         yield from _beside(given, _distributions(flags))
 
 
+def _layout(flags: Flags) -> tuple[int, ...]:
+    """Return the layers of a layout's stages; none if it is not given or cannot be read."""
+    return readable_layout(flags.pipeline.pipeline_model_parallel_layout)
+
+
+def _layout_rule(flags: Flags) -> Iterator[str]:
+    pipeline = flags.pipeline
+    if (text := pipeline.pipeline_model_parallel_layout) is not None:
+        yield from layout_faults(
+            text,
+            num_layers=flags.model.num_layers,
+            ranks=flags.parallel.pipeline_model_parallel_size,
+            chunks=pipeline.num_virtual_stages_per_pipeline_rank,
+            schedule=_schedule(flags),
+        )
+
+
+def _layout_note(flags: Flags) -> Iterator[str]:
+    treatment = _treatment(flags)
+    if _layout(flags) and TREATMENTS[treatment].is_sharded:
+        yield (
+            f"{LAYOUT_FLAG} {flags.pipeline.pipeline_model_parallel_layout} says where the "
+            f"transformer layers are and nothing else: {treatment} splits the embedding (E) and "
+            "the output layer with its loss (L) over all ranks"
+        )
+
+
 def _end_rule(flags: Flags) -> Iterator[str]:
     """Refuse flags on the layers of the first or the last stage where they cannot apply."""
     schedule = _schedule(flags)
@@ -244,6 +275,8 @@ def _distribution_rule(flags: Flags) -> Iterator[str]:
     if redistributed:
         others = [flag for flag in _distributions(flags) if flag not in redistributed]
         yield from _beside(redistributed[0], others)
+    elif layout := _given(flags.pipeline, _LAYOUT):
+        yield from _beside(layout[0], [flag for flag in _distributions(flags) if flag != layout[0]])
     elif text not in (None, "even"):
         yield from _beside(
             f"--layer-distribution {text}", _given(flags.pipeline, *_ENDS, *_ACCOUNTS)
@@ -268,7 +301,7 @@ def _beside(flag: str, others: Sequence[str]) -> Iterator[str]:
 def _distributions(flags: Flags) -> list[str]:
     """Return all given flags on the layers of the stages, redistribution first."""
     listed = flags.pipeline.layer_distribution != "redis"
-    names = (*(["layer_distribution"] if listed else []), *_ENDS, *_ACCOUNTS)
+    names = (*(["layer_distribution"] if listed else []), _LAYOUT, *_ENDS, *_ACCOUNTS)
     return [*_redistributing(flags), *_given(flags.pipeline, *names)]
 
 
@@ -281,6 +314,9 @@ def _distribution(flags: Flags, treatment: str) -> LayerDistribution:
     text = pipeline.layer_distribution
     if TREATMENTS[treatment].redistributed:
         return LayerDistribution("redis", last=pipeline.final_stage_num_layers)
+    if layout := _layout(flags):
+        written = f"{LAYOUT_FLAG} {pipeline.pipeline_model_parallel_layout}"
+        return LayerDistribution("explicit", counts=layout, written=written)
     if text == "remainder":
         return LayerDistribution("remainder")
     if text is not None and text != "even":
@@ -303,7 +339,7 @@ def _given(flags: PipelineFlags, *names: str) -> list[str]:
     return shown
 
 
-PIPELINE_NOTES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (_whole_note,)
+PIPELINE_NOTES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (_whole_note, _layout_note)
 """The rules about flags of the pipeline that change nothing beside the others."""
 
 PIPELINE_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
@@ -314,6 +350,7 @@ PIPELINE_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
     _limit_of_schedule,
     _chunk_rule,
     _chunk_layers_rule,
+    _layout_rule,
     _end_rule,
     _account_rule,
     _distribution_rule,

@@ -85,9 +85,10 @@ def vocabulary(flags: DataFlags, dry_run: bool) -> tuple[int, int]:
     Raises:
         ValueError: the tokenizer is unknown, its file cannot be used, or --vocab-size does not fit.
     """
-    if flags.tokenizer_type is None or (dry_run and flags.vocab_size):
+    kind = flags.tokenizer_type or ("NullTokenizer" if flags.mock_data else None)
+    if kind is None or (dry_run and flags.vocab_size):
         return flags.vocab_size or 0, 0  # without the tokenizer's file, which may not be here
-    tokenizer = build_tokenizer(flags.tokenizer_type, flags.tokenizer_model, flags.vocab_size)
+    tokenizer = build_tokenizer(kind, flags.tokenizer_model, flags.vocab_size)
     # --vocab-size may add entries to a tokenizer's own; build_tokenizer refuses fewer.
     return max(tokenizer.vocab_size, flags.vocab_size or 0), tokenizer.eod
 

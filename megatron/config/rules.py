@@ -9,7 +9,7 @@ from typing import Final
 
 from megatron.config.data_flags import parse_data_path, parse_split, validates
 from megatron.config.declare import option_of
-from megatron.config.flags import Flags
+from megatron.config.flags import DataFlags, Flags
 from megatron.config.pipeline_flags import PIPELINE_NOTES, PIPELINE_RULES
 from megatron.config.resolve import iterations, learning_rate_spans, profiled_iterations
 
@@ -141,10 +141,10 @@ def _warmup(flags: Flags) -> Iterator[str]:
 
 def _data(flags: Flags) -> Iterator[str]:
     if not flags.data.data_path:
-        if not flags.log.dry_run:
+        if not flags.log.dry_run and not flags.data.mock_data:
             yield (
-                "--data-path is missing: give the prefix of a .bin and .idx file; "
-                "tools/sample_data.py makes some in seconds and prints it"
+                "--data-path is missing: give the prefix of a .bin and .idx file, which "
+                "tools/sample_data.py makes in seconds and prints, or --mock-data"
             )
         return
     try:
@@ -158,6 +158,14 @@ def _split(flags: Flags) -> Iterator[str]:
         parse_split(flags.data.split)
     except ValueError as error:
         yield str(error)
+
+
+def _split_of_mock_data(flags: Flags) -> Iterator[str]:
+    if flags.data.mock_data and flags.data.split != DataFlags.split:
+        yield (
+            f"--split {flags.data.split} divides nothing: --mock-data has samples of its own for "
+            "every split with a share"
+        )
 
 
 def _idle_evaluation(flags: Flags) -> Iterator[str]:
@@ -227,5 +235,10 @@ RULES: Final[tuple[Rule, ...]] = (
 )
 """All rules that the flags alone decide, in the order of their groups."""
 
-NOTES: Final[tuple[Rule, ...]] = (_idle_decay, _idle_evaluation, *PIPELINE_NOTES)
+NOTES: Final[tuple[Rule, ...]] = (
+    _idle_decay,
+    _split_of_mock_data,
+    _idle_evaluation,
+    *PIPELINE_NOTES,
+)
 """The rules about flags that change nothing beside the others: a line on each, as a note."""

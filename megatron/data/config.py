@@ -16,6 +16,7 @@ class DataConfig:
         seed: seed of the document and sample shuffles.
         eod_token: id of the end-of-document token.
         eod_mask_loss: no loss where the input token is the end of a document.
+        mock_data: make samples up, without any corpus.
         cache_path: folder of the sample indices; ``None`` puts them beside the data.
     """
 
@@ -25,4 +26,5 @@ class DataConfig:
     seed: int
     eod_token: int
     eod_mask_loss: bool = False
+    mock_data: bool = False
     cache_path: Path | None = None

@@ -12,6 +12,7 @@ from megatron.data.blend import BlendedDataset, normalised
 from megatron.data.config import DataConfig
 from megatron.data.index_builder import IndexBuilder, load_index_builder
 from megatron.data.indexed import IndexedDataset
+from megatron.data.mock import MockDataset
 from megatron.data.samples import GPTDataset, SampleDataset, build_sample_indices
 from megatron.native.files import cache_root
 
@@ -28,7 +29,7 @@ class Datasets:
 def build_datasets(
     config: DataConfig, num_samples: tuple[int, int, int], vocab_size: int
 ) -> Datasets:
-    """Opens the corpora of a blend and indexes the samples of every split.
+    """Opens the corpora of a blend and indexes the samples of every split, or makes samples up.
 
     Every rank calls it with the same arguments and gets the same samples; the first caller builds
     the cached indices.
@@ -46,6 +47,8 @@ def build_datasets(
         ValueError: a corpus is damaged, a weight or the split is invalid, or a split that is
             asked for is too short for one sample.
     """
+    if config.mock_data:
+        return _mock_datasets(config, num_samples, vocab_size)
     if not config.data_path:
         raise ValueError("--data-path is empty; make sample data with tools/sample_data.py")
     assert min(num_samples) >= 0
@@ -71,6 +74,27 @@ def build_datasets(
             for part, drawn in zip(parts, draws, strict=True)
         ]
         return BlendedDataset(datasets, dataset_index, within)
+
+    return Datasets(build(0), build(1), build(2))
+
+
+def _mock_datasets(
+    config: DataConfig, num_samples: tuple[int, int, int], vocab_size: int
+) -> Datasets:
+    masked = config.eod_token if config.eod_mask_loss else None
+
+    def build(split: int) -> SampleDataset | None:
+        if num_samples[split] == 0:
+            return None
+        return MockDataset(
+            num_samples[split],
+            config.seq_length,
+            vocab_size,
+            config.eod_token,
+            seed=config.seed,
+            split=split,
+            masked_token=masked,
+        )
 
     return Datasets(build(0), build(1), build(2))
 

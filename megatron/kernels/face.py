@@ -37,6 +37,17 @@ class Kernels(Protocol):
         """
         ...
 
+    def squared_relu(self, x: Tensor) -> Tensor:
+        """``relu(x)^2`` (arXiv 2109.08668). For the backward it keeps nothing but its output.
+
+        Args:
+            x: activations of any shape.
+
+        Returns:
+            A tensor of the shape and type of ``x``.
+        """
+        ...
+
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """``silu(gate) * up`` of the two halves of the last dimension, the gate first.
 

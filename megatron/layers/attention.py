@@ -55,6 +55,7 @@ class SelfAttention(nn.Module):
     Args:
         shape: sizes.
         bias: biases in both projections.
+        qkv_bias: a bias in that of queries, keys and values, also without ``bias``.
         dropout: probability of dropping an attention weight in training.
         qk_norms: norms over d of the queries and of the keys, applied before the rotation.
         device: where the parameters live.
@@ -67,6 +68,7 @@ class SelfAttention(nn.Module):
         shape: AttentionShape,
         *,
         bias: bool,
+        qkv_bias: bool = False,
         dropout: float,
         qk_norms: tuple[nn.Module, nn.Module] | None,
         device: torch.device,
@@ -81,7 +83,7 @@ class SelfAttention(nn.Module):
         self.linear_qkv = Linear(
             shape.hidden_size,
             query_size + 2 * shape.num_groups * shape.head_size,
-            bias=bias,
+            bias=bias or qkv_bias,
             device=device,
             dtype=dtype,
             kernels=kernels,

@@ -3,15 +3,20 @@
 Shapes: b batch, s sequence, h hidden, f ffn.
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
 from megatron.kernels.face import Kernels
 from megatron.layers.linear import Linear
 
+Activation = Literal["gelu", "swiglu", "squared_relu"]
+"""GELU by its tanh approximation, SwiGLU (arXiv 2002.05202) or relu(x)^2 (arXiv 2109.08668)."""
+
 
 class MLP(nn.Module):
-    """Two linear layers around GELU (tanh approximation) or SwiGLU (arXiv 2002.05202).
+    """Two linear layers around an activation function.
 
     With SwiGLU ``linear_fc1.weight`` is [2f, h], the gate's rows first, as in Megatron's
     checkpoints. Weights are unset until ``megatron.model.init`` draws them.
@@ -19,7 +24,7 @@ class MLP(nn.Module):
     Args:
         hidden_size: h.
         ffn_hidden_size: f.
-        gated: SwiGLU instead of GELU.
+        activation: the function between the layers.
         bias: biases in both linear layers.
         device: where the parameters live.
         dtype: type of the parameters.
@@ -31,21 +36,26 @@ class MLP(nn.Module):
         hidden_size: int,
         ffn_hidden_size: int,
         *,
-        gated: bool,
+        activation: Activation,
         bias: bool,
         device: torch.device,
         dtype: torch.dtype,
         kernels: Kernels,
     ) -> None:
         super().__init__()
-        inner_rows = 2 * ffn_hidden_size if gated else ffn_hidden_size
+        inner_rows = ffn_hidden_size * (2 if activation == "swiglu" else 1)
         self.linear_fc1 = Linear(
             hidden_size, inner_rows, bias=bias, device=device, dtype=dtype, kernels=kernels
         )
         self.linear_fc2 = Linear(
             ffn_hidden_size, hidden_size, bias=bias, device=device, dtype=dtype, kernels=kernels
         )
-        self._activation = kernels.swiglu if gated else kernels.gelu
+        functions = {
+            "gelu": kernels.gelu,
+            "swiglu": kernels.swiglu,
+            "squared_relu": kernels.squared_relu,
+        }
+        self._activation = functions[activation]
 
     def forward(self, x_bsh: Tensor) -> Tensor:
         """[b, s, h] -> [b, s, h]."""

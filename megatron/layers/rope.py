@@ -1,11 +1,14 @@
 """Rotary position embedding: pairs of a head's channels turn by an angle that grows with position.
 
 Channel i of the first half of the rotated part pairs with channel i of its second half (the
-"half rotation" of GPT-NeoX and Megatron, not the interleaved pairs of the paper, arXiv 2104.09864).
+"half rotation" of GPT-NeoX and Megatron). Interleaved, channel 2i pairs with channel 2i + 1, as in
+the paper (arXiv 2104.09864).
 
 Shapes: b batch, s sequence, a heads, d channels of a head, r rotated pairs.
 """
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +16,39 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from megatron.kernels.autograd import apply
+
+
+@dataclass(frozen=True)
+class Llama3Scaling:
+    """Llama 3.1's scaling of the frequencies, which makes a trained model fit for longer samples.
+
+    What becomes of a pair is decided by its turns, how often it turns within the samples of the
+    training before. From ``high_freq_factor`` turns on, its frequency stays; up to
+    ``low_freq_factor``, it is divided by ``factor``; in between, it goes linearly from the one to
+    the other. The formula is that of Hugging Face's rope type ``llama3``; the defaults are those of
+    Llama 3.1, and Megatron-LM has flags for none but the factor.
+
+    Attributes:
+        factor: divisor of the lowest frequencies, at least 1.
+        low_freq_factor: turns up to which a frequency is divided in full.
+        high_freq_factor: turns from which a frequency stays; more than ``low_freq_factor``.
+        original_length: tokens of a sample in the training before.
+    """
+
+    factor: float = 8.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_length: int = 8192
+
+    def scaled(self, frequency_r: Tensor) -> Tensor:
+        """Return the scaled frequencies.
+
+        Args:
+            frequency_r: angles per position [r].
+        """
+        turns_r = frequency_r * (self.original_length / (2 * math.pi))
+        share_r = (turns_r - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        return torch.lerp(frequency_r / self.factor, frequency_r, share_r.clamp(0, 1))
 
 
 class RotaryEmbedding:
@@ -26,6 +62,8 @@ class RotaryEmbedding:
         rotary_percent: share of the channels that turn; the others pass unchanged.
         rotary_base: theta of the paper.
         device: where the table lives.
+        interleaved: neighbouring channels make a pair, instead of channels of the two halves.
+        scaling: changes the frequencies; ``None``: they stay.
 
     Raises:
         ValueError: the rotated channels cannot be paired.
@@ -38,6 +76,9 @@ class RotaryEmbedding:
         rotary_percent: float,
         rotary_base: int,
         device: torch.device,
+        *,
+        interleaved: bool = False,
+        scaling: Llama3Scaling | None = None,
     ) -> None:
         rotated = int(head_size * rotary_percent)
         if rotated < 2 or rotated % 2 or rotated > head_size:
@@ -46,10 +87,19 @@ class RotaryEmbedding:
                 "of a head: choose a share that makes an even number of them, at least 2"
             )
         exponent_r = torch.arange(0, rotated, 2, dtype=torch.float64) / rotated
+        frequency_r = float(rotary_base) ** -exponent_r
+        if scaling is not None:
+            frequency_r = scaling.scaled(frequency_r)
         position_s = torch.arange(seq_length, dtype=torch.float64)
-        angle_s1r = torch.outer(position_s, float(rotary_base) ** -exponent_r)[:, None]
+        angle_s1r = torch.outer(position_s, frequency_r)[:, None]
         self._cos_s1r = angle_s1r.cos().to(device, torch.float32)
         self._sin_s1r = angle_s1r.sin().to(device, torch.float32)
+        half = rotated // 2
+        self._pairs = (
+            (slice(0, rotated, 2), slice(1, rotated, 2))
+            if interleaved
+            else (slice(0, half), slice(half, rotated))
+        )
 
     def __call__(self, x_bsad: Tensor) -> Tensor:
         """Turn the heads at position i by the i-th angles.
@@ -63,32 +113,39 @@ class RotaryEmbedding:
         """
         seq_length = x_bsad.shape[1]
         assert seq_length <= len(self._cos_s1r), (seq_length, len(self._cos_s1r))
-        return apply(_Rotation, x_bsad, self._cos_s1r[:seq_length], self._sin_s1r[:seq_length])
+        cos_s1r, sin_s1r = self._cos_s1r[:seq_length], self._sin_s1r[:seq_length]
+        return apply(_Rotation, x_bsad, cos_s1r, sin_s1r, self._pairs)
+
+
+_Pairs = tuple[slice, slice]
+"""The channels that are first in their pair, and those that are second; the r-th ones pair up."""
 
 
 class _Rotation(torch.autograd.Function):
     """Its backward rotates back, since a rotation is orthogonal; only the angles are saved."""
 
     @staticmethod
-    def forward(ctx: Any, x_bsad: Tensor, cos_s1r: Tensor, sin_s1r: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x_bsad: Tensor, cos_s1r: Tensor, sin_s1r: Tensor, pairs: _Pairs
+    ) -> Tensor:
         ctx.save_for_backward(cos_s1r, sin_s1r)
-        return _turn(x_bsad, cos_s1r, sin_s1r)
+        ctx.pairs = pairs
+        return _turn(x_bsad, cos_s1r, sin_s1r, pairs)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_bsad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad_bsad: Tensor) -> tuple[Tensor | None, ...]:
         cos_s1r, sin_s1r = ctx.saved_tensors
-        return _turn(grad_bsad, cos_s1r, -sin_s1r), None, None
+        return _turn(grad_bsad, cos_s1r, -sin_s1r, ctx.pairs), None, None, None
 
 
-def _turn(x_bsad: Tensor, cos_s1r: Tensor, sin_s1r: Tensor) -> Tensor:
-    pairs = cos_s1r.shape[-1]
+def _turn(x_bsad: Tensor, cos_s1r: Tensor, sin_s1r: Tensor, pairs: _Pairs) -> Tensor:
     # fp32 for bf16 inputs, float64 for float64 ones
     wide_type = torch.promote_types(x_bsad.dtype, cos_s1r.dtype)
-    first, second, rest = x_bsad.split([pairs, pairs, x_bsad.shape[-1] - 2 * pairs], dim=-1)
-    first, second = first.to(wide_type), second.to(wide_type)
+    first, second = (x_bsad[..., channels].to(wide_type) for channels in pairs)
+    rotated = 2 * cos_s1r.shape[-1]
     out = torch.empty(x_bsad.shape, dtype=x_bsad.dtype, device=x_bsad.device)
-    out[..., :pairs] = (first * cos_s1r).sub_(second * sin_s1r)
-    out[..., pairs : 2 * pairs] = (second * cos_s1r).add_(first * sin_s1r)
-    out[..., 2 * pairs :] = rest
+    out[..., pairs[0]] = (first * cos_s1r).sub_(second * sin_s1r)
+    out[..., pairs[1]] = (second * cos_s1r).add_(first * sin_s1r)
+    out[..., rotated:] = x_bsad[..., rotated:]
     return out

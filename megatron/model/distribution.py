@@ -26,6 +26,7 @@ class LayerDistribution:
         embedding_counts: the embedding counts as a layer of the first stage, for ``even``.
         loss_counts: the output layer counts as a layer of the last stage, for ``even``.
         counts: layers of every stage, for ``explicit``.
+        written: the flag with its value that says ``counts``, if it is not --layer-distribution.
     """
 
     kind: DistributionKind = "even"
@@ -34,6 +35,7 @@ class LayerDistribution:
     embedding_counts: bool = False
     loss_counts: bool = False
     counts: tuple[int, ...] = ()
+    written: str = ""
 
 
 def distribute(distribution: LayerDistribution, num_layers: int, stages: int) -> tuple[int, ...]:
@@ -49,7 +51,7 @@ def distribute(distribution: LayerDistribution, num_layers: int, stages: int) ->
     """
     assert distribution.kind != "redis", "that takes times"
     if distribution.kind == "explicit":
-        return _explicit(distribution.counts, num_layers, stages)
+        return _explicit(distribution, num_layers, stages)
     if distribution.kind == "remainder":
         each, more = divmod(num_layers, stages)
         return tuple(each + (stage < more) for stage in range(stages))
@@ -82,8 +84,8 @@ def check_no_rank_is_empty(
         )
 
 
-def _explicit(counts: tuple[int, ...], num_layers: int, stages: int) -> tuple[int, ...]:
-    given = f"--layer-distribution {','.join(map(str, counts))}"
+def _explicit(distribution: LayerDistribution, num_layers: int, stages: int) -> tuple[int, ...]:
+    [given], counts = _given(distribution), distribution.counts
     if len(counts) != stages:
         raise ValueError(
             f"{given} names {len(counts)} stages, and this pipeline has {stages}: give the layers "
@@ -133,6 +135,8 @@ def _uneven(distribution: LayerDistribution, num_layers: int, stages: int, free:
 
 def _given(distribution: LayerDistribution) -> list[str]:
     """Return the flags that ask for a distribution, with their values."""
+    if distribution.written:
+        return [distribution.written]
     named = ",".join(map(str, distribution.counts)) or distribution.kind
     redis = distribution.kind == "redis"
     last = "--final-stage-num-layers" if redis else "--decoder-last-pipeline-num-layers"

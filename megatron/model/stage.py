@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from megatron.kernels.choose import kernels_for
 from megatron.layers.dropout import seed_dropout
 from megatron.layers.norm import build_norm
-from megatron.layers.rope import RotaryEmbedding
+from megatron.layers.rope import Llama3Scaling, RotaryEmbedding
 from megatron.layers.vocabulary.input_layer import InputLayer
 from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.output_s import LossOptions
@@ -241,5 +241,11 @@ def _rope(config: ModelConfig, device: torch.device) -> RotaryEmbedding | None:
     if config.position_embedding_type != "rope":
         return None
     return RotaryEmbedding(
-        config.kv_channels, config.seq_length, config.rotary_percent, config.rotary_base, device
+        config.kv_channels,
+        config.seq_length,
+        config.rotary_percent,
+        config.rotary_base,
+        device,
+        interleaved=config.rotary_interleaved,
+        scaling=Llama3Scaling(config.rope_scaling_factor) if config.use_rope_scaling else None,
     )

@@ -55,6 +55,7 @@ class TransformerLayer(nn.Module):
         self.self_attention = SelfAttention(
             shape,
             bias=config.add_bias_linear,
+            qkv_bias=config.add_qkv_bias,
             dropout=config.attention_dropout,
             qk_norms=(
                 (norm(config.kv_channels), norm(config.kv_channels))
@@ -69,7 +70,7 @@ class TransformerLayer(nn.Module):
         self.mlp = MLP(
             config.hidden_size,
             config.ffn_hidden_size,
-            gated=config.swiglu,
+            activation=config.activation,
             bias=config.add_bias_linear,
             device=device,
             dtype=dtype,

@@ -77,6 +77,13 @@ def refusal(
             1,
             "--rotary-percent 1.5 at most 1",
         ),
+        (
+            "--position-embedding-type rope --use-rope-scaling --rope-scaling-factor 0.5",
+            1,
+            "--rope-scaling-factor 0.5 at least 1",
+        ),
+        ("--squared-relu --swiglu", 1, "--squared-relu --swiglu give one"),
+        ("--mock-data --data-path some", 1, "--mock-data --data-path some: give one"),
         ("--attention-dropout 1", 1, "--attention-dropout 1.0 below 1"),
         ("--hidden-dropout -0.1", 1, "--hidden-dropout -0.1 at least 0"),
         ("--label-smoothing 1", 1, "--label-smoothing 1.0 below 1"),
@@ -232,6 +239,9 @@ def test_what_must_be_given_is_asked_for(base: dict[str, str]) -> None:
     assert "tools/sample_data.py" in refusal(base, without=("--data-path",))
     assert "NullTokenizer" in refusal(base, without=("--tokenizer-type",))
     assert "--vocab-size" in refusal(base, without=("--vocab-size",))
+    mock = refusal(base, "--mock-data", without=("--data-path", "--tokenizer-type", "--vocab-size"))
+    assert mock.startswith("--tokenizer-type is missing")
+    assert "with --mock-data, --vocab-size N alone is enough" in mock
 
 
 def test_a_rule_that_asks_for_what_is_no_flag_fails(

@@ -15,6 +15,11 @@ from megatron.model.config import ModelConfig
 
 VOCAB = 1000  # with the end-of-document token that NullTokenizer adds to 999
 
+MOCK = (
+    "--num-layers 1 --hidden-size 8 --num-attention-heads 2 --seq-length 8 --micro-batch-size 1 "
+    "--lr 1e-3 --train-iters 1 --device cpu --mock-data --vocab-size 99"
+)
+
 
 @pytest.fixture
 def prefix(tmp_path: Path) -> Path:
@@ -94,6 +99,20 @@ def test_defaults_are_megatrons(run: Callable[..., Any], prefix: Path) -> None:
             "--position-embedding-type rope --rotary-base 500000 --rotary-percent 0.5",
             {"position_embedding_type": "rope", "rotary_base": 500000, "rotary_percent": 0.5},
         ),
+        (
+            "--position-embedding-type rope --rotary-interleaved",
+            {"position_embedding_type": "rope", "rotary_interleaved": True},
+        ),
+        (
+            "--position-embedding-type rope --use-rope-scaling --rope-scaling-factor 32",
+            {
+                "position_embedding_type": "rope",
+                "use_rope_scaling": True,
+                "rope_scaling_factor": 32.0,
+            },
+        ),
+        ("--squared-relu", {"squared_relu": True}),
+        ("--add-qkv-bias --disable-bias-linear", {"add_bias_linear": False, "add_qkv_bias": True}),
         (
             "--normalization RMSNorm --norm-epsilon 1e-6",
             {"normalization": "RMSNorm", "norm_epsilon": 1e-6},
@@ -183,6 +202,23 @@ def test_training_and_logging_flags(run: Callable[..., Any], tmp_path: Path) -> 
     assert (log.log_interval, log.peak_tflops, log.profile) == (1, 0.5, True)
     assert (log.profile_step_start, log.profile_step_end) == (2, 4)
     assert log.record_timeline == tmp_path / "timeline.json"
+
+
+def test_mock_data_needs_a_vocabulary_and_nothing_else() -> None:
+    config = parse(MOCK.split(), world_size=1)
+    assert (config.data.mock_data, config.data.data_path) == (True, ())
+    assert (config.model.vocab_size, config.data.eod_token) == (100, 99)
+    assert config.notes == ()
+
+
+def test_flags_that_change_nothing_beside_others_are_noted() -> None:
+    more = "--add-qkv-bias --split 1,1 --data-cache-path x"
+    notes = parse(f"{MOCK} {more}".split(), world_size=1).notes
+    assert [note.split(":")[0] for note in notes] == [
+        "--add-qkv-bias changes nothing without --disable-bias-linear",
+        "--data-cache-path x changes nothing with --mock-data",
+        "--split 1,1 divides nothing",
+    ]
 
 
 def test_no_batches_means_no_evaluation(run: Callable[..., Any]) -> None:

@@ -65,6 +65,21 @@ CASES = [
         z_loss_coeff=1e-2,
         logit_softcap=1.0,
     ),
+    case(
+        "scaled and interleaved rotation, biases of queries, keys and values, squared relu",
+        2,
+        3,
+        position_embedding_type="rope",
+        rotary_base=500_000,
+        kv_channels=8,
+        rotary_interleaved=True,
+        use_rope_scaling=True,
+        rope_scaling_factor=4.0,
+        add_bias_linear=False,
+        add_qkv_bias=True,
+        squared_relu=True,
+        num_query_groups=2,
+    ),
     case("rms norm on queries", 3, 2, qk_layernorm=True, normalization="RMSNorm", swiglu=True),
 ]
 LAYOUTS = {
@@ -113,6 +128,14 @@ def test_loss_and_gradients_in_every_layout(
     case: GradientCase, layout: str, ranks: RankPool
 ) -> None:
     check(ranks, case.job, LAYOUTS[layout])
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout(2, "vocab-2", "zb-v"), Layout(3, "none", "zb-h1")], ids=str
+)
+def test_a_split_backward_of_the_newest_options(layout: Layout, ranks: RankPool) -> None:
+    [job] = [case.job for case in CASES if case.job.options.squared_relu]
+    check(ranks, job, layout)
 
 
 @pytest.mark.parametrize("layout", ["p3-none", "p3-vocab-1", "p3-vocab-2"])

@@ -10,6 +10,10 @@ def explicit_gelu(x: Tensor) -> Tensor:
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
+def explicit_squared_relu(x: Tensor) -> Tensor:
+    return torch.where(x > 0, x * x, torch.zeros_like(x))
+
+
 def explicit_swiglu(gate_up: Tensor) -> Tensor:
     size = gate_up.shape[-1] // 2
     gate, up = gate_up[..., :size], gate_up[..., size:]

@@ -15,6 +15,7 @@ from kernels.formulas import (
     explicit_layer_norm,
     explicit_rms_norm,
     explicit_self_attention,
+    explicit_squared_relu,
     explicit_swiglu,
 )
 from kernels.implementations import IMPLEMENTATIONS, Implementation
@@ -57,6 +58,27 @@ def test_gelu_of_what_is_not_finite_is_not_hidden(tried: Implementation) -> None
     assert not finite[::2].any()
     assert not finite[1::4].any()
     assert finite[3::4].all()
+
+
+def test_squared_relu(tried: Implementation) -> None:
+    every_magnitude = torch.linspace(-60, 60, 70_001).to(tried.device, tried.dtype)
+    for x in (tried.activation(5, 7), tried.activation(6, 4).T, every_magnitude):
+        assert_same(tried, tried.kernels.squared_relu, explicit_squared_relu, x)
+
+
+def test_squared_relu_has_no_slope_below_zero(tried: Implementation) -> None:
+    x = -tried.activation(50).abs().detach()
+    x[0] = 0
+    (gradient,) = torch.autograd.grad(
+        tried.kernels.squared_relu(x.requires_grad_()), x, tried.activation(50, seed=1)
+    )
+    assert not gradient.any()
+
+
+def test_squared_relu_of_what_is_not_finite_is_not_hidden(tried: Implementation) -> None:
+    x = tried.activation(4).index_fill_(0, torch.arange(2, device=tried.device), torch.nan)
+    x[2] = torch.inf
+    assert tried.kernels.squared_relu(x).isfinite().tolist() == [False, False, False, True]
 
 
 def test_swiglu(tried: Implementation) -> None:

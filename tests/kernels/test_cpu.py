@@ -4,7 +4,12 @@ import math
 
 import pytest
 import torch
-from kernels.formulas import explicit_attention, explicit_gelu, explicit_layer_norm
+from kernels.formulas import (
+    explicit_attention,
+    explicit_gelu,
+    explicit_layer_norm,
+    explicit_squared_relu,
+)
 from kernels.implementations import compiled, relative_error
 from torch import Tensor
 
@@ -32,6 +37,20 @@ def test_gelu_of_bf16_is_rounded_once(make: type) -> None:
     torch.testing.assert_close(output.double(), expected, rtol=2**-8, atol=1e-6)
     (got,), (want,) = (torch.autograd.grad(y.sum(), i) for y, i in ((output, x), (expected, wide)))
     torch.testing.assert_close(got.double(), want, rtol=2**-8, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [compiled, CpuKernels])
+def test_squared_relu_of_bf16_is_rounded_once(make: type) -> None:
+    """Its backward, too: no digit is lost by taking the root of the output."""
+    x = torch.linspace(-60, 60, 30_001).bfloat16().requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    generator = torch.Generator().manual_seed(0)
+    grad = torch.randn(x.shape, generator=generator).bfloat16()
+    output, expected = make().squared_relu(x), explicit_squared_relu(wide)
+    torch.testing.assert_close(output, expected.bfloat16(), rtol=0, atol=0)
+    (got,) = torch.autograd.grad(output, x, grad)
+    (want,) = torch.autograd.grad(expected, wide, grad.double())
+    torch.testing.assert_close(got, want.bfloat16(), rtol=0, atol=0)
 
 
 def layer_norm_and_gradients(dtype: torch.dtype) -> list[Tensor]:

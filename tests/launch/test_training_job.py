@@ -40,16 +40,17 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prefix
 
 
-def training_flags(corpus: Path, flags: str) -> list[str]:
+def training_flags(corpus: Path | None, flags: str) -> list[str]:
     base = (
         "--pipeline-model-parallel-size 2 --enable-vocab-parallel --num-layers 2 "
         "--hidden-size 32 --num-attention-heads 4 --seq-length 16 --micro-batch-size 2 "
         "--global-batch-size 8 --attention-dropout 0 --hidden-dropout 0 --log-interval 1 "
         "--tokenizer-type NullTokenizer --vocab-size 63 --device cpu --peak-tflops 0.1 "
     )
+    data = ["--mock-data"] if corpus is None else ["--data-path", str(corpus)]
     return [
         str(ROOT / "pretrain_gpt.py"),
-        *with_flags([*base.split(), "--data-path", str(corpus)], flags.split()),
+        *with_flags([*base.split(), *data], flags.split()),
     ]
 
 
@@ -64,12 +65,12 @@ runpy.run_path(script, run_name="__main__")
 
 @contextmanager
 def started(
-    corpus: Path, flags: str, unlike: tuple[Path, str] | None = None
+    corpus: Path | None, flags: str, unlike: tuple[Path, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
     """A torchrun of two ranks, gone at the end whatever happens.
 
     Args:
-        corpus: prefix of the data.
+        corpus: prefix of the data; ``None``: data that are made up.
         flags: of both ranks.
         unlike: a folder to write to, and flags that rank 1 has besides, or in place of others.
     """
@@ -151,6 +152,23 @@ def test_post_validation_prints_the_lines_of_the_synchronous_step(
     assert printed[0] == printed[1]
     assert len(printed[0]) == 5
     assert 0 < int(redone[0]) < 7, output
+
+
+@pytest.mark.full
+def test_mock_data_train_with_the_newest_options_and_a_layout() -> None:
+    flags = (
+        "--train-iters 30 --lr 1e-2 --eval-interval 30 --eval-iters 1 --bf16 --num-layers 6 "
+        "--pipeline-model-parallel-layout E|t*2|(t|)*1t*3L --pipeline-schedule zb-v "
+        "--disable-bias-linear --add-qkv-bias --squared-relu --position-embedding-type rope "
+        "--rotary-interleaved --use-rope-scaling"
+    )
+    with started(None, flags) as job:
+        output, _ = job.communicate(timeout=PATIENCE)
+    assert job.returncode == 0, output
+    losses = [float(found["loss"]) for found in ITERATION_LINE.finditer(output)]
+    assert losses[0] - losses[-1] > 1.0, output
+    assert re.search(r"validation loss at iteration 30 ", output), output
+    assert "vocab-2 splits the embedding (E)" in output
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds ranks by /proc: Linux")

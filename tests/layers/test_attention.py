@@ -24,7 +24,12 @@ def test_weights_are_dropped_only_in_training() -> None:
 
 
 def make_layer(
-    groups: int = 2, *, bias: bool = True, dropout: float = 0.0, qk_norm: bool = False
+    groups: int = 2,
+    *,
+    bias: bool = True,
+    qkv_bias: bool = False,
+    dropout: float = 0.0,
+    qk_norm: bool = False,
 ) -> SelfAttention:
     shape = AttentionShape(hidden_size=12, num_heads=4, num_groups=groups, head_size=6)
     norms = None
@@ -34,6 +39,7 @@ def make_layer(
     layer = SelfAttention(
         shape,
         bias=bias,
+        qkv_bias=qkv_bias,
         dropout=dropout,
         qk_norms=norms,
         device=CPU,
@@ -89,12 +95,28 @@ def complex_turn(x: Tensor, turn: Tensor) -> Tensor:
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize(
     ("bias", "qk_norm", "rope"),
-    [(True, False, False), (False, True, True), (True, True, False), (False, False, True)],
+    [
+        ("all", False, False),
+        ("none", True, True),
+        ("all", True, False),
+        ("none", False, True),
+        ("qkv", False, False),
+        ("qkv", False, True),
+    ],
 )
 def test_layer_is_the_formula_on_megatrons_row_layout(
-    groups: int, bias: bool, qk_norm: bool, rope: bool
+    groups: int, bias: str, qk_norm: bool, rope: bool
 ) -> None:
-    layer = make_layer(groups, bias=bias, qk_norm=qk_norm)
+    layer = make_layer(groups, bias=bias == "all", qkv_bias=bias == "qkv", qk_norm=qk_norm)
+    biases = {name for name, _ in layer.named_parameters() if name.endswith("bias")}
+    assert (
+        biases
+        == {
+            "all": {"linear_qkv.bias", "linear_proj.bias"},
+            "qkv": {"linear_qkv.bias"},
+            "none": set(),
+        }[bias]
+    )
     x = torch.randn(2, 9, 12, dtype=torch.float64, requires_grad=True)
     rotary = RotaryEmbedding(6, 9, 1.0, 10000, CPU) if rope else None
     output, expected = layer(x, rotary), explicit_layer(layer, x, rope=rope)

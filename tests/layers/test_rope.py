@@ -1,26 +1,34 @@
 """The rotation against complex numbers, and what makes it a position embedding."""
 
+import math
+
 import pytest
 import torch
+from torch import Tensor
 
-from megatron.layers.rope import RotaryEmbedding
+from megatron.layers.rope import Llama3Scaling, RotaryEmbedding
 
 CPU = torch.device("cpu")
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(("percent", "rotated"), [(1.0, 8), (0.5, 4), (0.25, 2)])
-def test_pairs_turn_like_complex_numbers_and_the_rest_stays(percent: float, rotated: int) -> None:
+def test_pairs_turn_like_complex_numbers_and_the_rest_stays(
+    percent: float, rotated: int, interleaved: bool
+) -> None:
     x = torch.randn(2, 5, 3, 8, dtype=torch.float64)
-    half = rotated // 2
     expected = x.clone()
     for position in range(5):
-        for pair in range(half):
+        for pair in range(rotated // 2):
+            real, imaginary = (
+                (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + rotated // 2)
+            )
             angle = position * 500.0 ** (-2 * pair / rotated)
             turn = torch.polar(torch.tensor(1.0).double(), torch.tensor(angle).double())
-            turned = torch.complex(x[:, position, :, pair], x[:, position, :, pair + half]) * turn
-            expected[:, position, :, pair] = turned.real
-            expected[:, position, :, pair + half] = turned.imag
-    output = RotaryEmbedding(8, 16, percent, 500, CPU)(x)
+            turned = torch.complex(x[:, position, :, real], x[:, position, :, imaginary]) * turn
+            expected[:, position, :, real] = turned.real
+            expected[:, position, :, imaginary] = turned.imag
+    output = RotaryEmbedding(8, 16, percent, 500, CPU, interleaved=interleaved)(x)
     torch.testing.assert_close(output, expected, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(output[..., rotated:], x[..., rotated:], rtol=0, atol=0)
 
@@ -34,16 +42,18 @@ def test_scores_depend_on_distance_only() -> None:
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-5, rtol=0)
 
 
-def test_gradient_is_the_rotation_back() -> None:
-    rope = RotaryEmbedding(6, 4, 0.67, 100, CPU)
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_gradient_is_the_rotation_back(interleaved: bool) -> None:
+    rope = RotaryEmbedding(6, 4, 0.67, 100, CPU, interleaved=interleaved)
     x = torch.randn(1, 4, 2, 6, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(rope, (x,))
 
 
-def test_bf16_is_rounded_once_even_at_far_positions() -> None:
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_bf16_is_rounded_once_even_at_far_positions(interleaved: bool) -> None:
     seq = 4096
     x = torch.randn(1, seq, 2, 64).bfloat16()
-    rope = RotaryEmbedding(64, seq, 1.0, 10000, CPU)
+    rope = RotaryEmbedding(64, seq, 1.0, 10000, CPU, interleaved=interleaved)
     narrow, wide = rope(x), rope(x.double())
     assert narrow.dtype == torch.bfloat16
     # half a unit in the last of bf16's eight bits
@@ -54,3 +64,65 @@ def test_bf16_is_rounded_once_even_at_far_positions() -> None:
 def test_channels_that_form_no_pairs_are_refused(percent: float) -> None:
     with pytest.raises(ValueError, match=f"--rotary-percent {percent} rotates"):
         RotaryEmbedding(8, 4, percent, 10000, CPU)
+
+
+def test_heads_of_both_pairings_give_the_same_scores_if_their_channels_are_permuted() -> None:
+    q, k = torch.randn(2, 2, 6, 3, 8, dtype=torch.float64)
+    halves, neighbours = (
+        RotaryEmbedding(8, 6, 1.0, 100, CPU, interleaved=interleaved)
+        for interleaved in (False, True)
+    )
+
+    def joined(x: Tensor) -> Tensor:  # channels 0, 4, 1, 5, ... become neighbours
+        pairs: Tensor = x.unflatten(-1, (2, 4))
+        return pairs.transpose(-1, -2).flatten(-2)
+
+    torch.testing.assert_close(joined(halves(q)), neighbours(joined(q)), rtol=0, atol=0)
+    scores = torch.einsum("bsad,btad->bast", halves(q), halves(k))
+    same = torch.einsum("bsad,btad->bast", neighbours(joined(q)), neighbours(joined(k)))
+    torch.testing.assert_close(scores, same)
+
+
+def llama3_frequency(frequency: float, scaling: Llama3Scaling) -> float:
+    """As the ``llama3`` rope type of Hugging Face's transformers has it, by wavelength."""
+    longest = scaling.original_length / scaling.low_freq_factor
+    shortest = scaling.original_length / scaling.high_freq_factor
+    wavelength = 2 * math.pi / frequency
+    if wavelength < shortest:
+        return frequency
+    if wavelength > longest:
+        return frequency / scaling.factor
+    smooth = (scaling.original_length / wavelength - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
+    return (1 - smooth) * frequency / scaling.factor + smooth * frequency
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        Llama3Scaling(),  # Llama 3.1
+        Llama3Scaling(factor=32.0),  # Llama 3.2
+        Llama3Scaling(factor=4.0, low_freq_factor=2.0, high_freq_factor=3.0, original_length=2048),
+    ],
+)
+def test_llama3_scaling_is_that_of_transformers(scaling: Llama3Scaling) -> None:
+    plain = [500_000.0 ** (-2 * pair / 128) for pair in range(64)]
+    expected = [llama3_frequency(frequency, scaling) for frequency in plain]
+    assert 0 < sum(f == e for f, e in zip(plain, expected, strict=True)) < 64
+    got = scaling.scaled(torch.tensor(plain, dtype=torch.float64))
+    torch.testing.assert_close(got.tolist(), expected, rtol=1e-12, atol=0)
+
+
+def test_llama3_scaling_turns_the_heads() -> None:
+    """Each pair of ones turns to cos - sin and cos + sin of its scaled angle."""
+    scaling, seq = Llama3Scaling(), 300
+    x = torch.ones(1, seq, 1, 128, dtype=torch.float64)
+    output = RotaryEmbedding(128, seq, 1.0, 500_000, CPU, scaling=scaling)(x)[0, :, 0]
+    for pair in (0, 28, 29, 33, 35, 63):  # turn often, in between and seldom
+        frequency = llama3_frequency(500_000.0 ** (-2 * pair / 128), scaling)
+        angle = (seq - 1) * frequency
+        assert output[-1, pair].item() == pytest.approx(math.cos(angle) - math.sin(angle), abs=1e-6)
+        assert output[-1, pair + 64].item() == pytest.approx(
+            math.cos(angle) + math.sin(angle), abs=1e-6
+        )

@@ -24,6 +24,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "qk_layernorm": True,
         "add_bias_linear": False,
     },
+    "qwen": {
+        "position_embedding_type": "rope",
+        "rotary_interleaved": True,
+        "use_rope_scaling": True,
+        "squared_relu": True,
+        "add_bias_linear": False,
+        "add_qkv_bias": True,
+    },
 }
 
 

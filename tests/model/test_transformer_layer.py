@@ -37,6 +37,7 @@ LLAMA = replace(
     qk_layernorm=True,
     add_bias_linear=False,
 )
+QWEN = replace(LLAMA, swiglu=False, squared_relu=True, add_qkv_bias=True, rotary_interleaved=True)
 
 
 def make_layer(config: ModelConfig, dtype: torch.dtype = torch.float64) -> TransformerLayer:
@@ -45,13 +46,13 @@ def make_layer(config: ModelConfig, dtype: torch.dtype = torch.float64) -> Trans
     return layer
 
 
-@pytest.mark.parametrize("config", [GPT, LLAMA], ids=["gpt", "llama"])
+@pytest.mark.parametrize("config", [GPT, LLAMA, QWEN], ids=["gpt", "llama", "qwen"])
 def test_both_branches_read_normed_and_add_to_the_stream(config: ModelConfig) -> None:
     layer = make_layer(config)
     for norm in (layer.input_layernorm, layer.pre_mlp_layernorm):
         assert isinstance(norm.weight, torch.Tensor)
         torch.nn.init.normal_(norm.weight)  # or the one would pass for the other
-    rope = RotaryEmbedding(4, 8, 1.0, 10000, CPU) if config is LLAMA else None
+    rope = RotaryEmbedding(4, 8, 1.0, 10000, CPU) if config is not GPT else None
     x = torch.randn(2, 8, 16, dtype=torch.float64)
     middle = x + layer.self_attention(layer.input_layernorm(x), rope)
     expected = middle + layer.mlp(layer.pre_mlp_layernorm(middle))
@@ -85,6 +86,10 @@ def test_parameters_have_megatrons_names_and_shapes() -> None:
         "mlp.linear_fc1.bias",
         "mlp.linear_fc2.bias",
     }
+    shapes = {name: tuple(p.shape) for name, p in make_layer(QWEN).named_parameters()}
+    biases = {name: shape for name, shape in shapes.items() if name.endswith("bias")}
+    assert biases == {"self_attention.linear_qkv.bias": (2 * (2 + 2) * 4,)}
+    assert shapes["mlp.linear_fc1.weight"] == (40, 16)
 
 
 @pytest.mark.parametrize("which", ["hidden_dropout", "attention_dropout"])
@@ -105,11 +110,13 @@ def test_dropout_follows_its_seed_and_stops_in_evaluation(which: str) -> None:
     torch.testing.assert_close(layer(x), make_layer(GPT)(x))
 
 
-def test_bf16_stays_close_to_float64() -> None:
-    config = replace(GPT, init_method_std=0.1)
+@pytest.mark.parametrize("config", [GPT, LLAMA, QWEN], ids=["gpt", "llama", "qwen"])
+def test_bf16_stays_close_to_float64(config: ModelConfig) -> None:
+    config = replace(config, init_method_std=0.1)
+    rope = RotaryEmbedding(4, 8, 1.0, 10000, CPU, interleaved=config.rotary_interleaved)
     x = torch.randn(2, 8, 16).bfloat16()
     narrow_layer, wide_layer = (make_layer(config, t) for t in (torch.bfloat16, torch.float64))
     wide_layer.load_state_dict(narrow_layer.state_dict())
-    narrow, wide = narrow_layer(x), wide_layer(x.double())
+    narrow, wide = narrow_layer(x, rope), wide_layer(x.double(), rope)
     assert narrow.dtype == torch.bfloat16
     assert ((narrow.double() - wide).norm() / wide.norm()).item() < 1e-2

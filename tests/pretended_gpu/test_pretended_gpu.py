@@ -82,6 +82,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "loss": {"label_smoothing": 0.1, "z_loss_coeff": 1e-3, "logit_softcap": 5.0},
     "empty shard": {"vocab_size": 4},
+    "squared relu": {
+        "squared_relu": True,
+        "add_bias_linear": False,
+        "add_qkv_bias": True,
+        "position_embedding_type": "rope",
+        "rotary_interleaved": True,
+        "use_rope_scaling": True,
+    },
 }
 
 
@@ -163,7 +171,7 @@ def test_memory_is_what_a_dry_run_says(
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-v"])
-@pytest.mark.parametrize("variant", ["groups", "rope", "llama"])
+@pytest.mark.parametrize("variant", ["groups", "rope", "llama", "squared relu"])
 def test_memory_of_other_models(variant: str, schedule: str, gpus: GpuPool) -> None:
     """Long microbatches, in which activations count for more."""
     config = paper_config(

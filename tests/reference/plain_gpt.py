@@ -35,12 +35,17 @@ class GPTOptions:
         position_embedding_type: ``learned_absolute`` or ``rope``.
         rotary_base: RoPE theta.
         rotary_percent: share of each head that is rotated.
+        rotary_interleaved: components 2i and 2i + 1 turn together.
+        use_rope_scaling: Llama 3.1 slows the low frequencies down.
+        rope_scaling_factor: by how much it slows the lowest down.
         normalization: ``LayerNorm`` or ``RMSNorm``.
         norm_epsilon: epsilon of every norm.
         swiglu: ``silu(gate) * up``, the gate being the first half of `linear_fc1`; else GELU in
             its tanh form.
+        squared_relu: ``max(x, 0)^2`` instead of GELU.
         qk_layernorm: normalise queries and keys per head, before they are rotated.
         add_bias_linear: biases in the four linear layers of a block.
+        add_qkv_bias: a bias in ``linear_qkv`` in any case.
         tie_embeddings: the output layer uses the embedding's matrix.
         label_smoothing: as in `torch.nn.functional.cross_entropy`.
         z_loss_coeff: weight of each token's squared log-sum-exp.
@@ -58,11 +63,16 @@ class GPTOptions:
     position_embedding_type: str = "learned_absolute"
     rotary_base: int = 10000
     rotary_percent: float = 1.0
+    rotary_interleaved: bool = False
+    use_rope_scaling: bool = False
+    rope_scaling_factor: float = 8.0
     normalization: str = "LayerNorm"
     norm_epsilon: float = 1e-5
     swiglu: bool = False
+    squared_relu: bool = False
     qk_layernorm: bool = False
     add_bias_linear: bool = True
+    add_qkv_bias: bool = False
     tie_embeddings: bool = True
     label_smoothing: float = 0.0
     z_loss_coeff: float = 0.0
@@ -88,7 +98,7 @@ def parameter_shapes(options: GPTOptions) -> dict[str, tuple[int, ...]]:
 
     def add_linear(name: str, rows: int, columns: int) -> None:
         shapes[f"{name}.weight"] = (rows, columns)
-        if options.add_bias_linear:
+        if options.add_bias_linear or (options.add_qkv_bias and name.endswith("linear_qkv")):
             shapes[f"{name}.bias"] = (rows,)
 
     shapes["embedding.word_embeddings.weight"] = (options.vocab_size, h)
@@ -167,6 +177,8 @@ def _mlp(parameters: Parameters, name: str, x: torch.Tensor, options: GPTOptions
     if options.swiglu:
         gate, up = inner.chunk(2, dim=-1)
         inner = gate * torch.sigmoid(gate) * up
+    elif options.squared_relu:
+        inner = torch.where(inner > 0, inner**2, 0.0)
     else:
         inner = F.gelu(inner, approximate="tanh")
     return _linear(parameters, f"{name}.linear_fc2", inner)
@@ -196,9 +208,29 @@ def _rotate(x: torch.Tensor, options: GPTOptions) -> torch.Tensor:
     """RoPE on x [b, s, ..., d]: component i of the rotated share turns with i + half of it."""
     width = int(options.kv_channels * options.rotary_percent)
     half = width // 2
-    frequencies = options.rotary_base ** (-torch.arange(half, dtype=torch.float64) / half)
+    frequencies = _frequencies(half, options)
     angles_si = torch.outer(torch.arange(x.shape[1], dtype=torch.float64), frequencies)
     angles = angles_si.view(x.shape[1], *[1] * (x.dim() - 3), half)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    first, second, rest = x[..., :half], x[..., half:width], x[..., width:]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+    turned, rest = x[..., :width], x[..., width:]
+    if options.rotary_interleaved:
+        first, second = turned.unflatten(-1, (half, 2)).unbind(-1)
+    else:
+        first, second = turned.chunk(2, dim=-1)
+    ends = first * cos - second * sin, second * cos + first * sin
+    joined = torch.stack(ends, dim=-1 if options.rotary_interleaved else -2)
+    return torch.cat((joined.flatten(-2), rest), dim=-1)
+
+
+def _frequencies(half: int, options: GPTOptions) -> torch.Tensor:
+    """Turns in radians per position of the pairs, scaled by wavelength as Llama 3.1 says."""
+    frequencies = []
+    for index in range(half):
+        frequency = options.rotary_base ** (-index / half)
+        wavelength = 2 * math.pi / frequency
+        if options.use_rope_scaling and wavelength > 8192 / 4:
+            slow = frequency / options.rope_scaling_factor
+            share = (8192 / wavelength - 1) / (4 - 1)
+            frequency = slow if wavelength > 8192 else (1 - share) * slow + share * frequency
+        frequencies.append(frequency)
+    return torch.tensor(frequencies, dtype=torch.float64)

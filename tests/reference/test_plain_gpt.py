@@ -5,6 +5,7 @@ heads, d head width, V vocabulary.
 """
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -31,6 +32,14 @@ LLAMA = GPTOptions(
     add_bias_linear=False,
     tie_embeddings=False,
 )
+QWEN = dataclasses.replace(  # with a base at which every kind of frequency is among the pairs
+    LLAMA,
+    kv_channels=16,
+    rotary_base=500_000,
+    rotary_interleaved=True,
+    use_rope_scaling=True,
+    add_qkv_bias=True,
+)
 
 
 def random_tokens(options: GPTOptions, batch: int = 2, sequence: int = 9) -> torch.Tensor:
@@ -48,7 +57,9 @@ def encoder_layer(
         a,
         options.ffn_hidden_size,
         dropout=0.0,
-        activation=lambda x: F.gelu(x, approximate="tanh"),
+        activation=lambda x: (
+            F.relu(x).square() if options.squared_relu else F.gelu(x, approximate="tanh")
+        ),
         batch_first=True,
         norm_first=True,
         dtype=torch.float64,
@@ -76,8 +87,9 @@ def encoder_layer(
     return module
 
 
-def test_gpt_equals_torch_encoder_layers_under_a_causal_mask() -> None:
-    options = GPTOptions()
+@pytest.mark.parametrize("squared_relu", [False, True])
+def test_gpt_equals_torch_encoder_layers_under_a_causal_mask(squared_relu: bool) -> None:
+    options = GPTOptions(squared_relu=squared_relu)
     parameters = random_parameters(options)
     tokens_bs = random_tokens(options)
     s, h = tokens_bs.shape[1], options.hidden_size
@@ -96,50 +108,58 @@ def test_gpt_equals_torch_encoder_layers_under_a_causal_mask() -> None:
     torch.testing.assert_close(logits(parameters, tokens_bs, options), expected_bsv)
 
 
-def complex_rope(x_basd: torch.Tensor, width: int, base: int) -> torch.Tensor:
-    """RoPE as the product with exp(i t theta) of the pairs (x_j, x_{j + width/2})."""
-    real, imaginary = x_basd[..., :width].unflatten(-1, (2, width // 2)).unbind(-2)
-    exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
-    positions = torch.arange(x_basd.shape[2], dtype=torch.float64)
-    angles = positions[:, None] / base**exponents
-    turned = torch.complex(real, imaginary) * torch.polar(torch.ones_like(angles), angles)
-    return torch.cat((turned.real, turned.imag, x_basd[..., width:]), dim=-1)
+def complex_rope(x_basd: torch.Tensor, width: int, o: GPTOptions) -> torch.Tensor:
+    """RoPE as the product with exp(i t theta) of the pairs, which are complex numbers."""
+    frequencies = 1 / o.rotary_base ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
+    if o.use_rope_scaling:
+        turns = 8192 * frequencies / (2 * math.pi)
+        kept = ((turns - 1) / (4 - 1)).clamp(0, 1)
+        frequencies = frequencies * (kept + (1 - kept) / o.rope_scaling_factor)
+    angles = torch.outer(torch.arange(x_basd.shape[2], dtype=torch.float64), frequencies)
+    turned, rest = x_basd[..., :width], x_basd[..., width:]
+    if not o.rotary_interleaved:  # else they are neighbours already
+        turned = turned.unflatten(-1, (2, width // 2)).transpose(-1, -2).flatten(-2)
+    pairs = torch.view_as_complex(turned.unflatten(-1, (width // 2, 2)).contiguous())
+    joined = torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles))
+    if not o.rotary_interleaved:
+        joined = joined.transpose(-1, -2)
+    return torch.cat((joined.flatten(-2), rest), dim=-1)
 
 
-def llama_attention(p: Parameters, name: str, x_bsh: torch.Tensor) -> torch.Tensor:
+def llama_attention(p: Parameters, name: str, x_bsh: torch.Tensor, o: GPTOptions) -> torch.Tensor:
     """Grouped attention with normed and rotated heads, by PyTorch's fused functions."""
-    o = LLAMA
     r, g, d = o.num_attention_heads // o.num_query_groups, o.num_query_groups, o.kv_channels
-    w_grdh = p[f"{name}.linear_qkv.weight"].unflatten(0, (g, r + 2, d))
+    qkv = F.linear(x_bsh, p[f"{name}.linear_qkv.weight"], p.get(f"{name}.linear_qkv.bias"))
     q, k, v = (
-        (x_bsh @ w.flatten(0, -2).T).unflatten(-1, (-1, d)).transpose(1, 2)
-        for w in (w_grdh[:, :r], w_grdh[:, r], w_grdh[:, r + 1])
+        t.flatten(2, 3).transpose(1, 2)
+        for t in qkv.unflatten(-1, (g, r + 2, d)).split([r, 1, 1], 3)
     )
     q = F.rms_norm(q, (d,), p[f"{name}.q_layernorm.weight"], o.norm_epsilon)
     k = F.rms_norm(k, (d,), p[f"{name}.k_layernorm.weight"], o.norm_epsilon)
-    q, k = complex_rope(q, d // 2, o.rotary_base), complex_rope(k, d // 2, o.rotary_base)
+    q, k = (complex_rope(t, d // 2, o) for t in (q, k))
     context_basd = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     return context_basd.transpose(1, 2).flatten(2) @ p[f"{name}.linear_proj.weight"].T
 
 
-def test_llama_options_equal_fused_functions_and_complex_rotations() -> None:
-    p, tokens_bs = random_parameters(LLAMA), random_tokens(LLAMA)
+@pytest.mark.parametrize("options", [LLAMA, QWEN], ids=["llama", "qwen"])
+def test_llama_options_equal_fused_functions_and_complex_rotations(options: GPTOptions) -> None:
+    p, tokens_bs = random_parameters(options), random_tokens(options)
 
     def rms_norm(x_bsh: torch.Tensor, name: str) -> torch.Tensor:
-        return F.rms_norm(x_bsh, (LLAMA.hidden_size,), p[f"{name}.weight"], LLAMA.norm_epsilon)
+        return F.rms_norm(x_bsh, (options.hidden_size,), p[f"{name}.weight"], options.norm_epsilon)
 
     x_bsh = F.embedding(tokens_bs, p["embedding.word_embeddings.weight"])
-    for index in range(LLAMA.num_layers):
+    for index in range(options.num_layers):
         layer = f"decoder.layers.{index}"
         normed_bsh = rms_norm(x_bsh, f"{layer}.input_layernorm")
-        x_bsh = x_bsh + llama_attention(p, f"{layer}.self_attention", normed_bsh)
+        x_bsh = x_bsh + llama_attention(p, f"{layer}.self_attention", normed_bsh, options)
         normed_bsh = rms_norm(x_bsh, f"{layer}.pre_mlp_layernorm")
-        gate_fh, up_fh = p[f"{layer}.mlp.linear_fc1.weight"].split(LLAMA.ffn_hidden_size)
+        gate_fh, up_fh = p[f"{layer}.mlp.linear_fc1.weight"].split(options.ffn_hidden_size)
         inner = F.silu(normed_bsh @ gate_fh.T) * (normed_bsh @ up_fh.T)
         x_bsh = x_bsh + inner @ p[f"{layer}.mlp.linear_fc2.weight"].T
     expected_bsv = rms_norm(x_bsh, "decoder.final_layernorm") @ p["output_layer.weight"].T
 
-    torch.testing.assert_close(logits(p, tokens_bs, LLAMA), expected_bsv)
+    torch.testing.assert_close(logits(p, tokens_bs, options), expected_bsv)
 
 
 @pytest.mark.parametrize("options", [GPTOptions(), LLAMA], ids=["gpt", "llama"])
@@ -171,20 +191,21 @@ def test_soft_cap_bounds_the_logits_and_vanishes_when_it_is_far_away() -> None:
 
 @pytest.mark.parametrize("normalization", ["LayerNorm", "RMSNorm"])
 @pytest.mark.parametrize("qk_layernorm", [False, True])
-@pytest.mark.parametrize("add_bias_linear", [False, True])
+@pytest.mark.parametrize("biases", ["none", "qkv", "all"])
 @pytest.mark.parametrize("position_embedding_type", ["learned_absolute", "rope"])
 @pytest.mark.parametrize("tie_embeddings", [False, True])
 def test_every_parameter_matters_under_every_option(
     normalization: str,
     qk_layernorm: bool,
-    add_bias_linear: bool,
+    biases: str,
     position_embedding_type: str,
     tie_embeddings: bool,
 ) -> None:
     options = GPTOptions(
         normalization=normalization,
         qk_layernorm=qk_layernorm,
-        add_bias_linear=add_bias_linear,
+        add_bias_linear=biases == "all",
+        add_qkv_bias=biases == "qkv",
         position_embedding_type=position_embedding_type,
         tie_embeddings=tie_embeddings,
     )

@@ -28,7 +28,6 @@ MISSING = {
     "Swiss-AI llama3-8b": {
         "checkpoints",
         "documents kept apart in a sample",
-        "features of the model that are built now",
         "optimizer states in fewer bits",
         "other tokenizers",
         "stops by time, signal or file",
@@ -41,7 +40,6 @@ MISSING = {
         "tensor parallelism",
     },
     "ROCm llama3-70b": {
-        "features of the model that are built now",
         "other tokenizers",
         "TensorBoard and Weights & Biases",
         "tensor parallelism",

@@ -549,14 +549,5 @@ FEATURES: Final = (
         --export-* [...]
         """,
     ),
-    Feature(
-        "features of the model that are built now",
-        "this part of the model is not built yet",
-        _LEAVE_IT_OUT,
-        """
-        --add-qkv-bias --mock-data --pipeline-model-parallel-layout N --rope-scaling-factor N
-        --rotary-interleaved --squared-relu --use-rope-scaling
-        """,
-    ),
 )
 """All that is missing. Of two rows with one flag the first counts."""

@@ -200,6 +200,25 @@ void multiply_bf16(const uint16_t *x, const uint16_t *y, int64_t count, uint16_t
   for (int64_t i = 0; i < count; ++i) product[i] = to_bf16(to_float(x[i]) * to_float(y[i]));
 }
 
+// relu(x)^2; NaN stays NaN.
+void squared_relu_bf16(const uint16_t *x, int64_t count, uint16_t *value) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) {
+    const float wide = to_float(x[i]), positive = wide < 0.0f ? 0.0f : wide;
+    value[i] = to_bf16(positive * positive);
+  }
+}
+
+// Its gradient 2 relu(x) grad, from value = relu(x)^2: the root of a rounded square is exact.
+void squared_relu_backward_bf16(const uint16_t *grad, const uint16_t *value, int64_t count,
+                                uint16_t *x_grad) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) {
+    const float positive = std::sqrt(to_float(value[i]));
+    x_grad[i] = to_bf16(2.0f * to_float(to_bf16(positive)) * to_float(grad[i]));
+  }
+}
+
 // LayerNorm of the rows of x [n, h]; mean [n] and scale [n], 1 / deviation, for the backward.
 void layer_norm_bf16(const uint16_t *x, const uint16_t *weight, const uint16_t *bias,
                      int64_t n, int64_t h, float epsilon, uint16_t *out, float *mean,
@@ -382,6 +401,8 @@ PYBIND11_MODULE(MODULE_NAME, module) {
   define(module, "add_bf16", &add_bf16);
   define(module, "gelu_bf16", &gelu_bf16);
   define(module, "multiply_bf16", &multiply_bf16);
+  define(module, "squared_relu_bf16", &squared_relu_bf16);
+  define(module, "squared_relu_backward_bf16", &squared_relu_backward_bf16);
   define(module, "layer_norm_bf16", &layer_norm_bf16);
   define(module, "layer_norm_backward_bf16", &layer_norm_backward_bf16);
   define(module, "copy_rows_bf16", &copy_rows_bf16);

@@ -12,6 +12,7 @@ from megatron.kernels.cpu.gelu import CompiledGelu, TiledGelu
 from megatron.kernels.cpu.layer_norm import CompiledLayerNorm, WideLayerNorm
 from megatron.kernels.cpu.library import Library, expect
 from megatron.kernels.cpu.short_attention import LONGEST, ShortCausalAttention
+from megatron.kernels.cpu.squared_relu import CompiledSquaredReLU, PositiveSquaredReLU
 from megatron.kernels.reference.kernels import ReferenceKernels
 
 TILE_ROWS = 1000
@@ -39,6 +40,10 @@ class CpuKernels(ReferenceKernels):
     def gelu(self, x: Tensor) -> Tensor:
         """See ``Kernels``; arithmetic is fp32 for bf16."""
         return apply(TiledGelu, x)
+
+    def squared_relu(self, x: Tensor) -> Tensor:
+        """See ``Kernels``."""
+        return apply(PositiveSquaredReLU, x)
 
     def layer_norm(self, x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
         """See ``Kernels``; fp32 is computed in float64."""
@@ -81,6 +86,10 @@ class CompiledKernels(CpuKernels):
     def gelu(self, x: Tensor) -> Tensor:
         """See ``Kernels``."""
         return apply(CompiledGelu, x, self._library)
+
+    def squared_relu(self, x: Tensor) -> Tensor:
+        """See ``Kernels``."""
+        return apply(CompiledSquaredReLU, x, self._library)
 
     def layer_norm(self, x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
         """See ``Kernels``."""

@@ -6,6 +6,7 @@ from torch.nn import functional
 
 from megatron.kernels.autograd import apply
 from megatron.kernels.heads import split_heads
+from megatron.kernels.reference.squared_relu import SquaredReLU
 from megatron.kernels.reference.swiglu import SwiGLU
 
 TILE_ROWS = 16384
@@ -30,6 +31,10 @@ class ReferenceKernels:
         """See ``Kernels``."""
         value: Tensor = functional.gelu(x, approximate="tanh")
         return value
+
+    def squared_relu(self, x: Tensor) -> Tensor:
+        """See ``Kernels``."""
+        return apply(SquaredReLU, x)
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """See ``Kernels``."""

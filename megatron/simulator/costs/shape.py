@@ -24,7 +24,7 @@ everything that flash attention needs, or only its input, from which it is recom
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a GPT and of one microbatch; biases and norms are too small to count.
+    """The shape of a GPT and of one microbatch.
 
     Attributes:
         hidden_size: width h of the residual stream.
@@ -36,6 +36,10 @@ class Shape:
         query_width: width of all query heads; 0 stands for h.
         key_value_width: width of all keys and values together; 0 stands for 2h.
         gated_mlp: the MLP has three matrices, as SwiGLU has, instead of two.
+        output_slope: the slope of the MLP's activation function follows from its output, as that
+            of squared ReLU does, so that its input is not kept.
+        vector_parameters: parameters of a layer's biases and norms, which the paper leaves out;
+            they add nothing to its FLOPs.
         own_queries: queries and keys are rotated or normalised, so they are kept in addition to the
             output of the projection.
         dropout: the two dropouts on the residual stream keep one byte per element each.
@@ -51,6 +55,8 @@ class Shape:
     query_width: int = 0
     key_value_width: int = 0
     gated_mlp: bool = False
+    output_slope: bool = False
+    vector_parameters: int = 0
     own_queries: bool = False
     dropout: bool = True
     kept: Kept = "flash"
@@ -67,6 +73,11 @@ class Shape:
 
     @property
     def layer_parameters(self) -> int:
+        """Parameters of a layer."""
+        return self.matrix_parameters + self.vector_parameters
+
+    @property
+    def matrix_parameters(self) -> int:
         """Parameters of a layer's matrices: query, key, value, projection and MLP."""
         matrices = 3 if self.gated_mlp else 2
         attention = 2 * self._query_width + self._key_value_width
@@ -85,7 +96,7 @@ class Shape:
     @property
     def linear_flops(self) -> int:
         """FLOPs of a layer's linear layers in one of: forward, input gradient, weight gradient."""
-        return 2 * self.tokens * self.layer_parameters
+        return 2 * self.tokens * self.matrix_parameters
 
     @property
     def attention_flops(self) -> int:
@@ -123,12 +134,12 @@ class Shape:
         """Bytes that a layer keeps of one microbatch, from its F to its B (or W).
 
         A layer keeps the inputs of both norms, of the four linear layers and of the activation
-        function; query, key and value; and the masks of the dropouts (arXiv 2205.05198, section
-        4.1; flash attention saves its 5as/h).
+        function, unless ``output_slope``; query, key and value; and the masks of the dropouts
+        (arXiv 2205.05198, section 4.1; flash attention saves its 5as/h).
         """
         if self.kept == "input":
             return float(ACTIVATION_BYTES * self.elements)
-        inner = 3 if self.gated_mlp else 2
+        inner = 3 if self.gated_mlp else 1 if self.output_slope else 2
         width = 4 * self.hidden_size + 2 * self._query_width + self._key_value_width
         width += inner * self._ffn_width
         if self.own_queries:

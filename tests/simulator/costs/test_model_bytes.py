@@ -1,5 +1,7 @@
 """Bytes of a model: every parameter once, everything on the rank that has it."""
 
+from dataclasses import replace
+
 import pytest
 
 from megatron.schedules.catalogue import SCHEDULES
@@ -46,6 +48,21 @@ def test_a_tied_matrix_has_a_copy_where_it_is_needed(
     sizes = model_sizes(SHAPE, stages, layers, TREATMENTS[treatment], logit=NO_LOGITS, tied=True)
     assert not isinstance(sizes.static, float)
     assert sum(sizes.static) == pytest.approx(FP16_PARAMETER * copies * 64 * 1000)
+
+
+@pytest.mark.parametrize("treatment", ["none", "vocab-2"])
+def test_biases_and_norms_are_where_their_layers_are(treatment: str) -> None:
+    """Split over the stages as the layers, whatever becomes of the vocabulary."""
+    layers = [3, 5, 2]
+    bare, full = (
+        model_sizes(replace(SHAPE, vector_parameters=count), LINE, layers, TREATMENTS[treatment])
+        for count in (0, 70)
+    )
+    assert not isinstance(bare.static, float)
+    assert not isinstance(full.static, float)
+    more = [b - a for a, b in zip(bare.static, full.static, strict=True)]
+    assert more == [FP16_PARAMETER * 70 * count for count in layers]
+    assert full.activation == bare.activation
 
 
 def test_peaks_by_hand() -> None:

@@ -1,9 +1,15 @@
 """Counts of FLOPs, parameters and bytes: the paper's table, and an independent count."""
 
+from typing import Any
+
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.model.config import ModelConfig
+from megatron.model.transformer_layer import TransformerLayer
 from megatron.simulator.costs.shape import Shape, iteration_flops
 from megatron.training.planning.model_shape import shape_of
 
@@ -36,6 +42,30 @@ def test_no_dropout_needs_no_masks() -> None:
     assert Shape(64, 4, 16, 1, dropout=False).layer_activation_bytes == 32 * 16 * 64
     rotated = Shape(64, 4, 16, 1, dropout=False, own_queries=True)
     assert rotated.layer_activation_bytes == 36 * 16 * 64  # queries and keys once more
+
+
+def test_squared_relu_keeps_one_inner_activation_less_than_gelu() -> None:
+    shape = Shape(64, 4, 16, 1, dropout=False, output_slope=True)
+    assert shape.layer_activation_bytes == (32 - 2 * 4) * 16 * 64
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"normalization": "RMSNorm", "swiglu": True, "add_bias_linear": False},
+        {"normalization": "RMSNorm", "squared_relu": True, "qk_layernorm": True},
+        {"add_bias_linear": False, "add_qkv_bias": True, "qk_layernorm": True},
+        {"add_qkv_bias": True, "swiglu": True},
+    ],
+)
+def test_parameters_are_those_of_the_layer_that_trains(options: dict[str, Any]) -> None:
+    model = ModelConfig(2, 24, 40, 4, 2, 10, 8, 8, 30, **options)
+    layer = TransformerLayer(model, 0, torch.device("cpu"), torch.float32, ReferenceKernels())
+    shape = shape_of(model, 1)
+    assert shape.layer_parameters == sum(p.numel() for p in layer.parameters())
+    assert shape.matrix_parameters == sum(p.numel() for p in layer.parameters() if p.dim() == 2)
+    assert shape.linear_flops == 2 * shape.tokens * shape.matrix_parameters
 
 
 @given(

@@ -1,0 +1,133 @@
+"""Megatron-Core's text form of a pipeline: ``Et*2|(t*2|)*6t*2L`` is one of eight stages.
+
+E is the embedding, t a transformer layer, L the loss, and | stands between two stages. ``x*n`` and
+``(...)*n`` repeat; commas mean nothing. The stages are in the order in which the data flows, so the
+chunks of a rank are far apart.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from megatron.schedules.catalogue import TRAITS
+
+LAYOUT_FLAG: Final = "--pipeline-model-parallel-layout"
+LONGEST: Final = 100_000
+"""Letters of a layout that is written out; more of them are a mistyped number."""
+
+_GROUP: Final = re.compile(r"\(([^()]*)\)\*(\d+)")
+_LETTER: Final = re.compile(r"([A-Za-z|])\*(\d+)")
+
+
+def parse_layout(text: str) -> tuple[int, ...]:
+    """Read a layout whose first stage has the embedding and whose last stage has the loss.
+
+    Args:
+        text: the value of the flag.
+
+    Returns:
+        Transformer layers of every stage; a stage may have none.
+
+    Raises:
+        ValueError: the text is none, or has layers that do not exist or stand elsewhere here; the
+            message begins with the flag and names the way out.
+    """
+    fault = f"{LAYOUT_FLAG} {text}: "
+    try:
+        letters = _written_out(text.replace(",", ""))
+    except OverflowError as error:
+        raise ValueError(f"{fault}{error}") from error
+    for letter in letters:
+        if letter not in "EtL|":
+            raise ValueError(fault + _unknown(letter))
+    if letters.strip("t|") != letters or (letters.count("E"), letters.count("L")) != (1, 1):
+        raise ValueError(
+            f"{fault}the first stage begins with the embedding and the last one ends with the "
+            "loss, and nowhere else is one: write E once, at the very beginning, and L once, at "
+            "the very end"
+        )
+    return tuple(stage.count("t") for stage in letters.split("|"))
+
+
+def readable_layout(text: str | None) -> tuple[int, ...]:
+    """Return ``parse_layout`` of a text; nothing if there is none, or it has a fault."""
+    try:
+        return () if text is None else parse_layout(text)
+    except ValueError:
+        return ()
+
+
+def layout_faults(
+    text: str, *, num_layers: int, ranks: int, chunks: int | None, schedule: str
+) -> Iterator[str]:
+    """Find what is wrong with a layout by itself, or beside the model and the pipeline.
+
+    Args:
+        text: the value of the flag.
+        num_layers: transformer layers of the model.
+        ranks: pipeline ranks.
+        chunks: stages of a rank that another flag asks for, if one does.
+        schedule: of the passes.
+
+    Yields:
+        A line on each mistake; it begins with the flag and names the way out.
+    """
+    try:
+        layers = parse_layout(text)
+    except ValueError as error:
+        yield str(error)
+        return
+    stages, traits = f"{LAYOUT_FLAG} {text} has {len(layers)} stages", TRAITS[schedule]
+    if sum(layers) != num_layers:
+        yield (
+            f"{LAYOUT_FLAG} {text} has {sum(layers)} transformer layers, and --num-layers is "
+            f"{num_layers}: change one of them"
+        )
+    own, rest = divmod(len(layers), ranks)
+    takes_any = traits.compares or "file" in traits.options
+    if rest:
+        yield (
+            f"{stages}, which is no multiple of --pipeline-model-parallel-size {ranks}: give every "
+            "rank as many"
+        )
+    elif chunks not in (None, own):
+        yield (
+            f"{stages}, not --num-virtual-stages-per-pipeline-rank {chunks} on each of {ranks} "
+            "rank(s): leave that out, or change one of them"
+        )
+    elif not takes_any and (fault := traits.chunks_fault(own)):
+        yield (
+            f"{stages}, {own} a rank, and {schedule} {fault}, or write {traits.chunks * ranks} "
+            "stages"
+        )
+
+
+def _written_out(text: str) -> str:
+    """Repeat what is to be repeated, groups from the inside out and then letters.
+
+    Raises:
+        OverflowError: the result is longer than ``LONGEST``.
+    """
+
+    def repeated(found: re.Match[str]) -> str:
+        part, times = found[1], int(found[2])
+        if len(part) * times > LONGEST:
+            raise OverflowError(f"{found[0]} is too long a pipeline: lower the {times}")
+        return part * times
+
+    groups = 1
+    while groups:
+        text, groups = _GROUP.subn(repeated, text)
+    return _LETTER.sub(repeated, text)
+
+
+def _unknown(letter: str) -> str:
+    """Return what is wrong with a letter, and the way out."""
+    if letter == "m":
+        return "multi-token prediction (m) is not built yet: leave it out"
+    if letter in "()*":
+        return f"{letter} repeats nothing where it stands: write x*n or (...)*n"
+    return (
+        f"{letter!r} is no layer: write E for the embedding, t for a transformer layer, L for the "
+        "loss, and | between stages"
+    )
