@@ -17,7 +17,7 @@ from megatron.config.other_flags import OTHER_FLAGS
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "flags.md"
 
 _ANSWERS = {
-    "rewritten": "Read as other flags",
+    "rewritten": "Other names of flags, read as those",
     "noted": "Accepted with a note, as what they ask for holds anyway",
     "refused": "Refused, as their effect would be missing",
 }

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from megatron.schedules.plan_flags import PLAN_FLAGS
+
 _MEGATRON: Final = "Megatron-LM"
 _ORIGINAL: Final = "the original VocabularyParallelism"
 
@@ -17,9 +19,10 @@ class Answer:
     """The answer to a flag.
 
     Attributes:
-        kind: ``rewritten`` to this project's flags with the same meaning; ``noted``, because its
+        kind: ``rewritten`` to a flag of this project with the same meaning; ``noted``, because its
             effect always holds; ``refused``, because its effect would be missing.
-        reason: the words it is rewritten to, why it changes nothing, or what to do instead.
+        reason: the flag it is rewritten to, perhaps with a value in place of its own; why it
+            changes nothing; or what to do instead.
         values: the values it may have; empty if it takes no value, or no value is of use.
         known_to: the program that has this flag.
     """
@@ -143,5 +146,11 @@ def spelling(word: str) -> str:
 OTHER_FLAGS: Final[Mapping[str, Answer]] = {
     **_EXPLAINED,
     **{spelling(flag): _refused(_LEAVE_IT_OUT) for flag in _REFUSED_BY_NAME.split()},
+    **{
+        other: Answer("rewritten", ours)
+        for ours, *others in PLAN_FLAGS.values()
+        for other in others
+    },
+    "--schedule-costs": Answer("rewritten", "--save-measured-costs"),
 }
 """The answer to every known flag that does not exist here."""

@@ -50,9 +50,9 @@ def sort_words(argv: Sequence[str], declared: Mapping[str, Declaration]) -> Sort
             _take(found, declared[option], values, _written(option, values))
         elif answer is None:
             found.mistakes.append(_unknown(option, values, declared))
-        elif answer.kind == "rewritten" and not values:
-            ours, *values = answer.reason.split()
-            _take(found, declared[ours], values, option)
+        elif answer.kind == "rewritten" and not (values and " " in answer.reason):
+            ours, *fixed = answer.reason.split()
+            _take(found, declared[ours], fixed or values, _written(option, values))
         else:
             _answer(found, option, values, answer)
     return found

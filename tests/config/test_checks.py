@@ -125,9 +125,17 @@ def refusal(
         ("--profile --exit-interval 5", 1, "--profile-step-start 10 last iteration, 5 lower"),
         ("--profile-step-end 20", 1, "--profile-step-end 20 --profile"),
         ("--profile-schedule-start 0", 1, "--profile-schedule-start 0 at least 1"),
-        ("--profile-schedule-start 2", 1, "--profile-schedule-start 2 --schedule-costs --replan"),
+        (
+            "--profile-schedule-start 2",
+            1,
+            "--profile-schedule-start 2 --save-measured-costs --replan",
+        ),
         ("--profile-schedule-end 2", 1, "--profile-schedule-end 2 --profile-schedule-start"),
-        ("--schedule-costs c.json", 1, "--schedule-costs c.json --profile-schedule-start"),
+        (
+            "--save-measured-costs c.json",
+            1,
+            "--save-measured-costs c.json --profile-schedule-start",
+        ),
         ("--replan", 1, "--replan measured --profile-schedule-start"),
         (
             "--replan --profile-schedule-start 4 --profile-schedule-end 4",
@@ -136,7 +144,7 @@ def refusal(
         ),
         ("--replan --profile-schedule-start 8", 1, "start 8 11 --replan one more last is 10 lower"),
         (
-            "--schedule-costs c.json --profile-schedule-start 9 --profile-schedule-end 12",
+            "--save-measured-costs c.json --profile-schedule-start 9 --profile-schedule-end 12",
             1,
             "--profile-schedule-start 9 12 last is 10 lower",
         ),

@@ -98,8 +98,8 @@ class Observation:
             f"{describe_costs(self._costs)}",
             flush=True,
         )
-        if config.schedule_costs is not None:
-            save_measured(state, self._costs, config.schedule_costs)
+        if config.save_measured_costs is not None:
+            save_measured(state, self._costs, config.save_measured_costs)
         if config.replan:
             found = replan(self._plan_with, state, self._costs)
             self._say(describe_replanned(found), flush=True)
