@@ -16,6 +16,7 @@ from megatron.schedules.plan_flags import PLAN_FLAGS
 from megatron.schedules.request import Request
 from tools import benchmark, emulate
 
+ROOT: Final = Path(__file__).resolve().parents[2]
 DECLARED: Final = all_declarations(Flags)
 VALUES: Final = {"schedule": "zb-v", "vocabulary": "vocab-2", "file": "p.plan", "costs": "c.json"}
 """A value for each flag of a plan that takes no number."""
@@ -68,6 +69,12 @@ def test_the_benchmark_knows_them_too_and_its_old_plurals(field: str, dest: str,
     documented, *others = [parser.parse_args(words_of(field, name)) for name in names]
     assert getattr(documented, dest) in ([VALUES.get(field)], 3)
     assert all(other == documented for other in others)
+
+
+def test_the_page_on_running_lists_every_name() -> None:
+    page = (ROOT / "docs/running.md").read_text()
+    for names in PLAN_FLAGS.values():
+        assert all(f"`{name}`" in page for name in names)
 
 
 def test_the_file_of_measured_costs_is_known_by_its_old_name() -> None:
