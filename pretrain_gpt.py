@@ -50,6 +50,8 @@ def predict(config: RunConfig, gpu_name: str, rank: int) -> None:
     """Print what would run, without starting anything."""
 
     def report() -> None:
+        if config.notes:
+            print(*config.notes, sep="\n", end="\n\n", flush=True)
         for paragraph in dry_run(config, gpu(gpu_name)):
             print(paragraph, end="\n\n", flush=True)
 

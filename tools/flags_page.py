@@ -12,15 +12,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.config.declare import Declaration, declarations, groups_of
 from megatron.config.flags import Flags
-from megatron.config.other_flags import OTHER_FLAGS
+from megatron.config.foreign.answer import Answer
+from megatron.config.foreign.missing import FEATURES
+from megatron.config.foreign.tables import OTHER_FLAGS, OTHER_VALUES
 
+ROWS = (*OTHER_FLAGS.rows, *OTHER_VALUES.rows)
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "flags.md"
-
-_ANSWERS = {
-    "rewritten": "Other names of flags, read as those",
-    "noted": "Accepted with a note, as what they ask for holds anyway",
-    "refused": "Refused, as their effect would be missing",
-}
 
 
 def page() -> str:
@@ -32,7 +29,7 @@ def _ours() -> Iterator[str]:
     yield "# Flags"
     yield ""
     yield "Written by `python tools/flags_page.py` from `megatron/config/flags.py` and"
-    yield "`megatron/config/other_flags.py`. Names and defaults are Megatron-LM's."
+    yield "`megatron/config/foreign/`. Names and defaults are Megatron-LM's."
     for group in groups_of(Flags).values():
         yield from ("", f"## {str(group.__doc__).rstrip('.')}", "")
         yield "| flag | default | meaning |"
@@ -51,17 +48,47 @@ def _meaning(declared: Declaration) -> str:
         words.append(f"Needs {facts.needs}.")
     if facts.excludes:
         words.append(f"Does not go with {facts.excludes}.")
+    if facts.idle_without:
+        words.append(f"Changes nothing without {facts.idle_without}.")
+    if facts.idle_with:
+        words.append(f"Changes nothing with {facts.idle_with}.")
     return " ".join(words)
 
 
 def _others() -> Iterator[str]:
-    yield from ("", "## What becomes of Megatron's other flags", "")
-    yield "Every other flag of Megatron-LM is unknown here, and refused."
-    for kind, title in _ANSWERS.items():
-        yield from ("", f"### {title}", "", "| flag | why, or what instead |", "|---|---|")
-        for flag, answer in sorted(OTHER_FLAGS.items()):
-            if answer.kind == kind:
-                yield _row(f"`{flag} {' or '.join(answer.values)}".strip() + "`", answer.reason)
+    yield from ("", "## Flags of Megatron and its relatives that do not exist here", "")
+    yield "A flag that asks for what holds anyway, or that has no object, is accepted with a note."
+    yield "One whose effect would be missing is refused, with the way out. An unknown flag is"
+    yield "refused with the nearest known name. `N` stands for a value, `*` for the rest of a name."
+    yield "Of several answers to a flag, the first that fits its value and the other flags counts."
+    yield from _table("Read as other flags", "read as", "rewritten")
+    yield from _table("Accepted with a note", "why it changes nothing", "noted")
+    yield from (
+        "",
+        "### Refused",
+        "",
+        "| missing | why, and what instead | flags |",
+        "|---|---|---|",
+    )
+    for feature in FEATURES:
+        flags = [_form(row) for row in ROWS if row[1].feature == feature.name]
+        yield _row(feature.name, feature.reason, " ".join(flags))
+
+
+def _table(title: str, head: str, kind: str) -> Iterator[str]:
+    yield from ("", f"### {title}", "", f"| {head} | where | flags |", "|---|---|---|")
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for option, answer in ROWS:
+        if answer.kind == kind:
+            where = answer.when.words if answer.when else "always"
+            by_reason.setdefault((answer.reason, where), []).append(_form((option, answer)))
+    for (reason, where), flags in by_reason.items():
+        yield _row(reason, where, " ".join(flags))
+
+
+def _form(row: tuple[str, Answer]) -> str:
+    option, answer = row
+    return f"`{option} {answer.form}".strip() + "`"
 
 
 def _row(*cells: str) -> str:

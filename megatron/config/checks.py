@@ -1,29 +1,41 @@
-"""Finds all mistakes of a command line at once.
+"""Finds all mistakes of a command line at once, and all flags that change nothing.
 
 If a rule reads a value that is itself a mistake, the rule stops silently. Each mistake is therefore
 reported only once.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import NoReturn, cast
 
-from megatron.config.declare import all_declarations, pairing_mistakes, value_mistakes
+from megatron.config.declare import all_declarations
 from megatron.config.flags import Flags
-from megatron.config.job_rules import job_rules
-from megatron.config.rules import RULES
+from megatron.config.job_rules import job_notes, job_rules
+from megatron.config.pairing import idle_notes, pairing_mistakes, value_mistakes
+from megatron.config.rules import NOTES, RULES, Rule
 
 
-def mistakes(flags: Flags, world_size: int, unreadable: Collection[str] = ()) -> list[str]:
-    """Find all mistakes that make a run impossible.
+@dataclass(frozen=True)
+class Findings:
+    """What is to be said about flags.
+
+    Attributes:
+        mistakes: a line on each mistake; it begins with the flag and names the way out.
+        notes: a line on each flag that changes nothing beside the others.
+    """
+
+    mistakes: list[str]
+    notes: list[str]
+
+
+def check(flags: Flags, world_size: int, unreadable: Collection[str] = ()) -> Findings:
+    """Find all mistakes that make a run impossible, and all flags that change nothing.
 
     Args:
         flags: as given, defaults not yet resolved; ``None`` where a required one is missing.
         world_size: ranks of the job.
         unreadable: flags that have their default only because their words could not be read.
-
-    Returns:
-        A line on each mistake; it begins with the flag and names the way out.
     """
     declared = all_declarations(Flags)
     given = {name: value for group in vars(flags).values() for name, value in vars(group).items()}
@@ -31,10 +43,18 @@ def mistakes(flags: Flags, world_size: int, unreadable: Collection[str] = ()) ->
     told = dict(value_mistakes(declared, values))
     sound_values = {option: value for option, value in values.items() if option not in told}
     sound = _without(flags, {declared[option].name for option in (*unreadable, *told)})
-    lines = [*told.values(), *pairing_mistakes(declared, sound_values)]
-    for rule in (*RULES, *job_rules(world_size, flags.log.dry_run)):
+    dry_run = flags.log.dry_run
+    mistakes = [*told.values(), *pairing_mistakes(declared, sound_values)]
+    mistakes += _lines((*RULES, *job_rules(world_size, dry_run)), sound)
+    notes = [*idle_notes(declared, sound_values), *_lines((*NOTES, *job_notes(dry_run)), sound)]
+    return Findings(mistakes, notes)
+
+
+def _lines(rules: Iterable[Rule], flags: Flags) -> list[str]:
+    lines: list[str] = []
+    for rule in rules:
         try:
-            lines.extend(rule(sound))
+            lines.extend(rule(flags))
         except _FaultyValueError:
             continue
     return lines

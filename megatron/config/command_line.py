@@ -3,11 +3,12 @@
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import tyro
 
-from megatron.config.checks import mistakes
+from megatron.config.checks import check
 from megatron.config.declare import all_declarations, parser_of
 from megatron.config.flags import Flags
 from megatron.config.resolve import resolve
@@ -23,8 +24,23 @@ _PARSER = parser_of(Flags)  # made once, as tyro remembers what it learns of a c
 SILENT_SECONDS = 5.0
 
 
+@dataclass(frozen=True)
+class Reading:
+    """A command line that was read.
+
+    Attributes:
+        flags: the flags; those with a mistake have their default.
+        mistakes: a line on each mistake; it begins with the flag and names the way out.
+        notes: a line on each flag that changes nothing, or is read as another; it begins with it.
+    """
+
+    flags: Flags
+    mistakes: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
 def parse(argv: Sequence[str], world_size: int, speak: bool = True) -> RunConfig:
-    """Read a command line.
+    """Read a command line that must make a run.
 
     Args:
         argv: its words, without the program.
@@ -38,13 +54,28 @@ def parse(argv: Sequence[str], world_size: int, speak: bool = True) -> RunConfig
         ValueError: there are mistakes; a line on each names the flag, the value and the way out.
         SystemExit: with 0 after ``--help``.
     """
-    found = sort_words(argv, all_declarations(Flags))
+    found = read(argv, world_size, speak)
+    if found.mistakes:
+        raise ValueError("\n".join(found.mistakes))
+    return resolve(found.flags, found.notes)
+
+
+def read(argv: Sequence[str], world_size: int, speak: bool = True) -> Reading:
+    """Read a command line, with or without mistakes.
+
+    Args:
+        argv: its words, without the program.
+        world_size: ranks of the job.
+        speak: whether help is printed.
+
+    Raises:
+        SystemExit: with 0 after ``--help``.
+    """
+    words = sort_words(argv, all_declarations(Flags), world_size)
     asks_help = not {"-h", "--help"}.isdisjoint(argv)
-    flags = _read(["--help"] if asks_help else found.words, speak)
-    faults = [*found.mistakes, *mistakes(flags, world_size, found.unreadable)]
-    if faults:
-        raise ValueError("\n".join(faults))
-    return resolve(flags, tuple(found.notes))
+    flags = _read(["--help"] if asks_help else words.words, speak)
+    found = check(flags, world_size, words.unreadable)
+    return Reading(flags, (*words.mistakes, *found.mistakes), (*words.notes, *found.notes))
 
 
 def _read(words: Sequence[str], speak: bool) -> Flags:

@@ -63,6 +63,14 @@ def parse_split(text: str) -> tuple[float, float, float]:
     return train, valid, test
 
 
+def validates(text: str) -> bool:
+    """Whether a ``--split`` leaves documents for validation; without a fault in it, it says so."""
+    try:
+        return parse_split(text)[1] > 0
+    except ValueError:
+        return True
+
+
 def _number(word: str) -> float:
     """Return the number that a word stands for; NaN if the word is no number."""
     try:

@@ -6,12 +6,12 @@ excludes. Help, parsing, checks and the page of all flags follow from these decl
 
 A condition, as in ``needs`` and ``excludes``, is written like a command line. ``--profile`` holds
 if the flag is given, ``--lr-decay-style constant`` if the flag has this value. ``or`` stands
-between alternatives.
+between alternatives. ``pairing`` judges them.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -65,6 +65,8 @@ class Facts:
         needs: the condition without which the flag would do nothing.
         lack: the fault if that condition does not hold, to follow the flag.
         excludes: conditions that contradict the flag.
+        idle_without: the condition without which the flag changes nothing, as in Megatron.
+        idle_with: conditions under which it changes nothing, as in Megatron.
     """
 
     help: str
@@ -78,6 +80,8 @@ class Facts:
     needs: str = ""
     lack: str = "has no effect by itself"
     excludes: str = ""
+    idle_without: str = ""
+    idle_with: str = ""
 
 
 def flag(default: T, help: str, range: Range | None = None, **facts: Any) -> T:
@@ -215,8 +219,8 @@ def _declaration(field: "dataclasses.Field[Any]", kind: Any) -> Declaration:
 def parser_of(flags: type[T]) -> type[T]:
     """Derive the same dataclass of groups with annotations for tyro, the parser.
 
-    If a required flag is missing, its value becomes ``None``, so that ``value_mistakes`` can report
-    all missing flags at once.
+    If a required flag is missing, its value becomes ``None``, so that the checks can report all
+    missing flags at once.
     """
     groups = [
         (name, _parser_group(group), dataclasses.field())
@@ -246,58 +250,3 @@ def _parser_group(group: type) -> type:
     return dataclasses.make_dataclass(
         group.__name__, fields, bases=(group,), namespace={"__doc__": group.__doc__}, frozen=True
     )
-
-
-def value_mistakes(
-    declared: Mapping[str, Declaration], values: Mapping[str, object]
-) -> Iterator[tuple[str, str]]:
-    """Find the flags whose own values are mistakes: missing, or out of range.
-
-    Args:
-        declared: the flags, as they stand on a command line.
-        values: the values of flags; ``None``: not given.
-
-    Yields:
-        The flag, and a line on its fault that begins with the flag.
-    """
-    for option, value in values.items():
-        declaration, allowed = declared[option], declared[option].facts.range
-        if value is None and declaration.default is dataclasses.MISSING:
-            yield option, f"{option} is missing: {declaration.facts.help}"
-        if isinstance(value, (int, float)) and allowed and not allowed.contains(value):
-            yield option, f"{declaration.shown(value)}: must be {allowed.words}"
-
-
-def pairing_mistakes(
-    declared: Mapping[str, Declaration], values: Mapping[str, object]
-) -> Iterator[str]:
-    """Find flags whose needed flag is missing, or which stand beside a flag that they exclude.
-
-    Args:
-        declared: the flags, as they stand on a command line.
-        values: the values of all flags that are no mistakes themselves; ``None``: not given.
-
-    Yields:
-        A line on each fault, which begins with the flag.
-    """
-
-    def holds(condition: str, unknown: bool) -> bool:
-        option, _, word = condition.partition(" ")
-        if option not in values:
-            return unknown
-        return str(values[option]) == word if word else bool(values[option])
-
-    for option, value in values.items():
-        declaration, facts = declared[option], declared[option].facts
-        if not declaration.asks(value):
-            continue
-        given = declaration.shown(value)
-        if facts.needs and not any(holds(c, unknown=True) for c in facts.needs.split(" or ")):
-            yield f"{given} {facts.lack}: add {facts.needs}, or leave it out"
-        for condition in facts.excludes.split(" or "):
-            if holds(condition, unknown=False):
-                other = condition.split()[0]
-                yield (
-                    f"{given} does not go with {declared[other].shown(values[other])}: give one of "
-                    "them and leave the other out"
-                )

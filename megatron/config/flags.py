@@ -18,6 +18,9 @@ DEFAULT_SCHEDULE: Final = "1f1b"
 DEFAULT_TREATMENT: Final = "none"
 DRY_RUN_GPU: Final = "A100"
 
+SCHEDULE_PROFILE_ITERATIONS: Final = 3
+"""Iterations whose passes are timed if ``--profile-schedule-end`` is not given."""
+
 _ROPE: Final = "--position-embedding-type rope"
 _ACCOUNTS: Final = (
     "--account-for-embedding-in-pipeline-split or --account-for-loss-in-pipeline-split"
@@ -41,12 +44,13 @@ class ModelFlags:
         unset="4 x hidden; with --swiglu 8/3 x hidden in multiples of 64")
     group_query_attention: bool = flag(False, "Share key/value heads among query heads.")
     num_query_groups: int | None = flag(None, "Key/value heads.", COUNT,
-        unset="1, or heads without --group-query-attention", needs="--group-query-attention")
+        unset="1, or heads without --group-query-attention", idle_without="--group-query-attention")
     kv_channels: int | None = flag(None, "Width of a head.", COUNT, unset="hidden / heads")
     position_embedding_type: Literal["learned_absolute", "rope"] = flag("learned_absolute",
         "A learned table, or rotated queries and keys.")
-    rotary_base: int = flag(10000, "RoPE theta.", COUNT, needs=_ROPE)
-    rotary_percent: float = flag(1.0, "Share of each head that RoPE rotates.", PERCENT, needs=_ROPE)
+    rotary_base: int = flag(10000, "RoPE theta.", COUNT, idle_without=_ROPE)
+    rotary_percent: float = flag(1.0, "Share of each head that RoPE rotates.", PERCENT,
+        idle_without=_ROPE)
     normalization: Literal["LayerNorm", "RMSNorm"] = flag("LayerNorm", "Kind of all norms.")
     norm_epsilon: float = flag(1e-5, "Epsilon of all norms.", POSITIVE)
     swiglu: bool = flag(False, "SiLU-gated MLP instead of GELU.")
@@ -77,7 +81,7 @@ class ParallelFlags:
         choices=tuple(TREATMENTS), unset=DEFAULT_TREATMENT)
     enable_vocab_parallel: bool = flag(False, "The original's name of --vocab-parallel vocab-2.")
     disable_backward_fusion: bool = flag(False, "With --enable-vocab-parallel: vocab-1.",
-        needs="--enable-vocab-parallel", excludes="--use-interlaced-schedule")
+        idle_without="--enable-vocab-parallel", excludes="--use-interlaced-schedule")
     use_interlaced_schedule: bool = flag(False,
         "The original's name of --vocab-parallel interlaced.")
     make_vocab_size_divisible_by: int = flag(128,
@@ -113,7 +117,7 @@ class PipelineFlags:
         "zb-v, or the schedule of --zero-bubble-v-schedule-mem-setup; with or without "
         "--enable-zero-bubble.")
     zero_bubble_v_schedule_mem_setup: Literal["half", "min", "zb"] | None = flag(None,
-        "v-half, v-min or zb-v.", unset="zb", needs="--zero-bubble-v-schedule")
+        "v-half, v-min or zb-v.", unset="zb", idle_without="--zero-bubble-v-schedule")
     num_virtual_stages_per_pipeline_rank: int | None = flag(None,
         "Model chunks of a rank; without a --pipeline-schedule implies interleaved.", COUNT,
         unset=f"the schedule's least; for {' or '.join(CHUNKED_SCHEDULES)}",
@@ -130,8 +134,8 @@ class PipelineFlags:
         "The original's name of --vocab-parallel redis.")
     final_stage_num_layers: int | None = flag(None, "With redis: layers of the last stage.",
         NOT_NEGATIVE, unset="balanced by FLOPs",
-        needs="--enable-layer-redistribution or --vocab-parallel redis or --layer-distribution "
-        "redis")
+        idle_without="--enable-layer-redistribution or --vocab-parallel redis or "
+        "--layer-distribution redis")
     decoder_first_pipeline_num_layers: int | None = flag(None,
         "Layers of the first stage; the others share the rest.", NOT_NEGATIVE,
         unset="as the others", excludes=_ACCOUNTS)
@@ -163,8 +167,7 @@ class TrainFlags:
     eval_interval: int | None = flag(None, "Iterations between evaluations.", COUNT,
         unset="no evaluation")
     eval_iters: int = flag(100, "Batches per evaluation; 0: no evaluation.", NOT_NEGATIVE,
-        needs="--eval-interval")
-    load: Path | None = flag(None, "Folder of a checkpoint to go on from.", unset="from scratch")
+        idle_without="--eval-interval")
 
 
 @dataclass(frozen=True)
@@ -173,7 +176,7 @@ class OptimizerFlags:
 
     lr: float = required("Peak learning rate.", POSITIVE)
     min_lr: float = flag(0.0, "Final learning rate.", NOT_NEGATIVE,
-        excludes="--lr-decay-style constant")
+        idle_with="--lr-decay-style constant")
     lr_decay_style: Literal["constant", "linear", "cosine"] = flag("linear",
         "Shape of the decay after the warm-up.")
     lr_decay_iters: int | None = flag(None, "Iterations until --min-lr is reached.", COUNT,
@@ -187,7 +190,7 @@ class OptimizerFlags:
     lr_warmup_fraction: float | None = flag(None, "The same as a share of the decay span.", SHARE,
         unset="by one of the above")
     lr_warmup_init: float = flag(0.0, "Learning rate at the start of the warm-up.", NOT_NEGATIVE,
-        needs="--lr-warmup-iters or --lr-warmup-samples or --lr-warmup-fraction")
+        idle_without="--lr-warmup-iters or --lr-warmup-samples or --lr-warmup-fraction")
     weight_decay: float = flag(0.01, "Decoupled decay; not on biases and vectors.", NOT_NEGATIVE)
     adam_beta1: float = flag(0.9, "First-moment decay.", SHARE)
     adam_beta2: float = flag(0.999, "Second-moment decay.", SHARE)
@@ -210,7 +213,7 @@ class DataFlags:
         "Megatron's name: GPTSentencePieceTokenizer, SentencePieceTokenizer or NullTokenizer.",
         unset="required but for --dry-run with --vocab-size")
     tokenizer_model: Path | None = flag(None, "File of the tokenizer.", unset="none",
-        excludes="--tokenizer-type NullTokenizer")
+        idle_with="--tokenizer-type NullTokenizer")
     vocab_size: int | None = flag(None, "Entries before padding.", COUNT, unset="the tokenizer's")
     data_cache_path: Path | None = flag(None, "Folder of the sample indices.",
         unset="beside the data")
@@ -225,10 +228,12 @@ class LogFlags:
     peak_tflops: float | None = flag(None, "Peak of one rank in TFLOP/s, for the MFU.", POSITIVE,
         unset="by GPU name, else measured")
     profile: bool = flag(False, "Write a torch profiler trace.")
-    profile_step_start: int = flag(10, "First traced iteration.", COUNT, needs="--profile")
+    profile_step_start: int = flag(10, "First traced iteration.", COUNT,
+        idle_without="--profile")
     profile_step_end: int = flag(12, "First iteration that is no longer traced.", COUNT,
-        needs="--profile")
-    profile_dir: Path = flag(Path("profile"), "Folder of the traces.", needs="--profile")
+        idle_without="--profile")
+    profile_dir: Path = flag(Path("profile"), "Folder of the traces.",
+        idle_without="--profile")
     record_timeline: Path | None = flag(None,
         "File for the measured timeline of the last iteration, in the simulator's format.",
         unset="none")
@@ -236,7 +241,7 @@ class LogFlags:
         COUNT, unset="never")
     profile_schedule_end: int | None = flag(None,
         "First iteration whose passes are no longer timed.", COUNT, unset="three iterations later",
-        needs="--profile-schedule-start")
+        idle_without="--profile-schedule-start")
     save_measured_costs: Path | None = flag(None,
         "Write the measured costs of passes to this file, for --measured-costs.",
         unset="not saved", needs="--profile-schedule-start", lack="needs measured passes")

@@ -3,31 +3,31 @@
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from megatron.config.data_flags import parse_data_path
 from megatron.config.flags import Flags
+from megatron.config.foreign.missing import DATA_PARALLELISM
 from megatron.config.resolve import vocabulary
 from megatron.config.rules import Rule
 from megatron.data.indexed import IndexedDataset
 
+CPUINFO = Path("/proc/cpuinfo")
+"""Linux's description of the CPU."""
+
 
 def job_rules(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
     """The rules for a job of ``world_size`` ranks; a dry run needs no ranks, devices or data."""
-    always = (_tensor_parallel, _load, _tokenizer)
     if dry_run:
-        return always
-    return (*always, partial(_ranks, world_size), _device, _backend, _data_files)
+        return (_tokenizer,)
+    return (_tokenizer, partial(_ranks, world_size), _device, _backend, _data_files)
 
 
-def _tensor_parallel(flags: Flags) -> Iterator[str]:
-    size = flags.parallel.tensor_model_parallel_size
-    if size != 1:
-        yield (
-            f"--tensor-model-parallel-size {size}: layers are not split over ranks yet; use 1, and "
-            "more pipeline ranks instead"
-        )
+def job_notes(dry_run: bool) -> tuple[Rule, ...]:
+    """The rules about flags that change nothing on this machine."""
+    return () if dry_run else (_backend_of_cpus, _bf16_on_cpus)
 
 
 def _ranks(world_size: int, flags: Flags) -> Iterator[str]:
@@ -40,7 +40,7 @@ def _ranks(world_size: int, flags: Flags) -> Iterator[str]:
     if size < world_size:
         yield (
             f"--pipeline-model-parallel-size {size} leaves ranks of this job idle (WORLD_SIZE is "
-            f"{world_size}; there is no data parallelism yet): start {size} rank(s), or raise it "
+            f"{world_size}; {DATA_PARALLELISM.lack}): start {size} rank(s), or raise it "
             f"to {world_size}"
         )
 
@@ -62,30 +62,36 @@ def _device(flags: Flags) -> Iterator[str]:
 
 
 def _backend(flags: Flags) -> Iterator[str]:
-    on_cuda = torch.cuda.is_available() and flags.parallel.device != "cpu"
-    if flags.parallel.distributed_backend == "nccl" and not on_cuda:
-        yield (
-            "--distributed-backend nccl needs CUDA, and this run computes on CPUs: use gloo, or "
-            "leave it out"
-        )
-    if flags.parallel.distributed_backend == "gloo" and on_cuda:
+    if flags.parallel.distributed_backend == "gloo" and _on_cuda(flags):
         yield (
             "--distributed-backend gloo cannot send CUDA tensors from stage to stage: use nccl, "
             "leave it out, or compute on CPUs with --device cpu"
         )
 
 
-def _load(flags: Flags) -> Iterator[str]:
-    load = flags.train.load
-    if load is None:
-        return
-    if (load / "latest_checkpointed_iteration.txt").is_file():
-        fault = "checkpoints are not read yet"
-    else:
-        fault = (
-            "there is no checkpoint in this folder (it has no latest_checkpointed_iteration.txt)"
+def _backend_of_cpus(flags: Flags) -> Iterator[str]:
+    if flags.parallel.distributed_backend == "nccl" and not _on_cuda(flags):
+        yield "--distributed-backend nccl changes nothing: ranks on CPUs communicate with gloo"
+
+
+def _bf16_on_cpus(flags: Flags) -> Iterator[str]:
+    if flags.train.bf16 and not _on_cuda(flags) and not _cpu_multiplies_bf16():
+        yield (
+            "--bf16 makes this run slower: this CPU has no instructions for bf16 products "
+            "(avx512_bf16, amx_bf16); fp32 is faster here, bf16 saves memory"
         )
-    yield f"--load {load}: {fault}; leave the flag out to start from scratch"
+
+
+def _cpu_multiplies_bf16() -> bool:
+    """Whether the CPU has instructions for products of bf16 matrices; yes, if it is not known."""
+    if not CPUINFO.is_file():
+        return True
+    words = set(CPUINFO.read_text(encoding="utf-8", errors="replace").split())
+    return not words.isdisjoint(("avx512_bf16", "amx_bf16", "bf16"))  # the last one is ARM's
+
+
+def _on_cuda(flags: Flags) -> bool:
+    return flags.parallel.device != "cpu" and torch.cuda.is_available()
 
 
 def _data_files(flags: Flags) -> Iterator[str]:
@@ -104,7 +110,8 @@ def _tokenizer(flags: Flags) -> Iterator[str]:
     if data.tokenizer_type is None and not (flags.log.dry_run and data.vocab_size):
         yield (
             "--tokenizer-type is missing: give GPTSentencePieceTokenizer with --tokenizer-model "
-            "FILE, or NullTokenizer with --vocab-size N for data without a tokenizer"
+            "FILE, or NullTokenizer with --vocab-size N for data without a tokenizer (Megatron's "
+            "GPT2BPETokenizer is not built yet)"
         )
     else:
         yield from _faults(partial(vocabulary, data, flags.log.dry_run))

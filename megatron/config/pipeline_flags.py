@@ -55,11 +55,12 @@ class _Ask(NamedTuple):
 def settle_pipeline(flags: Flags) -> Pipeline:
     """Return the pipeline that ``flags`` ask for; they must break no rule of ``PIPELINE_RULES``."""
     treatment = _treatment(flags)
-    return Pipeline(_schedule(flags), treatment, _chunks(flags), _distribution(flags, treatment))
+    chunks = None if _whole(flags) else _chunks(flags)
+    return Pipeline(_schedule(flags), treatment, chunks, _distribution(flags, treatment))
 
 
 def _schedule(flags: Flags) -> str:
-    return _agreed(_schedules(flags.pipeline), DEFAULT_SCHEDULE)
+    return _agreed(_schedules(flags), DEFAULT_SCHEDULE)
 
 
 def _treatment(flags: Flags) -> str:
@@ -74,22 +75,23 @@ def _agreed(asks: Iterable[_Ask], otherwise: str) -> str:
     return next((name for name in wishes[0] if all(name in w for w in wishes)), wishes[0][0])
 
 
-def _schedules(flags: PipelineFlags) -> Iterator[_Ask]:
-    if flags.zero_bubble_v_schedule:
-        setup = flags.zero_bubble_v_schedule_mem_setup
+def _schedules(flags: Flags) -> Iterator[_Ask]:
+    pipeline = flags.pipeline
+    if pipeline.zero_bubble_v_schedule:
+        setup = pipeline.zero_bubble_v_schedule_mem_setup
         name = "--zero-bubble-v-schedule"
         if setup is not None:
             name += f" {name}-mem-setup {setup}"
         yield _Ask(name, (V_SCHEDULES[setup or "zb"],))
-    elif flags.enable_zero_bubble:
-        unlimited = flags.zero_bubble_max_pending_backward is None
+    elif pipeline.enable_zero_bubble:
+        unlimited = pipeline.zero_bubble_max_pending_backward is None
         yield _Ask("--enable-zero-bubble", (ZERO_BUBBLE["unlimited" if unlimited else "limited"],))
-    for given in _given(flags, *_CHUNKS):
+    for given in () if _whole(flags) else _given(pipeline, *_CHUNKS):
         yield _Ask(given, CHUNKED_SCHEDULES)
-    for given in _given(flags, "schedule_file"):
+    for given in _given(pipeline, "schedule_file"):
         yield _Ask(given, _FILE_SCHEDULES)
-    if flags.pipeline_schedule is not None:
-        yield _Ask(f"--pipeline-schedule {flags.pipeline_schedule}", (flags.pipeline_schedule,))
+    if (named := pipeline.pipeline_schedule) is not None:
+        yield _Ask(f"--pipeline-schedule {named}", (named,))
 
 
 def _treatments(flags: Flags) -> Iterator[_Ask]:
@@ -118,7 +120,7 @@ def _named(flags: Flags) -> Iterator[_Ask]:
 
 
 def _one_schedule(flags: Flags) -> Iterator[str]:
-    yield from _contradictions(_schedules(flags.pipeline))
+    yield from _contradictions(_schedules(flags))
 
 
 def _one_treatment(flags: Flags) -> Iterator[str]:
@@ -179,6 +181,18 @@ def _chunks(flags: Flags) -> int | None:
     return 0 if rest else chunks
 
 
+def _whole(flags: Flags) -> bool:
+    """Whether flags give every rank one chunk, which asks for no chunks, as in Megatron."""
+    named = flags.pipeline.pipeline_schedule in CHUNKED_SCHEDULES
+    return not named and _chunks(flags) == 1
+
+
+def _whole_note(flags: Flags) -> Iterator[str]:
+    if _whole(flags):
+        for given in _given(flags.pipeline, *reversed(_CHUNKS)):
+            yield f"{given} changes nothing: it leaves every rank one stage"
+
+
 def _chunk_rule(flags: Flags) -> Iterator[str]:
     chunks = _chunks(flags)
     for given in _given(flags.pipeline, *reversed(_CHUNKS))[:1]:
@@ -188,7 +202,7 @@ def _chunk_rule(flags: Flags) -> Iterator[str]:
                 f"{flags.parallel.pipeline_model_parallel_size} rank(s): change one of them, or "
                 "give --num-virtual-stages-per-pipeline-rank and --layer-distribution"
             )
-        if chunks == 1:
+        if chunks == 1 and not _whole(flags):
             yield (
                 f"{given} leaves every rank one stage, which is {DEFAULT_SCHEDULE}, not "
                 f"{_schedule(flags)}: leave it out, or take more stages"
@@ -288,6 +302,9 @@ def _given(flags: PipelineFlags, *names: str) -> list[str]:
             shown.append(option_of(name) + ("" if value is True else f" {value}"))
     return shown
 
+
+PIPELINE_NOTES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (_whole_note,)
+"""The rules about flags of the pipeline that change nothing beside the others."""
 
 PIPELINE_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
     _one_schedule,

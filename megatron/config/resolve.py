@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
-from megatron.config.data_flags import parse_data_path, parse_split
+from megatron.config.data_flags import parse_data_path, parse_split, validates
 from megatron.config.flags import (
     DRY_RUN_GPU,
+    SCHEDULE_PROFILE_ITERATIONS,
     DataFlags,
     Flags,
     LogFlags,
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
     Config = TypeVar("Config", bound=DataclassInstance)
 
-SCHEDULE_PROFILE_ITERATIONS = 3
-
 
 def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:
     """Turn flags without a mistake into the configuration of a run.
@@ -47,7 +46,7 @@ def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:
     return RunConfig(
         model=model_config(flags.model, vocab_size),
         parallel=parallel_config(flags, vocab_size),
-        train=train_config(flags.train),
+        train=train_config(flags.train, validates(flags.data.split)),
         optimizer=optimizer_config(flags),
         data=copied(
             DataConfig,
@@ -122,7 +121,7 @@ def parallel_config(flags: Flags, vocab_size: int) -> ParallelConfig:
         pipeline_schedule=pipeline.schedule,
         padded_vocab_size=vocab_size,
         device="cuda" if on_cuda else "cpu",
-        backend=parallel.distributed_backend or ("nccl" if on_cuda else "gloo"),
+        backend="nccl" if on_cuda else "gloo",
         timeout_minutes=parallel.distributed_timeout_minutes,
         virtual_stages=pipeline.virtual_stages,
         layers=pipeline.layers,
@@ -153,8 +152,8 @@ def iterations(flags: TrainFlags) -> Iterations:
     return Iterations(batch, total, min(total, flags.exit_interval or total))
 
 
-def train_config(flags: TrainFlags) -> TrainConfig:
-    """Length, batches and precision."""
+def train_config(flags: TrainFlags, validates: bool) -> TrainConfig:
+    """Length, batches and precision; without documents for validation there is no evaluation."""
     length = iterations(flags)
     return copied(
         TrainConfig,
@@ -162,7 +161,7 @@ def train_config(flags: TrainFlags) -> TrainConfig:
         global_batch_size=length.batch,
         train_iters=length.total,
         dtype=torch.bfloat16 if flags.bf16 else torch.float32,
-        eval_interval=flags.eval_interval if flags.eval_iters > 0 else None,
+        eval_interval=flags.eval_interval if flags.eval_iters > 0 and validates else None,
     )
 
 

@@ -1,15 +1,16 @@
 """The rules about several flags: each rule yields a line on every mistake that it finds.
 
-A line begins with the flag at fault and names the way out. ``RULES`` lists all rules.
+A line begins with the flag at fault and names the way out. ``RULES`` lists all rules. Those of
+``NOTES`` find flags that change nothing beside others.
 """
 
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from megatron.config.data_flags import parse_data_path, parse_split
+from megatron.config.data_flags import parse_data_path, parse_split, validates
 from megatron.config.declare import option_of
 from megatron.config.flags import Flags
-from megatron.config.pipeline_flags import PIPELINE_RULES
+from megatron.config.pipeline_flags import PIPELINE_NOTES, PIPELINE_RULES
 from megatron.config.resolve import iterations, learning_rate_spans, profiled_iterations
 
 Rule = Callable[[Flags], Iterator[str]]
@@ -22,7 +23,7 @@ def _heads(flags: Flags) -> Iterator[str]:
             f"--num-attention-heads {heads} does not divide --hidden-size {model.hidden_size}: "
             "change one of them, or give the width of a head with --kv-channels"
         )
-    if heads % (model.num_query_groups or 1):
+    if model.group_query_attention and heads % (model.num_query_groups or 1):
         yield (
             f"--num-query-groups {model.num_query_groups} does not divide "
             f"--num-attention-heads {heads}: every group needs as many query heads"
@@ -92,16 +93,13 @@ def _learning_rates(flags: Flags) -> Iterator[str]:
         yield f"--lr-warmup-init {optimizer.lr_warmup_init} is above --lr {optimizer.lr}: lower it"
 
 
-def _decay(flags: Flags) -> Iterator[str]:
+def _idle_decay(flags: Flags) -> Iterator[str]:
     optimizer = flags.optimizer
     if optimizer.lr_decay_style != "constant" or optimizer.lr_warmup_fraction:
         return  # a constant rate needs the decay span only if the warm-up is a share of it
     for name in ("lr_decay_iters", "lr_decay_samples"):
         if value := getattr(optimizer, name):
-            yield (
-                f"{option_of(name)} {value} has no effect with --lr-decay-style constant: leave it "
-                "out, or let the rate decay (linear, cosine)"
-            )
+            yield f"{option_of(name)} {value} changes nothing with --lr-decay-style constant"
 
 
 def _units(flags: Flags) -> Iterator[str]:
@@ -157,15 +155,17 @@ def _data(flags: Flags) -> Iterator[str]:
 
 def _split(flags: Flags) -> Iterator[str]:
     try:
-        _, validation, _ = parse_split(flags.data.split)
+        parse_split(flags.data.split)
     except ValueError as error:
         yield str(error)
-        return
+
+
+def _idle_evaluation(flags: Flags) -> Iterator[str]:
     interval = flags.train.eval_interval
-    if interval is not None and flags.train.eval_iters and validation == 0:
+    if interval is not None and flags.train.eval_iters and not validates(flags.data.split):
         yield (
-            f"--split {flags.data.split} leaves no documents to validate on, but --eval-interval "
-            f"{interval} asks for it: give a second share, for example 969,30,1"
+            f"--eval-interval {interval} changes nothing: --split {flags.data.split} leaves no "
+            "documents to validate on; for an evaluation give a second share, as in 969,30,1"
         )
 
 
@@ -218,7 +218,6 @@ RULES: Final[tuple[Rule, ...]] = (
     _batches,
     _length,
     _learning_rates,
-    _decay,
     _units,
     _warmup,
     _data,
@@ -227,3 +226,6 @@ RULES: Final[tuple[Rule, ...]] = (
     _schedule_profile,
 )
 """All rules that the flags alone decide, in the order of their groups."""
+
+NOTES: Final[tuple[Rule, ...]] = (_idle_decay, _idle_evaluation, *PIPELINE_NOTES)
+"""The rules about flags that change nothing beside the others: a line on each, as a note."""

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from megatron.config.declare import Declaration
-from megatron.config.other_flags import OTHER_FLAGS, Answer, spelling
+from megatron.config.foreign.answer import Answer, spelling
+from megatron.config.foreign.line import Line
+from megatron.config.foreign.tables import OTHER_FLAGS, OTHER_VALUES
 
 
 @dataclass
@@ -36,26 +38,86 @@ class SortedWords:
         return [word for option, values in self.given.items() for word in (option, *values)]
 
 
-def sort_words(argv: Sequence[str], declared: Mapping[str, Declaration]) -> SortedWords:
+def sort_words(
+    argv: Sequence[str], declared: Mapping[str, Declaration], world_size: int = 1
+) -> SortedWords:
     """Sort a command line.
 
     Args:
         argv: its words, without the program.
         declared: the flags of this project, as they stand on a command line.
+        world_size: ranks of the job.
     """
     found = SortedWords()
+    line = _line(argv, world_size)
     for option, values in _flags_with_words(argv):
-        answer = OTHER_FLAGS.get(option)
+        written = _written(option, values)
+        answer = OTHER_FLAGS.to(option, values, line)
         if option in declared:
-            _take(found, declared[option], values, _written(option, values))
+            _take_or_answer(found, declared[option], values, line, written)
         elif answer is None:
             found.mistakes.append(_unknown(option, values, declared))
-        elif answer.kind == "rewritten" and not (values and " " in answer.reason):
-            ours, *fixed = answer.reason.split()
-            _take(found, declared[ours], fixed or values, _written(option, values))
+        elif answer.kind == "rewritten":
+            _read_as(found, declared, answer.words(values, line), line, written)
         else:
-            _answer(found, option, values, answer)
+            _tell(found, written, answer)
     return found
+
+
+def _line(argv: Sequence[str], world_size: int) -> Line:
+    """The flags as written, and ours of which some are plain other names."""
+    given = dict(_flags_with_words(argv))
+    ours: dict[str, Sequence[str]] = {}
+    for option, values in given.items():
+        answer = OTHER_FLAGS.to(option, values, Line({}))
+        if answer is not None and answer.is_name:
+            ours.update(_flags_with_words(answer.words(values, Line({}))))
+    return Line(given | ours, world_size)
+
+
+def _take_or_answer(
+    found: SortedWords,
+    declaration: Declaration,
+    values: Sequence[str],
+    line: Line,
+    written: str,
+) -> None:
+    """Take a flag of ours, unless it has a value of Megatron's that needs an answer."""
+    answer = OTHER_VALUES.to(declaration.option, values, line)
+    if answer is None:
+        _take(found, declaration, values, written)
+    elif answer.kind == "rewritten":
+        _, *read = answer.words(values, line)
+        _note(found, f"{written} is read as {_written(declaration.option, read)}")
+        _take(found, declaration, read, written)
+    elif answer.kind == "noted":
+        _tell(found, written, answer)
+    else:
+        _refuse(found, declaration, written, answer)
+
+
+def _read_as(
+    found: SortedWords,
+    declared: Mapping[str, Declaration],
+    words: Sequence[str],
+    line: Line,
+    written: str,
+) -> None:
+    """Take the flags of ours that another one is read as."""
+    _note(found, f"{written} is read as {' '.join(words) or 'what holds anyway'}")
+    ours = list(_flags_with_words(words))
+    for option, values in ours:
+        answer = OTHER_VALUES.to(option, values, line)
+        name = written if len(ours) == 1 else _written(option, values)
+        if answer is not None and answer.kind == "refused":
+            _refuse(found, declared[option], name, answer)
+        else:
+            _take(found, declared[option], values, name)
+
+
+def _refuse(found: SortedWords, declaration: Declaration, written: str, answer: Answer) -> None:
+    _tell(found, written, answer)
+    found.unreadable.add(declaration.option)
 
 
 def _flags_with_words(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
@@ -104,27 +166,26 @@ def _take(
 
 
 def _unknown(option: str, values: Sequence[str], declared: Mapping[str, Declaration]) -> str:
+    """The line on words that have no answer: an unknown flag, or other values than one takes."""
     if not option:
         return f"{' '.join(values)} stands before any flag: leave it out, or write its flag first"
-    near = get_close_matches(option, [*declared, *OTHER_FLAGS], n=1)
+    forms = list(dict.fromkeys(answer.form for answer in OTHER_FLAGS.of(option)))
+    if forms == [""]:
+        return f"{option} takes no value, got {' '.join(values)!r}"
+    if forms:
+        ways = " or ".join(_written(option, [form] if form else []) for form in forms)
+        return f"{_written(option, values)}: write {ways}, or leave it out"
+    near = get_close_matches(option, [*declared, *OTHER_FLAGS.exact], n=1)
     return f"{option} is no flag: {f'did you mean {near[0]}? ' if near else ''}see --help"
 
 
-def _answer(found: SortedWords, option: str, values: Sequence[str], answer: Answer) -> None:
-    """Note or refuse a flag that does not exist here."""
+def _tell(found: SortedWords, written: str, answer: Answer) -> None:
+    """Note or refuse a flag."""
     if answer.kind == "refused":
-        found.mistakes.append(
-            f"{option} is known to {answer.known_to}, not built here yet: {answer.reason}"
-        )
-    elif answer.values and " ".join(values) not in answer.values:
-        found.mistakes.append(
-            f"{_written(option, values)} is not built here yet: {answer.reason}; "
-            f"use {' or '.join(answer.values)}, or leave it out"
-        )
-    elif values and not answer.values:
-        found.mistakes.append(f"{option} takes no value, got {' '.join(values)!r}")
+        found.mistakes.append(f"{written}: {answer.reason}")
     else:
-        _note(found, f"{_written(option, values)} changes nothing: {answer.reason}")
+        when = f" {answer.when.words}" if answer.when else ""
+        _note(found, f"{written} changes nothing{when}: {answer.reason}")
 
 
 def _note(found: SortedWords, note: str) -> None:

@@ -4,6 +4,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,11 @@ import torch
 import tyro
 from command_lines import with_flags
 
-from megatron.config import checks
+from megatron.config import checks, job_rules
 from megatron.config.command_line import parse, parse_or_exit
 from megatron.config.flags import Flags
 from megatron.data.indexed import IndexedWriter
+from megatron.optimizer.lr_schedule import learning_rate
 from megatron.training.planning.run_plan import make_run_plan
 
 VOCAB = 1000
@@ -64,7 +66,6 @@ def refusal(
         ("--num-layers 5 --pipeline-model-parallel-size 2", 2, "--num-layers 5 4 or 6"),
         ("--num-layers 1 --pipeline-model-parallel-size 2", 2, "--num-layers 1 use 2"),
         ("--num-attention-heads 7", 1, "--num-attention-heads 7 64 --kv-channels"),
-        ("--num-query-groups 2", 1, "--num-query-groups 2 --group-query-attention"),
         ("--group-query-attention --num-query-groups 3", 1, "--num-query-groups 3 8"),
         ("--swiglu --hidden-size 16", 1, "--hidden-size 16 --ffn-hidden-size"),
         ("--max-position-embeddings 31", 1, "--seq-length 32 --max-position-embeddings 31 raise"),
@@ -78,7 +79,6 @@ def refusal(
             1,
             "--rotary-percent 1.5 at most 1",
         ),
-        ("--rotary-base 500", 1, "--rotary-base 500 --position-embedding-type rope"),
         ("--attention-dropout 1", 1, "--attention-dropout 1.0 below 1"),
         ("--hidden-dropout -0.1", 1, "--hidden-dropout -0.1 at least 0"),
         ("--label-smoothing 1", 1, "--label-smoothing 1.0 below 1"),
@@ -89,7 +89,6 @@ def refusal(
         ("--pipeline-model-parallel-size 2", 4, "--pipeline-model-parallel-size 2 4 start 2"),
         ("--tensor-model-parallel-size 2", 1, "--tensor-model-parallel-size 2 use 1"),
         ("--tensor-model-parallel-size 2 --dry-run", 1, "--tensor-model-parallel-size 2 use 1"),
-        ("--disable-backward-fusion", 1, "--disable-backward-fusion --enable-vocab-parallel"),
         (
             "--enable-vocab-parallel --vocab-parallel vocab-1",
             1,
@@ -100,19 +99,13 @@ def refusal(
             1,
             "--enable-vocab-parallel vocab-1 vocab-2 give one",
         ),
-        ("--distributed-backend nccl", 1, "--distributed-backend nccl gloo"),
         ("--micro-batch-size 0", 1, "--micro-batch-size 0 at least 1"),
         ("--global-batch-size 5", 1, "--global-batch-size 5 --micro-batch-size 2 4 or 6"),
         ("--train-samples 100", 1, "--train-iters --train-samples both give one"),
-        ("--eval-iters 5", 1, "--eval-iters 5 --eval-interval"),
         ("--eval-interval 0", 1, "--eval-interval 0 at least 1"),
-        ("--eval-interval 2 --split 1,0,0", 1, "--split 1,0,0 --eval-interval 2 969,30,1"),
         ("--lr -1", 1, "--lr -1.0 greater than 0"),
         ("--lr nan", 1, "--lr nan greater than 0"),
         ("--min-lr 1", 1, "--min-lr 1.0 --lr 0.001 lower"),
-        ("--min-lr 1e-4 --lr-decay-style constant", 1, "--min-lr 0.0001 constant leave"),
-        ("--lr-decay-iters 9 --lr-decay-style constant", 1, "--lr-decay-iters 9 constant leave"),
-        ("--lr-warmup-init 1e-5", 1, "--lr-warmup-init 1e-05 --lr-warmup-iters"),
         ("--lr-warmup-iters 1 --lr-warmup-fraction 0.1", 1, "--lr-warmup-iters 1 0.1 give one"),
         ("--lr-warmup-iters 10", 1, "--lr-warmup-iters 10 20 samples shorten"),
         ("--lr-warmup-fraction 1", 1, "--lr-warmup-fraction 1.0 below 1"),
@@ -123,14 +116,12 @@ def refusal(
         ("--peak-tflops 0", 1, "--peak-tflops 0.0 greater than 0"),
         ("--profile --profile-step-end 10", 1, "--profile-step-end 10 --profile-step-start 10"),
         ("--profile --exit-interval 5", 1, "--profile-step-start 10 last iteration, 5 lower"),
-        ("--profile-step-end 20", 1, "--profile-step-end 20 --profile"),
         ("--profile-schedule-start 0", 1, "--profile-schedule-start 0 at least 1"),
         (
             "--profile-schedule-start 2",
             1,
             "--profile-schedule-start 2 --save-measured-costs --replan",
         ),
-        ("--profile-schedule-end 2", 1, "--profile-schedule-end 2 --profile-schedule-start"),
         (
             "--save-measured-costs c.json",
             1,
@@ -157,25 +148,31 @@ def refusal(
         ("--split 0,1", 1, "--split 0,1 969,30,1"),
         ("--split a,b,c", 1, "--split a,b,c 969,30,1"),
         ("--split 1,2,3,4", 1, "--split 1,2,3,4 969,30,1"),
-        ("--tokenizer-type GPT2BPETokenizer", 1, "--tokenizer-type GPT2BPETokenizer choose"),
+        (
+            "--tokenizer-type GPT2BPETokenizer",
+            1,
+            "--tokenizer-type GPT2BPETokenizer yet NullTokenizer",
+        ),
         (
             "--tokenizer-type SentencePieceTokenizer --tokenizer-model nowhere.model",
             1,
             "--tokenizer-model nowhere.model give",
         ),
-        ("--tokenizer-model some.model", 1, "--tokenizer-model some.model NullTokenizer leave"),
-        ("--fp16", 1, "--fp16 not built --bf16"),
-        ("--save out", 1, "--save not built"),
-        ("--recompute_granularity full", 1, "--recompute-granularity Megatron-LM not built leave"),
-        ("--sequence-parallel", 1, "--sequence-parallel Megatron-LM not built"),
-        ("--allow-padding-num-layers", 1, "--allow-padding-num-layers original remainder"),
+        ("--tokenizer-type NoSuchTokenizer", 1, "--tokenizer-type NoSuchTokenizer choose"),
+        ("--fp16", 1, "--fp16: yet --bf16"),
+        ("--save out", 1, "--save out: checkpoints yet leave"),
+        ("--load out", 1, "--load out: checkpoints yet leave from scratch"),
+        ("--recompute_granularity full", 1, "--recompute-granularity full: recomputed yet leave"),
         (
-            "--zero-bubble-pipeline-timers-start-iter 5",
-            1,
-            "--zero-bubble-pipeline-timers-start-iter --profile-schedule-start",
+            "--sequence-parallel --tensor-model-parallel-size 2",
+            2,
+            "--sequence-parallel: over ranks yet --tensor-model-parallel-size 1",
         ),
-        ("--context-parallel-size 2", 1, "--context-parallel-size 2 not built use 1"),
-        ("--context-parallel-size=2", 1, "--context-parallel-size 2 not built use 1"),
+        ("--use-distributed-optimizer", 2, "--use-distributed-optimizer: data parallelism yet"),
+        ("--context-parallel-size 2", 1, "--context-parallel-size 2: over ranks yet use 1"),
+        ("--context-parallel-size=2", 1, "--context-parallel-size 2: over ranks yet use 1"),
+        ("--num-workers", 1, "--num-workers: write --num-workers N or leave"),
+        ("--attention-backend slow", 1, "--attention-backend slow: auto,flash leave"),
         ("--log-throughput=5", 1, "--log-throughput no value 5"),
     ],
 )
@@ -188,6 +185,55 @@ def test_refused_with_flag_value_and_way_out(
         found = message.find(word, position)
         assert found >= 0, f"no {word!r} in its place in: {message}"
         position = found + len(word)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--num-query-groups 3", "--num-query-groups 3 --group-query-attention"),
+        ("--rotary-base 500", "--rotary-base 500 --position-embedding-type rope"),
+        ("--disable-backward-fusion", "--disable-backward-fusion --enable-vocab-parallel"),
+        ("--distributed-backend nccl", "--distributed-backend nccl gloo"),
+        ("--eval-iters 5", "--eval-iters 5 --eval-interval"),
+        ("--eval-interval 2 --split 1,0,0", "--eval-interval 2 --split 1,0,0 969,30,1"),
+        ("--min-lr 1e-4 --lr-decay-style constant", "--min-lr 0.0001 constant"),
+        ("--lr-decay-iters 9 --lr-decay-style constant", "--lr-decay-iters 9 constant"),
+        ("--lr-warmup-init 1e-5", "--lr-warmup-init 1e-05 --lr-warmup-iters"),
+        ("--profile-step-end 20", "--profile-step-end 20 --profile"),
+        ("--profile-schedule-end 2", "--profile-schedule-end 2 --profile-schedule-start"),
+        ("--tokenizer-model some.model", "--tokenizer-model some.model NullTokenizer"),
+        ("--final-stage-num-layers 2", "--final-stage-num-layers 2 --enable-layer-redistribution"),
+        ("--zero-bubble-v-schedule-mem-setup min", "mem-setup min --zero-bubble-v-schedule"),
+        ("--num-virtual-stages-per-pipeline-rank 1", "-rank 1 one stage"),
+        ("--num-layers-per-virtual-pipeline-stage 4", "-stage 4 one stage"),
+        ("--save-interval 5", "--save-interval 5 --save saved"),
+        ("--sequence-parallel", "--sequence-parallel --tensor-model-parallel-size 1"),
+        ("--use-distributed-optimizer", "--use-distributed-optimizer one replica"),
+        ("--initial-loss-scale 65536", "--initial-loss-scale 65536 --fp16"),
+        ("--allow-padding-num-layers", "--allow-padding-num-layers evenly"),
+        ("--zero-bubble-pipeline-timers-start-iter 100", "timers-start-iter 100 no iteration"),
+        ("--zero-bubble-pipeline-timers-start-iter 8", "timers-start-iter 8 no iteration"),
+    ],
+)
+def test_what_changes_nothing_is_told_and_trains_the_same(
+    base: dict[str, str], flags: str, words: str
+) -> None:
+    config, plain = (parse(command_line(base, given), 1) for given in (flags, ""))
+    (note,) = config.notes
+    assert note.startswith(flags.split()[0])
+    position = 0
+    for word in words.split():
+        found = note.find(word, position)
+        assert found >= 0, f"no {word!r} in its place in: {note}"
+        position = found + len(word)
+    assert config.parallel == plain.parallel
+    assert replace(config.train, eval_iters=100) == plain.train
+    samples = range(0, 30, 3)
+    constant = replace(plain.optimizer, lr_decay_style=config.optimizer.lr_decay_style)
+    assert [learning_rate(config.optimizer, n) for n in samples] == [
+        learning_rate(constant, n) for n in samples
+    ]
+    assert replace(config.model, rotary_base=10000) == plain.model
 
 
 def test_what_must_be_given_is_asked_for(base: dict[str, str]) -> None:
@@ -250,16 +296,6 @@ def test_cuda_is_taken_where_there_is_one(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     parallel = parse(command_line(base, "--device auto"), 1).parallel
     assert (parallel.device, parallel.backend) == ("cuda", "nccl")
-
-
-def test_load_of_a_folder_without_a_checkpoint(base: dict[str, str], tmp_path: Path) -> None:
-    message = refusal(base, f"--load {tmp_path}")
-    assert f"--load {tmp_path}: there is no checkpoint" in message
-
-
-def test_load_of_a_checkpoint(base: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text("10")
-    assert "not read yet" in refusal(base, f"--load {tmp_path}")
 
 
 def test_a_missing_corpus_names_the_file(base: dict[str, str], tmp_path: Path) -> None:
@@ -357,6 +393,33 @@ def test_other_ranks_let_rank_0_speak_first(
     assert caught.value.code == 2
     assert slept == [3.0]
     assert capsys.readouterr().err.startswith("[rank 1] error: ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "slow"),
+    [
+        ("fpu avx512f avx512_bf16", False),
+        ("fpu amx_bf16 amx_tile", False),
+        ("Features : fp asimd bf16", False),
+        ("fpu avx2 avx512f", True),
+        (None, False),
+    ],
+)
+def test_bf16_without_instructions_for_it_is_noted(
+    base: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    flags: str | None,
+    slow: bool,
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    if flags is not None:
+        cpuinfo.write_text(f"processor : 0\nflags : {flags}\n")
+    monkeypatch.setattr(job_rules, "CPUINFO", cpuinfo)
+    notes = parse(command_line(base, "--bf16"), 1).notes
+    assert [note.split()[0] for note in notes] == (["--bf16"] if slow else [])
+    assert parse(command_line(base, ""), 1).notes == ()
+    assert parse(command_line(base, "--bf16 --dry-run"), 1).notes == ()
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -223,13 +223,14 @@ def test_two_spellings_that_contradict_each_other_are_refused(
 
 
 def test_a_flag_given_again_with_the_same_value_is_noted(run: Callable[..., Any]) -> None:
-    config = run("--seed 1 --bf16 --seed 1 --bf16 --seed 1")
-    assert (config.train.seed, config.train.dtype) == (1, torch.bfloat16)
+    config = run("--seed 1 --swiglu --seed 1 --swiglu --seed 1")
+    assert (config.train.seed, config.model.swiglu) == (1, True)
     assert config.notes == (
         "--seed 1 changes nothing: --seed 1 stands before it",
-        "--bf16 changes nothing: --bf16 stands before it",
+        "--swiglu changes nothing: --swiglu stands before it",
     )
-    (note,) = run("--use-rotary-position-embeddings --position-embedding-type rope").notes
+    read, note = run("--use-rotary-position-embeddings --position-embedding-type rope").notes
+    assert read == "--use-rotary-position-embeddings is read as --position-embedding-type rope"
     assert note.startswith("--position-embedding-type rope changes nothing: --use-rotary")
 
 

@@ -15,12 +15,10 @@ from megatron.config.declare import (
     Declaration,
     all_declarations,
     flag,
-    pairing_mistakes,
     parser_of,
-    value_mistakes,
 )
 from megatron.config.flags import Flags, ModelFlags
-from megatron.config.other_flags import OTHER_FLAGS
+from megatron.config.pairing import idle_notes, pairing_mistakes, value_mistakes
 from megatron.config.resolve import copied
 from megatron.config.words import sort_words
 
@@ -76,43 +74,32 @@ def test_defaults_lie_in_their_range(declared: Declaration) -> None:
 
 def test_conditions_name_flags_and_values_that_exist() -> None:
     for declared in DECLARED.values():
-        for condition in conditions(declared.facts.needs) + conditions(declared.facts.excludes):
+        facts = declared.facts
+        all_of_them = (facts.needs, facts.excludes, facts.idle_without, facts.idle_with)
+        for condition in (condition for words in all_of_them for condition in conditions(words)):
             other, _, word = condition.partition(" ")
             assert other in DECLARED
             assert not word or not DECLARED[other].choices or word in DECLARED[other].choices
 
 
-def test_no_flag_is_ours_and_another_at_once() -> None:
-    assert not DECLARED.keys() & OTHER_FLAGS.keys()
-
-
-def test_flags_that_are_rewritten_become_flags_of_ours() -> None:
-    for option, answer in OTHER_FLAGS.items():
-        if answer.kind == "rewritten":
-            ours, *fixed = answer.reason.split()
-            assert ours in DECLARED
-            if fixed:  # else its values are those of the user
-                assert sort_words([option], DECLARED).words == [ours, *fixed]
-
-
 def test_all_mistakes_are_told_at_once_each_by_its_flag() -> None:
     """Unknown, refused, unreadable, missing, out of range, without effect, contradicting."""
     lines = told(
-        "--no-such-flag 1 2 --sequence-parallel --context-parallel-size 2 --seed x"
-        " --attention-dropout 2 --rotary-base 500 --num-attention-heads 7 --global-batch-size 3"
-        " --enable-zero-bubble --pipeline-schedule gpipe --profile-step-end 3 --fp16",
+        "--no-such-flag 1 2 --recompute-activations --context-parallel-size 2 --seed x"
+        " --attention-dropout 2 --save-measured-costs c --num-attention-heads 7"
+        " --global-batch-size 3 --enable-zero-bubble --pipeline-schedule gpipe --replan --fp16",
         usual=RUN.replace("--lr 1e-3", ""),
     )
     expected = [
         "--no-such-flag",
-        "--sequence-parallel",
+        "--recompute-activations",
         "--context-parallel-size 2",
         "--seed x",
         "--fp16",
         "--attention-dropout 2.0",
         "--lr is missing",
-        "--rotary-base 500",
-        "--profile-step-end 3",
+        "--save-measured-costs c",
+        "--replan",
         "--num-attention-heads 7",
         "--enable-zero-bubble",
         "--global-batch-size 3",
@@ -142,6 +129,7 @@ class MoreModelFlags(ModelFlags):
     """The model, and a flag more."""
 
     embedding_multiplier: float = flag(1.0, "Factor of the embedding.", COUNT, needs="--swiglu")
+    embedding_noise: float = flag(0.0, "Noise of the embedding.", idle_without="--swiglu")
 
 
 @dataclass(frozen=True)
@@ -188,3 +176,10 @@ def test_one_line_makes_a_flag() -> None:
         "--embedding-multiplier 0.5: must be at least 1 and finite",
         "--embedding-multiplier 0.5 has no effect by itself: add --swiglu, or leave it out",
     ]
+    noise = {"--embedding-noise": 0.1, "--swiglu": False}
+    assert not list(pairing_mistakes(declared, noise))
+    assert list(idle_notes(declared, noise)) == [
+        "--embedding-noise 0.1 changes nothing without --swiglu"
+    ]
+    assert not list(idle_notes(declared, {"--embedding-noise": 0.1, "--swiglu": True}))
+    assert not list(idle_notes(declared, {"--embedding-noise": 0.0, "--swiglu": False}))

@@ -56,8 +56,9 @@ def run(prefix: Path) -> Callable[..., Any]:
         (
             "--enable-zero-bubble --zero-bubble-v-schedule --zero-bubble-max-pending-backward 4",
             "zb-v",
-            4,
+            None,
         ),
+        ("--pipeline-schedule zb-v --zero-bubble-max-pending-backward 4", "zb-v", 4),
         ("--zero-bubble-v-schedule --zero-bubble-v-schedule-mem-setup zb", "zb-v", None),
         ("--zero-bubble-v-schedule --zero-bubble-v-schedule-mem-setup half", "v-half", None),
         ("--zero-bubble-v-schedule --zero-bubble-v-schedule-mem-setup min", "v-min", None),
@@ -90,6 +91,8 @@ def test_a_plan_of_a_file(run: Callable[..., Any], flags: str) -> None:
         ("--num-layers-per-virtual-pipeline-stage 2", 2),
         ("--num-layers-per-virtual-pipeline-stage 1 --pipeline-schedule interleaved", 4),
         ("--num-virtual-stages-per-pipeline-rank 4 --pipeline-schedule hanayo", 4),
+        ("--num-virtual-stages-per-pipeline-rank 1", None),
+        ("--num-layers-per-virtual-pipeline-stage 4", None),
     ],
 )
 def test_chunks_of_a_rank(run: Callable[..., Any], flags: str, chunks: int | None) -> None:
@@ -163,20 +166,22 @@ def test_distributions(run: Callable[..., Any], flags: str, layers: LayerDistrib
             "--zero-bubble-v-schedule zb-v --num-virtual-stages-per-pipeline-rank 2 interleaved",
         ),
         (
-            "--zero-bubble-v-schedule-mem-setup min",
-            "--zero-bubble-v-schedule-mem-setup min --zero-bubble-v-schedule",
-        ),
-        (
             "--num-virtual-stages-per-pipeline-rank 2 --num-layers-per-virtual-pipeline-stage 2",
             "-rank 2 --num-layers-per-virtual-pipeline-stage 2 give one",
         ),
-        ("--num-virtual-stages-per-pipeline-rank 1", "-rank 1 1f1b leave"),
+        (
+            "--num-virtual-stages-per-pipeline-rank 1 --pipeline-schedule interleaved",
+            "-rank 1 1f1b leave",
+        ),
         (
             "--num-virtual-stages-per-pipeline-rank 3 --pipeline-schedule hanayo",
             "-rank 3 hanayo 2, 4, 6 not 3: take 2 or 4",
         ),
         ("--num-layers-per-virtual-pipeline-stage 3", "-stage 3 --num-layers 8 2 rank change"),
-        ("--num-layers-per-virtual-pipeline-stage 4", "-stage 4 1f1b leave"),
+        (
+            "--num-layers-per-virtual-pipeline-stage 4 --pipeline-schedule hanayo",
+            "-stage 4 1f1b leave",
+        ),
         (
             "--num-layers-per-virtual-pipeline-stage 2 --layer-distribution 2,2,2,2",
             "-stage 2 --layer-distribution 2,2,2,2 give one",
@@ -213,7 +218,6 @@ def test_distributions(run: Callable[..., Any], flags: str, layers: LayerDistrib
             "--vocab-parallel redis --decoder-first-pipeline-num-layers 3",
             "--vocab-parallel redis --decoder-first-pipeline-num-layers 3 give one",
         ),
-        ("--final-stage-num-layers 2", "--final-stage-num-layers 2 --enable-layer-redistribution"),
         ("--layer-distribution 4,x", "--layer-distribution 4,x even, remainder, redis"),
         ("--layer-distribution 4,-4", "--layer-distribution 4,-4 even, remainder, redis"),
         (

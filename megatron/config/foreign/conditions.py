@@ -1,0 +1,60 @@
+"""Conditions under which a missing feature is not asked for."""
+
+from megatron.config.foreign.line import Condition, without
+
+NO_FP8 = without("--fp8-format", "--fp8", "--fp8-hybrid", "--fp8-e4m3")
+OWN_TOKENIZER = Condition(
+    "with a tokenizer that does not read it",
+    lambda line: (
+        line.word("--tokenizer-type")
+        in ("NullTokenizer", "GPTSentencePieceTokenizer", "SentencePieceTokenizer")
+    ),
+)
+NO_ANNEALING = Condition(
+    "without --lr-decay-style WSD", lambda line: line.word("--lr-decay-style") != "WSD"
+)
+SAME_STD = Condition(
+    "with the value of --init-method-std",
+    lambda line: (
+        line.number("--embedding-init-method-std") == line.number("--init-method-std", 0.02)
+    ),
+)
+CONSTANT_DECAY = Condition(
+    "where both are --weight-decay",
+    lambda line: (
+        line.number("--start-weight-decay", -1)
+        == line.number("--end-weight-decay", -1)
+        == line.number("--weight-decay", 0.01)
+    ),
+)
+GROUPS_OF_PIPELINE = Condition(
+    "without interleaving, or at the number of pipeline ranks",
+    lambda line: (
+        line.given.keys().isdisjoint(
+            ("--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank")
+        )
+        or line.word("--microbatch-group-size-per-virtual-pipeline-stage")
+        == line.word("--pipeline-model-parallel-size")
+    ),
+)
+WITH_ROPE = Condition(
+    "with rotated positions",
+    lambda line: line.word("--position-embedding-type") == "rope",
+)
+
+
+NO_SGD = Condition("without --optimizer sgd", lambda line: line.word("--optimizer") != "sgd")
+INDEXED = Condition(
+    "with --dataset MMAP or Idxmap",
+    lambda line: (line.word("--dataset") or "MMAP").endswith(("MMAP", "Idxmap")),
+)
+LIMIT_IN_MICROBATCHES = Condition(
+    "beside a number of --zero-bubble-max-pending-backward",
+    lambda line: line.number("--zero-bubble-max-pending-backward") > 0,
+)
+NO_RECOMPUTATION = without(
+    "--recompute-granularity", "--recompute-activations", "--checkpoint-activations"
+)
+NOT_LOADED = without("--load", "--pretrained-checkpoint")
+NO_CHECKPOINTS = without("--save", "--load", "--pretrained-checkpoint")
+NO_RECORDS = without("--tensorboard-dir", "--wandb-project", "--wandb-mode")

@@ -1,0 +1,562 @@
+"""What this project does not do, by name, and the flags that ask for it.
+
+Each row is refused in the same words wherever it is asked for. Some of its flags change nothing
+where the feature is not asked for: those are noted there. Whoever builds a feature deletes its row,
+and declares its flags in ``megatron/config/flags.py``.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from megatron.config.foreign.answer import Row, rows
+from megatron.config.foreign.conditions import (
+    CONSTANT_DECAY,
+    GROUPS_OF_PIPELINE,
+    INDEXED,
+    LIMIT_IN_MICROBATCHES,
+    NO_ANNEALING,
+    NO_CHECKPOINTS,
+    NO_FP8,
+    NO_RECOMPUTATION,
+    NO_RECORDS,
+    NO_SGD,
+    NOT_LOADED,
+    OWN_TOKENIZER,
+    SAME_STD,
+    WITH_ROPE,
+)
+from megatron.config.foreign.line import ONE_REPLICA, Condition, at_one, beside, without
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Flags of a missing feature that change nothing where it is not asked for.
+
+    Attributes:
+        reason: why.
+        when: where; elsewhere they are refused. ``None``: for the values that the flags are given
+            with here.
+        flags: the flags; see ``answer``.
+    """
+
+    reason: str
+    when: Condition | None
+    flags: str
+
+
+@dataclass(frozen=True)
+class Feature:
+    """Something that is missing.
+
+    Attributes:
+        name: a few words, for tables.
+        lack: what is missing, in a clause.
+        way_out: what to do instead.
+        flags: the flags that ask for it, and values of this project's flags; see ``answer``.
+        idle: flags that ask for nothing on some lines.
+    """
+
+    name: str
+    lack: str
+    way_out: str
+    flags: str
+    idle: tuple[Idle, ...] = ()
+
+    @property
+    def reason(self) -> str:
+        """Why its flags are refused, and the way out."""
+        return f"{self.lack}; {self.way_out}"
+
+    @property
+    def noted(self) -> Iterator[Row]:
+        """The flags that change nothing, where they do not."""
+        for idle in self.idle:
+            yield from rows("noted", idle.reason, idle.flags, idle.when)
+
+    @property
+    def refused(self) -> Iterator[Row]:
+        """The flags that are refused wherever no other answer stands before."""
+        conditional = (idle.flags for idle in self.idle if idle.when is not None)
+        for flags in (self.flags, *conditional):
+            yield from rows("refused", self.reason, flags, feature=self.name)
+
+
+_LEAVE_IT_OUT: Final = "leave it out"
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+DATA_PARALLELISM: Final = Feature(
+    "data parallelism",
+    "there is no data parallelism yet",
+    "start as many ranks as one copy of the model has",
+    "",
+    idle=(
+        Idle("there is nothing to reduce, shard or gather over replicas", ONE_REPLICA, """
+            --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather
+            --overlap-param-gather-with-optimizer-step --delay-grad-reduce
+            --delay-param-gather --no-delay-grad-reduce --no-align-grad-reduce
+            --no-align-param-gather --align-grad-reduce --align-param-gather
+            --ddp-num-buckets N --ddp-bucket-size N --ddp-average-in-collective
+            --ddp-pad-buckets-for-high-nccl-busbw --ddp-* [...] --average-in-collective
+            --grad-reduce-in-bf16 --num-distributed-optimizer-instances N
+            --data-parallel-random-init
+            --data-parallel-sharding-strategy N
+            --use-tp-pp-dp-mapping --use-torch-fsdp2 --use-megatron-fsdp --use-custom-fsdp
+            --fsdp-* [...] --zero-stage N --zero-allgather-bucket-size N
+            --zero-reduce-bucket-size N --zero-contigious-gradients --zero-reduce-scatter
+            --no-contiguous-buffers-in-local-ddp --use-contiguous-buffers-in-local-ddp
+            --use-contiguous-* [...] --fp32-allreduce --DDP-impl N"""),
+    ),
+)
+
+FEATURES: Final = (
+    Feature(
+        "tensor parallelism",
+        "layers are not split over ranks yet",
+        "use --tensor-model-parallel-size 1, and more pipeline ranks instead",
+        """
+        --tensor-model-parallel-size N>1
+        """,
+        idle=(
+            Idle("layers are not split over tensor-parallel ranks",
+                at_one("--tensor-model-parallel-size"), """
+                --sequence-parallel --distribute-saved-activations --tp-comm-overlap
+                --tp-comm-overlap-cfg N --tp-comm-bootstrap-backend N --tp-comm-* [...]
+                --disable-tp-comm-* [...] --scatter-gather-tensors-in-pipeline"""),
+        ),
+    ),
+    DATA_PARALLELISM,
+    Feature(
+        "context parallelism",
+        "a sequence is not split over ranks yet",
+        "use 1, and more pipeline ranks instead",
+        """
+        --context-parallel-size N --ds-sequence-parallel-size N --ds-sequence-parallel-* [...]
+        """,
+        idle=(
+            Idle("a sequence is never split", None, """
+                --context-parallel-size {1} --ds-sequence-parallel-size {1}"""),
+            Idle("a sequence is never split", at_one("--context-parallel-size"), """
+                --cp-comm-type N ... --hierarchical-context-parallel-sizes N ...
+                --use-cp-* [...]"""),
+        ),
+    ),
+    Feature(
+        "checkpoints",
+        "checkpoints are not written or read yet",
+        "leave it out to start from scratch and save nothing",
+        """
+        --save N --load N --pretrained-checkpoint N --save-* [...] --ckpt-convert-format N
+        --ckpt-convert-save N --ckpt-convert-update-legacy-dist-opt-format --no-initialization
+        --use-gcp-dynamic-checkpointing --universal-checkpoint --load-tag N
+        --no-load-main-params-from-ckpt
+        """,
+        idle=(
+            Idle("nothing is saved", without("--save"), """
+                --save-interval N --save-retain-interval N --non-persistent-save-interval N
+                --non-persistent-* [...] --no-save-optim --no-save-rng --async-save
+                --use-persistent-ckpt-worker --ckpt-fully-parallel-save
+                --no-ckpt-fully-parallel-save --ckpt-assume-constant-structure
+                --verify-integrity --log-progress"""),
+            Idle("nothing is loaded", NOT_LOADED, """
+                --no-load-optim --no-load-rng --no-load-lr-state --reset-iteration --finetune
+                --ckpt-step N --load-iteration N --use-checkpoint-args
+                --no-use-tokenizer-model-from-checkpoint-args --exit-on-missing-checkpoint
+                --override-opt_param-scheduler --use-checkpoint-opt_param-scheduler
+                --override-lr-scheduler --use-checkpoint-lr-scheduler --reset-lr-scheduler
+                --auto-detect-ckpt-format --ckpt-fully-parallel-load --dist-ckpt-strictness N"""),
+            Idle("nothing is saved or loaded", NO_CHECKPOINTS, """
+                --ckpt-format N --dist-ckpt-format N --use-dist-ckpt
+                --dist-ckpt-optim-fully-reshardable --ckpt-* [...] --dist-ckpt-* [...]"""),
+        ),
+    ),
+    Feature(
+        "fp16",
+        "fp16 and its loss scale are not built yet",
+        "use --bf16, which needs no loss scale",
+        """
+        --fp16
+        """,
+        idle=(
+            Idle("only fp16 needs a loss scale", without("--fp16"), """
+                --loss-scale N --initial-loss-scale N --min-loss-scale N --loss-scale-window N
+                --loss-scaling-factor N --dynamic-loss-scale --hysteresis N
+                --fp16-lm-cross-entropy"""),
+        ),
+    ),
+    Feature(
+        "fp8 and fp4",
+        "nothing is computed in fewer than 16 bits yet",
+        "use --bf16",
+        """
+        --fp8-format N --fp8 N --fp4-* [...] --fp8-hybrid --fp8-e4m3
+        """,
+        idle=(
+            Idle("layers are PyTorch's own, with the same mathematics", NO_FP8, """
+                --transformer-impl {transformer_engine} --te-rng-tracker"""),
+            Idle("nothing is computed in fp8", NO_FP8, """
+                --fp8-recipe N --fp8-param-gather --fp8-amax-history-len N
+                --fp8-amax-compute-algo N --fp8-margin N --fp8-interval N --no-fp8-wgrad
+                --first-last-layers-bf16 --num-layers-at-start-in-bf16 N
+                --num-layers-at-end-in-bf16 N --fp8-* [...]"""),
+        ),
+    ),
+    Feature(
+        "an fp32 residual stream under bf16",
+        "activations between the layers are in the type of the parameters",
+        _LEAVE_IT_OUT,
+        "",
+        idle=(
+            Idle("the activations are fp32", without("--bf16", "--fp16"), """
+                --fp32-residual-connection"""),
+        ),
+    ),
+    Feature(
+        "optimizer states in fewer bits",
+        "gradients, master weights and the optimizer's states are always fp32",
+        "leave it out, or use fp32",
+        """
+        --main-grads-dtype N --main-params-dtype N --exp-avg-dtype N --exp-avg-sq-dtype N
+        """,
+        idle=(
+            Idle("it is always fp32", None, """
+                --main-grads-dtype {fp32} --main-params-dtype {fp32} --exp-avg-dtype {fp32}
+                --exp-avg-sq-dtype {fp32}"""),
+        ),
+    ),
+    Feature(
+        "recomputation",
+        "activations are not recomputed yet",
+        "leave it out (--pipeline-schedule v-half or v-min holds fewer of them)",
+        """
+        --recompute-activations --recompute-granularity N --checkpoint-activations
+        --recompute-* [...]
+        """,
+        idle=(
+            Idle("recomputation is not asked for", NO_RECOMPUTATION, """
+                --recompute-method N --recompute-num-layers N --recompute-modules N ...
+                --activations-checkpoint-method N --activations-checkpoint-num-layers N
+                --checkpoint-num-layers N --deepspeed-activation-checkpointing
+                --partition-activations --contigious-checkpointing --checkpoint-in-cpu
+                --synchronize-each-layer --profile-backward"""),
+        ),
+    ),
+    Feature(
+        "offloading",
+        "nothing is moved to the host's memory",
+        _LEAVE_IT_OUT,
+        """
+        --cpu-offload --cpu-offloading-num-layers N --cpu-optimizer --cpu-torch-adam
+        --optimizer-cpu-offload --optimizer-offload-fraction N --offload-chunk-num N
+        --offload-time N --auto-offload-time --offload-overlap-sr --offload-* [...]
+        --cpu-offload* [...] --remote-device N --use-pin-memory --optimizer-offload-policy N
+        --optimizer-offload-auto-threshold N
+        """,
+    ),
+    Feature(
+        "other tokenizers",
+        "only sentencepiece models can be read yet",
+        "for data that is tokenized already, use --tokenizer-type NullTokenizer with "
+        "--vocab-size N",
+        """
+        --tokenizer-type {HuggingFaceTokenizer,GPT2BPETokenizer,Llama3Tokenizer}
+        --tokenizer-type {TikTokenizer,BertWordPieceLowerCase,BertWordPieceCase,PretrainedFromHF}
+        --tokenizer-type {MultimodalTokenizer,NullMultimodalTokenizer,SFTTokenizer,FalconTokenizer}
+        --tokenizer-type {TokenizerFromFile,TokenizerFromFileWithFIM,GPT2BPETokenizerWithFIM}
+        --tokenizer-type {CharLevelTokenizer,ByteLevelTokenizer,HFTokenizer,HFAutoTokenizer}
+        --tokenizer-type {HFGPT2Tokenizer} --merges-file N --tokenizer-file N
+        --vocab-extra-ids N --vocab-extra-ids-list N ... --no-new-tokens --extra-vocab-size N
+        --patch-tokenizer-type N --tiktoken-num-special-tokens N --tiktoken-special-tokens N ...
+        --tokenizer-special-tokens N ... --tokenizer-prompt-format N --tokenizer-kwargs N ...
+        --tokenizer-* [...]
+        """,
+        idle=(
+            Idle("the tokenizer has a file of its own or none", OWN_TOKENIZER, """
+                --vocab-file N --merge-file N --tiktoken-pattern N --tiktoken-* [...]
+                --tokenizer-name-or-path N --trust-remote-code"""),
+            Idle("no ids are added to the tokenizer's", None, """
+                --vocab-extra-ids {0} --extra-vocab-size {0}"""),
+        ),
+    ),
+    Feature(
+        "TensorBoard and Weights & Biases",
+        "records for TensorBoard or Weights & Biases are not written yet",
+        "leave it out (the printed lines have the figures)",
+        """
+        --tensorboard-dir N --wandb-project N --wandb-name N --wandb-entity-name N
+        --wandb-mode N --tensorboard-* [...] --mlflow-* [...] --clearml-* [...]
+        """,
+        idle=(
+            Idle("only --tensorboard-dir and --wandb-project write records", NO_RECORDS, """
+                --tensorboard-log-interval N --tensorboard-queue-size N
+                --log-timers-to-tensorboard --log-batch-size-to-tensorboard
+                --log-learning-rate-to-tensorboard --log-loss-scale-to-tensorboard
+                --log-memory-to-tensorboard --log-validation-ppl-to-tensorboard
+                --log-world-size-to-tensorboard --log-optimizer-states-to-tensorboard
+                --log-*-to-tensorboard [...] --wandb-entity N --wandb-exp-name N
+                --wandb-save-dir N --wandb-* [...]"""),
+        ),
+    ),
+    Feature(
+        "further figures in the log",
+        "the log has no line for it yet",
+        _LEAVE_IT_OUT,
+        """
+        --log-params-norm --log-num-zeros-in-grad --log-straggler --log-energy
+        --log-max-attention-logit --record-memory-history --memory-snapshot-path N
+        --profile-memory-iter N --config-logger-dir N --timing-log-level N --structured-logs
+        --structured-logs-dir N --transformer-timers --metrics N ... --log-device-memory-used
+        --log-memory-interval N
+        """,
+    ),
+    Feature(
+        "batch sizes that grow",
+        "every iteration has the same batch",
+        "give the last size with --global-batch-size alone",
+        """
+        --rampup-batch-size N ... --step-batch-size-schedule N ...
+        """,
+        idle=(
+            Idle("batches do not grow",
+                without("--rampup-batch-size", "--step-batch-size-schedule"), """
+                --decrease-batch-size-if-needed"""),
+        ),
+    ),
+    Feature(
+        "curricula and dropped tokens",
+        "all samples are whole, and read in one order",
+        _LEAVE_IT_OUT,
+        """
+        --curriculum-learning --curriculum-* [...] --data-efficiency-* [...] --random-ltd
+        --random-ltd-* [...] --train-idx-path N --train-doc-idx-path N --train-sample-idx-path N
+        --train-shuffle-idx-path N --custom-token-counting --shuffle-sample-in-corpus
+        --blend-sample-in-corpus
+        """,
+    ),
+    Feature(
+        "stops by time, signal or file",
+        "a run ends by its length only, as checkpoints are not written yet",
+        "leave it out (--exit-interval N ends a run early)",
+        """
+        --exit-duration-in-mins N --exit-signal-handler --exit-signal-handler-for-* [...]
+        --trigger-path N --kill-switch-path N --kill-switch-file N --adlr-autoresume
+        --adlr-autoresume-interval N --phase-transition-iterations N
+        """,
+        idle=(
+            Idle("a run ends by its length only", without("--exit-signal-handler"), """
+                --exit-signal N"""),
+        ),
+    ),
+    Feature(
+        "documents kept apart in a sample",
+        "a sample's tokens see all earlier ones, also those of another document",
+        "leave it out (--eod-mask-loss masks the loss between documents)",
+        """
+        --reset-position-ids --reset-attention-mask --intra-document-masking [...]
+        """,
+    ),
+    Feature(
+        "data given per split or in a file",
+        "validation and test are shares of the --data-path",
+        "give all prefixes with --data-path, and the shares with --split",
+        """
+        --train-data-path N ... --valid-data-path N ... --test-data-path N ...
+        --train-data N ... --valid-data N ... --test-data N ... --data-args-path N
+        --per-split-data-args-path N --multiple-validation-sets --full-validation
+        --train-weighted-split-paths N ... --valid-weighted-split-paths N ...
+        --test-weighted-split-paths N ... --train-weighted-split-paths-path N
+        --valid-weighted-split-paths-path N --test-weighted-split-paths-path N
+        --data-file-list N --data-file-list-* [...] --data-name N --data-dir N
+        --dataset-config N
+        """,
+    ),
+    Feature(
+        "other kinds of data",
+        "samples come from an indexed corpus (.bin and .idx), in one order",
+        "make one with tools/sample_data.py or Megatron's preprocess_data.py",
+        """
+        --data-impl N --dataset N --dataloader-type N --train-mode N --mmap-* [...]
+        --fim-* [...] --s3-cache-path N --object-storage-* [...] --mid-level-dataset-* [...]
+        --use-prompt-dataset --sft --data-type N --variable-seq-lengths --lazy-loader --glm-mask
+        --transformer-type N
+        """,
+        idle=(
+            Idle("samples of an indexed corpus fill --seq-length", INDEXED, """
+                --max-padding-length N"""),
+        ),
+    ),
+    Feature(
+        "other optimizers",
+        "the only optimizer is Adam with decoupled weight decay",
+        "use --optimizer adam",
+        """
+        --optimizer {sgd,muon,dist_muon,lion,soap,adaptive_muon,adafactor,lamb,adagrad,ademamix}
+        --muon-* [...] --lion-* [...] --soap-* [...] --ademamix-* [...] --use-bnb-optimizer
+        """,
+        idle=(
+            Idle("Adam has no momentum of this kind", NO_SGD, """
+                --sgd-momentum N"""),
+        ),
+    ),
+    Feature(
+        "other learning rates and decays",
+        "all weights have one rate, constant, linear or cosine, and one decay",
+        "use --lr-decay-style cosine or linear, and --weight-decay",
+        """
+        --lr-decay-style {WSD,inverse-square-root,exponential} --decoupled-lr N
+        --decoupled-min-lr N --weight-decay-incr-style N --use-mup --mup-* [...]
+        --head-lr-mult N
+        """,
+        idle=(
+            Idle("a constant decay is given by --weight-decay", None, """
+                --weight-decay-incr-style {constant}"""),
+            Idle("the decay of weights does not change", CONSTANT_DECAY, """
+                --start-weight-decay N --end-weight-decay N"""),
+            Idle("the learning rate has no annealing phase", NO_ANNEALING, """
+                --lr-wsd-decay-style N --lr-wsd-decay-iters N --lr-wsd-decay-samples N"""),
+        ),
+    ),
+    Feature(
+        "other position embeddings",
+        "positions are a learned table, or queries and keys rotated by RoPE",
+        "use --position-embedding-type rope or learned_absolute",
+        """
+        --position-embedding-type {alibi,none,yarn,mrope,relative,xpos}
+        --rotary-seq-len-interpolation-factor N --use-alibi-position-embeddings --yarn-* [...]
+        --mrope-* [...] --relative-attention-* [...] --rotary-scaling-factor N --no-rope-freq N
+        """,
+        idle=(
+            Idle("the learned table is left out", WITH_ROPE, """
+                --no-position-embedding"""),
+            Idle("positions are not interpolated", None, """
+                --rotary-seq-len-interpolation-factor {1,1.0}"""),
+        ),
+    ),
+    Feature(
+        "other layers",
+        "the model is a GPT of attention and MLP layers of one kind",
+        _LEAVE_IT_OUT,
+        """
+        --embed-layernorm --spec N ... --transformer-impl N --parallel-attn --parallel-layernorm
+        --apply-residual-connection-post-layernorm --apply-residual-connection-post-norm
+        --normalization {SyncRMSNorm,apexRMSNorm,ScaleNorm} --glu-activation N --geglu
+        --quick-gelu --openai-gelu --reglu --liglu --activation-func-* [...] --xielu
+        --embedding-multiplier N --init-method-xavier-uniform
+        --use-embedding-init-method-* [...] --attention-head-type N --multi-latent-attention
+        --q-lora-rank N --kv-lora-rank N --qk-head-dim N --qk-pos-emb-head-dim N --v-head-dim N
+        --window-size N --window-attn-skip-freq N --sliding-window-size N --sliding-window N
+        --softmax-type N --attention-output-gate --attention-chunk-size N --attention-bias
+        --post-self-attn-norm --post-mlp-norm --mtp-num-layers N --mtp-* [...] --mamba-* [...]
+        --hybrid-* [...] --is-hybrid-model --linear-attention-* [...]
+        --heterogeneous-layers-* [...] --use-kan --lora-* [...] --use-embedding-scaling
+        --use-normhead --compression-training
+        """,
+        idle=(
+            Idle("it is the same deviation", SAME_STD, """
+                --embedding-init-method-std N"""),
+            Idle("attention heads are all of one kind", None, """
+                --attention-head-type {multihead}"""),
+        ),
+    ),
+    Feature(
+        "other losses",
+        "the loss is cross-entropy, with label smoothing and z-loss",
+        "leave it out; see --label-smoothing and --z-loss-coeff",
+        """
+        --goldfish-loss --goldfish-* [...] --loss-spike-* [...]
+        """,
+    ),
+    Feature(
+        "mixture of experts",
+        "all tokens pass the same layers",
+        _LEAVE_IT_OUT,
+        """
+        --num-experts N ... --expert-model-parallel-size N --expert-tensor-parallel-size N
+        --enable-expert-tensor-parallelism --mlp-type N --topk N
+        """,
+        idle=(
+            Idle("every token passes the same layers", None, """
+                --expert-model-parallel-size {1} --expert-tensor-parallel-size {1}
+                --num-experts {1}"""),
+            Idle("every token passes the same layers", without("--num-experts"), """
+                --expert-* [...] --moe-* [...] --overlap-moe-* [...] --create-moe-param-group
+                --disable-moe-token-dropping"""),
+        ),
+    ),
+    Feature(
+        "other spreads of the layers",
+        "layers are spread by number, by FLOPs or by a list",
+        "use --layer-distribution remainder, redis or N,N,...",
+        """
+        --pp-partition-method N --standalone-embedding-stage
+        --pipeline-model-parallel-split-rank N --interleave-group-size N --num-seq-splits N
+        """,
+        idle=(
+            Idle("groups of microbatches are of the number of pipeline ranks",
+                GROUPS_OF_PIPELINE, """
+                --microbatch-group-size-per-virtual-pipeline-stage N"""),
+        ),
+    ),
+    Feature(
+        "a memory limit in bytes",
+        "the limit of a schedule is a number of microbatches",
+        "use --zero-bubble-max-pending-backward MICROBATCHES",
+        "",
+        idle=(
+            Idle("a V schedule has its own memory", beside("--zero-bubble-v-schedule"), """
+                --zero-bubble-adaptive-memory-limit-percentile N"""),
+            Idle("the limit is given in microbatches", LIMIT_IN_MICROBATCHES, """
+                --zero-bubble-adaptive-memory-limit-percentile N"""),
+            Idle("no zero-bubble schedule is asked for", without("--enable-zero-bubble"), """
+                --zero-bubble-adaptive-memory-limit-percentile N
+                --zero-bubble-max-pending-backward {auto}"""),
+        ),
+    ),
+    Feature(
+        "steps that are checked, repeated or skipped",
+        "every step is taken once, and checked for infinity and NaN only",
+        _LEAVE_IT_OUT,
+        """
+        --check-for-spiky-loss --check-for-large-grads --rerun-mode N --error-injection-* [...]
+        --iterations-to-skip N ... --skip-train --skip-train-iteration-range N ...
+        --skip-samples N ... --deterministic-mode --enable-ft-package --ft-* [...]
+        --calc-ft-timeouts --inprocess-* [...] --replication [...] --replication-* [...]
+        --train-range-to-skip N ... --batch-invariant-mode
+        """,
+        idle=(
+            Idle("no step is repeated to check it", None, """
+                --rerun-mode {disabled}"""),
+        ),
+    ),
+    Feature(
+        "settings in a file",
+        "settings are read from the command line only",
+        "give what the file says as flags",
+        """
+        --deepspeed-config N --yaml-cfg N --export-kv-* [...] --args-file N
+        """,
+    ),
+    Feature(
+        "other tasks than pretraining GPTs",
+        "this project pretrains GPTs",
+        _LEAVE_IT_OUT,
+        """
+        --bert-* [...] --retro-* [...] --vision-* [...] --dino-* [...] --ict-* [...]
+        --biencoder-* [...] --rl-* [...] --grpo-* [...] --decoder-num-layers N
+        --decoder-seq-length N --mask-prob N --short-seq-prob N --no-binary-head --num-classes N
+        --img-h N --img-w N --freeze-* [...] --distill* [...] --kd-* [...] --mos
+        --export-* [...]
+        """,
+    ),
+    Feature(
+        "features of the model that are built now",
+        "this part of the model is not built yet",
+        _LEAVE_IT_OUT,
+        """
+        --add-qkv-bias --mock-data --pipeline-model-parallel-layout N --rope-scaling-factor N
+        --rotary-interleaved --squared-relu --use-rope-scaling
+        """,
+    ),
+)
+"""All that is missing. Of two rows with one flag the first counts."""

@@ -1,0 +1,285 @@
+"""Answers to flags that do not exist here: each flag has one, whatever its values and the line."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from megatron.config.declare import all_declarations
+from megatron.config.flags import Flags
+from megatron.config.foreign.answer import Answer, Answers, rows, spelling
+from megatron.config.foreign.line import Line, at_one, without
+from megatron.config.foreign.missing import FEATURES
+from megatron.config.foreign.tables import OTHER_FLAGS, OTHER_VALUES
+from megatron.config.words import SortedWords, sort_words
+
+DECLARED = all_declarations(Flags)
+MEGATRON = [
+    (spelling(option), form)
+    for option, _, form in (
+        line.partition(" ")
+        for line in (Path(__file__).parent / "megatron_flags.txt").read_text("utf-8").splitlines()
+    )
+]
+"""Megatron-LM's flags (core 0.16 and before) for GPTs, each with the form of its values."""
+
+EMPTY = Line({})
+OPPOSITE = Line(
+    {
+        "--tensor-model-parallel-size": ["2"],
+        "--context-parallel-size": ["2"],
+        "--fp16": [],
+        "--fp8-format": ["hybrid"],
+        "--save": ["x"],
+        "--load": ["x"],
+        "--tensorboard-dir": ["x"],
+        "--recompute-granularity": ["full"],
+        "--num-experts": ["8"],
+        "--profile": [],
+    },
+    world_size=64,
+)
+"""Where most conditions of the tables do not hold that hold on an empty line."""
+
+
+def sort(words: str, world_size: int = 1) -> SortedWords:
+    return sort_words(words.split(), DECLARED, world_size)
+
+
+def samples(form: str) -> Iterator[list[str]]:
+    """Values of a form."""
+    if form.startswith("{"):
+        yield from ([word] for word in form.strip("{}").split(","))
+    elif ">" in form:
+        yield [str(int(form.split(">")[1]) + 1)]
+    else:
+        yield ["1"] * len(form.replace("[...]", "").replace("...", "").split())
+
+
+@pytest.mark.parametrize(("option", "form"), MEGATRON, ids=[option for option, _ in MEGATRON])
+def test_every_flag_of_megatron_has_an_answer_or_is_ours(option: str, form: str) -> None:
+    for values in samples(form):
+        for line in (EMPTY, OPPOSITE):
+            if option not in DECLARED:
+                assert OTHER_FLAGS.to(option, values, line) is not None
+            elif form.startswith("{") and DECLARED[option].unreadable(values):
+                assert OTHER_VALUES.to(option, values, line) is not None
+
+
+@pytest.mark.parametrize("option", OTHER_FLAGS.exact)
+def test_a_form_of_values_that_is_known_has_an_answer_on_every_line(option: str) -> None:
+    for answer in OTHER_FLAGS.of(option):
+        for values in samples(answer.form):
+            for line in (EMPTY, OPPOSITE):
+                assert OTHER_FLAGS.to(option, values, line) is not None, (option, values)
+
+
+@pytest.mark.parametrize("answers", [OTHER_FLAGS, OTHER_VALUES], ids=["flags", "values"])
+def test_no_answer_stands_behind_one_that_takes_all_of_its_values(answers: Answers) -> None:
+    for option, some in answers.exact.items():
+        for place, answer in enumerate(some):
+            before = [other for other in some[:place] if other.when is None]
+            for values in samples(answer.form):
+                taken = [other for other in before if other.takes(values)]
+                assert not taken or answer.form in ("N", "N ..."), (option, values)
+
+
+def test_an_answer_to_one_of_our_flags_is_for_some_of_its_values_or_lines_only() -> None:
+    """Else the flag could not be given: whoever builds a flag takes it out of the tables."""
+    for option, answers in OTHER_VALUES.exact.items():
+        for answer in answers:
+            assert answer.when is not None or answer.form[:1] == "{" or ">" in answer.form, option
+
+
+def test_other_names_are_read_as_flags_of_ours() -> None:
+    line = Line({"--num-attention-heads": ["8"], "--seq-length": ["2"], "--train-tokens": ["64"]})
+    for option, answer in (*OTHER_FLAGS.rows, *OTHER_VALUES.rows):
+        if answer.kind == "rewritten":
+            for values in samples(answer.form):
+                words = answer.words(values, line)
+                if answer.is_name and DECLARED[words[0]].choices and words[1:] == values:
+                    words[1:] = DECLARED[words[0]].choices[:1]
+                found = sort(" ".join(words))
+                assert not found.mistakes, (option, found.mistakes)
+                assert found.given
+
+
+def test_features_have_names_of_their_own_and_a_way_out() -> None:
+    assert len({feature.name for feature in FEATURES}) == len(FEATURES)
+    for feature in FEATURES:
+        assert feature.lack
+        assert feature.way_out
+        assert list(feature.refused)
+
+
+@pytest.mark.parametrize(
+    ("form", "good", "bad"),
+    [
+        ("", [[]], [["1"]]),
+        ("N", [["1"], ["a"]], [[], ["1", "2"]]),
+        ("{a,b}", [["a"], ["b"]], [["c"], [], ["a", "b"]]),
+        ("N>1", [["2"], ["1.5"]], [["1"], ["x"], []]),
+        ("N ...", [["1"], ["1", "2"]], [[]]),
+        ("[...]", [[], ["1"], ["1", "2"]], []),
+    ],
+)
+def test_forms(form: str, good: list[list[str]], bad: list[list[str]]) -> None:
+    answer = Answer("noted", "", form)
+    assert all(answer.takes(values) for values in good)
+    assert not any(answer.takes(values) for values in bad)
+
+
+def test_of_several_answers_the_first_that_fits_counts_and_patterns_come_last() -> None:
+    answers = Answers(
+        [
+            *rows("noted", "pattern", "--a-* [...]"),
+            *rows("noted", "one", "--a-b {1} --c", when=at_one("--t")),
+            *rows("refused", "else", "--a-b N --c"),
+        ]
+    )
+
+    def reason(option: str, values: list[str], given: dict[str, list[str]]) -> str | None:
+        answer = answers.to(option, values, Line(given))
+        return answer.reason if answer else None
+
+    assert reason("--a-b", ["1"], {}) == "one"
+    assert reason("--a-b", ["1"], {"--t": ["2"]}) == "else"
+    assert reason("--a-b", ["2"], {}) == "else"
+    assert reason("--a-b", [], {}) is None
+    assert reason("--a-x", ["7", "8"], {}) == "pattern"
+    assert reason("--d", [], {}) is None
+
+
+def test_conditions_on_a_line() -> None:
+    words = {"--tensor-model-parallel-size": ["2"], "--pipeline-model-parallel-size": ["4"]}
+    assert Line(words, 8).replicas == 1
+    assert Line(words, 16).replicas == 2
+    assert Line(words | {"--dry-run": []}, 16).replicas == 1
+    assert Line({}, 3).replicas == 3
+    assert without("--a", "--b").holds(Line({"--c": []}))
+    assert not without("--a", "--b").holds(Line({"--b": []}))
+    length = {"--train-samples": ["100"], "--global-batch-size": ["8"]}
+    assert Line(length).last_iteration == 12
+    assert Line(length | {"--exit-interval": ["5"]}).last_iteration == 5
+    assert Line({"--train-iters": ["7"], "--exit-interval": ["9"]}).last_iteration == 7
+    assert Line({"--train-iters": ["x"]}).last_iteration == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "world_size", "noted", "refused"),
+    [
+        ("--sequence-parallel", 1, 1, 0),
+        ("--sequence-parallel --tensor-model-parallel-size 2", 2, 0, 2),
+        ("--sequence-parallel --model-parallel-size 2", 2, 1, 2),
+        ("--use-distributed-optimizer", 1, 1, 0),
+        ("--use-distributed-optimizer", 2, 0, 1),
+        ("--use-distributed-optimizer --pipeline-model-parallel-size 2", 2, 1, 0),
+        ("--zero-stage 1 --overlap-grad-reduce", 4, 0, 2),
+        ("--transformer-impl transformer_engine", 1, 1, 0),
+        ("--transformer-impl transformer_engine --fp8-format hybrid", 1, 0, 2),
+        ("--initial-loss-scale 65536", 1, 1, 0),
+        ("--initial-loss-scale 65536 --fp16", 1, 0, 2),
+        ("--save-interval 5 --no-load-optim", 1, 2, 0),
+        ("--save-interval 5 --no-load-optim --save x", 1, 1, 2),
+        ("--no-position-embedding --use-rotary-position-embeddings", 1, 2, 0),
+        ("--no-position-embedding", 1, 0, 1),
+        ("--fp32-residual-connection", 1, 1, 0),
+        ("--fp32-residual-connection --bf16", 1, 0, 1),
+        ("--vocab-file v --tokenizer-type NullTokenizer", 1, 1, 0),
+        ("--vocab-file v", 1, 0, 1),
+        ("--moe-router-topk 2", 1, 1, 0),
+        ("--moe-router-topk 2 --num-experts 8", 1, 0, 2),
+        ("--zero-bubble-max-pending-backward auto", 1, 1, 0),
+        ("--zero-bubble-max-pending-backward auto --enable-zero-bubble", 1, 0, 1),
+        ("--zero-bubble-max-pending-backward auto --zero-bubble-v-schedule", 1, 1, 0),
+        ("--start-weight-decay 0.1 --end-weight-decay 0.1 --weight-decay 0.1", 1, 2, 0),
+        ("--start-weight-decay 0.1 --end-weight-decay 0.2 --weight-decay 0.1", 1, 0, 2),
+        ("--embedding-init-method-std 0.02", 1, 1, 0),
+        ("--embedding-init-method-std 0.3", 1, 0, 1),
+        ("--exit-signal SIGINT", 1, 1, 0),
+    ],
+)
+def test_the_answer_depends_on_other_flags(
+    words: str, world_size: int, noted: int, refused: int
+) -> None:
+    found = sort(words, world_size)
+    assert (len(found.notes), len(found.mistakes)) == (noted, refused)
+
+
+@pytest.mark.parametrize(
+    ("words", "ours"),
+    [
+        ("--position-embedding-type rotary", "--position-embedding-type rope"),
+        ("--normalization rmsnorm", "--normalization RMSNorm"),
+        ("--optimizer adamw", "--optimizer adam"),
+        ("--tokenizer-type Llama2Tokenizer", "--tokenizer-type GPTSentencePieceTokenizer"),
+        ("--use-z-loss", "--z-loss-coeff 1e-4"),
+        ("--layernorm_epsilon 1e-6", "--norm-epsilon 1e-6"),
+        (
+            "--num-key-value-heads 4 --num-attention-heads 8",
+            "--group-query-attention --num-query-groups 4 --num-attention-heads 8",
+        ),
+        ("--num-key-value-heads 8 --num-attention-heads 8", "--num-attention-heads 8"),
+        (
+            "--train-tokens 640 --seq-length 64 --train-samples 99",
+            "--train-samples 10 --seq-length 64",
+        ),
+        (
+            "--train-tokens 640 --seq-length 64 --train-samples 9",
+            "--seq-length 64 --train-samples 9",
+        ),
+        (
+            "--lr-decay-tokens 6400 --seq-length 64 --train-samples 200",
+            "--lr-decay-samples 100 --seq-length 64 --train-samples 200",
+        ),
+        (
+            "--lr-warmup-tokens 6400 --seq-length 64 --train-iters 99 --global-batch-size 5",
+            "--lr-warmup-iters 20 --seq-length 64 --train-iters 99 --global-batch-size 5",
+        ),
+        (
+            "--schedule-timer-start 5 --schedule-timer-end 8 --train-iters 9",
+            "--profile-schedule-start 5 --replan --profile-schedule-end 8 --train-iters 9",
+        ),
+        ("--schedule-timer-start 5 --schedule-timer-end 8 --train-iters 7", "--train-iters 7"),
+        ("--schedule-timer-start 1 --schedule-timer-end 1", ""),
+        (
+            "--zero-bubble-pipeline-timers-start-iter 5 --train-iters 8",
+            "--profile-schedule-start 5 --replan --train-iters 8",
+        ),
+        (
+            "--allow-padding-num-layers --num-layers 7 --pipeline-model-parallel-size 2",
+            "--layer-distribution remainder --num-layers 7 --pipeline-model-parallel-size 2",
+        ),
+        (
+            "--allow-padding-num-layers --num-layers 8 --pipeline-model-parallel-size 2",
+            "--num-layers 8 --pipeline-model-parallel-size 2",
+        ),
+    ],
+)
+def test_other_names_are_read_as_ours(words: str, ours: str) -> None:
+    found = sort(words)
+    assert not found.mistakes
+    assert " ".join(found.words) == ours
+    assert found.notes
+
+
+def test_two_names_that_contradict_each_other_are_refused() -> None:
+    (mistake,) = sort("--rope-theta 5 --rotary-base 6").mistakes
+    assert mistake.startswith("--rotary-base 6 contradicts --rope-theta 5")
+
+
+@pytest.mark.parametrize(
+    ("words", "begin"),
+    [
+        ("--log-throughput 5", "--log-throughput takes no value, got '5'"),
+        ("--num-workers", "--num-workers: write --num-workers N, or leave it out"),
+        (
+            "--context-parallel-size x y",
+            "--context-parallel-size x y: write --context-parallel-size {1} or",
+        ),
+        ("--sequence-paralel", "--sequence-paralel is no flag: did you mean --sequence-parallel?"),
+    ],
+)
+def test_what_is_written_wrongly_is_told_with_its_form(words: str, begin: str) -> None:
+    (mistake,) = sort(words).mistakes
+    assert mistake.startswith(begin)

@@ -1,0 +1,101 @@
+"""docs/launch-lines.md says what becomes of every flag of the public launch scripts."""
+
+import pytest
+
+from megatron.config.command_line import read
+from tools.launch_lines_page import DRY_RUN, PAGE, LaunchList, Told, launch_lists, page, told
+
+LISTS = launch_lists()
+MISSING = {
+    "M-LM gpt3_175b": {
+        "batch sizes that grow",
+        "checkpoints",
+        "fp16",
+        "other tokenizers",
+        "TensorBoard and Weights & Biases",
+        "tensor parallelism",
+    },
+    "M-LM 345M tp2pp2": {
+        "checkpoints",
+        "fp16",
+        "other tokenizers",
+        "recomputation",
+        "tensor parallelism",
+    },
+    "VP fork vocab-1": {"fp16"},
+    "ZB fork ZBV": {"fp16", "tensor parallelism"},
+    "ZB v-half-vocab": {"fp16"},
+    "Swiss-AI llama3-8b": {
+        "checkpoints",
+        "documents kept apart in a sample",
+        "features of the model that are built now",
+        "optimizer states in fewer bits",
+        "other tokenizers",
+        "stops by time, signal or file",
+        "TensorBoard and Weights & Biases",
+    },
+    "Pai llama3.1-8b": {
+        "checkpoints",
+        "other tokenizers",
+        "TensorBoard and Weights & Biases",
+        "tensor parallelism",
+    },
+    "ROCm llama3-70b": {
+        "features of the model that are built now",
+        "other tokenizers",
+        "TensorBoard and Weights & Biases",
+        "tensor parallelism",
+    },
+    "llm-jp 175b": {
+        "checkpoints",
+        "fp8 and fp4",
+        "recomputation",
+        "TensorBoard and Weights & Biases",
+        "tensor parallelism",
+    },
+    "BLOOM-176B": {
+        "batch sizes that grow",
+        "checkpoints",
+        "data given per split or in a file",
+        "other layers",
+        "other position embeddings",
+        "other spreads of the layers",
+        "other tokenizers",
+        "recomputation",
+        "settings in a file",
+        "stops by time, signal or file",
+        "TensorBoard and Weights & Biases",
+        "tensor parallelism",
+    },
+}
+"""What the flags of each list are refused for. A feature that is built leaves all of them."""
+
+
+def refused(launch: LaunchList) -> list[Told]:
+    return [answer for answer in told(launch) if answer.verdict == "refused"]
+
+
+def test_the_page_is_current() -> None:
+    """Else: python tools/launch_lines_page.py."""
+    assert PAGE.read_text(encoding="utf-8") == page()
+
+
+@pytest.mark.parametrize("launch", LISTS, ids=lambda launch: launch.name)
+def test_nothing_is_refused_but_for_what_is_missing_by_name(launch: LaunchList) -> None:
+    assert {answer.feature for answer in refused(launch)} == MISSING[launch.name]
+
+
+@pytest.mark.parametrize("launch", LISTS, ids=lambda launch: launch.name)
+def test_every_flag_has_one_answer_and_every_answer_a_line(launch: LaunchList) -> None:
+    answers = told(launch)
+    assert [answer.flag for answer in answers] == [" ".join(flag) for flag in launch.flags]
+    assert all(bool(answer.line) == (answer.verdict != "accepted") for answer in answers)
+
+
+@pytest.mark.parametrize("launch", LISTS, ids=lambda launch: launch.name)
+def test_a_line_without_its_refused_flags_is_accepted(launch: LaunchList) -> None:
+    """All refusals are told at once: following them leads to a run in one step."""
+    out = {answer.flag.split()[0] for answer in refused(launch)}
+    flags = tuple(flag for flag in launch.flags if flag[0] not in out)
+    rest = LaunchList(launch.name, launch.source, flags, launch.values)
+    assert not read([*rest.words, *DRY_RUN], world_size=1).mistakes

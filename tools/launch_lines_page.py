@@ -1,0 +1,154 @@
+#!/usr/bin/env python3
+"""Write docs/launch-lines.md: what becomes of every flag of some public launch scripts.
+
+python tools/launch_lines_page.py
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from megatron.config.command_line import read
+from megatron.config.foreign.answer import spelling
+from megatron.config.foreign.missing import FEATURES
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "launch-lines.md"
+LISTS = ROOT / "tests" / "config" / "launch_lists.json"
+
+# Needs no ranks, devices, data and tokenizer, which are not here.
+DRY_RUN = ("--dry-run", "--vocab-size", "32000")
+
+_HEAD = """# Launch lines of others
+
+Written by `python tools/launch_lines_page.py`: the flags of public launch scripts for GPTs, and
+what `pretrain_gpt.py --dry-run` says to each. Variables of a script stand as 1 or a letter.
+
+An accepted flag has its meaning in Megatron-LM. A noted one is told in a line, with what it means
+here. One whose effect would be missing is refused. All refusals of a line come at once; without the
+refused flags, each of these lines is accepted. With more than one replica of the model, flags of
+data parallelism are refused too. [flags.md](flags.md) has the answers to all flags.
+
+| script | flags | accepted | noted | refused | for want of |
+|---|--:|--:|--:|--:|---|"""
+
+Verdict = Literal["accepted", "noted", "refused"]
+
+
+@dataclass(frozen=True)
+class LaunchList:
+    """The flags of a public launch script.
+
+    Attributes:
+        name: a few words.
+        source: where the script is.
+        flags: each with its words; values of the script's variables are 1, or a letter.
+        values: for the variables where 1 makes no model, what stands for them here.
+    """
+
+    name: str
+    source: str
+    flags: tuple[tuple[str, ...], ...]
+    values: dict[str, str]
+
+    @property
+    def words(self) -> list[str]:
+        """The command line."""
+        filled = (
+            (flag[0], self.values[flag[0]]) if flag[0] in self.values else flag
+            for flag in self.flags
+        )
+        return [word for flag in filled for word in flag]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What becomes of one flag of a line.
+
+    Attributes:
+        flag: the flag with its words.
+        verdict: whether it is accepted in silence, noted or refused.
+        line: what is printed; empty if nothing is.
+    """
+
+    flag: str
+    verdict: Verdict
+    line: str
+
+    @property
+    def feature(self) -> str:
+        """The name of what is missing; empty for a mistake of another kind."""
+        return next((f.name for f in FEATURES if self.line.endswith(f": {f.reason}")), "")
+
+
+def launch_lists() -> list[LaunchList]:
+    """The lists, in the order of their file."""
+    lists = json.loads(LISTS.read_text(encoding="utf-8"))
+    return [
+        LaunchList(name, entry["source"], tuple(map(tuple, entry["flags"])), entry["values"])
+        for name, entry in lists.items()
+    ]
+
+
+def told(launch: LaunchList) -> list[Told]:
+    """What becomes of every flag, and of flags of ours that the line lacks; one replica."""
+    found = read([*launch.words, *DRY_RUN], world_size=1)
+    lines: list[tuple[Verdict, Sequence[str]]] = [
+        ("refused", found.mistakes),
+        ("noted", found.notes),
+    ]
+    answers = []
+    for flag in launch.flags:
+        said = (
+            (verdict, line) for verdict, some in lines for line in some if _is_of(line, flag[0])
+        )
+        answers.append(Told(" ".join(flag), *next(said, ("accepted", ""))))
+    known = {answer.line for answer in answers}
+    others = [line for line in found.mistakes if line not in known]
+    return [*answers, *(Told(line.split()[0], "refused", line) for line in others)]
+
+
+def _is_of(line: str, option: str) -> bool:
+    return line.split(maxsplit=1)[0].rstrip(":") == spelling(option)
+
+
+def page() -> str:
+    """The page in Markdown."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    lists = [(launch, told(launch)) for launch in launch_lists()]
+    yield _HEAD
+    for launch, answers in lists:
+        counts = [sum(a.verdict == v for a in answers) for v in ("accepted", "noted", "refused")]
+        features = dict.fromkeys(a.feature for a in answers if a.feature)
+        yield _row(launch.name, len(launch.flags), *counts, ", ".join(features))
+    for launch, answers in lists:
+        yield from ("", f"## {launch.name}", "", f"{launch.source}.{_but_for(launch)}", "")
+        yield from ("| answer | flag | what is said |", "|---|---|---|")
+        silent = [f"`{answer.flag}`" for answer in answers if answer.verdict == "accepted"]
+        yield _row("accepted", " ".join(silent), "")
+        for verdict in ("noted", "refused"):
+            for answer in answers:
+                if answer.verdict == verdict:
+                    said = answer.line.removeprefix(spelling(answer.flag)).lstrip(": ")
+                    yield _row(verdict, f"`{answer.flag}`", said)
+
+
+def _but_for(launch: LaunchList) -> str:
+    values = ", ".join(f"`{flag} {value}`" for flag, value in launch.values.items())
+    return f" Read with {values}." if values else ""
+
+
+def _row(*cells: object) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
