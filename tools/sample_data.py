@@ -11,6 +11,7 @@ A second call finds them made. Documents end with the token ``</s>``.
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,23 +23,26 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.data.corpus import standard_library, text_files
-from megatron.data.prepare import prepare
+from megatron.data.prepare import prepare, unused_pieces
 from megatron.native.files import cache_root
 
-_VOCAB_SIZES = (32000, 64000, 128000, 256000)
+_SMALLEST, _LARGEST = 261, 1_000_000  # the bytes and the special tokens are 260
 
 
 def parse_vocab_size(text: str) -> int:
     """Reads ``32k`` or ``32000`` and so on.
 
     Raises:
-        ValueError: it is none of the four sizes.
+        ValueError: it is no such size.
     """
-    for size in _VOCAB_SIZES:
-        if text.lower() in (str(size), f"{size // 1000}k"):
-            return size
-    choices = ", ".join(f"{size // 1000}k" for size in _VOCAB_SIZES)
-    raise ValueError(f"VOCAB_SIZE / --vocab-size {text}: choose one of {choices} (32k is 32000)")
+    found = re.fullmatch(r"([1-9]\d*)(k?)", text.lower(), re.ASCII)
+    size = int(found[1]) * (1000 if found[2] else 1) if found else 0
+    if not _SMALLEST <= size <= _LARGEST:
+        raise ValueError(
+            f"VOCAB_SIZE / --vocab-size {text}: give a number of entries from {_SMALLEST} to "
+            f"{_LARGEST // 1000}k, for example 8k (8000); the paper has 32k, 64k, 128k and 256k"
+        )
+    return size
 
 
 class Reporter:
@@ -95,7 +99,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--vocab-size", required=True, help="32k, 64k, 128k or 256k")
+    parser.add_argument("--vocab-size", required=True, help="entries, for example 8k or 256k")
     parser.add_argument(
         "--text", nargs="+", type=Path, metavar="FILE", help="your own text files (UTF-8)"
     )
@@ -128,6 +132,13 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted; nothing was kept, the next call starts anew", file=sys.stderr)
         return 130
+    if unused := unused_pieces(folder / "tokenizer.model"):
+        print(
+            f"note: {unused} of the {vocab_size} entries stand for nothing, as the text has too "
+            f"few different words: VOCAB_SIZE / --vocab-size {vocab_size - unused} holds the "
+            "others, and more text would use more",
+            file=sys.stderr,
+        )
     print(f"DATA_PATH={folder / 'text_document'}")
     print(f"TOKENIZER_MODEL={folder / 'tokenizer.model'}")
     return 0

@@ -71,6 +71,7 @@ install() {
     die "pip could not install the packages (see above); run the same command again to retry"
   printf '%s\n%s\n' "$wanted" "$(fingerprint)" >"$state.new"
   mv "$state.new" "$state"
+  say "Done. To call its python and torchrun yourself: source $(printf %q "$venv/bin/activate")"
 }
 
 # The lock lies outside the environment, which may be removed while it is held.

@@ -6,6 +6,7 @@ with ``</s>``, a control token that no text encodes to.
 """
 
 import io
+import re
 import shutil
 import struct
 from collections.abc import Callable, Iterator
@@ -44,9 +45,10 @@ def prepare(
         exists the call returns at once; when another process is making it the call waits.
 
     Raises:
-        ValueError: the corpus holds no text.
+        ValueError: the corpus holds no text, or more different characters than ``vocab_size``.
     """
-    target = cache / f"{corpus.name}-{vocab_size // 1000}k"
+    thousands, rest = divmod(vocab_size, 1000)
+    target = cache / f"{corpus.name}-{vocab_size if rest else f'{thousands}k'}"
     if target.is_dir():
         return target
     with locked(cache / f".{target.name}.lock"):
@@ -80,7 +82,7 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, progress: Progress) -> byte
         A serialized sentencepiece model of exactly ``vocab_size`` entries.
 
     Raises:
-        ValueError: the corpus holds no text.
+        ValueError: the corpus holds no text, or more different characters than ``vocab_size``.
     """
     model = io.BytesIO()
     try:
@@ -107,8 +109,24 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, progress: Progress) -> byte
             raise ValueError(
                 f"{corpus.paths[0]}: there is no text in it, only line ends"
             ) from error
+        if needed := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
+            raise ValueError(
+                f"a vocabulary of {vocab_size} is too small: bytes, special tokens and the "
+                f"characters of this text take {needed[1]} entries; give at least that many"
+            ) from error
         raise
     return _filled(model.getvalue(), vocab_size)
+
+
+def unused_pieces(model: Path) -> int:
+    """Count the pieces of a tokenizer that only fill it up, as its text had no use for them.
+
+    Args:
+        model: a file that ``prepare`` has made; such pieces come last in it.
+    """
+    processor = SentencePieceProcessor(model_file=str(model))
+    size = processor.vocab_size()
+    return next((n for n in range(size) if not processor.is_unused(size - 1 - n)), size)
 
 
 def tokenise(

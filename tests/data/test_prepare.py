@@ -1,6 +1,7 @@
 """Sample data: lossless, of the size asked for, complete or absent, and made once."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from megatron.data import prepare as prepare_module
 from megatron.data.corpus import Corpus, standard_library, text_files
 from megatron.data.indexed import IndexedDataset
-from megatron.data.prepare import prepare, tokenise, train_tokenizer
+from megatron.data.prepare import prepare, tokenise, train_tokenizer, unused_pieces
 from megatron.data.tokenizer import GPTSentencePieceTokenizer
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "sample_data.py"
@@ -80,6 +81,18 @@ def test_a_vocabulary_beyond_the_text_is_filled_with_unused_pieces(
     assert unused == list(range(1000 - len(unused), 1000))
     assert unused
     assert not set(processor.encode(TEXT + "<unused0>")) & set(unused)
+    assert unused_pieces(tmp_path / "x.model") == len(unused)
+    (tmp_path / "x.model").write_bytes(train_tokenizer(corpus, 1000 - len(unused), silent))
+    assert unused_pieces(tmp_path / "x.model") == 0
+
+
+def test_a_vocabulary_without_room_for_the_characters_is_refused(tmp_path: Path) -> None:
+    """The size that the message names is enough."""
+    corpus = snippets(tmp_path, TEXT)
+    with pytest.raises(ValueError, match=r"vocabulary of 200 is too small") as caught:
+        train_tokenizer(corpus, 200, silent)
+    (needed,) = re.findall(r"take (\d+) entries", str(caught.value))
+    assert train_tokenizer(corpus, int(needed), silent)
 
 
 def test_words_and_lines_of_any_length_train(tmp_path: Path) -> None:
@@ -218,13 +231,40 @@ def test_tool_prints_paths_that_a_shell_can_read(
 def test_of_racing_tools_one_works(racing: tuple[Path, list[str], list[str]]) -> None:
     _, _, errors = racing
     assert sum("tokenising: 100 %" in error for error in errors) == 1
-    assert errors[2] == ""
+    assert errors[2].count("\n") == 1  # the note, and no progress
+
+
+def test_entries_that_stand_for_nothing_are_noted(
+    racing: tuple[Path, list[str], list[str]],
+) -> None:
+    """Whoever made them: the tokenizer is the same."""
+    folder, _, errors = racing
+    (model,) = folder.glob("cache/*-32k/tokenizer.model")
+    unused = unused_pieces(model)
+    assert unused > 0
+    for error in errors:
+        assert f"note: {unused} of the 32000 entries stand for nothing" in error
+        assert f"--vocab-size {32000 - unused} holds the others" in error
+
+
+def test_small_and_odd_sizes_are_made_without_a_note(tmp_path: Path) -> None:
+    corpus = snippets(tmp_path, TEXT)
+    for size in ("300", "320"):
+        arguments = ("--vocab-size", size, "--text", *corpus.paths, "--cache", tmp_path / "cache")
+        run = run_tool(*arguments)
+        output, error = run.communicate(timeout=120)
+        assert run.returncode == 0, error
+        assert "note:" not in error
+        (model,) = re.findall("^TOKENIZER_MODEL=(.*)$", output, re.MULTILINE)
+        assert GPTSentencePieceTokenizer(Path(model)).vocab_size == int(size)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--vocab-size", "48k"), "VOCAB_SIZE / --vocab-size 48k: choose one of 32k, 64k, 128k"),
+        (("--vocab-size", "48kb"), "VOCAB_SIZE / --vocab-size 48kb: give a number of entries"),
+        (("--vocab-size", "1001k"), "VOCAB_SIZE / --vocab-size 1001k: give a number of entries"),
+        (("--vocab-size", "100"), "VOCAB_SIZE / --vocab-size 100: give a number of entries"),
         (("--vocab-size", "32k", "--text", "absent.txt"), "--text absent.txt is not a file"),
     ],
 )

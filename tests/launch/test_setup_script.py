@@ -72,6 +72,7 @@ def test_the_first_call_installs_under_the_constraints_and_the_second_only_looks
 ) -> None:
     first, second = checkout.setup(), checkout.setup()
     assert first.stdout == second.stdout == f"{checkout.venv}\n"
+    assert f"source {checkout.venv}/bin/activate" in first.stderr
     assert second.stderr == ""
     (installation,) = checkout.installations()
     assert installation.endswith("-c constraints.txt -e .")
