@@ -22,7 +22,7 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # tests start several ranks on fe
 "$bin/python" --version
 
 section "shell syntax"
-for script in pretrain_gpt.sh tests/run.sh tools/*.sh .ci/run; do bash -n "$script"; done
+for script in pretrain_gpt.sh tests/run.sh tools/*.sh examples/*.sh .ci/run; do bash -n "$script"; done
 
 section "format (ruff)"
 "$bin/ruff" format --check .

@@ -2,8 +2,8 @@
 """Compare schedules and treatments of the vocabulary, with one another and with references.
 
 python tools/benchmark.py                                    # everything: hours
-python tools/benchmark.py --schedules 1f1b zb-v auto --treatments none vocab-2 --rounds 3
-python tools/benchmark.py --vocab-sizes 32000 --schedules 1f1b --microbatches 8 --rounds 1
+python tools/benchmark.py --pipeline-schedule 1f1b zb-v auto --vocab-parallel none vocab-2
+python tools/benchmark.py --vocab-size 32000 --pipeline-schedule 1f1b -m 8 --rounds 1
 
 Every case runs in new processes, so its peak memory does not include that of other cases. The cases
 take turns, so a drift of the machine's speed affects all alike. The report shows medians over the
@@ -17,7 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.parallel.environment import set_nccl_environment
 from megatron.schedules.catalogue import SCHEDULES, TRAITS
+from megatron.schedules.plan_flags import PLAN_FLAGS
 from megatron.schedules.treatments import TREATMENTS
 from megatron.training.planning.run_plan import candidates, chosen, make_run_plan
 from tools.benchmarking.allocator import allocator
@@ -105,7 +106,7 @@ def _resolved(case: BenchmarkCase) -> BenchmarkCase:
 
 def main(arguments: Sequence[str]) -> None:
     """Measure all cases and write the report."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     if options.worker is not None:
         work(BenchmarkCase.from_json(options.worker), options.result)
         return
@@ -150,35 +151,56 @@ def _wanted(options: argparse.Namespace) -> Iterator[BenchmarkCase]:
             )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    sizes = [32000, 64000, 128000, 256000]
+def _add_lists(add: Callable[..., object]) -> None:
+    """Add the flags of what is compared, and the limit that some schedules need."""
+    sizes, treatments = [32000, 64000, 128000, 256000], list(TREATMENTS)
     schedules = [*SCHEDULES, *(name for name, known in TRAITS.items() if known.compares)]
     limited = [name for name, known in TRAITS.items() if known.needs_memory_limit]
+    vocabularies = ("--vocab-size", "--vocab-sizes")
+    add(*vocabularies, dest="vocab_sizes", type=int, nargs="+", default=sizes, metavar="V")
+    add(
+        *(*PLAN_FLAGS["schedule"], "--schedules"),
+        dest="schedules",
+        nargs="*",
+        default=schedules,
+        choices=[*schedules, *limited],
+        metavar="NAME",
+    )
+    add(
+        *(*PLAN_FLAGS["vocabulary"], "--treatments"),
+        dest="treatments",
+        nargs="+",
+        default=treatments,
+        choices=treatments,
+        metavar="TREATMENT",
+    )
+    add("--references", nargs="*", default=[], choices=REFERENCES)
     needed = " and ".join(limited)
     limit = f"that a rank may have in flight, for all schedules; needed by {needed} (default: none)"
-    parser.add_argument("--vocab-sizes", type=int, nargs="+", default=sizes, metavar="V")
-    parser.add_argument("--schedules", nargs="*", default=schedules, choices=[*schedules, *limited])
-    parser.add_argument("--memory-limit", type=float, metavar="MICROBATCHES", help=limit)
-    parser.add_argument(
-        "--treatments", nargs="+", default=list(TREATMENTS), choices=list(TREATMENTS)
+    names = [*PLAN_FLAGS["memory_limit"]]
+    add(*names, dest="memory_limit", type=float, metavar="MICROBATCHES", help=limit)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--references", nargs="*", default=[], choices=REFERENCES)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--microbatches", type=int, default=32)
-    parser.add_argument("--hidden-size", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--seq-length", type=int, default=512)
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("benchmark"), help="folder of the report")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
-    return parser
+    add = made.add_argument
+    _add_lists(add)
+    add("-p", *PLAN_FLAGS["ranks"], dest="ranks", type=int, default=2)
+    add("-m", "--microbatches", type=int, default=32)
+    add("--hidden-size", type=int, default=512)
+    add(*PLAN_FLAGS["layers"], dest="layers", type=int, default=8)
+    add("--num-attention-heads", "--heads", dest="heads", type=int, default=8)
+    add("--seq-length", type=int, default=512)
+    add("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    add("--device", choices=["cpu", "cuda"], default="cpu")
+    add("--rounds", type=int, default=3)
+    add("--out", type=Path, default=Path("benchmark"), help="folder of the report")
+    add("--worker", help=argparse.SUPPRESS)
+    add("--result", type=Path, help=argparse.SUPPRESS)
+    return made
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 """Emulate a cluster: the real executor, program and gloo groups, with passes that sleep their time.
 
 python tools/emulate.py --csv docs/reference/a100_8gpu_seq2048.csv --rows 1,6 --microbatches 32
-python tools/emulate.py --costs costs.json --schedule zb-v --vocab vocab-2 -p 8 -m 24 --unit 0.001
+python tools/emulate.py --measured-costs costs.json --vocab-parallel vocab-2 -p 8 -m 24
 python tools/emulate.py --csv runs.csv --rows 3 -m 16 --jitter 0.5 --iterations 200
 
 Every rank is a process of this machine with two busy threads, one for passes and one for
@@ -23,9 +23,15 @@ from statistics import mean, median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from megatron.commands.arguments import Parser, number
-from megatron.schedules.catalogue import CHUNKED_SCHEDULES, SCHEDULE_NAMES
-from megatron.schedules.request import VOCABULARY_TREATMENTS, Request
+from megatron.commands.arguments import (
+    REQUEST_FIELDS,
+    Parser,
+    add_plan_flags,
+    add_size_flags,
+    number,
+    request_of,
+)
+from megatron.schedules.plan_flags import PLAN_FLAGS
 from tools.emulation.cases import EmulatedCase, measured_cases, planned_case
 from tools.emulation.cluster import Cluster, ClusterError
 from tools.emulation.rank import EmulatedJob, Outcome
@@ -132,14 +138,15 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     runs = "table of measured runs: see tools/predictions/measured.py"
     source.add_argument("--csv", type=Path, metavar="FILE.csv", help=runs)
     costs = "times of passes and communications: see megatron/simulator/costs/cost_file.py"
-    source.add_argument("--costs", type=Path, metavar="FILE.json", help=costs)
+    names = PLAN_FLAGS["costs"]
+    source.add_argument(*names, dest="costs", type=Path, metavar="FILE.json", help=costs)
     rows = "runs of --csv, counted from 1, as in 1,3-5 (default: all)"
     add("--rows", nargs="+", metavar="ROW", help=rows)
-    count = "of an iteration (default: as measured with --csv, 8 with --costs)"
-    add("-m", "--microbatches", type=number(1), help=count)
-    ranks = "default: as measured with --csv, 4 with --costs"
-    add("-p", "--ranks", type=number(1), help=ranks)
-    _add_plan_flags(parser)
+    add_size_flags(add, "; as measured with --csv")
+    group = parser.add_argument_group("with --measured-costs")
+    add_plan_flags(group.add_argument)
+    unit = "of a unit of time in the costs (default: 1)"
+    group.add_argument("--unit", type=_positive, metavar="SECONDS", help=unit)
     add("--rounds", type=number(1), default=3, help="the median counts (default: %(default)s)")
     slow = "take K times as long for everything (default: threads to a core, at least 1)"
     add("--slow-down", type=number(1, float), metavar="K", help=slow)
@@ -152,20 +159,6 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--iterations", type=number(1), help=iterations)
     add("--seed", type=number(0), help="of the jitter (default: 0)")
     return parser.parse_args(argv)
-
-
-def _add_plan_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("with --costs")
-    add = group.add_argument
-    add("--schedule", choices=SCHEDULE_NAMES, help="default: 1f1b")
-    add("--vocab", choices=VOCABULARY_TREATMENTS, help="default: none")
-    chunks = f"model chunks of a rank, for {' or '.join(CHUNKED_SCHEDULES)}"
-    add("-v", "--chunks", type=number(1), help=chunks)
-    limit = "microbatches of a rank that may be in flight"
-    add("--memory-limit", type=number(1, float), metavar="MICROBATCHES", help=limit)
-    add("--file", type=Path, help="the plan in text form, for --schedule file")
-    unit = "of a unit of time in the costs (default: 1)"
-    add("--unit", type=_positive, metavar="SECONDS", help=unit)
 
 
 def _share(text: str) -> float:
@@ -188,10 +181,10 @@ def refuse_unused(arguments: argparse.Namespace) -> None:
     Raises:
         ValueError: if there is such a flag; the message names it and the flag it belongs to.
     """
-    of_plan = ("schedule", "vocab", "chunks", "memory_limit", "file", "unit")
+    of_plan = ({*REQUEST_FIELDS} - {"ranks", "microbatches"}) | {"unit"}
     for names, belongs_to, idle in (
-        (of_plan, "--costs: the runs of --csv have all that", arguments.csv is not None),
-        (("rows",), "--csv: --costs are those of one schedule", arguments.costs is not None),
+        (of_plan, "--measured-costs: the runs of --csv have all that", arguments.csv is not None),
+        (("rows",), "--csv: measured costs are of one schedule", arguments.costs is not None),
         (
             ("iterations", "seed"),
             "--jitter: without, --rounds says how often",
@@ -202,7 +195,7 @@ def refuse_unused(arguments: argparse.Namespace) -> None:
             value = getattr(arguments, name)
             if idle and value is not None:
                 given = " ".join(value) if name == "rows" else value
-                flag = "--" + name.replace("_", "-")
+                flag = PLAN_FLAGS.get(name, ("--" + name.replace("_", "-"),))[0]
                 raise ValueError(f"{flag} {given} goes with {belongs_to}; leave it out")
 
 
@@ -216,16 +209,7 @@ def read_cases(arguments: argparse.Namespace) -> list[EmulatedCase]:
         return measured_cases(
             arguments.csv, arguments.rows, arguments.microbatches, arguments.ranks
         )
-    request = Request(
-        arguments.schedule or "1f1b",
-        arguments.vocab or "none",
-        arguments.ranks or 4,
-        arguments.microbatches or 8,
-        chunks=arguments.chunks,
-        memory_limit=arguments.memory_limit,
-        file=arguments.file,
-    )
-    return [planned_case(request, arguments.costs, arguments.unit or 1.0)]
+    return [planned_case(request_of(arguments), arguments.costs, arguments.unit or 1.0)]
 
 
 def _line(case: EmulatedCase, done: Emulation) -> str:

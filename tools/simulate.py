@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Simulate a schedule: the command simulate-schedule, from a checkout.
 
-python tools/simulate.py --schedule zb-v --vocab vocab-2 -p 4 -m 8 --text
+python tools/simulate.py --pipeline-schedule zb-v --vocab-parallel vocab-2 -p 4 -m 8 --text
 """
 
 import sys

@@ -1,9 +1,12 @@
 """Simulate a schedule: its time, its idle share and its microbatches in flight.
 
-simulate-schedule --schedule 1f1b --vocab vocab-2 -p 4 -m 8 --text
-simulate-schedule --schedule zb-v --vocab vocab-2 -p 8 -m 24 --draw zb-v.svg
+simulate-schedule --pipeline-schedule 1f1b --vocab-parallel vocab-2 -p 4 -m 8 --text
+simulate-schedule --pipeline-schedule zb-v --vocab-parallel vocab-2 -p 8 -m 24 --draw zb-v.svg
+simulate-schedule --schedule-file my.plan --measured-costs costs.json
 simulate-schedule --cost F=1,B=2:2:2:4.4,p2p=0.1 --json
-simulate-schedule --vocab redis --output-layer 1.2 --layers 32
+simulate-schedule --vocab-parallel redis --output-layer 1.2 --num-layers 32
+
+Flags of a plan have the names that they have in training; their second names mean the same.
 
 Costs may have any unit, and the results have the same. They are those of one pass of one chunk; for
 'auto', which compares schedules, of all chunks of a rank together. If W is given, B is the input
@@ -22,18 +25,23 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from megatron.commands.arguments import Parser, number, picture_file, write_picture
-from megatron.schedules.catalogue import CHUNKED_SCHEDULES, SCHEDULE_NAMES, TRAITS
-from megatron.schedules.costs import Costs
+from megatron.commands.arguments import (
+    Parser,
+    add_plan_flags,
+    add_size_flags,
+    number,
+    picture_file,
+    request_of,
+    write_picture,
+)
+from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.needs import COMM_KINDS
 from megatron.schedules.passes import PASS_KINDS
-from megatron.schedules.request import (
-    DEFAULT_SECONDS,
-    VOCABULARY_TREATMENTS,
-    Request,
-)
+from megatron.schedules.plan_flags import PLAN_FLAGS
+from megatron.schedules.request import Request
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.cost_file import (
     DEFAULT_COSTS,
@@ -56,15 +64,16 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         epilog=_schedules(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_plan_flags(parser)
-    _add_cost_flags(parser)
     add = parser.add_argument
+    add_size_flags(add)
+    add_plan_flags(add)
+    _add_cost_flags(parser)
     add("--json", action="store_true", help="print the figures and rows as one JSON object")
     add("--text", action="store_true", help="draw the timeline as text")
     add("--draw", type=picture_file, metavar="FILE.svg", help="draw it")
     trace = "write a Chrome trace, for Perfetto; a unit of time is shown as a microsecond"
     add("--trace", type=Path, metavar="FILE.json", help=trace)
-    save = "write the plan in text form, to be edited and given to --file"
+    save = "write the plan in text form, to be edited and given to --schedule-file"
     add("--save-plan", type=Path, metavar="FILE", help=save)
     return parser.parse_args(argv)
 
@@ -78,22 +87,6 @@ def _schedules() -> str:
     return "\n".join(["schedules:", *lines])
 
 
-def _add_plan_flags(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--schedule", default="1f1b", choices=SCHEDULE_NAMES, help="default: %(default)s")
-    add("--vocab", default="none", choices=VOCABULARY_TREATMENTS, help="default: %(default)s")
-    add("-p", "--ranks", type=number(1), default=4, help="default: %(default)s")
-    add("-m", "--microbatches", type=number(1), default=8, help="default: %(default)s")
-    chunks = f"model chunks of a rank, for {' or '.join(CHUNKED_SCHEDULES)}"
-    add("-v", "--chunks", type=number(1), help=chunks)
-    limit = "microbatches of a rank that may be in flight"
-    add("--memory-limit", type=number(1, float), metavar="MICROBATCHES", help=limit)
-    add("--split-backward", action="store_true", help="make W a pass of its own")
-    add("--file", type=Path, help="the plan in text form, for --schedule file")
-    seconds = "time for --schedule optimal (default: %(default)g)"
-    add("--seconds", type=number(0, float), default=DEFAULT_SECONDS, help=seconds)
-
-
 def _add_cost_flags(parser: argparse.ArgumentParser) -> None:
     costs = parser.add_mutually_exclusive_group()
     cost = (
@@ -102,15 +95,21 @@ def _add_cost_flags(parser: argparse.ArgumentParser) -> None:
         "others take no time if not given (default: F=1,B=1,W=1,S=0.25,T=0.25)"
     )
     costs.add_argument("--cost", metavar="KIND=TIME,...", help=cost)
-    file = "costs by rank and chunk, and bytes: see megatron/simulator/costs/cost_file.py"
-    costs.add_argument("--costs", type=Path, metavar="FILE.json", help=file)
+    file = (
+        "costs by rank and chunk, as --save-measured-costs of training saves them, or written by "
+        "hand, with bytes: see megatron/simulator/costs/cost_file.py"
+    )
+    names = PLAN_FLAGS["costs"]
+    costs.add_argument(*names, dest="costs", type=Path, metavar="FILE.json", help=file)
     add = parser.add_argument
     layer = "forward of the whole output layer: S and T have their times from it"
     add("--output-layer", type=number(0, float), metavar="TIME", help=layer)
     layers = f"of the model, for redis (default: {LAYERS_PER_STAGE} a stage)"
-    add("--layers", type=number(1), help=layers)
+    names = PLAN_FLAGS["layers"]
+    add(*names, dest="layers", type=number(1), metavar="LAYERS", help=layers)
     last = "layers of the last stage, for redis (default: balanced)"
-    add("--final-stage-layers", type=number(0), metavar="LAYERS", help=last)
+    names = PLAN_FLAGS["last_stage_layers"]
+    add(*names, dest="last_stage_layers", type=number(0), metavar="LAYERS", help=last)
 
 
 def costs_of_file(path: Path, vocabulary: str) -> CostFile:
@@ -129,48 +128,41 @@ def costs_of_file(path: Path, vocabulary: str) -> CostFile:
     return file
 
 
-def read_costs(arguments: argparse.Namespace) -> CostFile:
+def read_costs(arguments: argparse.Namespace, vocabulary: str) -> CostFile:
     """Return the costs that the flags give.
 
     Raises:
-        ValueError: if the flags give no valid costs; the message names the flag.
+        ValueError: if the flags give no valid costs, or costs measured with another treatment than
+            ``vocabulary``; the message names the flag.
     """
-    flag = "--cost" if arguments.costs is None else "--costs"
+    flag = "--cost" if arguments.costs is None else "--measured-costs"
     try:
         if arguments.cost is not None:
             return CostFile(parse_costs(arguments.cost), None)
         if arguments.costs is not None:
-            return costs_of_file(arguments.costs, arguments.vocab)
+            return costs_of_file(arguments.costs, vocabulary)
     except ValueError as error:
         raise ValueError(f"{flag}: {error}") from error
     return CostFile(DEFAULT_COSTS, None)
 
 
-def read_case(arguments: argparse.Namespace, costs: Costs) -> Scenario:
+def read_case(arguments: argparse.Namespace, request: Request) -> Scenario:
     """Return the scenario that the flags ask for.
+
+    Args:
+        arguments: the flags.
+        request: the plan that they ask for, with its costs.
 
     Raises:
         ValueError: if the flags give the time of the output layer twice.
     """
-    given = arguments.cost is not None or arguments.costs is not None
+    given, costs = arguments.cost is not None or arguments.costs is not None, request.costs
     if arguments.output_layer is not None and given and (costs.passes["S"] or costs.passes["T"]):
         raise ValueError(
             f"--output-layer {arguments.output_layer:g} and the costs of S and T both give the "
             "time of the output layer: give only one of them"
         )
-    request = Request(
-        arguments.schedule,
-        arguments.vocab,
-        arguments.ranks,
-        arguments.microbatches,
-        costs,
-        chunks=arguments.chunks,
-        memory_limit=arguments.memory_limit,
-        split_backward=arguments.split_backward,
-        file=arguments.file,
-        seconds=arguments.seconds,
-    )
-    return Scenario(request, arguments.output_layer, arguments.layers, arguments.final_stage_layers)
+    return Scenario(request, arguments.output_layer, arguments.layers, arguments.last_stage_layers)
 
 
 def figures(
@@ -231,8 +223,9 @@ def simulate_schedule(argv: Sequence[str] | None) -> None:
         OSError: if a file cannot be written.
     """
     arguments = parse_arguments(argv)
-    given = read_costs(arguments)
-    scenario = read_case(arguments, given.costs)
+    request = request_of(arguments)
+    given = read_costs(arguments, request.vocabulary)
+    scenario = read_case(arguments, replace(request, costs=given.costs))
     done = run(scenario)
     held = None if given.sizes is None else peak_bytes(done.plan, given.sizes)
     write_files(arguments, scenario, done)

@@ -118,7 +118,7 @@ class PipelineFlags:
     schedule_file: Path | None = flag(None,
         "Train this plan, as tools/simulate.py --save-plan writes it.", unset="none")
     measured_costs: Path | None = flag(None,
-        "Costs of passes to plan with, as --schedule-costs saves them.", unset="by FLOPs")
+        "Costs of passes to plan with, as --save-measured-costs saves them.", unset="by FLOPs")
     zero_bubble_max_pending_backward: float | None = flag(None,
         "The most microbatches in flight on a rank. zb-auto uses all of them, auto takes a "
         "schedule within the limit, any other schedule above it is refused.", COUNT,
@@ -262,8 +262,8 @@ class LogFlags:
     profile_schedule_end: int | None = flag(None,
         "First iteration whose passes are no longer timed.", COUNT, unset="three iterations later",
         idle_without="--profile-schedule-start")
-    schedule_costs: Path | None = flag(None,
-        "File for the measured costs of passes, for --measured-costs or tools/simulate.py.",
+    save_measured_costs: Path | None = flag(None,
+        "Write the measured costs of passes to this file, for --measured-costs.",
         unset="not saved", needs="--profile-schedule-start", lack="needs measured passes")
     replan: bool = flag(False,
         "Plan anew with the measured costs, measure the new plan too, and keep the faster one.",

@@ -203,10 +203,10 @@ def _schedule_profile(flags: Flags) -> Iterator[str]:
             f"--profile-schedule-end {end} is not after --profile-schedule-start {start}: nothing "
             "would be measured; raise it"
         )
-    if flags.log.schedule_costs is None and not flags.log.replan:
+    if flags.log.save_measured_costs is None and not flags.log.replan:
         yield (
             f"--profile-schedule-start {start} measures passes, and nothing is done with it: add "
-            "--schedule-costs FILE, --replan or both"
+            "--save-measured-costs FILE, --replan or both"
         )
     last = iterations(flags.train).last
     if 0 < last < end - (not flags.log.replan):

@@ -115,7 +115,7 @@ class LogConfig:
         profile_schedule_start: first iteration (counted from 1) whose passes are timed; ``None``:
             none is.
         profile_schedule_end: first iteration whose passes are no longer timed.
-        schedule_costs: file for the measured costs.
+        save_measured_costs: file for the measured costs.
         replan: make the plan anew from the measured costs.
     """
 
@@ -128,7 +128,7 @@ class LogConfig:
     record_timeline: Path | None
     profile_schedule_start: int | None = None
     profile_schedule_end: int | None = None
-    schedule_costs: Path | None = None
+    save_measured_costs: Path | None = None
     replan: bool = False
 
 

@@ -20,7 +20,7 @@ def load_plan(path: Path, ranks: int, microbatches: int, vocabulary: str) -> Pla
         ValueError: if the file holds no plan, one that cannot be run, or one with other ranks,
             microbatches or treatment. The message names the file.
     """
-    plan = _read(path)
+    plan = load_any_plan(path)
     if plan.forward_only:
         raise ValueError(
             f"{path} is 'forward only', a plan that evaluates: a training iteration needs its B as "
@@ -49,7 +49,12 @@ def treatments_of(plan: Plan) -> list[str]:
     return [name for name, own in TREATMENTS.items() if own.in_plan == plan.treatment]
 
 
-def _read(path: Path) -> Plan:
+def load_any_plan(path: Path) -> Plan:
+    """Return the checked plan in a file, whatever its size and treatment.
+
+    Raises:
+        ValueError: if the file holds no plan, or one that cannot be run; the message names it.
+    """
     try:
         plan = Plan.from_text(path.read_text())
     except OSError as error:

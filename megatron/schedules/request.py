@@ -14,6 +14,7 @@ from megatron.schedules.catalogue import (
     Traits,
 )
 from megatron.schedules.costs import UNIT_COSTS, Costs
+from megatron.schedules.plan_flags import PLAN_FLAGS
 from megatron.schedules.treatments import TREATMENTS, Treatment
 
 VOCABULARY_TREATMENTS: Final[tuple[str, ...]] = tuple(TREATMENTS)
@@ -123,7 +124,8 @@ class Request:
             raise ValueError("a plan file goes with the schedule 'file', and that needs one")
         if self.traits.needs_memory_limit and self.memory_limit is None:
             raise ValueError(
-                f"{self.schedule} fills the memory it is given: give it a memory limit"
+                f"{self.schedule} fills the memory it is given: give it a memory limit "
+                f"({PLAN_FLAGS['memory_limit'][0]})"
             )
         if self.schedule == "optimal" and self.treatment.synchronous:
             raise ValueError(

@@ -34,8 +34,8 @@ def _files(log: LogConfig, rank: int) -> Iterator[tuple[str, Path]]:
         yield "--profile-dir", log.profile_dir / f"trace.rank{rank}.json"
     if rank > 0:
         return
-    if log.schedule_costs is not None:
-        yield "--schedule-costs", log.schedule_costs
+    if log.save_measured_costs is not None:
+        yield "--save-measured-costs", log.save_measured_costs
     if log.record_timeline is not None:
         yield "--record-timeline", log.record_timeline
         for ending in (PLANNED, TRACE):

@@ -122,8 +122,16 @@ def refusal(
         ("--profile --profile-step-end 10", 1, "--profile-step-end 10 --profile-step-start 10"),
         ("--profile --exit-interval 5", 1, "--profile-step-start 10 last iteration, 5 lower"),
         ("--profile-schedule-start 0", 1, "--profile-schedule-start 0 at least 1"),
-        ("--profile-schedule-start 2", 1, "--profile-schedule-start 2 --schedule-costs --replan"),
-        ("--schedule-costs c.json", 1, "--schedule-costs c.json --profile-schedule-start"),
+        (
+            "--profile-schedule-start 2",
+            1,
+            "--profile-schedule-start 2 --save-measured-costs --replan",
+        ),
+        (
+            "--save-measured-costs c.json",
+            1,
+            "--save-measured-costs c.json --profile-schedule-start",
+        ),
         ("--replan", 1, "--replan measured --profile-schedule-start"),
         (
             "--replan --profile-schedule-start 4 --profile-schedule-end 4",
@@ -132,7 +140,7 @@ def refusal(
         ),
         ("--replan --profile-schedule-start 8", 1, "start 8 11 --replan one more last is 10 lower"),
         (
-            "--schedule-costs c.json --profile-schedule-start 9 --profile-schedule-end 12",
+            "--save-measured-costs c.json --profile-schedule-start 9 --profile-schedule-end 12",
             1,
             "--profile-schedule-start 9 12 last is 10 lower",
         ),

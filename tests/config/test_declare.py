@@ -86,8 +86,8 @@ def test_all_mistakes_are_told_at_once_each_by_its_flag() -> None:
     """Unknown, refused, unreadable, missing, out of range, without effect, contradicting."""
     lines = told(
         "--no-such-flag 1 2 --recompute-activations --context-parallel-size 2 --seed x"
-        " --attention-dropout 2 --schedule-costs c --num-attention-heads 7 --global-batch-size 3"
-        " --enable-zero-bubble --pipeline-schedule gpipe --replan --fp16",
+        " --attention-dropout 2 --save-measured-costs c --num-attention-heads 7"
+        " --global-batch-size 3 --enable-zero-bubble --pipeline-schedule gpipe --replan --fp16",
         usual=RUN.replace("--lr 1e-3", ""),
     )
     expected = [
@@ -98,7 +98,7 @@ def test_all_mistakes_are_told_at_once_each_by_its_flag() -> None:
         "--fp16",
         "--attention-dropout 2.0",
         "--lr is missing",
-        "--schedule-costs c",
+        "--save-measured-costs c",
         "--replan",
         "--num-attention-heads 7",
         "--enable-zero-bubble",

@@ -297,11 +297,11 @@ def test_post_validation_is_off_unless_asked_for(run: Callable[..., Any]) -> Non
 
 
 def test_a_profile_of_the_schedule(run: Callable[..., Any]) -> None:
-    log = run("--profile-schedule-start 5 --schedule-costs costs.json --replan").log
+    log = run("--profile-schedule-start 5 --save-measured-costs costs.json --replan").log
     assert (log.profile_schedule_start, log.profile_schedule_end) == (5, 8)
-    assert (log.schedule_costs, log.replan) == (Path("costs.json"), True)
+    assert (log.save_measured_costs, log.replan) == (Path("costs.json"), True)
     log = run().log
-    assert (log.profile_schedule_start, log.schedule_costs, log.replan) == (None, None, False)
+    assert (log.profile_schedule_start, log.save_measured_costs, log.replan) == (None, None, False)
 
 
 def test_a_dry_run_needs_no_ranks_and_no_data() -> None:

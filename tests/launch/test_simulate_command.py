@@ -56,15 +56,15 @@ def test_costs_from_a_file_and_bytes(tmp_path: Path) -> None:
     file = tmp_path / "costs.json"
     sizes = {"static": [1000, 2000], "activation": 10}
     file.write_text(json.dumps({"passes": {"F": [1, 2], "B": 4}, "bytes": sizes}))
-    found = figures("-p", "2", "-m", "2", "--costs", str(file))
+    found = figures("-p", "2", "-m", "2", "--measured-costs", str(file))
     assert found["iteration_time"] == pytest.approx(1 + 2 * (2 + 4) + 4)
     assert found["peak_bytes"] == [1020, 2010]
-    assert "GiB" in run("-p", "2", "-m", "2", "--costs", str(file)).stdout
+    assert "GiB" in run("-p", "2", "-m", "2", "--measured-costs", str(file)).stdout
 
 
 def test_zb_h2_has_no_bubble_and_yet_idles() -> None:
     """On average a rank waits for (p - 1) / 2 forwards and as much again at the end."""
-    heading = run("--schedule", "zb-h2", "-p", "4").stdout.splitlines()[0]
+    heading = run("--pipeline-schedule", "zb-h2", "-p", "4").stdout.splitlines()[0]
     assert heading.endswith(f"ends at 27, {3 / 27:.1%} of that idle; bubble 0.0%")
 
 
@@ -74,16 +74,29 @@ def test_measured_costs_of_another_treatment_are_refused(tmp_path: Path) -> None
     costs = {"passes": {"F": 1, "B": 2}}
     for layers, status in ({}, 0), ({"layers": [[1], [1]]}, 1):
         file.write_text(json.dumps(costs | layers))
-        done = run("-p", "2", "-m", "2", "--vocab", "vocab-2", "--costs", str(file))
+        done = run(
+            "-p", "2", "-m", "2", "--vocab-parallel", "vocab-2", "--measured-costs", str(file)
+        )
         assert done.returncode == status
-    assert done.stderr.startswith(f"error: --costs: {file}: these costs were not measured with")
+    assert done.stderr.startswith(
+        f"error: --measured-costs: {file}: these costs were not measured with"
+    )
 
 
 def test_everything_at_once_prints_one_object_and_writes_files(tmp_path: Path) -> None:
     svg, trace, plan = tmp_path / "a.svg", tmp_path / "a.json", tmp_path / "a.txt"
-    options = ["--schedule", "zb-v", "--vocab", "vocab-2", "-p", "3", "--json", "--text"]
+    options = [
+        "--pipeline-schedule",
+        "zb-v",
+        "--vocab-parallel",
+        "vocab-2",
+        "-p",
+        "3",
+        "--json",
+        "--text",
+    ]
     files = ["--draw", str(svg), "--trace", str(trace), "--save-plan", str(plan)]
-    done = run(*options, *files)
+    done = run(*options, "--json", "--text", *files)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
     assert sum(line.startswith("rank ") for line in done.stderr.splitlines()) == 3
@@ -93,14 +106,14 @@ def test_everything_at_once_prints_one_object_and_writes_files(tmp_path: Path) -
     assert len(passes) == sum(len(row.split()) for row in rows)
     assert {event["pid"] for event in events} == {0, 1, 2}
     assert [" ".join(map(str, row)) for row in Plan.from_text(plan.read_text()).rows] == rows
-    loaded = figures("--schedule", "file", "--file", str(plan), "--vocab", "vocab-2", "-p", "3")
+    loaded = figures("--schedule-file", str(plan))
     assert loaded["rows"] == rows
 
 
 def test_the_report_for_people() -> None:
-    lines = run("--vocab", "vocab-2", "-p", "3", "--text").stdout.splitlines()
+    lines = run("--vocab-parallel", "vocab-2", "-p", "3", "--text").stdout.splitlines()
     assert lines[0].startswith("1f1b, vocabulary vocab-2, p = 3, m = 8: ends at")
-    found = figures("--vocab", "vocab-2", "-p", "3")
+    found = figures("--vocab-parallel", "vocab-2", "-p", "3")
     idle, bubble = found["bubble_rate_makespan"], found["bubble_rate"]
     assert lines[0].endswith(f", {idle:.1%} of that idle; bubble {bubble:.1%}")
     assert sum(line.startswith("  rank ") for line in lines) == 3
@@ -115,19 +128,35 @@ def test_the_report_for_people() -> None:
         (["--cost", "F=-1,B=2"], 1, "--cost: F=-1 is no cost"),
         (["--cost", "F=nan,B=2"], 1, "--cost: F=nan is no cost"),
         (["--cost", "F=1:2,B=1"], 1, "F has 2 times for 4 ranks"),
-        (["--cost", "F=1,B=2", "--schedule", "zb-v"], 1, "the costs have no W: give W=TIME"),
-        (["--costs", "/no/such.json"], 1, "--costs: cannot read /no/such.json"),
+        (
+            ["--cost", "F=1,B=2", "--pipeline-schedule", "zb-v"],
+            1,
+            "the costs have no W: give W=TIME",
+        ),
+        (["--measured-costs", "/no/such.json"], 1, "--measured-costs: cannot read /no/such.json"),
         (["--cost", "F=1,B=1,S=1", "--output-layer", "2"], 1, "--output-layer 2 and the costs of"),
         (["--draw", "/no/such/folder/a.svg"], 1, "cannot write /no/such/folder/a.svg: No"),
-        (["--schedule", "zb-auto"], 1, "give it a memory limit"),
-        (["--schedule", "zb-h1", "--memory-limit", "2"], 1, "memory limit of 2: raise it to that"),
-        (["--cost", "F=1,B=1", "--costs", "x"], 2, "not allowed with argument --cost"),
+        (["--pipeline-schedule", "zb-auto"], 1, "give it a memory limit"),
+        (
+            ["--pipeline-schedule", "zb-h1", "--zero-bubble-max-pending-backward", "2"],
+            1,
+            "memory limit of 2: raise it to that",
+        ),
+        (["--cost", "F=1,B=1", "--measured-costs", "x"], 2, "not allowed with argument --cost"),
         (["--draw", "a.gif"], 2, "--draw: 'a.gif': end it in .svg"),
         (["--output-layer", "big"], 2, "--output-layer: 'big': give a number, 0 or more"),
-        (["--memory-limit", "nan"], 2, "--memory-limit: 'nan': give a number, 1 or more"),
-        (["-p", "0"], 2, "-p/--ranks: '0': give a whole number, 1 or more"),
+        (
+            ["--zero-bubble-max-pending-backward", "nan"],
+            2,
+            "--memory-limit: 'nan': give a number, 1 or more",
+        ),
+        (
+            ["-p", "0"],
+            2,
+            "size/--ranks: '0': give a whole number, 1 or more",
+        ),
         (["-m", "2.5"], 2, "-m/--microbatches: '2.5': give a whole number, 1 or more"),
-        (["--schedule", "dualpipe"], 2, "invalid choice: 'dualpipe'"),
+        (["--pipeline-schedule", "dualpipe"], 2, "invalid choice: 'dualpipe'"),
     ],
 )
 def test_what_makes_no_simulation_is_refused_in_one_line(
@@ -152,7 +181,7 @@ def test_a_reader_may_stop_early() -> None:
 def test_a_plan_with_a_doubled_pass_is_shown_with_the_pass_marked(tmp_path: Path) -> None:
     file = tmp_path / "plan.txt"
     file.write_text("microbatches 1\nstages 0.0 1.0\nvocabulary none\n0: F0 B0\n1: F0 F0 B0\n")
-    done = run("--schedule", "file", "--file", str(file), "-p", "2", "-m", "1")
+    done = run("--schedule-file", str(file))
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     assert "rank 1 runs F0 twice" in done.stderr

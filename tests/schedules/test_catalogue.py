@@ -19,7 +19,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 
 def readme_rows() -> dict[str, list[str]]:
     """Return the cells of the README's schedule table by the schedule that a row is about."""
-    table = (ROOT / "README.md").read_text().split("| `--schedule` |")[1].split("\n\n")[0]
+    table = (ROOT / "README.md").read_text().split("| `--pipeline-schedule` |")[1].split("\n\n")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
     return {name: row for row in rows for name in re.findall(r"`([^`]+)`", row[0])}
 

@@ -113,13 +113,13 @@ def test_rows_that_are_not_there_are_refused(word: str) -> None:
         (["--costs", "nowhere.json"], "cannot read nowhere.json"),
         (["--costs", "nowhere.json", "--rows", "1"], "--rows 1 goes with --csv"),
         *(
-            (["--csv", "runs.csv", *words.split()], f"{words} goes with --costs")
+            (["--csv", "runs.csv", *words.split()], f"{words} goes with --measured-costs")
             for words in (
-                "--schedule zb-v",
-                "--vocab vocab-2",
-                "--chunks 2",
-                "--memory-limit 4.0",
-                "--file runs.csv",
+                "--pipeline-schedule zb-v",
+                "--vocab-parallel vocab-2",
+                "--num-virtual-stages-per-pipeline-rank 2",
+                "--zero-bubble-max-pending-backward 4.0",
+                "--schedule-file runs.csv",
                 "--unit 1.0",
             )
         ),

@@ -69,7 +69,7 @@ def test_every_value_of_the_configuration_counts(part: str) -> None:
         ("data", "cache_path", lambda path: path),
         ("log", "profile_dir", lambda path: path),
         ("log", "record_timeline", lambda path: path),
-        ("log", "schedule_costs", lambda path: path),
+        ("log", "save_measured_costs", lambda path: path),
     ],
 )
 def test_paths_may_differ_by_machine_but_not_whether_there_is_one(

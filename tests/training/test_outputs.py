@@ -11,7 +11,7 @@ from megatron.training.outputs import check_outputs
 
 FLAGS = {
     "record_timeline": "--record-timeline",
-    "schedule_costs": "--schedule-costs",
+    "save_measured_costs": "--save-measured-costs",
     "profile_dir": "--profile-dir",
 }
 
@@ -53,6 +53,6 @@ def test_a_folder_in_the_place_of_a_file_is_named(taken: str, tmp_path: Path) ->
 def test_other_ranks_write_their_traces_only(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     bad = tmp_path / "file" / "out"
-    check_outputs(log(record_timeline=bad, schedule_costs=bad), rank=1)
+    check_outputs(log(record_timeline=bad, save_measured_costs=bad), rank=1)
     with pytest.raises(ValueError, match=r"trace\.rank1\.json"):
         check_outputs(log(profile_dir=bad), rank=1)

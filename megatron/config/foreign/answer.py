@@ -71,8 +71,9 @@ class Answer:
 
     def words(self, values: Sequence[str], line: Line) -> list[str]:
         """The words that a rewritten flag is read as."""
-        text = self.read(line, values) if self.read else self.reason.format(" ".join(values))
-        return text.split()
+        if self.read is not None:
+            return self.read(line, values).split()
+        return [w for part in self.reason.split() for w in (values if part == "{}" else [part])]
 
 
 def _above(word: str, limit: float) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from megatron.config.flags import SCHEDULE_PROFILE_ITERATIONS
 from megatron.config.foreign.answer import Row, rows
 from megatron.config.foreign.line import SHORTER_TOKENS, Condition, Line
+from megatron.schedules.plan_flags import PLAN_FLAGS
 
 _TIMERS = (
     ("--schedule-timer-start", "--schedule-timer-end"),
@@ -19,7 +20,7 @@ _TIMERS = (
 
 def read_as() -> Iterator[Row]:
     """The flags, with what each is read as."""
-    for ours, theirs in _NAMES:
+    for ours, theirs in (*_NAMES, *_short_names()):
         yield from rows("rewritten", ours, theirs)
     for ours, theirs, computed in _COMPUTED:
         yield from rows("rewritten", ours, theirs, read=computed)
@@ -31,6 +32,12 @@ def read_as() -> Iterator[Row]:
         "--allow-padding-num-layers",
         when=Condition("where the stages do not divide the layers", _uneven),
     )
+
+
+def _short_names() -> Iterator[tuple[str, str]]:
+    """The short names that the tools have for the flags of a plan."""
+    for ours, *others in PLAN_FLAGS.values():
+        yield f"{ours} {{}}", "\n".join(f"{name} N" for name in others)
 
 
 def _timers(start: str, end: str) -> Iterator[Row]:
@@ -96,6 +103,7 @@ _NAMES = (
         "--num-virtual-stages-per-pipeline-rank {}",
         "--virtual-pipeline-model-parallel-size N",
     ),
+    ("--save-measured-costs {}", "--schedule-costs N"),
     ("--micro-batch-size {}", "--batch-size N"),
     ("--ffn-hidden-size {}", "--intermediate-size N"),
     ("--lr-warmup-fraction {}", "--warmup N"),

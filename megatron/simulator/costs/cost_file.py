@@ -122,8 +122,8 @@ def check_measured(file: CostFile, treatment: Treatment) -> None:
         faults += [f"{' '.join(besides)} of another treatment"] if besides else []
         raise ValueError(
             f"these costs were not measured with the vocabulary treatment {treatment.name}: "
-            f"{', '.join(faults)}; measure with {treatment.name} (--schedule-costs), or take what "
-            "they were measured with"
+            f"{', '.join(faults)}; measure with {treatment.name} (--save-measured-costs), or take "
+            "what they were measured with"
         )
 
 

@@ -112,8 +112,8 @@ class Observation:
             f"iterations {measured[0] + 1} to {measured[-1] + 1} measured: {describe_costs(costs)}",
             flush=True,
         )
-        if config.schedule_costs is not None:
-            save_measured(state, costs, config.schedule_costs)
+        if config.save_measured_costs is not None:
+            save_measured(state, costs, config.save_measured_costs)
         if config.replan:
             found, self._trial = replan(self._plan_with, state, costs, timelines)
             self._say(describe_replanned(found), flush=True)

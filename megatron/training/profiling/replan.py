@@ -165,7 +165,7 @@ def describe_costs(costs: Costs) -> str:
 def save_measured(state: TrainState, costs: Costs, path: Path) -> None:
     """Write the measured costs, and the layers of the measured stages; every rank calls it.
 
-    ``tools/simulate.py --costs`` and ``--measured-costs`` read them.
+    ``--measured-costs`` of training and of ``tools/simulate.py`` reads them.
     """
     layers = state.groups.pipeline.all_gather_object(
         list(map(len, state.pipeline.model.placement.chunks))

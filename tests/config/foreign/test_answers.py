@@ -94,7 +94,10 @@ def test_other_names_are_read_as_flags_of_ours() -> None:
     for option, answer in (*OTHER_FLAGS.rows, *OTHER_VALUES.rows):
         if answer.kind == "rewritten":
             for values in samples(answer.form):
-                found = sort(" ".join(answer.words(values, line)))
+                words = answer.words(values, line)
+                if answer.is_name and DECLARED[words[0]].choices and words[1:] == values:
+                    words[1:] = DECLARED[words[0]].choices[:1]
+                found = sort(" ".join(words))
                 assert not found.mistakes, (option, found.mistakes)
                 assert found.given
 

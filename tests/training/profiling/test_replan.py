@@ -91,7 +91,7 @@ def test_a_run_is_measured_and_planned_anew_and_its_losses_stay(
         layout,
         profile_schedule_start=2,
         profile_schedule_end=4,
-        schedule_costs=costs_file,
+        save_measured_costs=costs_file,
         replan=True,
         record_timeline=timeline,
     )
@@ -125,7 +125,7 @@ def test_a_run_is_measured_and_planned_anew_and_its_losses_stay(
 def test_the_simulator_reads_the_measured_costs(ranks: RankPool, tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     window = {"profile_schedule_start": 1, "profile_schedule_end": 2}
-    run_all(ranks, Layout(2, "vocab-1"), schedule_costs=path, **window)
+    run_all(ranks, Layout(2, "vocab-1"), save_measured_costs=path, **window)
     file = load_costs(path)
     check_measured(file, TREATMENTS["vocab-1"])
     with pytest.raises(ValueError, match="C2 of another treatment"):

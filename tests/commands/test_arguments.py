@@ -1,0 +1,127 @@
+"""The flags of a plan: one set of names for training and every tool, and what a plan file says."""
+
+import argparse
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from megatron.commands.arguments import Parser, add_plan_flags, add_size_flags, request_of
+from megatron.commands.simulate_schedule import parse_arguments
+from megatron.config.declare import all_declarations
+from megatron.config.flags import Flags
+from megatron.config.words import sort_words
+from megatron.schedules.make_plan import make_plan
+from megatron.schedules.plan_flags import PLAN_FLAGS
+from megatron.schedules.request import Request
+from tools import benchmark, emulate
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+DECLARED: Final = all_declarations(Flags)
+VALUES: Final = {"schedule": "zb-v", "vocabulary": "vocab-2", "file": "p.plan", "costs": "c.json"}
+"""A value for each flag of a plan that takes no number."""
+
+
+def words_of(field: str, name: str) -> list[str]:
+    return [name, VALUES.get(field, "3")]
+
+
+@pytest.mark.parametrize("field", PLAN_FLAGS)
+def test_every_name_of_a_flag_means_the_same_in_training(field: str) -> None:
+    documented, *others = PLAN_FLAGS[field]
+    wanted = sort_words(words_of(field, documented), DECLARED)
+    assert wanted.words == words_of(field, documented)
+    for name in others:
+        found = sort_words(words_of(field, name), DECLARED)
+        assert (found.words, found.mistakes) == (wanted.words, [])
+
+
+@pytest.mark.parametrize("field", PLAN_FLAGS)
+def test_every_name_of_a_flag_means_the_same_in_the_simulator(field: str) -> None:
+    documented, *others = [parse_arguments(words_of(field, name)) for name in PLAN_FLAGS[field]]
+    assert str(getattr(documented, field)) in (VALUES.get(field), "3", "3.0")
+    assert all(other == documented for other in others)
+
+
+@pytest.mark.parametrize("field", ["schedule", "vocabulary", "ranks", "chunks", "memory_limit"])
+def test_every_name_of_a_flag_means_the_same_in_the_emulator(field: str) -> None:
+    costs = ["--costs", "c.json"]
+    documented, *others = [
+        emulate.parse_arguments([*costs, *words_of(field, name)]) for name in PLAN_FLAGS[field]
+    ]
+    assert all(other == documented for other in others)
+    assert getattr(documented, field) is not None
+
+
+@pytest.mark.parametrize(
+    ("field", "dest", "old"),
+    [
+        ("schedule", "schedules", "--schedules"),
+        ("vocabulary", "treatments", "--treatments"),
+        ("ranks", "ranks", "--ranks"),
+        ("layers", "layers", "--layers"),
+        ("memory_limit", "memory_limit", "--memory-limit"),
+    ],
+)
+def test_the_benchmark_knows_them_too_and_its_old_plurals(field: str, dest: str, old: str) -> None:
+    parser = benchmark.parser()
+    names = [*PLAN_FLAGS[field], old]
+    documented, *others = [parser.parse_args(words_of(field, name)) for name in names]
+    assert getattr(documented, dest) in ([VALUES.get(field)], 3)
+    assert all(other == documented for other in others)
+
+
+def test_the_page_on_running_lists_every_name() -> None:
+    page = (ROOT / "docs/running.md").read_text()
+    for names in PLAN_FLAGS.values():
+        assert all(f"`{name}`" in page for name in names)
+
+
+def test_the_file_of_measured_costs_is_known_by_its_old_name() -> None:
+    found = sort_words(["--schedule-costs", "c.json"], DECLARED)
+    assert (found.words, found.mistakes) == (["--save-measured-costs", "c.json"], [])
+
+
+def test_a_name_and_another_name_of_one_flag_may_not_disagree() -> None:
+    same = sort_words(["--schedule", "zb-v", "--pipeline-schedule", "zb-v"], DECLARED)
+    assert same.mistakes == []
+    (mistake,) = sort_words(
+        ["--schedule", "zb-v", "--pipeline-schedule", "1f1b"], DECLARED
+    ).mistakes
+    assert mistake.startswith("--pipeline-schedule 1f1b contradicts --schedule zb-v")
+
+
+def test_a_value_may_have_a_blank_behind_every_name() -> None:
+    for name in PLAN_FLAGS["file"]:
+        assert sort_words([name, "my plan"], DECLARED).words == ["--schedule-file", "my plan"]
+
+
+def test_a_rewritten_flag_with_a_value_of_its_own_takes_no_other() -> None:
+    (mistake,) = sort_words(["--use-rotary-position-embeddings", "yes"], DECLARED).mistakes
+    assert mistake.startswith("--use-rotary-position-embeddings")
+
+
+def arguments(*words: str) -> argparse.Namespace:
+    parser = Parser()
+    add_plan_flags(parser.add_argument)
+    add_size_flags(parser.add_argument)
+    return parser.parse_args(words)
+
+
+def test_a_plan_file_says_what_the_flags_leave_out(tmp_path: Path) -> None:
+    file = tmp_path / "my.plan"
+    file.write_text(make_plan("zb-v", "vocab-1", 3, 5).to_text())
+    found = request_of(arguments("--schedule-file", str(file)))
+    assert found == Request("file", "vocab-1", 3, 5, file=file)
+
+
+def test_a_plan_file_is_no_other_schedule(tmp_path: Path) -> None:
+    file = tmp_path / "my.plan"
+    file.write_text(make_plan("1f1b", "none", 2, 2).to_text())
+    with pytest.raises(ValueError, match="1f1b has no use for file="):
+        request_of(arguments("--schedule-file", str(file), "--pipeline-schedule", "1f1b"))
+
+
+def test_without_a_file_the_flags_left_out_have_defaults() -> None:
+    assert request_of(arguments()) == Request("1f1b", "none", 4, 8)
+    assert request_of(arguments("-m", "6", "--vocab", "redis")) == Request("1f1b", "redis", 4, 6)

@@ -1,0 +1,181 @@
+"""The examples do what they say: all without training, and with --full for real."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from harness.rank_pool import RankPool
+
+from examples.s_and_t import differences
+from megatron.config.command_line import parse
+from megatron.config.run_config import RunConfig
+from megatron.training.planning.run_plan import make_run_plan
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+EXAMPLES: Final = sorted(path for path in (ROOT / "examples").iterdir() if path.is_file())
+OF_DATA: Final = ("--data-path", "--tokenizer-model", "--tokenizer-type", "--vocab-size")
+DRY: Final = ("--dry-run", "--vocab-size", "32000")
+
+STAND_IN: Final = f"""#!/bin/sh
+case "$1" in
+  -c) ;;
+  */pretrain_gpt.py) echo "$@" ;;
+  *) exec {shlex.quote(sys.executable)} "$@" ;;
+esac
+"""
+"""A Python for the dry runs: it can import what it is asked for, and only prints a training."""
+
+
+def run(name: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = ["bash" if name.endswith(".sh") else sys.executable, str(ROOT / "examples" / name)]
+    return subprocess.run(
+        [*command, *words], capture_output=True, text=True, env=kept | variables, cwd="/"
+    )
+
+
+def dry_run(folder: Path, name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run an example on CPUs with all but the training."""
+    python = folder / "venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(STAND_IN)
+    python.chmod(0o755)
+    variables = {"VENV": str(folder / "venv"), "CUDA_VISIBLE_DEVICES": "", "DRY_RUN": "1"}
+    done = run(name, *words, MEGATRON_CACHE=str(folder / "cache"), **variables)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def trainings(printed: str) -> Iterator[RunConfig]:
+    """Yield what the printed command lines of pretrain_gpt.py ask for, without their data."""
+    for line in printed.splitlines():
+        before, _, flags = line.partition("pretrain_gpt.py ")
+        if flags:
+            ranks = re.search(r"--nproc-per-node (\d+)", before)
+            words = shlex.split(flags)
+            data = {at + i for at, word in enumerate(words) if word in OF_DATA for i in (0, 1)}
+            kept = [word for at, word in enumerate(words) if at not in data]
+            yield parse([*kept, *DRY], int(ranks[1]) if ranks else 1)
+
+
+def test_the_readme_links_every_example() -> None:
+    linked = re.findall(r"\]\(examples/([^)]+)\)", (ROOT / "README.md").read_text())
+    assert {*linked} == {path.name for path in EXAMPLES}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_says_how_to_run_it_and_what_to_see(path: Path) -> None:
+    head = path.read_text().split("set -euo" if path.suffix == ".sh" else "import ")[0]
+    assert f"examples/{path.name}" in head
+    assert "You should see" in head
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 4])
+def test_s_and_t_are_cross_entropy(ranks: RankPool, world_size: int) -> None:
+    for found in ranks.run(differences, world_size):
+        assert max(found) < 1e-13
+
+
+def test_own_text_becomes_the_data_of_a_job_with_vocabulary_parallelism(tmp_path: Path) -> None:
+    (tmp_path / "my text.txt").write_text("the quick brown fox jumps over the lazy dog\n\n" * 50)
+    done = dry_run(tmp_path, "own_text.sh", str(tmp_path / "my text.txt"))
+    (training,) = trainings(done.stdout)
+    assert training.parallel.vocab_parallel == "vocab-2"
+    words = shlex.split(done.stdout)
+    prefix = Path(words[words.index("--data-path") + 1])
+    assert prefix.is_relative_to(tmp_path / "cache")
+    assert prefix.with_suffix(".bin").stat().st_size > 0
+    assert Path(words[words.index("--tokenizer-model") + 1]).is_file()
+
+
+def test_an_own_plan_is_refused_when_wrong_and_trained_when_right(tmp_path: Path) -> None:
+    done = dry_run(tmp_path, "own_plan.sh")
+    assert "wrong.plan cannot be run" in done.stderr
+    assert ">B0<" in done.stderr
+    held = re.findall(r"rank 0: works 14, holds up to (\d) microbatches", done.stdout)
+    assert held == ["3", "2"]
+    ends = [float(time) for time in re.findall(r"ends at ([\d.]+)", done.stdout)]
+    assert 1.3 < ends[1] / ends[0] < 1.4, "the example says a third longer"
+    saved, mine = (make_run_plan(training).plan for training in trainings(done.stdout))
+    assert saved.rows[1] == mine.rows[1]
+    assert saved.rows[0] != mine.rows[0]
+    assert sorted(map(str, saved.rows[0])) == sorted(map(str, mine.rows[0]))
+
+
+def test_a_measurement_saves_costs_and_plans_anew(tmp_path: Path) -> None:
+    done = dry_run(tmp_path, "measure_and_replan.sh")
+    (training,) = trainings(done.stdout)
+    assert training.log.replan
+    assert training.log.profile_schedule_start == 5
+    assert training.log.save_measured_costs is not None
+    assert make_run_plan(training).plan.split_backward
+
+
+def test_a_job_of_eight_gpus_is_the_one_that_was_predicted(tmp_path: Path) -> None:
+    done = dry_run(tmp_path, "eight_gpus.sh")
+    baseline, planned, started = trainings(done.stdout)
+    assert baseline.parallel.vocab_parallel == "none"
+    assert (planned.model, planned.parallel) == (started.model, started.parallel)
+    assert (planned.model, planned.train) == (baseline.model, baseline.train)
+
+
+def run_for_real(name: str) -> str:
+    done = run(name, VENV=sys.prefix, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def losses(printed: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"lm loss: (\S+)", printed)]
+
+
+@pytest.mark.full
+def test_s_and_t_run_by_themselves() -> None:
+    printed = run_for_real("s_and_t.py")
+    assert len(re.findall(r"rank \d of 4: differs .* by \de-1[3-9]", printed)) == 4
+
+
+@pytest.mark.full
+def test_own_text_is_learned() -> None:
+    first, *_, last = losses(run_for_real("own_text.sh"))
+    assert first == pytest.approx(9.0, abs=0.1)
+    assert last < 7
+
+
+@pytest.mark.full
+def test_both_plans_have_the_same_losses() -> None:
+    printed = run_for_real("own_plan.sh")
+    table = printed.split("=== Losses")[1].splitlines()[1:]
+    pairs = [line.split() for line in table]
+    assert len(pairs) == 8
+    assert all(saved == mine for saved, mine in pairs)
+
+
+@pytest.mark.full
+def test_a_measured_job_is_compared_and_other_schedules_are_predicted() -> None:
+    printed = run_for_real("measure_and_replan.sh")
+    assert re.search(r"^iterations 5 to 7 measured: F .* W ", printed, re.MULTILINE)
+    assert "\nreplan: " in printed
+    assert re.search(r"^iteration +[\d.]+ +[\d.]+ +[\d.]+$", printed, re.MULTILINE)
+    other = re.findall(
+        r"^(1f1b|zb-1p|zb-2p), vocabulary vocab-2, p = 2, m = 8: ends at", printed, re.M
+    )
+    assert other == ["1f1b", "zb-1p", "zb-2p"]
+    assert (ROOT / "examples/out/measure/both.svg").is_file()
+
+
+@pytest.mark.full
+def test_eight_gpus_are_told_what_fits() -> None:
+    printed = run_for_real("eight_gpus.sh")
+    before, after = printed.split("=== zb-v with vocab-2")
+    assert "does not fit" in before
+    fitting = before.split("what would fit, the fastest first:\n")[1].split("\n")[0]
+    assert fitting.strip().startswith("--pipeline-schedule zb-v --vocab-parallel vocab-2")
+    assert "does not fit" not in after
+    assert "torchrun --nproc-per-node 8" in after
