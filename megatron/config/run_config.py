@@ -21,6 +21,24 @@ from megatron.schedules.treatments import TREATMENTS
 
 
 @dataclass(frozen=True)
+class ReplicaConfig:
+    """Data parallelism.
+
+    Attributes:
+        size: replicas d of the model.
+        overlap: reduce a bucket of gradients as soon as they are complete; otherwise all after the
+            last pass.
+        bucket_size: parameters after which a bucket is full; ``None``: a default.
+        reduce_dtype: in which gradients are reduced; ``None``: as they add up.
+    """
+
+    size: int = 1
+    overlap: bool = False
+    bucket_size: int | None = None
+    reduce_dtype: torch.dtype | None = None
+
+
+@dataclass(frozen=True)
 class ParallelConfig:
     """How the model is laid out over the ranks of the job.
 
@@ -38,6 +56,7 @@ class ParallelConfig:
         schedule_file: file of the plan in text form, for the schedule ``file``.
         memory_limit: the most microbatches that a rank may have in flight.
         measured_costs: file of measured costs to plan with; ``None``: by FLOPs.
+        replicas: data parallelism.
     """
 
     pipeline_size: int
@@ -52,11 +71,12 @@ class ParallelConfig:
     schedule_file: Path | None = None
     memory_limit: float | None = None
     measured_costs: Path | None = None
+    replicas: ReplicaConfig = field(default_factory=ReplicaConfig)
 
     @property
     def grid(self) -> Grid:
         """All ranks of the job."""
-        return Grid(pipeline_size=self.pipeline_size)
+        return Grid(data_size=self.replicas.size, pipeline_size=self.pipeline_size)
 
     @property
     def vocab_shards(self) -> int:
@@ -78,6 +98,7 @@ class TrainConfig:
         dtype: ``torch.bfloat16`` or ``torch.float32``, of parameters and activations.
         eval_interval: iterations between two evaluations; ``None``: no evaluation.
         eval_iters: batches of ``global_batch_size`` samples per evaluation.
+        replicas: that share a global batch.
     """
 
     micro_batch_size: int
@@ -88,11 +109,12 @@ class TrainConfig:
     dtype: torch.dtype
     eval_interval: int | None
     eval_iters: int
+    replicas: int = 1
 
     @property
     def num_microbatches(self) -> int:
-        """Microbatches m of an iteration."""
-        return self.global_batch_size // self.micro_batch_size
+        """Microbatches m of an iteration and replica."""
+        return self.global_batch_size // (self.micro_batch_size * self.replicas)
 
     @property
     def train_samples(self) -> int:

@@ -25,15 +25,17 @@ class Microbatch:
 
 
 class MicrobatchLoader:
-    """Reads global batches of ``num_microbatches`` microbatches.
+    """Reads a replica's microbatches of every global batch.
 
-    The order is Megatron-LM's: each microbatch takes the next ``micro_batch_size`` samples.
+    The order is Megatron-LM's: the microbatches of all replicas take ``micro_batch_size`` samples
+    in turn, the first of every replica, then the second, and so on.
 
     Args:
-        dataset: the samples; every rank of a pipeline reads the same.
+        dataset: the samples; every rank reads the same ones.
         micro_batch_size: samples per microbatch b.
-        num_microbatches: microbatches per global batch.
+        num_microbatches: microbatches of this replica per global batch.
         consumed_samples: samples that earlier iterations have used.
+        replica: number of this replica, and number of replicas.
 
     Attributes:
         consumed_samples: advanced by every `next_batch`; a checkpoint must save it.
@@ -45,6 +47,7 @@ class MicrobatchLoader:
         micro_batch_size: int,
         num_microbatches: int,
         consumed_samples: int = 0,
+        replica: tuple[int, int] = (0, 1),
     ) -> None:
         assert micro_batch_size > 0
         assert num_microbatches > 0
@@ -53,9 +56,10 @@ class MicrobatchLoader:
         self._dataset = dataset
         self._micro_batch_size = micro_batch_size
         self._num_microbatches = num_microbatches
+        self._replica, self._replicas = replica
 
     def next_batch(self) -> list[Microbatch]:
-        """Reads the microbatches of the next global batch.
+        """Reads this replica's microbatches of the next global batch.
 
         Returns:
             ``num_microbatches`` microbatches.
@@ -63,17 +67,35 @@ class MicrobatchLoader:
         Raises:
             ValueError: the dataset ends before the batch does, or holds foreign token ids.
         """
-        end = self.consumed_samples + self._micro_batch_size * self._num_microbatches
+        microbatches = self.global_batch(self.consumed_samples, self._replica, self._replicas)
+        self.consumed_samples += self._batch_size
+        return microbatches
+
+    def global_batch(self, first: int, begin: int = 0, step: int = 1) -> list[Microbatch]:
+        """Reads microbatches of the global batch that begins with sample ``first``.
+
+        Args:
+            first: number of the sample.
+            begin: first microbatch to read.
+            step: read every so many microbatches from there on.
+
+        Raises:
+            ValueError: as ``next_batch``.
+        """
+        end = first + self._batch_size
         if end > len(self._dataset):
             raise ValueError(
                 f"the data ends at sample {len(self._dataset)}, within the global batch of samples "
-                f"{self.consumed_samples} to {end}; ask for fewer iterations (--train-iters, "
-                "--train-samples, --eval-iters)"
+                f"{first} to {end}; ask for fewer iterations (--train-iters, --train-samples, "
+                "--eval-iters)"
             )
-        starts = range(self.consumed_samples, end, self._micro_batch_size)
-        batch = [self._read(start) for start in starts]
-        self.consumed_samples = end
-        return batch
+        starts = range(first, end, self._micro_batch_size)[begin::step]
+        return [self._read(start) for start in starts]
+
+    @property
+    def _batch_size(self) -> int:
+        """Samples of a global batch."""
+        return self._micro_batch_size * self._num_microbatches * self._replicas
 
     def _read(self, first: int) -> Microbatch:
         samples = np.empty((self._micro_batch_size, self._dataset.seq_length + 1), np.int64)

@@ -76,6 +76,18 @@ def own_totals(
     return torch.cat([sums, torch.tensor(tokens, dtype=torch.float64).to(sums.device)])
 
 
+def over_replicas(totals: torch.Tensor, replicas: ConnectedAxis) -> torch.Tensor:
+    """Return sums over the replicas of what ``own_totals`` returned, the same on each of them.
+
+    Their gradients have been reduced, so their sums of squares are all alike and count once.
+    """
+    if replicas.size == 1:
+        return totals
+    summed: torch.Tensor = functools.reduce(operator.add, all_gather(totals, replicas).unbind())
+    summed[1] = totals[1]
+    return summed
+
+
 def add_up(totals: torch.Tensor, axis: ConnectedAxis) -> GlobalState:
     """Return the sum over ``axis`` of what ``own_totals`` returned; one wait for the device."""
     by_rank = all_gather(totals, axis).tolist()

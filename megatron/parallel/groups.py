@@ -65,6 +65,7 @@ class Groups:
         world: the whole job, for everything outside the schedule: messages, timings, agreement.
         tensor: the ranks that share a layer.
         data: the ranks that hold the same part of each replica; ``data.rank`` is the replica.
+        gradients: the same ranks, for the reductions of gradients beside the passes.
         pipeline: the ranks that share a replica stage by stage, for sums outside the schedule:
             losses and the gradient norm.
         forward: the pipeline, for activations on their way to the next stage.
@@ -82,6 +83,7 @@ class Groups:
     world: ConnectedAxis
     tensor: ConnectedAxis
     data: ConnectedAxis
+    gradients: ConnectedAxis
     pipeline: ConnectedAxis
     forward: ConnectedAxis
     backward: ConnectedAxis
@@ -157,6 +159,7 @@ def connect_grid(
         world=axis("world", CONTROL, world),
         tensor=axis("tensor", CONTROL, grid.groups("tensor")),
         data=axis("data", CONTROL, grid.groups("data")),
+        gradients=axis("data", "gradients", grid.groups("data")),
         pipeline=axis("pipeline", CONTROL, pipelines),
         vocabulary=axis("vocabulary", "vocabulary", grid.groups("vocabulary")),
         forward=axis("pipeline", "forward", pipelines),

@@ -8,7 +8,8 @@ from megatron.parallel.lanes import Pending
 from megatron.runtime.communicator import Communicator
 from megatron.runtime.observer import Observer
 from megatron.runtime.rank_passes import Passes
-from megatron.schedules.lower import Program, Run, Start
+from megatron.runtime.reducer import GradientReducer
+from megatron.schedules.lower import Program, Run, Start, Wait
 from megatron.schedules.needs import Comm
 from megatron.schedules.passes import Pass
 
@@ -27,14 +28,20 @@ class Executor:
         communicator: issues communications and waits for them.
         placeholder: replaces ``passes`` when an iteration is abandoned. It computes nothing, but
             leaves the tensors that the other ranks wait for. Only a run with a gate needs it.
+        reducer: reduces gradients over the replicas. Only a program with reductions needs it.
     """
 
     def __init__(
-        self, passes: Passes, communicator: Communicator, placeholder: Passes | None = None
+        self,
+        passes: Passes,
+        communicator: Communicator,
+        placeholder: Passes | None = None,
+        reducer: GradientReducer | None = None,
     ) -> None:
         self._passes = passes
         self._communicator = communicator
         self._placeholder = placeholder
+        self._reducer = reducer
 
     def run(
         self, program: Program, recorder: Observer | None = None, gate: Gate | None = None
@@ -44,8 +51,9 @@ class Executor:
         Args:
             program: the same on every rank.
             recorder: records passes, collectives and waits.
-            gate: must answer alike on every rank. After ``False`` nothing more is computed, but all
-                communication still takes place, so that no rank waits for ever.
+            gate: must answer alike on every rank. After ``False`` nothing more is computed, and no
+                gradient is reduced. All other communication still takes place, so that no rank
+                waits for ever.
 
         Returns:
             ``True`` if the program was carried out, ``False`` if it was abandoned.
@@ -55,11 +63,9 @@ class Executor:
         carried_out = True
         under_way: dict[Comm, Pending[object]] = {}
         for step in program.rows[passes.rank]:
-            if isinstance(step, Start):
-                under_way[step.comm] = self._communicator.start(step.comm)
-            elif not isinstance(step, Run):
-                with _recorded(recorder, step.comm):
-                    self._communicator.finish(step.comm, under_way.pop(step.comm))
+            if not isinstance(step, Run):
+                if carried_out or step.comm.kind != "RG":
+                    self._communicate(step, under_way, recorder)
             else:
                 if gate is not None and step.item.kind not in BEFORE_GRADIENTS:
                     carried_out = gate()
@@ -70,6 +76,26 @@ class Executor:
                     passes.table[step.item.kind](step.item)
         assert not under_way, f"never waited for {', '.join(map(str, under_way))}"
         return carried_out
+
+    def _communicate(
+        self, step: Start | Wait, under_way: dict[Comm, Pending[object]], recorder: Observer | None
+    ) -> None:
+        """Issue a communication, or wait for it; ``under_way`` has those that were issued."""
+        comm = step.comm
+        if isinstance(step, Start):
+            under_way[comm] = self._start(comm, recorder)
+            return
+        with _recorded(recorder, comm):
+            if comm.kind == "RG":
+                under_way.pop(comm).wait()
+            else:
+                self._communicator.finish(comm, under_way.pop(comm))
+
+    def _start(self, comm: Comm, recorder: Observer | None) -> Pending[object]:
+        if comm.kind != "RG":
+            return self._communicator.start(comm)
+        assert self._reducer is not None, "a program with reductions needs a reducer"
+        return self._reducer.start(comm, recorder)
 
     def _abandon(self) -> Passes:
         assert self._placeholder is not None, "a gate needs passes to carry on with"

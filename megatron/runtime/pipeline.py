@@ -6,21 +6,42 @@ from dataclasses import dataclass
 import torch
 
 from megatron.layers.main_grad import main_grad_of
+from megatron.model.ownership import OwnedParameter
 from megatron.model.stage import RankModel
 from megatron.parallel.groups import Groups
 from megatron.parallel.lanes import make_lane
 from megatron.runtime.batch import DeviceMicrobatch
+from megatron.runtime.buckets import described
 from megatron.runtime.communicator import Communicator
 from megatron.runtime.executor import Executor, Gate
 from megatron.runtime.observer import Observer
 from megatron.runtime.placeholder_passes import PlaceholderPasses
+from megatron.runtime.reducer import GradientReducer
 from megatron.runtime.stage_passes import StagePasses
 from megatron.runtime.store import ActivationStore
 from megatron.runtime.timeline import Recorder
+from megatron.schedules.buckets import with_reductions
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.lower import Program, lower
 from megatron.schedules.plan import Plan, evaluation_plan
 from megatron.simulator.simulate import Timeline
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How the gradients of a rank are reduced over its replicas.
+
+    Attributes:
+        buckets: the parameters of every bucket.
+        gradients: their gradients, one-dimensional, in the same order.
+        overlap: reduce a bucket as soon as its gradients are complete; otherwise all at the end.
+        dtype: in which gradients travel and add up; ``None``: their own.
+    """
+
+    buckets: Sequence[Sequence[OwnedParameter]]
+    gradients: Sequence[torch.Tensor]
+    overlap: bool = False
+    dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +65,7 @@ class PipelineRank:
         dtype: of activations.
         seed: of the run, for dropout.
         costs: assumed durations; they decide where communication is issued.
+        reduction: how gradients are reduced over the replicas; needed if there are several.
     """
 
     def __init__(
@@ -55,7 +77,9 @@ class PipelineRank:
         dtype: torch.dtype,
         seed: int,
         costs: Costs = UNIT_COSTS,
+        reduction: Reduction | None = None,
     ) -> None:
+        assert reduction is not None or groups.gradients.size == 1, "replicas need a reduction"
         self.model = model
         self.store = ActivationStore()
         self._groups = groups
@@ -63,6 +87,8 @@ class PipelineRank:
         self._dtype = dtype
         self._seed = seed
         self._lane = make_lane(groups.device, groups.vocabulary.size, "vocabulary")
+        self._reduction = reduction
+        self._gradient_lane = make_lane(groups.device, groups.gradients.size, "gradients")
         self._installed = self._install(plan, costs)
 
     @property
@@ -99,10 +125,29 @@ class PipelineRank:
         placeholder = PlaceholderPasses(plan, rank, self.store, shape, dtype, groups.device)
         communicator = Communicator(groups, plan, passes, self._lane, shape, dtype)
         return Installed(
-            training=lower(plan, costs),
+            training=self._with_reductions(lower(plan, costs)),
             evaluation=lower(evaluation_plan(plan), costs),
             passes=passes,
-            executor=Executor(passes, communicator, placeholder),
+            executor=Executor(passes, communicator, placeholder, self._reducer()),
+        )
+
+    def _with_reductions(self, program: Program) -> Program:
+        """Return ``program`` with the reductions of all pipeline ranks, if there are replicas."""
+        reduction, groups = self._reduction, self._groups
+        if reduction is None or groups.gradients.size == 1:
+            return program
+        own = described(reduction.buckets, self.model, program.plan)
+        everywhere = groups.pipeline.all_gather_object(own)
+        return with_reductions(program, everywhere, overlap=reduction.overlap)
+
+    def _reducer(self) -> GradientReducer | None:
+        if self._reduction is None:
+            return None
+        return GradientReducer(
+            self._reduction.gradients,
+            self._groups.gradients,
+            self._gradient_lane,
+            self._reduction.dtype,
         )
 
     def train(
@@ -167,8 +212,9 @@ class PipelineRank:
         return Timeline.of_lanes(axis.size, [span for own in gathered for span in own])
 
     def close(self) -> None:
-        """Close the communication lane."""
+        """Close the lanes."""
         self._lane.close()
+        self._gradient_lane.close()
 
     def _add_up_tied_gradients(self) -> None:
         """Sum the gradients of the two copies of a tied matrix on the first and the last rank."""

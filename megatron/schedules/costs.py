@@ -25,7 +25,8 @@ class Costs:
         passes: time of one pass of one chunk, by kind. If W is absent, B is the whole backward. If
             W is given, B is the input gradient alone, and a plan that does not split the backward
             takes B + W for it.
-        comms: time of a communication, by kind; absent kinds take no time.
+        comms: time of a communication, by kind; absent kinds take no time. For RG it is the time
+            to reduce all gradients of a rank.
 
     Raises:
         ValueError: if a time is negative, infinite or no number.
@@ -53,9 +54,14 @@ class Costs:
             time += self._of("W", rank, item.chunk)
         return time
 
-    def of_comm(self, comm: Comm) -> float:
-        """Return the time of ``comm``."""
-        return self.comms.get(comm.kind, 0.0)
+    def of_comm(self, comm: Comm, share: float = 1.0) -> float:
+        """Return the time of ``comm``.
+
+        Args:
+            comm: the communication.
+            share: of what the cost of its kind is for.
+        """
+        return share * self.comms.get(comm.kind, 0.0)
 
     def per_chunk(self, chunks: int) -> "Costs":
         """Return the costs of one of ``chunks`` equal chunks; ``self`` has those of all together.

@@ -8,8 +8,8 @@ their data exists, form a topological order of all dependencies.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from megatron.schedules.costs import UNIT_COSTS, Costs
@@ -51,23 +51,26 @@ class Program:
     Attributes:
         plan: the plan that was lowered.
         rows: for each rank its instructions in order.
+        shares: for every reduction of gradients, its share of those of its rank
+            (``schedules.buckets`` adds them).
     """
 
     plan: Plan
     rows: tuple[tuple[Instruction, ...], ...]
+    shares: Mapping[Comm, float] = field(default_factory=dict)
 
 
 def lane(plan: Plan, comm: Comm) -> tuple[str | int, ...]:
     """Return the queue in which ``comm`` runs.
 
-    Every directed link has a lane for each kind, and all collectives share one lane. Communications
-    in a lane have the same participants and run one after another. (On NCCL, links of one direction
-    that meet on a rank share a communicator, so they also run one after another. The lanes do not
-    model this.)
+    Every directed link has a lane for each kind, all collectives of the vocabulary share one lane,
+    and every rank has one for the reductions with its replicas. Communications in a lane have the
+    same participants and run one after another. (On NCCL, links of one direction that meet on a
+    rank share a communicator, so they also run one after another. The lanes do not model this.)
     """
     if comm.kind in ("X", "G"):
         return (comm.kind, *participants(plan, comm))
-    return ("vocabulary",)
+    return ("replicas", comm.stage) if comm.kind == "RG" else ("vocabulary",)
 
 
 def lower(plan: Plan, costs: Costs = UNIT_COSTS) -> Program:

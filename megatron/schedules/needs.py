@@ -11,10 +11,11 @@ from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
 from megatron.schedules.treatments import BarrierKind
 
-CommKind = Literal["X", "G", "C0", BarrierKind, "CIF", "CIB"]
+CommKind = Literal["X", "G", "C0", BarrierKind, "CIF", "CIB", "RG"]
 """X activation to the next stage, G gradient to the previous one; C0 broadcast of the last stage's
 output, C1 to C3 the barriers of the output layer (DESIGN section 3); CIF reduction of the input
-embedding to the first stage, CIB broadcast of its gradient from there."""
+embedding to the first stage, CIB broadcast of its gradient from there; RG reduction of a bucket of
+gradients over the replicas, of which ``buckets`` knows the place."""
 
 COMM_KINDS: Final[tuple[CommKind, ...]] = get_args(CommKind)
 
@@ -24,8 +25,8 @@ class Comm(NamedTuple):
 
     Attributes:
         kind: what it moves.
-        microbatch: the microbatch that it belongs to.
-        stage: the sending stage of X and G; 0 for the collectives.
+        microbatch: the microbatch that it belongs to; for RG the number of the bucket.
+        stage: the sending stage of X and G, the pipeline rank of RG; 0 for the others.
     """
 
     kind: CommKind
@@ -33,9 +34,11 @@ class Comm(NamedTuple):
     stage: int = 0
 
     def __str__(self) -> str:
-        """Return a readable name, ``C1 3``, and for X and G the sending stage, ``X3 from 0``."""
+        """Return a readable name: ``C1 3``, ``X3 from 0`` (a stage), ``RG 3 of 0`` (a rank)."""
         if self.kind in ("X", "G"):
             return f"{self.kind}{self.microbatch} from {self.stage}"
+        if self.kind == "RG":
+            return f"RG {self.microbatch} of {self.stage}"
         return f"{self.kind} {self.microbatch}"
 
 
@@ -109,7 +112,12 @@ def sources(plan: Plan, comm: Comm) -> tuple[tuple[int, Pass], ...]:
 
 
 def participants(plan: Plan, comm: Comm) -> tuple[int, ...]:
-    """Return the ranks that take part: sender and receiver for X and G, else every rank."""
+    """Return the pipeline ranks that take part.
+
+    These are sender and receiver of X and G, the rank that RG belongs to, else all.
+    """
+    if comm.kind == "RG":
+        return (comm.stage,)
     if comm.kind == "X":
         return plan.stages[comm.stage][0], plan.stages[comm.stage + 1][0]
     if comm.kind == "G":

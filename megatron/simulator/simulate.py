@@ -174,7 +174,7 @@ class _Walk:
             return []
         queue = lane(self.program.plan, comm)
         start = max(*issued.values(), self._lane_free.get(queue, 0.0))
-        end = start + self.costs.of_comm(comm)
+        end = start + self.costs.of_comm(comm, self.program.shares.get(comm, 1.0))
         self._lane_free[queue] = self._done[comm] = end
         if end > start:
             self.spans.extend(

@@ -14,7 +14,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 from megatron.config.run_config import RunConfig, TrainConfig
-from megatron.data.microbatch import Microbatch, MicrobatchLoader
+from megatron.data.microbatch import MicrobatchLoader
 from megatron.schedules.lower import Program, lower
 from megatron.schedules.plan import evaluation_plan
 from megatron.training.open_data import Data
@@ -130,18 +130,9 @@ def _batches(loader: MicrobatchLoader, firsts: Iterable[int]) -> str:
     return _digest(
         tensor.numpy().tobytes()
         for first in firsts
-        for microbatch in _peek(loader, first)
+        for microbatch in loader.global_batch(first)
         for tensor in (microbatch.tokens, microbatch.labels, microbatch.loss_mask)
     )
-
-
-def _peek(loader: MicrobatchLoader, first: int) -> list[Microbatch]:
-    """Return the global batch that begins with sample ``first``; the loader stays where it is."""
-    here, loader.consumed_samples = loader.consumed_samples, first
-    try:
-        return loader.next_batch()
-    finally:
-        loader.consumed_samples = here
 
 
 def _digest(parts: Iterable[bytes]) -> str:

@@ -18,6 +18,7 @@ from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.global_state import GlobalState
 from megatron.optimizer.lr_schedule import learning_rate
 from megatron.parallel.grid import Grid
+from megatron.parallel.groups import Groups
 from megatron.runtime.batch import DeviceMicrobatch, to_device, token_counts
 from megatron.runtime.observer import Observer
 from megatron.simulator.costs.shape import iteration_flops
@@ -64,7 +65,8 @@ def prepare(config: RunConfig, rank: int) -> Prepared:
     check_outputs(config.log, rank)
     grid = config.parallel.grid
     run_plan = make_run_plan(config)
-    data = open_data(config.data, config.train, config.model.vocab_size)
+    replica = grid.axis("data", rank).rank
+    data = open_data(config.data, config.train, config.model.vocab_size, replica)
     digests = run_digests(config, run_plan) | data_digests(config.train, data)
     return Prepared(grid, run_plan, data, digests)
 
@@ -149,7 +151,7 @@ class _Loop:
             self._step,
             config.optimizer,
             self._data.train,
-            self._state.groups.device,
+            self._state.groups,
             iteration,
             observer,
         )
@@ -218,7 +220,7 @@ def run_iteration(
     step: TrainStep,
     optimizer: OptimizerConfig,
     loader: MicrobatchLoader,
-    device: torch.device,
+    groups: Groups,
     iteration: int,
     observer: Observer | None = None,
 ) -> Finished | None:
@@ -228,7 +230,7 @@ def run_iteration(
         step: runs the schedule, reduces the gradients and takes the optimizer's step.
         optimizer: learning rate by samples.
         loader: the training data.
-        device: of this rank.
+        groups: this rank's view of the job.
         iteration: counted from 0.
         observer: is told of passes and communication.
 
@@ -237,7 +239,7 @@ def run_iteration(
         UserError: as ``train``.
     """
     lr = learning_rate(optimizer, loader.consumed_samples)
-    batch = _next_batch(loader, device)
+    batch = _next_batch(loader, groups)
     return step.train(Iteration(iteration, batch, lr, loader.consumed_samples), observer)
 
 
@@ -245,22 +247,22 @@ def evaluate(state: TrainState, loader: MicrobatchLoader, eval_iters: int) -> fl
     """Return the mean loss over the next ``eval_iters`` global batches of ``loader``."""
     groups, total = state.groups, 0.0
     for _ in range(eval_iters):
-        batch = _next_batch(loader, groups.device)
+        batch = _next_batch(loader, groups)
         tokens = token_counts(batch) if groups.pipeline.rank == 0 else (0.0, 0.0)
         own = GlobalState(float(state.pipeline.evaluate(batch)), 0.0, *tokens)
         sums = torch.tensor(astuple(own), dtype=torch.float64, device=groups.device)
-        groups.pipeline.all_reduce(sums)
+        groups.world.all_reduce(sums)
         total += GlobalState(*sums.tolist()).loss
     return total / eval_iters
 
 
-def _next_batch(loader: MicrobatchLoader, device: torch.device) -> list[DeviceMicrobatch]:
+def _next_batch(loader: MicrobatchLoader, groups: Groups) -> list[DeviceMicrobatch]:
     """Read the next batch; report faults of the data as the user's mistakes."""
     try:
         batch = loader.next_batch()
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
-    return to_device(batch, device)
+    return to_device(batch, groups.device, replicas=groups.data.size)
 
 
 def _introduce(config: RunConfig, state: TrainState, say: Callable[..., None]) -> Meter:

@@ -11,7 +11,7 @@ from megatron.data.samples import SampleDataset
 
 @dataclass(frozen=True)
 class Data:
-    """Microbatches of a run; every rank reads the same ones.
+    """Microbatches of a run; every rank of a replica reads the same ones.
 
     Attributes:
         train: microbatches of the training iterations.
@@ -22,13 +22,14 @@ class Data:
     valid: MicrobatchLoader | None
 
 
-def open_data(config: DataConfig, train: TrainConfig, vocab_size: int) -> Data:
+def open_data(config: DataConfig, train: TrainConfig, vocab_size: int, replica: int = 0) -> Data:
     """Index the samples that the run will read. Needs no other rank.
 
     Args:
         config: corpus and sampling.
         train: length and batches of the run.
         vocab_size: entries of the vocabulary; every token must be below it.
+        replica: number of this rank's replica.
 
     Raises:
         FileNotFoundError: a corpus is missing.
@@ -39,7 +40,12 @@ def open_data(config: DataConfig, train: TrainConfig, vocab_size: int) -> Data:
     datasets = build_datasets(config, (train.train_samples, samples, 0), vocab_size)
 
     def loader(dataset: SampleDataset) -> MicrobatchLoader:
-        return MicrobatchLoader(dataset, train.micro_batch_size, train.num_microbatches)
+        return MicrobatchLoader(
+            dataset,
+            train.micro_batch_size,
+            train.num_microbatches,
+            replica=(replica, train.replicas),
+        )
 
     assert datasets.train is not None
     return Data(loader(datasets.train), loader(datasets.valid) if datasets.valid else None)

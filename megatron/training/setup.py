@@ -18,7 +18,8 @@ from megatron.optimizer.parameters import OptimizedParameter
 from megatron.parallel.environment import set_nccl_environment
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups, single_rank
-from megatron.runtime.pipeline import PipelineRank
+from megatron.runtime.buckets import make_buckets
+from megatron.runtime.pipeline import PipelineRank, Reduction
 from megatron.schedules.plan import Plan
 from megatron.training.planning.run_plan import RunPlan, make_run_plan
 from megatron.training.rendezvous import Rendezvous
@@ -149,7 +150,11 @@ def make_model(
 
 
 def make_pipeline(
-    train: TrainConfig, groups: Groups, run_plan: RunPlan, model: RankModel
+    train: TrainConfig,
+    groups: Groups,
+    run_plan: RunPlan,
+    model: RankModel,
+    reduction: Reduction | None = None,
 ) -> PipelineRank:
     """Return the pipeline rank that runs the plan on this rank's ``model``.
 
@@ -158,6 +163,7 @@ def make_pipeline(
         groups: this rank's view of the job.
         run_plan: the plan, and the costs by which communication is placed.
         model: the part of the model that this rank owns.
+        reduction: how gradients are reduced over the replicas, if there are any.
     """
     return PipelineRank(
         model,
@@ -167,6 +173,7 @@ def make_pipeline(
         train.dtype,
         train.seed,
         run_plan.costs,
+        reduction,
     )
 
 
@@ -185,10 +192,15 @@ def build_train_state(
     padded = config.parallel.padded_vocab_size
     model = make_model(config.model, config.train, padded, groups, run_plan)
     parameters = tuple(map(OptimizedParameter.of, model.owned_parameters()))
-    gradients = MainGradients([p.parameter for p in parameters], model.kernels)
+    replicas = config.parallel.replicas
+    buckets = make_buckets(model, run_plan.plan, replicas.bucket_size)
+    gradients = MainGradients(
+        [[owned.parameter for owned in bucket] for bucket in buckets], model.kernels
+    )
+    reduction = Reduction(buckets, gradients.buckets, replicas.overlap, replicas.reduce_dtype)
     return TrainState(
         groups=groups,
-        pipeline=make_pipeline(config.train, groups, run_plan, model),
+        pipeline=make_pipeline(config.train, groups, run_plan, model, reduction),
         parameters=parameters,
         gradients=gradients,
         optimizer=MixedPrecisionAdamW(parameters, config.optimizer),

@@ -15,7 +15,7 @@ from typing import NoReturn, Protocol
 import torch
 
 from megatron.optimizer.config import OptimizerConfig
-from megatron.optimizer.global_state import GlobalState, add_up, own_totals
+from megatron.optimizer.global_state import GlobalState, add_up, over_replicas, own_totals
 from megatron.optimizer.grad_norm import local_sum_of_squares
 from megatron.optimizer.post_validation import PostValidatedStep
 from megatron.runtime.batch import DeviceMicrobatch, token_counts
@@ -184,11 +184,10 @@ class PostValidatedTrainStep:
 
 
 def _own_totals(state: TrainState, iteration: Iteration, loss: torch.Tensor) -> torch.Tensor:
-    """Return this rank's sums; the first rank of a pipeline has the tokens of its replica."""
-    tokens = (0.0, 0.0)
-    if state.groups.pipeline.rank == 0:
-        tokens = token_counts(iteration.batch)
-    return own_totals(loss, state.parameters, tokens)
+    """Return the sums over this rank and its replicas; pipeline rank 0 has the tokens."""
+    groups = state.groups
+    tokens = token_counts(iteration.batch) if groups.pipeline.rank == 0 else (0.0, 0.0)
+    return over_replicas(own_totals(loss, state.parameters, tokens), groups.data)
 
 
 def _finished(iteration: Iteration, full: GlobalState, step_redone: bool = False) -> Finished:

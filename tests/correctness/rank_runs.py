@@ -32,19 +32,26 @@ Pieces = dict[str, tuple[Shape, list[tuple[Box, torch.Tensor]]]]
 
 
 class ListLoader(microbatch.MicrobatchLoader):
-    """Hands out given batches as the loader of a data set would."""
+    """Hands out a replica's share of given batches as the loader of a data set would.
 
-    def __init__(self, batches: Batches, consumed_samples: int = 0) -> None:
+    Args:
+        batches: global batches.
+        replica: number of the replica, and number of replicas, which take microbatches in turn.
+    """
+
+    def __init__(self, batches: Batches, replica: tuple[int, int] = (0, 1)) -> None:
         self._batches = iter(batches)
-        self.consumed_samples = consumed_samples
+        self._replica, self._replicas = replica
+        self.consumed_samples = 0
 
     def next_batch(self) -> list[microbatch.Microbatch]:
         """The microbatches of the next iteration."""
-        batch = [
-            microbatch.Microbatch(m.tokens, m.labels, m.loss_mask) for m in next(self._batches)
-        ]
+        batch = next(self._batches)
         self.consumed_samples += sum(len(m.tokens) for m in batch)
-        return batch
+        return [
+            microbatch.Microbatch(m.tokens, m.labels, m.loss_mask)
+            for m in batch[self._replica :: self._replicas]
+        ]
 
 
 @dataclass
@@ -102,16 +109,21 @@ def train_on_rank(
         evaluation_batches: for all evaluations together.
         evaluate_after: iterations that are followed by an evaluation.
     """
-    state = build_train_state(config, make_pipeline_groups())
+    groups = make_groups(config.parallel.grid, CPU, timedelta(seconds=60))
+    state = build_train_state(config, groups)
     run = RankRun(initial=pieces(state, parameter_values))
-    batch = to_device(batches[0], CPU)
-    state.pipeline.train(batch, 0)
-    run.first_gradients = pieces(state, main_gradients(batch))
+    replica = groups.data.rank, groups.data.size
+    share = batches[0][groups.data.rank :: groups.data.size]
+    state.pipeline.train(to_device(share, CPU, replicas=groups.data.size), 0)
+    run.first_gradients = pieces(state, main_gradients(to_device(batches[0], CPU)))
     state.gradients.zero()
-    loader, evaluation_loader = ListLoader(batches), ListLoader(evaluation_batches)
+    loader, evaluation_loader = (
+        ListLoader(batches, replica),
+        ListLoader(evaluation_batches, replica),
+    )
     step = make_train_step(config.optimizer, state)
     for iteration in range(len(batches)):
-        run.note(run_iteration(step, config.optimizer, loader, CPU, iteration))
+        run.note(run_iteration(step, config.optimizer, loader, state.groups, iteration))
         if iteration in evaluate_after:
             run.note(step.settle())
             run.evaluations.append(evaluate(state, evaluation_loader, config.train.eval_iters))

@@ -13,7 +13,13 @@ from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_loss import RandomMicrobatch
 from reference.plain_training import AdamWOptions, Training, train
 
-from megatron.config.run_config import LogConfig, ParallelConfig, RunConfig, TrainConfig
+from megatron.config.run_config import (
+    LogConfig,
+    ParallelConfig,
+    ReplicaConfig,
+    RunConfig,
+    TrainConfig,
+)
 from megatron.data.config import DataConfig
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
@@ -33,6 +39,9 @@ class Layout:
         schedule: that makes the plan.
         file: of the plan, for the schedule ``file``.
         memory_limit: microbatches, for ``zb-auto``.
+        replicas: of the pipeline, d.
+        overlap: reduce gradients while passes are left.
+        bucket_size: parameters of a bucket.
     """
 
     ranks: int
@@ -40,10 +49,19 @@ class Layout:
     schedule: str = "1f1b"
     file: Path | None = None
     memory_limit: float | None = None
+    replicas: int = 1
+    overlap: bool = False
+    bucket_size: int | None = None
 
     def __str__(self) -> str:
         schedule = "" if self.schedule == "1f1b" else f"-{self.schedule}"
-        return f"p{self.ranks}-{self.vocabulary}{schedule}"
+        replicas = "" if self.replicas == 1 else f"d{self.replicas}-"
+        return f"{replicas}p{self.ranks}-{self.vocabulary}{schedule}{'-overlap' * self.overlap}"
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job."""
+        return self.replicas * self.ranks
 
     @property
     def vocab_shards(self) -> int:
@@ -140,6 +158,7 @@ class Job:
                 schedule_file=layout.file,
                 memory_limit=layout.memory_limit,
                 layers=LayerDistribution("redis" if layout.vocabulary == "redis" else "remainder"),
+                replicas=ReplicaConfig(layout.replicas, layout.overlap, layout.bucket_size),
             ),
             train=TrainConfig(
                 micro_batch_size=self.micro_batch_size,
@@ -150,6 +169,7 @@ class Job:
                 dtype=dtype,
                 eval_interval=1,
                 eval_iters=2,
+                replicas=layout.replicas,
             ),
             optimizer=OptimizerConfig(
                 lr=self.lr,

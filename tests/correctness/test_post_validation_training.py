@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from correctness.rank_runs import (
-    CPU,
     Batches,
     ListLoader,
     RankRun,
@@ -81,7 +80,7 @@ def train_spiked(
     loader, evaluation_loader = ListLoader(batches), ListLoader(evaluation_batches)
     try:
         for iteration in range(len(batches)):
-            run.note(run_iteration(step, config.optimizer, loader, CPU, iteration))
+            run.note(run_iteration(step, config.optimizer, loader, state.groups, iteration))
             if iteration in evaluate_after:
                 run.note(step.settle())
                 run.evaluations.append(evaluate(state, evaluation_loader, config.train.eval_iters))

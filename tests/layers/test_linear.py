@@ -55,7 +55,7 @@ Work = Callable[[], None]
 def make_layer(config: ModelConfig, dtype: torch.dtype) -> tuple[TransformerLayer, MainGradients]:
     layer = TransformerLayer(config, 0, CPU, dtype, kernels_for(CPU, dtype))
     init_layer(layer, 0, config, seed=1)
-    return layer, MainGradients(list(layer.parameters()), kernels_for(CPU, dtype))
+    return layer, MainGradients([list(layer.parameters())], kernels_for(CPU, dtype))
 
 
 def draw_batch(config: ModelConfig, dtype: torch.dtype, batch: int = 2) -> list[Tensor]:
@@ -145,7 +145,7 @@ def make_linear(defer: Callable[[Work], None] | None, bias: bool = True) -> Line
     generator = torch.Generator().manual_seed(5)
     for parameter in linear.parameters():
         parameter.data.normal_(generator=generator)
-    MainGradients(list(linear.parameters()), kernels)
+    MainGradients([list(linear.parameters())], kernels)
     linear.defer = defer
     return linear
 

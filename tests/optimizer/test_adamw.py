@@ -30,7 +30,7 @@ def gradients() -> list[dict[str, torch.Tensor]]:
 def train(dtype: torch.dtype) -> tuple[dict[str, nn.Parameter], list[float]]:
     """Three steps of the class under test; returns the parameters and the norms it was given."""
     parameters = {name: nn.Parameter(start(name).to(dtype)) for name in SHAPES}
-    main_gradients = MainGradients(list(parameters.values()), kernels_for(CPU, dtype))
+    main_gradients = MainGradients([list(parameters.values())], kernels_for(CPU, dtype))
     optimizer = MixedPrecisionAdamW(
         [OptimizedParameter.of(OwnedParameter.whole(n, p)) for n, p in parameters.items()], CONFIG
     )
@@ -79,7 +79,7 @@ def test_bf16_parameters_are_the_rounded_fp32_masters() -> None:
 
 def test_bf16_keeps_steps_too_small_for_bf16() -> None:
     parameter = nn.Parameter(torch.ones(16, 16, dtype=torch.bfloat16))
-    MainGradients([parameter], kernels_for(CPU, parameter.dtype))
+    MainGradients([[parameter]], kernels_for(CPU, parameter.dtype))
     optimizer = MixedPrecisionAdamW(
         [OptimizedParameter(OwnedParameter.whole("w", parameter), False)], CONFIG
     )
@@ -93,7 +93,7 @@ def test_bf16_keeps_steps_too_small_for_bf16() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_norm_that_is_no_number_changes_nothing(dtype: torch.dtype, norm: float) -> None:
     parameter = nn.Parameter(torch.ones(4, 4, dtype=dtype))
-    MainGradients([parameter], kernels_for(CPU, parameter.dtype))
+    MainGradients([[parameter]], kernels_for(CPU, parameter.dtype))
     optimizer = MixedPrecisionAdamW(
         [OptimizedParameter(OwnedParameter.whole("w", parameter), True)], CONFIG
     )
@@ -104,7 +104,7 @@ def test_a_norm_that_is_no_number_changes_nothing(dtype: torch.dtype, norm: floa
 
 def test_full_precision_holds_no_second_copy() -> None:
     parameter = nn.Parameter(torch.ones(4, 4))
-    MainGradients([parameter], kernels_for(CPU, parameter.dtype))
+    MainGradients([[parameter]], kernels_for(CPU, parameter.dtype))
     address = parameter.data_ptr()
     optimizer = MixedPrecisionAdamW(
         [OptimizedParameter(OwnedParameter.whole("w", parameter), True)], CONFIG

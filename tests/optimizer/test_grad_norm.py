@@ -16,7 +16,7 @@ from megatron.optimizer.parameters import OptimizedParameter
 
 def entry(grad: torch.Tensor, counts_in_norm: bool = True) -> OptimizedParameter:
     parameter = nn.Parameter(torch.zeros_like(grad))
-    MainGradients([parameter], kernels_for(grad.device, grad.dtype))
+    MainGradients([[parameter]], kernels_for(grad.device, grad.dtype))
     main_grad_of(parameter).copy_(grad)
     owned = OwnedParameter.whole("weight", parameter)
     return OptimizedParameter.of(replace(owned, is_copy=not counts_in_norm))

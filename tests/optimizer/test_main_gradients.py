@@ -29,7 +29,7 @@ def backward_all(layer: nn.Linear, inputs: list[torch.Tensor]) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_full_precision_shares_the_gradient(dtype: torch.dtype) -> None:
     layer, reference = linear(dtype), linear(dtype)
-    MainGradients(list(layer.parameters()), kernels_for(CPU, layer.weight.dtype))
+    MainGradients([list(layer.parameters())], kernels_for(CPU, layer.weight.dtype))
     backward_all(layer, microbatches(dtype))
     backward_all(reference, microbatches(dtype))
     for ours, theirs in zip(layer.parameters(), reference.parameters(), strict=True):
@@ -41,7 +41,7 @@ def test_full_precision_shares_the_gradient(dtype: torch.dtype) -> None:
 
 def test_bf16_sums_in_fp32_and_frees_the_bf16_gradient() -> None:
     layer = linear(torch.bfloat16)
-    MainGradients(list(layer.parameters()), kernels_for(CPU, layer.weight.dtype))
+    MainGradients([list(layer.parameters())], kernels_for(CPU, layer.weight.dtype))
     expected = [torch.zeros(p.shape) for p in layer.parameters()]
     for x_nh in microbatches(torch.bfloat16):
         reference = linear(torch.bfloat16)
@@ -59,7 +59,7 @@ def test_bf16_sums_in_fp32_and_frees_the_bf16_gradient() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_zero_starts_a_new_sum_in_the_same_memory(dtype: torch.dtype) -> None:
     layer = linear(dtype)
-    gradients = MainGradients(list(layer.parameters()), kernels_for(CPU, layer.weight.dtype))
+    gradients = MainGradients([list(layer.parameters())], kernels_for(CPU, layer.weight.dtype))
     address = main_grad_of(layer.weight).data_ptr()
     backward_all(layer, microbatches(dtype))
     first = main_grad_of(layer.weight).clone()

@@ -43,7 +43,7 @@ class Replica:
             for name, shape in SHAPES.items()
         ]
         self.gradients = MainGradients(
-            [entry.parameter for entry in self.parameters], kernels_for(CPU, dtype)
+            [[entry.parameter for entry in self.parameters]], kernels_for(CPU, dtype)
         )
         self.optimizer = MixedPrecisionAdamW(self.parameters, CONFIG)
 

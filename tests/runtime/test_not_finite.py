@@ -37,7 +37,7 @@ def train_with_a_flaw(
                     {own.name: own.parameter for own in state.pipeline.model.owned_parameters()},
                     flaw,
                 )
-            run_iteration(step, config.optimizer, loader, CPU, iteration)
+            run_iteration(step, config.optimizer, loader, state.groups, iteration)
     except FloatingPointError as error:
         return iteration, str(error)
     finally:
@@ -89,10 +89,10 @@ def test_a_single_rank_finds_it_too() -> None:
     config = JOB.config(Layout(1, "none"))
     state = build_train_state(config, single_rank(CPU))
     step, loader = make_train_step(config.optimizer, state), ListLoader(JOB.batches())
-    run_iteration(step, config.optimizer, loader, CPU, 0)
+    run_iteration(step, config.optimizer, loader, state.groups, 0)
     spoil(
         {own.name: own.parameter for own in state.pipeline.model.owned_parameters()},
         "output_layer.weight=nan",
     )
     with pytest.raises(FloatingPointError, match="iteration 2: lm loss is nan: rank 0 saw it"):
-        run_iteration(step, config.optimizer, loader, CPU, 1)
+        run_iteration(step, config.optimizer, loader, state.groups, 1)

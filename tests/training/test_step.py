@@ -116,7 +116,7 @@ def test_a_single_rank_does_not_guess(state: TrainState) -> None:
     assert isinstance(step, SynchronousTrainStep)
     loader = ListLoader(JOB.batches())
     for number in range(2):
-        result = run_iteration(step, made.optimizer, loader, CPU, number)
+        result = run_iteration(step, made.optimizer, loader, state.groups, number)
         assert result is not None
         assert (result.number, result.consumed_samples) == (number, 2 * number + 2)
     assert step.settle() is None  # type: ignore[func-returns-value]  # what is checked

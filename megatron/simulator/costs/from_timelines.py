@@ -41,13 +41,22 @@ def costs_from_timelines(plan: Plan, timelines: Sequence[Timeline]) -> Costs:
     for timeline in timelines:
         for members in meetings(timeline).values():
             kind = next(kind for kind in COMM_KINDS if kind == members[0].kind)
-            comms[kind].append(max(span.end - span.start for span in members))
+            if kind != "RG":
+                comms[kind].append(max(span.end - span.start for span in members))
+        comms["RG"].extend(_reductions(timeline))
         for kind, seconds in _messages(plan, timeline):
             comms[kind].append(seconds)
     return Costs(
         _pass_times(plan, timelines),
-        {kind: median(comms[kind]) for kind in COMM_KINDS if kind in comms},
+        {kind: median(comms[kind]) for kind in COMM_KINDS if comms.get(kind)},
     )
+
+
+def _reductions(timeline: Timeline) -> Iterator[float]:
+    """Yield the time that every rank's reductions of gradients take together."""
+    spans = [span for span in timeline.spans if span.lane == "comm" and span.kind == "RG"]
+    for rank in {span.rank for span in spans}:
+        yield sum(span.end - span.start for span in spans if span.rank == rank)
 
 
 def meetings(timeline: Timeline) -> Mapping[str, list[Span]]:

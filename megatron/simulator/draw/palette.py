@@ -20,6 +20,7 @@ COLOURS: Final[Mapping[str, str]] = {
     "C3": "#3d0f18",
     "CIF": "#8f79c9",
     "CIB": "#5b3a99",
+    "RG": "#2e7d52",
 }
 """Fill of every kind of pass and communication; the paler shades carry the numbers."""
 
@@ -40,6 +41,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "C3": "barrier 3",
     "CIF": "embedding",
     "CIB": "its gradient",
+    "RG": "reduction over replicas",
 }
 """Meaning of every kind, for the legend."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from correctness.rank_runs import CPU, Batches, ListLoader, make_pipeline_groups
+from correctness.rank_runs import Batches, ListLoader, make_pipeline_groups
 from correctness.short_runs import Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
@@ -67,7 +67,7 @@ def run_observed(rank: int, world_size: int, *, config: RunConfig, batches: Batc
     losses = []
     for iteration in range(len(batches)):
         observer = observation.begin(iteration)
-        finished = run_iteration(step, config.optimizer, loader, CPU, iteration, observer)
+        finished = run_iteration(step, config.optimizer, loader, state.groups, iteration, observer)
         assert finished is not None
         losses.append(finished.loss)
         observation.finished(iteration)

@@ -1,0 +1,112 @@
+"""Gradients are reduced once their last pass is done, and beside the passes that are left."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatron.schedules.buckets import Bucket, reduction, with_reductions
+from megatron.schedules.catalogue import TRAITS
+from megatron.schedules.costs import Costs, Time
+from megatron.schedules.lower import Instruction, Program, Run, Start, Wait, lower
+from megatron.schedules.make_plan import make_plan
+from megatron.schedules.passes import PassKind
+from megatron.schedules.plan import Plan
+from megatron.simulator.simulate import simulate
+
+SCHEDULES = ("1f1b", "gpipe", "zb-h1", "zb-v", "v-half", "interleaved", "1f1b-v")
+PASSES: dict[PassKind, Time] = {
+    "F": 1.0,
+    "B": 1.0,
+    "W": 1.0,
+    "S": 0.3,
+    "T": 0.3,
+    "E": 0.1,
+    "IF": 0.1,
+    "IB": 0.1,
+}
+
+
+def buckets_of(plan: Plan) -> list[list[Bucket]]:
+    """For every rank the vocabulary's matrices, and the norms and the matrices of every chunk."""
+    products: PassKind = "W" if plan.split_backward else "B"
+    touched: list[tuple[PassKind, int]] = [("T", 0), ("IB", 0)]
+    if not plan.treatment.is_sharded:
+        touched = []
+    for chunk in range(plan.chunks):
+        touched += [("B", chunk), (products, chunk)]
+    return [[Bucket(frozenset({touch}), 1 / len(touched)) for touch in touched]] * plan.ranks
+
+
+@settings(max_examples=30)
+@given(
+    schedule=st.sampled_from(SCHEDULES),
+    treatment=st.sampled_from(["none", "vocab-1", "vocab-2", "interlaced"]),
+    ranks=st.integers(1, 4),
+    rounds=st.integers(1, 3),
+    overlap=st.booleans(),
+)
+def test_every_bucket_is_reduced_once_and_complete(
+    schedule: str, treatment: str, ranks: int, rounds: int, overlap: bool
+) -> None:
+    plan = make_plan(schedule, treatment, ranks, ranks * rounds)
+    program = lower(plan)
+    buckets = buckets_of(plan)
+    reduced = with_reductions(program, buckets, overlap=overlap)
+    assert [without_reductions(row) for row in reduced.rows] == list(program.rows)
+    for rank, row in enumerate(reduced.rows):
+        for number, bucket in enumerate(buckets[rank]):
+            comm = reduction(rank, number)
+            [start] = [i for i, s in enumerate(row) if isinstance(s, Start) and s.comm == comm]
+            [wait] = [i for i, s in enumerate(row) if isinstance(s, Wait) and s.comm == comm]
+            touching = [
+                place
+                for place, step in enumerate(row)
+                if isinstance(step, Run) and (step.item.kind, step.item.chunk) in bucket.after
+            ]
+            passes = [place for place, step in enumerate(row) if isinstance(step, Run)]
+            assert touching[-1] < start < wait
+            assert passes[-1] < wait
+            if overlap:  # nothing but other reductions lies between
+                assert all(
+                    isinstance(step, Start) and step.comm.kind == "RG"
+                    for step in row[touching[-1] + 1 : start]
+                )
+            else:
+                assert passes[-1] < start
+
+
+def without_reductions(row: tuple[Instruction, ...]) -> tuple[Instruction, ...]:
+    return tuple(step for step in row if isinstance(step, Run) or step.comm.kind != "RG")
+
+
+def end(program: Program, time: float) -> float:
+    return simulate(program, Costs(PASSES, {"RG": time})).end
+
+
+def test_what_overlaps_takes_no_time_but_the_last_bucket() -> None:
+    plan = make_plan("zb-h1", "none", 2, 8)
+    program = lower(plan)
+    early, late = (
+        with_reductions(program, buckets_of(plan), overlap=overlap) for overlap in (True, False)
+    )
+    alone = end(program, 0.0)
+    assert end(early, 0.0) == end(late, 0.0) == alone
+    assert end(late, 3.0) == pytest.approx(alone + 3.0)
+    assert alone < end(early, 3.0) < alone + 3.0
+
+
+def test_a_program_has_its_reductions_once() -> None:
+    plan = make_plan("1f1b", "none", 2, 4)
+    reduced = with_reductions(lower(plan), buckets_of(plan))
+    with pytest.raises(AssertionError, match="already"):
+        with_reductions(reduced, buckets_of(plan))
+
+
+def test_a_bucket_that_no_pass_adds_to_is_an_error() -> None:
+    plan = make_plan("1f1b", "none", 2, 4)
+    with pytest.raises(AssertionError, match="no pass of the row"):
+        with_reductions(lower(plan), [[Bucket(frozenset({("W", 0)}), 1.0)]] * 2)
+
+
+def test_all_schedules_here_exist() -> None:
+    assert set(SCHEDULES) <= set(TRAITS)
