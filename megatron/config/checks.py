@@ -46,7 +46,10 @@ def check(flags: Flags, world_size: int, unreadable: Collection[str] = ()) -> Fi
     dry_run = flags.log.dry_run
     mistakes = [*told.values(), *pairing_mistakes(declared, sound_values)]
     mistakes += _lines((*RULES, *job_rules(world_size, dry_run)), sound)
-    notes = [*idle_notes(declared, sound_values), *_lines((*NOTES, *job_notes(dry_run)), sound)]
+    notes = [
+        *idle_notes(declared, sound_values),
+        *_lines((*NOTES, *job_notes(world_size, dry_run)), sound),
+    ]
     return Findings(mistakes, notes)
 
 

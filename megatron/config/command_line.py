@@ -1,14 +1,14 @@
 """Reads the command line once: from words to flags, checks and one frozen ``RunConfig``."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tyro
 
 from megatron.config.checks import check
 from megatron.config.declare import all_declarations, parser_of
 from megatron.config.flags import Flags
-from megatron.config.resolve import resolve
+from megatron.config.resolve import number_of_replicas, resolve
 from megatron.config.run_config import RunConfig
 from megatron.config.words import sort_words
 
@@ -48,7 +48,7 @@ def parse(argv: Sequence[str], world_size: int, speak: bool = True) -> RunConfig
     found = read(argv, world_size, speak)
     if found.mistakes:
         raise ValueError("\n".join(found.mistakes))
-    return resolve(found.flags, found.notes)
+    return resolve(found.flags, found.notes, world_size)
 
 
 def read(argv: Sequence[str], world_size: int, speak: bool = True) -> Reading:
@@ -65,8 +65,18 @@ def read(argv: Sequence[str], world_size: int, speak: bool = True) -> Reading:
     words = sort_words(argv, all_declarations(Flags), world_size)
     asks_help = not {"-h", "--help"}.isdisjoint(argv)
     flags = _read(["--help"] if asks_help else words.words, speak)
+    flags = with_default_batch(flags, world_size)
     found = check(flags, world_size, words.unreadable)
     return Reading(flags, (*words.mistakes, *found.mistakes), (*words.notes, *found.notes))
+
+
+def with_default_batch(flags: Flags, world_size: int) -> Flags:
+    """Give an iteration one microbatch of every replica, if its batch size is not given."""
+    train = flags.train
+    if train.global_batch_size is not None or train.micro_batch_size is None:
+        return flags
+    batch = train.micro_batch_size * number_of_replicas(flags, world_size)
+    return replace(flags, train=replace(train, global_batch_size=batch))
 
 
 def _read(words: Sequence[str], speak: bool) -> Flags:

@@ -11,7 +11,7 @@ between alternatives. ``pairing`` judges them.
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -209,6 +209,17 @@ def all_declarations(flags: type) -> dict[str, Declaration]:
     """Return the declarations of all groups, by the flag as it stands on a command line."""
     found = [d for group in groups_of(flags).values() for d in declarations(group)]
     return {declaration.option: declaration for declaration in found}
+
+
+def options_of(group: type, flags: object) -> Iterator[tuple[str, object]]:
+    """Yield the flags of a group as they stand on a command line, with their values.
+
+    Args:
+        group: class of the group.
+        flags: the values by name.
+    """
+    for declaration in declarations(group):
+        yield declaration.option, getattr(flags, declaration.name)
 
 
 def _declaration(field: "dataclasses.Field[Any]", kind: Any) -> Declaration:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from megatron.config.declare import COUNT, NOT_NEGATIVE, PERCENT, POSITIVE, SHARE, flag, required
+from megatron.config.long_run_flags import CheckpointFlags, ReplicaFlags
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAINABLE_SCHEDULES
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.gpus import GPUS
@@ -285,4 +286,6 @@ class Flags:
     train: TrainFlags
     optimizer: OptimizerFlags
     data: DataFlags
+    replicas: ReplicaFlags
+    checkpoint: CheckpointFlags
     log: LogFlags

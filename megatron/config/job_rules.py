@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 
 from megatron.config.data_flags import parse_data_path
+from megatron.config.declare import options_of
 from megatron.config.flags import Flags
-from megatron.config.foreign.missing import DATA_PARALLELISM
 from megatron.config.gpu_driver import why_gpus_are_out_of_reach
+from megatron.config.long_run_flags import ReplicaFlags
 from megatron.config.resolve import vocabulary
 from megatron.config.rules import Rule
 from megatron.data.indexed import IndexedDataset
@@ -28,9 +29,18 @@ def job_rules(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
     return (_tokenizer, partial(_ranks, world_size), _device, _backend, _data_files)
 
 
-def job_notes(dry_run: bool) -> tuple[Rule, ...]:
-    """The rules about flags that change nothing on this machine."""
-    return () if dry_run else (_backend_of_cpus, _bf16_on_cpus)
+def job_notes(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
+    """The rules about flags that change nothing on this machine, or with so many ranks."""
+    alone = partial(_one_replica, 1 if dry_run else world_size)
+    return (alone,) if dry_run else (alone, _backend_of_cpus, _bf16_on_cpus)
+
+
+def _one_replica(world_size: int, flags: Flags) -> Iterator[str]:
+    if world_size > flags.parallel.pipeline_model_parallel_size:
+        return
+    for option, value in options_of(ReplicaFlags, flags.replicas):
+        if value:
+            yield f"{option} changes nothing: there is one replica of the model"
 
 
 def _ranks(world_size: int, flags: Flags) -> Iterator[str]:
@@ -40,12 +50,25 @@ def _ranks(world_size: int, flags: Flags) -> Iterator[str]:
             f"--pipeline-model-parallel-size {size} is more than the {world_size} rank(s) of this "
             f"job (WORLD_SIZE): start {size} ranks, or lower it to {world_size}"
         )
-    if size < world_size:
+    elif world_size % size:
+        below = world_size // size * size
         yield (
-            f"--pipeline-model-parallel-size {size} leaves ranks of this job idle (WORLD_SIZE is "
-            f"{world_size}; {DATA_PARALLELISM.lack}): start {size} rank(s), or raise it "
-            f"to {world_size}"
+            f"--pipeline-model-parallel-size {size} does not divide the {world_size} ranks of this "
+            f"job (WORLD_SIZE), which are its replicas: start {below} or {below + size} ranks"
         )
+    else:
+        yield from _share_of_the_batch(world_size // size, flags)
+
+
+def _share_of_the_batch(replicas: int, flags: Flags) -> Iterator[str]:
+    batch, micro = flags.train.global_batch_size, flags.train.micro_batch_size
+    if batch is None or replicas == 1 or batch % micro or not batch % (micro * replicas):
+        return
+    near = max(1, batch // (micro * replicas)) * micro * replicas
+    yield (
+        f"--global-batch-size {batch} does not split into microbatches of {micro} for {replicas} "
+        f"replicas: use {near} or another multiple of {micro * replicas}"
+    )
 
 
 def _device(flags: Flags) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
+from megatron.checkpoint.config import CheckpointConfig
 from megatron.config.data_flags import parse_data_path, parse_split, validates
 from megatron.config.flags import (
     DRY_RUN_GPU,
@@ -19,8 +20,16 @@ from megatron.config.flags import (
     OptimizerFlags,
     TrainFlags,
 )
+from megatron.config.long_run_flags import CheckpointFlags, ReplicaFlags
 from megatron.config.pipeline_flags import settle_pipeline
-from megatron.config.run_config import DryRun, LogConfig, ParallelConfig, RunConfig, TrainConfig
+from megatron.config.run_config import (
+    DryRun,
+    LogConfig,
+    ParallelConfig,
+    ReplicaConfig,
+    RunConfig,
+    TrainConfig,
+)
 from megatron.data.config import DataConfig
 from megatron.data.tokenizer import build_tokenizer
 from megatron.model.config import ModelConfig
@@ -32,21 +41,24 @@ if TYPE_CHECKING:
     Config = TypeVar("Config", bound=DataclassInstance)
 
 
-def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:
+def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> RunConfig:
     """Turn flags without a mistake into the configuration of a run.
 
     Args:
         flags: as given.
         notes: carried over for the log.
+        world_size: ranks of the job.
 
     Returns:
         The configuration; nothing in it is left to derive.
     """
     vocab_size, eod_token = vocabulary(flags.data, flags.log.dry_run)
+    replicas = number_of_replicas(flags, world_size)
     return RunConfig(
         model=model_config(flags.model, vocab_size),
-        parallel=parallel_config(flags, vocab_size),
-        train=train_config(flags.train, validates(flags.data.split)),
+        parallel=parallel_config(flags, vocab_size, replicas),
+        train=train_config(flags.train, validates(flags.data.split), replicas),
+        checkpoint=checkpoint_config(flags.checkpoint),
         optimizer=optimizer_config(flags),
         data=copied(
             DataConfig,
@@ -61,6 +73,38 @@ def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:
         log=log_config(flags.log),
         notes=notes,
         dry_run=DryRun(flags.log.dry_run_gpu or DRY_RUN_GPU) if flags.log.dry_run else None,
+    )
+
+
+def number_of_replicas(flags: Flags, world_size: int) -> int:
+    """Return how many replicas of the model the job's ranks make; 1 in a dry run."""
+    if flags.log.dry_run:
+        return 1
+    return max(1, world_size // flags.parallel.pipeline_model_parallel_size)
+
+
+def replica_config(flags: ReplicaFlags, replicas: int) -> ReplicaConfig:
+    """Data parallelism."""
+    return ReplicaConfig(
+        size=replicas,
+        overlap=flags.overlap_grad_reduce,
+        bucket_size=flags.ddp_bucket_size,
+        buckets=flags.ddp_num_buckets,
+        reduce_dtype=torch.bfloat16 if flags.grad_reduce_in_bf16 else None,
+        order="tp-pp-dp" if flags.use_tp_pp_dp_mapping else "tp-dp-pp",
+    )
+
+
+def checkpoint_config(flags: CheckpointFlags) -> CheckpointConfig:
+    """What is saved, and what is loaded."""
+    return copied(
+        CheckpointConfig,
+        flags,
+        save_optimizer=not flags.no_save_optim,
+        asynchronous=flags.async_save,
+        load_step=flags.ckpt_step,
+        load_optimizer=not flags.no_load_optim,
+        must_load=flags.exit_on_missing_checkpoint,
     )
 
 
@@ -110,7 +154,7 @@ def model_config(flags: ModelFlags, vocab_size: int) -> ModelConfig:
     )
 
 
-def parallel_config(flags: Flags, vocab_size: int) -> ParallelConfig:
+def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelConfig:
     """The layout; the vocabulary is padded so that every shard has the same, round, size."""
     parallel, pipeline = flags.parallel, settle_pipeline(flags)
     on_cuda = parallel.device != "cpu" and torch.cuda.is_available()
@@ -127,6 +171,7 @@ def parallel_config(flags: Flags, vocab_size: int) -> ParallelConfig:
         virtual_stages=pipeline.virtual_stages,
         layers=pipeline.layers,
         memory_limit=flags.pipeline.zero_bubble_max_pending_backward,
+        replicas=replica_config(flags.replicas, replicas),
     )
     multiple = parallel.make_vocab_size_divisible_by * layout.vocab_shards
     return replace(layout, padded_vocab_size=-(-vocab_size // multiple) * multiple)
@@ -153,7 +198,7 @@ def iterations(flags: TrainFlags) -> Iterations:
     return Iterations(batch, total, min(total, flags.exit_interval or total))
 
 
-def train_config(flags: TrainFlags, validates: bool) -> TrainConfig:
+def train_config(flags: TrainFlags, validates: bool, replicas: int) -> TrainConfig:
     """Length, batches and precision; without documents for validation there is no evaluation."""
     length = iterations(flags)
     return copied(
@@ -163,6 +208,7 @@ def train_config(flags: TrainFlags, validates: bool) -> TrainConfig:
         train_iters=length.total,
         dtype=torch.bfloat16 if flags.bf16 else torch.float32,
         eval_interval=flags.eval_interval if flags.eval_iters > 0 and validates else None,
+        replicas=replicas,
     )
 
 

@@ -16,7 +16,7 @@ from megatron.data.config import DataConfig
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
-from megatron.parallel.grid import Grid
+from megatron.parallel.grid import Grid, Order
 from megatron.schedules.treatments import TREATMENTS
 
 
@@ -29,13 +29,17 @@ class ReplicaConfig:
         overlap: reduce a bucket of gradients as soon as they are complete; otherwise all after the
             last pass.
         bucket_size: parameters after which a bucket is full; ``None``: a default.
+        buckets: of a rank, at least; ``None``: as many as that size makes.
         reduce_dtype: in which gradients are reduced; ``None``: as they add up.
+        order: in which the ranks of the job are numbered.
     """
 
     size: int = 1
     overlap: bool = False
     bucket_size: int | None = None
+    buckets: int | None = None
     reduce_dtype: torch.dtype | None = None
+    order: Order = "tp-dp-pp"
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,8 @@ class ParallelConfig:
     @property
     def grid(self) -> Grid:
         """All ranks of the job."""
-        return Grid(data_size=self.replicas.size, pipeline_size=self.pipeline_size)
+        replicas = self.replicas
+        return Grid(data_size=replicas.size, pipeline_size=self.pipeline_size, order=replicas.order)
 
     @property
     def vocab_shards(self) -> int:

@@ -23,7 +23,7 @@ Touch = tuple[PassKind, int]
 
 
 def make_buckets(
-    model: RankModel, plan: Plan, limit: int | None = None
+    model: RankModel, plan: Plan, limit: int | None = None, number: int | None = None
 ) -> list[tuple[OwnedParameter, ...]]:
     """Spread the parameters of this rank over buckets.
 
@@ -32,11 +32,14 @@ def make_buckets(
         plan: tells which passes there are.
         limit: parameters after which a bucket is full, by default ``DEFAULT_BUCKET_SIZE``. A
             parameter is not cut.
+        number: of buckets, at least, as far as there are parameters; in place of ``limit``.
     """
     touched = touches(model, plan)
     together: dict[frozenset[Touch], list[OwnedParameter]] = defaultdict(list)
     for owned in model.owned_parameters():
         together[touched[id(owned.parameter)]].append(owned)
+    if number is not None:
+        limit = sum(p.numel() for p in model.parameters()) // number
     limit = DEFAULT_BUCKET_SIZE if limit is None else limit
     return [bucket for parameters in together.values() for bucket in _filled(parameters, limit)]
 

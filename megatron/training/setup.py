@@ -193,7 +193,7 @@ def build_train_state(
     model = make_model(config.model, config.train, padded, groups, run_plan)
     parameters = tuple(map(OptimizedParameter.of, model.owned_parameters()))
     replicas = config.parallel.replicas
-    buckets = make_buckets(model, run_plan.plan, replicas.bucket_size)
+    buckets = make_buckets(model, run_plan.plan, replicas.bucket_size, replicas.buckets)
     gradients = MainGradients(
         [[owned.parameter for owned in bucket] for bucket in buckets], model.kernels
     )

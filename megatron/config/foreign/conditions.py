@@ -55,6 +55,4 @@ LIMIT_IN_MICROBATCHES = Condition(
 NO_RECOMPUTATION = without(
     "--recompute-granularity", "--recompute-activations", "--checkpoint-activations"
 )
-NOT_LOADED = without("--load", "--pretrained-checkpoint")
-NO_CHECKPOINTS = without("--save", "--load", "--pretrained-checkpoint")
 NO_RECORDS = without("--tensorboard-dir", "--wandb-project", "--wandb-mode")

@@ -16,12 +16,10 @@ from megatron.config.foreign.conditions import (
     INDEXED,
     LIMIT_IN_MICROBATCHES,
     NO_ANNEALING,
-    NO_CHECKPOINTS,
     NO_FP8,
     NO_RECOMPUTATION,
     NO_RECORDS,
     NO_SGD,
-    NOT_LOADED,
     OWN_TOKENIZER,
     SAME_STD,
     WITH_ROPE,
@@ -86,30 +84,6 @@ _LEAVE_IT_OUT: Final = "leave it out"
 
 # The formatter is off so that the flags read as a table.
 # fmt: off
-DATA_PARALLELISM: Final = Feature(
-    "data parallelism",
-    "there is no data parallelism yet",
-    "start as many ranks as one copy of the model has",
-    "",
-    idle=(
-        Idle("there is nothing to reduce, shard or gather over replicas", ONE_REPLICA, """
-            --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather
-            --overlap-param-gather-with-optimizer-step --delay-grad-reduce
-            --delay-param-gather --no-delay-grad-reduce --no-align-grad-reduce
-            --no-align-param-gather --align-grad-reduce --align-param-gather
-            --ddp-num-buckets N --ddp-bucket-size N --ddp-average-in-collective
-            --ddp-pad-buckets-for-high-nccl-busbw --ddp-* [...] --average-in-collective
-            --grad-reduce-in-bf16 --num-distributed-optimizer-instances N
-            --data-parallel-random-init
-            --data-parallel-sharding-strategy N
-            --use-tp-pp-dp-mapping --use-torch-fsdp2 --use-megatron-fsdp --use-custom-fsdp
-            --fsdp-* [...] --zero-stage N --zero-allgather-bucket-size N
-            --zero-reduce-bucket-size N --zero-contigious-gradients --zero-reduce-scatter
-            --no-contiguous-buffers-in-local-ddp --use-contiguous-buffers-in-local-ddp
-            --use-contiguous-* [...] --fp32-allreduce --DDP-impl N"""),
-    ),
-)
-
 FEATURES: Final = (
     Feature(
         "tensor parallelism",
@@ -126,7 +100,31 @@ FEATURES: Final = (
                 --disable-tp-comm-* [...] --scatter-gather-tensors-in-pipeline"""),
         ),
     ),
-    DATA_PARALLELISM,
+    Feature(
+        "a sharded optimizer",
+        "every replica keeps the whole state of the optimizer yet",
+        "leave it out",
+        "",
+        idle=(
+            Idle("there is nothing to shard or gather over replicas", ONE_REPLICA, """
+                --use-distributed-optimizer --overlap-param-gather
+                --overlap-param-gather-with-optimizer-step --delay-param-gather
+                --no-align-param-gather --align-param-gather
+                --num-distributed-optimizer-instances N --data-parallel-sharding-strategy N
+                --use-torch-fsdp2 --use-megatron-fsdp --use-custom-fsdp --fsdp-* [...]
+                --zero-stage N --zero-allgather-bucket-size N --zero-reduce-bucket-size N
+                --zero-contigious-gradients --zero-reduce-scatter"""),
+        ),
+    ),
+    Feature(
+        "replicas that start from different weights",
+        "all replicas have the same initial weights",
+        "leave it out",
+        "",
+        idle=(
+            Idle("there is one replica of the model", ONE_REPLICA, "--data-parallel-random-init"),
+        ),
+    ),
     Feature(
         "context parallelism",
         "a sequence is not split over ranks yet",
@@ -143,32 +141,35 @@ FEATURES: Final = (
         ),
     ),
     Feature(
-        "checkpoints",
-        "checkpoints are not written or read yet",
-        "leave it out to start from scratch and save nothing",
+        "other checkpoints",
+        "checkpoints are those of --save and --load, in PyTorch's distributed format",
+        "leave it out",
         """
-        --save N --load N --pretrained-checkpoint N --save-* [...] --ckpt-convert-format N
-        --ckpt-convert-save N --ckpt-convert-update-legacy-dist-opt-format --no-initialization
+        --pretrained-checkpoint N --ckpt-convert-format N --ckpt-convert-save N
+        --ckpt-convert-update-legacy-dist-opt-format --no-initialization
         --use-gcp-dynamic-checkpointing --universal-checkpoint --load-tag N
-        --no-load-main-params-from-ckpt
+        --no-load-main-params-from-ckpt --non-persistent-save-interval N
+        --non-persistent-* [...]
         """,
         idle=(
-            Idle("nothing is saved", without("--save"), """
-                --save-interval N --save-retain-interval N --non-persistent-save-interval N
-                --non-persistent-* [...] --no-save-optim --no-save-rng --async-save
-                --use-persistent-ckpt-worker --ckpt-fully-parallel-save
-                --no-ckpt-fully-parallel-save --ckpt-assume-constant-structure
-                --verify-integrity --log-progress"""),
-            Idle("nothing is loaded", NOT_LOADED, """
-                --no-load-optim --no-load-rng --no-load-lr-state --reset-iteration --finetune
-                --ckpt-step N --load-iteration N --use-checkpoint-args
-                --no-use-tokenizer-model-from-checkpoint-args --exit-on-missing-checkpoint
-                --override-opt_param-scheduler --use-checkpoint-opt_param-scheduler
-                --override-lr-scheduler --use-checkpoint-lr-scheduler --reset-lr-scheduler
-                --auto-detect-ckpt-format --ckpt-fully-parallel-load --dist-ckpt-strictness N"""),
-            Idle("nothing is saved or loaded", NO_CHECKPOINTS, """
-                --ckpt-format N --dist-ckpt-format N --use-dist-ckpt
-                --dist-ckpt-optim-fully-reshardable --ckpt-* [...] --dist-ckpt-* [...]"""),
+            Idle("every tensor is written once, and read where it is needed", None, """
+                --ckpt-format {torch_dist} --dist-ckpt-format {torch_dist} --use-dist-ckpt
+                --ckpt-fully-parallel-save --no-ckpt-fully-parallel-save
+                --ckpt-fully-parallel-load --dist-ckpt-optim-fully-reshardable
+                --ckpt-assume-constant-structure --use-persistent-ckpt-worker
+                --auto-detect-ckpt-format --verify-integrity"""),
+            Idle("nothing random is saved: it follows from the seed", None, """
+                --no-save-rng --no-load-rng"""),
+            Idle("nothing is saved", without("--save"), "--log-progress"),
+            Idle("nothing is loaded", without("--load", "--pretrained-checkpoint"), """
+                --no-load-lr-state --reset-iteration --load-iteration N --use-checkpoint-args
+                --no-use-tokenizer-model-from-checkpoint-args --override-opt_param-scheduler
+                --use-checkpoint-opt_param-scheduler --override-lr-scheduler
+                --use-checkpoint-lr-scheduler --reset-lr-scheduler --dist-ckpt-strictness N"""),
+            Idle("nothing is saved or loaded",
+                without("--save", "--load", "--pretrained-checkpoint"), """
+                --ckpt-format N --dist-ckpt-format N --ckpt-* [...] --dist-ckpt-* [...]
+                --save-* [...]"""),
         ),
     ),
     Feature(
@@ -336,7 +337,7 @@ FEATURES: Final = (
     ),
     Feature(
         "stops by time, signal or file",
-        "a run ends by its length only, as checkpoints are not written yet",
+        "a run ends by its length only",
         "leave it out (--exit-interval N ends a run early)",
         """
         --exit-duration-in-mins N --exit-signal-handler --exit-signal-handler-for-* [...]

@@ -46,6 +46,13 @@ _TABLE = (
         --async-tensor-model-parallel-allreduce --no-scatter-gather-tensors-in-pipeline"""),
     ("gradients always add up in fp32", None, """
         --accumulate-allreduce-grads-in-fp32 --no-accumulate-allreduce-grads-in-fp32"""),
+    ("gradients are reduced in fp32, or in bf16 with --grad-reduce-in-bf16", None,
+        "--fp32-allreduce"),
+    ("how gradients lie in memory while they are reduced is an implementation choice", None, """
+        --delay-grad-reduce --no-delay-grad-reduce --no-align-grad-reduce --align-grad-reduce
+        --ddp-average-in-collective --ddp-pad-buckets-for-high-nccl-busbw --ddp-* [...]
+        --average-in-collective --no-contiguous-buffers-in-local-ddp
+        --use-contiguous-buffers-in-local-ddp --use-contiguous-* [...] --DDP-impl N"""),
     ("master weights and the optimizer's states are fp32", None, "--use-precision-aware-optimizer"),
     ("communication starts as early as its data exists, and NCCL's variables tune it", None, """
         --no-overlap-p2p-communication --overlap-p2p-communication

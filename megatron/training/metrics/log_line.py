@@ -64,8 +64,9 @@ def introduction(
         peak: peak speed of one rank.
     """
     shards = parallel.vocab_shards
+    replicas = f"{train.replicas} replicas of a " if train.replicas > 1 else ""
     yield (
-        f"pipeline of {parallel.pipeline_size} on {parallel.device} "
+        f"{replicas}pipeline of {parallel.pipeline_size} on {parallel.device} "
         f"({parallel.backend}), schedule {parallel.pipeline_schedule}, vocabulary "
         f"{parallel.vocab_parallel}, {train.num_microbatches} microbatches, "
         f"{str(train.dtype).removeprefix('torch.')}"

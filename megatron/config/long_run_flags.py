@@ -1,0 +1,52 @@
+"""The flags of long runs on many ranks: replicas of the model, and checkpoints."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatron.config.declare import COUNT, flag
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+
+
+@dataclass(frozen=True)
+class ReplicaFlags:
+    """Data parallelism: as many replicas of the model as the ranks of the job make."""
+
+    overlap_grad_reduce: bool = flag(False,
+        "Reduce gradients over the replicas beside the passes, in every schedule.")
+    ddp_bucket_size: int | None = flag(None,
+        "Parameters whose gradients are reduced together.", COUNT, unset="40,000,000",
+        excludes="--ddp-num-buckets")
+    ddp_num_buckets: int | None = flag(None,
+        "Buckets of a rank, at least; another way to give their size.", COUNT,
+        unset="by --ddp-bucket-size")
+    grad_reduce_in_bf16: bool = flag(False, "Reduce gradients in bf16, not in fp32.")
+    use_tp_pp_dp_mapping: bool = flag(False,
+        "Number the ranks of a pipeline in a row, not those of a replica group.")
+
+
+@dataclass(frozen=True)
+class CheckpointFlags:
+    """Checkpoints; any layout loads those of any other."""
+
+    save: Path | None = flag(None, "Folder to save checkpoints to, at the end and between.",
+        unset="nothing is saved")
+    save_interval: int | None = flag(None, "Iterations between two checkpoints.", COUNT,
+        unset="only at the end", idle_without="--save")
+    save_retain_interval: int | None = flag(None,
+        "Delete a checkpoint after the next one is saved, unless this number divides its "
+        "iteration.", COUNT, unset="all are kept", idle_without="--save")
+    async_save: bool = flag(False, "Go on with training while a checkpoint is written.",
+        idle_without="--save")
+    no_save_optim: bool = flag(False, "Save the weights only.", idle_without="--save")
+    load: Path | None = flag(None, "Folder to load a checkpoint from, the last good one.",
+        unset="train from random weights")
+    ckpt_step: int | None = flag(None, "Iteration of the checkpoint to load.", COUNT,
+        unset="the last good one", idle_without="--load")
+    no_load_optim: bool = flag(False, "Load the weights only; the iteration goes on.",
+        idle_without="--load")
+    finetune: bool = flag(False, "Load the weights only, and start from iteration 0.",
+        idle_without="--load")
+    exit_on_missing_checkpoint: bool = flag(False, "End the run if there is nothing to load.",
+        idle_without="--load")
