@@ -133,7 +133,8 @@ def gradients_on_rank(
     """Loss and gradients of one batch for given parameters, in the precision of ``config``."""
     state = build_train_state(config, make_pipeline_groups())
     load(state, parameters)
-    loss = state.pipeline.train(to_device(batch, CPU, config.train.dtype), 0)
+    statistics = torch.promote_types(config.train.dtype, torch.float32)
+    loss = state.pipeline.train(to_device(batch, CPU, statistics), 0)
     assert loss is not None
     loss = loss.double()
     state.groups.pipeline.all_reduce(loss)

@@ -76,14 +76,14 @@ class Job:
     micro_batch_size: int = 1
     microbatches: int = 5
     masked_out: tuple[int, ...] = ()
-    iterations: int = 20
+    iterations: int = 8
     sequence: int = 10
     dropout: float = 0.0
     adamw: AdamWOptions = dataclasses.field(
         default_factory=lambda: AdamWOptions(adam_eps=1e-6, clip_grad=0.5, weight_decay=0.1)
     )
     lr: float = 3e-3
-    warmup: int = 5
+    warmup: int = 3
     init_method_std: float = 0.15
 
     def batches(self, seed: int = 0) -> list[list[RandomMicrobatch]]:
