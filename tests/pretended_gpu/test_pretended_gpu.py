@@ -13,10 +13,11 @@ import pytest
 import torch
 from correctness.schedule_cases import Case, all_pairs, each_once, job, layout
 from correctness.short_runs import Job, Layout
+from cuda_path import needs_pretended_gpus
 from pretended_gpu.paper_memory import memory, paper_config
 from pretended_gpu.pool import GpuPool
 from pretended_gpu.rank import Findings, run_loop, run_rank
-from pretended_gpu.sound import assert_sound, needs_cpu_build, transfers
+from pretended_gpu.sound import assert_sound, transfers
 from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
@@ -27,7 +28,7 @@ ITERATIONS = 3
 EVALUATIONS = 1
 """At the end of what every rank does."""
 
-pytestmark = needs_cpu_build
+pytestmark = needs_pretended_gpus
 
 
 def run(config: RunConfig, rank: int) -> Findings:
