@@ -18,6 +18,7 @@ from megatron.data.config import DataConfig
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
+from megatron.schedules.treatments import TREATMENTS
 
 ROWS_MULTIPLE = 4
 """Rows of a vocabulary shard are a multiple of this, so that there is padding to go wrong."""
@@ -48,7 +49,7 @@ class Layout:
     @property
     def vocab_shards(self) -> int:
         """Parts of the vocabulary."""
-        return 1 if self.vocabulary in ("none", "redis") else self.ranks
+        return self.ranks if TREATMENTS[self.vocabulary].is_sharded else 1
 
 
 LAYOUTS = [Layout(p, v) for p in (1, 2, 4) for v in ("none", "vocab-1", "vocab-2")]
@@ -121,6 +122,7 @@ class Job:
         """The framework's configuration for a layout."""
         multiple = ROWS_MULTIPLE * layout.vocab_shards
         global_batch_size = self.micro_batch_size * self.microbatches
+        redistributed = TREATMENTS[layout.vocabulary].redistributed
         return RunConfig(
             model=ModelConfig(
                 **dataclasses.asdict(self.options),
@@ -139,7 +141,7 @@ class Job:
                 timeout_minutes=1,
                 schedule_file=layout.file,
                 memory_limit=layout.memory_limit,
-                layers=LayerDistribution("redis" if layout.vocabulary == "redis" else "remainder"),
+                layers=LayerDistribution("redis" if redistributed else "remainder"),
             ),
             train=TrainConfig(
                 micro_batch_size=self.micro_batch_size,
