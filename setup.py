@@ -70,6 +70,7 @@ setup(
             "import-linter>=2.0",
             "mypy>=1.10",
             "pytest>=8.0",
+            "pytest-xdist>=3.5",
             "ruff>=0.6",
         ],
     },

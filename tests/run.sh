@@ -3,7 +3,8 @@
 #
 #   bash tests/run.sh [--full] [PYTEST_ARGUMENT...]
 #
-# --full also runs the tests marked `full`: larger cases of the other tests.
+# --full also runs the tests marked `full`: larger cases of the other tests. Run it before an issue is
+# resolved. Two workers share the files of tests if pytest-xdist is there; `-n 0` does without.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -37,4 +38,9 @@ section "import layers (import-linter)"
 "$bin/lint-imports"
 
 section "tests (pytest)"
-"$bin/python" -m pytest -q --durations=10 ${selection[@]+"${selection[@]}"} "$@"
+workers=()
+if "$bin/python" -c 'import xdist' 2>/dev/null; then
+  workers=(-n 2 --dist loadfile) # a file's fixtures are made once
+fi
+"$bin/python" -m pytest -q --durations=10 ${selection[@]+"${selection[@]}"} \
+  ${workers[@]+"${workers[@]}"} "$@"

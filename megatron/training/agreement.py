@@ -71,11 +71,15 @@ def data_digests(train: TrainConfig, data: Data) -> dict[str, str]:
 def check_agreement(rendezvous: Rendezvous, digests: Digests) -> None:
     """Refuse a job whose ranks would run different things; every rank calls this function.
 
+    Rank 0 compares, and tells the others what it has found.
+
     Raises:
         UserError: on every rank, naming the differences, their ranks and the way out.
     """
-    fault = disagreement([json.loads(own) for own in rendezvous.all_gather(json.dumps(digests))])
-    if fault is not None:
+    gathered = rendezvous.gather(json.dumps(digests))
+    found = None if gathered is None else disagreement(list(map(json.loads, gathered))) or ""
+    fault = rendezvous.broadcast(found)
+    if fault:
         raise UserError(fault)
 
 

@@ -146,7 +146,8 @@ def gradients_on_rank(
     """Loss and gradients of one batch for given parameters, in the precision of ``config``."""
     state = build_train_state(config, make_pipeline_groups())
     load(state, parameters)
-    on_device = to_device(batch, CPU, config.train.dtype)
+    statistics = torch.promote_types(config.train.dtype, torch.float32)
+    on_device = to_device(batch, CPU, statistics)
     loss = state.pipeline.train(on_device, 0)
     assert loss is not None
     loss = loss.double() * factor(on_device)

@@ -10,16 +10,16 @@ from reference.plain_gpt import GPTOptions
 
 from megatron.schedules.catalogue import TRAINABLE_SCHEDULES, TRAITS
 from megatron.schedules.passes import Pass
+from megatron.schedules.treatments import TREATMENTS
 from megatron.training.planning.run_plan import make_run_plan
 
-TREATMENTS = ("none", "redis", "naive", "vocab-1", "vocab-2", "interlaced")
-ITERATIONS = 10
+ITERATIONS = 4
 
 
 def job(ranks: int, tied: bool) -> Job:
-    """A job whose layers can be spread over two chunks of every rank."""
+    """A job with a layer for each of two chunks of every rank."""
     options = GPTOptions(
-        num_layers=6 if ranks == 3 else 8, vocab_size=37, tie_embeddings=tied, label_smoothing=0.1
+        num_layers=2 * ranks, vocab_size=37, tie_embeddings=tied, label_smoothing=0.1
     )
     return Job(options, microbatches=5, masked_out=(1,), iterations=ITERATIONS, warmup=2)
 
@@ -43,15 +43,32 @@ def _fillers_last(row: Sequence[Pass]) -> tuple[Pass, ...]:
     return (*(p for p in row if p.kind != "W"), *(p for p in row if p.kind == "W"))
 
 
-def sparse_cover() -> list[tuple[str, str, int, bool]]:
-    """(schedule, treatment, ranks, tied): every two of the first three meet somewhere."""
-    cases = []
-    for index, (schedule, treatment) in enumerate(product(TRAINABLE_SCHEDULES, TREATMENTS)):
-        row, column = divmod(index, len(TREATMENTS))
-        if (row + column) % 2 == 0:
-            cases.append((schedule, treatment, 2 + (row + column // 2) % 3, row % 3 == 0))
-    return cases
+Case = tuple[str, str, int, bool]
+"""Schedule, treatment, ranks, and whether the embeddings are tied."""
 
 
-def full_cross_product() -> list[tuple[str, str, int, bool]]:
+def all_pairs() -> list[Case]:
+    """Every schedule with every treatment on two ranks, the embeddings tied in half of them."""
+    pairs = product(enumerate(TRAINABLE_SCHEDULES), enumerate(TREATMENTS))
+    return [
+        (schedule, treatment, 2, (row + column) % 2 == 0)
+        for (row, schedule), (column, treatment) in pairs
+    ]
+
+
+def each_once(sizes: Sequence[int]) -> list[Case]:
+    """Every schedule on one of so many ranks, and every treatment on each of them."""
+    schedules, treatments, n = TRAINABLE_SCHEDULES, tuple(TREATMENTS), len(sizes)
+    return [
+        (
+            schedules[row % len(schedules)],
+            treatments[row // n % len(treatments)],
+            sizes[row % n],
+            row % (2 * n) < n,
+        )
+        for row in range(max(len(schedules), n * len(treatments)))
+    ]
+
+
+def full_cross_product() -> list[Case]:
     return list(product(TRAINABLE_SCHEDULES, TREATMENTS, (2, 3, 4), (False, True)))

@@ -24,6 +24,7 @@ from megatron.data.config import DataConfig
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
+from megatron.schedules.treatments import TREATMENTS
 
 ROWS_MULTIPLE = 4
 """Rows of a vocabulary shard are a multiple of this, so that there is padding to go wrong."""
@@ -66,7 +67,7 @@ class Layout:
     @property
     def vocab_shards(self) -> int:
         """Parts of the vocabulary."""
-        return 1 if self.vocabulary in ("none", "redis") else self.ranks
+        return self.ranks if TREATMENTS[self.vocabulary].is_sharded else 1
 
 
 LAYOUTS = [Layout(p, v) for p in (1, 2, 4) for v in ("none", "vocab-1", "vocab-2")]
@@ -94,14 +95,14 @@ class Job:
     micro_batch_size: int = 1
     microbatches: int = 5
     masked_out: tuple[int, ...] = ()
-    iterations: int = 20
+    iterations: int = 8
     sequence: int = 10
     dropout: float = 0.0
     adamw: AdamWOptions = dataclasses.field(
         default_factory=lambda: AdamWOptions(adam_eps=1e-6, clip_grad=0.5, weight_decay=0.1)
     )
     lr: float = 3e-3
-    warmup: int = 5
+    warmup: int = 3
     init_method_std: float = 0.15
 
     def batches(self, seed: int = 0) -> list[list[RandomMicrobatch]]:
@@ -139,6 +140,7 @@ class Job:
         """The framework's configuration for a layout."""
         multiple = ROWS_MULTIPLE * layout.vocab_shards
         global_batch_size = self.micro_batch_size * self.microbatches
+        redistributed = TREATMENTS[layout.vocabulary].redistributed
         return RunConfig(
             model=ModelConfig(
                 **dataclasses.asdict(self.options),
@@ -157,7 +159,7 @@ class Job:
                 timeout_minutes=1,
                 schedule_file=layout.file,
                 memory_limit=layout.memory_limit,
-                layers=LayerDistribution("redis" if layout.vocabulary == "redis" else "remainder"),
+                layers=LayerDistribution("redis" if redistributed else "remainder"),
                 replicas=ReplicaConfig(layout.replicas, layout.overlap, layout.bucket_size),
             ),
             train=TrainConfig(

@@ -1,21 +1,24 @@
 """Every schedule with every treatment of the vocabulary trains the same model.
 
 Losses, gradient norms, evaluations and gradients are those of the plain GPT in float64, whatever
-runs where and when. A sparse cover here, the whole cross product with ``full``.
+runs where and when. All pairs are trained on two ranks, and every schedule on three or four, with
+every treatment on both. The whole cross product is trained with ``full``.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import pytest
 from correctness.rank_runs import RankRun, assemble, train_on_rank
 from correctness.schedule_cases import (
     ITERATIONS,
+    all_pairs,
+    each_once,
     full_cross_product,
     job,
     layout,
-    sparse_cover,
 )
 from correctness.short_runs import Job, Layout
 from harness.rank_pool import RankPool
@@ -23,7 +26,9 @@ from reference.plain_gpt import Parameters
 from reference.plain_loss import loss_and_gradients
 from reference.plain_training import Training
 
+from megatron.schedules.catalogue import TRAINABLE_SCHEDULES
 from megatron.schedules.held import in_flight
+from megatron.schedules.treatments import TREATMENTS
 from megatron.training.planning.run_plan import make_run_plan
 
 
@@ -97,7 +102,17 @@ def check(ranks: RankPool, expected: Callable[[Job], Expected], job: Job, layout
     assert max(errors.values()) < 1e-5, errors
 
 
-@pytest.mark.parametrize(("schedule", "treatment", "p", "tied"), sparse_cover())
+def test_all_pairs_are_trained() -> None:
+    """A new schedule or treatment is among them by itself."""
+    pairs = {(schedule, treatment) for schedule, treatment, _, _ in all_pairs()}
+    assert pairs == set(product(TRAINABLE_SCHEDULES, TREATMENTS))
+    for sizes in (3, 4), (2, 3):
+        cases = each_once(sizes)
+        assert {schedule for schedule, *_ in cases} == {*TRAINABLE_SCHEDULES}
+        assert {case[1:3] for case in cases} == set(product(TREATMENTS, sizes))
+
+
+@pytest.mark.parametrize(("schedule", "treatment", "p", "tied"), all_pairs() + each_once((3, 4)))
 def test_every_schedule_and_treatment(
     schedule: str,
     treatment: str,

@@ -21,7 +21,10 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-from harness.rank_worker import PoolTask, serve
+from harness.rank_worker import READY, PoolTask, serve
+
+START_TIMEOUT = 120.0
+"""Seconds until a worker that does not listen counts as one that will not."""
 
 
 class RankError(Exception):
@@ -58,6 +61,12 @@ class _Worker:
             return None
         raised, content = pickle.loads(message)
         return raised, content
+
+    def wait_until_ready(self, seconds: float) -> None:
+        """Return when the process listens; a call will tell if it does not, or has died."""
+        with suppress(EOFError, OSError):
+            if self.connection.poll(seconds):
+                assert self.connection.recv_bytes() == READY
 
     def describe_death(self) -> str:
         """How the process ended, in words."""
@@ -165,8 +174,10 @@ class RankPool(AbstractContextManager["RankPool"]):
     def _start(self, count: int) -> None:
         if not all(worker.process.is_alive() for worker in self._workers):
             self._kill_workers()
-        while len(self._workers) < count:
-            self._workers.append(_Worker(Path(self._folder.name) / f"stacks-{len(self._workers)}"))
+        new = range(len(self._workers), count)
+        self._workers += [_Worker(Path(self._folder.name) / f"stacks-{k}") for k in new]
+        for k in new:  # a machine with much to do takes its time, which is not the call's
+            self._workers[k].wait_until_ready(START_TIMEOUT)
 
     def _collect(self, world_size: int) -> list[Any]:
         """Wait for the answers; on a failure only as long as the others may take to notice."""

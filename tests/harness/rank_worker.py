@@ -22,6 +22,9 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
+READY = b"ready"
+"""What a worker says first, once it has imported torch."""
+
 
 @dataclass(frozen=True)
 class PoolTask:
@@ -45,7 +48,7 @@ class PoolTask:
 
 
 def serve(connection: Connection, stacks_path: str) -> None:
-    """Answer jobs until the pool closes its end.
+    """Say that this worker is ready, and answer jobs until the pool closes its end.
 
     A job arrives as a pickled `PoolTask`; the answer is the pickle of ``(None, result)`` or of
     ``(seconds on the machine's monotonic clock when it raised, traceback text)``.
@@ -59,6 +62,7 @@ def serve(connection: Connection, stacks_path: str) -> None:
     torch.set_num_threads(1)
     with open(stacks_path, "w") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+        connection.send_bytes(READY)
         while True:
             try:
                 job = pickle.loads(connection.recv_bytes())

@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import torch
+from cuda_path import needs_gpus
 
 from megatron.data.indexed import IndexedWriter
 from megatron.simulator.timeline_file import load_timeline
@@ -23,9 +23,7 @@ from megatron.simulator.timeline_file import load_timeline
 ROOT = Path(__file__).resolve().parents[2]
 WATCHED_JOB = Path(__file__).with_name("watched_job.py")
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs CUDA: NCCL moves data between GPUs only"
-)
+pytestmark = needs_gpus
 
 
 @pytest.fixture(scope="module")

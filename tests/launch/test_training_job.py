@@ -133,6 +133,7 @@ def test_job_trains_evaluates_and_leaves_its_files(corpus: Path, tmp_path: Path)
     assert all(json.loads(trace.read_text())["traceEvents"] for trace in by_rank)
 
 
+@pytest.mark.full
 def test_post_validation_prints_the_lines_of_the_synchronous_step(
     corpus: Path, tmp_path: Path
 ) -> None:
@@ -257,7 +258,7 @@ def test_ranks_that_disagree_are_told_apart_before_they_train(corpus: Path, tmp_
     assert not ITERATION_LINE.search(output)
 
 
-@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("alone", [pytest.param(False, marks=pytest.mark.full), True])
 def test_a_foreign_token_ends_the_job_with_one_line(
     corpus: Path, tmp_path: Path, alone: bool
 ) -> None:
@@ -284,9 +285,19 @@ def test_a_foreign_token_ends_the_job_with_one_line(
     [
         ("--train-iters 2 --lr 1e-3 --num-layers 3", "--num-layers 3"),
         ("--train-iters 2 --lr 1e-3 --data-path nowhere", "nowhere"),
-        ("--train-iters 2 --lr 1e-3 --vocab-size 40", "--vocab-size"),
-        ("--train-iters 2 --lr 1e-3 --record-timeline /dev/null/run.json", "--record-timeline"),
-        ("--train-iters 2 --lr 1e-3 --layer-distribution 2,0,0", "--layer-distribution 2,0,0"),
+        pytest.param(
+            "--train-iters 2 --lr 1e-3 --vocab-size 40", "--vocab-size", marks=pytest.mark.full
+        ),
+        pytest.param(
+            "--train-iters 2 --lr 1e-3 --record-timeline /dev/null/run.json",
+            "--record-timeline",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            "--train-iters 2 --lr 1e-3 --layer-distribution 2,0,0",
+            "--layer-distribution 2,0,0",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_bad_flag_is_one_line_and_exit_code_two(corpus: Path, flags: str, named: str) -> None:

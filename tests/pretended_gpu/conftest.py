@@ -1,4 +1,4 @@
-"""Processes with pretended GPUs, for all tests of a file."""
+"""Processes with pretended GPUs, for all tests of the folder."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from pretended_gpu.pool import GpuPool, gpu_pool
 pytest.register_assert_rewrite("pretended_gpu.sound")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def gpus() -> Iterator[GpuPool]:
     with gpu_pool() as pool:
         yield pool

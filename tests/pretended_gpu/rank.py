@@ -16,7 +16,7 @@ from pretended_gpu.order import Issued, Step
 from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch, MicrobatchLoader
 from megatron.parallel.grid import Grid, Tiling
-from megatron.parallel.groups import ConnectedAxis, Groups, connect_grid
+from megatron.parallel.groups import ConnectedAxis, connect_grid
 from megatron.runtime.batch import DeviceMicrobatch, to_device
 from megatron.runtime.observer import NamedRanges
 from megatron.runtime.timeline import Recorder
@@ -78,7 +78,7 @@ def run_rank(
     gpu, found, config = PretendedGpu(number_of_others), Findings(), _on_cuda(config)
     with warnings.catch_warnings(), gpu:
         warnings.simplefilter("error")
-        state = build_train_state(config, _groups(gpu, config, rank))
+        state = _state(gpu, config, rank)
         _let_no_schedule_wait(gpu, state)
         step = make_train_step(config.optimizer, state)
         recorder = Recorder(rank, DEVICE)
@@ -113,7 +113,7 @@ def run_loop(config: RunConfig, rank: int) -> tuple[str, list[str]]:
     with ExitStack() as stack:
         for context in (*replaced, redirect_stdout(printed), gpu):
             stack.enter_context(context)
-        state = build_train_state(config, _groups(gpu, config, rank))
+        state = _state(gpu, config, rank)
         _let_no_schedule_wait(gpu, state)
         train(config, state, Data(_Loader(config), _Loader(config)))
     return printed.getvalue(), gpu.faults
@@ -149,15 +149,16 @@ def _let_no_schedule_wait(gpu: PretendedGpu, state: TrainState) -> None:
     vars(pipeline).update(train=watched(pipeline.train), evaluate=watched(pipeline.evaluate))
 
 
-def _groups(gpu: PretendedGpu, config: RunConfig, rank: int) -> Groups:
-    """Return the groups that ``connect`` would make."""
-    size, plan = config.parallel.pipeline_size, make_run_plan(config).plan
+def _state(gpu: PretendedGpu, config: RunConfig, rank: int) -> TrainState:
+    """Return what ``set_up`` would, with groups that are not there."""
+    size, run_plan = config.parallel.pipeline_size, make_run_plan(config)
 
     def connect(use: str, tiling: Tiling) -> PretendedNccl:
         return PretendedNccl(gpu, use, rank, size)
 
-    ends = ends_with_copies(plan, config.model.tie_embeddings)
-    return connect_grid(Grid(pipeline_size=size), rank, DEVICE, ends, connect)
+    ends = ends_with_copies(run_plan.plan, config.model.tie_embeddings)
+    groups = connect_grid(Grid(pipeline_size=size), rank, DEVICE, ends, connect)
+    return build_train_state(config, groups, run_plan)
 
 
 def _batch(gpu: PretendedGpu, config: RunConfig) -> list[DeviceMicrobatch]:

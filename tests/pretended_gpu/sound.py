@@ -1,19 +1,10 @@
 """What must hold of what the ranks of a pipeline have done on their pretended GPUs."""
 
-import sys
 from typing import Any
 
-import pytest
-import torch
 from pretended_gpu.deadlock import ENDS, stuck
 from pretended_gpu.order import Issued
 from pretended_gpu.rank import Findings
-
-needs_cpu_build = pytest.mark.skipif(
-    torch.version.cuda is not None or sys.platform != "linux",
-    reason="needs PyTorch's CPU build, on Linux: a CUDA build has real devices, and elsewhere "
-    "nothing can be put in their place",
-)
 
 
 def assert_sound(found: list[Findings]) -> None:

@@ -10,11 +10,12 @@ from unittest.mock import patch
 import pytest
 import torch
 from correctness.short_runs import Job, Layout
+from cuda_path import needs_pretended_gpus
 from pretended_gpu.deadlock import stuck
 from pretended_gpu.order import Issued
 from pretended_gpu.pool import GpuPool
 from pretended_gpu.rank import Findings, run_rank
-from pretended_gpu.sound import assert_communications_fit, assert_sound, needs_cpu_build
+from pretended_gpu.sound import assert_communications_fit, assert_sound
 from reference.plain_gpt import GPTOptions
 from torch import nn
 
@@ -28,7 +29,7 @@ from megatron.schedules.lower import Program, Start, lower
 from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan
 
-pytestmark = needs_cpu_build
+pytestmark = needs_pretended_gpus
 
 Fault: TypeAlias = Callable[[], AbstractContextManager[Any]]
 

@@ -22,13 +22,13 @@ from megatron.schedules.needs import COMM_KINDS
 from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS, PassKind
 from megatron.schedules.plan import Plan
 from megatron.schedules.search import shorten
-from megatron.schedules.treatments import TREATMENTS
+from megatron.schedules.treatments import TREATMENTS, Treatment
 
-BARRIERS: Final = {
-    "none": 0, "redis": 0, "naive": 3, "vocab-1": 2, "vocab-2": 1, "interlaced": 2
-}  # fmt: skip
+BARRIERS: Final = {name: len(known.barriers) for name, known in TREATMENTS.items()}
 """Barriers of every treatment, each of which keeps one microbatch more in flight."""
-PIPELINED: Final = ("none", "vocab-2", "vocab-1", "naive")
+PIPELINED: Final = tuple(
+    name for name, known in TREATMENTS.items() if known.in_plan == known and not known.synchronous
+)
 """The treatments that make plans of different kinds, the synchronous one left out."""
 NAMES: Final = (*SCHEDULES, "zb-auto")
 DRAWN: Final = tuple(name for name, known in SCHEDULES.items() if not known.searched)
@@ -56,7 +56,7 @@ class Case(NamedTuple):
         ranks: pipeline ranks.
         microbatches: microbatches of an iteration.
         chunks: model chunks of a rank; 1 for zb-auto.
-        seed: of the costs that place the passes; ``None`` for the block's own order, untightened.
+        seed: of the costs that place the passes; ``None`` for the block's own order.
     """
 
     schedule: str
@@ -70,6 +70,11 @@ class Case(NamedTuple):
     def plan(self) -> Plan:
         """The plan, made once."""
         return _plan(self)
+
+    @property
+    def treatment(self) -> Treatment:
+        """What becomes of the vocabulary layers."""
+        return TREATMENTS[self.vocabulary]
 
     @property
     def barriers(self) -> int:

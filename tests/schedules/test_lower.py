@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import by_hand
 from schedules.cases import (
-    BARRIERS,
     PIPELINED,
     Case,
     cases,
@@ -80,12 +79,12 @@ def test_every_rank_takes_part_in_exactly_what_concerns_it(plan: Plan, seed: int
     program = lowered(plan, seed)
     expected = [Counter[str]() for _ in plan.rows]
     collectives = []
-    barriers = BARRIERS[plan.treatment.name]
+    barriers = plan.treatment.barriers
     if barriers:
-        collectives += ["CIF", *(f"C{i + 1}" for i in range(barriers))]
-        if plan.forward_only and barriers > 1:
-            collectives.pop()  # the last barrier is only for the backward
-        if plan.ranks > 1 or plan.treatment.name == "interlaced":
+        collectives += ["CIF", *(barrier.kind for barrier in barriers)]
+        if plan.forward_only and barriers[-1].carries == ("gradient",):
+            collectives.pop()  # it is only for the backward
+        if plan.ranks > 1 or plan.treatment.synchronous:
             collectives.append("C0")
         if plan.ranks > 1 and not plan.forward_only:
             collectives.append("CIB")

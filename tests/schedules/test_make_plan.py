@@ -273,8 +273,8 @@ def test_the_unit_of_costs_does_not_matter(schedule: str, vocabulary: str) -> No
         make_plan(
             schedule,
             vocabulary,
-            4,
-            10,
+            3,
+            7,
             Costs({kind: scale * time for kind, time in times.items()}, {"X": 0.1 * scale}),
         )
         for scale in (1.0, 2.0**-30, 2.0**50)

@@ -98,8 +98,7 @@ def test_evaluation_is_a_plan_of_its_own(case: Case, seed: int) -> None:
     check(plan)
     assert by_hand.end_times(plan, random_costs(seed, case.ranks, case.chunks))
     kinds = {p.kind for row in plan.rows for p in row}
-    whole = {"F"} if case.barriers == 0 else {"F", "S", "T", "IF"}
-    assert kinds == (whole | {"E"} if case.vocabulary == "naive" else whole)
+    assert kinds == {"F", *case.treatment.passes} - {"IB"}
     assert plan.treatment == case.plan.treatment
 
 

@@ -15,6 +15,7 @@ from megatron.schedules.costs import Costs
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
 from megatron.simulator.costs.cost_file import save_costs
+from tools.emulate import main
 from tools.emulation.cases import EmulatedCase, measured_cases, parse_rows
 from tools.emulation.cluster import Cluster, ClusterError
 from tools.emulation.rank import EmulatedJob
@@ -128,20 +129,30 @@ def test_rows_that_are_not_there_are_refused(word: str) -> None:
         (["--costs", "vocab-2.json"], "vocab-2.json: these costs were not measured with"),
     ],
 )
-def test_bad_input_is_one_line(arguments: list[str], message: str, table: Path) -> None:
-    done = emulate(*arguments, folder=table.parent)
+def test_bad_input_is_refused_in_one_line(
+    arguments: list[str], message: str, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(table.parent)
+    with pytest.raises(ValueError, match=re.escape(message)) as refused:
+        main(arguments)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_refusal_is_all_that_is_printed(tmp_path: Path) -> None:
+    done = emulate("--csv", "nowhere.csv", folder=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.startswith("error: ")
-    assert message in done.stderr
+    assert done.stderr.startswith("error: cannot read nowhere.csv")
     assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("unit", ["0", "-1", "nan"])
-def test_a_unit_takes_time(unit: str, tmp_path: Path) -> None:
-    done = emulate("--costs", "costs.json", "--unit", unit, folder=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: argument --unit: '{unit}': give a number")
-    assert done.stderr.count("\n") == 1
+def test_a_unit_takes_time(unit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--costs", "costs.json", "--unit", unit])
+    assert ended.value.code == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"error: argument --unit: '{unit}': give a number")
+    assert printed.count("\n") == 1
 
 
 def job_of(seconds: float) -> EmulatedJob:

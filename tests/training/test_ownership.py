@@ -1,7 +1,6 @@
 """The ranks of a replica hold every element of every parameter once, in every layout."""
 
 import torch
-from correctness.schedule_cases import TREATMENTS
 from correctness.short_runs import Job, Layout
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +10,7 @@ from megatron.parallel.box import Box, check_tiling
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import connect_grid
 from megatron.schedules.catalogue import TRAINABLE_SCHEDULES, TRAITS
+from megatron.schedules.treatments import TREATMENTS
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.setup import make_model
 
@@ -23,7 +23,7 @@ SCHEDULES = [s for s in TRAINABLE_SCHEDULES if s != "file" and not TRAITS[s].nee
     ranks=st.integers(1, 4),
     replicas=st.integers(1, 3),
     schedule=st.sampled_from(SCHEDULES),
-    treatment=st.sampled_from(TREATMENTS),
+    treatment=st.sampled_from(sorted(TREATMENTS)),
     tied=st.booleans(),
     gated=st.booleans(),
     vocab_size=st.integers(2, 40),

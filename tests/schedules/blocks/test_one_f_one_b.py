@@ -42,19 +42,18 @@ def test_costs_move_passes_within_the_promise(case: Case, seed: int) -> None:
 @settings(max_examples=40)
 @given(with_passes)
 def test_vocabulary_passes_are_in_order_on_every_rank(case: Case) -> None:
-    chain = {1: "ST", 2: "ST", 3: "SET"}[case.barriers]
+    chain = case.treatment.output_passes
     for rank, row in enumerate(case.plan.rows):
         at = {str(item): place for place, item in enumerate(row)}
         for i in range(case.microbatches):
-            places = [at[f"{kind}{i}"] for kind in "F" + chain]
+            places = [at[f"{kind}{i}"] for kind in ("F", *chain)]
             assert places == sorted(places)
             assert at[f"IF{i}"] < at[f"IB{i}"]
             if rank == 0:
                 assert at[f"IF{i}"] < at[f"F{i}"]
                 assert at[f"B{i}"] < at[f"IB{i}"]
             if rank == case.ranks - 1:
-                merged = "S" if case.barriers == 1 else "T"
-                assert at[f"{merged}{i}"] < at[f"B{i}"]
+                assert at[f"{case.treatment.barriers[-1].after}{i}"] < at[f"B{i}"]
 
 
 @settings(max_examples=40)

@@ -167,7 +167,7 @@ def test_a_faster_gpu_is_faster() -> None:
 
 
 def test_what_does_not_fit_is_said_with_settings_that_do() -> None:
-    run = config(vocabulary="none", schedule="gpipe")
+    run = config(2, "none", "gpipe")
     text = report(run, "RTX4090")
     usable = GPUS["RTX4090"].usable / GIB
     too_full = [peak > usable for peak, _ in rank_figures(text)]
@@ -178,7 +178,7 @@ def test_what_does_not_fit_is_said_with_settings_that_do() -> None:
     )
     assert options
     schedule, treatment, micro_batch_size = options[0]
-    other = config(vocabulary=treatment, schedule=schedule)
+    other = config(2, treatment, schedule)
     if micro_batch_size:
         train = replace(other.train, micro_batch_size=int(micro_batch_size))
         other = replace(other, train=train)
@@ -193,8 +193,8 @@ def test_nothing_nearby_fits() -> None:
 def test_what_would_fit_is_said_of_a_run_with_measured_costs(tmp_path: Path) -> None:
     """They are those of its own schedule: what is nearby is planned by FLOPs."""
     file = tmp_path / "costs.json"
-    save_costs(file, Costs({"F": [[1.0]] * 4, "B": [[2.0]] * 4}), [[6]] * 4)
-    run = config(vocabulary="none", schedule="gpipe")
+    save_costs(file, Costs({"F": [[1.0]] * 2, "B": [[2.0]] * 2}), [[12]] * 2)
+    run = config(2, "none", "gpipe")
     measured = replace(run, parallel=replace(run.parallel, measured_costs=file))
     [fitting] = [part for part in dry_run(run, gpu("RTX4090")) if "what would fit" in part]
     assert fitting in dry_run(measured, gpu("RTX4090"))
