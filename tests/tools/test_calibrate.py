@@ -1,9 +1,12 @@
-"""What a known device would measure gives that device back."""
+"""What a known device would measure gives that device back; the dry run has what A100s gave."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from megatron.simulator.costs.gpus import gpu
+from tools.predict_paper import MEASURED, measured_devices
 from tools.predictions.calibrate import Setting, calibrate
 from tools.predictions.measured import METHODS
 from tools.synthetic_runs import DEVICE, LAYERS, VOCABULARIES, run, shape_of
@@ -25,6 +28,19 @@ def test_a_device_is_found_again_from_its_own_times() -> None:
         assert found.memory_bandwidth == pytest.approx(DEVICE.memory_bandwidth)
         assert found.link_latency == pytest.approx(DEVICE.link_latency)
         assert found.overhead == pytest.approx(DEVICE.overhead, abs=1e-9)
+
+
+def test_a_dry_run_has_what_real_runs_attained() -> None:
+    """A bandwidth is a share of the data sheet's there, and all constants are rounded."""
+    file = Path(__file__).resolve().parents[2] / "docs/reference" / MEASURED
+    for treatment, found in measured_devices(file).items():
+        used = gpu("A100").device(treatment)
+        assert used.peak_flops == found.peak_flops
+        assert used.link_bandwidth == found.link_bandwidth
+        assert used.attained == pytest.approx(found.attained, abs=1e-4)
+        assert used.memory_bandwidth == pytest.approx(found.memory_bandwidth, rel=1e-4)
+        assert used.link_latency == pytest.approx(found.link_latency, abs=1e-7)
+        assert used.overhead == pytest.approx(found.overhead, abs=1e-6)
 
 
 def test_slower_layers_beside_collectives_are_the_treatments_own() -> None:
