@@ -73,7 +73,7 @@ def paper_config(
 
 def memory(config: RunConfig, gpus: GpuPool) -> RankMemory:
     """Return the memory of every rank of ``config``'s pipeline."""
-    found = gpus.map(_two_iterations, config, ranks=config.parallel.pipeline_size)
+    found = gpus.map(_until_full, config, ranks=config.parallel.pipeline_size)
     said = "\n".join(dry_run(config, gpu("A100")))
     predicted = re.findall(r"^rank \d+: peak ([\d.]+) GiB", said, re.MULTILINE)
     return RankMemory(
@@ -83,9 +83,11 @@ def memory(config: RunConfig, gpus: GpuPool) -> RankMemory:
     )
 
 
-def _two_iterations(config: RunConfig, rank: int) -> Findings:
-    """The second has the optimizer's moments."""
-    return run_rank(config, rank, iterations=2, valid=False)
+def _until_full(config: RunConfig, rank: int) -> Findings:
+    """The second iteration has the optimizer's moments, the third the copy of them, if any."""
+    return run_rank(
+        config, rank, iterations=3 if config.optimizer.post_validation else 2, valid=False
+    )
 
 
 def rows(published: Path, gpus: GpuPool) -> Iterator[str]:

@@ -22,6 +22,7 @@ from reference.plain_gpt import GPTOptions
 from megatron.config.run_config import RunConfig
 from megatron.schedules.catalogue import TRAINABLE_SCHEDULES
 from megatron.schedules.check import expected_passes
+from megatron.simulator.costs.gpus import GIB
 from megatron.training.planning.run_plan import make_run_plan
 
 ITERATIONS = 3
@@ -160,6 +161,19 @@ def test_memory_is_what_a_dry_run_says(
     own = memory(paper_config(Layout(8, treatment, schedule), vocab_size, layers=16), gpus)
     assert own.faults == []
     assert own.allocated == pytest.approx(own.predicted, rel=0.025)
+
+
+def test_memory_with_steps_validated_later_is_what_a_dry_run_says(gpus: GpuPool) -> None:
+    """All ranks but the last keep a copy of masters and moments."""
+    config = paper_config(Layout(2, "vocab-2"), 32_000, layers=2)
+    later = replace(config, optimizer=replace(config.optimizer, post_validation=True, clip_grad=0))
+    plain, own = memory(config, gpus), memory(later, gpus)
+    assert own.faults == []
+    assert own.allocated == pytest.approx(own.predicted, rel=0.025)
+    positions = 2048 * 3072
+    parameters = 12 * 3072**2 + 32_000 * 3072 + positions
+    grown = [now - before for now, before in zip(own.allocated, plain.allocated, strict=True)]
+    assert grown == pytest.approx([12 * parameters / GIB, 0.0], abs=2e-3)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-v"])

@@ -88,7 +88,18 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
     times = ModelTimes(shape, device, early_whole=True)
     logit = own_output_layer(shape, config.parallel.vocab_shards)
     positions = _learned_positions(config.model)
-    sizes = training_sizes(shape, plan, layers, treatment, logit, tied=tied, positions=positions)
+    undoable = config.optimizer.post_validation
+    sizes = training_sizes(
+        shape,
+        plan,
+        layers,
+        treatment,
+        logit,
+        tied=tied,
+        positions=positions,
+        post_validation=undoable,
+    )
+    moved = optimizer_traffic(shape, plan, layers, treatment, tied=tied, post_validation=undoable)
     costs = stage_costs(times, plan.stages, treatment).costs(layers)
     timeline = simulate(lower(plan, run_plan.costs), costs)
     outcome = forecast(
@@ -97,7 +108,7 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
         sizes,
         model_flops=iteration_flops(shape, config.model.num_layers, config.train.num_microbatches),
         peak_flops=device.peak_flops,
-        step=device.traffic(optimizer_traffic(shape, plan, layers, treatment, tied=tied)),
+        step=device.traffic(moved),
     )
     return RunForecast(config, run_plan, gpu, timeline, outcome, sizes)
 
