@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from megatron.simulator.costs.gpus import gpu
-from tools.predict_paper import MEASURED, measured_devices
 from tools.predictions.calibrate import Setting, calibrate
 from tools.predictions.measured import METHODS
+from tools.predictions.paper_tables import MEASURED, measured_devices
 from tools.synthetic_runs import DEVICE, LAYERS, VOCABULARIES, run, shape_of
 
 SETTING = Setting(

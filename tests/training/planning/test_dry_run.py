@@ -36,7 +36,7 @@ from megatron.training.planning.dry_run import dry_run
 from megatron.training.planning.forecast_run import forecast_run, own_output_layer
 from megatron.training.planning.model_shape import shape_of
 from megatron.training.planning.run_plan import candidates, make_run_plan
-from tools.predict_paper import MEASURED, measured_devices
+from tools.predictions.paper_tables import MEASURED, measured_devices
 from tools.predictions.predict import PipelineJob
 
 REFERENCE = Path(__file__).resolve().parents[3] / "docs/reference"
