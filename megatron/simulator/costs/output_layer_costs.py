@@ -1,7 +1,7 @@
 """Add the output layer's time to the passes that run it under a treatment of the vocabulary.
 
 The layer has three matrix products of equal size: the logits, the input gradient and the weight
-gradient (DESIGN section 3). ``time`` is the time of one of them.
+gradient (arXiv 2411.05288, section 3). ``time`` is the time of one of them.
 """
 
 from dataclasses import replace
