@@ -22,6 +22,7 @@ from reference.plain_gpt import GPTOptions
 from megatron.config.run_config import RunConfig
 from megatron.schedules.catalogue import TRAINABLE_SCHEDULES
 from megatron.schedules.check import expected_passes
+from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN
 from megatron.simulator.costs.gpus import GIB
 from megatron.training.planning.run_plan import make_run_plan
 
@@ -152,7 +153,7 @@ def test_the_whole_loop(gpus: GpuPool) -> None:
 
 @pytest.mark.parametrize(
     ("schedule", "treatment", "vocab_size"),
-    [("1f1b", "none", 32_768), ("1f1b", "vocab-2", 262_144), ("v-half", "vocab-1", 131_072)],
+    [("1f1b", "none", 32_000), ("1f1b", "vocab-2", 256_000), ("v-half", "vocab-1", 128_000)],
 )
 def test_memory_is_what_a_dry_run_says(
     schedule: str, treatment: str, vocab_size: int, gpus: GpuPool
@@ -181,8 +182,8 @@ def test_memory_with_steps_validated_later_is_what_a_dry_run_says(gpus: GpuPool)
 def test_memory_of_other_models(variant: str, schedule: str, gpus: GpuPool) -> None:
     """Long microbatches, in which activations count for more."""
     config = paper_config(
-        Layout(2, "vocab-2", schedule), 32_768, layers=4, micro_batch_size=4, **VARIANTS[variant]
+        Layout(2, "vocab-2", schedule), 32_000, layers=4, micro_batch_size=4, **VARIANTS[variant]
     )
     own = memory(config, gpus)
     assert own.faults == []
-    assert own.allocated == pytest.approx(own.predicted, rel=0.035)
+    assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)

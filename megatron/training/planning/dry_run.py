@@ -13,6 +13,7 @@ import torch
 from megatron.config.run_config import RunConfig
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.treatments import TREATMENTS
+from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN, CHECKED, together
 from megatron.simulator.costs.gpus import GIB, Gpu
 from megatron.simulator.costs.training_bytes import of_ranks
 from megatron.simulator.draw.text import draw_text
@@ -99,7 +100,9 @@ def _figures(found: RunForecast) -> str:
         f"iteration {outcome.seconds:.3f} s: schedule {outcome.schedule:.3f}, of which ranks idle "
         f"{outcome.idle:.1%}; optimizer's step {outcome.step:.3f}; "
         f"MFU {outcome.mfu:.1%}",
-        "rates: the shares of the data sheet that Megatron-LM attains on A100s, with its kernels",
+        "rates: the shares of the data sheet that Megatron-LM's kernels attain on A100s under "
+        f"{found.config.parallel.vocab_parallel}",
+        _checked(),
     ]
     static = of_ranks(found.sizes.static)
     for rank, (peak, held) in enumerate(zip(outcome.peak, static, strict=True)):
@@ -109,6 +112,22 @@ def _figures(found: RunForecast) -> str:
             f"{held / GIB:.1f}){verdict}"
         )
     return "\n".join(lines)
+
+
+def _checked() -> str:
+    """Return how far predictions were off where there was something to compare them with."""
+    tables = {schedule: together(by_gpus.values()) for schedule, by_gpus in CHECKED.items()}
+    gpus = [count for by_gpus in CHECKED.values() for count in by_gpus]
+    off = " and ".join(
+        f"{errors.mfu:.1f} points in the mean ({errors.most_mfu:.1f} at most) with {schedule}"
+        for schedule, errors in tables.items()
+    )
+    runs = together(tables.values()).runs
+    return (
+        f"checked: the MFU of {runs} runs of Megatron-LM on {min(gpus)} to {max(gpus)} A100s was "
+        f"off by {off}; bytes differ by up to {ALLOCATED_WITHIN:.1%} from what this project "
+        "allocates; its speed on GPUs was never measured"
+    )
 
 
 def _ranking(config: RunConfig, ranked: Sequence[Candidate], gpu: Gpu) -> str:

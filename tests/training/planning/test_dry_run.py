@@ -26,6 +26,7 @@ from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan import Plan
 from megatron.schedules.treatments import TREATMENTS
+from megatron.simulator.costs.accuracy import CHECKED, together
 from megatron.simulator.costs.cost_file import save_costs
 from megatron.simulator.costs.gpus import GIB, GPUS, gpu
 from megatron.simulator.costs.model_bytes import model_sizes
@@ -174,6 +175,17 @@ def test_the_time_is_that_of_the_model_calibrated_with_real_runs(treatment: str)
     calibrated = simulate(lower(plan.plan, plan.costs), job.costs).end
     found = forecast_run(run, plan, gpu("A100"))
     assert found.outcome.schedule == pytest.approx(calibrated, rel=1e-3)
+
+
+def test_what_predictions_were_off_by_is_said() -> None:
+    """In one line, from the figures that tests/tools/test_paper_tables.py guards."""
+    [line] = [line for line in report(config()).splitlines() if line.startswith("checked: ")]
+    for schedule, by_gpus in CHECKED.items():
+        errors = together(by_gpus.values())
+        said = rf" ([\d.]+) points in the mean \(([\d.]+) at most\) with {schedule}"
+        [(mean, most)] = re.findall(said, line)
+        assert float(mean) == pytest.approx(errors.mfu, abs=0.05001)
+        assert float(most) == pytest.approx(errors.most_mfu, abs=0.05001)
 
 
 def test_a_faster_gpu_is_faster() -> None:
