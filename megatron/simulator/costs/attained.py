@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from megatron.schedules.passes import PassKind
+from megatron.schedules.treatments import Treatment
 
 OUTPUT: Final = 0.797
 """Share of the peak that the output layer's three large products attain, whoever computes them."""
@@ -42,17 +43,25 @@ class Attained:
     overhead: Mapping[PassKind, float]
 
 
-_NONE: Final = Attained(0.6715, 0.6562, {"S": 767e-6, "T": 990e-6, "IF": 75e-6, "IB": 283e-6})
-_VOCAB_1: Final = Attained(0.6215, 0.6183, {"S": 287e-6, "T": 287e-6, "IF": 451e-6, "IB": 298e-6})
-
-ATTAINED: Final[Mapping[str, Attained]] = {
-    "none": _NONE,
-    "redis": _NONE,
-    "vocab-1": _VOCAB_1,
+MEASURED: Final[Mapping[str, Attained]] = {
+    "none": Attained(0.6715, 0.6562, {"S": 767e-6, "T": 990e-6, "IF": 75e-6, "IB": 283e-6}),
+    "vocab-1": Attained(0.6215, 0.6183, {"S": 287e-6, "T": 287e-6, "IF": 451e-6, "IB": 298e-6}),
     "vocab-2": Attained(0.6198, 0.6169, {"S": 355e-6, "T": 355e-6, "IF": 461e-6, "IB": 299e-6}),
     "interlaced": Attained(0.6604, 0.6347, {"S": 404e-6, "T": 404e-6, "IF": 564e-6, "IB": 360e-6}),
-    "naive": replace(_VOCAB_1, overhead={**_VOCAB_1.overhead, "E": _VOCAB_1.overhead["S"]}),
 }
-"""What passes attain, by the name of the treatment. The runs of redis have uneven stages and are
-given what ``none`` attains. ``naive`` was never measured: it is given what ``vocab-1``, the nearest
-treatment, attains, with the overhead of S for E."""
+"""What passes attain, by the name of a treatment that was measured."""
+
+
+def attained_under(treatment: Treatment) -> Attained:
+    """Return what passes attain under a treatment.
+
+    A treatment that was not measured is given what the nearest one attains: ``none`` if it does not
+    split the vocabulary, as ``redis``; else ``vocab-1``, which overlaps its collectives too, and E
+    the overhead of S.
+    """
+    if treatment.name in MEASURED:
+        return MEASURED[treatment.name]
+    if not treatment.is_sharded:
+        return MEASURED["none"]
+    nearest = MEASURED["vocab-1"]
+    return replace(nearest, overhead={**nearest.overhead, "E": nearest.overhead["S"]})

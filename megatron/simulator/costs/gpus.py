@@ -4,7 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from megatron.simulator.costs.attained import ATTAINED, BANDWIDTH, LATENCY, OUTPUT
+from megatron.schedules.treatments import Treatment
+from megatron.simulator.costs.attained import BANDWIDTH, LATENCY, OUTPUT, attained_under
 from megatron.simulator.costs.device import Device
 
 GIB: Final = float(1 << 30)
@@ -80,13 +81,9 @@ class Gpu:
         assert peak is not None, f"{self.name} has no peak in the table"
         return peak.bf16
 
-    def device(self, treatment: str) -> Device:
-        """Return the rates that passes attain on it under a treatment of the vocabulary.
-
-        Args:
-            treatment: its name.
-        """
-        attained = ATTAINED[treatment]
+    def device(self, treatment: Treatment) -> Device:
+        """Return the rates that passes attain on it under a treatment of the vocabulary."""
+        attained = attained_under(treatment)
         return Device(
             peak_flops=1e12 * self.peak_tflops,
             attained={

@@ -84,7 +84,7 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
     plan, layers = run_plan.plan, run_plan.layers
     treatment = TREATMENTS[config.parallel.vocab_parallel]
     shape = shape_of(config.model, config.train.micro_batch_size)
-    device, tied = gpu.device(treatment.name), config.model.tie_embeddings
+    device, tied = gpu.device(treatment), config.model.tie_embeddings
     times = ModelTimes(shape, device, early_whole=True)
     logit = own_output_layer(shape, config.parallel.vocab_shards)
     positions = _learned_positions(config.model)
