@@ -164,6 +164,18 @@ def test_memory_is_what_a_dry_run_says(
     assert own.allocated == pytest.approx(own.predicted, rel=0.025)
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-v"])
+@pytest.mark.parametrize("variant", ["groups", "rope", "llama"])
+def test_memory_of_other_models(variant: str, schedule: str, gpus: GpuPool) -> None:
+    """Long microbatches, in which activations count for more."""
+    config = paper_config(
+        Layout(2, "vocab-2", schedule), 32_000, layers=4, micro_batch_size=4, **VARIANTS[variant]
+    )
+    own = memory(config, gpus)
+    assert own.faults == []
+    assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
+
+
 def test_memory_with_steps_validated_later_is_what_a_dry_run_says(gpus: GpuPool) -> None:
     """All ranks but the last keep a copy of masters and moments."""
     config = paper_config(Layout(2, "vocab-2"), 32_000, layers=2)
@@ -175,15 +187,3 @@ def test_memory_with_steps_validated_later_is_what_a_dry_run_says(gpus: GpuPool)
     parameters = 12 * 3072**2 + 32_000 * 3072 + positions
     grown = [now - before for now, before in zip(own.allocated, plain.allocated, strict=True)]
     assert grown == pytest.approx([12 * parameters / GIB, 0.0], abs=2e-3)
-
-
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-v"])
-@pytest.mark.parametrize("variant", ["groups", "rope", "llama"])
-def test_memory_of_other_models(variant: str, schedule: str, gpus: GpuPool) -> None:
-    """Long microbatches, in which activations count for more."""
-    config = paper_config(
-        Layout(2, "vocab-2", schedule), 32_000, layers=4, micro_batch_size=4, **VARIANTS[variant]
-    )
-    own = memory(config, gpus)
-    assert own.faults == []
-    assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
