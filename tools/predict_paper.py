@@ -5,148 +5,38 @@ python tools/predict_paper.py docs/reference --auto > tables.md
 
 The rates of the device come from measured pass times of one model on 8 GPUs, and none of them from
 the tables. Each line is a cell of the paper's tables. ``--auto`` adds the prediction for the
-fastest of this project's schedules and treatments that fits the memory.
+fastest of this project's schedules and treatments that fits the memory. ``--update`` writes the
+lines into the page that has them, docs/predictions.md; the means at the end belong into
+megatron/simulator/costs/accuracy.py.
 """
 
 import argparse
-import csv
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
-from statistics import mean
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.schedules.catalogue import SCHEDULES
-from megatron.simulator.costs.device import Device
-from megatron.simulator.costs.shape import Shape
-from tools.predictions.calibrate import Setting, calibrate
-from tools.predictions.measured import METHODS, read_measured
+from megatron.simulator.costs.accuracy import Errors, together
+from tools.predictions.paper_tables import (
+    GIBIBYTE,
+    MEASURED,
+    TABLES,
+    VOCABULARIES,
+    Cell,
+    Devices,
+    errors_of,
+    measured_devices,
+    read_cells,
+)
 from tools.predictions.predict import PipelineJob, best
-
-MEASURED = "a100_8gpu_seq2048.csv"
-TABLES = {"1f1b": "paper_table5_1f1b.csv", "v-half": "paper_table6_vhalf.csv"}
-
-# GPUs -> layers, hidden size, heads (arXiv 2411.05288, section 6).
-MODELS = {
-    "1f1b": {8: (32, 3072, 24), 16: (48, 4096, 32), 32: (64, 5120, 40)},
-    "v-half": {16: (32, 4096, 32), 24: (48, 5120, 40), 32: (64, 6144, 48)},
-}
-VOCABULARIES = {"32k": 32000, "64k": 64000, "128k": 128000, "256k": 256000}
-MICROBATCHES = 128
-
-# The A100's data sheet: dense fp16 products, and NVLink in one direction.
-PEAK_FLOPS = 312e12
-LINK_BANDWIDTH = 300e9
-GIBIBYTE = 1 << 30
 
 HEADING = ["schedule", "GPUs", "sequence", "method", "V", "MFU", "predicted", "error"]
 HEADING += ["GiB", "predicted", "error"]
 AUTO_HEADING = ["auto", "MFU", "GiB"]
-
-Devices = Mapping[str, Device]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell of the paper's tables.
-
-    Attributes:
-        schedule: that of the whole table.
-        gpus: pipeline ranks.
-        seq_length: tokens of a sequence.
-        method: treatment of the vocabulary, as the paper writes it.
-        vocabulary: its size, as in ``VOCABULARIES``.
-        mfu: percent, ``None`` where the run did not fit.
-        peak_gib: memory of the fullest rank.
-    """
-
-    schedule: str
-    gpus: int
-    seq_length: int
-    method: str
-    vocabulary: str
-    mfu: float | None
-    peak_gib: float | None
-
-    def job(
-        self, schedule: str, treatment: str, devices: Devices, *, shortened: bool
-    ) -> PipelineJob:
-        """Return the cell's model with any schedule and treatment."""
-        layers, hidden, heads = MODELS[self.schedule][self.gpus]
-        shape = Shape(hidden, heads, self.seq_length, VOCABULARIES[self.vocabulary])
-        device = devices[treatment]
-        return PipelineJob(
-            shape, layers, self.gpus, MICROBATCHES, device, schedule, treatment, shortened=shortened
-        )
-
-    def paper_job(self, devices: Devices) -> PipelineJob:
-        """Return the job that the paper ran.
-
-        Passes follow the order of the block, except in V-Half with vocabulary passes, where they
-        fill idle time. In the order of our block its MFU would be far below the measured one,
-        so the paper's plan had another order. docs/predictions.md says how much the choice changes.
-        """
-        treatment = METHODS[self.method.lower()]
-        shortened = self.schedule == "v-half" and treatment != "none"
-        return self.job(self.schedule, treatment, devices, shortened=shortened)
-
-
-def read_cells(schedule: str, path: Path) -> list[Cell]:
-    """Read one of the paper's tables.
-
-    Raises:
-        ValueError: if the file cannot be read or is no such table, naming its line and column.
-    """
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            return [cell for row in reader for cell in _cells(schedule, row)]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read {path}: {error}") from error
-    except ValueError as error:
-        raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
-
-
-def _cells(schedule: str, row: Mapping[str, str | None]) -> Iterator[Cell]:
-    gpus, seq_length = int(_number(row, "gpus")), int(_number(row, "seq_length"))
-    method = row.get("method") or ""
-    if gpus not in MODELS[schedule]:
-        known = ", ".join(map(str, MODELS[schedule]))
-        raise ValueError(f"column gpus: '{gpus}' is none of {known}")
-    if method.lower() not in METHODS:
-        raise ValueError(f"column method: '{method}' is none of {', '.join(METHODS)}")
-    for name in VOCABULARIES:
-        mfu, peak = (
-            None if row.get(column) == "-" else _number(row, column)
-            for column in (f"mfu_{name}", f"peak_gb_{name}")
-        )
-        yield Cell(schedule, gpus, seq_length, method, name, mfu, peak)
-
-
-def _number(row: Mapping[str, str | None], column: str) -> float:
-    text = row.get(column)
-    if text is None:
-        raise ValueError(f"no column {column}")
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"column {column}: '{text}' is no number") from None
-
-
-def measured_devices(path: Path) -> Devices:
-    """Return what the 8 GPUs attained, for every treatment of the vocabulary that was measured."""
-    layers, hidden, heads = MODELS["1f1b"][8]
-    setting = Setting(
-        lambda run: Shape(hidden, heads, run.seq_length, run.vocab_size),
-        layers // 8,
-        PEAK_FLOPS,
-        LINK_BANDWIDTH,
-    )
-    devices = calibrate(read_measured(path), setting)
-    return {**devices, "redis": devices["none"]}
 
 
 def describe(devices: Devices) -> Iterator[str]:
@@ -193,19 +83,47 @@ def line(cell: Cell, job: PipelineJob, auto: PipelineJob | None) -> str:
 
 
 def summary(cells: Sequence[Cell], jobs: Sequence[PipelineJob]) -> Iterator[str]:
-    """Yield the mean errors of each table and of both, over the runs that fitted."""
-    pairs = list(zip(cells, jobs, strict=True))
-    for name, schedules in (*((s, (s,)) for s in TABLES), ("both tables", tuple(TABLES))):
-        points, percent = [], []
-        for cell, job in pairs:
-            if cell.schedule in schedules and cell.mfu is not None and cell.peak_gib is not None:
-                points.append(abs(100 * job.forecast.mfu - cell.mfu))
-                percent.append(100 * abs(job.peak / GIBIBYTE / cell.peak_gib - 1))
-        if points:
-            yield (
-                f"{name}: mean abs error {mean(points):.2f} MFU points (max {max(points):.1f}), "
-                f"{mean(percent):.1f} % of memory (max {max(percent):.0f} %)"
-            )
+    """Yield the errors for every number of GPUs, for each table and for both."""
+    by_setup: dict[str, list[Errors]] = {schedule: [] for schedule in TABLES}
+    for schedule, gpus in dict.fromkeys((cell.schedule, cell.gpus) for cell in cells):
+        own = [i for i, c in enumerate(cells) if (c.schedule, c.gpus) == (schedule, gpus)]
+        found = errors_of([cells[i] for i in own], [jobs[i] for i in own])
+        if found is not None:
+            by_setup[schedule].append(found)
+            yield f"{schedule}, {gpus} GPUs: {_in_words(found)}"
+    for schedule, parts in by_setup.items():
+        if parts:
+            yield f"{schedule}: {_in_words(together(parts))}"
+    if any(by_setup.values()):
+        yield f"both tables: {_in_words(together(chain.from_iterable(by_setup.values())))}"
+
+
+def _in_words(errors: Errors) -> str:
+    return (
+        f"{errors.runs} runs, mean abs error {errors.mfu:.2f} MFU points "
+        f"(max {errors.most_mfu:.2f}), {errors.memory:.2f} % of memory "
+        f"(max {errors.most_memory:.2f} %)"
+    )
+
+
+def update(page: Path, lines: Sequence[str]) -> None:
+    """Replace the lines of ``page`` that are about the same cells as ``lines``.
+
+    Raises:
+        ValueError: if the page cannot be read, or has no line for a cell.
+    """
+    try:
+        text = page.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read {page}: {error}") from error
+    rows = text.splitlines()
+    for new in lines:
+        about = "|".join(new.split("|")[:6]) + "|"
+        found = [i for i, row in enumerate(rows) if row.startswith(about)]
+        if len(found) != 1:
+            raise ValueError(f"{page} has {len(found)} lines that begin with '{about}', not one")
+        rows[found[0]] = new
+    page.write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
 def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -223,6 +141,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--gpus", type=int, help="only these setups")
     add("--seq-length", type=int, help="only these setups")
     add("--vocab-size", choices=list(VOCABULARIES), help="only these setups")
+    add("--update", type=Path, metavar="PAGE", help="also replace the lines of these cells there")
     return parser.parse_args(argv)
 
 
@@ -267,6 +186,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         chosen = auto(_setup(cell)) if arguments.auto else None
         print(line(cell, job, chosen), flush=True)
     print("", *summary(cells, jobs), sep="\n")
+    if arguments.update is not None:
+        update(arguments.update, [line(*pair, None) for pair in zip(cells, jobs, strict=True)])
 
 
 def _setup(cell: Cell) -> tuple[str, int, int, str]:

@@ -23,7 +23,8 @@ from megatron.schedules.request import DEFAULT_SECONDS, Request
 from megatron.simulator.scenario import Scenario, Simulation, run
 
 CHUNKS: Final[Mapping[str, int]] = {"1.5B": 3, "6.2B": 4, "14.6B": 3, "28.3B": 2}
-"""Chunks of a rank of 1F1B-I in table 5: one transformer layer each. In table 8 there are two."""
+"""Chunks of a rank of 1F1B-I in table 5: each transformer layer is one (section 5.1), so
+there are as many as a stage has layers. In table 8 there are two, as ZB-V has."""
 NAMES: Final[Mapping[str, str]] = {
     "1F1B": "1f1b",
     "1F1B-I": "interleaved",

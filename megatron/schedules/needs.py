@@ -13,7 +13,7 @@ from megatron.schedules.treatments import BarrierKind
 
 CommKind = Literal["X", "G", "C0", BarrierKind, "CIF", "CIB", "RG"]
 """X activation to the next stage, G gradient to the previous one; C0 broadcast of the last stage's
-output, C1 to C3 the barriers of the output layer (DESIGN section 3); CIF reduction of the input
+output, C1 to C3 the barriers of the output layer (``TREATMENTS``); CIF reduction of the input
 embedding to the first stage, CIB broadcast of its gradient from there; RG reduction of a bucket of
 gradients over the replicas, of which ``buckets`` knows the place."""
 

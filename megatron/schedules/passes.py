@@ -5,9 +5,9 @@ from typing import Final, Literal, NamedTuple, get_args
 
 PassKind = Literal["F", "B", "W", "S", "E", "T", "IF", "IB"]
 """F forward; B backward (input gradient); W weight gradient; S and T output layer before and after
-its barrier; IF and IB input layer forward and backward (DESIGN section 2). E is the middle pass of
-the naive treatment: it computes the exponentials, between the barriers of the maximum and the
-sum."""
+its barrier; IF and IB input layer forward and backward (arXiv 2411.05288, section 4). E is the
+middle pass of the naive treatment: it computes the exponentials, between the barriers of the
+maximum and the sum."""
 
 PASS_KINDS: Final[tuple[PassKind, ...]] = get_args(PassKind)
 CHUNKED_KINDS: Final[tuple[PassKind, ...]] = ("F", "B", "W")

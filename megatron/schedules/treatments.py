@@ -114,7 +114,7 @@ class Treatment:
     def products(self) -> Mapping[PassKind, int]:
         """How many of the output layer's three matrix products each of its passes computes.
 
-        S computes the logits and T the weight gradient (DESIGN section 3).
+        S computes the logits and T the weight gradient (arXiv 2411.05288, algorithms 1 and 2).
         """
         early = self.gradient_pass == "S"
         return {"S": 1 + early, "E": 0, "T": 2 - early}

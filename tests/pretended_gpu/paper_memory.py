@@ -3,7 +3,6 @@
 ``python -m pretended_gpu`` (``__main__.py``) prints it.
 """
 
-import csv
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,10 +18,10 @@ from reference.plain_gpt import GPTOptions
 from megatron.config.run_config import RunConfig
 from megatron.simulator.costs.gpus import GIB, gpu
 from megatron.training.planning.dry_run import dry_run
+from tools.predictions.measured import METHODS
+from tools.predictions.paper_tables import VOCABULARIES, read_cells
 
 RANKS = 8
-TREATMENTS = {"Baseline": "none", "Redis": "redis", "Vocab-1": "vocab-1", "Vocab-2": "vocab-2",
-              "Interlaced": "interlaced"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def paper_config(
 
 def memory(config: RunConfig, gpus: GpuPool) -> RankMemory:
     """Return the memory of every rank of ``config``'s pipeline."""
-    found = gpus.map(_two_iterations, config, ranks=config.parallel.pipeline_size)
+    found = gpus.map(_until_full, config, ranks=config.parallel.pipeline_size)
     said = "\n".join(dry_run(config, gpu("A100")))
     predicted = re.findall(r"^rank \d+: peak ([\d.]+) GiB", said, re.MULTILINE)
     return RankMemory(
@@ -83,25 +82,26 @@ def memory(config: RunConfig, gpus: GpuPool) -> RankMemory:
     )
 
 
-def _two_iterations(config: RunConfig, rank: int) -> Findings:
-    """The second has the optimizer's moments."""
-    return run_rank(config, rank, iterations=2, valid=False)
+def _until_full(config: RunConfig, rank: int) -> Findings:
+    """The second iteration has the optimizer's moments, the third the copy of them, if any."""
+    return run_rank(
+        config, rank, iterations=3 if config.optimizer.post_validation else 2, valid=False
+    )
 
 
 def rows(published: Path, gpus: GpuPool) -> Iterator[str]:
     """Yield a table of the fullest rank of every cell."""
     yield "| sequence | method | V | allocated | dry run | paper |"
     yield "|--:|---|--:|--:|--:|--:|"
-    with published.open() as file:
-        cells = [row for row in csv.DictReader(file) if int(row["gpus"]) == RANKS]
-    for row in cells:
-        for thousands in (32, 64, 128, 256):
-            layout = Layout(RANKS, TREATMENTS[row["method"]])
-            sequence = int(row["seq_length"])
-            config = paper_config(layout, thousands * 1024, sequence=sequence, dropout=0.1)
-            own = memory(config, gpus)
-            assert not own.faults, own.faults
-            yield (
-                f"| {sequence} | {row['method']} | {thousands}k | {max(own.allocated):.2f} | "
-                f"{max(own.predicted):.1f} | {row[f'peak_gb_{thousands}k']} |"
-            )
+    for cell in read_cells("1f1b", published):
+        if cell.gpus != RANKS:
+            continue
+        layout = Layout(RANKS, METHODS[cell.method.lower()])
+        vocab_size = VOCABULARIES[cell.vocabulary]
+        config = paper_config(layout, vocab_size, sequence=cell.seq_length, dropout=0.1)
+        own = memory(config, gpus)
+        assert not own.faults, own.faults
+        yield (
+            f"| {cell.seq_length} | {cell.method} | {cell.vocabulary} | {max(own.allocated):.2f} | "
+            f"{max(own.predicted):.1f} | {cell.peak_gib:.2f} |"
+        )

@@ -21,7 +21,8 @@ QUICK: Final = {"1F1B": 2000, "1F1B-I": 1000, "ZB-V": 800}
 QUICK_OTHERS: Final = 200
 """Ranks x microbatches up to which a schedule is checked every time."""
 INTERLEAVED_CHUNKS: Final = {"1.5B": 3, "6.2B": 4, "14.6B": 3, "28.3B": 2}
-"""Chunks of 1F1B-I in table 5: the number whose bubbles come nearest to the published ones."""
+"""Chunks of 1F1B-I in table 5: each transformer layer is one (section 5.1), so
+there are as many as a stage has layers. In table 8 there are two, as ZB-V has."""
 
 
 class Row(NamedTuple):

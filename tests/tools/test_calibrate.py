@@ -1,11 +1,15 @@
-"""What a known device would measure gives that device back."""
+"""What a known device would measure gives that device back; the dry run has what A100s gave."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from megatron.schedules.treatments import TREATMENTS, Treatment
+from megatron.simulator.costs.gpus import gpu
 from tools.predictions.calibrate import Setting, calibrate
 from tools.predictions.measured import METHODS
+from tools.predictions.paper_tables import MEASURED, measured_devices
 from tools.synthetic_runs import DEVICE, LAYERS, VOCABULARIES, run, shape_of
 
 SETTING = Setting(
@@ -25,6 +29,25 @@ def test_a_device_is_found_again_from_its_own_times() -> None:
         assert found.memory_bandwidth == pytest.approx(DEVICE.memory_bandwidth)
         assert found.link_latency == pytest.approx(DEVICE.link_latency)
         assert found.overhead == pytest.approx(DEVICE.overhead, abs=1e-9)
+
+
+def test_a_dry_run_has_what_real_runs_attained() -> None:
+    """A bandwidth is a share of the data sheet's there, and all constants are rounded."""
+    file = Path(__file__).resolve().parents[2] / "docs/reference" / MEASURED
+    for treatment, found in measured_devices(file).items():
+        used = gpu("A100").device(TREATMENTS[treatment])
+        assert used.peak_flops == found.peak_flops
+        assert used.link_bandwidth == found.link_bandwidth
+        assert used.attained == pytest.approx(found.attained, abs=1e-4)
+        assert used.memory_bandwidth == pytest.approx(found.memory_bandwidth, rel=1e-4)
+        assert used.link_latency == pytest.approx(found.link_latency, abs=1e-7)
+        assert used.overhead == pytest.approx(found.overhead, abs=1e-6)
+
+
+@pytest.mark.parametrize("treatment", TREATMENTS.values(), ids=list(TREATMENTS))
+def test_every_pass_of_the_vocabulary_has_an_overhead_in_a_dry_run(treatment: Treatment) -> None:
+    overhead = gpu("A100").device(treatment).overhead
+    assert all(overhead[kind] > 0 for kind in treatment.passes)
 
 
 def test_slower_layers_beside_collectives_are_the_treatments_own() -> None:

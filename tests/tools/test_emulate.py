@@ -41,18 +41,17 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-def test_runs_of_a_table_are_laid_beside_both_references(table: Path) -> None:
+def test_runs_of_a_table_are_laid_beside_the_simulator(table: Path) -> None:
     arguments = ("--csv", table.name, "--rows", "1,3", "-m", "3", "--rounds", "1")
     done = emulate(*arguments, folder=table.parent)
     assert done.returncode == 0, done.stderr
-    _, _, first, second, overhead, simulated, measured = done.stdout.splitlines()
+    _, _, first, second, overhead, simulated = done.stdout.splitlines()
     assert [first.split()[1], second.split()[1]] == ["baseline", "interlaced"]
     errors = [abs(float(row.split()[6].rstrip("%"))) for row in (first, second)]
     assert re.fullmatch(r"executor overhead: \d+ us a pass in the median, .*", overhead)
     mean = re.fullmatch(r"mean abs error to simulated: (\d+\.\d\d) %", simulated)
     assert mean is not None
     assert float(mean[1]) == pytest.approx(sum(errors) / 2, abs=0.01)
-    assert re.fullmatch(r"mean abs error to measured: \d+\.\d\d %", measured)
 
 
 def test_a_schedule_runs_with_jitter_and_comes_to_the_same(tmp_path: Path) -> None:
@@ -72,18 +71,17 @@ def test_a_schedule_runs_with_jitter_and_comes_to_the_same(tmp_path: Path) -> No
     assert last.startswith("mean abs error to simulated: ")
 
 
-def test_microbatches_change_what_was_measured_as_they_change_the_simulation(table: Path) -> None:
+def test_microbatches_are_as_measured_or_as_asked(table: Path) -> None:
     [whole] = measured_cases(table, ["2"], None, None)
     [short] = measured_cases(table, ["2"], 16, None)
-    assert (whole.program.plan.microbatches, whole.measured) == (MICROBATCHES, 0.9)
+    assert whole.program.plan.microbatches == MICROBATCHES
     assert short.program.plan.microbatches == 16
-    assert short.measured is not None
-    assert short.measured / 0.9 == pytest.approx(short.simulated / whole.simulated)
+    assert short.simulated < whole.simulated
 
 
-def test_more_ranks_have_the_same_pass_times_and_nothing_measured(table: Path) -> None:
+def test_more_ranks_have_the_same_pass_times(table: Path) -> None:
     [case] = measured_cases(table, ["1"], 4, 7)
-    assert (case.ranks, case.measured) == (7, None)
+    assert case.ranks == 7
     measured = read_measured(table)[0]
     times = on_ranks(measured, 7).times["F"]
     own = measured.times["F"]

@@ -9,14 +9,12 @@ LISTS = launch_lists()
 MISSING = {
     "M-LM gpt3_175b": {
         "batch sizes that grow",
-        "checkpoints",
         "fp16",
         "other tokenizers",
         "TensorBoard and Weights & Biases",
         "tensor parallelism",
     },
     "M-LM 345M tp2pp2": {
-        "checkpoints",
         "fp16",
         "other tokenizers",
         "recomputation",
@@ -26,7 +24,6 @@ MISSING = {
     "ZB fork ZBV": {"fp16", "tensor parallelism"},
     "ZB v-half-vocab": {"fp16"},
     "Swiss-AI llama3-8b": {
-        "checkpoints",
         "documents kept apart in a sample",
         "optimizer states in fewer bits",
         "other tokenizers",
@@ -34,7 +31,6 @@ MISSING = {
         "TensorBoard and Weights & Biases",
     },
     "Pai llama3.1-8b": {
-        "checkpoints",
         "other tokenizers",
         "TensorBoard and Weights & Biases",
         "tensor parallelism",
@@ -45,7 +41,6 @@ MISSING = {
         "tensor parallelism",
     },
     "llm-jp 175b": {
-        "checkpoints",
         "fp8 and fp4",
         "recomputation",
         "TensorBoard and Weights & Biases",
@@ -53,7 +48,6 @@ MISSING = {
     },
     "BLOOM-176B": {
         "batch sizes that grow",
-        "checkpoints",
         "data given per split or in a file",
         "other layers",
         "other position embeddings",

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 import tools.predict_paper as predict_paper
+import tools.predictions.paper_tables as paper_tables
 from tools.synthetic_runs import VOCABULARIES, as_csv, run
 
 FIGURES = [
-    f"{figure}_{size}" for figure in ("mfu", "peak_gb") for size in predict_paper.VOCABULARIES
+    f"{figure}_{size}" for figure in ("mfu", "peak_gb") for size in paper_tables.VOCABULARIES
 ]
 HEADER = ",".join(["gpus", "seq_length", "method", *FIGURES])
 
@@ -17,12 +18,12 @@ HEADER = ",".join(["gpus", "seq_length", "method", *FIGURES])
 def reference(tmp_path: Path) -> Path:
     methods = ("baseline", "vocab-1", "vocab-2", "interlaced")
     runs = [run(method, size) for method in methods for size in VOCABULARIES]
-    (tmp_path / predict_paper.MEASURED).write_text(as_csv(runs))
+    (tmp_path / paper_tables.MEASURED).write_text(as_csv(runs))
     figures = "40,40,40,-,20,20,20,-"
     rows = [f"8,2048,{method},{figures}" for method in ("Baseline", "Vocab-2")]
     for name, lines in (("1f1b", rows), ("v-half", [])):
         text = "\n".join([HEADER, *lines]) + "\n"
-        (tmp_path / predict_paper.TABLES[name]).write_text(text)
+        (tmp_path / paper_tables.TABLES[name]).write_text(text)
     return tmp_path
 
 
@@ -32,7 +33,7 @@ def test_cells_are_predicted_and_compared(
     predict_paper.main([str(reference)])
     devices, rows, errors = capsys.readouterr().out.strip().split("\n\n")
     heading, _, *lines = rows.splitlines()
-    table, both = errors.splitlines()
+    setup, table, both = errors.splitlines()
     assert "* vocab-2: products attain output 0.481, forward 0.385, backward 0.321" in devices
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert len(cells) == 8
@@ -45,21 +46,38 @@ def test_cells_are_predicted_and_compared(
     mean = sum(abs(float(cell[7])) for cell in fitted) / 6
     assert float(table.split("error ")[1].split()[0]) == pytest.approx(mean, abs=0.06)
     assert table.removeprefix("1f1b") == both.removeprefix("both tables")
+    assert setup.removeprefix("1f1b, 8 GPUs") == table.removeprefix("1f1b")
+    assert table.startswith("1f1b: 6 runs")
+
+
+def test_lines_are_brought_up_to_date_in_the_page_that_has_them(
+    reference: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    predict_paper.main([str(reference)])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| 1f1b")]
+    old = [line.replace(" 40.0 |", " 39.0 |") for line in lines]
+    page.write_text("\n".join(["Before.", *old, "After."]) + "\n")
+    predict_paper.main([str(reference), "--update", str(page)])
+    assert page.read_text().splitlines() == ["Before.", *lines, "After."]
+    page.write_text("\n".join(old[1:]))
+    with pytest.raises(ValueError, match=r"page.md has 0 lines that begin with '\| 1f1b \| 8"):
+        predict_paper.main([str(reference), "--update", str(page)])
 
 
 def test_auto_is_at_least_as_fast_and_fits(
     reference: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    devices = predict_paper.measured_devices(reference / predict_paper.MEASURED)
-    cell = predict_paper.read_cells("1f1b", reference / predict_paper.TABLES["1f1b"])[0]
+    devices = paper_tables.measured_devices(reference / paper_tables.MEASURED)
+    cell = paper_tables.read_cells("1f1b", reference / paper_tables.TABLES["1f1b"])[0]
     few = {"vocab-2": devices["vocab-2"]}
-    monkeypatch.setattr(predict_paper, "MICROBATCHES", 4)
+    monkeypatch.setattr(paper_tables, "MICROBATCHES", 4)
     monkeypatch.setattr(predict_paper, "SCHEDULES", ["1f1b", "zb-h1", "v-half"])
     found = predict_paper.fastest(cell, few, limit_gib=30)
     paper = cell.job("1f1b", "vocab-2", devices, shortened=True)
     assert found is not None
     assert found.time <= paper.time
-    assert found.peak <= 30 * predict_paper.GIBIBYTE
+    assert found.peak <= 30 * paper_tables.GIBIBYTE
     assert predict_paper.fastest(cell, few, limit_gib=1) is None
 
 
@@ -73,7 +91,7 @@ def test_auto_is_at_least_as_fast_and_fits(
     ],
 )
 def test_a_bad_cell_is_named(reference: Path, row: str, message: str) -> None:
-    file = reference / predict_paper.TABLES["1f1b"]
+    file = reference / paper_tables.TABLES["1f1b"]
     file.write_text(f"{HEADER}\n{row}\n")
     with pytest.raises(ValueError, match=message):
         predict_paper.main([str(reference)])

@@ -24,14 +24,12 @@ class EmulatedCase:
         program: the program.
         costs: times of its passes and communications.
         unit: seconds of a unit of ``costs``.
-        measured: seconds that the iteration took in reality, if that is known.
     """
 
     name: str
     program: Program
     costs: Costs
     unit: float
-    measured: float | None = None
 
     @property
     def ranks(self) -> int:
@@ -65,15 +63,13 @@ def parse_rows(words: Sequence[str], count: int) -> list[int]:
 def measured_cases(
     path: Path, rows: Sequence[str] | None, microbatches: int | None, ranks: int | None
 ) -> list[EmulatedCase]:
-    """Return the measured runs of a table, a case for each.
+    """Return cases with the pass times of the measured runs of a table.
 
     Args:
         path: the table.
         rows: which of its runs, counted from 1; by default all.
-        microbatches: of an iteration; by default as measured. If they are others, what was measured
-            is taken to change as the simulated time does.
-        ranks: how many ranks have those pass times; by default as measured. Of other ranks nothing
-            was measured.
+        microbatches: of an iteration; by default as measured.
+        ranks: how many ranks have those pass times; by default as measured.
 
     Raises:
         ValueError: for a file that is no table of runs, or rows and ranks that cannot be.
@@ -86,17 +82,11 @@ def measured_cases(
 def _measured_case(
     runs: Sequence[MeasuredRun], row: int, microbatches: int, ranks: int | None
 ) -> EmulatedCase:
-    run_, hop, unit = runs[row], hop_like(runs[row], runs), 1e-6
+    run_ = runs[row]
     name = f"{row + 1:>3} {run_.method:<10} {run_.seq_length:>8} {run_.vocab_size:>7}"
     asked = run_ if ranks is None else on_ranks(run_, ranks)
-    program, costs = lowered(asked, hop, microbatches)
-    measured = None
-    if asked.ranks == run_.ranks:
-        measured = run_.iteration_ms / 1000
-        if microbatches != MICROBATCHES:
-            whole = simulate(*lowered(run_, hop, MICROBATCHES)).end
-            measured *= simulate(program, costs).end / whole
-    return EmulatedCase(name, program, costs, unit, measured)
+    program, costs = lowered(asked, hop_like(run_, runs), microbatches)
+    return EmulatedCase(name, program, costs, unit=1e-6)
 
 
 def planned_case(request: Request, path: Path, unit: float) -> EmulatedCase:

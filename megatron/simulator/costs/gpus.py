@@ -1,26 +1,14 @@
-"""GPUs by name: their data sheets, and the shares of these rates that measured runs attain.
-
-The shares come from 20 measured runs of Megatron-LM on A100s (docs/predictions.md). The other GPUs,
-on which nothing was measured, are assumed to attain the same shares.
-"""
+"""GPUs by name: their data sheets, of which passes attain a share (``attained.py``)."""
 
 import re
 from dataclasses import dataclass
 from typing import Final
 
+from megatron.schedules.treatments import Treatment
+from megatron.simulator.costs.attained import BANDWIDTH, LATENCY, OUTPUT, attained_under
 from megatron.simulator.costs.device import Device
 
 GIB: Final = float(1 << 30)
-
-ATTAINED: Final = {"forward": 0.672, "backward": 0.656, "output": 0.797}
-"""Share of the peak that matrix products attain: layers forward, layers backward, and the three
-large products of the output layer."""
-
-ATTAINED_BANDWIDTH: Final = 0.77
-"""Share of the memory bandwidth that elementwise kernels attain."""
-
-LATENCY: Final = 328e-6
-"""Latency of a message between neighbours in seconds."""
 
 USABLE: Final = 0.95
 """Share of a GPU's memory that tensors can use; the rest goes to CUDA, NCCL and fragments."""
@@ -93,18 +81,20 @@ class Gpu:
         assert peak is not None, f"{self.name} has no peak in the table"
         return peak.bf16
 
-    def device(self) -> Device:
-        """Return the rates that passes attain on it."""
+    def device(self, treatment: Treatment) -> Device:
+        """Return the rates that passes attain on it under a treatment of the vocabulary."""
+        attained = attained_under(treatment)
         return Device(
             peak_flops=1e12 * self.peak_tflops,
             attained={
-                "forward": ATTAINED["forward"],
-                "backward": ATTAINED["backward"],
-                "output": ATTAINED["output"],
+                "forward": attained.forward,
+                "backward": attained.backward,
+                "output": OUTPUT,
             },
-            memory_bandwidth=ATTAINED_BANDWIDTH * self.bandwidth,
+            memory_bandwidth=BANDWIDTH * self.bandwidth,
             link_bandwidth=self.link,
             link_latency=LATENCY,
+            overhead=attained.overhead,
         )
 
 

@@ -38,6 +38,31 @@ UNFUSED_LOGITS: Final = LogitBytes(held=4, working=4)
 """Megatron-LM's kernels: exponentials in fp32; logits and their gradient in 16 bits come and go."""
 
 
+def parameters(
+    shape: Shape,
+    stages: Sequence[tuple[int, int]],
+    layers: Sequence[int],
+    treatment: Treatment,
+    *,
+    tied: bool = False,
+) -> list[float]:
+    """Return the parameters of every rank, those of its shard of the vocabulary included.
+
+    Args: as those of ``model_sizes``.
+    """
+    ranks = 1 + max(rank for rank, _ in stages)
+    counts = [0.0] * ranks
+    for (rank, _), count in zip(stages, layers, strict=True):
+        counts[rank] += count * shape.layer_parameters
+    whole = shape.vocabulary_parameters
+    if treatment.is_sharded:
+        return [own + (1 if tied else 2) * whole / ranks for own in counts]
+    first, last = stages[0][0], stages[-1][0]
+    counts[first] += whole
+    counts[last] += 0 if tied and first == last else whole
+    return counts
+
+
 def model_sizes(
     shape: Shape,
     stages: Sequence[tuple[int, int]],
@@ -66,26 +91,22 @@ def model_sizes(
     ranks = 1 + max(rank for rank, _ in stages)
     first, (last, last_chunk) = stages[0][0], stages[-1]
     x = float(ACTIVATION_BYTES * shape.elements)
-    static = [0.0] * ranks
+    counts = parameters(shape, stages, layers, treatment, tied=tied)
+    static = [per_parameter * count for count in counts]
     activation = [[0.0] * (len(stages) // ranks) for _ in range(ranks)]
-    for (rank, chunk), count in zip(stages, layers, strict=True):
-        static[rank] += per_parameter * count * shape.layer_parameters
-        activation[rank][chunk] += count * shape.layer_activation_bytes
+    for (rank, chunk), layer_count in zip(stages, layers, strict=True):
+        activation[rank][chunk] += layer_count * shape.layer_activation_bytes
     activation[last][last_chunk] += x  # the final norm keeps its input
-    embedding = per_parameter * shape.vocabulary_parameters
-    shards = ranks if treatment.is_sharded else 1
-    exponentials = x + logit.held * shape.logits / shards
-    at_work = logit.workspace + logit.working * shape.logits / shards
+    logits = shape.logits / (ranks if treatment.is_sharded else 1)
+    exponentials = x + logit.held * logits
+    at_work = logit.workspace + logit.working * logits
     at_work += treatment.gradients_held * logit.early_gradient * shape.elements
     if not treatment.is_sharded:
-        static[first] += embedding
         static[last] += at_work
-        static[last] += 0.0 if tied and first == last else embedding
         activation[last][last_chunk] += exponentials
         return Sizes(static, activation)
-    shard = (1 if tied else 2) * embedding / ranks + at_work
     return Sizes(
-        [own + shard for own in static],
+        [own + at_work for own in static],
         activation,
         exponentials=exponentials,
         embedding=[x if rank == first else 0.0 for rank in range(ranks)],

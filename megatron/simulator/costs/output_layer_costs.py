@@ -1,19 +1,15 @@
 """Add the output layer's time to the passes that run it under a treatment of the vocabulary.
 
 The layer has three matrix products of equal size: the logits, the input gradient and the weight
-gradient (DESIGN section 3). ``time`` is the time of one of them.
+gradient (arXiv 2411.05288, section 3). ``time`` is the time of one of them.
 """
 
 from dataclasses import replace
-from typing import Final
 
 from megatron.schedules.costs import Costs, Time
 from megatron.schedules.passes import PassKind
-from megatron.schedules.treatments import Treatment
-from megatron.simulator.costs.redistribute import redistribute_stages
-from megatron.simulator.costs.stage_costs import Stages
-
-_LAYER_KINDS: Final[tuple[PassKind, ...]] = ("F", "B", "W")
+from megatron.schedules.treatments import TREATMENTS, Treatment
+from megatron.simulator.costs.stage_costs import StageCosts, Stages
 
 
 def spread_output_layer(costs: Costs, ranks: int, treatment: Treatment, time: float) -> Costs:
@@ -33,14 +29,12 @@ def spread_output_layer(costs: Costs, ranks: int, treatment: Treatment, time: fl
 
 def place_output_layer(costs: Costs, stages: Stages, time: float) -> Costs:
     """Return ``costs`` with the whole output layer on the last stage."""
-    backward = {"B": 1.0, "W": 1.0} if "W" in costs.passes else {"B": 2.0}
     rank, chunk = stages[-1]
     passes = dict(costs.passes)
-    for kind in _LAYER_KINDS:
-        if kind in passes:
-            table = _table(passes[kind], stages)
-            table[rank][chunk] += time * ({"F": 1.0} | backward)[kind]
-            passes[kind] = table
+    for kind, extra in _whole_layer(costs, time).items():
+        table = _table(passes[kind], stages)
+        table[rank][chunk] += extra
+        passes[kind] = table
     return replace(costs, passes=passes)
 
 
@@ -61,25 +55,28 @@ def redistribute_layers(
     Raises:
         ValueError: if times differ by rank, because they then belong to a distribution already.
     """
-    times: dict[PassKind, float] = {}
-    for kind in _LAYER_KINDS:
-        time = costs.passes.get(kind, 0.0)
-        if not isinstance(time, (int, float)):
-            raise ValueError(
-                f"{kind} has times by rank, which belong to a distribution of the layers already: "
-                "give one time, or leave the layers as they are"
-            )
-        times[kind] = time * len(stages) / layers
-    extra = [0.0] * (len(stages) - 1) + [3 * output_layer]
-    counts = redistribute_stages(layers, stages, sum(times.values()), extra, last)
-    passes = dict(costs.passes)
-    for kind in _LAYER_KINDS:
-        if kind in passes:
-            table = _table(0.0, stages)
-            for (rank, chunk), count in zip(stages, counts, strict=True):
-                table[rank][chunk] = count * times[kind]
-            passes[kind] = table
-    return place_output_layer(replace(costs, passes=passes), stages, output_layer)
+    extras = [*({} for _ in stages[1:]), _whole_layer(costs, output_layer)]
+    layer = {kind: _one_time(costs, kind) * len(stages) / layers for kind in extras[-1]}
+    others = {kind: time for kind, time in costs.passes.items() if kind not in layer}
+    spread = StageCosts(stages, layer, extras, others, TREATMENTS["redis"], costs.comms)
+    return spread.costs(spread.balanced(layers, last))
+
+
+def _whole_layer(costs: Costs, time: float) -> dict[PassKind, float]:
+    """Return what a whole output layer adds to its stage's passes, of the kinds that have costs."""
+    split = "W" in costs.passes
+    added: dict[PassKind, float] = {"F": time, "B": time if split else 2 * time, "W": time}
+    return {kind: extra for kind, extra in added.items() if kind in costs.passes}
+
+
+def _one_time(costs: Costs, kind: PassKind) -> float:
+    time = costs.passes[kind]
+    if not isinstance(time, (int, float)):
+        raise ValueError(
+            f"{kind} has times by rank, which belong to a distribution of the layers already: "
+            "give one time, or leave the layers as they are"
+        )
+    return time
 
 
 def _table(time: Time, stages: Stages) -> list[list[float]]:

@@ -10,6 +10,7 @@ from megatron.simulator.costs.model_bytes import (
     FP32_GRADIENT_PARAMETER,
     LogitBytes,
     model_sizes,
+    parameters,
 )
 from megatron.simulator.costs.peak_bytes import Size, Sizes
 from megatron.simulator.costs.shape import ACTIVATION_BYTES, Shape
@@ -19,6 +20,10 @@ FP32_BYTES: Final = 4
 OPTIMIZER_BYTES: Final = 30
 """Bytes that AdamW moves per parameter: it reads gradient, master weight and both moments, and
 writes the last three and the bf16 parameter."""
+
+COPY_BYTES: Final = 3 * FP32_BYTES
+"""Bytes a parameter of the copy of AdamW's state from which a step can be undone: master weight and
+both moments."""
 
 
 def own_logits(shape: Shape, shards: int, tile_rows: int, exponentials_at_once: int) -> LogitBytes:
@@ -52,13 +57,12 @@ def training_sizes(
     *,
     tied: bool,
     positions: int,
+    post_validation: bool,
 ) -> Sizes:
     """Return what a run weighs on every rank.
 
     To the paper's formulas this adds what they leave out, a few percent: what B works with, and
-    positions. Where B is fullest, there are within the MLP a gradient of the inner activation and
-    the gradient of a matrix; or, where W is a pass of its own, the gradients on both sides of the
-    activation. The output layer's workspace is not needed at the same time.
+    positions.
 
     Args:
         shape: the model and one microbatch.
@@ -68,52 +72,82 @@ def training_sizes(
         logit: bytes of the output layer.
         tied: input and output layer share a matrix.
         positions: that have an embedding of their own, which is learned; 0 without.
+        post_validation: steps are validated afterwards, so that all ranks but the last keep a copy
+            of the optimizer's state.
     """
-    sizes = _paper_sizes(shape, plan, layers, treatment, logit, tied=tied)
-    beside = shape.tokens if plan.split_backward else shape.hidden_size
-    at_work = ACTIVATION_BYTES * shape.inner_width * (shape.tokens + beside)
-    (first, first_chunk), (last, _) = plan.stages[0], plan.stages[-1]
-    holders = range(plan.ranks) if treatment.is_sharded else (last,)
+    sizes = model_sizes(
+        shape,
+        plan.stages,
+        layers,
+        treatment,
+        per_parameter=FP32_GRADIENT_PARAMETER,
+        logit=logit,
+        tied=tied,
+    )
+    counts = parameters(shape, plan.stages, layers, treatment, tied=tied)
+    first, first_chunk = plan.stages[0]
+    counts[first] += positions * shape.hidden_size
     static = [
-        held + max(0.0, at_work - (logit.workspace if rank in holders else 0.0))
-        for rank, held in enumerate(of_ranks(sizes.static))
+        held + at_work
+        for held, at_work in zip(
+            of_ranks(sizes.static), _layer_at_work(shape, plan, treatment, logit), strict=True
+        )
     ]
+    static[first] += FP32_GRADIENT_PARAMETER * positions * shape.hidden_size
+    for rank in _keepers_of_a_copy(plan, post_validation):
+        static[rank] += COPY_BYTES * counts[rank]
     assert not isinstance(sizes.activation, (int, float))
     activation = [list(of_ranks(own)) for own in sizes.activation]
     if positions:
-        static[first] += FP32_GRADIENT_PARAMETER * positions * shape.hidden_size
         # The words' embeddings, which wait for their gradient beside the sum of the two.
         activation[first][first_chunk] += ACTIVATION_BYTES * shape.elements
     return replace(sizes, static=static, activation=activation)
 
 
+def _layer_at_work(
+    shape: Shape, plan: Plan, treatment: Treatment, logit: LogitBytes
+) -> list[float]:
+    """Return what B works with on every rank beyond the output layer's workspace.
+
+    Where B is fullest, there are within the MLP a gradient of the inner activation and the gradient
+    of a matrix; or, where W is a pass of its own, the gradients on both sides of the activation.
+    The output layer's workspace is not needed at the same time.
+    """
+    beside = shape.tokens if plan.split_backward else shape.hidden_size
+    at_work = float(ACTIVATION_BYTES * shape.inner_width * (shape.tokens + beside))
+    holders = range(plan.ranks) if treatment.is_sharded else (plan.stages[-1][0],)
+    return [
+        max(0.0, at_work - (logit.workspace if rank in holders else 0.0))
+        for rank in range(plan.ranks)
+    ]
+
+
 def optimizer_traffic(
-    shape: Shape, plan: Plan, layers: Sequence[int], treatment: Treatment, *, tied: bool
+    shape: Shape,
+    plan: Plan,
+    layers: Sequence[int],
+    treatment: Treatment,
+    *,
+    tied: bool,
+    post_validation: bool,
 ) -> float:
-    """Return the bytes that the optimizer's step moves on the rank with the most parameters.
+    """Return the bytes that the optimizer's step moves on the rank that moves the most.
 
     Args: as those of ``training_sizes``.
     """
-    sizes = _paper_sizes(shape, plan, layers, treatment, LogitBytes(0, 0), tied=tied)
-    return OPTIMIZER_BYTES * max(of_ranks(sizes.static)) / FP32_GRADIENT_PARAMETER
+    counts = parameters(shape, plan.stages, layers, treatment, tied=tied)
+    moved = [OPTIMIZER_BYTES * count for count in counts]
+    for rank in _keepers_of_a_copy(plan, post_validation):
+        moved[rank] += 2 * COPY_BYTES * counts[rank]  # read and written
+    return max(moved)
+
+
+def _keepers_of_a_copy(plan: Plan, post_validation: bool) -> range:
+    """Return the ranks that may have to undo a step: the last one knows the norm of the model."""
+    return range(plan.ranks - 1) if post_validation else range(0)
 
 
 def of_ranks(size: Size) -> Sequence[float]:
     """Return a size as ``model_sizes`` gives it: one for each rank."""
     assert not isinstance(size, (int, float))
     return size
-
-
-def _paper_sizes(
-    shape: Shape,
-    plan: Plan,
-    layers: Sequence[int],
-    treatment: Treatment,
-    logit: LogitBytes,
-    *,
-    tied: bool,
-) -> Sizes:
-    per_parameter = FP32_GRADIENT_PARAMETER
-    return model_sizes(
-        shape, plan.stages, layers, treatment, per_parameter=per_parameter, logit=logit, tied=tied
-    )

@@ -3,16 +3,31 @@
 The peak is the value of ``--peak-tflops`` if given. Otherwise it comes from a table of GPUs by name
 (dense, no sparsity), or from a matrix product that is measured at the start. On a CPU such a
 product is the best that can be reached in practice.
+
+A CPU is shared: with other ranks that start at the same time, and with whatever else runs. The
+clock on the wall would count the time in which others have the core, which on a busy machine is
+most of it. So products on a CPU are timed in CPU time, which stands still meanwhile. What the MFU
+then loses on a busy machine is a fact about the run, not about the measurement.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
 from megatron.simulator.costs.gpus import tabulated_peak
 
-MEASURE_SECONDS = 0.3
+MEASURE_SECONDS: Final = 0.3
+
+CPU_PRODUCT: Final = 512
+"""Rows and columns of the factors on a CPU: they stay in its cache, where a product reaches its
+full speed, and a product takes a few milliseconds at most. Caches are cold after another process
+has had the core, so many short products are measured, of which some are not disturbed."""
+
+GPU_PRODUCT: Final = 8192
+"""Rows and columns of the factors on a GPU, which needs large ones to reach its full speed."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +52,8 @@ def peak_of_rank(device: torch.device, dtype: torch.dtype, peak_tflops: float | 
         peak_tflops: the value of ``--peak-tflops``, which goes before every other source.
 
     Returns:
-        The peak and its source. A measurement takes a few hundred milliseconds and depends on
-        the load of the machine at that moment: let all ranks measure at the same time.
+        The peak and its source. A measurement takes a few hundred milliseconds. Let all ranks
+        measure at the same time: a core is slower while its neighbours work, as they do later.
     """
     if peak_tflops is not None:
         return Peak(peak_tflops, "--peak-tflops")
@@ -52,7 +67,8 @@ def peak_of_rank(device: torch.device, dtype: torch.dtype, peak_tflops: float | 
     threads = torch.get_num_threads()
     return Peak(
         measure_tflops(device, dtype),
-        f"measured: {precision} product on {threads} CPU thread{'s' if threads > 1 else ''}",
+        f"measured in CPU time: {precision} product on {threads} CPU "
+        f"thread{'s' if threads > 1 else ''}",
     )
 
 
@@ -72,28 +88,32 @@ def measure_tflops(
     Args:
         device: where to multiply.
         dtype: of both factors and of the product.
-        seconds: time to spend, after one run to warm up; at least one run is measured.
+        seconds: time to spend, after one run to warm up; at least one run is measured. On a CPU it
+            is CPU time of the calling thread.
 
     Returns:
         TFLOP/s.
     """
-    size = 8192 if device.type == "cuda" else 1024
+    size = GPU_PRODUCT if device.type == "cuda" else CPU_PRODUCT
+    clock = time.perf_counter if device.type == "cuda" else time.thread_time
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     product = torch.empty_like(a)
     times: list[float] = []
-    _timed_product(a, b, product)
+    _timed_product(a, b, product, clock)
     while sum(times) < seconds:
-        times.append(_timed_product(a, b, product))
+        times.append(_timed_product(a, b, product, clock))
     return 2 * size**3 / min(times) / 1e12
 
 
-def _timed_product(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor) -> float:
+def _timed_product(
+    a: torch.Tensor, b: torch.Tensor, product: torch.Tensor, clock: Callable[[], float]
+) -> float:
     """Return the seconds of one product; the device's queue is drained before and after it."""
     _drain(a.device)
-    begin = time.perf_counter()
+    begin = clock()
     torch.matmul(a, b, out=product)
     _drain(a.device)
-    return time.perf_counter() - begin
+    return clock() - begin
 
 
 def _drain(device: torch.device) -> None:

@@ -13,6 +13,7 @@ import torch
 from megatron.config.run_config import RunConfig
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.treatments import TREATMENTS
+from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN, CHECKED, together
 from megatron.simulator.costs.gpus import GIB, Gpu
 from megatron.simulator.costs.training_bytes import of_ranks
 from megatron.simulator.draw.text import draw_text
@@ -99,7 +100,9 @@ def _figures(found: RunForecast) -> str:
         f"iteration {outcome.seconds:.3f} s: schedule {outcome.schedule:.3f}, of which ranks idle "
         f"{outcome.idle:.1%}; optimizer's step {outcome.step:.3f}; "
         f"MFU {outcome.mfu:.1%}",
-        "rates: the shares of the data sheet that Megatron-LM attains on A100s, with its kernels",
+        "rates: the shares of the data sheet that Megatron-LM's kernels attain on A100s under "
+        f"{found.config.parallel.vocab_parallel}",
+        _checked(),
     ]
     static = of_ranks(found.sizes.static)
     for rank, (peak, held) in enumerate(zip(outcome.peak, static, strict=True)):
@@ -109,6 +112,19 @@ def _figures(found: RunForecast) -> str:
             f"{held / GIB:.1f}){verdict}"
         )
     return "\n".join(lines)
+
+
+def _checked() -> str:
+    """Return how far predictions were off where there was something to compare them with."""
+    tables = {schedule: together(by_gpus.values()) for schedule, by_gpus in CHECKED.items()}
+    off = ", ".join(
+        f"{own.mfu:.1f} points ({own.most_mfu:.1f} at most) in {own.runs} runs of {schedule}"
+        for schedule, own in tables.items()
+    )
+    return (
+        f"checked: with Megatron-LM on A100s, where the MFU was off by {off}; with what this "
+        f"project allocates, where memory was off by {ALLOCATED_WITHIN:.1%} at most"
+    )
 
 
 def _ranking(config: RunConfig, ranked: Sequence[Candidate], gpu: Gpu) -> str:

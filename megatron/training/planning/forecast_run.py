@@ -84,11 +84,22 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
     plan, layers = run_plan.plan, run_plan.layers
     treatment = TREATMENTS[config.parallel.vocab_parallel]
     shape = shape_of(config.model, config.train.micro_batch_size)
-    device, tied = gpu.device(), config.model.tie_embeddings
+    device, tied = gpu.device(treatment), config.model.tie_embeddings
     times = ModelTimes(shape, device, early_whole=True)
     logit = own_output_layer(shape, config.parallel.vocab_shards)
     positions = _learned_positions(config.model)
-    sizes = training_sizes(shape, plan, layers, treatment, logit, tied=tied, positions=positions)
+    undoable = config.optimizer.post_validation
+    sizes = training_sizes(
+        shape,
+        plan,
+        layers,
+        treatment,
+        logit,
+        tied=tied,
+        positions=positions,
+        post_validation=undoable,
+    )
+    moved = optimizer_traffic(shape, plan, layers, treatment, tied=tied, post_validation=undoable)
     costs = stage_costs(times, plan.stages, treatment).costs(layers)
     timeline = simulate(lower(plan, run_plan.costs), costs)
     outcome = forecast(
@@ -97,7 +108,7 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
         sizes,
         model_flops=iteration_flops(shape, config.model.num_layers, config.train.num_microbatches),
         peak_flops=device.peak_flops,
-        step=device.traffic(optimizer_traffic(shape, plan, layers, treatment, tied=tied)),
+        step=device.traffic(moved),
     )
     return RunForecast(config, run_plan, gpu, timeline, outcome, sizes)
 

@@ -1,9 +1,16 @@
 """The peak: the right row of the table, the flag above all, a measurement that makes sense."""
 
+import time
+
 import pytest
 import torch
 
-from megatron.training.metrics.peak_tflops import measure_tflops, peak_of_rank, tabulated_tflops
+from megatron.training.metrics.peak_tflops import (
+    CPU_PRODUCT,
+    measure_tflops,
+    peak_of_rank,
+    tabulated_tflops,
+)
 
 
 @pytest.mark.parametrize(
@@ -53,3 +60,19 @@ def test_a_cpu_is_measured(dtype: torch.dtype) -> None:
 
 def test_a_measurement_without_time_is_still_one() -> None:
     assert measure_tflops(torch.device("cpu"), torch.float32, seconds=1e-9) > 0
+
+
+def test_the_time_in_which_others_have_the_core_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thread that sleeps has no core either: a quarter of a second is nothing."""
+    multiply = torch.matmul
+
+    def interrupted(*factors: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.25)
+        return multiply(*factors, out=out)
+
+    monkeypatch.setattr(torch, "matmul", interrupted)
+    by_the_clock_on_the_wall = 2 * CPU_PRODUCT**3 / 0.25 / 1e12
+    found = measure_tflops(torch.device("cpu"), torch.float32, seconds=1e-9)
+    assert found > 2 * by_the_clock_on_the_wall

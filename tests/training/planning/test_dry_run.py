@@ -26,6 +26,7 @@ from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan import Plan
 from megatron.schedules.treatments import TREATMENTS
+from megatron.simulator.costs.accuracy import CHECKED, together
 from megatron.simulator.costs.cost_file import save_costs
 from megatron.simulator.costs.gpus import GIB, GPUS, gpu
 from megatron.simulator.costs.model_bytes import model_sizes
@@ -34,7 +35,12 @@ from megatron.simulator.costs.shape import Shape
 from megatron.simulator.simulate import simulate
 from megatron.training.planning.dry_run import dry_run
 from megatron.training.planning.forecast_run import forecast_run, own_output_layer
+from megatron.training.planning.model_shape import shape_of
 from megatron.training.planning.run_plan import candidates, make_run_plan
+from tools.predictions.paper_tables import MEASURED, measured_devices
+from tools.predictions.predict import PipelineJob
+
+REFERENCE = Path(__file__).resolve().parents[3] / "docs/reference"
 
 BYTES_PER_PARAMETER = 18
 """bf16 weight; fp32 gradient, master weight and both moments."""
@@ -158,6 +164,31 @@ def test_the_mfu_is_that_of_the_time() -> None:
     assert float(mfu) / 100 == pytest.approx(flops / (4 * 312e12 * float(seconds)), rel=5e-3)
 
 
+@pytest.mark.parametrize("treatment", ["vocab-1", "vocab-2", "interlaced"])
+def test_the_time_is_that_of_the_model_calibrated_with_real_runs(treatment: str) -> None:
+    """The same plan, with what A100s attained under its treatment; constants are rounded."""
+    run = config(vocabulary=treatment)
+    plan = make_run_plan(run)
+    device = measured_devices(REFERENCE / MEASURED)[treatment]
+    shape = shape_of(run.model, run.train.micro_batch_size)
+    job = PipelineJob(shape, 24, 4, 8, device, "1f1b", treatment)
+    calibrated = simulate(lower(plan.plan, plan.costs), job.costs).end
+    found = forecast_run(run, plan, gpu("A100"))
+    assert found.outcome.schedule == pytest.approx(calibrated, rel=1e-3)
+
+
+def test_what_predictions_were_off_by_is_said() -> None:
+    """In one line, from the figures that tests/tools/test_paper_tables.py guards."""
+    [line] = [line for line in report(config()).splitlines() if line.startswith("checked: ")]
+    for schedule, by_gpus in CHECKED.items():
+        errors = together(by_gpus.values())
+        said = rf" ([\d.]+) points \(([\d.]+) at most\) in (\d+) runs of {schedule}\b"
+        [(mean, most, runs)] = re.findall(said, line)
+        assert float(mean) == pytest.approx(errors.mfu, abs=0.05001)
+        assert float(most) == pytest.approx(errors.most_mfu, abs=0.05001)
+        assert int(runs) == errors.runs
+
+
 def test_a_faster_gpu_is_faster() -> None:
     times = [
         float(re.findall(r"^iteration ([\d.]+) s", report(config(), name), re.MULTILINE)[0])
@@ -256,7 +287,7 @@ def test_the_table_of_auto_agrees_with_what_it_takes(vocabulary: str, name: str)
         assert float(by_flops) == pytest.approx(times[schedule] / times[first], abs=6e-4)
         assert float(seconds) == pytest.approx(outcome.seconds, abs=6e-4)
         assert float(mfu.rstrip("%")) == pytest.approx(100 * outcome.mfu, abs=6e-2)
-    fitting = [s for s in plans if within[s] and forecasts[s].fits] or [first]
+    fitting = [s for s in (first, *others) if within[s] and forecasts[s].fits] or [first]
     fastest = min(fitting, key=lambda schedule: forecasts[schedule].outcome.seconds)
     faster = forecasts[fastest].outcome.seconds < forecasts[first].outcome.seconds
     named = re.findall(r"would be faster with --pipeline-schedule (\S+): ", text)

@@ -1,0 +1,65 @@
+"""How far predictions were off where they were checked.
+
+The runs are those of tables 5 (1F1B) and 6 (V-Half) of arXiv 2411.05288: Megatron-LM on A100s. Each
+figure is what ``tools/predict_paper.py`` prints; ``tests/tools/test_paper_tables.py`` predicts all
+cells again and compares. What causes the errors: docs/predictions.md.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Absolute errors of predictions over measured runs.
+
+    Attributes:
+        runs: how many were compared.
+        mfu: mean error of the MFU, in points.
+        most_mfu: largest error of the MFU, in points.
+        memory: mean error of the fullest rank's memory, in percent of what was measured.
+        most_memory: largest error of it, in percent.
+    """
+
+    runs: int
+    mfu: float
+    most_mfu: float
+    memory: float
+    most_memory: float
+
+
+def together(parts: Iterable[Errors]) -> Errors:
+    """Return the errors over the runs of all ``parts``.
+
+    Args:
+        parts: errors over different runs; one at least.
+    """
+    known = list(parts)
+    runs = sum(part.runs for part in known)
+    return Errors(
+        runs,
+        sum(part.runs * part.mfu for part in known) / runs,
+        max(part.most_mfu for part in known),
+        sum(part.runs * part.memory for part in known) / runs,
+        max(part.most_memory for part in known),
+    )
+
+
+CHECKED: Final[Mapping[str, Mapping[int, Errors]]] = {
+    "1f1b": {
+        8: Errors(40, 2.72, 7.50, 2.33, 3.51),
+        16: Errors(40, 1.66, 6.70, 2.45, 3.69),
+        32: Errors(36, 1.16, 5.05, 2.90, 4.61),
+    },
+    "v-half": {
+        16: Errors(16, 2.18, 3.95, 4.47, 9.42),
+        24: Errors(16, 3.61, 6.83, 4.15, 8.34),
+        32: Errors(14, 5.73, 8.42, 4.27, 7.51),
+    },
+}
+"""Schedule of the table -> GPUs -> errors."""
+
+ALLOCATED_WITHIN: Final = 0.035
+"""Share by which the bytes that this project's own CUDA code allocates differ from a dry run's at
+most, on the pretended GPUs of the tests."""

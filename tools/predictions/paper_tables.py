@@ -1,0 +1,147 @@
+"""The setups of arXiv 2411.05288, tables 5 and 6: what was measured, and the jobs that predict it.
+
+256k stands for 256,000, as in the runs that the paper's authors published.
+"""
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+from megatron.simulator.costs.accuracy import Errors
+from megatron.simulator.costs.device import Device
+from megatron.simulator.costs.shape import Shape
+from tools.predictions.calibrate import Setting, calibrate
+from tools.predictions.measured import METHODS, read_measured
+from tools.predictions.predict import PipelineJob
+
+MEASURED = "a100_8gpu_seq2048.csv"
+TABLES = {"1f1b": "paper_table5_1f1b.csv", "v-half": "paper_table6_vhalf.csv"}
+
+# GPUs -> layers, hidden size, heads (arXiv 2411.05288, section 6).
+MODELS = {
+    "1f1b": {8: (32, 3072, 24), 16: (48, 4096, 32), 32: (64, 5120, 40)},
+    "v-half": {16: (32, 4096, 32), 24: (48, 5120, 40), 32: (64, 6144, 48)},
+}
+VOCABULARIES = {"32k": 32000, "64k": 64000, "128k": 128000, "256k": 256000}
+MICROBATCHES = 128
+
+# The A100's data sheet: dense fp16 products, and NVLink in one direction.
+PEAK_FLOPS = 312e12
+LINK_BANDWIDTH = 300e9
+GIBIBYTE = 1 << 30
+
+Devices = Mapping[str, Device]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of the paper's tables.
+
+    Attributes:
+        schedule: that of the whole table.
+        gpus: pipeline ranks.
+        seq_length: tokens of a sequence.
+        method: treatment of the vocabulary, as the paper writes it.
+        vocabulary: its size, as in ``VOCABULARIES``.
+        mfu: percent, ``None`` where the run did not fit.
+        peak_gib: memory of the fullest rank.
+    """
+
+    schedule: str
+    gpus: int
+    seq_length: int
+    method: str
+    vocabulary: str
+    mfu: float | None
+    peak_gib: float | None
+
+    def job(
+        self, schedule: str, treatment: str, devices: Devices, *, shortened: bool
+    ) -> PipelineJob:
+        """Return the cell's model with any schedule and treatment."""
+        layers, hidden, heads = MODELS[self.schedule][self.gpus]
+        shape = Shape(hidden, heads, self.seq_length, VOCABULARIES[self.vocabulary])
+        device = devices[treatment]
+        return PipelineJob(
+            shape, layers, self.gpus, MICROBATCHES, device, schedule, treatment, shortened=shortened
+        )
+
+    def paper_job(self, devices: Devices) -> PipelineJob:
+        """Return the job that the paper ran.
+
+        Passes follow the order of the block, except in V-Half with vocabulary passes, where they
+        fill idle time. In the order of our block its MFU would be far below the measured one,
+        so the paper's plan had another order. docs/predictions.md says how much the choice changes.
+        """
+        treatment = METHODS[self.method.lower()]
+        shortened = self.schedule == "v-half" and treatment != "none"
+        return self.job(self.schedule, treatment, devices, shortened=shortened)
+
+
+def read_cells(schedule: str, path: Path) -> list[Cell]:
+    """Read one of the paper's tables.
+
+    Raises:
+        ValueError: if the file cannot be read or is no such table, naming its line and column.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            return [cell for row in reader for cell in _cells(schedule, row)]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
+
+
+def _cells(schedule: str, row: Mapping[str, str | None]) -> Iterator[Cell]:
+    gpus, seq_length = int(_number(row, "gpus")), int(_number(row, "seq_length"))
+    method = row.get("method") or ""
+    if gpus not in MODELS[schedule]:
+        known = ", ".join(map(str, MODELS[schedule]))
+        raise ValueError(f"column gpus: '{gpus}' is none of {known}")
+    if method.lower() not in METHODS:
+        raise ValueError(f"column method: '{method}' is none of {', '.join(METHODS)}")
+    for name in VOCABULARIES:
+        mfu, peak = (
+            None if row.get(column) == "-" else _number(row, column)
+            for column in (f"mfu_{name}", f"peak_gb_{name}")
+        )
+        yield Cell(schedule, gpus, seq_length, method, name, mfu, peak)
+
+
+def _number(row: Mapping[str, str | None], column: str) -> float:
+    text = row.get(column)
+    if text is None:
+        raise ValueError(f"no column {column}")
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"column {column}: '{text}' is no number") from None
+
+
+def measured_devices(path: Path) -> Devices:
+    """Return what the 8 GPUs attained, for every treatment of the vocabulary that was measured."""
+    layers, hidden, heads = MODELS["1f1b"][8]
+    setting = Setting(
+        lambda run: Shape(hidden, heads, run.seq_length, run.vocab_size),
+        layers // 8,
+        PEAK_FLOPS,
+        LINK_BANDWIDTH,
+    )
+    devices = calibrate(read_measured(path), setting)
+    return {**devices, "redis": devices["none"]}
+
+
+def errors_of(cells: Sequence[Cell], jobs: Sequence[PipelineJob]) -> Errors | None:
+    """Return the errors over the runs that fitted; ``None`` if none did."""
+    points, percent = [], []
+    for cell, job in zip(cells, jobs, strict=True):
+        if cell.mfu is not None and cell.peak_gib is not None:
+            points.append(abs(100 * job.forecast.mfu - cell.mfu))
+            percent.append(100 * abs(job.peak / GIBIBYTE / cell.peak_gib - 1))
+    if not points:
+        return None
+    return Errors(len(points), mean(points), max(points), mean(percent), max(percent))
