@@ -84,7 +84,9 @@ def number_of_replicas(flags: Flags, world_size: int) -> int:
 
 
 def replica_config(flags: ReplicaFlags, replicas: int) -> ReplicaConfig:
-    """Data parallelism."""
+    """Data parallelism; all its flags change nothing for one replica."""
+    if replicas == 1:
+        return ReplicaConfig()
     return ReplicaConfig(
         size=replicas,
         overlap=flags.overlap_grad_reduce,

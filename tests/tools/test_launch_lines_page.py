@@ -24,6 +24,7 @@ MISSING = {
     "ZB fork ZBV": {"fp16", "tensor parallelism"},
     "ZB v-half-vocab": {"fp16"},
     "Swiss-AI llama3-8b": {
+        "further figures in the log",
         "documents kept apart in a sample",
         "optimizer states in fewer bits",
         "other tokenizers",
@@ -41,6 +42,7 @@ MISSING = {
         "tensor parallelism",
     },
     "llm-jp 175b": {
+        "other checkpoints",
         "fp8 and fp4",
         "recomputation",
         "TensorBoard and Weights & Biases",

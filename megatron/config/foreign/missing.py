@@ -160,7 +160,6 @@ FEATURES: Final = (
                 --auto-detect-ckpt-format --verify-integrity"""),
             Idle("nothing random is saved: it follows from the seed", None, """
                 --no-save-rng --no-load-rng"""),
-            Idle("nothing is saved", without("--save"), "--log-progress"),
             Idle("nothing is loaded", without("--load", "--pretrained-checkpoint"), """
                 --no-load-lr-state --reset-iteration --load-iteration N --use-checkpoint-args
                 --no-use-tokenizer-model-from-checkpoint-args --override-opt_param-scheduler
@@ -310,6 +309,7 @@ FEATURES: Final = (
         --structured-logs-dir N --transformer-timers --metrics N ... --log-device-memory-used
         --log-memory-interval N
         """,
+        idle=(Idle("nothing is saved", without("--save"), "--log-progress"),),
     ),
     Feature(
         "batch sizes that grow",
