@@ -57,7 +57,8 @@
 #     PROFILED             switch: trace a few iterations, into profile/
 #     AIP_RUN_NAME         with PROFILED: into profile/AIP_RUN_NAME
 #   Ranks
-#     PIPELINE_SIZE        pipeline ranks p; all ranks by default
+#     PIPELINE_SIZE        pipeline ranks p; all ranks by default. With fewer, the ranks are replicas
+#                          of the pipeline (data parallelism)
 #     GPUS_PER_NODE        ranks on this node; all GPUs by default, or the cores, 2 to 4
 #     WORLD_SIZE RANK MASTER_ADDR MASTER_PORT
 #                          number of nodes, this node's number, and where node 0 listens
@@ -68,9 +69,8 @@
 #     LD_PRELOAD           as usual. If it is not set and there are no GPUs, an installed jemalloc is
 #                          preloaded (Debian: apt install libjemalloc2); LD_PRELOAD= takes glibc's
 #
-# Refused, as it is not built yet: TP_SIZE above 1 (tensor parallelism), ranks beyond PIPELINE_SIZE
-# (data parallelism), INTERLEAVE_GROUP, and OFFLOAD with OFFLOAD_TIME, OFFLOAD_CHUNK_NUM and
-# NO_BARRIER.
+# Refused, as it is not built yet: TP_SIZE above 1 (tensor parallelism), INTERLEAVE_GROUP, and OFFLOAD
+# with OFFLOAD_TIME, OFFLOAD_CHUNK_NUM and NO_BARRIER.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
@@ -227,14 +227,14 @@ p="${PIPELINE_SIZE:-$ranks}"
 ((p <= ranks)) ||
   die "PIPELINE_SIZE=$p is more than the $nodes x $ranks_per_node ranks (WORLD_SIZE x" \
     "GPUS_PER_NODE): lower it, or add nodes"
-((p == ranks)) ||
-  die "PIPELINE_SIZE=$p with $nodes x $ranks_per_node ranks would be data parallel, which is not" \
-    "built yet: set GPUS_PER_NODE and WORLD_SIZE so that their product is PIPELINE_SIZE"
+((ranks % p == 0)) ||
+  die "PIPELINE_SIZE=$p does not divide the $nodes x $ranks_per_node ranks (WORLD_SIZE x" \
+    "GPUS_PER_NODE), which are its replicas: start a multiple of $p ranks"
 
 # --- Sizes: the original's with GPUs; without GPUs, sizes that train in minutes on two cores
 
 MICRO_BATCH_SIZE="${MICRO_BATCH_SIZE:-1}"
-GLOBAL_BATCH_SIZE="${GLOBAL_BATCH_SIZE:-$((3 * p * MICRO_BATCH_SIZE))}"
+GLOBAL_BATCH_SIZE="${GLOBAL_BATCH_SIZE:-$((3 * ranks * MICRO_BATCH_SIZE))}"
 if ((gpus > 0)); then
   LAYERS="${LAYERS:-$((4 * p))}"
   HIDDEN_SIZE="${HIDDEN_SIZE:-4096}"

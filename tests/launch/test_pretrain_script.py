@@ -437,7 +437,10 @@ def test_more_ranks_than_gpus_are_refused(gpus: Machine) -> None:
     assert "GPUS_PER_NODE=9" in gpus.refusal(GPUS_PER_NODE=9)
 
 
-def test_a_smaller_pipeline_than_gpus_is_refused(gpus: Machine) -> None:
-    """It would be data parallel, which is not what a pipeline on some of the GPUs is."""
-    assert "PIPELINE_SIZE=4" in gpus.refusal(PIPELINE_SIZE=4)
-    assert gpus.line(PIPELINE_SIZE=4, GPUS_PER_NODE=4).torchrun["--nproc-per-node"] == "4"
+def test_the_ranks_of_a_smaller_pipeline_are_its_replicas(gpus: Machine) -> None:
+    line = gpus.line(PIPELINE_SIZE=4)
+    assert line.torchrun["--nproc-per-node"] == "8"
+    assert line.training["--pipeline-model-parallel-size"] == "4"
+    assert line.training["--global-batch-size"] == "24"
+    assert gpus.line(PIPELINE_SIZE=4, GPUS_PER_NODE=4).training["--global-batch-size"] == "12"
+    assert "PIPELINE_SIZE=3 does not divide" in gpus.refusal(PIPELINE_SIZE=3)
