@@ -121,8 +121,9 @@ class PipelineFlags:
     measured_costs: Path | None = flag(None,
         "Costs of passes to plan with, as --save-measured-costs saves them.", unset="by FLOPs")
     zero_bubble_max_pending_backward: float | None = flag(None,
-        "The most microbatches in flight on a rank. zb-auto uses all of them, auto takes a "
-        "schedule within the limit, any other schedule above it is refused.", COUNT,
+        "The most microbatches in flight on a rank. zb-auto uses all of them, zb-v, v-half and "
+        "v-min may use all to idle less, auto takes a schedule within the limit, and a schedule "
+        "that needs more is refused.", COUNT,
         unset="no limit",
         metavar="MICROBATCHES")
     enable_zero_bubble: bool = flag(False,

@@ -90,11 +90,14 @@ class Schedule(Traits):
             function of the same three counts.
         searched: whether the plan comes from a search with the costs; the block is then only one
             of its starts.
+        fills: whether a memory limit above the promise buys a shorter plan: its plan may then hold
+            all that is allowed.
     """
 
     block: Callable[[int, int, int], Block]
     promise: Callable[[int, int, int], float]
     searched: bool = False
+    fills: bool = False
     options: frozenset[Option] = field(
         default=frozenset({"chunks", "split_backward", "shortened"}), kw_only=True
     )
@@ -184,22 +187,25 @@ SCHEDULES: Final[Mapping[str, Schedule]] = {
         block=lambda p, m, v: zb_v(p),
         promise=lambda p, m, v: p,
         chunks=2,
+        fills=True,
     ),
     "v-half": Schedule(
         title="V-Half",
         description="V shape, half the memory",
         paper="arXiv 2405.15362",
         block=lambda p, m, v: v_half(p),
-        promise=lambda p, m, v: p / 2 + 1,
+        promise=lambda p, m, v: (p + 2) // 2,
         chunks=2,
+        fills=True,
     ),
     "v-min": Schedule(
         title="V-Min",
         description="V shape, a third of it",
         paper="arXiv 2405.15362",
         block=lambda p, m, v: v_min(p),
-        promise=lambda p, m, v: p / 3 + 2,
+        promise=lambda p, m, v: (p + 4) // 3,
         chunks=2,
+        fills=True,
     ),
 }
 """Name -> schedule, for all schedules that have a block."""

@@ -74,6 +74,20 @@ def least_time_of(request: Request) -> float:
     return least_time(_unrolled(request, schedule, 1), request.costs, request.microbatches)
 
 
+def as_compared(request: Request) -> Request:
+    """Return the request with which ``auto`` asks for a schedule's plan.
+
+    ``auto`` compares plans with the memory limit itself. So the limit is left out, unless the
+    schedule fills memory and keeps the limit.
+    """
+    schedule, limit = SCHEDULES.get(request.schedule), request.memory_limit
+    if schedule is None or limit is None:
+        return request
+    if schedule.fills and limit >= _promised(request, schedule):
+        return request
+    return replace(request, memory_limit=None)
+
+
 def stages_of(request: Request) -> tuple[tuple[int, int], ...]:
     """Return the (rank, chunk) of every stage without making the plan: costs may depend on them.
 
@@ -122,19 +136,51 @@ def _found(request: Request) -> Found:
             return Found(_from_block(request, SCHEDULES[name]))
 
 
-def _from_block(request: Request, schedule: Schedule) -> Plan:
+def _from_block(request: Request, schedule: Schedule, followed: bool = False) -> Plan:
+    """Return the plan of a schedule that has a block.
+
+    If it is ``followed``, it is only the guide for the same plan with vocabulary passes.
+    """
     plan = _unrolled(request, schedule, request.microbatches)
     if not request.shortened:
         return plan
-    promise = schedule.promise(request.ranks, plan.microbatches, plan.chunks)
-    promise += request.treatment.delay
     without = None
     small = sum(map(len, plan.rows)) <= EFFORT // TRIALS_WITH_OWN_SEARCH
     overlapped = plan.treatment.is_sharded and not plan.treatment.synchronous
     if schedule.split and small and overlapped:
-        without = _from_block(replace(request, vocabulary="none"), schedule)
-    limits = _limits(plan, promise)
-    return shorten(plan, request.costs, limits, schedule.kept, schedule.searched, without)
+        without = _from_block(_without_vocabulary(request), schedule, followed=True)
+    limits = _limits(plan, _room(request, schedule))
+    return shorten(
+        plan,
+        request.costs,
+        limits,
+        schedule.kept,
+        schedule.searched,
+        without,
+        cools_down=not followed,
+    )
+
+
+def _without_vocabulary(request: Request) -> Request:
+    """Return the request for a plan whose memory leaves room for what the barriers delay."""
+    limit = request.memory_limit
+    limit = None if limit is None else max(limit - request.treatment.delay, 1.0)
+    return replace(request, vocabulary="none", memory_limit=limit)
+
+
+def _promised(request: Request, schedule: Schedule) -> float:
+    """Return the microbatches that a rank may hold by the schedule's promise and its barriers."""
+    chunks = request.chunks or schedule.chunks
+    promise = schedule.promise(request.ranks, request.microbatches, chunks)
+    return promise + request.treatment.delay
+
+
+def _room(request: Request, schedule: Schedule) -> float:
+    """Return the microbatches that a rank may hold while its plan is shortened."""
+    promised = _promised(request, schedule)
+    if not schedule.fills or request.memory_limit is None:
+        return promised
+    return max(promised, request.memory_limit)
 
 
 def _unrolled(request: Request, schedule: Schedule, microbatches: int) -> Plan:

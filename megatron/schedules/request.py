@@ -44,6 +44,7 @@ class Request:
         chunks: model chunks per rank, for a schedule of ``CHUNKED_SCHEDULES``.
         memory_limit: the most microbatches that a rank may have in flight. ``zb-auto`` needs one,
             ``optimal`` takes p plus one for every barrier by default, the others have no default.
+            A schedule that ``fills`` may hold all of it for a shorter plan.
         split_backward: make W a separate pass even if the schedule does not.
         file: the plan in text form, for ``file``.
         seconds: time that ``optimal`` may take.

@@ -50,7 +50,7 @@ def test_a_barrier_costs_a_hundredth_of_bubble_and_a_microbatch(
 @pytest.mark.parametrize("microbatches", MICROBATCHES)
 @pytest.mark.parametrize(
     ("schedule", "promise"),
-    [("1f1b", 8), ("zb-h1", 8), ("zb-v", 8), ("v-half", 8 / 2 + 1), ("v-min", 8 / 3 + 2)],
+    [("1f1b", 8), ("zb-h1", 8), ("zb-v", 8), ("v-half", 5), ("v-min", 4)],
 )
 def test_what_is_held_without_vocabulary_is_the_promise_of_the_papers(
     schedule: str, promise: float, microbatches: int

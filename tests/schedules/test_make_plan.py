@@ -14,7 +14,7 @@ from schedules.cases import few_trials
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.held import in_flight
-from megatron.schedules.make_plan import make_plan, plan_for, stages_of
+from megatron.schedules.make_plan import as_compared, make_plan, plan_for, stages_of
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan, evaluation_plan
 from megatron.schedules.request import Request
@@ -96,6 +96,30 @@ def test_a_limit_below_what_a_schedule_holds_says_what_it_holds() -> None:
     with pytest.raises(ValueError, match=message):
         make_plan("1f1b", "none", 4, 8, memory_limit=3)
     assert make_plan("1f1b", "none", 4, 8, memory_limit=4) == make_plan("1f1b", "none", 4, 8)
+
+
+@pytest.mark.parametrize(("schedule", "limit"), [("v-min", 3), ("v-min", 4), ("v-half", 4)])
+@pytest.mark.parametrize(("vocabulary", "barriers"), [("none", 0), ("vocab-2", 1)])
+def test_memory_above_the_promise_of_a_v_shape_buys_a_shorter_plan(
+    schedule: str, limit: int, vocabulary: str, barriers: int
+) -> None:
+    with few_trials():
+        tight = make_plan(schedule, vocabulary, 4, 8)
+        more = make_plan(schedule, vocabulary, 4, 8, memory_limit=limit + barriers)
+    assert max(in_flight(tight)) < max(in_flight(more)) <= limit + barriers
+    assert by_hand.span(more, UNIT_COSTS) < by_hand.span(tight, UNIT_COSTS)
+
+
+def test_auto_offers_its_limit_only_to_what_fills_it_and_keeps_it() -> None:
+    def offered(schedule: str, limit: float | None) -> float | None:
+        wanted = Request(schedule, "vocab-2", 8, 16, memory_limit=limit)
+        return as_compared(wanted).memory_limit
+
+    assert offered("v-min", 5) == 5
+    assert offered("v-min", 4) is None
+    assert offered("zb-h1", 20) is None
+    assert offered("zb-auto", 3) == 3
+    assert offered("v-half", None) is None
 
 
 @pytest.mark.parametrize("vocabulary", ["none", "vocab-1", "interlaced"])

@@ -2,9 +2,9 @@
 
 The first and the last stage are on rank 0. A rank that holds activations of one chunk for long
 holds those of the other briefly, so all ranks hold the same amount. The amount depends on the time
-between a microbatch's passes: p microbatches (ZB-V, arXiv 2401.10241, section 6), p/2 + 1 (V-Half)
-or p/3 + 2 (V-Min). The unit is the pass of a chunk, F = B = W = 1; a microbatch takes six units on
-each rank.
+between a microbatch's passes: p microbatches (ZB-V, arXiv 2401.10241, section 6), (p + 2) / 2
+(V-Half) or (p + 4) / 3 (V-Min), both rounded down. The unit is the pass of a chunk, F = B = W = 1;
+a microbatch takes six units on each rank.
 """
 
 from collections.abc import Callable

@@ -63,6 +63,9 @@ class Rule:
             end yet.
         planned: for every pass number and microbatch, its start in the base.
         begin: for every rank, the time at which it begins; all begin at 0 if empty.
+        idle: for every rank, how long it may idle after its first pass. Once waiting for a pass
+            would take longer, the rank starts a filler and lets that pass be late; all idle for as
+            long as they like if empty.
     """
 
     slack: float = 0.0
@@ -71,6 +74,7 @@ class Rule:
     keys: Sequence[Sequence[float]] = ()
     planned: Sequence[Sequence[float]] = ()
     begin: Sequence[float] = ()
+    idle: Sequence[float] = ()
 
 
 def list_schedule(problem: Problem, base: Rows, rule: Rule) -> Rows:
@@ -98,6 +102,7 @@ class _Rank:
     base: list[int]
     head: int = 0
     warming_up: bool = True
+    idled: float = 0.0
     held: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
 
 
@@ -162,9 +167,16 @@ class _Run:
             end = now + (self._warm_up if state.warming_up else self._later)[number]
             # Others that wait at once for this rank must not make it wait for them in turn.
             harmless = end <= urgent + self._moment or number in self._graph.followed_by
+            if not harmless and self._graph.fillers[number]:
+                harmless = self._has_idled(rank, urgent - now)
             if harmless and self._fits(state, number, self._limits[rank]):
                 return number, now
         return _NOTHING, coming
+
+    def _has_idled(self, rank: int, wait: float) -> bool:
+        """Whether ``rank`` would idle for longer than it may if it idled for ``wait`` more."""
+        allowed = self._rule.idle
+        return bool(allowed) and self._ranks[rank].idled + wait > allowed[rank] + self._moment
 
     def _bound(self, rank: int) -> int:
         """Return the pass that must follow the last one of ``rank``, or ``_NOTHING``."""
@@ -229,6 +241,8 @@ class _Run:
         state = self._ranks[rank]
         microbatch = following[number]
         following[number] += 1
+        if self.rows[rank]:
+            state.idled += now - self.free[rank]
         self.rows[rank].append(number * m + microbatch)
         base, head = state.base, state.head
         while head < len(base) and base[head] % m < following[base[head] // m]:

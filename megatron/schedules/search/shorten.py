@@ -6,7 +6,7 @@ given plan is one of the trials, so the returned plan is never longer. (arXiv 24
 4.2, moves F, B and W ahead by a greedy rule; this rule is one of the trials here.)
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Final
@@ -17,6 +17,7 @@ from megatron.schedules.held import Held, held_changes, peak_held
 from megatron.schedules.passes import PassKind
 from megatron.schedules.plan import Plan
 from megatron.schedules.search.automatic import greedy
+from megatron.schedules.search.cool_down import cooled_down
 from megatron.schedules.search.justify import Scheduled, justify, planned, scheduled, to_the_left
 from megatron.schedules.search.keys_from_plan import keys_from_plan
 from megatron.schedules.search.list_schedule import Problem, Rows, Rule, list_schedule
@@ -50,6 +51,7 @@ def shorten(
     kept: float = 1.0,
     searched: bool = False,
     without: Plan | None = None,
+    cools_down: bool = True,
 ) -> Plan:
     """Return the shortest plan found with the passes of ``plan``.
 
@@ -64,8 +66,11 @@ def shorten(
         searched: whether to start from list scheduling by urgency too, which needs no block.
         without: the shortened plan of the same pipeline without vocabulary passes, if the new plan
             should follow it.
+        cools_down: whether to try plans that keep their last fillers for the cool-down. A plan that
+            others follow leaves this idle time to their vocabulary passes.
     """
     search = _Search(plan, costs, limits, kept, searched)
+    search.cools_down = cools_down and plan.split_backward
     if without is not None:
         search.keys = [
             keys_from_plan(plan, search.graph, without, costs, held) for held in (0.0, 1.0)
@@ -86,6 +91,7 @@ class _Search:
         searched: bool,
     ) -> None:
         self.keys: list[list[list[float]]] = []
+        self.cools_down = False
         self._plan, self._searched = plan, searched
         self.graph = Graph(plan, costs)
         peaks = [peak_held(plan, row, kept) for row in plan.rows]
@@ -107,7 +113,7 @@ class _Search:
     def best(self, base: Rows) -> Scheduled:
         """Return the shortest schedule of all trials that the effort allows."""
         best = scheduled(self._problem, base)
-        floor = self._work()
+        floor = max(self._work())
         idle = 0
         for found in self._trials(best):
             better = _shorter(found, best, _EPSILON * floor)
@@ -118,26 +124,39 @@ class _Search:
                 break
         return best
 
-    def _affords(self, placements: int) -> bool:
-        """Whether the effort allows to place all passes so many times more; if so, spend it."""
-        self._left -= placements * self._passes
-        return self._left >= 0
+    def _affords(self, placements: int, leave: float = 0.0) -> bool:
+        """Whether the effort, but for ``leave``, allows to place all passes so many times more.
 
-    def _work(self) -> float:
-        """Return the time that the busiest rank works: no schedule is shorter."""
+        If so, spend it.
+        """
+        if self._left - leave < placements * self._passes:
+            return False
+        self._left -= placements * self._passes
+        return True
+
+    def _quarter(self) -> Callable[[int], bool]:
+        """Return ``_affords`` for trials that may take a quarter of the effort that is left."""
+        leave = self._left * 3 / 4
+        return lambda placements: self._affords(placements, leave)
+
+    def _work(self) -> list[float]:
+        """Return the time that every rank works: no schedule is shorter than the longest."""
         work = [0.0] * self._plan.ranks
         for rank, time in zip(self.graph.ranks, self.graph.times, strict=True):
             work[rank] += time * self.graph.microbatches
-        return max(work)
+        return work
 
     def _trials(self, start: Scheduled) -> Iterator[Scheduled]:
         """Yield schedules until the effort is spent, the quick ones first."""
         found = [start, to_the_left(self._problem, start, 0.0)]  # always once, whatever the effort
         yield found[-1]
         self._affords(1)
+        cooled = [self._cooled_down(start)] if self.cools_down else []
         for schedule in self._others(start):
             found.append(schedule)
             yield schedule
+        found += cooled
+        yield from cooled
         if self._plan.split_backward:
             yield from self._shaken(min(found, key=lambda s: (s.span, s.end)))
 
@@ -169,6 +188,22 @@ class _Search:
                 rows = greedy(self._plan, self._problem, *slacks)
                 found.append(scheduled(self._problem, rows))
         return sorted(found, key=lambda s: -s.span)[-2:]
+
+    def _cooled_down(self, start: Scheduled) -> Scheduled:
+        """Return the best schedule whose last fillers give way, or ``start``.
+
+        It takes a quarter of the effort that is left, and leaves the others theirs.
+        """
+        effort = self._left
+        even = scheduled(self._ideal, start.rows)
+        starts = planned(self._ideal, even.rows, even.starts)
+        found: dict[float, Scheduled] = {start.span: start}
+        for trial in cooled_down(self._problem, start.rows, starts, self._work(), self._quarter()):
+            found.setdefault(trial.span, trial)
+        best = [found[span] for span in sorted(found)[:3]]
+        best += [justify(self._problem, s, (0.0, 0.0)) for s in best if self._affords(4)]
+        self._left = effort
+        return min(best, key=lambda s: (s.span, s.end))
 
     def _shaken(self, current: Scheduled) -> Iterator[Scheduled]:
         """Yield schedules made by perturbing the best one at random (iterated local search).

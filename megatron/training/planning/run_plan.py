@@ -22,7 +22,7 @@ from megatron.schedules.catalogue import TRAITS, compared_schedules
 from megatron.schedules.costs import Costs
 from megatron.schedules.held import in_flight
 from megatron.schedules.lower import lower
-from megatron.schedules.make_plan import least_time_of, plan_for, stages_of
+from megatron.schedules.make_plan import as_compared, least_time_of, plan_for, stages_of
 from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
 from megatron.schedules.search.fastest import fastest
@@ -209,18 +209,18 @@ def _prepare(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request
 
 
 def _request(parallel: ParallelConfig, microbatches: int, name: str) -> Request:
-    """Return the request for a schedule; without a limit for ``auto``, which checks it itself."""
+    """Return the request for a schedule, which may be one of those that ``auto`` compares."""
     traits = TRAITS[name]
-    compared = TRAITS[parallel.pipeline_schedule].compares and not traits.needs_memory_limit
-    return Request(
+    request = Request(
         name,
         parallel.vocab_parallel,
         parallel.pipeline_size,
         microbatches,
         chunks=parallel.virtual_stages if traits.takes_chunks else None,
-        memory_limit=None if compared else parallel.memory_limit,
+        memory_limit=parallel.memory_limit,
         file=parallel.schedule_file,
     )
+    return as_compared(request) if TRAITS[parallel.pipeline_schedule].compares else request
 
 
 def _stage_costs(shape: Shape, request: Request, file: Path | None) -> StageCosts:

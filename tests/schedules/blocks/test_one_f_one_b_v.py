@@ -1,10 +1,15 @@
 """What 1F1B-V promises (arXiv 2405.15362): two thirds of the memory of 1F1B, at its bubble.
 
-F = 1 and B = 2 a stage, communication free.
+F = 1 and B = 2 a stage, communication free. ``PUBLISHED`` is what the pattern of the authors' own
+scheduler holds and idles with m = 3 p, put through our simulator, before it moves passes ahead
+(``v1f1b.py`` in megatron/core/pipeline_parallel/zerobubble/scheduler of
+github.com/sail-sg/zero-bubble-pipeline-parallelism).
 """
 
 from itertools import pairwise
+from typing import Final
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import by_hand
@@ -14,17 +19,32 @@ from megatron.schedules.costs import Costs
 from megatron.schedules.held import in_flight
 from megatron.schedules.make_plan import make_plan
 
+PUBLISHED: Final = [
+    # ranks, the most microbatches in flight, idle time in forwards of a stage
+    (2, 2, 3.5), (3, 3, 7), (4, 3, 9), (5, 4, 12.5), (6, 5, 16), (7, 5, 18), (8, 6, 21.5),
+    (12, 9, 34), (16, 11, 45),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("p", "held", "idle"), PUBLISHED)
+def test_its_block_holds_and_idles_as_much_as_the_published_pattern(
+    p: int, held: int, idle: float
+) -> None:
+    plan = make_plan("1f1b-v", "none", p, 3 * p, shortened=False)
+    assert max(in_flight(plan)) == held
+    assert by_hand.span(plan, Costs({"F": 1.0, "B": 2.0})) / 2 - 9 * p == pytest.approx(idle)
+
 
 @settings(max_examples=40)
 @given(st.integers(1, 48), st.integers(1, 4))
 def test_it_holds_two_thirds_of_what_1f1b_holds(p: int, groups: int) -> None:
-    """2 p / 3 microbatches, and one more at most for what is in hand: 2 / 3 for many ranks."""
+    """(2 p + 3) / 3 microbatches, rounded down: 2 / 3 for many ranks."""
     m = groups * p
     plan = make_plan("1f1b-v", "none", p, m, shortened=False)
     held = max(in_flight(plan))
-    assert held <= min(m, 2 * p / 3 + 1)
+    assert held <= min(m, (2 * p + 3) // 3)
     if groups > 1:
-        assert held > 2 * p / 3 - 1
+        assert held == (2 * p + 3) // 3
 
 
 @settings(max_examples=40)
