@@ -9,6 +9,7 @@ from typing import NoReturn
 from megatron.config.command_line import or_exit, parse_or_exit
 from megatron.config.run_config import RunConfig
 from megatron.parallel.environment import set_nccl_environment
+from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import gpu
 from megatron.training.loop import prepare, set_up, train
 from megatron.training.planning.dry_run import dry_run
@@ -50,7 +51,8 @@ def predict(config: RunConfig, gpu_name: str, rank: int) -> None:
     """Print what would run, without starting anything."""
 
     def report() -> None:
-        for paragraph in dry_run(config, gpu(gpu_name)):
+        watch = Watch.of_rank(rank, config.parallel.search_seconds)
+        for paragraph in dry_run(config, gpu(gpu_name), watch):
             print(paragraph, end="\n\n", flush=True)
 
     if rank == 0:

@@ -34,6 +34,7 @@ from megatron.schedules.request import (
     VOCABULARY_TREATMENTS,
     Request,
 )
+from megatron.schedules.search.watch import Watch
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.cost_file import (
     DEFAULT_COSTS,
@@ -92,6 +93,8 @@ def _add_plan_flags(parser: argparse.ArgumentParser) -> None:
     add("--file", type=Path, help="the plan in text form, for --schedule file")
     seconds = "time for --schedule optimal (default: %(default)g)"
     add("--seconds", type=number(0, float), default=DEFAULT_SECONDS, help=seconds)
+    search = "time to look for the plan; then the best so far is taken (default: no limit)"
+    add("--search-seconds", type=number(0, float), metavar="SECONDS", help=search)
 
 
 def _add_cost_flags(parser: argparse.ArgumentParser) -> None:
@@ -233,7 +236,9 @@ def simulate_schedule(argv: Sequence[str] | None) -> None:
     arguments = parse_arguments(argv)
     given = read_costs(arguments)
     scenario = read_case(arguments, given.costs)
-    done = run(scenario)
+    watch = Watch(arguments.search_seconds, sys.stderr)
+    done = run(scenario, watch)
+    watch.close()
     held = None if given.sizes is None else peak_bytes(done.plan, given.sizes)
     write_files(arguments, scenario, done)
     print(

@@ -37,6 +37,8 @@ class ParallelConfig:
         schedule_file: file of the plan in text form, for the schedule ``file``.
         memory_limit: the most microbatches that a rank may have in flight.
         measured_costs: file of measured costs to plan with; ``None``: by FLOPs.
+        search_seconds: time of the search for a plan; ``None``: as long as it takes. With a limit
+            the plan depends on the machine, so all ranks take that of rank 0.
     """
 
     pipeline_size: int
@@ -51,6 +53,7 @@ class ParallelConfig:
     schedule_file: Path | None = None
     memory_limit: float | None = None
     measured_costs: Path | None = None
+    search_seconds: float | None = None
 
     @property
     def grid(self) -> Grid:

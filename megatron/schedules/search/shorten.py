@@ -8,6 +8,7 @@ given plan is one of the trials, so the returned plan is never longer. (arXiv 24
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import inf
 from random import Random
 from typing import Final
 
@@ -19,7 +20,9 @@ from megatron.schedules.plan import Plan
 from megatron.schedules.search.automatic import greedy
 from megatron.schedules.search.justify import Scheduled, justify, planned, scheduled, to_the_left
 from megatron.schedules.search.keys_from_plan import keys_from_plan
+from megatron.schedules.search.lengthen import Lengthening, Target
 from megatron.schedules.search.list_schedule import Problem, Rows, Rule, list_schedule
+from megatron.schedules.search.watch import Watch
 
 EFFORT: Final = 600_000
 """Passes that all trials of a plan with a split backward may place; this takes some seconds."""
@@ -50,6 +53,8 @@ def shorten(
     kept: float = 1.0,
     searched: bool = False,
     without: Plan | None = None,
+    target: Target | None = None,
+    watch: Watch | None = None,
 ) -> Plan:
     """Return the shortest plan found with the passes of ``plan``.
 
@@ -64,8 +69,13 @@ def shorten(
         searched: whether to start from list scheduling by urgency too, which needs no block.
         without: the shortened plan of the same pipeline without vocabulary passes, if the new plan
             should follow it.
+        target: what the plan is lengthened to, if it is: then plans are compared by the span that
+            they have afterwards.
+        watch: ends the search when its time is up, and shows how far it is.
     """
-    search = _Search(plan, costs, limits, kept, searched)
+    search = _Search(plan, costs, limits, kept, searched, Watch() if watch is None else watch)
+    if target is not None:
+        search.lengthening = Lengthening(search.graph, target)
     if without is not None:
         search.keys = [
             keys_from_plan(plan, search.graph, without, costs, held) for held in (0.0, 1.0)
@@ -84,9 +94,11 @@ class _Search:
         limits: Sequence[Held] | None,
         kept: float,
         searched: bool,
+        watch: Watch,
     ) -> None:
         self.keys: list[list[list[float]]] = []
-        self._plan, self._searched = plan, searched
+        self.lengthening: Lengthening | None = None
+        self._plan, self._searched, self._watch = plan, searched, watch
         self.graph = Graph(plan, costs)
         peaks = [peak_held(plan, row, kept) for row in plan.rows]
         allowed = [
@@ -99,6 +111,7 @@ class _Search:
         self._left = EFFORT_SEARCHED if searched else EFFORT
         if not plan.split_backward:
             self._left = EFFORT_FUSED if plan.chunks == 1 else EFFORT_TURNS
+        self._effort = self._left
 
     def rows(self, plan: Plan) -> Rows:
         """Return the numbered rows of a plan."""
@@ -106,25 +119,43 @@ class _Search:
 
     def best(self, base: Rows) -> Scheduled:
         """Return the shortest schedule of all trials that the effort allows."""
-        best = scheduled(self._problem, base)
+        start = scheduled(self._problem, base)
+        best = self._judged(start)
         floor = self._work()
         idle = 0
-        for found in self._trials(best):
-            better = _shorter(found, best, _EPSILON * floor)
+        for found in self._trials(start):
+            judged = self._judged(found, best.span)
+            better = _shorter(judged, best, _EPSILON * floor)
             idle = 0 if better else idle + 1
             if better:
-                best = found
+                best = judged
+            self._watch.show(1 - max(self._left, 0) / self._effort, f"bubble {_idle(best, floor)}")
             if best.span <= floor * (1 + _EPSILON) or idle > PATIENCE:
                 break
         return best
 
+    def _judged(self, found: Scheduled, below: float = inf) -> Scheduled:
+        """Return ``found`` with the span that counts: if it is to be lengthened, that afterwards.
+
+        If it cannot be less than ``below``, the span may be any that is not less either.
+        """
+        longer = self.lengthening
+        if longer is None:
+            return found
+        span = longer.least(found.span)
+        if span <= below:
+            span = longer.span(found.rows, found.starts, found.span)
+        return found._replace(span=span, end=found.end + span - found.span)
+
     def _affords(self, placements: int) -> bool:
-        """Whether the effort allows to place all passes so many times more; if so, spend it."""
+        """Whether effort and time allow to place all passes so many times more; if so, spend it."""
         self._left -= placements * self._passes
-        return self._left >= 0
+        return self._left >= 0 and not self._watch.is_over
 
     def _work(self) -> float:
         """Return the time that the busiest rank works: no schedule is shorter."""
+        if self.lengthening is not None:
+            return self.lengthening.work
         work = [0.0] * self._plan.ranks
         for rank, time in zip(self.graph.ranks, self.graph.times, strict=True):
             work[rank] += time * self.graph.microbatches
@@ -207,6 +238,11 @@ def _shorter(found: Scheduled, best: Scheduled, tolerance: float) -> bool:
     if abs(found.span - best.span) <= tolerance:
         return found.end < best.end - tolerance
     return found.span < best.span
+
+
+def _idle(best: Scheduled, work: float) -> str:
+    """Return the share of its span in which the busiest rank idles, for a reader."""
+    return f"{1 - work / best.span:.1%}" if 0 < best.span < inf else "not known"
 
 
 def _evened(plan: Plan, costs: Costs) -> Costs:
