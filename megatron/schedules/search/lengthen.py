@@ -35,7 +35,7 @@ All divide the last: a short plan that lacks a multiple of it can be lengthened 
 _LOOSE: Final[tuple[PassKind, ...]] = ("IF", "IB")
 _CUTS: Final = tuple(share / 100 for share in range(25, 75, 5))
 """Where windows are looked for, as shares of the busiest rank's row."""
-_JUDGED: Final = 6
+_JUDGED: Final = 3
 """Windows of a plan that are judged, those that take the least time in it."""
 _COPIES: Final = 4
 """Further copies of a window by which it is judged."""

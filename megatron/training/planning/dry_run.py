@@ -161,6 +161,8 @@ def _what_would_fit(found: RunForecast, watch: Watch) -> str:
             fitting.append((named, other))
     watch.close()
     fitting.sort(key=lambda pair: -pair[1].samples_per_second)
+    if not fitting and watch.was_cut:
+        return "the time of --search-seconds was over before a setting was found that fits"
     if not fitting:
         rank, peak, static = found.fullest
         return (
