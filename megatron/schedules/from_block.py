@@ -14,12 +14,10 @@ from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
 from megatron.schedules.search.automatic import one_by_one
 from megatron.schedules.search.lengthen import PERIODS, Target, lengthened
-from megatron.schedules.search.shorten import EFFORT, shorten
+from megatron.schedules.search.shorten import shorten
 from megatron.schedules.search.watch import Watch
 from megatron.schedules.treatments import Treatment
 
-TRIALS_WITH_OWN_SEARCH: Final = 12
-"""A plan without vocabulary gets its own search only if the effort allows this many trials."""
 SEARCHED_WHOLE: Final = 25_000
 """A plan of more passes is searched with fewer microbatches, and then lengthened."""
 
@@ -106,9 +104,8 @@ def _searched(request: Request, schedule: Schedule, sought: _Sought, watch: Watc
     promise = schedule.promise(request.ranks, request.microbatches, plan.chunks)
     promise += request.treatment.delay
     without = None
-    small = sum(map(len, plan.rows)) <= EFFORT // TRIALS_WITH_OWN_SEARCH
     overlapped = plan.treatment.is_sharded and not plan.treatment.synchronous
-    if schedule.split and overlapped and (small or sought.target is not None):
+    if schedule.split and overlapped:
         without = _searched(replace(request, vocabulary="none"), schedule, sought, watch)
     watch.begin(request.schedule)
     return shorten(
