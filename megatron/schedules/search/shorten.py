@@ -43,6 +43,8 @@ _GREEDY_SLACKS: Final = tuple(
     for warm_up in (0.0, 0.1, 0.25, 0.4, 0.5, 0.55, 0.7, 0.85)
 )
 """Slacks that list scheduling by urgency tries: ``slack``, ``filler_slack``, ``warm_up_slack``."""
+_LEFT_BY_GREEDY: Final = 0.75
+"""Share of the effort that they leave to the other trials of a plan that is lengthened."""
 _EPSILON: Final = 1e-9
 
 
@@ -75,7 +77,7 @@ def shorten(
     """
     search = _Search(plan, costs, limits, kept, searched, Watch() if watch is None else watch)
     if target is not None:
-        search.lengthening = Lengthening(search.graph, target)
+        search.lengthen_to(target)
     if without is not None:
         search.keys = [
             keys_from_plan(plan, search.graph, without, costs, held) for held in (0.0, 1.0)
@@ -112,6 +114,11 @@ class _Search:
         if not plan.split_backward:
             self._left = EFFORT_FUSED if plan.chunks == 1 else EFFORT_TURNS
         self._effort = self._left
+
+    def lengthen_to(self, target: Target) -> None:
+        """Look for a plan that is good when lengthened; even a ``searched`` one gets ``EFFORT``."""
+        self.lengthening = Lengthening(self.graph, target)
+        self._left = self._effort = min(self._left, EFFORT)
 
     def rows(self, plan: Plan) -> Rows:
         """Return the numbered rows of a plan."""
@@ -195,8 +202,9 @@ class _Search:
     def _greedy(self) -> list[Scheduled]:
         """Return the best two schedules by urgency alone, the better one last."""
         found: list[Scheduled] = []
+        least = 0 if self.lengthening is None else _LEFT_BY_GREEDY * self._effort
         for slacks in _GREEDY_SLACKS:
-            if not found or self._affords(1):
+            if not found or (self._left > least and self._affords(1)):
                 rows = greedy(self._plan, self._problem, *slacks)
                 found.append(scheduled(self._problem, rows))
         return sorted(found, key=lambda s: -s.span)[-2:]
