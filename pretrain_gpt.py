@@ -9,6 +9,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from megatron.config.command_line import parse
 from megatron.config.run_config import RunConfig
 from megatron.parallel.environment import set_nccl_environment
+from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import gpu
 from megatron.training.failure import end_the_job, or_exit
 from megatron.training.loop import prepare, set_up, train
@@ -55,7 +56,8 @@ def predict(config: RunConfig, gpu_name: str, rank: int) -> None:
     def report() -> None:
         if config.notes:
             print(*config.notes, sep="\n", end="\n\n", flush=True)
-        for paragraph in dry_run(config, gpu(gpu_name)):
+        watch = Watch.of_rank(rank, config.parallel.search_seconds)
+        for paragraph in dry_run(config, gpu(gpu_name), watch):
             print(paragraph, end="\n\n", flush=True)
 
     if rank == 0:

@@ -92,9 +92,11 @@ def add_plan_flags(add: Callable[..., object]) -> None:
     file = "a plan in text form, as --save-plan of simulate-schedule writes it"
     flag("file", type=Path, metavar="FILE", help=file)
     add("--split-backward", action="store_const", const=True, help="make W a pass of its own")
-    seconds = f"time for --pipeline-schedule optimal (default: {DEFAULT_SECONDS:g})"
-    names = ("--search-seconds", "--seconds")
-    add(*names, dest="seconds", type=number(0, float), metavar="SECONDS", help=seconds)
+    seconds = (
+        "time to look for the plan; then the best so far is taken (default: no limit; for "
+        f"--pipeline-schedule optimal {DEFAULT_SECONDS:g})"
+    )
+    flag("seconds", type=number(0, float), metavar="SECONDS", help=seconds)
 
 
 def add_size_flags(add: Callable[..., object], default: str = "") -> None:

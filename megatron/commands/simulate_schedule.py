@@ -42,6 +42,7 @@ from megatron.schedules.needs import COMM_KINDS
 from megatron.schedules.passes import PASS_KINDS
 from megatron.schedules.plan_flags import PLAN_FLAGS
 from megatron.schedules.request import Request
+from megatron.schedules.search.watch import Watch
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.cost_file import (
     DEFAULT_COSTS,
@@ -226,7 +227,9 @@ def simulate_schedule(argv: Sequence[str] | None) -> None:
     request = request_of(arguments)
     given = read_costs(arguments, request.vocabulary)
     scenario = read_case(arguments, replace(request, costs=given.costs))
-    done = run(scenario)
+    watch = Watch(arguments.seconds, sys.stderr)
+    done = run(scenario, watch)
+    watch.close()
     held = None if given.sizes is None else peak_bytes(done.plan, given.sizes)
     write_files(arguments, scenario, done)
     print(

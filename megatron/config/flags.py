@@ -126,6 +126,9 @@ class PipelineFlags:
         "that needs more is refused.", COUNT,
         unset="no limit",
         metavar="MICROBATCHES")
+    search_seconds: float | None = flag(None,
+        "Time to look for a good plan; then all ranks take the best that rank 0 has found.",
+        NOT_NEGATIVE, unset="no limit")
     enable_zero_bubble: bool = flag(False,
         "zb-auto with --zero-bubble-max-pending-backward, else zb-1p, which holds as much as 1f1b.")
     zero_bubble_v_schedule: bool = flag(False,

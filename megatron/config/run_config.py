@@ -61,6 +61,8 @@ class ParallelConfig:
         memory_limit: the most microbatches that a rank may have in flight.
         measured_costs: file of measured costs to plan with; ``None``: by FLOPs.
         replicas: data parallelism.
+        search_seconds: time of the search for a plan; ``None``: as long as it takes. With a limit
+            the plan depends on the machine, so all ranks take that of rank 0.
     """
 
     pipeline_size: int
@@ -76,6 +78,7 @@ class ParallelConfig:
     memory_limit: float | None = None
     measured_costs: Path | None = None
     replicas: ReplicaConfig = field(default_factory=ReplicaConfig)
+    search_seconds: float | None = None
 
     @property
     def grid(self) -> Grid:

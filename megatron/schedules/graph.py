@@ -102,6 +102,12 @@ class Graph:
         mirror.sources = [len(numbers) for numbers in users]
         return mirror
 
+    def with_microbatches(self, microbatches: int) -> "Graph":
+        """Return the graph of the same passes for another number of microbatches."""
+        other = copy(self)
+        other.microbatches = microbatches
+        return other
+
     def row(self, rank: int, row: tuple[Pass, ...]) -> list[int]:
         """Return the numbers of a rank's passes: ``n * m + i`` for pass n of microbatch i."""
         m, numbers = self.microbatches, self._numbers

@@ -15,6 +15,7 @@ PLAN_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
     "chunks": ("--num-virtual-stages-per-pipeline-rank", "--chunks"),
     "memory_limit": ("--zero-bubble-max-pending-backward", "--memory-limit"),
     "file": ("--schedule-file", "--file"),
+    "seconds": ("--search-seconds", "--seconds"),
     "costs": ("--measured-costs", "--costs"),
     "layers": ("--num-layers", "--layers"),
     "last_stage_layers": ("--final-stage-num-layers", "--final-stage-layers"),

@@ -6,6 +6,7 @@ all communications into one order for all ranks.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.graph import Graph
@@ -122,12 +123,12 @@ class Walk:
 
     def advance(self, rank: int) -> list[int]:
         """Let ``rank`` go on until it must wait; return the ranks that can go on because of it."""
-        row, starts, ends = self._rows[rank], self.starts[rank], self.ends[rank]
-        m, times = self._graph.microbatches, self._graph.times
+        starts, ends = self.starts[rank], self.ends[rank]
+        m, times, feeds = self._graph.microbatches, self._graph.times, self._graph.feeds
+        missing, latest = self._missing, self.latest
         woken: list[int] = []
         now = ends[-1] if ends else 0.0
-        while len(ends) < len(row):
-            item = row[len(ends)]
+        for item in islice(self._rows[rank], len(ends), None):
             number, microbatch = divmod(item, m)
             start = self._earliest_start(rank, number, microbatch, now)
             if start is None:
@@ -136,19 +137,33 @@ class Walk:
             starts.append(start)
             ends.append(now)
             self._done[item] = 1
-            for comm in self._graph.feeds[number]:
-                woken.extend(self._feed(comm * m + microbatch, now))
+            for fed in feeds[number]:
+                comm = fed * m + microbatch
+                if latest[comm] < now:
+                    latest[comm] = now
+                missing[comm] -= 1
+                if not missing[comm]:
+                    self.complete.append(comm)
+                    woken.extend(self._sleepers.pop(comm, ()))
         return woken
 
     def _earliest_start(self, rank: int, number: int, microbatch: int, free: float) -> float | None:
         graph, m = self._graph, self._graph.microbatches
+        missing, latest, times = self._missing, self.latest, graph.comm_times
         start = free
-        needed = [need * m + microbatch for need in graph.comm_needs[number]]
-        for comm in needed + self._blocking(rank) if graph.waits_after else needed:
-            if self._missing[comm]:
+        for need in graph.comm_needs[number]:
+            comm = need * m + microbatch
+            if missing[comm]:
                 self._sleepers.setdefault(comm, []).append(rank)
                 return None
-            start = max(start, self.latest[comm] + graph.comm_times[comm // m])
+            arrival = latest[comm] + times[need]
+            if arrival > start:
+                start = arrival
+        for comm in self._blocking(rank) if graph.waits_after else ():
+            if missing[comm]:
+                self._sleepers.setdefault(comm, []).append(rank)
+                return None
+            start = max(start, latest[comm] + times[comm // m])
         for own in graph.own_needs[number]:
             if not self._done[own * m + microbatch]:
                 return None  # the need stands later in the row, or not at all: stuck for good
@@ -162,12 +177,3 @@ class Walk:
         number, microbatch = divmod(self._rows[rank][len(self.ends[rank]) - 1], m)
         comm = self._graph.waits_after.get(number)
         return [] if comm is None else [comm * m + microbatch]
-
-    def _feed(self, comm: int, end: float) -> list[int]:
-        """Note that a source has ended; return the ranks that wait for it if it was the last."""
-        self.latest[comm] = max(self.latest[comm], end)
-        self._missing[comm] -= 1
-        if self._missing[comm]:
-            return []
-        self.complete.append(comm)
-        return self._sleepers.pop(comm, [])

@@ -10,6 +10,7 @@ from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import find_plan, stages_of
 from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
+from megatron.schedules.search.watch import Watch
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.output_layer_costs import (
     place_output_layer,
@@ -60,8 +61,12 @@ class Simulation:
     bound: float | None = None
 
 
-def run(scenario: Scenario) -> Simulation:
+def run(scenario: Scenario, watch: Watch | None = None) -> Simulation:
     """Make the plan of ``scenario`` and simulate it.
+
+    Args:
+        scenario: what to simulate.
+        watch: ends the search for the plan when its time is up, and shows how far it is.
 
     Raises:
         ValueError: if ``find_plan`` raises it, if the costs are for other ranks or chunks, or if an
@@ -69,7 +74,7 @@ def run(scenario: Scenario) -> Simulation:
     """
     _check_ranks(scenario.request.costs, scenario.request.ranks)
     request = replace(scenario.request, costs=_costs(scenario))
-    plan, bound = find_plan(request)
+    plan, bound = find_plan(request, watch)
     costs = request.costs
     if request.traits.compares:
         costs = costs.per_chunk(plan.chunks)

@@ -8,7 +8,7 @@ most mistakes are found before the ranks meet. From there on all ranks go in ste
 """
 
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 import torch
 
@@ -21,6 +21,7 @@ from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups
 from megatron.runtime.batch import DeviceMicrobatch, to_device, token_counts
 from megatron.runtime.observer import Observer
+from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.shape import iteration_flops
 from megatron.training.agreement import Digests, check_agreement, data_digests, run_digests
 from megatron.training.checkpointing import Checkpoints, Progress, writer_hosts
@@ -31,6 +32,7 @@ from megatron.training.open_data import Data, open_data
 from megatron.training.outputs import check_outputs
 from megatron.training.planning.model_shape import shape_of
 from megatron.training.planning.run_plan import RunPlan, make_run_plan
+from megatron.training.planning.shared_plan import shared_plan
 from megatron.training.profiling.observation import Observation
 from megatron.training.profiling.torch_trace import profiler
 from megatron.training.rendezvous import Rendezvous, UserError
@@ -64,11 +66,20 @@ def prepare(config: RunConfig, rank: int) -> Prepared:
     """
     check_outputs(config.log, rank)
     grid = config.parallel.grid
-    run_plan = make_run_plan(config)
+    run_plan = _planned(config, rank)
     replica = grid.axis("data", rank).rank
     data = open_data(config.data, config.train, config.model.vocab_size, replica)
     digests = run_digests(config, run_plan) | data_digests(config.train, data)
     return Prepared(grid, run_plan, data, digests)
+
+
+def _planned(config: RunConfig, rank: int) -> RunPlan:
+    """Return the plan; if its search has a time limit, rank 0 alone searches (``shared_plan``)."""
+    seconds = config.parallel.search_seconds
+    watch = Watch.of_rank(rank, seconds if rank == 0 or seconds is None else 0.0)
+    found = make_run_plan(config, watch=watch)
+    watch.close()
+    return found
 
 
 def set_up(
@@ -85,6 +96,10 @@ def set_up(
     Raises:
         UserError: the ranks would run different things.
     """
+    if config.parallel.search_seconds is not None:
+        run_plan = shared_plan(rendezvous, prepared.run_plan)
+        digests = {**prepared.digests, **run_digests(config, run_plan)}
+        prepared = replace(prepared, run_plan=run_plan, digests=digests)
     check_agreement(rendezvous, prepared.digests)
     ends = ends_with_copies(prepared.run_plan.plan, config.model.tie_embeddings)
     groups = connect(config.parallel, prepared.grid, rendezvous, local_rank, ends)

@@ -20,7 +20,11 @@ _C = TypeVar("_C", bound=HasTime)
 
 
 def fastest(
-    candidates: Iterable[_C], fits: Callable[[_C], bool], indifference: float = 0.0
+    candidates: Iterable[_C],
+    fits: Callable[[_C], bool],
+    indifference: float = 0.0,
+    is_over: Callable[[], bool] = lambda: False,
+    made: Callable[[_C], None] = lambda candidate: None,
 ) -> _C | None:
     """Return the fastest candidate that fits, or ``None`` if none does.
 
@@ -31,11 +35,16 @@ def fastest(
         indifference: a candidate's plan is made only if its bound is below the best time so far
             by more than this share. No candidate is faster than the returned one by more than
             this share.
+        is_over: whether the time is up; then no further plan is made if one fits.
+        made: is called for each candidate whose plan is made.
     """
     best: _C | None = None
     for candidate in sorted(candidates, key=lambda candidate: candidate.least_time):
         if best is not None and candidate.least_time >= best.time * (1 - indifference):
             break
+        if best is not None and is_over():
+            break
+        made(candidate)
         if fits(candidate) and (best is None or candidate.time < best.time):
             best = candidate
     return best

@@ -217,7 +217,8 @@ class _Run:
             comm = need * m + microbatch
             if self._missing[comm]:
                 return inf
-            arrival = max(arrival, self._arrival[comm])
+            if self._arrival[comm] > arrival:
+                arrival = self._arrival[comm]
         return arrival
 
     def _fits(self, state: _Rank, number: int, limits: Held) -> bool:

@@ -8,6 +8,7 @@ given plan is one of the trials, so the returned plan is never longer. (arXiv 24
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from math import inf
 from random import Random
 from typing import Final
 
@@ -20,7 +21,9 @@ from megatron.schedules.search.automatic import greedy
 from megatron.schedules.search.cool_down import cooled_down
 from megatron.schedules.search.justify import Scheduled, justify, planned, scheduled, to_the_left
 from megatron.schedules.search.keys_from_plan import keys_from_plan
+from megatron.schedules.search.lengthen import Lengthening, Target
 from megatron.schedules.search.list_schedule import Problem, Rows, Rule, list_schedule
+from megatron.schedules.search.watch import Watch
 
 EFFORT: Final = 600_000
 """Passes that all trials of a plan with a split backward may place; this takes some seconds."""
@@ -41,6 +44,8 @@ _GREEDY_SLACKS: Final = tuple(
     for warm_up in (0.0, 0.1, 0.25, 0.4, 0.5, 0.55, 0.7, 0.85)
 )
 """Slacks that list scheduling by urgency tries: ``slack``, ``filler_slack``, ``warm_up_slack``."""
+_LEFT_BY_GREEDY: Final = 0.75
+"""Share of the effort that they leave to the other trials of a plan that is lengthened."""
 _EPSILON: Final = 1e-9
 
 
@@ -52,6 +57,8 @@ def shorten(
     searched: bool = False,
     without: Plan | None = None,
     cools_down: bool = True,
+    target: Target | None = None,
+    watch: Watch | None = None,
 ) -> Plan:
     """Return the shortest plan found with the passes of ``plan``.
 
@@ -68,9 +75,14 @@ def shorten(
             should follow it.
         cools_down: whether to try plans that keep their last fillers for the cool-down. A plan that
             others follow leaves this idle time to their vocabulary passes.
+        target: what the plan is lengthened to, if it is: then plans are compared by the span that
+            they have afterwards.
+        watch: ends the search when its time is up, and shows how far it is.
     """
-    search = _Search(plan, costs, limits, kept, searched)
+    search = _Search(plan, costs, limits, kept, searched, Watch() if watch is None else watch)
     search.cools_down = cools_down and plan.split_backward
+    if target is not None:
+        search.lengthen_to(target)
     if without is not None:
         search.keys = [
             keys_from_plan(plan, search.graph, without, costs, held) for held in (0.0, 1.0)
@@ -89,10 +101,12 @@ class _Search:
         limits: Sequence[Held] | None,
         kept: float,
         searched: bool,
+        watch: Watch,
     ) -> None:
         self.keys: list[list[list[float]]] = []
         self.cools_down = False
-        self._plan, self._searched = plan, searched
+        self.lengthening: Lengthening | None = None
+        self._plan, self._searched, self._watch = plan, searched, watch
         self.graph = Graph(plan, costs)
         peaks = [peak_held(plan, row, kept) for row in plan.rows]
         allowed = [
@@ -105,6 +119,12 @@ class _Search:
         self._left = EFFORT_SEARCHED if searched else EFFORT
         if not plan.split_backward:
             self._left = EFFORT_FUSED if plan.chunks == 1 else EFFORT_TURNS
+        self._effort = self._left
+
+    def lengthen_to(self, target: Target) -> None:
+        """Look for a plan that is good when lengthened; even a ``searched`` one gets ``EFFORT``."""
+        self.lengthening = Lengthening(self.graph, target)
+        self._left = self._effort = min(self._left, EFFORT)
 
     def rows(self, plan: Plan) -> Rows:
         """Return the numbered rows of a plan."""
@@ -112,24 +132,40 @@ class _Search:
 
     def best(self, base: Rows) -> Scheduled:
         """Return the shortest schedule of all trials that the effort allows."""
-        best = scheduled(self._problem, base)
-        floor = max(self._work())
+        start = scheduled(self._problem, base)
+        best = self._judged(start)
+        floor = self._floor()
         idle = 0
-        for found in self._trials(best):
-            better = _shorter(found, best, _EPSILON * floor)
+        for found in self._trials(start):
+            judged = self._judged(found, best.span)
+            better = _shorter(judged, best, _EPSILON * floor)
             idle = 0 if better else idle + 1
             if better:
-                best = found
+                best = judged
+            self._watch.show(1 - max(self._left, 0) / self._effort, f"bubble {_idle(best, floor)}")
             if best.span <= floor * (1 + _EPSILON) or idle > PATIENCE:
                 break
         return best
 
+    def _judged(self, found: Scheduled, below: float = inf) -> Scheduled:
+        """Return ``found`` with the span that counts: if it is to be lengthened, that afterwards.
+
+        If it cannot be less than ``below``, the span may be any that is not less either.
+        """
+        longer = self.lengthening
+        if longer is None:
+            return found
+        span = longer.least(found.span)
+        if span <= below:
+            span = longer.span(found.rows, found.starts, found.span)
+        return found._replace(span=span, end=found.end + span - found.span)
+
     def _affords(self, placements: int, leave: float = 0.0) -> bool:
-        """Whether the effort, but for ``leave``, allows to place all passes so many times more.
+        """Whether time, and the effort but for ``leave``, allow to place all passes so many times.
 
         If so, spend it.
         """
-        if self._left - leave < placements * self._passes:
+        if self._left - leave < placements * self._passes or self._watch.is_over:
             return False
         self._left -= placements * self._passes
         return True
@@ -139,8 +175,12 @@ class _Search:
         leave = self._left * 3 / 4
         return lambda placements: self._affords(placements, leave)
 
+    def _floor(self) -> float:
+        """Return the time that the busiest rank works: no schedule is shorter."""
+        return max(self._work()) if self.lengthening is None else self.lengthening.work
+
     def _work(self) -> list[float]:
-        """Return the time that every rank works: no schedule is shorter than the longest."""
+        """Return the time that every rank works, before the plan is lengthened."""
         work = [0.0] * self._plan.ranks
         for rank, time in zip(self.graph.ranks, self.graph.times, strict=True):
             work[rank] += time * self.graph.microbatches
@@ -183,8 +223,9 @@ class _Search:
     def _greedy(self) -> list[Scheduled]:
         """Return the best two schedules by urgency alone, the better one last."""
         found: list[Scheduled] = []
+        least = 0 if self.lengthening is None else _LEFT_BY_GREEDY * self._effort
         for slacks in _GREEDY_SLACKS:
-            if not found or self._affords(1):
+            if not found or (self._left > least and self._affords(1)):
                 rows = greedy(self._plan, self._problem, *slacks)
                 found.append(scheduled(self._problem, rows))
         return sorted(found, key=lambda s: -s.span)[-2:]
@@ -242,6 +283,11 @@ def _shorter(found: Scheduled, best: Scheduled, tolerance: float) -> bool:
     if abs(found.span - best.span) <= tolerance:
         return found.end < best.end - tolerance
     return found.span < best.span
+
+
+def _idle(best: Scheduled, work: float) -> str:
+    """Return the share of its span in which the busiest rank idles, for a reader."""
+    return f"{1 - work / best.span:.1%}" if 0 < best.span < inf else "not known"
 
 
 def _evened(plan: Plan, costs: Costs) -> Costs:

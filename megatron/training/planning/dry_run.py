@@ -12,6 +12,7 @@ import torch
 
 from megatron.config.run_config import RunConfig
 from megatron.schedules.catalogue import TRAITS
+from megatron.schedules.search.watch import Watch
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN, CHECKED, together
 from megatron.simulator.costs.gpus import GIB, Gpu
@@ -45,12 +46,14 @@ _LEAST_DELAYED: Final = min(
 """The treatment that is tried where another leaves too little memory."""
 
 
-def dry_run(config: RunConfig, gpu: Gpu) -> Iterator[str]:
+def dry_run(config: RunConfig, gpu: Gpu, watch: Watch | None = None) -> Iterator[str]:
     """Yield the paragraphs of the report on a run that is not started.
 
     Args:
         config: the run.
         gpu: the GPU of every rank.
+        watch: shows how far the search for the plan is, and ends it when its time is up. The search
+            for other settings that would fit has as much time.
 
     Raises:
         ValueError: no plan can be made, or the run is not in bf16, for which the costs are counted.
@@ -58,8 +61,10 @@ def dry_run(config: RunConfig, gpu: Gpu) -> Iterator[str]:
     if config.train.dtype != torch.bfloat16:
         raise ValueError("--dry-run counts FLOPs and bytes of bf16: add --bf16")
     auto = TRAITS[config.parallel.pipeline_schedule].compares
-    ranked = ranking(candidates(config)) if auto else []
-    run_plan = ranked[0].run_plan if auto else make_run_plan(config)
+    watch = Watch() if watch is None else watch
+    ranked = ranking(candidates(config, watch=watch)) if auto else []
+    run_plan = ranked[0].run_plan if auto else make_run_plan(config, watch=watch)
+    watch.close()
     found = forecast_run(config, run_plan, gpu)
     yield _head(found)
     yield _drawing(found.timeline)
@@ -67,7 +72,7 @@ def dry_run(config: RunConfig, gpu: Gpu) -> Iterator[str]:
     if ranked:
         yield _ranking(config, ranked, gpu)
     if not found.fits:
-        yield _what_would_fit(found)
+        yield _what_would_fit(found, watch.again())
 
 
 def _drawing(timeline: Timeline) -> str:
@@ -162,10 +167,18 @@ def _faster(compared: Sequence[tuple[Candidate, RunForecast]], gpu: Gpu) -> Iter
         )
 
 
-def _what_would_fit(found: RunForecast) -> str:
+def _what_would_fit(found: RunForecast, watch: Watch) -> str:
     """Return the fastest similar settings that fit, or the reason why none does."""
-    fitting = [(named, other) for named, other in _neighbours(found) if other.fits]
+    fitting = []
+    for named, other in _neighbours(found, watch):
+        samples = f"{other.samples_per_second:.2f} samples/s"
+        watch.note(f"  {named}: {samples if other.fits else 'does not fit'}")
+        if other.fits:
+            fitting.append((named, other))
+    watch.close()
     fitting.sort(key=lambda pair: -pair[1].samples_per_second)
+    if not fitting and watch.was_cut:
+        return "the time of --search-seconds was over before a setting was found that fits"
     if not fitting:
         rank, peak, static = found.fullest
         return (
@@ -182,16 +195,19 @@ def _what_would_fit(found: RunForecast) -> str:
     return "\n".join(lines)
 
 
-def _candidates_if_any(config: RunConfig) -> list[Candidate]:
+def _candidates_if_any(config: RunConfig, watch: Watch) -> list[Candidate]:
     """Return the schedules that a run could take; none where its layers fit the stages of none."""
     try:
-        return candidates(config)
+        return candidates(config, watch=watch)
     except ValueError:
         return []
 
 
-def _neighbours(found: RunForecast) -> Iterator[tuple[str, RunForecast]]:
-    """Yield every schedule, with and without vocabulary parallelism, and with half microbatches."""
+def _neighbours(found: RunForecast, watch: Watch) -> Iterator[tuple[str, RunForecast]]:
+    """Yield every schedule, with and without vocabulary parallelism, and with half microbatches.
+
+    When the time is up no more are planned.
+    """
     config = found.config
     treatments = dict.fromkeys((config.parallel.vocab_parallel, _LEAST_DELAYED.name))
     batch = config.train.micro_batch_size
@@ -206,7 +222,9 @@ def _neighbours(found: RunForecast) -> Iterator[tuple[str, RunForecast]]:
                 measured_costs=None,
             )
             other = replace(config, train=train, parallel=parallel)
-            for candidate in _candidates_if_any(other):
+            for candidate in _candidates_if_any(other, watch):
+                if watch.is_over:
+                    return
                 named = f"--pipeline-schedule {candidate.schedule} --vocab-parallel {treatment}"
                 if micro_batch_size != batch:
                     named += f" --micro-batch-size {micro_batch_size}"

@@ -6,7 +6,7 @@ before any rank starts; an impossible plan is refused then too.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from pathlib import Path
@@ -26,6 +26,7 @@ from megatron.schedules.make_plan import as_compared, least_time_of, plan_for, s
 from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
 from megatron.schedules.search.fastest import fastest
+from megatron.schedules.search.watch import Watch
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.cost_file import load_costs
 from megatron.simulator.costs.measured_costs import measured_costs
@@ -64,21 +65,28 @@ class Candidate:
         request: request for its plan.
         layers: transformer layers of every stage.
         limit: the most microbatches that a rank may hold.
+        watch: watches over the search for the plan.
     """
 
     request: Request
     layers: tuple[int, ...]
     limit: float
+    watch: Watch = field(default_factory=Watch, compare=False)
 
     @property
     def schedule(self) -> str:
         """Its name."""
         return self.request.schedule
 
+    @property
+    def is_planned(self) -> bool:
+        """Whether its plan is made."""
+        return "run_plan" in vars(self)
+
     @cached_property
     def run_plan(self) -> RunPlan:
         """The plan with its layers and costs."""
-        return RunPlan(plan_for(self.request), self.layers, self.request.costs)
+        return RunPlan(plan_for(self.request, self.watch), self.layers, self.request.costs)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -106,26 +114,40 @@ class Candidate:
         """Whether ``in_flight`` is within the limit."""
         return self.in_flight <= self.limit
 
+    def tell(self) -> None:
+        """Show the watch's reader what the plan is like; it is made if need be."""
+        least = self.time / self.least_time
+        self.watch.note(
+            f"{self.schedule}: {least:.3f} times the least time that it can take, "
+            f"{self.time:.6g} in all, {self.in_flight:g} microbatches in flight"
+            + ("" if self.fits else ": too many")
+        )
 
-def make_run_plan(config: RunConfig, costs: Costs | None = None) -> RunPlan:
+
+def make_run_plan(
+    config: RunConfig, costs: Costs | None = None, watch: Watch | None = None
+) -> RunPlan:
     """Return the plan of a training iteration.
 
     Args:
         config: the run.
         costs: costs by rank and chunk, measured on the stages of the plan of ``config``; layers
             stay where they are. Without measured costs, passes are placed by their FLOPs.
+        watch: ends the search when its time is up, and shows how far it is.
 
     Raises:
         ValueError: the layers cannot be spread over the stages, the schedule cannot be made, or
             no schedule fits into the memory limit.
     """
     if TRAITS[config.parallel.pipeline_schedule].compares:
-        return chosen(candidates(config, costs)).run_plan
+        return chosen(candidates(config, costs, watch)).run_plan
     request, layers = _prepare(config, config.parallel.pipeline_schedule, costs)
-    return RunPlan(plan_for(request), layers, request.costs)
+    return RunPlan(plan_for(request, watch), layers, request.costs)
 
 
-def candidates(config: RunConfig, costs: Costs | None = None) -> list[Candidate]:
+def candidates(
+    config: RunConfig, costs: Costs | None = None, watch: Watch | None = None
+) -> list[Candidate]:
     """Return all schedules that the run could take, each with its own stages, layers and costs.
 
     A schedule is left out if the layers cannot be spread over its stages. With ``costs``, a
@@ -134,10 +156,12 @@ def candidates(config: RunConfig, costs: Costs | None = None) -> list[Candidate]
     Args:
         config: the run; its own schedule does not matter.
         costs: as for ``make_run_plan`` with the schedule ``auto``.
+        watch: watches over the search for their plans.
 
     Raises:
         ValueError: there is no such schedule; the message says why the first one was left out.
     """
+    watch = Watch() if watch is None else watch
     measured = None if costs is None else chosen(candidates(config)).run_plan.plan
     limit = inf if config.parallel.memory_limit is None else config.parallel.memory_limit
     found, faults = [], []
@@ -148,7 +172,7 @@ def candidates(config: RunConfig, costs: Costs | None = None) -> list[Candidate]
             faults.append(f"{name}: {error}")
             continue
         if measured is None or _runs_on(request, measured):
-            found.append(Candidate(request, layers, limit))
+            found.append(Candidate(request, layers, limit, watch))
     if not found:
         raise ValueError(f"no schedule can train this model; {faults[0]}")
     return found
@@ -158,14 +182,19 @@ def ranking(compared: Sequence[Candidate]) -> list[Candidate]:
     """Return all schedules with their plans, in the order of preference.
 
     First comes the schedule that ``auto`` takes, then the others that fit, then those that do not
-    fit; the others and the rest are each sorted by time.
+    fit; the others and the rest are each sorted by time. Those that are not planned when the time
+    of the search is up are left out.
 
     Raises:
         ValueError: no schedule is within the memory limit.
     """
     first = chosen(compared)
     others = [candidate for candidate in compared if candidate is not first]
-    return [first, *sorted(others, key=lambda candidate: (not candidate.fits, candidate.time))]
+    for candidate in others:
+        if not candidate.is_planned and not candidate.watch.is_over:
+            candidate.tell()
+    planned = [candidate for candidate in others if candidate.is_planned]
+    return [first, *sorted(planned, key=lambda candidate: (not candidate.fits, candidate.time))]
 
 
 def chosen(compared: Sequence[Candidate]) -> Candidate:
@@ -176,7 +205,13 @@ def chosen(compared: Sequence[Candidate]) -> Candidate:
     Raises:
         ValueError: no schedule is within the limit.
     """
-    best = fastest(compared, lambda candidate: candidate.fits, NEAR)
+    best = fastest(
+        compared,
+        lambda candidate: candidate.fits,
+        NEAR,
+        is_over=lambda: any(candidate.watch.is_over for candidate in compared),
+        made=Candidate.tell,
+    )
     if best is not None:
         return best
     least = min(compared, key=lambda candidate: candidate.in_flight)

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from io import StringIO
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from megatron.schedules.held import in_flight
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan import Plan
+from megatron.schedules.search.watch import Watch
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.accuracy import CHECKED, together
 from megatron.simulator.costs.cost_file import save_costs
@@ -229,6 +231,19 @@ def test_what_would_fit_is_said_of_a_run_with_measured_costs(tmp_path: Path) -> 
     measured = replace(run, parallel=replace(run.parallel, measured_costs=file))
     [fitting] = [part for part in dry_run(run, gpu("RTX4090")) if "what would fit" in part]
     assert fitting in dry_run(measured, gpu("RTX4090"))
+
+
+def test_without_time_the_dry_run_names_what_it_has_planned_and_says_so() -> None:
+    stream = StringIO()
+    run = config(schedule="auto", ranks=2)
+    text = "\n\n".join(dry_run(run, gpu("A100"), Watch(0.0, stream)))
+    assert "the 0 s of the search are over" in stream.getvalue()
+    assert 1 <= len(ranked(text)) < len(SCHEDULES)
+    small = "\n\n".join(
+        dry_run(config(vocabulary="none", schedule="gpipe"), gpu("RTX4090"), Watch(0.0))
+    )
+    assert "nothing nearby fits" not in small, "it was not looked for"
+    assert "--search-seconds was over before a setting was found that fits" in small
 
 
 def test_a_run_that_no_other_schedule_can_take_has_no_neighbours(tmp_path: Path) -> None:

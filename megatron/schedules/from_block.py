@@ -1,0 +1,213 @@
+"""The plan of a schedule that has a building block: unroll it, then search and lengthen it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import ceil, floor
+from typing import Final, NamedTuple
+
+from megatron.schedules.blocks.block import Block, Slot, unroll
+from megatron.schedules.blocks.interlaced import interlaced
+from megatron.schedules.blocks.with_vocabulary import with_vocabulary
+from megatron.schedules.catalogue import SCHEDULES, Schedule
+from megatron.schedules.held import Held, in_flight, peak_held
+from megatron.schedules.plan import Plan
+from megatron.schedules.request import Request
+from megatron.schedules.search.automatic import one_by_one
+from megatron.schedules.search.lengthen import PERIODS, Target, lengthened
+from megatron.schedules.search.shorten import shorten
+from megatron.schedules.search.watch import Watch
+from megatron.schedules.treatments import Treatment
+
+SEARCHED_WHOLE: Final = 25_000
+"""A plan of more passes is searched with fewer microbatches, and then lengthened."""
+
+
+class _Sought(NamedTuple):
+    """What a search looks for.
+
+    Attributes:
+        microbatches: microbatches of the plan that is searched.
+        target: what becomes of that plan, if it has fewer microbatches than wanted.
+    """
+
+    microbatches: int
+    target: Target | None = None
+
+
+def plan_from_block(request: Request, schedule: Schedule, watch: Watch) -> Plan:
+    """Return the best plan found of a schedule that has a block; ``check`` is not called."""
+    if not request.shortened:
+        return _unrolled(request, schedule, request.microbatches)
+    held = ceil(request.memory_limit or 0) if schedule.fills else 0
+    sought = _sought(request, _treated_block(request, schedule), held)
+    return _lengthened(request, sought, lambda sought: _searched(request, schedule, sought, watch))
+
+
+def plan_within(request: Request, limit: float, watch: Watch) -> Plan:
+    """Return the best plan with one chunk per rank and a split backward within a memory limit."""
+    sought = _sought(request, _treated_block(request, SCHEDULES["zb-h2"]), ceil(limit))
+    return _lengthened(
+        request, sought, lambda sought: _searched_within(request, limit, sought, watch)
+    )
+
+
+def block_of(request: Request, schedule: Schedule) -> Block:
+    """Return the schedule's block without vocabulary passes, its backward as in the schedule."""
+    chunks = request.chunks or schedule.chunks
+    return schedule.block(request.ranks, request.microbatches, chunks)
+
+
+def one_microbatch(request: Request, schedule: Schedule) -> Plan:
+    """Return the plan of a schedule for one microbatch."""
+    return _unrolled(request, schedule, 1)
+
+
+def _sought(request: Request, block: Block, held: int = 0) -> _Sought:
+    """Return what to search: a plan of all microbatches, or a shorter one if they are many.
+
+    The shorter one has room for its warm-up and its cool-down, which together take as long as the
+    block, and for a steady state between them.
+
+    Args:
+        request: the wanted plan.
+        block: the block from which the search starts.
+        held: microbatches that a rank may hold, if they may be more than in the block.
+    """
+    m = request.microbatches
+    if m * sum(map(len, block.rows)) <= SEARCHED_WHOLE:
+        return _Sought(m)
+    slots = [slot for row in block.rows for slot in row]
+    lifetime = max(slot.end for slot in slots) - min(slot.start for slot in slots)
+    group = max(block.group, 1)
+    ends = max(ceil(lifetime / block.period) * group, held)
+    periods = (group,) if block.group else PERIODS
+    step = max(periods)
+    steady = 2 * group if block.group else max(step, request.ranks)
+    short = ends + steady + (m - ends - steady) % step
+    return _Sought(short, Target(m, periods)) if short < m else _Sought(m)
+
+
+def _lengthened(request: Request, sought: _Sought, search: Callable[[_Sought], Plan]) -> Plan:
+    """Return the plan that ``search`` finds, with all microbatches of the request.
+
+    A plan without a steady state that can be repeated is searched as a whole.
+    """
+    plan = search(sought)
+    if sought.target is None:
+        return plan
+    longer = lengthened(plan, request.costs, sought.target)
+    return search(_Sought(request.microbatches)) if longer is None else longer
+
+
+def promised(request: Request, schedule: Schedule) -> float:
+    """Return the microbatches that a rank may hold by the schedule's promise and its barriers."""
+    chunks = request.chunks or schedule.chunks
+    promise = schedule.promise(request.ranks, request.microbatches, chunks)
+    return promise + request.treatment.delay
+
+
+def _room(request: Request, schedule: Schedule) -> float:
+    """Return the microbatches that a rank may hold while its plan is shortened."""
+    least = promised(request, schedule)
+    if not schedule.fills or request.memory_limit is None:
+        return least
+    return max(least, request.memory_limit)
+
+
+def _searched(
+    request: Request, schedule: Schedule, sought: _Sought, watch: Watch, followed: bool = False
+) -> Plan:
+    """Return the best plan found of a schedule that has a block.
+
+    If it is ``followed``, it is only the guide for the same plan with vocabulary passes.
+    """
+    plan = _unrolled(request, schedule, sought.microbatches)
+    without = None
+    overlapped = plan.treatment.is_sharded and not plan.treatment.synchronous
+    if schedule.split and overlapped:
+        without = _searched(_without_vocabulary(request), schedule, sought, watch, followed=True)
+    watch.begin(request.schedule)
+    return shorten(
+        plan,
+        request.costs,
+        _limits(plan, _room(request, schedule)),
+        schedule.kept,
+        schedule.searched,
+        without,
+        not followed,
+        sought.target,
+        watch,
+    )
+
+
+def _without_vocabulary(request: Request) -> Request:
+    """Return the request for a plan whose memory leaves room for what the barriers delay."""
+    limit = request.memory_limit
+    limit = None if limit is None else max(limit - request.treatment.delay, 1.0)
+    return replace(request, vocabulary="none", memory_limit=limit)
+
+
+def _searched_within(request: Request, limit: float, sought: _Sought, watch: Watch) -> Plan:
+    """Return the best plan found within a memory limit."""
+    schedules = [SCHEDULES[name] for name in ("zb-h2", "zb-h1")]
+    plans = [_unrolled(request, schedule, sought.microbatches) for schedule in schedules]
+    fitting = (plan for plan in plans if max(in_flight(plan)) <= limit)
+    plan = next(fitting, one_by_one(plans[0]))
+    watch.begin(request.schedule)
+    limits = _limits(plans[0], limit)
+    return shorten(plan, request.costs, limits, searched=True, target=sought.target, watch=watch)
+
+
+def _unrolled(request: Request, schedule: Schedule, microbatches: int) -> Plan:
+    """Return the plan in the order of the schedule's block, with the requested treatment."""
+    return unroll(_treated_block(request, schedule), microbatches)
+
+
+def _treated_block(request: Request, schedule: Schedule) -> Block:
+    """Return the schedule's block with the requested treatment and split of the backward."""
+    block = block_of(request, schedule)
+    if request.split_backward and not schedule.split:
+        block = _split(block)
+    return _treated(block, request.treatment)
+
+
+def _treated(block: Block, treatment: Treatment) -> Block:
+    """Return ``block`` with the vocabulary passes of a treatment."""
+    if not treatment.is_sharded:
+        return block
+    insert = interlaced if treatment.synchronous else with_vocabulary
+    return insert(block, treatment)
+
+
+def _split(block: Block) -> Block:
+    """Return ``block`` with every B of two units split into B and W."""
+
+    def parts(slot: Slot) -> tuple[Slot, ...]:
+        if slot.kind != "B":
+            return (slot,)
+        half = slot.duration / 2
+        weights = Slot(slot.start + half, half, "W", slot.chunk)
+        return slot._replace(duration=half), weights
+
+    rows = (tuple(part for slot in row for part in parts(slot)) for row in block.rows)
+    return replace(block, rows=tuple(rows))
+
+
+def _limits(plan: Plan, microbatches: float) -> list[Held]:
+    """Return what every rank may hold while the plan is shortened.
+
+    The limit of activations is ``microbatches``. Without W there is little to fill gaps with, so
+    the later ranks, which hold less, may exceed their own peak by one chunk only. With W, a rank
+    may hold the exponentials of one more microbatch, so that T too can wait for idle time. All
+    ranks look embeddings up for the first stage, but run their own F later, up to one microbatch
+    for each rank. So ranks without the first stage may hold embeddings of p more microbatches.
+    """
+    promised = float(floor(microbatches * plan.chunks + 1e-9))
+    limits = []
+    for rank, row in enumerate(plan.rows):
+        peak = peak_held(plan, row)
+        ahead = 0 if rank == plan.stages[0][0] else plan.ranks
+        activations = promised if plan.split_backward else min(promised, peak.activations + 1)
+        exponentials = peak.exponentials + plan.split_backward
+        limits.append(Held(activations, exponentials, peak.embeddings + ahead))
+    return limits

@@ -1,0 +1,292 @@
+"""Lengthen a short plan: repeat its steady state until there are enough microbatches.
+
+Between warm-up and cool-down a plan does the same again and again. So a search need not place every
+microbatch of a long iteration. It looks for a short plan, and a *window* of its middle is repeated.
+
+A window has P microbatches: on every rank it holds each kind and chunk of a pass P times. Then the
+rank stands after it where it stood before it, P microbatches later, and holds as much memory as
+before. So copies of the window may follow one another, with the microbatches counted on. Only the
+input layer's passes IF and IB may run ahead of the others or fall behind in the middle of a short
+plan, because nothing presses them; their copies are spread evenly over the copies of the window.
+
+What a rank waits for in a copy may be later than in the short plan. So a window is judged by a few
+copies, whose timing shows what each further copy takes.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+from typing import Final, NamedTuple
+
+from megatron.schedules.costs import Costs
+from megatron.schedules.graph import Graph
+from megatron.schedules.passes import PassKind
+from megatron.schedules.plan import Plan
+from megatron.schedules.search.list_schedule import Rows
+from megatron.schedules.timing import longest_span, walk, working
+
+PERIODS: Final = (1, 2, 3, 4, 6, 12)
+"""Microbatches of a window that are tried, if the chunks of a rank do not take turns.
+
+All divide the last: a short plan that lacks a multiple of it can be lengthened by any of them."""
+
+_LOOSE: Final[tuple[PassKind, ...]] = ("IF", "IB")
+_CUTS: Final = tuple(share / 100 for share in range(25, 75, 5))
+"""Where windows are looked for, as shares of the busiest rank's row."""
+_JUDGED: Final = 3
+"""Windows of a plan that are judged, those that take the least time in it."""
+_COPIES: Final = 4
+"""Further copies of a window by which it is judged."""
+_REACH: Final = 4
+"""Lengths of a window by which the window of a rank may lie apart from the others' in time."""
+_EPSILON: Final = 1e-9
+
+
+class Window(NamedTuple):
+    """A part of every rank's row that can be repeated.
+
+    Attributes:
+        microbatches: P.
+        begins: for every rank, the index of its first pass.
+        ends: for every rank, the index after its last pass.
+    """
+
+    microbatches: int
+    begins: tuple[int, ...]
+    ends: tuple[int, ...]
+
+
+class Target(NamedTuple):
+    """What a short plan is lengthened to.
+
+    Attributes:
+        microbatches: microbatches of the lengthened plan.
+        periods: how many microbatches a window may have.
+    """
+
+    microbatches: int
+    periods: Sequence[int]
+
+
+class Lengthening:
+    """Judges the rows of short plans by how long they are when lengthened, and lengthens them.
+
+    Attributes:
+        work: time that the busiest rank works in the lengthened plans: none is shorter.
+    """
+
+    def __init__(self, graph: Graph, target: Target) -> None:
+        """Take the numbered passes of the short plans, and what they are lengthened to."""
+        self._graph = graph
+        self._lacking = target.microbatches - graph.microbatches
+        self._periods = [p for p in target.periods if self._lacking % p == 0]
+        self._loose = {n for n, item in enumerate(graph.passes) if item.kind in _LOOSE}
+        work = [0.0] * (1 + max(graph.ranks))
+        for rank, time in zip(graph.ranks, graph.times, strict=True):
+            work[rank] += time
+        self._busiest = work.index(max(work))
+        self._interval = max(work)
+        self.work = self._interval * target.microbatches
+
+    def span(self, rows: Rows, starts: Sequence[Sequence[float]], span: float) -> float:
+        """Return the span of a short plan when lengthened; infinity if no window can be repeated.
+
+        Args:
+            rows: the rows of the short plan.
+            starts: the start of every pass.
+            span: the span of the short plan.
+        """
+        return self._best(rows, starts, span)[0]
+
+    def rows(self, rows: Rows, starts: Sequence[Sequence[float]], span: float) -> Rows | None:
+        """Return the lengthened rows, or ``None`` if no window can be repeated; see ``span``."""
+        _, window = self._best(rows, starts, span)
+        if window is None:
+            return None
+        return self._repeated(rows, window, self._lacking // window.microbatches)
+
+    def least(self, span: float) -> float:
+        """Return the least time that a short plan of this span can take when lengthened."""
+        return span + self._lacking * self._interval
+
+    def _best(
+        self, rows: Rows, starts: Sequence[Sequence[float]], span: float
+    ) -> tuple[float, Window | None]:
+        """Return the shortest lengthened span and its window."""
+        best: tuple[float, Window | None] = (inf, None)
+        for window in self._windows(rows, starts):
+            expected = self._expected(rows, window)
+            if expected < best[0]:
+                best = expected, window
+            if expected <= self.least(span) * (1 + _EPSILON):
+                break
+        return best
+
+    def _expected(self, rows: Rows, window: Window) -> float:
+        """Return the span with all copies of a window, from that with a few of them."""
+        wanted = self._lacking // window.microbatches
+        copies = min(_COPIES, wanted)
+        run = walk(
+            self._graph.with_microbatches(self._graph.microbatches + copies * window.microbatches),
+            self._repeated(rows, window, copies),
+        )
+        if run.stuck:
+            return inf
+        span = longest_span(map(working, run.starts, run.ends))
+        longest = 0.0
+        for row, starts, begin, end in zip(
+            rows, run.starts, window.begins, window.ends, strict=True
+        ):
+            after = len(starts) - (len(row) - end)  # the first pass after the last copy
+            last = after - (after - begin) // (copies + 1)
+            longest = max(longest, starts[after] - starts[last])
+        return span + (wanted - copies) * longest
+
+    def _windows(self, rows: Rows, starts: Sequence[Sequence[float]]) -> list[Window]:
+        """Return the windows that take the least time for a microbatch in the short plan."""
+        ranks = [_Rank(self._graph, self._loose, *row) for row in zip(rows, starts, strict=True)]
+        busiest = ranks[self._busiest].starts
+        windows = {
+            _window_at(ranks, busiest[int(cut * len(busiest))], period): None
+            for period in self._periods
+            for cut in _CUTS
+        }
+
+        def pace(window: Window) -> tuple[float, int]:
+            times = (
+                row[end] - row[begin]
+                for row, begin, end in zip(starts, window.begins, window.ends, strict=True)
+            )
+            excess = max(times) / window.microbatches - self._interval
+            return max(excess, _EPSILON * self.work), window.microbatches
+
+        return sorted((window for window in windows if window is not None), key=pace)[:_JUDGED]
+
+    def _repeated(self, rows: Rows, window: Window, copies: int) -> Rows:
+        """Return rows with ``copies`` more of the window, and all microbatches counted anew."""
+        m = self._graph.microbatches
+        longer = m + copies * window.microbatches
+        followers = set(self._graph.followed_by.values())
+        found = []
+        for rank, (row, begin, end) in enumerate(
+            zip(rows, window.begins, window.ends, strict=True)
+        ):
+            word = [item // m for item in row]
+            loose = [n for n in sorted(self._loose) if self._graph.ranks[n] == rank]
+            middle = _copied(word[begin:end], loose, window.microbatches, copies, followers)
+            following = Counter[int]()
+            numbered = []
+            for number in (*word[:begin], *middle, *word[end:]):
+                numbered.append(number * longer + following[number])
+                following[number] += 1
+            found.append(numbered)
+        return found
+
+
+class _Rank:
+    """The row of a rank without its loose passes, in which a window is looked for.
+
+    Attributes:
+        starts: the start of every pass.
+        kinds: how many different passes there are.
+    """
+
+    def __init__(
+        self, graph: Graph, loose: set[int], row: Sequence[int], starts: Sequence[float]
+    ) -> None:
+        m = graph.microbatches
+        self._places = [place for place, item in enumerate(row) if item // m not in loose]
+        self.starts = [starts[place] for place in self._places]
+        word = [row[place] // m for place in self._places]
+        numbers = sorted(set(word))
+        self.kinds = len(numbers)
+        self._begins = [number not in graph.followed_by.values() for number in word]
+        # Of each kind as many have run between two places if and only if the sums there are equal:
+        # the sum is a number in base 2 m + 1, whose digits are the differences to the last kind.
+        weights = {number: (2 * m + 1) ** i for i, number in enumerate(numbers[:-1])}
+        weights[numbers[-1]] = -sum(weights.values())
+        self._sums = [0]
+        for number in word:
+            self._sums.append(self._sums[-1] + weights[number])
+
+    def window(self, time: float, period: int) -> tuple[int, int] | None:
+        """Return begin and end in the row of the window whose begin is next to ``time``.
+
+        Args:
+            time: a time.
+            period: microbatches of the window.
+        """
+        centre = bisect_left(self.starts, time)
+        length = period * self.kinds
+        last = len(self._places) - length - 1
+        for distance in range(_REACH * length):
+            for begin in (centre - distance, centre + distance):
+                if (
+                    0 <= begin <= last
+                    and self._sums[begin] == self._sums[begin + length]
+                    and self._begins[begin]
+                ):
+                    return self._places[begin], self._places[begin + length]
+        return None
+
+
+def _window_at(ranks: Sequence[_Rank], time: float, period: int) -> Window | None:
+    """Return the window that begins next to ``time`` on every rank, or ``None``."""
+    places = []
+    for rank in ranks:
+        place = rank.window(time, period)
+        if place is None:
+            return None
+        places.append(place)
+    begins, ends = zip(*places, strict=True)
+    return Window(period, begins, ends)
+
+
+def _copied(
+    word: Sequence[int], loose: Sequence[int], period: int, copies: int, followers: set[int]
+) -> list[int]:
+    """Return a window's passes, given by their numbers, and ``copies`` more of each.
+
+    Args:
+        word: the numbers in the window.
+        loose: the numbers that may be in it more or less often than ``period``.
+        period: microbatches of the window.
+        copies: how many copies follow the window.
+        followers: numbers that nothing may be put before.
+    """
+    counts = Counter(word)
+    spread = [number for number in loose if counts[number] != period]
+    middle = [number for number in word if number not in spread] * (copies + 1)
+    before: list[list[int]] = [[] for _ in middle]
+    for number in spread:
+        total = counts[number] + copies * period
+        for i in range(total):
+            place = (2 * i + 1) * len(middle) // (2 * total)
+            while middle[place] in followers:
+                place -= 1
+            before[place].append(number)
+    if not spread:
+        return middle
+    return [number for put, kept in zip(before, middle, strict=True) for number in (*put, kept)]
+
+
+def lengthened(plan: Plan, costs: Costs, target: Target) -> Plan | None:
+    """Return ``plan`` with its steady state repeated, or ``None`` if it has none.
+
+    Args:
+        plan: a plan that runs, of fewer microbatches.
+        costs: durations.
+        target: what to lengthen it to.
+    """
+    graph = Graph(plan, costs)
+    rows = [graph.row(rank, row) for rank, row in enumerate(plan.rows)]
+    run = walk(graph, rows)
+    span = longest_span(map(working, run.starts, run.ends))
+    longer = Lengthening(graph, target).rows(rows, run.starts, span)
+    if longer is None:
+        return None
+    long = graph.with_microbatches(target.microbatches)
+    new = tuple(map(long.plan_row, longer))
+    return replace(plan, rows=new, microbatches=target.microbatches)

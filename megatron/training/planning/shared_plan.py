@@ -1,0 +1,42 @@
+"""One plan for all ranks where their searches may end differently: that of rank 0."""
+
+import json
+
+from megatron.schedules.costs import Costs
+from megatron.schedules.plan import Plan
+from megatron.training.planning.run_plan import RunPlan
+from megatron.training.rendezvous import Rendezvous
+
+_KEY = "plan of rank 0"
+
+
+def shared_plan(rendezvous: Rendezvous, own: RunPlan) -> RunPlan:
+    """Return the plan that rank 0 has found, on all ranks; call it once in a job.
+
+    Args:
+        rendezvous: where the ranks have met.
+        own: the plan that this rank has found.
+    """
+    if rendezvous.rank == 0:
+        rendezvous.store.set(_KEY, to_json(own))
+    return from_json(rendezvous.store.get(_KEY).decode())
+
+
+def to_json(run_plan: RunPlan) -> str:
+    """Return a plan with its layers and costs as text."""
+    costs = run_plan.costs
+    return json.dumps(
+        {
+            "plan": run_plan.plan.to_text(),
+            "layers": run_plan.layers,
+            "passes": dict(costs.passes),
+            "comms": dict(costs.comms),
+        }
+    )
+
+
+def from_json(text: str) -> RunPlan:
+    """Return the plan that ``to_json`` wrote."""
+    found = json.loads(text)
+    costs = Costs(found["passes"], found["comms"])
+    return RunPlan(Plan.from_text(found["plan"]), tuple(found["layers"]), costs)

@@ -1,0 +1,148 @@
+"""A lengthened plan is a plan: it runs, holds no more, and costs no more than its steady state."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schedules.cases import BARRIERS, NAMES, few_trials, random_costs, seeds, with_comms
+
+from megatron.schedules import from_block
+from megatron.schedules.catalogue import SCHEDULES, TRAITS
+from megatron.schedules.check import check
+from megatron.schedules.costs import UNIT_COSTS, Costs
+from megatron.schedules.graph import Graph
+from megatron.schedules.held import in_flight
+from megatron.schedules.make_plan import make_plan
+from megatron.schedules.passes import PassKind
+from megatron.schedules.plan import Plan
+from megatron.schedules.search import lengthen
+from megatron.schedules.search.lengthen import PERIODS, Lengthening, Target, lengthened
+from megatron.schedules.timing import earliest, longest_span
+
+EVEN = Costs({"F": 1, "B": 1, "W": 1, "S": 0.25, "E": 0, "T": 0.25, "IF": 0, "IB": 0})
+
+
+@pytest.fixture
+def _short() -> Iterator[None]:
+    """Search every plan with as few microbatches as a long one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(from_block, "SEARCHED_WHOLE", 0)
+        yield
+
+
+def span(plan: Plan, costs: Costs) -> float:
+    return longest_span(earliest(plan, costs).working)
+
+
+def span_expected(plan: Plan, costs: Costs, target: Target) -> float:
+    graph = Graph(plan, costs)
+    rows = [graph.row(rank, row) for rank, row in enumerate(plan.rows)]
+    return Lengthening(graph, target).span(rows, earliest(plan, costs).starts, span(plan, costs))
+
+
+@settings(max_examples=12)
+@given(
+    st.sampled_from(NAMES),
+    st.sampled_from([*BARRIERS]),
+    st.integers(2, 4),
+    st.integers(0, 13),
+    seeds,
+)
+def test_a_lengthened_plan_runs_and_keeps_the_promise(
+    schedule: str, vocabulary: str, ranks: int, more: int, seed: int
+) -> None:
+    """``make_plan`` checks it: every pass once and in order, no deadlock."""
+    m = 8 * ranks + 24 + more
+    costs = with_comms(random_costs(seed, ranks, TRAITS[schedule].chunks), seed, 3)
+    limit = 2.0 * ranks + BARRIERS[vocabulary] if schedule == "zb-auto" else None
+    with pytest.MonkeyPatch.context() as patch, few_trials():
+        patch.setattr(from_block, "SEARCHED_WHOLE", 0)
+        plan = make_plan(schedule, vocabulary, ranks, m, costs, memory_limit=limit)
+    if limit is None:
+        limit = SCHEDULES[schedule].promise(ranks, m, plan.chunks) + BARRIERS[vocabulary]
+    assert max(in_flight(plan, TRAITS[schedule].kept)) <= limit + 1e-9
+    for row in plan.rows:
+        following: dict[tuple[PassKind, int], int] = {}
+        for kind, microbatch, chunk in row:
+            assert microbatch == following.get((kind, chunk), 0)
+            following[kind, chunk] = microbatch + 1
+
+
+@pytest.mark.usefixtures("_short")
+@pytest.mark.parametrize("vocabulary", ["none", "vocab-2"])
+@pytest.mark.parametrize("schedule", ["zb-h2", "zb-v"])
+def test_no_bubble_stays_none_however_long(schedule: str, vocabulary: str) -> None:
+    plan = make_plan(schedule, vocabulary, 4, 301, EVEN)
+    interval = (3 if plan.chunks == 1 else 6) + (0.5 if vocabulary == "vocab-2" else 0)
+    assert span(plan, EVEN) == pytest.approx(301 * interval)
+
+
+@pytest.mark.usefixtures("_short")
+@pytest.mark.parametrize("ranks", [12, pytest.param(64, marks=pytest.mark.full)])
+def test_the_vocabulary_costs_no_bubble_at_scale(ranks: int) -> None:
+    """At p = 64, m = 256 it cost 9.8 % once, because the plan was too large to be searched."""
+    plan = make_plan("zb-v", "vocab-2", ranks, 4 * ranks, EVEN)
+    assert span(plan, EVEN) == pytest.approx(4 * ranks * 6.5)
+
+
+@pytest.mark.usefixtures("_short")
+@pytest.mark.parametrize("schedule", [n for n, known in SCHEDULES.items() if not known.searched])
+def test_idle_time_does_not_grow_with_the_microbatches(schedule: str) -> None:
+    """Nor does it without a search: a block repeats itself without a pause (GPipe's too)."""
+    costs = Costs({"F": 18, "B": 20, "W": 14})
+    work = TRAITS[schedule].chunks * 52
+    idle = []
+    for m in (60, 120):
+        with few_trials():
+            plan = make_plan(schedule, "none", 3, m, costs)
+        block = make_plan(schedule, "none", 3, m, costs, shortened=False)
+        assert span(plan, costs) <= span(block, costs)
+        idle.append(span(plan, costs) - m * work)
+    assert idle[1] == pytest.approx(idle[0])
+
+
+@given(st.sampled_from(["1f1b", "zb-h1", "zb-v", "v-half"]), st.integers(2, 4), seeds)
+@settings(max_examples=15)
+def test_what_is_expected_of_a_plan_comes_true(schedule: str, ranks: int, seed: int) -> None:
+    costs = random_costs(seed, ranks, TRAITS[schedule].chunks)
+    short = make_plan(schedule, "none", ranks, 6 * ranks, costs, shortened=False)
+    target = Target(6 * ranks + 60, PERIODS)
+    expected = span_expected(short, costs, target)
+    longer = lengthened(short, costs, target)
+    assert longer is not None
+    check(longer)
+    assert span(longer, costs) == pytest.approx(expected)
+
+
+def test_lookups_far_ahead_are_spread_over_the_copies() -> None:
+    """All IF at once and no IB before the end is a plan too, if the memory suffices."""
+    plan = make_plan("1f1b", "vocab-2", 3, 24, shortened=False)
+    kinds: tuple[PassKind, ...] = ("IF", "IB")
+    rows = []
+    for row in plan.rows:
+        ahead, behind = ([item for item in row if item.kind == kind] for kind in kinds)
+        rows.append((*ahead, *(item for item in row if item.kind not in kinds), *behind))
+    gathered = replace(plan, rows=tuple(rows))
+    longer = lengthened(gathered, UNIT_COSTS, Target(96, PERIODS))
+    assert longer is not None
+    check(longer, in_flight(plan))
+    middle = longer.rows[1][len(longer.rows[1]) // 3 : -len(longer.rows[1]) // 3]
+    assert {item.kind for item in middle} == {"IF", "F", "S", "T", "B", "IB"}
+
+
+def test_a_plan_without_a_steady_state_is_not_lengthened() -> None:
+    """A single microbatch is all warm-up and cool-down."""
+    plan = make_plan("1f1b", "none", 3, 1, shortened=False)
+    assert lengthened(plan, UNIT_COSTS, Target(25, PERIODS)) is None
+    assert span_expected(plan, UNIT_COSTS, Target(25, PERIODS)) == float("inf")
+
+
+@pytest.mark.usefixtures("_short")
+def test_a_plan_without_a_steady_state_is_searched_as_a_whole() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lengthen.Lengthening, "rows", lambda *args: None)
+        whole = make_plan("zb-h1", "none", 2, 60)
+        assert whole.microbatches == 60
+    assert in_flight(whole) == [2.0, 2.0]

@@ -1,0 +1,48 @@
+"""Where searches may end differently, all ranks take the plan of rank 0."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch.distributed as dist
+from training.planning.test_run_plan import config
+
+from megatron.schedules.search.watch import Watch
+from megatron.training.agreement import run_digests
+from megatron.training.planning.run_plan import RunPlan, candidates, make_run_plan, ranking
+from megatron.training.planning.shared_plan import from_json, shared_plan, to_json
+from megatron.training.rendezvous import Rendezvous
+
+
+@pytest.mark.parametrize("schedule", ["zb-v", "interleaved", "auto"])
+@pytest.mark.parametrize("treatment", ["vocab-2", "redis"])
+def test_a_plan_comes_back_from_its_text(schedule: str, treatment: str) -> None:
+    if schedule == "auto" and treatment == "redis":
+        treatment = "none"
+    run = config(schedule, treatment, 2)
+    found = make_run_plan(run)
+    again = from_json(to_json(found))
+    assert (again.plan, again.layers) == (found.plan, found.layers)
+    assert run_digests(run, again) == run_digests(run, found)
+
+
+def test_all_ranks_take_the_plan_of_rank_0() -> None:
+    run = config("auto", "vocab-2", 2, microbatches=8)
+    own = [make_run_plan(config(name, "vocab-2", 2, microbatches=8)) for name in ("zb-v", "1f1b")]
+    store = dist.HashStore()
+
+    def rank(number: int) -> RunPlan:
+        return shared_plan(Rendezvous(store, number, 2), own[number])
+
+    with ThreadPoolExecutor(2) as ranks:
+        shared = list(ranks.map(rank, (0, 1)))
+    assert shared[0] == shared[1]
+    assert shared[0].plan == own[0].plan != own[1].plan
+    assert run_digests(run, shared[0]) == run_digests(run, shared[1])
+
+
+def test_a_ranking_without_time_leaves_out_what_was_not_planned() -> None:
+    compared = candidates(config("auto", "vocab-2", 2, microbatches=8), watch=Watch(0.0))
+    ranked = ranking(compared)
+    assert 1 <= len(ranked) < len(compared)
+    assert all(candidate.is_planned for candidate in ranked)
+    assert ranked[0].fits

@@ -1,0 +1,204 @@
+#!/usr/bin/env python3
+"""Measure what planning costs at scale, and compare two measurements in a table.
+
+python tools/plans_at_scale.py measure --csv after.csv
+python tools/plans_at_scale.py measure --csv after.csv --ranks 8 16 32 64 --per-rank 16
+python tools/plans_at_scale.py compare before.csv after.csv
+
+``measure`` adds a line for every plan to the file, and skips those that it has already; so it may
+be stopped and started again. Seconds are those of one core (``time.process_time``), so that other
+processes lengthen the wait but hardly the figures. To measure an older commit, copy this file into
+a checkout of it.
+
+``even`` costs are F = B = W = 1 for a chunk and S = T = 0.25. ``uneven`` costs have F : B : W =
+18 : 20 : 14, and communications that take time: blocks are made for the former, the latter need a
+search. The bubble is that of the zero-bubble papers (arXiv 2401.10241, section 5.3).
+"""
+
+import argparse
+import csv
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from megatron.schedules.catalogue import SCHEDULES, TRAITS
+from megatron.schedules.costs import Costs
+from megatron.schedules.make_plan import plan_for
+from megatron.schedules.plan import Plan
+from megatron.schedules.request import Request
+from megatron.schedules.timing import earliest, longest_span
+
+COSTS: Final[Mapping[str, Costs]] = {
+    "even": Costs(
+        {"F": 1.0, "B": 1.0, "W": 1.0, "S": 0.25, "E": 0.05, "T": 0.25, "IF": 0.0, "IB": 0.0}
+    ),
+    "uneven": Costs(
+        {"F": 18.0, "B": 20.0, "W": 14.0, "S": 5.0, "E": 1.0, "T": 5.0, "IF": 0.5, "IB": 0.5},
+        {"X": 0.5, "G": 0.5, "C0": 1.0, "C1": 1.0, "C2": 1.0, "C3": 1.0, "CIF": 1.0, "CIB": 1.0},
+    ),
+}
+"""Times of one chunk's passes."""
+
+COMPARED: Final = (*SCHEDULES, "auto")
+
+
+class Case(NamedTuple):
+    """A plan to make: the costs by name, and what ``Request`` has under the same names."""
+
+    costs: str
+    schedule: str
+    vocabulary: str
+    ranks: int
+    microbatches: int
+
+    @property
+    def request(self) -> Request:
+        """The request for the plan; ``auto`` takes the costs of all chunks of a rank together."""
+        return Request(
+            self.schedule, self.vocabulary, self.ranks, self.microbatches, COSTS[self.costs]
+        )
+
+
+class Measured(NamedTuple):
+    """What a plan is like, and what it took.
+
+    Attributes:
+        bubble: share of the ranks' time in which they idle.
+        seconds: CPU seconds that planning took.
+    """
+
+    bubble: float
+    seconds: float
+
+
+def measure(case: Case) -> Measured:
+    """Make the plan of ``case``; return its bubble and the time it took."""
+    begun = time.process_time()
+    plan = plan_for(case.request)
+    seconds = time.process_time() - begun
+    costs = COSTS[case.costs]
+    return Measured(
+        bubble(plan, costs.per_chunk(plan.chunks) if case.request.traits.compares else costs),
+        seconds,
+    )
+
+
+def bubble(plan: Plan, costs: Costs) -> float:
+    """Return 1 - work / span over all ranks of a checked plan."""
+    timing = earliest(plan, costs)
+    work = sum(
+        end - start
+        for starts, ends in zip(timing.starts, timing.ends, strict=True)
+        for start, end in zip(starts, ends, strict=True)
+    )
+    return 1 - work / (plan.ranks * longest_span(timing.working))
+
+
+def load(path: Path) -> dict[Case, Measured]:
+    """Return the measurements of a file; none if there is no such file.
+
+    Raises:
+        ValueError: if the file holds no measurements.
+    """
+    found: dict[Case, Measured] = {}
+    if not path.exists():
+        return found
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            try:
+                numbers = int(row["ranks"]), int(row["microbatches"])
+                case = Case(row["costs"], row["schedule"], row["vocabulary"], *numbers)
+                found[case] = Measured(float(row["bubble"]), float(row["seconds"]))
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{path} holds no measurements: {error!r}") from error
+    return found
+
+
+def add(path: Path, case: Case, measured: Measured) -> None:
+    """Append a measurement to a file, which begins with the names of the columns."""
+    new = not path.exists()
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        if new:
+            writer.writerow([*Case._fields, *Measured._fields])
+        writer.writerow([*case, f"{measured.bubble:.6f}", f"{measured.seconds:.2f}"])
+
+
+def cases(options: argparse.Namespace) -> Iterator[Case]:
+    """Yield the plans that the flags ask for, the small ones first."""
+    for ranks in options.ranks:
+        for vocabulary in options.vocab:
+            for schedule in options.schedules:
+                microbatches = options.per_rank * ranks
+                yield Case(options.costs, schedule, vocabulary, ranks, microbatches)
+
+
+def compare(before: Mapping[Case, Measured], after: Mapping[Case, Measured]) -> Iterator[str]:
+    """Yield a table in Markdown for each kind of costs, treatment and share of microbatches.
+
+    A row is a schedule and a column p; a cell says "bubble before → after, seconds before → after",
+    with "?" for what was not measured.
+    """
+    every = list(dict.fromkeys([*after, *before]))
+    for costs, vocabulary, per_rank in dict.fromkeys(map(_table, every)):
+        own = [case for case in every if _table(case) == (costs, vocabulary, per_rank)]
+        ranks = sorted({case.ranks for case in own})
+        yield f"\n### {costs} costs, vocabulary {vocabulary}, m = {per_rank} p\n"
+        yield "| schedule | " + " | ".join(f"p = {p}" for p in ranks) + " |"
+        yield "|---|" + "---|" * len(ranks)
+        for schedule in dict.fromkeys(case.schedule for case in own):
+            row = [Case(costs, schedule, vocabulary, p, per_rank * p) for p in ranks]
+            cells = [_cell(before.get(case), after.get(case)) for case in row]
+            yield f"| {schedule} | " + " | ".join(cells) + " |"
+
+
+def _table(case: Case) -> tuple[str, str, int]:
+    return case.costs, case.vocabulary, case.microbatches // case.ranks
+
+
+def _cell(before: Measured | None, after: Measured | None) -> str:
+    pair = (before, after)
+    bubbles = " → ".join("?" if one is None else f"{one.bubble:.1%}" for one in pair)
+    seconds = " → ".join("?" if one is None else f"{one.seconds:.1f}" for one in pair)
+    return f"{bubbles}, {seconds} s"
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    made = commands.add_parser("measure", help="make plans and write what they are like")
+    made.add_argument("--csv", type=Path, required=True, help="the file that lines are added to")
+    made.add_argument("--costs", choices=list(COSTS), default="even")
+    made.add_argument("--ranks", type=int, nargs="+", default=[8, 16, 32, 64, 128])
+    made.add_argument("--per-rank", type=int, default=4, help="microbatches for each rank, m / p")
+    made.add_argument("--vocab", nargs="+", default=["none", "vocab-2"])
+    made.add_argument("--schedules", nargs="+", choices=list(TRAITS), default=list(COMPARED))
+    both = commands.add_parser("compare", help="print the tables of two files")
+    both.add_argument("before", type=Path)
+    both.add_argument("after", type=Path)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    options = parse_arguments(argv)
+    if options.command == "compare":
+        print("\n".join(compare(load(options.before), load(options.after))))
+        return
+    done = load(options.csv)
+    for case in cases(options):
+        if case not in done:
+            measured = measure(case)
+            add(options.csv, case, measured)
+            print(*case, f"{measured.bubble:.2%}", f"{measured.seconds:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
