@@ -1,8 +1,9 @@
 """Dropout is drawn by layer and microbatch, so that no layout sees other random numbers."""
 
+from datetime import timedelta
+
 import pytest
 import torch
-import torch.distributed as dist
 from correctness.rank_runs import CPU, RankRun, train_on_rank
 from correctness.short_runs import LAYOUTS, Job, Layout
 from harness.rank_pool import RankPool
@@ -10,7 +11,7 @@ from reference.plain_gpt import GPTOptions
 
 from megatron.layers.main_grad import main_grad_of
 from megatron.parallel.grid import Grid
-from megatron.parallel.groups import connect_grid
+from megatron.parallel.groups import make_groups
 from megatron.runtime.batch import to_device
 from megatron.training.setup import build_train_state
 
@@ -54,24 +55,22 @@ def test_every_iteration_and_microbatch_drops_something_else(ranks: RankPool) ->
     assert all(a != pytest.approx(b, rel=1e-4) for a, b in zip(once, twice, strict=True))
 
 
-def gradients(replicas: int, replica: int) -> torch.Tensor:
-    """One replica's share of a batch of four microbatches, in Megatron's order."""
-    m = 4 // replicas
-    batch = Job(JOB.options, microbatches=4, iterations=1).batches()[0][replica::replicas]
-    groups = connect_grid(
-        Grid(data_size=replicas),
-        replica,
-        CPU,
-        (0, 0),
-        lambda use, tiling: dist.ProcessGroup(dist.HashStore(), 0, 1),
-    )
-    config = Job(JOB.options, microbatches=m, dropout=0.3).config(LAYOUTS[0])
+def gradients_on_rank(rank: int, world_size: int, *, dropout: float) -> torch.Tensor:
+    """Gradients of four microbatches that the ranks share as replicas, in Megatron's order."""
+    m = 4 // world_size
+    batch = Job(JOB.options, microbatches=4, iterations=1).batches()[0][rank::world_size]
+    groups = make_groups(Grid(data_size=world_size), CPU, timedelta(seconds=60))
+    layout = Layout(1, "none", replicas=world_size)
+    config = Job(JOB.options, microbatches=m * world_size, dropout=dropout).config(layout)
     state = build_train_state(config, groups)
-    state.pipeline.train(to_device(batch, CPU, replicas=replicas), 0)
+    state.pipeline.train(to_device(batch, CPU, replicas=world_size), 0)
+    state.pipeline.close()
     return torch.cat([main_grad_of(entry.parameter).flatten() for entry in state.parameters])
 
 
-def test_replicas_drop_what_one_rank_drops_in_the_same_microbatches() -> None:
-    of_both = gradients(2, 0) + gradients(2, 1)
-    torch.testing.assert_close(of_both, gradients(1, 0), rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(2 * gradients(2, 0), of_both, rtol=1e-2, atol=1e-3)
+def test_replicas_drop_what_one_rank_drops_in_the_same_microbatches(ranks: RankPool) -> None:
+    [alone] = ranks.run(gradients_on_rank, 1, dropout=0.3)
+    for shared in ranks.run(gradients_on_rank, 2, dropout=0.3):
+        torch.testing.assert_close(shared, alone, rtol=1e-4, atol=1e-5)
+    [without] = ranks.run(gradients_on_rank, 1, dropout=0.0)
+    assert not torch.allclose(without, alone, rtol=1e-2, atol=1e-3)
