@@ -168,18 +168,23 @@ class Checkpoints:
             where = storage.write(root, iteration, tensors, common, self._hosts)
         except SaveError as error:
             return f"--save: {error}; training goes on, older checkpoints are as they were"
+        said = [f"saved {where} in {time.perf_counter() - started:.1f} s"]
         if self._hosts.rank == 0:
-            self._prune(root, iteration)
-        return f"saved {where} in {time.perf_counter() - started:.1f} s"
+            said += self._prune(root, iteration)
+        return "\n".join(said)
 
-    def _prune(self, root: Path, newest: int) -> None:
-        """Delete older checkpoints that are not to be kept."""
-        interval = self._config.save_retain_interval
+    def _prune(self, root: Path, newest: int) -> list[str]:
+        """Delete older checkpoints that are not to be kept; return what could not be deleted."""
+        interval, left = self._config.save_retain_interval, list[str]()
         if interval is None:
-            return
+            return left
         for iteration in folder.complete(root):
             if iteration < newest and iteration % interval:
-                folder.remove(root, iteration)
+                try:
+                    folder.remove(root, iteration)
+                except OSError as error:
+                    left.append(f"--save-retain-interval: {error}; the checkpoint stays")
+        return left
 
     def _choose(self, root: Path) -> Path | None:
         """Return the folder to load, the same on every rank; ``None`` if there is none."""

@@ -122,6 +122,25 @@ def test_saves_come_when_due_and_old_ones_go(ranks: RankPool, tmp_path: Path) ->
     assert folder.complete(tmp_path) == [4, 6]
 
 
+def test_a_checkpoint_that_cannot_be_deleted_does_not_end_the_run(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    (tmp_path / "iter_0000002.deleted").write_text("in the way")
+    how: dict[str, Any] = {"save_interval": 1, "save_retain_interval": 4, "asynchronous": True}
+    [ended] = run(ranks, Layout(1, "none"), save=tmp_path, **how)
+    assert "iter_0000002.deleted" in ended.said
+    assert folder.complete(tmp_path) == [2, 4, 6]
+
+
+def test_a_folder_of_checkpoints_that_are_not_ours_is_refused(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    (tmp_path / folder.POINTER).write_text("1000")
+    (tmp_path / "iter_0001000").mkdir()
+    [said] = run(ranks, Layout(1, "none"), load=tmp_path)
+    assert "every checkpoint there is damaged" in said
+
+
 def test_a_damaged_checkpoint_gives_way_to_an_older_one(ranks: RankPool, tmp_path: Path) -> None:
     layout = Layout(2, "vocab-2")
     run(ranks, layout, save=tmp_path, save_interval=2)
@@ -132,6 +151,10 @@ def test_a_damaged_checkpoint_gives_way_to_an_older_one(ranks: RankPool, tmp_pat
     found = run(ranks, layout, load=tmp_path)
     assert "__1_0.distcp has 5 bytes" in found[0].said
     assert "common.json has 5 bytes" in found[0].said
+    assert "iteration 2" in found[0].said
+    (folder.folder_of(tmp_path, 6) / folder.MANIFEST).unlink()
+    found = run(ranks, layout, load=tmp_path)
+    assert "iter_0000006 has no manifest.json" in found[0].said
     assert "iteration 2" in found[0].said
     (folder.folder_of(tmp_path, 2) / ".metadata").unlink()
     for said in run(ranks, layout, load=tmp_path):
