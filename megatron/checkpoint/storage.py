@@ -25,6 +25,9 @@ from megatron.parallel.groups import ConnectedAxis
 COMMON: Final = "common.json"
 """File of everything that is not a tensor."""
 
+_COPY_AHEAD: Final = 10_000_000
+"""Bytes that are copied from a GPU while others are written."""
+
 Common = Mapping[str, Any]
 """Values that JSON knows, by name."""
 
@@ -139,7 +142,12 @@ def check_files(where: Path, hosts: ConnectedAxis) -> str | None:
 def _write_tensors(
     partial: Path, tensors: Mapping[str, BoxedTensor], hosts: ConnectedAxis, files: int
 ) -> None:
-    writer = dcp.FileSystemWriter(partial, sync_files=True, thread_count=files)
+    # Copying GPU tensors ahead takes a stream of the thread's current GPU. A thread that writes
+    # copies on the host has none of its own, and would take the first GPU of the machine.
+    ahead = _COPY_AHEAD if any(tensor.is_cuda for tensor in tensors.values()) else 0
+    writer = dcp.FileSystemWriter(
+        partial, sync_files=True, thread_count=files, per_thread_copy_ahead=ahead
+    )
     with _one_process_is_fine(hosts):
         dcp.save(dict(tensors), storage_writer=writer, process_group=hosts.group)
 

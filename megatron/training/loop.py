@@ -184,11 +184,22 @@ class _Loop:
         self._state.pipeline.close()
 
     def _skip_consumed(self) -> None:
-        """Go on in the data where the earlier run stopped."""
-        train = self._config.train
-        self._data.train.consumed_samples = self.start.consumed_samples
+        """Go on in the data where the earlier run stopped.
+
+        Raises:
+            UserError: its batches had another size, so iterations and samples do not fit together.
+        """
+        train, start = self._config.train, self.start
+        if start.consumed_samples != start.iteration * train.global_batch_size:
+            raise UserError(
+                f"--global-batch-size {train.global_batch_size}: the {start.iteration} iterations "
+                f"in --load have used {start.consumed_samples} samples, and a run keeps the size "
+                f"of its batches: use {start.consumed_samples // start.iteration}, or --finetune "
+                "to start anew from those weights"
+            )
+        self._data.train.consumed_samples = start.consumed_samples
         if self._data.valid is not None and train.eval_interval is not None:
-            evaluations = self.start.iteration // train.eval_interval
+            evaluations = start.iteration // train.eval_interval
             self._data.valid.consumed_samples = (
                 evaluations * train.eval_iters * train.global_batch_size
             )

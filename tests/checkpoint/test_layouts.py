@@ -21,7 +21,8 @@ from megatron.checkpoint.folder import DamagedError
 from megatron.checkpoint.storage import SaveError
 from megatron.checkpoint.train_tensors import tensors_of
 from megatron.config.run_config import RunConfig
-from megatron.parallel.box import Box, Piece
+from megatron.parallel.box import Box, Piece, whole
+from megatron.parallel.groups import ConnectedAxis
 from megatron.training.setup import TrainState, build_train_state
 
 LAYOUTS = {
@@ -190,3 +191,16 @@ def test_what_cannot_be_written_ends_the_save_and_not_the_last_checkpoint(
     assert not folder.partial_of(tmp_path, 20).exists(), "it takes up what is left of the disk"
     assert folder.candidates(tmp_path) == [10]
     folder.verify(folder.folder_of(tmp_path, 10))
+
+
+def test_copies_on_the_host_are_written_without_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def no_gpu() -> None:
+        raise AssertionError("the thread's current GPU is not the rank's own")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", no_gpu)
+    tensor = BoxedTensor(torch.ones(4, 3), (4, 3), whole((4, 3)))
+    storage.write(tmp_path, 10, {"weight.x": tensor}, {}, ConnectedAxis("world", 0, (0,)))
+    assert folder.complete(tmp_path) == [10]

@@ -192,6 +192,16 @@ def test_another_model_of_the_same_shapes_is_refused(ranks: RankPool, tmp_path: 
     assert "norm_epsilon = 1e-05, and this run 0.001" in said
 
 
+def test_batches_of_another_size_are_refused(ranks: RankPool, tmp_path: Path) -> None:
+    run(ranks, Layout(1, "none"), save=tmp_path, exit_interval=1)
+    config = JOB.config(Layout(1, "none"), torch.bfloat16)
+    larger = replace(config.train, global_batch_size=2 * JOB.microbatches)
+    config = replace(config, train=larger, checkpoint=CheckpointConfig(load=tmp_path))
+    [said] = ranks.run(run_on_rank, 1, config=config)
+    assert "--global-batch-size 8: the 1 iterations in --load have used 4 samples" in said
+    assert "use 4, or --finetune" in said
+
+
 @pytest.mark.parametrize(
     ("exit_interval", "start", "last"),
     [(None, 0, 6), (None, 6, 6), (4, 0, 4), (4, 3, 4), (4, 4, 6), (2, 3, 4), (9, 0, 6)],
