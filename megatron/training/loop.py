@@ -62,7 +62,7 @@ def prepare(config: RunConfig, rank: int) -> Prepared:
         ValueError: there is no plan, the data is unusable, or a file cannot be written.
         OSError: the data cannot be read.
     """
-    check_outputs(config.log, rank)
+    check_outputs(config.log, rank, config.checkpoint.save)
     grid = config.parallel.grid
     run_plan = make_run_plan(config)
     replica = grid.axis("data", rank).rank
