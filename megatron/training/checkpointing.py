@@ -72,6 +72,9 @@ class Checkpoints:
         hosts: all ranks of the job on CPUs, with a group that nothing else uses if saves are
             asynchronous.
         say: prints on the first rank.
+
+    Attributes:
+        failed: whether the last save that has ended has failed, the same on every rank.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Checkpoints:
         self._state = state
         self._hosts = hosts
         self._say = say
+        self.failed = False
         self._background = Background()
         self._copies: dict[str, torch.Tensor] = {}
 
@@ -167,7 +171,9 @@ class Checkpoints:
         try:
             where = storage.write(root, iteration, tensors, common, self._hosts)
         except SaveError as error:
-            return f"--save: {error}; training goes on, older checkpoints are as they were"
+            self.failed = True
+            return f"--save: {error}; older checkpoints are as they were"
+        self.failed = False
         said = [f"saved {where} in {time.perf_counter() - started:.1f} s"]
         if self._hosts.rank == 0:
             said += self._prune(root, iteration)

@@ -166,7 +166,12 @@ class _Loop:
             self._save(iteration)
 
     def end(self) -> None:
-        """Make the last iteration final, save, and print what is known only now."""
+        """Make the last iteration final, save, and print what is known only now.
+
+        Raises:
+            UserError: the last save has failed, so that what was trained since the one before is
+                lost; a launcher that restarts failed jobs must not take this one for done.
+        """
         config, meter = self._config, self.meter
         meter.report(self._step.settle())
         if self.last == self.start.iteration:
@@ -182,6 +187,11 @@ class _Loop:
         meter.report_memory(self.last)
         meter.report_post_validation()
         self._state.pipeline.close()
+        if self._checkpoints.failed:
+            raise UserError(
+                f"--save: the checkpoint of iteration {self.last} was not written; make room in "
+                f"{config.checkpoint.save}, or name another folder, and go on with --load"
+            )
 
     def _skip_consumed(self) -> None:
         """Go on in the data where the earlier run stopped.

@@ -132,6 +132,21 @@ def test_a_checkpoint_that_cannot_be_deleted_does_not_end_the_run(
     assert folder.complete(tmp_path) == [2, 4, 6]
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_failed_save_ends_the_run_only_if_it_is_the_last(
+    asynchronous: bool, ranks: RankPool, tmp_path: Path
+) -> None:
+    how: dict[str, Any] = {"save": tmp_path, "save_interval": 4, "asynchronous": asynchronous}
+    in_the_way = folder.partial_of(tmp_path, 4)
+    in_the_way.write_text("no folder")
+    [ended] = run(ranks, Layout(1, "none"), **how)
+    assert "iter_0000004 was not written" in ended.said
+    assert folder.complete(tmp_path) == [6]
+    in_the_way.rename(folder.partial_of(tmp_path, 6))
+    [said] = run(ranks, Layout(1, "none"), **how)
+    assert "--save: the checkpoint of iteration 6 was not written" in said
+
+
 def test_a_folder_of_checkpoints_that_are_not_ours_is_refused(
     ranks: RankPool, tmp_path: Path
 ) -> None:
