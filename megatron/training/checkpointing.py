@@ -93,6 +93,7 @@ class Checkpoints:
         self.failed = False
         self._background = Background()
         self._copies: dict[str, torch.Tensor] = {}
+        self._of_others: set[int] = set()
 
     def load(self) -> Progress:
         """Load what the configuration asks for; return how far that run had come.
@@ -100,6 +101,13 @@ class Checkpoints:
         Raises:
             UserError: there is no such checkpoint, it is damaged, or it is of another model.
         """
+        config, progress = self._config, self._load()
+        goes_on = config.load == config.save and progress.iteration > 0
+        if config.save is not None and not goes_on:
+            self._of_others = set(folder.complete(config.save))
+        return progress
+
+    def _load(self) -> Progress:
         root = self._config.load
         if root is None:
             return Progress()
@@ -180,12 +188,16 @@ class Checkpoints:
         return "\n".join(said)
 
     def _prune(self, root: Path, newest: int) -> list[str]:
-        """Delete older checkpoints that are not to be kept; return what could not be deleted."""
+        """Delete older checkpoints that are not to be kept; return what could not be deleted.
+
+        What was there when this run started from elsewhere is of another run, and stays.
+        """
         interval, left = self._config.save_retain_interval, list[str]()
         if interval is None:
             return left
+        self._of_others.discard(newest)
         for iteration in folder.complete(root):
-            if iteration < newest and iteration % interval:
+            if iteration < newest and iteration % interval and iteration not in self._of_others:
                 try:
                     folder.remove(root, iteration)
                 except OSError as error:

@@ -122,6 +122,16 @@ def test_saves_come_when_due_and_old_ones_go(ranks: RankPool, tmp_path: Path) ->
     assert folder.complete(tmp_path) == [4, 6]
 
 
+def test_a_run_deletes_its_own_checkpoints_only(ranks: RankPool, tmp_path: Path) -> None:
+    layout = Layout(1, "none")
+    run(ranks, layout, exit_interval=3, save=tmp_path, save_interval=1)
+    how: dict[str, Any] = {"save": tmp_path, "save_interval": 2, "save_retain_interval": 100}
+    run(ranks, layout, exit_interval=5, **how)
+    assert folder.complete(tmp_path) == [1, 3, 5], "1 and 3 are of the first run"
+    run(ranks, layout, load=tmp_path, **how)
+    assert folder.complete(tmp_path) == [6], "a run that goes on has none but its own"
+
+
 def test_a_checkpoint_that_cannot_be_deleted_does_not_end_the_run(
     ranks: RankPool, tmp_path: Path
 ) -> None:
