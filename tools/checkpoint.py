@@ -182,7 +182,7 @@ def choose(root: Path, step: int | None, *, checked: bool = True) -> Path:
         return where
     for iteration in found:
         where = folder.folder_of(root, iteration)
-        problem = next(folder.problems(where), None)
+        problem = folder.problem_of(where)
         if problem is None:
             return where
         print(f"{problem}: an older checkpoint is tried", file=sys.stderr)

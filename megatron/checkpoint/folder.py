@@ -147,16 +147,17 @@ def pointed_to(root: Path) -> int | None:
 
 
 def candidates(root: Path) -> list[int]:
-    """Return the complete checkpoints in the order in which a job should try to load them.
+    """Return the checkpoints in the order in which a job should try to load them.
 
     The one that the pointer names comes first, then the older ones, the newest first. Newer ones
-    are of a run that was given up, or whose pointer is lost: they come last.
+    are of a run that was given up, or whose pointer is lost: they come last. All are complete but
+    perhaps the first: where the pointer names one that is not, ``problem_of`` says what is wrong.
     """
-    found, pointer = complete(root), pointed_to(root)
+    found, pointer = complete(root)[::-1], pointed_to(root)
     if pointer is None:
-        return found[::-1]
-    older = [iteration for iteration in reversed(found) if iteration <= pointer]
-    return older + [iteration for iteration in reversed(found) if iteration > pointer]
+        return found
+    older = [iteration for iteration in found if iteration < pointer]
+    return [pointer, *older, *(iteration for iteration in found if iteration > pointer)]
 
 
 def read_manifest(folder: Path) -> dict[str, FileDigest]:
@@ -170,7 +171,9 @@ def read_manifest(folder: Path) -> dict[str, FileDigest]:
         content = json.loads(path.read_bytes())
         files = {str(name): FileDigest(**entry) for name, entry in content["files"].items()}
     except FileNotFoundError:
-        raise DamagedError(f"{folder} has no {MANIFEST}: its save was never finished") from None
+        raise DamagedError(
+            f"{folder} has no {MANIFEST}: its save was never finished, or it is not of this program"
+        ) from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedError(f"{path} cannot be read ({error})") from error
     strange = [name for name in files if Path(name).name != name]
@@ -208,6 +211,22 @@ def problems(folder: Path, names: Iterable[str] | None = None) -> Iterator[str]:
             yield f"{path} is missing"
         except OSError as error:
             yield f"{path} cannot be read ({error})"
+
+
+def problem_of(folder: Path, names: Iterable[str] | None = None) -> str | None:
+    """Return the first thing that is wrong with a checkpoint, ``None`` if nothing is.
+
+    Arguments as in ``verify``.
+    """
+    try:
+        return next(problems(folder, names), None)
+    except DamagedError as error:
+        return str(error)
+
+
+def give_up(root: Path, iteration: int) -> None:
+    """Make room again after ``begin``, if the checkpoint cannot be finished."""
+    shutil.rmtree(partial_of(root, iteration), ignore_errors=True)
 
 
 def remove(root: Path, iteration: int) -> None:

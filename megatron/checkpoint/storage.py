@@ -25,6 +25,9 @@ from megatron.parallel.groups import ConnectedAxis
 COMMON: Final = "common.json"
 """File of everything that is not a tensor."""
 
+_COPY_AHEAD: Final = 10_000_000
+"""Bytes that are copied from a GPU while others are written."""
+
 Common = Mapping[str, Any]
 """Values that JSON knows, by name."""
 
@@ -60,13 +63,17 @@ def write(
         SaveError: on every rank if it failed on one; older checkpoints are as they were.
     """
     first = hosts.rank == 0
-    where = folder.folder_of(root, iteration)
-    _together(hosts, where, lambda: folder.begin(root, iteration) if first else None)
-    partial = folder.partial_of(root, iteration)
-    _together(hosts, where, lambda: _write_tensors(partial, tensors, hosts, files))
-    digests = _together(hosts, where, lambda: _digest_own(partial, common, hosts))
-    every = {name: entry for own in digests for name, entry in own.items()}
-    _together(hosts, where, lambda: folder.finish(root, iteration, every) if first else None)
+    where, partial = folder.folder_of(root, iteration), folder.partial_of(root, iteration)
+    try:
+        _together(hosts, where, lambda: folder.begin(root, iteration) if first else None)
+        _together(hosts, where, lambda: _write_tensors(partial, tensors, hosts, files))
+        digests = _together(hosts, where, lambda: _digest_own(partial, common, hosts))
+        every = {name: entry for own in digests for name, entry in own.items()}
+        _together(hosts, where, lambda: folder.finish(root, iteration, every) if first else None)
+    except SaveError:
+        if first:  # no rank writes any more: all have met before the error was raised
+            folder.give_up(root, iteration)
+        raise
     return where
 
 
@@ -82,7 +89,7 @@ def read(where: Path, tensors: Mapping[str, BoxedTensor], hosts: ConnectedAxis) 
         hosts: as in ``write``.
 
     Raises:
-        DamagedError: a tensor is missing, or has another shape.
+        DamagedError: a tensor is missing, has another shape, or cannot be read.
     """
     reader = dcp.FileSystemReader(where)
     known = reader.read_metadata().state_dict_metadata
@@ -95,8 +102,11 @@ def read(where: Path, tensors: Mapping[str, BoxedTensor], hosts: ConnectedAxis) 
                 f"{where}: {name} has shape {list(saved.size)}, but this model needs "
                 f"{list(tensor.size())}: give the flags of the model that was saved"
             )
-    with _one_process_is_fine(hosts):
-        dcp.load(dict(tensors), storage_reader=reader, process_group=hosts.group)
+    try:
+        with _one_process_is_fine(hosts):
+            dcp.load(dict(tensors), storage_reader=reader, process_group=hosts.group)
+    except CheckpointException as error:
+        raise DamagedError(f"{where} cannot be read ({_causes(error)})") from error
 
 
 def read_common(where: Path) -> dict[str, Any]:
@@ -123,7 +133,7 @@ def check_files(where: Path, hosts: ConnectedAxis) -> str | None:
     """
     try:
         names = sorted(folder.read_manifest(where))[hosts.rank :: hosts.size]
-        problem = next(folder.problems(where, names), None)
+        problem = folder.problem_of(where, names)
     except DamagedError as error:
         problem = str(error)
     return next(filter(None, hosts.all_gather_object(problem)), None)
@@ -132,7 +142,12 @@ def check_files(where: Path, hosts: ConnectedAxis) -> str | None:
 def _write_tensors(
     partial: Path, tensors: Mapping[str, BoxedTensor], hosts: ConnectedAxis, files: int
 ) -> None:
-    writer = dcp.FileSystemWriter(partial, sync_files=True, thread_count=files)
+    # Copying GPU tensors ahead takes a stream of the thread's current GPU. A thread that writes
+    # copies on the host has none of its own, and would take the first GPU of the machine.
+    ahead = _COPY_AHEAD if any(tensor.is_cuda for tensor in tensors.values()) else 0
+    writer = dcp.FileSystemWriter(
+        partial, sync_files=True, thread_count=files, per_thread_copy_ahead=ahead
+    )
     with _one_process_is_fine(hosts):
         dcp.save(dict(tensors), storage_writer=writer, process_group=hosts.group)
 
@@ -159,15 +174,25 @@ def _together(hosts: ConnectedAxis, where: Path, work: Callable[[], T]) -> list[
     result, error = None, None
     try:
         result = work()
-    except CheckpointException as failed:  # PyTorch's collection of what failed on which rank
-        error = "; ".join(str(cause[0]) for cause in failed.failures.values())
+    except CheckpointException as failed:
+        error = _causes(failed)
     except (OSError, RuntimeError) as failed:
-        error = str(failed)
+        error = f"rank {hosts.rank}: {_said(failed)}"
     gathered = hosts.all_gather_object((result, error))
-    failures = [f"rank {rank}: {said}" for rank, (_, said) in enumerate(gathered) if said]
+    failures = [said for _, said in gathered if said]
     if failures:
         raise SaveError(f"{where} was not written: {failures[0]}")
     return [result for result, _ in gathered if result is not None]
+
+
+def _causes(failed: CheckpointException) -> str:
+    """Return which ranks failed and why, as PyTorch has collected it on every rank."""
+    return "; ".join(f"rank {rank}: {_said(cause[0])}" for rank, cause in failed.failures.items())
+
+
+def _said(error: BaseException) -> str:
+    """Return what an error says, or its name if it says nothing."""
+    return str(error) or type(error).__name__
 
 
 @contextmanager

@@ -54,7 +54,7 @@ def _ranks(world_size: int, flags: Flags) -> Iterator[str]:
         below = world_size // size * size
         yield (
             f"--pipeline-model-parallel-size {size} does not divide the {world_size} ranks of this "
-            f"job (WORLD_SIZE), which are its replicas: start {below} or {below + size} ranks"
+            f"job (WORLD_SIZE) into whole replicas: start {below} or {below + size} ranks"
         )
     else:
         yield from _share_of_the_batch(world_size // size, flags)

@@ -19,7 +19,7 @@ class ReplicaFlags:
         "Parameters whose gradients are reduced together.", COUNT, unset="40,000,000",
         excludes="--ddp-num-buckets")
     ddp_num_buckets: int | None = flag(None,
-        "Buckets of a rank, at least; another way to give their size.", COUNT,
+        "About so many buckets a rank; no parameter is cut. Another way to give their size.", COUNT,
         unset="by --ddp-bucket-size")
     grad_reduce_in_bf16: bool = flag(False, "Reduce gradients in bf16, not in fp32.")
     use_tp_pp_dp_mapping: bool = flag(False,

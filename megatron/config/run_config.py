@@ -29,7 +29,7 @@ class ReplicaConfig:
         overlap: reduce a bucket of gradients as soon as they are complete; otherwise all after the
             last pass.
         bucket_size: parameters after which a bucket is full; ``None``: a default.
-        buckets: of a rank, at least; ``None``: as many as that size makes.
+        buckets: of a rank, about; ``None``: as many as that size makes.
         reduce_dtype: in which gradients are reduced; ``None``: as they add up.
         order: in which the ranks of the job are numbered.
     """

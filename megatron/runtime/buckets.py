@@ -32,7 +32,7 @@ def make_buckets(
         plan: tells which passes there are.
         limit: parameters after which a bucket is full, by default ``DEFAULT_BUCKET_SIZE``. A
             parameter is not cut.
-        number: of buckets, at least, as far as there are parameters; in place of ``limit``.
+        number: of buckets, about, as no parameter is cut; in place of ``limit``.
     """
     touched = touches(model, plan)
     together: dict[frozenset[Touch], list[OwnedParameter]] = defaultdict(list)

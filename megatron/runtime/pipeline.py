@@ -125,18 +125,22 @@ class PipelineRank:
         placeholder = PlaceholderPasses(plan, rank, self.store, shape, dtype, groups.device)
         communicator = Communicator(groups, plan, passes, self._lane, shape, dtype)
         return Installed(
-            training=self._with_reductions(lower(plan, costs)),
+            training=self.training_program(plan, costs),
             evaluation=lower(evaluation_plan(plan), costs),
             passes=passes,
             executor=Executor(passes, communicator, placeholder, self._reducer()),
         )
 
-    def _with_reductions(self, program: Program) -> Program:
-        """Return ``program`` with the reductions of all pipeline ranks, if there are replicas."""
-        reduction, groups = self._reduction, self._groups
+    def training_program(self, plan: Plan, costs: Costs) -> Program:
+        """Return the program of a training iteration of ``plan``; every rank calls it.
+
+        If there are replicas, it holds the reductions of all pipeline ranks. Arguments as in
+        ``replace_plan``.
+        """
+        program, reduction, groups = lower(plan, costs), self._reduction, self._groups
         if reduction is None or groups.gradients.size == 1:
             return program
-        own = described(reduction.buckets, self.model, program.plan)
+        own = described(reduction.buckets, self.model, plan)
         everywhere = groups.pipeline.all_gather_object(own)
         return with_reductions(program, everywhere, overlap=reduction.overlap)
 

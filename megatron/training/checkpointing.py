@@ -72,6 +72,9 @@ class Checkpoints:
         hosts: all ranks of the job on CPUs, with a group that nothing else uses if saves are
             asynchronous.
         say: prints on the first rank.
+
+    Attributes:
+        failed: whether the last save that has ended has failed, the same on every rank.
     """
 
     def __init__(
@@ -87,8 +90,10 @@ class Checkpoints:
         self._state = state
         self._hosts = hosts
         self._say = say
+        self.failed = False
         self._background = Background()
         self._copies: dict[str, torch.Tensor] = {}
+        self._of_others: set[int] = set()
 
     def load(self) -> Progress:
         """Load what the configuration asks for; return how far that run had come.
@@ -96,6 +101,13 @@ class Checkpoints:
         Raises:
             UserError: there is no such checkpoint, it is damaged, or it is of another model.
         """
+        config, progress = self._config, self._load()
+        goes_on = config.load == config.save and progress.iteration > 0
+        if config.save is not None and not goes_on:
+            self._of_others = set(folder.complete(config.save))
+        return progress
+
+    def _load(self) -> Progress:
         root = self._config.load
         if root is None:
             return Progress()
@@ -167,19 +179,30 @@ class Checkpoints:
         try:
             where = storage.write(root, iteration, tensors, common, self._hosts)
         except SaveError as error:
-            return f"--save: {error}; training goes on, older checkpoints are as they were"
+            self.failed = True
+            return f"--save: {error}; older checkpoints are as they were"
+        self.failed = False
+        said = [f"saved {where} in {time.perf_counter() - started:.1f} s"]
         if self._hosts.rank == 0:
-            self._prune(root, iteration)
-        return f"saved {where} in {time.perf_counter() - started:.1f} s"
+            said += self._prune(root, iteration)
+        return "\n".join(said)
 
-    def _prune(self, root: Path, newest: int) -> None:
-        """Delete older checkpoints that are not to be kept."""
-        interval = self._config.save_retain_interval
+    def _prune(self, root: Path, newest: int) -> list[str]:
+        """Delete older checkpoints that are not to be kept; return what could not be deleted.
+
+        What was there when this run started from elsewhere is of another run, and stays.
+        """
+        interval, left = self._config.save_retain_interval, list[str]()
         if interval is None:
-            return
+            return left
+        self._of_others.discard(newest)
         for iteration in folder.complete(root):
-            if iteration < newest and iteration % interval:
-                folder.remove(root, iteration)
+            if iteration < newest and iteration % interval and iteration not in self._of_others:
+                try:
+                    folder.remove(root, iteration)
+                except OSError as error:
+                    left.append(f"--save-retain-interval: {error}; the checkpoint stays")
+        return left
 
     def _choose(self, root: Path) -> Path | None:
         """Return the folder to load, the same on every rank; ``None`` if there is none."""

@@ -64,7 +64,7 @@ def prepare(config: RunConfig, rank: int) -> Prepared:
         ValueError: there is no plan, the data is unusable, or a file cannot be written.
         OSError: the data cannot be read.
     """
-    check_outputs(config.log, rank)
+    check_outputs(config.log, rank, config.checkpoint.save)
     grid = config.parallel.grid
     run_plan = _planned(config, rank)
     replica = grid.axis("data", rank).rank
@@ -181,7 +181,12 @@ class _Loop:
             self._save(iteration)
 
     def end(self) -> None:
-        """Make the last iteration final, save, and print what is known only now."""
+        """Make the last iteration final, save, and print what is known only now.
+
+        Raises:
+            UserError: the last save has failed, so that what was trained since the one before is
+                lost; a launcher that restarts failed jobs must not take this one for done.
+        """
         config, meter = self._config, self.meter
         meter.report(self._step.settle())
         if self.last == self.start.iteration:
@@ -197,13 +202,29 @@ class _Loop:
         meter.report_memory(self.last)
         meter.report_post_validation()
         self._state.pipeline.close()
+        if self._checkpoints.failed:
+            raise UserError(
+                f"--save: the checkpoint of iteration {self.last} was not written; make room in "
+                f"{config.checkpoint.save}, or name another folder, and go on with --load"
+            )
 
     def _skip_consumed(self) -> None:
-        """Go on in the data where the earlier run stopped."""
-        train = self._config.train
-        self._data.train.consumed_samples = self.start.consumed_samples
+        """Go on in the data where the earlier run stopped.
+
+        Raises:
+            UserError: its batches had another size, so iterations and samples do not fit together.
+        """
+        train, start = self._config.train, self.start
+        if start.consumed_samples != start.iteration * train.global_batch_size:
+            raise UserError(
+                f"--global-batch-size {train.global_batch_size}: the {start.iteration} iterations "
+                f"in --load have used {start.consumed_samples} samples, and a run keeps the size "
+                f"of its batches: use {start.consumed_samples // start.iteration}, or --finetune "
+                "to start anew from those weights"
+            )
+        self._data.train.consumed_samples = start.consumed_samples
         if self._data.valid is not None and train.eval_interval is not None:
-            evaluations = self.start.iteration // train.eval_interval
+            evaluations = start.iteration // train.eval_interval
             self._data.valid.consumed_samples = (
                 evaluations * train.eval_iters * train.global_batch_size
             )

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from megatron.checkpoint.folder import POINTER
 from megatron.config.run_config import LogConfig
 from megatron.native.files import temporary_name
 
@@ -10,26 +11,33 @@ PLANNED, TRACE = ".planned.json", ".trace.json"
 """Endings of the files that are written beside the file of ``--record-timeline``."""
 
 
-def check_outputs(log: LogConfig, rank: int) -> None:
+def check_outputs(log: LogConfig, rank: int, save: Path | None = None) -> None:
     """Make the folders that ``rank`` will write to, and check that its files can be written.
 
     Only the folders are left behind, and existing files keep their content.
 
+    Args:
+        log: traces and measurements.
+        rank: of the job.
+        save: folder of the checkpoints, to which every rank writes.
+
     Raises:
         ValueError: a file cannot be written; names the flag, the path, the reason and a way out.
     """
-    for flag, path in _files(log, rank):
+    for flag, path in _files(log, rank, save):
         try:
             _check_file(path)
         except OSError as error:
             raise ValueError(
-                f"{flag} {path} cannot be written ({error}): give the path of a file in a folder "
-                "that this user may write to"
+                f"{flag} {path} cannot be written ({error}): give a path in a folder that this "
+                "user may write to"
             ) from error
 
 
-def _files(log: LogConfig, rank: int) -> Iterator[tuple[str, Path]]:
-    """Yield the files of ``rank``: its own traces, and on rank 0 the files about all ranks."""
+def _files(log: LogConfig, rank: int, save: Path | None) -> Iterator[tuple[str, Path]]:
+    """Yield the files of ``rank``: its own, and on rank 0 the files about all ranks."""
+    if save is not None:
+        yield "--save", save / POINTER
     if log.profile:
         yield "--profile-dir", log.profile_dir / f"trace.rank{rank}.json"
     if rank > 0:

@@ -179,11 +179,20 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, text: str, said: str) -> No
         folder.verify(where)
 
 
-def test_a_folder_without_manifest_is_not_complete(tmp_path: Path) -> None:
-    save(tmp_path, 10)
-    save(tmp_path, 20)
-    where = folder.folder_of(tmp_path, 20)
-    (where / folder.MANIFEST).unlink()
-    assert folder.candidates(tmp_path) == [10]
-    with pytest.raises(DamagedError, match="never finished"):
-        folder.verify(where)
+@pytest.mark.parametrize("left", ["no manifest", "nothing"])
+def test_a_checkpoint_that_lost_its_manifest_is_not_complete_but_named(
+    left: str, tmp_path: Path
+) -> None:
+    for iteration in (10, 15, 20):
+        save(tmp_path, iteration)
+    for iteration in (15, 20):
+        where = folder.folder_of(tmp_path, iteration)
+        (where / folder.MANIFEST).unlink()
+        if left == "nothing":
+            shutil.rmtree(where)
+        with pytest.raises(DamagedError, match="never finished"):
+            folder.verify(where)
+    assert folder.complete(tmp_path) == [10]
+    assert folder.candidates(tmp_path) == [20, 10], "the pointer says that there was one"
+    assert "iter_0000020 has no manifest.json" in str(folder.problem_of(where))
+    assert folder.problem_of(folder.folder_of(tmp_path, 10)) is None

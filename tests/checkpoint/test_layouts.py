@@ -21,7 +21,8 @@ from megatron.checkpoint.folder import DamagedError
 from megatron.checkpoint.storage import SaveError
 from megatron.checkpoint.train_tensors import tensors_of
 from megatron.config.run_config import RunConfig
-from megatron.parallel.box import Box, Piece
+from megatron.parallel.box import Box, Piece, whole
+from megatron.parallel.groups import ConnectedAxis
 from megatron.training.setup import TrainState, build_train_state
 
 LAYOUTS = {
@@ -159,26 +160,47 @@ def test_another_model_is_refused_by_name(ranks: RankPool, tmp_path: Path) -> No
         assert "has no tensor weight.output_layer.weight" in said
 
 
-def cannot_write(rank: int, world_size: int, *, root: Path) -> str:
+def cannot_write(rank: int, world_size: int, *, root: Path, error: OSError) -> str:
     """Save where rank 1 cannot write; every rank is told."""
     groups = make_pipeline_groups()
     tensor = BoxedTensor(torch.ones(2, 3), (4, 3), (Piece(Box((2 * rank, 0), (2, 3)), (0, 0)),))
     with pytest.MonkeyPatch.context() as patched:
         if rank == 1:
-            full = OSError(errno.ENOSPC, "No space left on device")
-            patched.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(full))
+            patched.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(error))
         with pytest.raises(SaveError) as told:
             storage.write(root, 20, {"weight.x": tensor}, {}, groups.world_hosts)
     return str(told.value)
 
 
-def test_a_full_disk_ends_the_save_and_not_the_last_checkpoint(
-    ranks: RankPool, tmp_path: Path
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (OSError(), "rank 1: OSError"),
+    ],
+    ids=["full disk", "no reason"],
+)
+def test_what_cannot_be_written_ends_the_save_and_not_the_last_checkpoint(
+    error: OSError, reason: str, ranks: RankPool, tmp_path: Path
 ) -> None:
     saved = config_of("sharded", True, tmp_path, torch.float32, seed=1)
     ranks.run(save_on_rank, 2, config=saved, root=tmp_path)
-    for said in ranks.run(cannot_write, 2, root=tmp_path):
+    for said in ranks.run(cannot_write, 2, root=tmp_path, error=error):
         assert "iter_0000020 was not written" in said
-        assert "No space left on device" in said
+        assert reason in said
+    assert not folder.partial_of(tmp_path, 20).exists(), "it takes up what is left of the disk"
     assert folder.candidates(tmp_path) == [10]
     folder.verify(folder.folder_of(tmp_path, 10))
+
+
+def test_copies_on_the_host_are_written_without_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def no_gpu() -> None:
+        raise AssertionError("the thread's current GPU is not the rank's own")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", no_gpu)
+    tensor = BoxedTensor(torch.ones(4, 3), (4, 3), whole((4, 3)))
+    storage.write(tmp_path, 10, {"weight.x": tensor}, {}, ConnectedAxis("world", 0, (0,)))
+    assert folder.complete(tmp_path) == [10]

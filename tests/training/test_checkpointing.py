@@ -122,6 +122,50 @@ def test_saves_come_when_due_and_old_ones_go(ranks: RankPool, tmp_path: Path) ->
     assert folder.complete(tmp_path) == [4, 6]
 
 
+def test_a_run_deletes_its_own_checkpoints_only(ranks: RankPool, tmp_path: Path) -> None:
+    layout = Layout(1, "none")
+    run(ranks, layout, exit_interval=3, save=tmp_path, save_interval=1)
+    how: dict[str, Any] = {"save": tmp_path, "save_interval": 2, "save_retain_interval": 100}
+    run(ranks, layout, exit_interval=5, **how)
+    assert folder.complete(tmp_path) == [1, 3, 5], "1 and 3 are of the first run"
+    run(ranks, layout, load=tmp_path, **how)
+    assert folder.complete(tmp_path) == [6], "a run that goes on has none but its own"
+
+
+def test_a_checkpoint_that_cannot_be_deleted_does_not_end_the_run(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    (tmp_path / "iter_0000002.deleted").write_text("in the way")
+    how: dict[str, Any] = {"save_interval": 1, "save_retain_interval": 4, "asynchronous": True}
+    [ended] = run(ranks, Layout(1, "none"), save=tmp_path, **how)
+    assert "iter_0000002.deleted" in ended.said
+    assert folder.complete(tmp_path) == [2, 4, 6]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_failed_save_ends_the_run_only_if_it_is_the_last(
+    asynchronous: bool, ranks: RankPool, tmp_path: Path
+) -> None:
+    how: dict[str, Any] = {"save": tmp_path, "save_interval": 4, "asynchronous": asynchronous}
+    in_the_way = folder.partial_of(tmp_path, 4)
+    in_the_way.write_text("no folder")
+    [ended] = run(ranks, Layout(1, "none"), **how)
+    assert "iter_0000004 was not written" in ended.said
+    assert folder.complete(tmp_path) == [6]
+    in_the_way.rename(folder.partial_of(tmp_path, 6))
+    [said] = run(ranks, Layout(1, "none"), **how)
+    assert "--save: the checkpoint of iteration 6 was not written" in said
+
+
+def test_a_folder_of_checkpoints_that_are_not_ours_is_refused(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    (tmp_path / folder.POINTER).write_text("1000")
+    (tmp_path / "iter_0001000").mkdir()
+    [said] = run(ranks, Layout(1, "none"), load=tmp_path)
+    assert "every checkpoint there is damaged" in said
+
+
 def test_a_damaged_checkpoint_gives_way_to_an_older_one(ranks: RankPool, tmp_path: Path) -> None:
     layout = Layout(2, "vocab-2")
     run(ranks, layout, save=tmp_path, save_interval=2)
@@ -132,6 +176,10 @@ def test_a_damaged_checkpoint_gives_way_to_an_older_one(ranks: RankPool, tmp_pat
     found = run(ranks, layout, load=tmp_path)
     assert "__1_0.distcp has 5 bytes" in found[0].said
     assert "common.json has 5 bytes" in found[0].said
+    assert "iteration 2" in found[0].said
+    (folder.folder_of(tmp_path, 6) / folder.MANIFEST).unlink()
+    found = run(ranks, layout, load=tmp_path)
+    assert "iter_0000006 has no manifest.json" in found[0].said
     assert "iteration 2" in found[0].said
     (folder.folder_of(tmp_path, 2) / ".metadata").unlink()
     for said in run(ranks, layout, load=tmp_path):
@@ -167,6 +215,16 @@ def test_another_model_of_the_same_shapes_is_refused(ranks: RankPool, tmp_path: 
     )
     [said] = ranks.run(run_on_rank, 1, config=config)
     assert "norm_epsilon = 1e-05, and this run 0.001" in said
+
+
+def test_batches_of_another_size_are_refused(ranks: RankPool, tmp_path: Path) -> None:
+    run(ranks, Layout(1, "none"), save=tmp_path, exit_interval=1)
+    config = JOB.config(Layout(1, "none"), torch.bfloat16)
+    larger = replace(config.train, global_batch_size=2 * JOB.microbatches)
+    config = replace(config, train=larger, checkpoint=CheckpointConfig(load=tmp_path))
+    [said] = ranks.run(run_on_rank, 1, config=config)
+    assert "--global-batch-size 8: the 1 iterations in --load have used 4 samples" in said
+    assert "use 4, or --finetune" in said
 
 
 @pytest.mark.parametrize(

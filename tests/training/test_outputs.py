@@ -56,3 +56,12 @@ def test_other_ranks_write_their_traces_only(tmp_path: Path) -> None:
     check_outputs(log(record_timeline=bad, save_measured_costs=bad), rank=1)
     with pytest.raises(ValueError, match=r"trace\.rank1\.json"):
         check_outputs(log(profile_dir=bad), rank=1)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_rank_must_be_able_to_save(rank: int, tmp_path: Path) -> None:
+    check_outputs(log(), rank, tmp_path / "new" / "checkpoints")
+    assert not list((tmp_path / "new" / "checkpoints").iterdir())
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=f"^--save {tmp_path}/file/.*: give"):
+        check_outputs(log(), rank, tmp_path / "file" / "checkpoints")

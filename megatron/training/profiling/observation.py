@@ -93,8 +93,12 @@ class Observation:
             self._save(timeline)
 
     def _use_measured(self) -> None:
-        """Use the timelines of ``_measured``: of the first plan, or of one that is on trial."""
-        timelines, self._timelines = self._timelines, []
+        """Use the timelines of ``_measured``: of the first plan, or of one that is on trial.
+
+        Every replica has measured its own, but all must decide alike: the first one's count.
+        """
+        timelines = self._state.groups.data.all_gather_object(self._timelines)[0]
+        self._timelines = []
         costs = costs_from_timelines(self._state.plan, timelines)
         if self._trial is None:
             self._costs = costs

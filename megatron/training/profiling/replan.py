@@ -12,7 +12,6 @@ from statistics import mean, median
 
 from megatron.runtime.pipeline import Installed
 from megatron.schedules.costs import Costs, Time
-from megatron.schedules.lower import lower
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.cost_file import save_costs
 from megatron.simulator.simulate import Timeline, simulate
@@ -90,10 +89,12 @@ def replan(
     Returns:
         The new plan, and its trial if it runs from the next iteration on.
     """
-    pipeline, groups = state.pipeline, state.groups
-    found = _plan(plan_with, state, costs) if groups.world.rank == 0 else None
-    found = groups.world.all_gather_object(found)[0]
-    assert found is not None
+    pipeline, world = state.pipeline, state.groups.world
+    plan = world.all_gather_object(plan_with(costs) if world.rank == 0 else None)[0]
+    assert plan is not None
+    program = pipeline.training_program(plan, costs)
+    own = Replanned(plan, simulate(pipeline.train_program, costs).end, simulate(program, costs).end)
+    found = world.all_gather_object(own)[0]
     if not found.is_faster:
         return found, None
     return found, Trial(pipeline.replace_plan(found.plan, costs), _iteration_time(measured))
@@ -118,15 +119,6 @@ def _iteration_time(timelines: Sequence[Timeline]) -> float:
     return median(
         max(span.end for span in timeline.spans) - min(span.start for span in timeline.spans)
         for timeline in timelines
-    )
-
-
-def _plan(plan_with: PlanWith, state: TrainState, costs: Costs) -> Replanned:
-    plan = plan_with(costs)
-    return Replanned(
-        plan,
-        before=simulate(state.pipeline.train_program, costs).end,
-        after=simulate(lower(plan, costs), costs).end,
     )
 
 

@@ -2,26 +2,30 @@
 
 import json
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
-from correctness.rank_runs import Batches, ListLoader, make_pipeline_groups
+from correctness.rank_runs import CPU, Batches, ListLoader, make_pipeline_groups
 from correctness.short_runs import Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
+from megatron.parallel.groups import make_groups
+from megatron.runtime.timeline import Recorder
 from megatron.schedules.check import check
-from megatron.schedules.costs import UNIT_COSTS, Costs
-from megatron.schedules.passes import Pass
+from megatron.schedules.costs import UNIT_COSTS, Costs, Time
+from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.compare import compare
 from megatron.simulator.costs.cost_file import check_measured, load_costs
 from megatron.simulator.scenario import Scenario, run
-from megatron.simulator.simulate import Span, Timeline
+from megatron.simulator.simulate import Span, Timeline, simulate
 from megatron.simulator.timeline_file import load_timeline
 from megatron.training.loop import run_iteration
 from megatron.training.planning.run_plan import make_run_plan
@@ -36,6 +40,7 @@ from megatron.training.setup import build_train_state
 from megatron.training.step import make_train_step
 
 JOB = Job(GPTOptions(num_layers=4, vocab_size=61), microbatches=6, iterations=7)
+TIMEOUT = timedelta(seconds=60)
 
 
 @dataclass
@@ -152,7 +157,7 @@ def try_plans(
     rank: int, world_size: int, *, config: RunConfig, slow: Plan, costs: Costs
 ) -> list[Plan]:
     """Start from a slow plan; try one that turns out slower, one that is faster, and plan again."""
-    state = build_train_state(config, make_pipeline_groups())
+    state = build_train_state(config, make_groups(config.parallel.grid, CPU, TIMEOUT))
     state.pipeline.replace_plan(slow, costs)
 
     def plan_with(measured: Costs) -> Plan:
@@ -177,12 +182,51 @@ def try_plans(
     return [*plans, state.plan]
 
 
-def test_the_plan_that_is_measured_to_be_faster_stays(ranks: RankPool) -> None:
-    row = tuple(Pass(kind, i) for i in range(JOB.microbatches) for kind in ("F", "B", "W"))
-    slow = Plan((row, row), ((0, 0), (1, 0)), JOB.microbatches)
-    config = JOB.config(Layout(2, "none", "zb-h1"))
+def slow_plan(microbatches: int) -> Plan:
+    row = tuple(Pass(kind, i) for i in range(microbatches) for kind in ("F", "B", "W"))
+    return Plan((row, row), ((0, 0), (1, 0)), microbatches)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_plan_that_is_measured_to_be_faster_stays(replicas: int, ranks: RankPool) -> None:
+    layout = Layout(2, "none", "zb-h1", replicas=replicas)
+    slow = slow_plan(JOB.microbatches // replicas)
+    costs = replace(UNIT_COSTS, comms={"RG": 5.0})
     for first, back, second, kept, last in ranks.run(
-        try_plans, 2, config=config, slow=slow, costs=UNIT_COSTS
+        try_plans, layout.world_size, config=JOB.config(layout), slow=slow, costs=costs
     ):
         assert first == second == kept == last != slow
         assert back == slow
+
+
+def observe_unlike_replicas(rank: int, world_size: int, *, config: RunConfig, slow: Plan) -> Plan:
+    """Measure a trial that is slower on the first replica, and faster on the second."""
+    state = build_train_state(config, make_groups(config.parallel.grid, CPU, TIMEOUT))
+    state.pipeline.replace_plan(slow, UNIT_COSTS)
+
+    def plan_with(costs: Costs) -> Plan:
+        return make_run_plan(config, costs).plan
+
+    def measured(recorder: Recorder) -> Timeline:
+        on_trial = state.plan != slow
+        pace = 3.0 if on_trial == (state.groups.data.rank == 0) else 1.0
+        times: dict[PassKind, Time] = dict.fromkeys(UNIT_COSTS.passes, pace)
+        return simulate(state.pipeline.train_program, Costs(times))
+
+    with patch.object(state.pipeline, "timeline", measured):
+        observation = Observation(config.log, state, 9, plan_with, lambda *_, **__: None)
+        for iteration in range(3):
+            observation.begin(iteration)
+            observation.finished(iteration)
+            assert (state.plan == slow) == (iteration == 2)
+    state.pipeline.close()
+    return state.plan
+
+
+def test_replicas_decide_alike_whatever_each_has_measured(ranks: RankPool) -> None:
+    layout = Layout(2, "none", "zb-h1", replicas=2)
+    config = JOB.config(layout)
+    log = replace(config.log, profile_schedule_start=1, profile_schedule_end=2, replan=True)
+    slow = slow_plan(JOB.microbatches // 2)
+    config = replace(config, log=log)
+    assert ranks.run(observe_unlike_replicas, 4, config=config, slow=slow) == [slow] * 4
