@@ -20,7 +20,7 @@ from megatron.checkpoint.config import CheckpointConfig
 from megatron.checkpoint.folder import DamagedError
 from megatron.checkpoint.storage import SaveError
 from megatron.checkpoint.train_tensors import tensors_of
-from megatron.model.config import ModelConfig
+from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import ConnectedAxis, Groups
 from megatron.training.rendezvous import UserError
 from megatron.training.setup import TrainState
@@ -62,12 +62,15 @@ def writer_hosts(groups: Groups, config: CheckpointConfig) -> ConnectedAxis:
     return replace(hosts, group=dist.new_group(backend="gloo", group_desc="checkpoint"))
 
 
+def _same_folder(one: Path | None, other: Path | None) -> bool:
+    return one is not None and other is not None and one.resolve() == other.resolve()
+
+
 class Checkpoints:
     """Saves and loads the state of a rank; all ranks call every method alike.
 
     Args:
-        config: where to save and load.
-        model: the whole model.
+        config: the run.
         state: this rank.
         hosts: all ranks of the job on CPUs, with a group that nothing else uses if saves are
             asynchronous.
@@ -79,14 +82,14 @@ class Checkpoints:
 
     def __init__(
         self,
-        config: CheckpointConfig,
-        model: ModelConfig,
+        config: RunConfig,
         state: TrainState,
         hosts: ConnectedAxis,
         say: Callable[[str], None],
     ) -> None:
-        self._config = config
-        self._model = model
+        self._config = config.checkpoint
+        self._model = config.model
+        self._optimizer = config.optimizer
         self._state = state
         self._hosts = hosts
         self._say = say
@@ -102,7 +105,7 @@ class Checkpoints:
             UserError: there is no such checkpoint, it is damaged, or it is of another model.
         """
         config, progress = self._config, self._load()
-        goes_on = config.load == config.save and progress.iteration > 0
+        goes_on = _same_folder(config.load, config.save) and progress.iteration > 0
         if config.save is not None and not goes_on:
             self._of_others = set(folder.complete(config.save))
         return progress
@@ -168,6 +171,7 @@ class Checkpoints:
             "optimizer_steps": self._state.optimizer.steps,
             "has_optimizer": self._config.save_optimizer,
             "model": asdict(self._model),
+            "optimizer": asdict(self._optimizer),
             "plan": self._state.plan.to_text(),
         }
 
@@ -207,7 +211,7 @@ class Checkpoints:
     def _choose(self, root: Path) -> Path | None:
         """Return the folder to load, the same on every rank; ``None`` if there is none."""
         hosts, step = self._hosts, self._config.load_step
-        if hosts.rank == 0 and root == self._config.save:
+        if hosts.rank == 0 and _same_folder(root, self._config.save):
             for line in folder.clean_up(root):
                 self._say(line)
         found = hosts.all_gather_object(folder.candidates(root) if hosts.rank == 0 else [])[0]
@@ -231,6 +235,7 @@ class Checkpoints:
         config, optimizer = self._config, self._state.optimizer
         common = storage.read_common(where)
         self._check_model(where, common)
+        self._note_changed_rates(common)
         moments = config.load_optimizer and not config.finetune
         if moments and not common["has_optimizer"]:
             raise UserError(
@@ -241,6 +246,13 @@ class Checkpoints:
         if config.finetune:
             return Progress()
         return Progress(int(common["iteration"]), int(common["consumed_samples"]))
+
+    def _note_changed_rates(self, common: Mapping[str, Any]) -> None:
+        """Say which values of the optimizer and the learning rate the earlier run had otherwise."""
+        saved = common.get("optimizer", {})
+        for name, value in asdict(self._optimizer).items():
+            if not self._config.finetune and saved.get(name, value) != value:
+                self._say(f"--load: {name} was {saved[name]} in the run so far, and is {value} now")
 
     def _check_model(self, where: Path, common: Mapping[str, Any]) -> None:
         """Refuse weights of another model, though they may have the same shapes."""

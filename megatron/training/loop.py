@@ -8,23 +8,16 @@ most mistakes are found before the ranks meet. From there on all ranks go in ste
 """
 
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, replace
-
-import torch
+from dataclasses import dataclass, replace
 
 from megatron.config.run_config import RunConfig, TrainConfig
 from megatron.data.microbatch import MicrobatchLoader
-from megatron.optimizer.config import OptimizerConfig
-from megatron.optimizer.global_state import GlobalState
-from megatron.optimizer.lr_schedule import learning_rate
 from megatron.parallel.grid import Grid
-from megatron.parallel.groups import Groups
-from megatron.runtime.batch import DeviceMicrobatch, to_device, token_counts
-from megatron.runtime.observer import Observer
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.shape import iteration_flops
 from megatron.training.agreement import Digests, check_agreement, data_digests, run_digests
 from megatron.training.checkpointing import Checkpoints, Progress, writer_hosts
+from megatron.training.iteration import evaluate, run_iteration
 from megatron.training.metrics.log_line import evaluation_lines, introduction
 from megatron.training.metrics.meter import Meter, Metered
 from megatron.training.metrics.peak_tflops import peak_of_rank
@@ -37,7 +30,7 @@ from megatron.training.profiling.observation import Observation
 from megatron.training.profiling.torch_trace import profiler
 from megatron.training.rendezvous import Rendezvous, UserError
 from megatron.training.setup import TrainState, build_train_state, connect, ends_with_copies
-from megatron.training.step import Finished, Iteration, TrainStep, make_train_step
+from megatron.training.step import make_train_step
 
 
 @dataclass(frozen=True)
@@ -122,7 +115,11 @@ def train(config: RunConfig, state: TrainState, data: Data) -> None:
     loop = _Loop(config, state, data)
     with profiler(config.log, state.groups.world.rank) as step_profiler:
         for iteration in range(loop.start.iteration, loop.last):
-            loop.run(iteration)
+            try:
+                loop.run(iteration)
+            except FloatingPointError:
+                loop.let_save_end()
+                raise
             with loop.meter.paused():  # the profiler may write its trace here
                 step_profiler.step()
     loop.end()
@@ -141,7 +138,7 @@ class _Loop:
         self._config, self._state, self._data = config, state, data
         self._say = print if state.groups.world.rank == 0 else _silent
         hosts = writer_hosts(state.groups, config.checkpoint)
-        self._checkpoints = Checkpoints(config.checkpoint, config.model, state, hosts, self._tell)
+        self._checkpoints = Checkpoints(config, state, hosts, self._tell)
         self.start = self._checkpoints.load()
         self._skip_consumed()
         self.last = last_iteration(config.train, self.start.iteration)
@@ -208,6 +205,10 @@ class _Loop:
                 f"{config.checkpoint.save}, or name another folder, and go on with --load"
             )
 
+    def let_save_end(self) -> None:
+        """Wait for a checkpoint that is being written: it may be the last one of the run."""
+        self._checkpoints.report(wait=True)
+
     def _skip_consumed(self) -> None:
         """Go on in the data where the earlier run stopped.
 
@@ -250,55 +251,6 @@ def last_iteration(train: TrainConfig, start: int) -> int:
     if train.exit_interval is not None:
         ends.append((start // train.exit_interval + 1) * train.exit_interval)
     return max(start, min(ends))
-
-
-def run_iteration(
-    step: TrainStep,
-    optimizer: OptimizerConfig,
-    loader: MicrobatchLoader,
-    groups: Groups,
-    iteration: int,
-    observer: Observer | None = None,
-) -> Finished | None:
-    """Run one iteration, and return the iteration that this makes final (``TrainStep.train``).
-
-    Args:
-        step: runs the schedule, reduces the gradients and takes the optimizer's step.
-        optimizer: learning rate by samples.
-        loader: the training data.
-        groups: this rank's view of the job.
-        iteration: counted from 0.
-        observer: is told of passes and communication.
-
-    Raises:
-        FloatingPointError: as ``train``.
-        UserError: as ``train``.
-    """
-    lr = learning_rate(optimizer, loader.consumed_samples)
-    batch = _next_batch(loader, groups)
-    return step.train(Iteration(iteration, batch, lr, loader.consumed_samples), observer)
-
-
-def evaluate(state: TrainState, loader: MicrobatchLoader, eval_iters: int) -> float:
-    """Return the mean loss over the next ``eval_iters`` global batches of ``loader``."""
-    groups, total = state.groups, 0.0
-    for _ in range(eval_iters):
-        batch = _next_batch(loader, groups)
-        tokens = token_counts(batch) if groups.pipeline.rank == 0 else (0.0, 0.0)
-        own = GlobalState(float(state.pipeline.evaluate(batch)), 0.0, *tokens)
-        sums = torch.tensor(astuple(own), dtype=torch.float64, device=groups.device)
-        groups.world.all_reduce(sums)
-        total += GlobalState(*sums.tolist()).loss
-    return total / eval_iters
-
-
-def _next_batch(loader: MicrobatchLoader, groups: Groups) -> list[DeviceMicrobatch]:
-    """Read the next batch; report faults of the data as the user's mistakes."""
-    try:
-        batch = loader.next_batch()
-    except (ValueError, OSError) as error:
-        raise UserError(str(error)) from error
-    return to_device(batch, groups.device, replicas=groups.data.size)
 
 
 def _introduce(config: RunConfig, state: TrainState, say: Callable[..., None]) -> Meter:

@@ -20,7 +20,7 @@ from megatron.parallel.box import Box, Shape, check_tiling
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups
 from megatron.runtime.batch import DeviceMicrobatch, to_device, token_counts
-from megatron.training.loop import evaluate, run_iteration
+from megatron.training.iteration import evaluate, run_iteration
 from megatron.training.setup import TrainState, build_train_state
 from megatron.training.step import Finished, make_train_step
 

@@ -25,7 +25,7 @@ from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
 from megatron.layers.main_grad import main_grad_of
-from megatron.training.loop import evaluate, run_iteration
+from megatron.training.iteration import evaluate, run_iteration
 from megatron.training.setup import TrainState, build_train_state
 from megatron.training.step import Finished, make_train_step
 

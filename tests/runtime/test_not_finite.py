@@ -10,7 +10,7 @@ from reference.plain_gpt import GPTOptions, random_parameters
 from megatron.config.run_config import RunConfig
 from megatron.layers.main_grad import main_grad_of
 from megatron.parallel.groups import single_rank
-from megatron.training.loop import run_iteration
+from megatron.training.iteration import run_iteration
 from megatron.training.setup import build_train_state
 from megatron.training.step import make_train_step
 

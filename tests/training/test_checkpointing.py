@@ -205,6 +205,22 @@ def test_what_is_missing_is_told(ranks: RankPool, tmp_path: Path) -> None:
     assert len(losses(tuned.said)) == len(losses(ended.said))
 
 
+def test_a_changed_learning_rate_is_told(ranks: RankPool, tmp_path: Path) -> None:
+    run(ranks, Layout(1, "none"), exit_interval=3, save=tmp_path)
+    config = JOB.config(Layout(1, "none"), torch.bfloat16)
+    config = replace(
+        config,
+        optimizer=replace(config.optimizer, min_lr=1e-9),
+        log=replace(config.log, peak_tflops=1.0),
+        checkpoint=CheckpointConfig(load=tmp_path),
+    )
+    [ended] = ranks.run(run_on_rank, 1, config=config)
+    told = [line for line in ended.said.splitlines() if line.startswith("--load:")]
+    assert told == [
+        f"--load: min_lr was {JOB.lr / 10} in the run so far, and is 1e-09 now",
+    ]
+
+
 def test_another_model_of_the_same_shapes_is_refused(ranks: RankPool, tmp_path: Path) -> None:
     run(ranks, Layout(1, "none"), save=tmp_path)
     config = JOB.config(Layout(1, "none"), torch.bfloat16)

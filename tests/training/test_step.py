@@ -12,7 +12,7 @@ from reference.plain_gpt import GPTOptions
 from megatron.config.run_config import RunConfig
 from megatron.layers.main_grad import main_grad_of
 from megatron.parallel.groups import single_rank
-from megatron.training.loop import run_iteration
+from megatron.training.iteration import run_iteration
 from megatron.training.metrics import meter as meter_module
 from megatron.training.metrics.meter import Meter, Metered
 from megatron.training.setup import TrainState, build_train_state

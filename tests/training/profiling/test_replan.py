@@ -27,7 +27,7 @@ from megatron.simulator.costs.cost_file import check_measured, load_costs
 from megatron.simulator.scenario import Scenario, run
 from megatron.simulator.simulate import Span, Timeline, simulate
 from megatron.simulator.timeline_file import load_timeline
-from megatron.training.loop import run_iteration
+from megatron.training.iteration import run_iteration
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.profiling.observation import Observation
 from megatron.training.profiling.replan import (

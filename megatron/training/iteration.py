@@ -1,0 +1,65 @@
+"""One training iteration, and one evaluation: read the data, run the schedule, report the loss."""
+
+from dataclasses import astuple
+
+import torch
+
+from megatron.data.microbatch import MicrobatchLoader
+from megatron.optimizer.config import OptimizerConfig
+from megatron.optimizer.global_state import GlobalState
+from megatron.optimizer.lr_schedule import learning_rate
+from megatron.parallel.groups import Groups
+from megatron.runtime.batch import DeviceMicrobatch, to_device, token_counts
+from megatron.runtime.observer import Observer
+from megatron.training.rendezvous import UserError
+from megatron.training.setup import TrainState
+from megatron.training.step import Finished, Iteration, TrainStep
+
+
+def run_iteration(
+    step: TrainStep,
+    optimizer: OptimizerConfig,
+    loader: MicrobatchLoader,
+    groups: Groups,
+    iteration: int,
+    observer: Observer | None = None,
+) -> Finished | None:
+    """Run one iteration, and return the iteration that this makes final (``TrainStep.train``).
+
+    Args:
+        step: runs the schedule, reduces the gradients and takes the optimizer's step.
+        optimizer: learning rate by samples.
+        loader: the training data.
+        groups: this rank's view of the job.
+        iteration: counted from 0.
+        observer: is told of passes and communication.
+
+    Raises:
+        FloatingPointError: as ``train``.
+        UserError: as ``train``.
+    """
+    lr = learning_rate(optimizer, loader.consumed_samples)
+    batch = _next_batch(loader, groups)
+    return step.train(Iteration(iteration, batch, lr, loader.consumed_samples), observer)
+
+
+def evaluate(state: TrainState, loader: MicrobatchLoader, eval_iters: int) -> float:
+    """Return the mean loss over the next ``eval_iters`` global batches of ``loader``."""
+    groups, total = state.groups, 0.0
+    for _ in range(eval_iters):
+        batch = _next_batch(loader, groups)
+        tokens = token_counts(batch) if groups.pipeline.rank == 0 else (0.0, 0.0)
+        own = GlobalState(float(state.pipeline.evaluate(batch)), 0.0, *tokens)
+        sums = torch.tensor(astuple(own), dtype=torch.float64, device=groups.device)
+        groups.world.all_reduce(sums)
+        total += GlobalState(*sums.tolist()).loss
+    return total / eval_iters
+
+
+def _next_batch(loader: MicrobatchLoader, groups: Groups) -> list[DeviceMicrobatch]:
+    """Read the next batch; report faults of the data as the user's mistakes."""
+    try:
+        batch = loader.next_batch()
+    except (ValueError, OSError) as error:
+        raise UserError(str(error)) from error
+    return to_device(batch, groups.device, replicas=groups.data.size)
