@@ -16,20 +16,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from megatron.commands.arguments import Parser, write_picture
+from megatron.commands.arguments import Parser, add_window, check_window, write_picture
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.costs import Costs
 from megatron.schedules.needs import CommKind
 from megatron.schedules.request import Request
 from megatron.simulator.costs.cost_file import DEFAULT_COSTS
 from megatron.simulator.draw.picture import Panel, Picture, lay_out
+from megatron.simulator.draw.stretches import Window
 from megatron.simulator.scenario import Scenario, run
 from megatron.simulator.timeline_file import load_timeline
 
 RANKS: Final = 4
 MICROBATCHES: Final = 8
 OUTPUT_LAYER: Final = 1.2
-RECORDED_WIDTH: Final = 1800
 COMMS: Final[Mapping[CommKind, float]] = {
     "X": 0.1, "G": 0.1, "C0": 0.2, "C1": 0.3, "C2": 0.2, "CIF": 0.2, "CIB": 0.2
 }  # fmt: skip
@@ -89,17 +89,17 @@ def draw(panels: Panels) -> Picture:
     return lay_out(drawn)
 
 
-def draw_recorded(path: Path) -> None:
-    """Draw a recorded timeline beside its file.
+def draw_recorded(path: Path, window: Window) -> None:
+    """Draw a recorded timeline, or the part of it in ``window``, beside its file.
 
     Raises:
-        ValueError: if the file holds no timeline.
+        ValueError: if the file holds no timeline, or nothing runs in the window.
         OSError: if it cannot be read, or the picture not be written.
     """
     timeline = load_timeline(path)
     title = f"{path.stem}: bubble {timeline.bubble_rate():.1%}"
     picture = path.with_suffix(".svg")
-    write_picture(lay_out([Panel(title, timeline)], RECORDED_WIDTH, unit="s"), picture)
+    write_picture(lay_out([Panel(title, timeline)], unit="s", window=window), picture)
     print(picture)
 
 
@@ -121,10 +121,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--into", type=Path, metavar="FOLDER", help="draw the gallery into it")
     what.add_argument("--timeline", type=Path, metavar="FILE", help="draw this recorded timeline")
+    add_window(parser.add_argument)
     options = parser.parse_args(argv)
     try:
+        check_window(options.window, {"--timeline": options.timeline is not None})
         if options.timeline is not None:
-            draw_recorded(options.timeline)
+            draw_recorded(options.timeline, options.window)
         else:
             draw_gallery(options.into)
     except (OSError, ValueError) as error:

@@ -2,6 +2,7 @@
 
 simulate-schedule --pipeline-schedule 1f1b --vocab-parallel vocab-2 -p 4 -m 8 --text
 simulate-schedule --pipeline-schedule zb-v --vocab-parallel vocab-2 -p 8 -m 24 --draw zb-v.svg
+simulate-schedule --pipeline-schedule zb-v -p 8 -m 64 --text --window m20:m24
 simulate-schedule --schedule-file my.plan --measured-costs costs.json
 simulate-schedule --cost F=1,B=2:2:2:4.4,p2p=0.1 --json
 simulate-schedule --vocab-parallel redis --output-layer 1.2 --num-layers 32
@@ -32,6 +33,8 @@ from megatron.commands.arguments import (
     Parser,
     add_plan_flags,
     add_size_flags,
+    add_window,
+    check_window,
     number,
     picture_file,
     request_of,
@@ -71,6 +74,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--json", action="store_true", help="print the figures and rows as one JSON object")
     add("--text", action="store_true", help="draw the timeline as text")
     add("--draw", type=picture_file, metavar="FILE.svg", help="draw it")
+    add_window(add)
     trace = "write a Chrome trace, for Perfetto; a unit of time is shown as a microsecond"
     add("--trace", type=Path, metavar="FILE.json", help=trace)
     save = "write the plan in text form, to be edited and given to --schedule-file"
@@ -208,7 +212,8 @@ def report(scenario: Scenario, done: Simulation, held: Sequence[float] | None) -
 def write_files(arguments: argparse.Namespace, scenario: Scenario, done: Simulation) -> None:
     """Write the files that are asked for in addition to the report."""
     if arguments.draw:
-        write_picture(lay_out([Panel(heading(scenario, done), done.timeline)]), arguments.draw)
+        panel = Panel(heading(scenario, done), done.timeline)
+        write_picture(lay_out([panel], window=arguments.window), arguments.draw)
     if arguments.trace:
         arguments.trace.write_text(json.dumps(chrome_trace(done.plan, done.timeline)))
     if arguments.save_plan:
@@ -223,6 +228,7 @@ def simulate_schedule(argv: Sequence[str] | None) -> None:
         OSError: if a file cannot be written.
     """
     arguments = parse_arguments(argv)
+    check_window(arguments.window, {"--text": arguments.text, "--draw": bool(arguments.draw)})
     request = request_of(arguments)
     given = read_costs(arguments, request.vocabulary)
     scenario = read_case(arguments, replace(request, costs=given.costs))
@@ -238,7 +244,7 @@ def simulate_schedule(argv: Sequence[str] | None) -> None:
     if done.bound is not None:
         print(f"no plan within the memory limit ends before {done.bound:.6g}", file=besides)
     if arguments.text:
-        print(draw_text(done.timeline), file=besides)
+        print(draw_text(done.timeline, window=arguments.window), file=besides)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
