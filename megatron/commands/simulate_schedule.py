@@ -14,10 +14,6 @@ Costs may have any unit, and the results have the same. They are those of one pa
 gradient, and schedules that do not split the backward run B + W as one pass. If W is absent, B is
 the whole backward. 'none' and 'redis' have no passes of the output layer: there only --output-layer
 adds its time, to the last stage.
-
-Idle is the share of time in which ranks run no pass, until all ranks are done. The bubble is that
-of the zero-bubble papers: it counts only the longest time that one rank takes from its first pass
-to its last, as if ranks did not wait for one another between two iterations (post-validation).
 """
 
 import argparse
@@ -28,6 +24,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from textwrap import fill
 
 from megatron.commands.arguments import (
     Parser,
@@ -57,6 +54,7 @@ from megatron.simulator.costs.peak_bytes import peak_bytes
 from megatron.simulator.draw.picture import Panel, lay_out
 from megatron.simulator.draw.text import draw_text
 from megatron.simulator.draw.trace import chrome_trace
+from megatron.simulator.metrics import DEFINITIONS, headline
 from megatron.simulator.scenario import LAYERS_PER_STAGE, Scenario, Simulation, run
 
 
@@ -64,7 +62,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = Parser(
         description=__doc__,
-        epilog=_schedules(),
+        epilog=_epilog(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
@@ -82,13 +80,17 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _schedules() -> str:
-    """Return the descriptions of all schedules, one per line."""
+def _epilog() -> str:
+    """Return what the figures mean, and the descriptions of all schedules, one per line."""
     lines = []
     for name, traits in TRAITS.items():
         paper = f" ({traits.paper})" if traits.paper else ""
         lines.append(f"  {name:<12} {traits.description}{paper}")
-    return "\n".join(["schedules:", *lines])
+    meanings = [
+        fill(f"{name}: {DEFINITIONS[name]}", 100, initial_indent="  ", subsequent_indent="    ")
+        for name in ("time", "idle", "in flight", "bubble")
+    ]
+    return "\n".join(["figures:", *meanings, "", "schedules:", *lines])
 
 
 def _add_cost_flags(parser: argparse.ArgumentParser) -> None:
@@ -179,8 +181,8 @@ def figures(
         "p": scenario.request.ranks,
         "m": scenario.request.microbatches,
         "iteration_time": done.timeline.end,
+        "idle": done.timeline.idle(),
         "bubble_rate": done.timeline.bubble_rate(),
-        "bubble_rate_makespan": done.timeline.bubble_rate_makespan(),
         "peak_in_flight": list(done.in_flight),
         "peak_bytes": held,
         "rows": [" ".join(map(str, row)) for row in done.plan.rows],
@@ -189,16 +191,15 @@ def figures(
 
 def heading(scenario: Scenario, done: Simulation) -> str:
     """Return the results of a simulation in one line."""
-    request, timeline = scenario.request, done.timeline
+    request = scenario.request
     return (
         f"{request.schedule}, vocabulary {request.vocabulary}, p = {request.ranks}, "
-        f"m = {request.microbatches}: ends at {timeline.end:.6g}, "
-        f"{timeline.bubble_rate_makespan():.1%} of that idle; bubble {timeline.bubble_rate():.1%}"
+        f"m = {request.microbatches}: {headline(done.timeline, done.in_flight)}"
     )
 
 
 def report(scenario: Scenario, done: Simulation, held: Sequence[float] | None) -> str:
-    """Return the results of a simulation in one line, followed by one line for each rank."""
+    """Return the heading, a line for each rank, and the bubble as the papers count it."""
     lines = [heading(scenario, done)]
     for rank, peak in enumerate(done.in_flight):
         work = f"  rank {rank}: works {done.timeline.work(rank):.6g}"
@@ -206,6 +207,7 @@ def report(scenario: Scenario, done: Simulation, held: Sequence[float] | None) -
             f"{work}, holds up to {peak:.4g} microbatches"
             + (f", {held[rank] / 2**30:.4g} GiB" if held else "")
         )
+    lines.append(f"  bubble of the zero-bubble papers: {done.timeline.bubble_rate():.1%}")
     return "\n".join(lines)
 
 

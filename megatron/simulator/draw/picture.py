@@ -23,7 +23,7 @@ from megatron.simulator.draw.stretches import (
 )
 from megatron.simulator.simulate import Span, Timeline
 
-WIDTH: Final = 1200
+WIDTH: Final = 1240
 LEAST_WIDTH: Final = 900
 _MARGIN: Final = 12
 _LEFT: Final = 58  # where time 0 lies: room for "rank 15"
