@@ -2,6 +2,7 @@
 """Compare a planned and a real timeline: totals, passes, overlap, idle time by cause.
 
 python tools/compare_timelines.py run.planned.json run.json --draw both.svg
+python tools/compare_timelines.py run.planned.json run.json --draw part.svg --window m8:m11
 
 --record-timeline run.json writes both, in seconds. A rank idles for one of four reasons: it waits
 for a peer's activation or gradient; it waits for a collective (barrier); it waits for nothing, but
@@ -17,9 +18,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from megatron.commands.arguments import Parser, picture_file, write_picture
+from megatron.commands.arguments import (
+    Parser,
+    add_window,
+    check_window,
+    picture_file,
+    write_picture,
+)
 from megatron.simulator.compare import Bubble, Comparison, Pair, compare
 from megatron.simulator.draw.picture import Panel, Picture, lay_out
+from megatron.simulator.draw.stretches import WHOLE, Window
 from megatron.simulator.simulate import Timeline
 from megatron.simulator.timeline_file import load_timeline
 
@@ -71,19 +79,25 @@ def _shares(name: str, pair: Pair) -> str:
     return f"{name:24}{pair.planned:>12.1%}{pair.real:>12.1%}"
 
 
-def draw(planned: Timeline, real: Timeline, comparison: Comparison) -> Picture:
-    """Return both timelines above one another, on one time scale."""
-    idle = comparison.idle
-    titles = (f"planned: {idle.planned:.1%} idle", f"real: {idle.real:.1%} idle")
-    panels = [Panel(title, own) for title, own in zip(titles, (planned, real), strict=True)]
-    return lay_out(panels)
+def draw(
+    planned: Timeline, real: Timeline, comparison: Comparison, window: Window = WHOLE
+) -> Picture:
+    """Return both timelines above one another, on one time scale, in ``window``."""
+    panels = [
+        Panel(f"{name}: {time:.4g} s, {idle:.1%} idle", timeline)
+        for name, timeline, time, idle in zip(
+            Pair._fields, (planned, real), comparison.total, comparison.idle, strict=True
+        )
+    ]
+    return lay_out(panels, unit="s", window=window)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command.
 
     Raises:
-        ValueError: if the files hold no timelines, or those of different plans.
+        ValueError: if the files hold no timelines, or those of different plans, or nothing runs in
+            the window.
         OSError: if a file cannot be read or written.
     """
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -92,12 +106,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("real", type=Path, help="timeline as it was recorded, of the same plan")
     drawing = "draw both above one another"
     add("--draw", type=picture_file, metavar="FILE.svg", help=drawing)
+    add_window(add)
     add("--json", action="store_true", help="print the comparison as one JSON object")
     options = parser.parse_args(argv)
+    check_window(options.window, {"--draw": options.draw is not None})
     planned, real = load_timeline(options.planned), load_timeline(options.real)
     comparison = compare(planned, real)
     if options.draw is not None:
-        write_picture(draw(planned, real, comparison), options.draw)
+        write_picture(draw(planned, real, comparison, options.window), options.draw)
     print(json.dumps(comparison.as_json(), indent=1) if options.json else report(comparison))
 
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Draw the pictures of images/ anew, or a recorded run: the command draw-schedule, from a checkout.
 
-python tools/draw.py
+python tools/draw.py                             # also writes their figures into README.md
 python tools/draw.py --timeline timeline.json    # what --record-timeline wrote, to timeline.svg
 """
 
+import re
 import sys
 from pathlib import Path
 
@@ -12,8 +13,31 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.commands.draw_schedule import main
 
-IMAGES = Path(__file__).resolve().parents[1] / "images"
+ROOT = Path(__file__).resolve().parents[1]
+IMAGES = ROOT / "images"
+FRONT_PAGE = ROOT / "README.md"
+
+
+def with_figures(front: str, gallery: str) -> str:
+    """Return the text of the front page with the figures that the gallery's page has.
+
+    A schedule's row there has, in its fourth and fifth cell, time and idle share of both panels.
+
+    Args:
+        front: text of the front page.
+        gallery: text of the gallery's page, with a row for every panel.
+    """
+    panel = r"[^|]* \| ([^|]*) \| ([^|]*) \| [^|]* \|\n"
+    for name, *cells in re.findall(rf"\| \[(.*)\]\(.*\) \| {panel}\|  \| {panel}", gallery):
+        figures = "{}, {} | {}, {}".format(*cells)
+        row = rf"^(\| `{re.escape(name)}` \|[^|]*\|[^|]*\|)[^|]*\|[^|]*\|"
+        front = re.sub(row, rf"\1 {figures} |", front, flags=re.MULTILINE)
+    return front
+
 
 if __name__ == "__main__":
     # Installed, the command must be told where to draw; a checkout has a folder for the pictures.
     main(sys.argv[1:] or ["--into", str(IMAGES)])
+    if not sys.argv[1:]:
+        gallery = (IMAGES / "README.md").read_text()
+        FRONT_PAGE.write_text(with_figures(FRONT_PAGE.read_text(), gallery))

@@ -12,6 +12,7 @@ from megatron.schedules.plan_file import load_any_plan, treatments_of
 from megatron.schedules.plan_flags import PLAN_FLAGS
 from megatron.schedules.request import DEFAULT_SECONDS, VOCABULARY_TREATMENTS, Request
 from megatron.simulator.draw.picture import Picture
+from megatron.simulator.draw.stretches import WHOLE, Window
 from megatron.simulator.draw.svg import paint_svg
 
 
@@ -45,6 +46,42 @@ def picture_file(text: str) -> Path:
     if path.suffix.lower() != ".svg":
         raise argparse.ArgumentTypeError(f"'{text}': end it in .svg")
     return path
+
+
+def add_window(add: Callable[..., object]) -> None:
+    """Add the flag for the part of a timeline that is drawn.
+
+    Args:
+        add: ``add_argument`` of a parser.
+    """
+    shown = (
+        "draw this part only: FROM:TO in the unit of the times, counted from the first start, as "
+        "1.5:3; or mFROM:mTO, from the first microbatch's first pass to the last one's last, as "
+        "m8:m15; any of the numbers may be left out"
+    )
+    add("--window", type=_window, default=WHOLE, metavar="FROM:TO", help=shown)
+
+
+def _window(text: str) -> Window:
+    try:
+        return Window.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def check_window(window: Window, drawings: Mapping[str, bool]) -> None:
+    """Check that a window that is asked for is drawn.
+
+    Args:
+        window: the value of ``--window``.
+        drawings: the flags that draw a window, with whether they are given.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    if window != WHOLE and not any(drawings.values()):
+        flags = " or ".join(drawings)
+        raise ValueError(f"--window {window} is the part to draw: add {flags}, or leave it out")
 
 
 def write_picture(picture: Picture, path: Path) -> None:

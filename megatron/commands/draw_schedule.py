@@ -1,118 +1,159 @@
 """Draw a gallery of schedules, or a recorded run.
 
-draw-schedule --into FOLDER                # the pictures that the README shows
+draw-schedule --into FOLDER                # the pictures that the README shows, with their figures
 draw-schedule --timeline timeline.json     # what --record-timeline wrote, to timeline.svg
 
-In the picture of a schedule, F, B and W of a rank's layers take one unit each, and S and T take a
-quarter; communications are free. The picture of the treatments, 1f1b_vocab, has whole backwards.
-Its output layer is that of V = 256k at hidden size 4096, sequence length 2048 and 4 transformer
-layers per stage: V / (12 h + 2 s) = 4.8 layers (arXiv 2411.05288, section 2), or 1.2 stages. Its
-communications are long enough to be visible.
+Every picture compares equal work: the vocabulary's layers on the first and the last stage, and the
+same layers as passes of all ranks. The output layer is that of V = 256k at hidden size 4096,
+sequence length 2048 and 4 transformer layers per stage: V / (12 h + 2 s) = 4.8 layers (arXiv
+2411.05288, section 2), or 1.2 stages. F, B and W of a rank's transformer layers take one unit
+each. Communications and the input layer are free, but for the first picture, 1f1b_vocab, where
+they can be seen.
 """
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from megatron.commands.arguments import Parser, write_picture
+from megatron.commands.arguments import Parser, add_window, check_window, write_picture
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.costs import Costs
 from megatron.schedules.needs import CommKind
 from megatron.schedules.request import Request
-from megatron.simulator.costs.cost_file import DEFAULT_COSTS
+from megatron.simulator.compare import idle, total
 from megatron.simulator.draw.picture import Panel, Picture, lay_out
-from megatron.simulator.scenario import Scenario, run
+from megatron.simulator.draw.stretches import Window
+from megatron.simulator.metrics import definitions, headline
+from megatron.simulator.scenario import Scenario, Simulation, run
 from megatron.simulator.timeline_file import load_timeline
 
-RANKS: Final = 4
-MICROBATCHES: Final = 8
+RANKS: Final = 8
+MICROBATCHES: Final = 16
 OUTPUT_LAYER: Final = 1.2
-RECORDED_WIDTH: Final = 1800
 COMMS: Final[Mapping[CommKind, float]] = {
     "X": 0.1, "G": 0.1, "C0": 0.2, "C1": 0.3, "C2": 0.2, "CIF": 0.2, "CIB": 0.2
 }  # fmt: skip
 WITH_COMMS: Final = Costs({"F": 1.0, "B": 2.0, "E": 0.2, "IF": 0.1, "IB": 0.1}, COMMS)
 
 TREATMENT_TITLES: Final[Mapping[str, str]] = {
-    "none": "vocabulary layers on the first and the last stage",
-    "vocab-2": "vocabulary parallelism, one barrier (vocab-2, the default)",
-    "vocab-1": "vocabulary parallelism, two barriers (vocab-1)",
+    "none": "vocabulary on the first and the last stage",
+    "naive": "vocabulary over all ranks, three barriers (naive)",
+    "vocab-1": "vocabulary over all ranks, two barriers (vocab-1)",
+    "vocab-2": "vocabulary over all ranks, one barrier (vocab-2)",
 }
+PAIR: Final = ("none", "vocab-2")
+
+TRANSFORMER_COSTS: Final = Costs({"F": 1.0, "B": 1.0, "W": 1.0, "E": 0.0, "IF": 0.0, "IB": 0.0})
+
+PAGE: Final = f"""# Pictures of the schedules
+
+Simulated at p = {RANKS} and m = {MICROBATCHES} (1f1b_vocab: p = 4, m = 8, with communications that
+take time); F = B = W = 1 for the transformer layers of a rank, and an output layer whose forward
+takes {OUTPUT_LAYER}. So both panels of a schedule do the same work.
+Drawn, and this page written, by `python tools/draw.py`.
+
+{{definitions}}
+
+{{table}}
+"""
 
 Panels = Mapping[str, Scenario]
-"""Treatment of a panel -> its title."""
+"""Title of a panel -> what it shows."""
 
 
-def schedule_panels(schedule: str) -> Panels:
-    """Return the panels of a schedule: by itself, and with vocab-2."""
-    costs = DEFAULT_COSTS.per_chunk(SCHEDULES[schedule].chunks)
-    title = SCHEDULES[schedule].title
+def panels_of(
+    schedule: str,
+    treatments: Iterable[str],
+    ranks: int = RANKS,
+    microbatches: int = MICROBATCHES,
+    costs: Costs | None = None,
+) -> Panels:
+    """Return a panel of ``schedule`` for each of ``treatments``; all do the same work.
+
+    Args:
+        schedule: its name.
+        treatments: of the vocabulary.
+        ranks: pipeline ranks.
+        microbatches: of an iteration.
+        costs: of the passes of a chunk and of communications, without the output layer.
+    """
+    traits = SCHEDULES[schedule]
+    costs = costs or TRANSFORMER_COSTS.per_chunk(traits.chunks)
     return {
-        title: Scenario(Request(schedule, "none", RANKS, MICROBATCHES, costs)),
-        f"{title} with vocab-2": Scenario(Request(schedule, "vocab-2", RANKS, MICROBATCHES, costs)),
-    }
-
-
-def vocabulary_panels() -> Panels:
-    """Return a panel of 1F1B for every treatment."""
-    return {
-        f"1F1B, {title}": Scenario(
-            Request("1f1b", treatment, RANKS, MICROBATCHES, WITH_COMMS), OUTPUT_LAYER
+        f"{traits.title}, {TREATMENT_TITLES[treatment]}": Scenario(
+            Request(schedule, treatment, ranks, microbatches, costs), OUTPUT_LAYER
         )
-        for treatment, title in TREATMENT_TITLES.items()
+        for treatment in treatments
     }
 
 
 def pictures() -> dict[str, Panels]:
     """Return the panels of every picture by its file's name."""
     return {
-        "1f1b_vocab.svg": vocabulary_panels(),
+        "1f1b_vocab.svg": panels_of("1f1b", PAIR, 4, 8, WITH_COMMS),
+        "treatments.svg": panels_of("1f1b", ("naive", "vocab-1", "vocab-2")),
         **{
-            f"{name}.svg": schedule_panels(name)
+            f"{name}.svg": panels_of(name, PAIR)
             for name, schedule in SCHEDULES.items()
             if not schedule.searched
         },
     }
 
 
-def draw(panels: Panels) -> Picture:
-    """Return the picture of ``panels``."""
-    drawn = []
-    for title, case in panels.items():
-        done = run(case)
-        bubble, held = done.timeline.bubble_rate(), max(done.in_flight)
-        drawn.append(
-            Panel(f"{title}: bubble {bubble:.1%}, {held:g} microbatches in flight", done.timeline)
-        )
-    return lay_out(drawn)
+def draw(panels: Mapping[str, Simulation]) -> Picture:
+    """Return the picture of simulations by their titles."""
+    return lay_out(
+        [
+            Panel(f"{title}: {headline(done.timeline, done.in_flight)}", done.timeline)
+            for title, done in panels.items()
+        ]
+    )
 
 
-def draw_recorded(path: Path) -> None:
-    """Draw a recorded timeline beside its file.
+def figures(drawn: Mapping[str, Mapping[str, Simulation]]) -> str:
+    """Return the page of a gallery: every panel with its figures, and what they mean."""
+    lines = ["| picture | panel | time | idle | in flight |", "|---|---|--:|--:|--:|"]
+    for name, panels in drawn.items():
+        for number, (title, done) in enumerate(panels.items()):
+            link = "" if number else f"[{Path(name).stem}]({name})"
+            held, time = max(done.in_flight), done.timeline.end
+            cells = f"{link} | {title} | {time:.4g} | {done.timeline.idle():.1%} | {held:.4g}"
+            lines.append(f"| {cells} |")
+    return PAGE.format(table="\n".join(lines), definitions=definitions("time", "idle", "in flight"))
+
+
+def draw_recorded(path: Path, window: Window) -> None:
+    """Draw a recorded timeline, or the part of it in ``window``, beside its file.
 
     Raises:
-        ValueError: if the file holds no timeline.
+        ValueError: if the file holds no timeline, or nothing runs in the window.
         OSError: if it cannot be read, or the picture not be written.
     """
     timeline = load_timeline(path)
-    title = f"{path.stem}: bubble {timeline.bubble_rate():.1%}"
+    title = f"{path.stem}: time {total(timeline):.4g} s, idle {idle(timeline):.1%}"
     picture = path.with_suffix(".svg")
-    write_picture(lay_out([Panel(title, timeline)], RECORDED_WIDTH, unit="s"), picture)
+    write_picture(lay_out([Panel(title, timeline)], unit="s", window=window), picture)
     print(picture)
 
 
 def draw_gallery(folder: Path) -> None:
-    """Draw all pictures into ``folder``, which is made if it is missing.
+    """Draw all pictures into ``folder``, which is made if it is missing, and list their figures.
 
     Raises:
-        OSError: if a picture cannot be written.
+        OSError: if a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for name, panels in pictures().items():
+    drawn = {
+        name: {title: run(case) for title, case in panels.items()}
+        for name, panels in pictures().items()
+    }
+    for name, panels in drawn.items():
         write_picture(draw(panels), folder / name)
         print(folder / name)
+    (folder / "README.md").write_text(figures(drawn))
+    print(folder / "README.md")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -121,10 +162,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--into", type=Path, metavar="FOLDER", help="draw the gallery into it")
     what.add_argument("--timeline", type=Path, metavar="FILE", help="draw this recorded timeline")
+    add_window(parser.add_argument)
     options = parser.parse_args(argv)
     try:
+        check_window(options.window, {"--timeline": options.timeline is not None})
         if options.timeline is not None:
-            draw_recorded(options.timeline)
+            draw_recorded(options.timeline, options.window)
         else:
             draw_gallery(options.into)
     except (OSError, ValueError) as error:

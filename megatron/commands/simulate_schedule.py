@@ -2,6 +2,7 @@
 
 simulate-schedule --pipeline-schedule 1f1b --vocab-parallel vocab-2 -p 4 -m 8 --text
 simulate-schedule --pipeline-schedule zb-v --vocab-parallel vocab-2 -p 8 -m 24 --draw zb-v.svg
+simulate-schedule --pipeline-schedule zb-v -p 8 -m 64 --text --window m20:m24
 simulate-schedule --schedule-file my.plan --measured-costs costs.json
 simulate-schedule --cost F=1,B=2:2:2:4.4,p2p=0.1 --json
 simulate-schedule --vocab-parallel redis --output-layer 1.2 --num-layers 32
@@ -13,10 +14,6 @@ Costs may have any unit, and the results have the same. They are those of one pa
 gradient, and schedules that do not split the backward run B + W as one pass. If W is absent, B is
 the whole backward. 'none' and 'redis' have no passes of the output layer: there only --output-layer
 adds its time, to the last stage.
-
-Idle is the share of time in which ranks run no pass, until all ranks are done. The bubble is that
-of the zero-bubble papers: it counts only the longest time that one rank takes from its first pass
-to its last, as if ranks did not wait for one another between two iterations (post-validation).
 """
 
 import argparse
@@ -27,11 +24,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from textwrap import fill
 
 from megatron.commands.arguments import (
     Parser,
     add_plan_flags,
     add_size_flags,
+    add_window,
+    check_window,
     number,
     picture_file,
     request_of,
@@ -55,6 +55,7 @@ from megatron.simulator.costs.peak_bytes import peak_bytes
 from megatron.simulator.draw.picture import Panel, lay_out
 from megatron.simulator.draw.text import draw_text
 from megatron.simulator.draw.trace import chrome_trace
+from megatron.simulator.metrics import DEFINITIONS, headline
 from megatron.simulator.scenario import LAYERS_PER_STAGE, Scenario, Simulation, run
 
 
@@ -62,7 +63,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = Parser(
         description=__doc__,
-        epilog=_schedules(),
+        epilog=_epilog(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
@@ -72,6 +73,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--json", action="store_true", help="print the figures and rows as one JSON object")
     add("--text", action="store_true", help="draw the timeline as text")
     add("--draw", type=picture_file, metavar="FILE.svg", help="draw it")
+    add_window(add)
     trace = "write a Chrome trace, for Perfetto; a unit of time is shown as a microsecond"
     add("--trace", type=Path, metavar="FILE.json", help=trace)
     save = "write the plan in text form, to be edited and given to --schedule-file"
@@ -79,13 +81,17 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _schedules() -> str:
-    """Return the descriptions of all schedules, one per line."""
+def _epilog() -> str:
+    """Return what the figures mean, and the descriptions of all schedules, one per line."""
     lines = []
     for name, traits in TRAITS.items():
         paper = f" ({traits.paper})" if traits.paper else ""
         lines.append(f"  {name:<12} {traits.description}{paper}")
-    return "\n".join(["schedules:", *lines])
+    meanings = [
+        fill(f"{name}: {DEFINITIONS[name]}", 100, initial_indent="  ", subsequent_indent="    ")
+        for name in ("time", "idle", "in flight", "bubble")
+    ]
+    return "\n".join(["figures:", *meanings, "", "schedules:", *lines])
 
 
 def _add_cost_flags(parser: argparse.ArgumentParser) -> None:
@@ -176,8 +182,8 @@ def figures(
         "p": scenario.request.ranks,
         "m": scenario.request.microbatches,
         "iteration_time": done.timeline.end,
+        "idle": done.timeline.idle(),
         "bubble_rate": done.timeline.bubble_rate(),
-        "bubble_rate_makespan": done.timeline.bubble_rate_makespan(),
         "peak_in_flight": list(done.in_flight),
         "peak_bytes": held,
         "rows": [" ".join(map(str, row)) for row in done.plan.rows],
@@ -186,16 +192,15 @@ def figures(
 
 def heading(scenario: Scenario, done: Simulation) -> str:
     """Return the results of a simulation in one line."""
-    request, timeline = scenario.request, done.timeline
+    request = scenario.request
     return (
         f"{request.schedule}, vocabulary {request.vocabulary}, p = {request.ranks}, "
-        f"m = {request.microbatches}: ends at {timeline.end:.6g}, "
-        f"{timeline.bubble_rate_makespan():.1%} of that idle; bubble {timeline.bubble_rate():.1%}"
+        f"m = {request.microbatches}: {headline(done.timeline, done.in_flight)}"
     )
 
 
 def report(scenario: Scenario, done: Simulation, held: Sequence[float] | None) -> str:
-    """Return the results of a simulation in one line, followed by one line for each rank."""
+    """Return the heading, a line for each rank, and the bubble as the papers count it."""
     lines = [heading(scenario, done)]
     for rank, peak in enumerate(done.in_flight):
         work = f"  rank {rank}: works {done.timeline.work(rank):.6g}"
@@ -203,13 +208,15 @@ def report(scenario: Scenario, done: Simulation, held: Sequence[float] | None) -
             f"{work}, holds up to {peak:.4g} microbatches"
             + (f", {held[rank] / 2**30:.4g} GiB" if held else "")
         )
+    lines.append(f"  bubble of the zero-bubble papers: {done.timeline.bubble_rate():.1%}")
     return "\n".join(lines)
 
 
 def write_files(arguments: argparse.Namespace, scenario: Scenario, done: Simulation) -> None:
     """Write the files that are asked for in addition to the report."""
     if arguments.draw:
-        write_picture(lay_out([Panel(heading(scenario, done), done.timeline)]), arguments.draw)
+        panel = Panel(heading(scenario, done), done.timeline)
+        write_picture(lay_out([panel], window=arguments.window), arguments.draw)
     if arguments.trace:
         arguments.trace.write_text(json.dumps(chrome_trace(done.plan, done.timeline)))
     if arguments.save_plan:
@@ -224,6 +231,7 @@ def simulate_schedule(argv: Sequence[str] | None) -> None:
         OSError: if a file cannot be written.
     """
     arguments = parse_arguments(argv)
+    check_window(arguments.window, {"--text": arguments.text, "--draw": bool(arguments.draw)})
     request = request_of(arguments)
     given = read_costs(arguments, request.vocabulary)
     scenario = read_case(arguments, replace(request, costs=given.costs))
@@ -241,7 +249,7 @@ def simulate_schedule(argv: Sequence[str] | None) -> None:
     if done.bound is not None:
         print(f"no plan within the memory limit ends before {done.bound:.6g}", file=besides)
     if arguments.text:
-        print(draw_text(done.timeline), file=besides)
+        print(draw_text(done.timeline, window=arguments.window), file=besides)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -112,7 +112,7 @@ def compare(planned: Timeline, real: Timeline) -> Comparison:
     overlaps = [overlap(timeline) for timeline in both]
     return Comparison(
         total=Pair(*map(total, both)),
-        idle=Pair(*map(_idle, both)),
+        idle=Pair(*map(idle, both)),
         passes={kind: _pass_times(kind, planned, real) for kind in kinds},
         overlap={
             kind: Pair(*(own.get(kind, 1.0) for own in overlaps))
@@ -127,6 +127,12 @@ def total(timeline: Timeline) -> float:
     """Return the time from the first start to the last end of all passes."""
     begin, end = _limits(timeline)
     return end - begin
+
+
+def idle(timeline: Timeline) -> float:
+    """Return the share of ``total`` in which a rank runs no pass, averaged over the ranks."""
+    work = sum(map(timeline.work, range(timeline.ranks)))
+    return 1 - work / (timeline.ranks * (total(timeline) or 1.0))
 
 
 def bubble(timeline: Timeline, rank: int) -> Bubble:
@@ -177,11 +183,6 @@ def _computing(timeline: Timeline, starts: Sequence[float], span: Span) -> float
 def _limits(timeline: Timeline) -> tuple[float, float]:
     rows = [timeline.compute(rank) for rank in range(timeline.ranks)]
     return min(row[0].start for row in rows), max(row[-1].end for row in rows)
-
-
-def _idle(timeline: Timeline) -> float:
-    work = sum(map(timeline.work, range(timeline.ranks)))
-    return 1 - work / (timeline.ranks * (total(timeline) or 1.0))
 
 
 def _pass_times(kind: str, planned: Timeline, real: Timeline) -> PassTimes:

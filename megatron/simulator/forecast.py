@@ -53,5 +53,5 @@ def forecast(
     """
     seconds = timeline.end + step
     mfu = model_flops / (plan.ranks * peak_flops * seconds)
-    idle = timeline.bubble_rate_makespan()
+    idle = timeline.idle()
     return Forecast(timeline.end, step, idle, mfu, peak_bytes(plan, sizes))

@@ -96,8 +96,8 @@ class Timeline:
         span = longest_span(working([s.start for s in r], [s.end for s in r]) for r in rows)
         return 1 - sum(map(self.work, range(self.ranks))) / (self.ranks * span)
 
-    def bubble_rate_makespan(self) -> float:
-        """Return 1 - work / makespan over all ranks."""
+    def idle(self) -> float:
+        """Return the share of the time up to ``end`` in which a rank runs no pass, on average."""
         return 1 - sum(map(self.work, range(self.ranks))) / (self.ranks * self.end)
 
 

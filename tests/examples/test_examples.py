@@ -100,7 +100,7 @@ def test_an_own_plan_is_refused_when_wrong_and_trained_when_right(tmp_path: Path
     assert ">B0<" in done.stderr
     held = re.findall(r"rank 0: works 14, holds up to (\d) microbatches", done.stdout)
     assert held == ["3", "2"]
-    ends = [float(time) for time in re.findall(r"ends at ([\d.]+)", done.stdout)]
+    ends = [float(time) for time in re.findall(r": time ([\d.]+), idle", done.stdout)]
     assert 1.3 < ends[1] / ends[0] < 1.4, "the example says a third longer"
     saved, mine = (make_run_plan(training).plan for training in trainings(done.stdout))
     assert saved.rows[1] == mine.rows[1]
@@ -164,7 +164,7 @@ def test_a_measured_job_is_compared_and_other_schedules_are_predicted() -> None:
     assert "\nreplan: " in printed
     assert re.search(r"^iteration +[\d.]+ +[\d.]+ +[\d.]+$", printed, re.MULTILINE)
     other = re.findall(
-        r"^(1f1b|zb-1p|zb-2p), vocabulary vocab-2, p = 2, m = 8: ends at", printed, re.M
+        r"^(1f1b|zb-1p|zb-2p), vocabulary vocab-2, p = 2, m = 8: time ", printed, re.M
     )
     assert other == ["1f1b", "zb-1p", "zb-2p"]
     assert (ROOT / "examples/out/measure/both.svg").is_file()

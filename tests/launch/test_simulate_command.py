@@ -14,7 +14,7 @@ from megatron.schedules.plan import Plan
 
 TOOL = Path(__file__).resolve().parents[2] / "tools/simulate.py"
 KEYS = [
-    *("schedule", "vocab", "p", "m", "iteration_time", "bubble_rate", "bubble_rate_makespan"),
+    *("schedule", "vocab", "p", "m", "iteration_time", "idle", "bubble_rate"),
     *("peak_in_flight", "peak_bytes", "rows"),
 ]
 
@@ -37,7 +37,7 @@ def test_1f1b_takes_the_time_of_the_textbook() -> None:
     found = figures("-p", str(p), "-m", str(m), "--cost", "F=1,B=2")
     assert list(found) == KEYS
     assert found["iteration_time"] == pytest.approx(3 * (m + p - 1))
-    assert found["bubble_rate_makespan"] == pytest.approx((p - 1) / (m + p - 1))
+    assert found["idle"] == pytest.approx((p - 1) / (m + p - 1))
     assert found["peak_in_flight"] == [4, 3, 2, 1]
     assert found["peak_bytes"] is None
     assert [found[key] for key in ("schedule", "vocab", "p", "m")] == ["1f1b", "none", p, m]
@@ -64,8 +64,9 @@ def test_costs_from_a_file_and_bytes(tmp_path: Path) -> None:
 
 def test_zb_h2_has_no_bubble_and_yet_idles() -> None:
     """On average a rank waits for (p - 1) / 2 forwards and as much again at the end."""
-    heading = run("--pipeline-schedule", "zb-h2", "-p", "4").stdout.splitlines()[0]
-    assert heading.endswith(f"ends at 27, {3 / 27:.1%} of that idle; bubble 0.0%")
+    heading, *_, bubble = run("--pipeline-schedule", "zb-h2", "-p", "4").stdout.splitlines()
+    assert heading.endswith(f": time 27, idle {3 / 27:.1%}, 7 microbatches in flight")
+    assert bubble.endswith(": 0.0%")
 
 
 def test_measured_costs_of_another_treatment_are_refused(tmp_path: Path) -> None:
@@ -99,7 +100,8 @@ def test_everything_at_once_prints_one_object_and_writes_files(tmp_path: Path) -
     done = run(*options, "--json", "--text", *files)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
-    assert sum(line.startswith("rank ") for line in done.stderr.splitlines()) == 3
+    drawn = [line.split()[1] for line in done.stderr.splitlines() if line.startswith("rank ")]
+    assert drawn == ["0", "1", "2"] * (len(drawn) // 3) != []
     assert ElementTree.parse(svg).getroot().tag.endswith("svg")
     events = json.loads(trace.read_text())["traceEvents"]
     passes = [event for event in events if event.get("cat") == "compute"]
@@ -112,12 +114,14 @@ def test_everything_at_once_prints_one_object_and_writes_files(tmp_path: Path) -
 
 def test_the_report_for_people() -> None:
     lines = run("--vocab-parallel", "vocab-2", "-p", "3", "--text").stdout.splitlines()
-    assert lines[0].startswith("1f1b, vocabulary vocab-2, p = 3, m = 8: ends at")
+    assert lines[0].startswith("1f1b, vocabulary vocab-2, p = 3, m = 8: time ")
     found = figures("--vocab-parallel", "vocab-2", "-p", "3")
-    idle, bubble = found["bubble_rate_makespan"], found["bubble_rate"]
-    assert lines[0].endswith(f", {idle:.1%} of that idle; bubble {bubble:.1%}")
+    assert f", idle {found['idle']:.1%}, " in lines[0]
+    assert f"  bubble of the zero-bubble papers: {found['bubble_rate']:.1%}" in lines
     assert sum(line.startswith("  rank ") for line in lines) == 3
-    assert sum(line.startswith("rank ") for line in lines) == 3
+    drawn = [line.split()[1] for line in lines if line.startswith("rank ")]
+    assert drawn == ["0", "1", "2"] * (len(drawn) // 3) != []
+    assert "S output layer before its barrier" in " ".join(lines)
 
 
 @pytest.mark.parametrize(
@@ -143,6 +147,8 @@ def test_the_report_for_people() -> None:
             "memory limit of 2: raise it to that",
         ),
         (["--cost", "F=1,B=1", "--measured-costs", "x"], 2, "not allowed with argument --cost"),
+        (["--window", "1:2"], 1, "--window 1:2 is the part to draw: add --text or --draw, or"),
+        (["--window", "2:1", "--text"], 2, "--window: '2:1': give FROM:TO"),
         (["--draw", "a.gif"], 2, "--draw: 'a.gif': end it in .svg"),
         (["--output-layer", "big"], 2, "--output-layer: 'big': give a number, 0 or more"),
         (

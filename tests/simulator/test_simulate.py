@@ -166,7 +166,7 @@ def test_bubble_rate_by_hand() -> None:
     )
     assert (timeline.work(0), timeline.work(1), timeline.end) == (2, 4, 6)
     assert timeline.bubble_rate() == pytest.approx(1 - 6 / (2 * 5))
-    assert timeline.bubble_rate_makespan() == pytest.approx(1 - 6 / (2 * 6))
+    assert timeline.idle() == pytest.approx(1 - 6 / (2 * 6))
 
 
 @settings(max_examples=30)
@@ -177,7 +177,7 @@ def test_bubble_of_1f1b(ranks: int, microbatches: int) -> None:
     bubble = (ranks - 1) / (microbatches + ranks - 1)
     assert timeline.end == 3 * (microbatches + ranks - 1)
     assert timeline.bubble_rate() == pytest.approx(bubble)
-    assert timeline.bubble_rate_makespan() == pytest.approx(bubble)
+    assert timeline.idle() == pytest.approx(bubble)
 
 
 def test_communication_is_no_work() -> None:
@@ -189,7 +189,7 @@ def test_communication_is_no_work() -> None:
     assert timeline.compute(0) == [spans[0]]
     assert timeline.end == 4
     assert timeline.bubble_rate() == 0
-    assert timeline.bubble_rate_makespan() == 0.5
+    assert timeline.idle() == 0.5
 
 
 def test_a_cost_may_differ_by_rank() -> None:

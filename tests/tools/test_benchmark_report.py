@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from megatron.schedules.held import in_flight
+from megatron.simulator.metrics import DEFINITIONS, definitions
 from megatron.training.planning.run_plan import make_run_plan
 from tools import benchmark
 from tools.benchmarking.case import BenchmarkCase
-from tools.benchmarking.report import Report, best_of_each, table, write_report
+from tools.benchmarking.report import Report, best_of_each, detail_table, table, write_report
 from tools.benchmarking.summary import Rates, Row, rates_of, summarise
 
 
@@ -61,7 +62,7 @@ def test_rows_are_medians_and_ratios_of_forward_and_backward() -> None:
     assert none.update_ms == pytest.approx(1000)
     assert none.to_base == pytest.approx(1)
     assert vocab.to_base == pytest.approx(2)
-    assert vocab.of_ideal == pytest.approx(0.9)
+    assert vocab.idle == pytest.approx(0.1)
     assert vocab.simulated == pytest.approx(1.1)
     assert vocab.tokens_per_s == pytest.approx(4 * 32 / 4)
     # The floor: 8 TFLOP on two ranks of 2 TFLOP/s take 2 s, of the peak's 4 TFLOP/s 1 s.
@@ -94,6 +95,9 @@ def test_report_files_say_the_same(tmp_path: Path) -> None:
     write_report(report(rows), tmp_path)
     text = (tmp_path / "report.md").read_text()
     assert table(rows) in text
+    assert detail_table(rows) in text
+    for name in DEFINITIONS.keys() - {"bubble"}:
+        assert text.count(definitions(name)) == 1
     assert "python tools/benchmark.py" in text
     assert "auto: zb-v." in text
     document = json.loads((tmp_path / "report.json").read_text())

@@ -53,13 +53,26 @@ def test_json_holds_the_comparison(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_both_are_drawn_on_one_scale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    *_, files = timelines(tmp_path)
+    planned, real, files = timelines(tmp_path)
     main([*files, "--draw", str(tmp_path / "both.svg")])
     svg = (tmp_path / "both.svg").read_text()
     assert svg.count(">rank 1<") == 2
-    assert "planned: " in svg
-    assert "real: " in svg
+    total, idle = (getattr(compare(planned, real), name) for name in ("total", "idle"))
+    assert f">planned: {total.planned:.4g} s, {idle.planned:.1%} idle<" in svg
+    assert f">real: {total.real:.4g} s, {idle.real:.1%} idle<" in svg
     assert capsys.readouterr().out
+
+
+def test_a_window_draws_its_part(tmp_path: Path) -> None:
+    *_, files = timelines(tmp_path)
+    drawn = []
+    for window in ([], ["--window", "m3:m3"]):
+        main([*files, "--draw", str(tmp_path / "a.svg"), *window])
+        drawn.append((tmp_path / "a.svg").read_text())
+    assert ["<title>F0:" in svg for svg in drawn] == [True, False]
+    assert all("<title>B3:" in svg for svg in drawn)
+    with pytest.raises(ValueError, match="--window m3:m3 is the part to draw: add --draw"):
+        main([*files, "--window", "m3:m3"])
 
 
 def test_another_format_is_refused_before_any_work(

@@ -10,6 +10,7 @@ from typing import Final
 
 import torch
 
+from megatron.simulator.metrics import definitions
 from tools.benchmarking.allocator import allocator_name
 from tools.benchmarking.case import BenchmarkCase
 from tools.benchmarking.summary import BASE, Rates, Row
@@ -89,23 +90,30 @@ h = {case.hidden_size}, {case.heads} heads, s = {case.seq_length}, {case.dtype},
 
 {table(report.rows)}
 
-*ms*: forward and backward of all microbatches; what follows is about that time, without the
-*update* (gradient norm, optimizer step, clearing of the gradients), which the references do not do.
-*speed*: times as fast as {BASE[0]} with {BASE[1]}. *floor*: over model FLOPs / (p x rate of a
-rank), with the rate of the output layer's product [n, h] x [h, 128000] in one piece; *MFU*: with
-the rate of the best square product. Every case measures both, on all ranks at once; of a round
-the mean of the first counts and the median of the second:
-{_listed(rates.product for rates in report.rates)} and
-{_listed(rates.peak for rates in report.rates)} TFLOP/s.
-*ideal*: share of the time that is compute, (time in passes, all ranks) / p. *simulated*: the
-simulator's time, from mean pass times and median times of communications, over the measured one.
+{definitions("time", "idle", "in flight")}
+
+*speed*: times as fast as {BASE[0]} with {BASE[1]}.
 
 *single* is one process with p threads, *pytorch-1f1b* and *pytorch-zbv* are PyTorch's
 `Schedule1F1B` and `ScheduleZBVZeroBubble`: plain modules with the same initial weights, data and
 dtype, gradients accumulated in that dtype.
 
 {remarks}
-![forward and backward over the floor](report.png)
+![time over the floor](report.png)
+
+## More figures
+
+{detail_table(report.rows)}
+
+*update*: gradient norm, optimizer step and clearing of the gradients, in ms, which the references
+do not do; no other figure contains it.
+
+{definitions("floor", "MFU", "simulated")}
+
+The table has the time as a multiple of the floor. Every case measures both rates, on all ranks at
+once; of a round the mean of the first counts and the median of the second:
+{_listed(rates.product for rates in report.rates)} and
+{_listed(rates.peak for rates in report.rates)} TFLOP/s.
 
 ## Passes
 
@@ -137,30 +145,45 @@ def _thousands(vocab_size: int) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return the main table in markdown."""
+    """Return the main table in markdown: what a case takes, time and idle share first."""
     lines = [
-        "| V | schedule | vocabulary | ms | update | tokens/s | MFU | speed | floor | ideal "
-        "| simulated | GB by rank | in flight |",
-        "|--:|---|---|--:|--:|--:|--:|--:|--:|--:|--:|---|---|",
+        "| V | schedule | vocabulary | time, ms | idle | speed | GB by rank | in flight |",
+        "|--:|---|---|--:|--:|--:|---|---|",
     ]
     for row in rows:
         cells = [
-            _thousands(row.vocab_size),
-            row.schedule,
-            row.treatment,
+            *_case(row),
             f"{row.schedule_ms:,.0f}",
-            _cell(row.update_ms, ",.0f"),
-            f"{row.tokens_per_s:,.0f}",
-            f"{row.mfu:.1%}",
+            _cell(row.idle, ".1%"),
             _cell(row.to_base, ".2f", "x"),
-            f"{row.to_floor:.2f}x",
-            _cell(row.of_ideal, ".3f"),
-            _cell(row.simulated, ".3f"),
             " ".join(f"{gb:.2f}" for gb in row.memory_gb),
             " ".join(f"{held:g}" for held in row.in_flight or []),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def detail_table(rows: Sequence[Row]) -> str:
+    """Return the table of the figures for those who look closer, in markdown."""
+    lines = [
+        "| V | schedule | vocabulary | update | tokens/s | MFU | over the floor | simulated |",
+        "|--:|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        cells = [
+            *_case(row),
+            _cell(row.update_ms, ",.0f"),
+            f"{row.tokens_per_s:,.0f}",
+            f"{row.mfu:.1%}",
+            f"{row.to_floor:.2f}x",
+            _cell(row.simulated, ".3f"),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _case(row: Row) -> list[str]:
+    return [_thousands(row.vocab_size), row.schedule, row.treatment]
 
 
 def _cell(value: float | None, form: str, unit: str = "") -> str:
@@ -176,7 +199,7 @@ def pass_table(rows: Sequence[Row]) -> str:
         "|--:|---|---|" + "---|" * len(kinds),
     ]
     for row in measured:
-        cells = [_thousands(row.vocab_size), row.schedule, row.treatment]
+        cells = _case(row)
         cells += [" ".join(f"{ms:.1f}" for ms in row.pass_ms.get(kind, [])) for kind in kinds]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -208,7 +231,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [f"{size:g}k" for size in sizes])
     axes.set_xlabel("vocabulary; of every treatment the fastest schedule")
-    axes.set_ylabel("forward and backward / GEMM floor")
+    axes.set_ylabel("time / floor")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend()

@@ -27,8 +27,8 @@ class Row:
         memory_gb: peak of every rank.
         in_flight: microbatches in flight seen on every rank.
         to_base: how many times as fast as ``BASE`` at the same V.
-        of_ideal: the share of the schedule that is not waiting: (compute time of all passes, summed
-            over ranks, measured in the same run) / p, over the schedule.
+        idle: the share of the schedule in which a rank runs no pass, averaged over the ranks; from
+            the times of all passes, measured in the same run.
         simulated: the simulator's schedule from measured costs, over the measured one.
         to_floor: schedule over the GEMM floor, model FLOPs / (p x ``Rates.product``).
         loss: of the initial weights on the first microbatches.
@@ -45,7 +45,7 @@ class Row:
     memory_gb: list[float]
     in_flight: list[float] | None
     to_base: float | None
-    of_ideal: float | None
+    idle: float | None
     simulated: float | None
     to_floor: float
     loss: float
@@ -133,7 +133,7 @@ def _row(
         memory_gb=by_rank(lambda run: [held / 1e9 for held in run["memory_bytes"]]),
         in_flight=runs[0].get("in_flight"),
         to_base=None if base is None else base / seconds,
-        of_ideal=if_known("ideal_s", lambda run: run["ideal_s"] / run["schedule_s"]),
+        idle=if_known("ideal_s", lambda run: 1 - run["ideal_s"] / run["schedule_s"]),
         simulated=if_known("simulated_s", lambda run: run["simulated_s"] / run["schedule_s"]),
         to_floor=over(lambda rates: rates.product),
         loss=runs[0]["loss"],

@@ -1,20 +1,29 @@
 """Lay out a picture of timelines: one row per rank, time to the right, one scale for all panels.
 
 Every rank has a row of passes; a box shows the microbatch's number if it has room for it. Below the
-row are thin lanes for communications, as many as the rank has under way at once. The result is
-boxes, texts and lines in pixels, which ``svg`` paints.
+row are thin lanes for communications, as many as the rank has under way at once. What is too long
+for the width goes on in further strips. The result is boxes, texts and lines in pixels, which
+``svg`` paints.
 """
 
 from collections.abc import Iterable, Sequence
 from math import ceil, floor, log10
-from statistics import median
 from typing import Final, Literal, NamedTuple
 
 from megatron.schedules.needs import COMM_KINDS
-from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS
+from megatron.schedules.passes import PASS_KINDS
 from megatron.simulator.draw.palette import GLYPH, MEANINGS, Role
+from megatron.simulator.draw.stretches import (
+    WHOLE,
+    Stretch,
+    Window,
+    from_zero,
+    shortest_pass,
+    strips,
+)
 from megatron.simulator.simulate import Span, Timeline
 
+WIDTH: Final = 1240
 LEAST_WIDTH: Final = 900
 _MARGIN: Final = 12
 _LEFT: Final = 58  # where time 0 lies: room for "rank 15"
@@ -83,76 +92,61 @@ class Picture(NamedTuple):
     lines: list[Line]
 
 
-def lay_out(panels: Sequence[Panel], width: int | None = None, unit: str = "") -> Picture:
+def lay_out(
+    panels: Sequence[Panel], width: int = WIDTH, unit: str = "", window: Window = WHOLE
+) -> Picture:
     """Return a picture of ``panels`` below one another, on one time scale.
 
-    Each panel's time counts from its first span. Spans that take no time are left out. Passes that
-    are too short for their number are drawn without it. Every box has its label and times as a
-    note.
+    Each panel's time counts from its first span. Spans that take no time are left out. The usual
+    pass of a model chunk has room for its number; passes that are too short for theirs are drawn
+    without it. Every box has its label and times as a note. If this takes more than ``width``, the
+    picture has several strips: each shows the same part of the time of all panels.
 
     Args:
         panels: at least one panel, each with a span that takes time.
-        width: width in pixels; by default wide enough for numbers in the passes.
+        width: the most pixels that the picture may be wide.
         unit: unit of time, written at the axis.
+        window: the part of the time to show.
 
     Raises:
         ValueError: if there is nothing to draw, or no room to draw it.
     """
     if not panels:
         raise ValueError("a picture needs at least one timeline")
-    started = [Panel(title, _from_zero(title, timeline)) for title, timeline in panels]
-    if width is None:
-        width = _wide_enough(started)
     if width < 2 * _LEFT:
         raise ValueError(f"a picture of width {width} has no room: use at least {2 * _LEFT}")
-    duration = max(timeline.end for _, timeline in started)
-    sheet = _Sheet((width - _LEFT - _RIGHT) / duration)
+    shown = [Panel(title, _with_content(title, timeline)) for title, timeline in panels]
+    whole = window.stretch([timeline for _, timeline in shown])
+    pixels = _pixels_per_unit([timeline for _, timeline in shown])
+    parts = strips(whole, (width - _LEFT - _RIGHT) / pixels)
+    used = min(width, max(LEAST_WIDTH, _LEFT + ceil(parts[0].length * pixels) + _RIGHT))
+    sheet = _Sheet((used - _LEFT - _RIGHT) / parts[0].length)
     y = _MARGIN
-    for panel in started:
-        y = sheet.draw_panel(panel, y, unit)
-    y = sheet.draw_legend(y, width)
-    return Picture(width, y + _MARGIN, sheet.boxes, sheet.labels, sheet.lines)
+    for part in parts:
+        for panel in shown:
+            if panel.timeline.end > part.begin:
+                y = sheet.draw_panel(panel, part, y, unit)
+    y = sheet.draw_legend(y, used)
+    return Picture(used, y + _MARGIN, sheet.boxes, sheet.labels, sheet.lines)
 
 
-def _from_zero(title: str, timeline: Timeline) -> Timeline:
-    """Return the spans of ``timeline`` that take time, counted from the first start."""
-    seen = [span for span in timeline.spans if span.end > span.start]
-    if not seen:
+def _with_content(title: str, timeline: Timeline) -> Timeline:
+    started = from_zero(timeline)
+    if not started.spans:
         raise ValueError(f"the timeline '{title}' has nothing to draw: nothing in it takes time")
-    origin = min(span.start for span in seen)
-    return Timeline(
-        timeline.ranks,
-        tuple(s._replace(start=s.start - origin, end=s.end - origin) for s in seen),
-    )
+    return started
 
 
-def _wide_enough(panels: Sequence[Panel]) -> int:
-    """Return the width at which passes have room for their numbers.
-
-    A number takes at most half the width of a transformer pass, and fits into all kinds of passes
-    that are at least a quarter as long. To show numbers in shorter passes would make the picture
-    too wide.
-    """
-    lengths: dict[str, list[float]] = {}
-    digits = 1
-    for _, timeline in panels:
-        for span in timeline.spans:
-            if span.lane == "compute":
-                lengths.setdefault(span.kind, []).append(span.end - span.start)
-                digits = max(digits, len(str(span.microbatch)))
-    if not lengths:
-        return LEAST_WIDTH
-    usual = {kind: median(of_kind) for kind, of_kind in lengths.items()}
-    whole = min((usual[kind] for kind in CHUNKED_KINDS if kind in usual), default=0.0)
-    shown = min(length for length in usual.values() if length >= whole / 4 * (1 - 1e-9))
-    pixels_per_unit = _room(digits) / min(shown, whole / 2 or shown)
-    duration = max(timeline.end for _, timeline in panels)
-    return max(LEAST_WIDTH, _LEFT + ceil(duration * pixels_per_unit) + _RIGHT)
+def _pixels_per_unit(timelines: Sequence[Timeline]) -> float:
+    """Return the scale at which the usual pass of a model chunk has room for its number."""
+    passes = [span for timeline in timelines for span in timeline.spans if span.lane == "compute"]
+    digits = max((len(str(span.microbatch)) for span in passes), default=1)
+    return _room(digits) / (shortest_pass(timelines) or max(t.end for t in timelines))
 
 
 def _room(digits: int) -> float:
-    """Return the least width of a box with a number in it."""
-    return digits * GLYPH + 1.5
+    """Return the least width of a box with a number in it, so that it stands clear of the edges."""
+    return digits * GLYPH + 4
 
 
 class _Sheet:
@@ -168,26 +162,27 @@ class _Sheet:
         self.lines: list[Line] = []
         self._scale = scale
 
-    def draw_panel(self, panel: Panel, y: int, unit: str) -> int:
-        """Draw a panel whose top is ``y``; return the y below it."""
+    def draw_panel(self, panel: Panel, part: Stretch, y: int, unit: str) -> int:
+        """Draw ``part`` of a panel, whose top is ``y``; return the y below it."""
         timeline = panel.timeline
+        part = Stretch(part.begin, min(part.end, timeline.end))
         self.labels.append(Label("title", _MARGIN, y + 14, panel.title))
         y += _TITLE
         comms: list[list[Span]] = [[] for _ in range(timeline.ranks)]
-        for span in timeline.spans:
+        for span in filter(part.shows, timeline.spans):
             if span.lane == "comm":
                 comms[span.rank].append(span)
         for rank in range(timeline.ranks):
             self.labels.append(Label("plain", _MARGIN, y + _BASELINE, f"rank {rank}"))
-            self.boxes.append(Box("idle", "", _LEFT, y, timeline.end * self._scale, _BOX))
-            for span in timeline.compute(rank):
-                self._draw_pass(span, y)
+            self.boxes.append(Box("idle", "", _LEFT, y, part.length * self._scale, _BOX))
+            for span in filter(part.shows, timeline.compute(rank)):
+                self._draw_pass(span, part, y)
             y += _BOX + 1
             for lane in _pack(comms[rank]):
-                self.boxes += [self._box("comm", span, y, _LANE) for span in lane]
+                self.boxes += [self._box("comm", span, part, y, _LANE) for span in lane]
                 y += _LANE + 1
             y += _GAP
-        self._draw_axis(timeline.end, y - _GAP + 1, unit)
+        self._draw_axis(part, y - _GAP + 1, unit)
         return y + _AXIS
 
     def draw_legend(self, y: int, width: int) -> int:
@@ -211,25 +206,31 @@ class _Sheet:
                 y += _LEGEND_LINE
         return y - _LEGEND_LINE + 10
 
-    def _draw_pass(self, span: Span, y: int) -> None:
-        box = self._box("later" if span.chunk else "pass", span, y, _BOX)
+    def _draw_pass(self, span: Span, part: Stretch, y: int) -> None:
+        box = self._box("later" if span.chunk else "pass", span, part, y, _BOX)
         self.boxes.append(box)
         number = str(span.microbatch)
         if box.width >= _room(len(number)) * (1 - 1e-9):
             self.labels.append(Label("number", box.x + box.width / 2, y + _BASELINE, number))
 
-    def _box(self, look: Literal["pass", "later", "comm"], span: Span, y: int, height: int) -> Box:
-        x, width = _LEFT + span.start * self._scale, (span.end - span.start) * self._scale
+    def _box(
+        self, look: Literal["pass", "later", "comm"], span: Span, part: Stretch, y: int, height: int
+    ) -> Box:
+        """Return the box of what ``part`` shows of ``span``; the note has all its times."""
+        x, end = (self._x(time, part) for time in (span.start, span.end))
         note = f"{span.label}: {span.start:.4g} to {span.end:.4g}"
-        return Box(look, span.kind, x, y, width, height, note)
+        return Box(look, span.kind, x, y, end - x, height, note)
 
-    def _draw_axis(self, duration: float, y: int, unit: str) -> None:
-        """Draw the axis from 0 to ``duration``, with ticks at round numbers."""
-        self.lines.append(Line(_LEFT, y, _LEFT + duration * self._scale, y))
+    def _x(self, time: float, part: Stretch) -> float:
+        return _LEFT + (min(max(time, part.begin), part.end) - part.begin) * self._scale
+
+    def _draw_axis(self, part: Stretch, y: int, unit: str) -> None:
+        """Draw the axis of ``part``, with ticks at round numbers."""
+        self.lines.append(Line(_LEFT, y, self._x(part.end, part), y))
         step = self._tick_step()
-        last = floor(duration / step + 1e-9)
-        for index in range(last + 1):
-            x = _LEFT + index * step * self._scale
+        first, last = ceil(part.begin / step - 1e-9), floor(part.end / step + 1e-9)
+        for index in range(first, last + 1):
+            x = self._x(index * step, part)
             text = f"{index * step:g}" + (f" {unit}" if unit and index == last else "")
             self.lines.append(Line(x, y, x, y + 3))
             self.labels.append(Label("tick", x, y + 13, text))

@@ -1,31 +1,124 @@
-"""Draw a timeline as text: one row per rank, one column per unit of time."""
+"""Draw a timeline as text: a row per rank, a column per unit of time, strips below one another."""
 
-from megatron.simulator.simulate import Timeline
+from collections.abc import Iterator, Sequence
+from textwrap import fill
+from typing import Final, NamedTuple
+
+from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS
+from megatron.simulator.draw.palette import MEANINGS
+from megatron.simulator.draw.stretches import (
+    WHOLE,
+    Stretch,
+    Window,
+    from_zero,
+    shortest_pass,
+    strips,
+)
+from megatron.simulator.simulate import Span, Timeline
+
+_IDLE: Final = "."
+_NAMELESS: Final = "+"
 
 
-def draw_text(timeline: Timeline, width: int = 120, until: float | None = None) -> str:
-    """Return a drawing at most ``width`` characters wide; idle time is dots.
+class _Piece(NamedTuple):
+    """What a strip shows of a pass: from the column ``first`` up to, not including, ``last``."""
 
-    The label of a pass stands in its time, and is cut if the time is too short. Passes too short
-    for one column are left out.
+    span: Span
+    first: int
+    last: int
+
+    @property
+    def room(self) -> int:
+        """Columns that it has."""
+        return self.last - self.first
+
+    @property
+    def text(self) -> str:
+        """The label, or as much of it as has room without being cut."""
+        names = (self.span.label, self.span.kind)
+        return next((name for name in names if len(name) <= self.room), _NAMELESS)
+
+
+def draw_text(
+    timeline: Timeline,
+    width: int = 120,
+    unit: str = "",
+    window: Window = WHOLE,
+    most: int | None = None,
+) -> str:
+    """Return a drawing at most ``width`` characters wide, with its legend below.
+
+    The usual pass of a model chunk has room for its label with microbatch and chunk; what does not
+    fit into the width goes on in further strips. A pass too short for its label has only its kind;
+    a label is never cut.
 
     Args:
         timeline: the timeline to draw.
-        width: characters of a line.
-        until: draw only passes that begin before this time; by default all.
+        width: the most characters of a line.
+        unit: unit of time, written at the times.
+        window: the part of the time to show.
+        most: strips to draw at most; by default all.
+
+    Raises:
+        ValueError: if nothing runs in the window.
     """
-    label = len(f"rank {timeline.ranks - 1} ")
-    columns = max(1, width - label)
-    end = timeline.end if until is None else min(until, timeline.end)
-    scale = columns / end if end else 0.0
-    lines = []
-    for rank in range(timeline.ranks):
-        cells = ["."] * columns
-        for span in timeline.compute(rank):
-            first, last = round(span.start * scale), min(round(span.end * scale), columns)
-            text = span.label.ljust(last - first, "-")[: last - first]
-            if last - first > len(span.label):
-                text = text[:-1] + "|"
-            cells[first:last] = text
-        lines.append(f"rank {rank}".ljust(label) + "".join(cells))
-    return "\n".join(lines)
+    timeline = from_zero(timeline)
+    whole = window.stretch([timeline])
+    columns = max(1, width - len(_name(timeline, 0)))
+    parts = strips(whole, columns / _columns_per_unit(timeline))
+    lines: list[str] = []
+    pieces: list[_Piece] = []
+    for part in parts[:most]:
+        own = [_piece(span, part, columns) for span in timeline.spans if _is_shown(span, part)]
+        times = f"{part.begin:.4g} to {part.end:.4g} of {timeline.end:.4g}"
+        lines += [f"time {times} {unit}".rstrip(), *_rows(timeline, own, columns)]
+        pieces += own
+    legend = "; ".join(_legend(pieces, f"{parts[0].length / columns:.3g} {unit}".rstrip()))
+    return "\n".join([*lines, fill(legend, width)])
+
+
+def _columns_per_unit(timeline: Timeline) -> float:
+    """Return the scale at which the usual pass of a model chunk has room for any such label."""
+    labels = [span.label for span in timeline.spans if span.kind in CHUNKED_KINDS]
+    return (max(map(len, labels), default=1) + 1) / (shortest_pass([timeline]) or timeline.end)
+
+
+def _name(timeline: Timeline, rank: int) -> str:
+    return f"rank {rank}".ljust(len(f"rank {timeline.ranks - 1} "))
+
+
+def _is_shown(span: Span, part: Stretch) -> bool:
+    return span.lane == "compute" and part.shows(span)
+
+
+def _piece(span: Span, part: Stretch, columns: int) -> _Piece:
+    scale = columns / part.length
+    first, last = (round((time - part.begin) * scale) for time in (span.start, span.end))
+    return _Piece(span, max(0, first), min(columns, last))
+
+
+def _rows(timeline: Timeline, pieces: Sequence[_Piece], columns: int) -> Iterator[str]:
+    cells = [[_IDLE] * columns for _ in range(timeline.ranks)]
+    for piece in pieces:
+        text, room = piece.text, piece.room
+        ended = text.ljust(room - 1, "-") + "|" if room > len(text) else text
+        cells[piece.span.rank][piece.first : piece.last] = ended[:room]
+    for rank, row in enumerate(cells):
+        yield _name(timeline, rank) + "".join(row)
+
+
+def _legend(pieces: Sequence[_Piece], column: str) -> Iterator[str]:
+    """Yield what a reader must know of a drawing, whose columns take the time ``column``."""
+    kinds = {piece.span.kind for piece in pieces}
+    yield ", ".join(f"{kind} {MEANINGS[kind]}" for kind in PASS_KINDS if kind in kinds)
+    spans = [piece.span for piece in pieces]
+    example = max(spans, key=lambda s: (s.chunk, s.kind in CHUNKED_KINDS, s.microbatch))
+    chunk = f" in chunk {example.chunk} of its rank" if example.chunk else ""
+    yield f"{example.label} is {example.kind} of microbatch {example.microbatch}{chunk}"
+    if any(piece.text == piece.span.kind for piece in pieces if piece.room):
+        yield "a kind alone has no room for its microbatch"
+    if any(piece.text == _NAMELESS for piece in pieces if piece.room):
+        yield f"{_NAMELESS} has no room for its kind"
+    if not all(piece.room for piece in pieces):
+        yield "passes shorter than a column may be left out"
+    yield f"{_IDLE} is idle; a column is {column}"

@@ -18,7 +18,6 @@ from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN, CHECKED, togethe
 from megatron.simulator.costs.gpus import GIB, Gpu
 from megatron.simulator.costs.training_bytes import of_ranks
 from megatron.simulator.draw.text import draw_text
-from megatron.simulator.simulate import Timeline
 from megatron.training.planning.forecast_run import RunForecast, forecast_run
 from megatron.training.planning.run_plan import (
     NEAR,
@@ -28,13 +27,8 @@ from megatron.training.planning.run_plan import (
     ranking,
 )
 
-COLUMNS_OF_A_FORWARD: Final = 4
-"""Width of the shortest forward in the drawing, so that its label fits.
-
-The part of the timeline that is too wide for the drawing is cut off."""
-
-WIDTH: Final = 120
-"""Width of the drawing in characters."""
+STRIPS: Final = 2
+"""Strips of the timeline's drawing that are shown; the rest is left out."""
 
 ALTERNATIVES: Final = 5
 """How many settings that fit are named if the settings of the command line do not fit."""
@@ -67,20 +61,12 @@ def dry_run(config: RunConfig, gpu: Gpu, watch: Watch | None = None) -> Iterator
     watch.close()
     found = forecast_run(config, run_plan, gpu)
     yield _head(found)
-    yield _drawing(found.timeline)
+    yield draw_text(found.timeline, unit="s", most=STRIPS)
     yield _figures(found)
     if ranked:
         yield _ranking(config, ranked, gpu)
     if not found.fits:
         yield _what_would_fit(found, watch.again())
-
-
-def _drawing(timeline: Timeline) -> str:
-    """Return the drawing of the timeline's beginning, as much as fits into the width."""
-    shortest = min(s.end - s.start for s in timeline.spans if s.kind == "F" and s.end > s.start)
-    until = min(timeline.end, shortest * WIDTH / COLUMNS_OF_A_FORWARD)
-    shown = "" if until == timeline.end else f"the first {until:.3f} s of {timeline.end:.3f}:\n"
-    return shown + draw_text(timeline, WIDTH, until)
 
 
 def _head(found: RunForecast) -> str:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
@@ -15,8 +16,9 @@ from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import COMM_KINDS
 from megatron.schedules.passes import PASS_KINDS
-from megatron.simulator.draw.palette import COLOURS, MEANINGS
-from megatron.simulator.draw.picture import Panel, lay_out
+from megatron.simulator.draw.palette import COLOURS, GLYPH, MEANINGS
+from megatron.simulator.draw.picture import WIDTH, Panel, lay_out
+from megatron.simulator.draw.stretches import Window
 from megatron.simulator.draw.svg import paint_svg
 from megatron.simulator.simulate import Span, Timeline, simulate
 
@@ -24,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def draw_svg(panels: list[Panel], width: int | None = 900) -> str:
+def draw_svg(panels: list[Panel], width: int = WIDTH) -> str:
     return paint_svg(lay_out(panels, width))
 
 
@@ -62,11 +64,16 @@ def test_every_span_is_a_box_and_boxes_of_a_row_do_not_overlap(
     costs = Costs(UNIT_COSTS.passes, dict.fromkeys(COMM_KINDS, comm))
     plan = make_plan(schedule, vocabulary, ranks, microbatches, costs)
     timeline = simulate(lower(plan, costs), costs)
-    svg = draw_svg([Panel("a plan", timeline)])
+    svg = draw_svg([Panel("a plan", timeline)], 900)
     drawn = boxes(svg)
-    assert sorted(b["tooltip"].split(":")[0] for b in drawn) == sorted(
-        s.label for s in timeline.spans
-    )
+    longest = {span.label: span.end - span.start for span in timeline.spans}
+    shown = dict.fromkeys(longest, 0.0)
+    for box in drawn:
+        shown[box["tooltip"].split(":")[0]] += float(box["width"])
+    count = Counter(span.label for span in timeline.spans)
+    scale = sum(shown.values()) / sum(s.end - s.start for s in timeline.spans)
+    for label, length in longest.items():
+        assert shown[label] == pytest.approx(scale * length * count[label], rel=0.01, abs=0.1)
     rows: dict[str, list[tuple[float, float]]] = {}
     for box in drawn:
         x, length = float(box["x"]), float(box["width"])
@@ -99,18 +106,54 @@ def test_a_number_stands_only_where_it_has_room() -> None:
 
 
 @pytest.mark.parametrize("count", [10, 100])
-def test_by_default_the_usual_pass_has_room_for_its_number(count: int) -> None:
-    """Also where one is a hundred times as long: the width follows the content."""
+def test_the_usual_pass_has_room_for_its_number_and_the_picture_is_not_wider_for_it(
+    count: int,
+) -> None:
+    """Also where one is a hundred times as long: strips follow, each may cut one pass in two."""
     times = [(float(i), float(i + 1)) for i in range(count - 1)] + [(count - 1.0, count + 99.0)]
-    svg = draw_svg([Panel("a", passes_on_one_rank(*times))], width=None)
-    assert texts(svg, "number") == [str(i) for i in range(count)]
+    svg = draw_svg([Panel("a", passes_on_one_rank(*times))])
+    numbers = {str(i) for i in range(count)}
+    assert set(texts(svg, "number")) <= numbers
+    assert len(numbers - set(texts(svg, "number"))) < len(texts(svg, "title"))
+    assert float(ElementTree.fromstring(svg).attrib["width"]) <= WIDTH
 
 
-def test_passes_a_quarter_as_long_as_a_forward_have_room_too() -> None:
-    costs = Costs({"F": 1, "B": 2, "S": 0.25, "T": 0.25, "IF": 0.01, "IB": 0.01})
-    timeline = simulate(lower(make_plan("1f1b", "vocab-2", 4, 8, costs), costs), costs)
-    svg = draw_svg([Panel("a", timeline)], width=None)
-    assert len(texts(svg, "number")) == sum(s.kind not in ("IF", "IB") for s in timeline.spans)
+def test_numbers_stand_clear_of_the_edges_of_their_boxes() -> None:
+    costs = Costs({"F": 1, "B": 2, "S": 0.25, "T": 0.4, "IF": 0.01, "IB": 0.01})
+    picture = lay_out(
+        [Panel("a", simulate(lower(make_plan("1f1b", "vocab-2", 4, 12, costs), costs), costs))]
+    )
+    numbers = [label for label in picture.labels if label.role == "number"]
+    passes = [box for box in picture.boxes if box.look == "pass" and box.note]
+    assert len(numbers) >= 2 * 4 * 12
+    for label in numbers:
+        half = GLYPH * len(label.text) / 2
+        around = [
+            box
+            for box in passes
+            if box.y < label.y < box.y + box.height
+            and box.x + 1.9 <= label.x - half
+            and label.x + half <= box.x + box.width - 1.9
+        ]
+        assert [box.note.split(":")[0][1:] for box in around] == [label.text]
+
+
+def test_strips_show_the_same_time_of_all_panels_below_one_another() -> None:
+    """100 passes of the first panel and 40 of the second, each as wide as two digits."""
+    long, short = (passes_on_one_rank(*((i, i + 1) for i in range(n))) for n in (100, 40))
+    svg = draw_svg([Panel("long", long), Panel("short", short)], 58 + 20 + 25 * 16)
+    titles = texts(svg, "title")
+    assert titles[:4] == ["long", "short"] * 2
+    assert set(titles[4:]) == {"long"}
+
+
+def test_a_window_shows_its_part_only() -> None:
+    timeline = passes_on_one_rank(*((i, i + 1) for i in range(20)))
+    drawn = boxes(paint_svg(lay_out([Panel("a", timeline)], window=Window(4.5, 7))))
+    assert [box["tooltip"].split(":")[0] for box in drawn] == ["F4", "F5", "F6"]
+    widths = [float(box["width"]) for box in drawn]
+    assert widths == pytest.approx([widths[1] / 2, widths[1], widths[1]], abs=0.02)
+    assert drawn[0]["tooltip"] == "F4: 4 to 5"
 
 
 def test_what_takes_no_time_is_left_out() -> None:
@@ -160,6 +203,7 @@ def test_nothing_to_draw_is_refused(panels: list[Panel], width: int, message: st
         draw_svg(panels, width)
 
 
+@pytest.mark.full  # tests/commands/test_draw_schedule.py does it for some of the pictures
 def test_the_pictures_in_the_repository_are_what_the_tool_draws(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "tools/draw.py"), "--into", str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True)

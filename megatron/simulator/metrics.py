@@ -1,0 +1,52 @@
+"""The figures of an iteration, each with its one definition.
+
+Commands and reports print these texts; docs/metrics.md has them all in one place.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from megatron.simulator.simulate import Timeline
+
+DEFINITIONS: Final[Mapping[str, str]] = {
+    "time": (
+        "from the first start on any rank to the last end on any rank; measured, the forward and "
+        "backward of all microbatches, without the optimizer's step"
+    ),
+    "idle": "the share of the time in which a rank runs no pass, averaged over the ranks",
+    "in flight": (
+        "the most microbatches whose activations one rank holds at once, from their F to their B, "
+        "or W where it is a pass of its own"
+    ),
+    "bubble": (
+        "1 - work / span, as the zero-bubble papers count it (arXiv 2401.10241): the span is the "
+        "longest time that one rank takes from its first start to its last end, as if no rank "
+        "waited for another between two iterations; so it is never above idle"
+    ),
+    "floor": (
+        "model FLOPs / (p x a rank's rate in the output layer's product [n, h] x [h, 128000] in "
+        "one piece): no schedule that multiplies at this rate is faster"
+    ),
+    "MFU": "model FLOPs / (p x the best rate of a rank in square products x the time)",
+    "simulated": (
+        "the time that the simulator gives the plan with the measured times of its passes and "
+        "communications, over the measured time"
+    ),
+}
+"""Name of a figure -> what it is."""
+
+
+def definitions(*names: str) -> str:
+    """Return the definitions of ``names`` as a list in markdown."""
+    return "\n".join(f"* **{name}**: {DEFINITIONS[name]}." for name in names)
+
+
+def headline(timeline: Timeline, in_flight: Sequence[float]) -> str:
+    """Return the figures that say what a plan is worth, time and idle share first.
+
+    Args:
+        timeline: of the plan.
+        in_flight: for every rank, its peak of microbatches in flight.
+    """
+    held = f"{max(in_flight):.4g} microbatches in flight"
+    return f"time {timeline.end:.4g}, idle {timeline.idle():.1%}, {held}"
