@@ -3,6 +3,7 @@
 # files from the text, then it trains, with one rank per GPU or per core (2 to 4).
 #
 #   bash examples/own_text.sh [FILE...]        UTF-8 text; by default this project's own files
+#   VOCAB_SIZE=2k bash examples/own_text.sh    with another vocabulary; by default 8k
 #
 # You should see the torchrun line, the memory of every rank, and then a line for each of 30
 # iterations. The loss begins near 9.0, the logarithm of the 8,000 entries of the vocabulary, and
@@ -14,7 +15,8 @@ PATH="$("$root/tools/setup_venv.sh")/bin:$PATH"
 if (($# == 0)); then set -- "$root"/README.md "$root"/docs/*.md "$root"/megatron/*/*.py; fi
 
 # It prints DATA_PATH=... and TOKENIZER_MODEL=..., which pretrain_gpt.sh reads.
-made="$(python "$root/tools/sample_data.py" --vocab-size 8k --text "$@")"
+made="$(python "$root/tools/sample_data.py" --vocab-size "${VOCAB_SIZE:-8k}" --text "$@")"
+unset VOCAB_SIZE # which names the sample data for pretrain_gpt.sh
 while IFS='=' read -r name value; do export "$name=$value"; done <<<"$made"
 
 VOCAB_PARALLEL=1 bash "$root/pretrain_gpt.sh"

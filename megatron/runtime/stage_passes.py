@@ -65,11 +65,15 @@ class StagePasses:
         self._training = True
         self._last_stage = len(plan.stages) - 1
         self._deferred: list[Callable[[], None]] = []
-        defer_weight_gradients(model, self._defer if plan.split_backward else None)
 
     def begin(self, batch: Sequence[DeviceMicrobatch], iteration: int, training: bool) -> None:
-        """Start an iteration over ``batch``."""
+        """Start an iteration over ``batch``.
+
+        From now on the model's layers leave their weight gradients to these passes: those of
+        another plan may have run the iteration before.
+        """
         assert not len(self.store), "the store must be empty between iterations"
+        defer_weight_gradients(self.model, self._defer if self.plan.split_backward else None)
         self._iteration = iteration
         self._training = training
         self.model.train(training)

@@ -114,12 +114,22 @@ class Checkpoints:
         root = self._config.load
         if root is None:
             return Progress()
+        if (root / folder.MANIFEST).is_file():
+            raise UserError(
+                f"--load {root} is one checkpoint: give the folder of all, {root.parent}, and "
+                "--ckpt-step for a certain one"
+            )
+        if not root.is_dir() and not _same_folder(root, self._config.save):
+            raise UserError(f"--load {root} does not exist: correct it, or leave it out")
         started = time.perf_counter()
         where = self._choose(root)
         if where is None:
             if self._config.must_load:
                 raise UserError(f"--load {root} has no checkpoint (--exit-on-missing-checkpoint)")
-            self._say(f"--load {root} has no checkpoint: training starts from random weights")
+            self._say(
+                f"--load {root} has no checkpoint: training starts from random weights (with "
+                "--exit-on-missing-checkpoint it ends)"
+            )
             return Progress()
         try:
             progress = self._read(where)

@@ -15,7 +15,9 @@ from megatron.config.run_config import RunConfig
 from megatron.runtime.batch import to_device
 from megatron.runtime.timeline import Recorder
 from megatron.schedules.check import expected_passes
+from megatron.schedules.costs import UNIT_COSTS
 from megatron.schedules.held import in_flight
+from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan import Plan
 from megatron.simulator.simulate import Timeline
 from megatron.simulator.timeline_file import load_timeline, save_timeline
@@ -142,3 +144,37 @@ def test_bf16_trains_close_to_fp32(vocabulary: str, ranks: RankPool) -> None:
         results = ranks.run(run_recorded, 2, config=config, batches=JOB.batches())
         losses.append(results[-1].loss_parts[0])
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+
+
+def gradients_of_plans(
+    rank: int, world_size: int, *, config: RunConfig, batches: Batches
+) -> list[torch.Tensor]:
+    """Gradients of the same batch under a plan, under another, and under the first put back."""
+    state = build_train_state(config, make_pipeline_groups())
+    pipeline, found = state.pipeline, []
+    other = make_plan("1f1b", config.parallel.vocab_parallel, world_size, JOB.microbatches)
+    assert other.split_backward != state.plan.split_backward
+
+    def note() -> None:
+        pipeline.train(to_device(batches[0], CPU), 0)
+        found.append(torch.cat([bucket.clone() for bucket in state.gradients.buckets]))
+        state.gradients.zero()
+
+    note()
+    replaced = pipeline.replace_plan(other, UNIT_COSTS)
+    note()
+    pipeline.put_back(replaced)
+    note()
+    pipeline.close()
+    return found
+
+
+@pytest.mark.parametrize("vocabulary", ["none", "vocab-2"])
+def test_a_plan_that_is_put_back_computes_what_it_did(vocabulary: str, ranks: RankPool) -> None:
+    config = JOB.config(Layout(2, vocabulary, "zb-h1"))
+    for first, other, back in ranks.run(
+        gradients_of_plans, 2, config=config, batches=JOB.batches()
+    ):
+        assert torch.equal(first, back)
+        torch.testing.assert_close(other, first, rtol=1e-4, atol=1e-6)
+        assert first.any()

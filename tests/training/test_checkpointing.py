@@ -188,13 +188,18 @@ def test_a_damaged_checkpoint_gives_way_to_an_older_one(ranks: RankPool, tmp_pat
 
 def test_what_is_missing_is_told(ranks: RankPool, tmp_path: Path) -> None:
     layout = Layout(1, "none")
+    (tmp_path / "none").mkdir()
     [ended] = run(ranks, layout, load=tmp_path / "none")
     assert "starts from random weights" in ended.said
     [said] = run(ranks, layout, load=tmp_path / "none", must_load=True)
     assert "--exit-on-missing-checkpoint" in said
+    [said] = run(ranks, layout, load=tmp_path / "typo")
+    assert "typo does not exist" in said
     run(ranks, layout, save=tmp_path, save_optimizer=False)
     [said] = run(ranks, layout, load=tmp_path)
     assert "--no-save-optim; add --no-load-optim or --finetune" in said
+    [said] = run(ranks, layout, load=tmp_path / "iter_0000006")
+    assert f"is one checkpoint: give the folder of all, {tmp_path}" in said
     [said] = run(ranks, layout, load=tmp_path, load_step=5)
     assert "--ckpt-step 5" in said
     assert "[6]" in said
