@@ -273,7 +273,10 @@ def _copied(
 
 
 def lengthened(plan: Plan, costs: Costs, target: Target) -> Plan | None:
-    """Return ``plan`` with its steady state repeated, or ``None`` if it has none.
+    """Return ``plan`` with its steady state repeated, or ``None`` if it has none that can be.
+
+    Vocabulary passes that are spread over the repetitions may come before what they wait for, if
+    times are very uneven. The plan would never end, and so it is not returned.
 
     Args:
         plan: a plan that runs, of fewer microbatches.
@@ -288,5 +291,7 @@ def lengthened(plan: Plan, costs: Costs, target: Target) -> Plan | None:
     if longer is None:
         return None
     long = graph.with_microbatches(target.microbatches)
+    if walk(long, longer).stuck:
+        return None
     new = tuple(map(long.plan_row, longer))
     return replace(plan, rows=new, microbatches=target.microbatches)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from schedules.cases import BARRIERS, NAMES, few_trials, random_costs, seeds, with_comms
 
@@ -43,6 +43,7 @@ def span_expected(plan: Plan, costs: Costs, target: Target) -> float:
 
 
 @settings(max_examples=12)
+@example("1f1b", "vocab-2", 4, 0, 475)  # lengthened, it would wait for ever
 @given(
     st.sampled_from(NAMES),
     st.sampled_from([*BARRIERS]),
