@@ -3,7 +3,6 @@
 ``python -m pretended_gpu`` (``__main__.py``) prints it.
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,8 @@ from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
 from megatron.simulator.costs.gpus import GIB, gpu
-from megatron.training.planning.dry_run import dry_run
+from megatron.training.planning.forecast_run import forecast_run
+from megatron.training.planning.run_plan import make_run_plan
 from tools.predictions.measured import METHODS
 from tools.predictions.paper_tables import VOCABULARIES, read_cells
 
@@ -73,11 +73,11 @@ def paper_config(
 def memory(config: RunConfig, gpus: GpuPool) -> RankMemory:
     """Return the memory of every rank of ``config``'s pipeline."""
     found = gpus.map(_until_full, config, ranks=config.parallel.pipeline_size)
-    said = "\n".join(dry_run(config, gpu("A100")))
-    predicted = re.findall(r"^rank \d+: peak ([\d.]+) GiB", said, re.MULTILINE)
+    # What a dry run prints is rounded to a tenth of a GiB, more than a percent of a small model's.
+    predicted = forecast_run(config, make_run_plan(config), gpu("A100")).outcome.peak
     return RankMemory(
         [own.peak / GIB for own in found],
-        [float(peak) for peak in predicted],
+        [peak / GIB for peak in predicted],
         [fault for own in found for fault in own.faults],
     )
 

@@ -182,7 +182,7 @@ def test_memory_is_what_a_dry_run_says(
     """The paper's model for 8 GPUs with half as many layers on each rank; in short on 3 of them."""
     own = memory(paper_config(Layout(p, treatment, schedule), vocab_size, layers=2 * p), gpus)
     assert own.faults == []
-    assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
+    assert own.allocated == pytest.approx(own.predicted, rel=0.025)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", pytest.param("zb-v", marks=pytest.mark.full)])
