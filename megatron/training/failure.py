@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
@@ -22,6 +23,9 @@ import torch.distributed as dist
 from megatron.training.rendezvous import Rendezvous, UserError
 
 T = TypeVar("T")
+
+_SILENT: Final = "silent"
+"""File beside its error file by which a rank says that it leaves the word to another."""
 
 SILENT_SECONDS: Final = 5.0
 """How long a rank gives another one to say why the job ends."""
@@ -56,6 +60,7 @@ def or_exit(
         leave_the_word(silent_seconds * (2 if local_rank else 1))
         reason = f"[rank {rank}] {reason}"
     say(reason)
+    _let_others_be_silent(silent_seconds)
     sys.exit(2)
 
 
@@ -92,13 +97,13 @@ def say(reason: str) -> None:
 
 def tell_torchrun(reason: str) -> bool:
     """Write this rank's error file; return whether torchrun will report it."""
-    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if file is None or not dist.is_torchelastic_launched():
+    file = _error_file()
+    if file is None:
         return False
     # The report prints the "call stack" in place of the message.
     extra = {"py_callstack": f"\n{reason}", "timestamp": str(int(time.time()))}
     try:
-        Path(file).write_text(json.dumps({"message": {"message": reason, "extraInfo": extra}}))
+        file.write_text(json.dumps({"message": {"message": reason, "extraInfo": extra}}))
     except OSError:
         return False
     return True
@@ -107,10 +112,34 @@ def tell_torchrun(reason: str) -> bool:
 def leave_the_word(seconds: float) -> None:
     """Wait for torchrun to end this rank because another has failed; return if it does not."""
     before = signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    if (file := _error_file()) is not None:
+        with suppress(OSError):  # then the speaker waits in vain, and ends
+            (file.parent / _SILENT).touch()
     try:
         time.sleep(seconds)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _let_others_be_silent(seconds: float) -> None:
+    """Wait until the other ranks of this machine are ready to be ended without a fault.
+
+    A rank that torchrun ends before, while it still starts, would stand in the report.
+    """
+    file = _error_file()
+    if file is None:
+        return
+    ranks = range(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    others = [file.parent.parent / str(r) / _SILENT for r in ranks if str(r) != file.parent.name]
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not all(other.exists() for other in others):
+        time.sleep(0.05)
+
+
+def _error_file() -> Path | None:
+    """The file for torchrun's report, in a folder of this rank beside those of the others."""
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    return Path(file) if file is not None and dist.is_torchelastic_launched() else None
 
 
 def _takes_the_word(rendezvous: Rendezvous, otherwise: bool) -> bool:

@@ -230,10 +230,7 @@ def errors_of(output: str) -> list[str]:
 
 
 def test_mistakes_of_the_command_line_are_the_last_thing_on_the_screen(corpus: Path) -> None:
-    """Once, though both ranks find them; and torchrun reports no other failure.
-
-    On a busy machine it may end a rank that has not come so far, and report that it did.
-    """
+    """Once, though both ranks find them; and torchrun reports no other failure."""
     with started(corpus, "--train-iters 2 --lr 0 --clip-grad -1 --split 1,0,0") as job:
         output, _ = job.communicate(timeout=PATIENCE)
     assert job.returncode != 0
@@ -243,7 +240,7 @@ def test_mistakes_of_the_command_line_are_the_last_thing_on_the_screen(corpus: P
     assert re.fullmatch("=+", border)
     for mistake in mistakes:
         assert output.count(mistake) == 1
-    assert "<NO_OTHER_FAILURES>" in output or re.search(r"exitcode +: -15 ", output)
+    assert "<NO_OTHER_FAILURES>" in output
     assert re.search(r"exitcode +: 2 ", output)
     assert re.search(r"error_file: /", output)
     assert 'pretrain_gpt.py", line' not in output
