@@ -4,18 +4,26 @@ import logging
 import os
 import sys
 
-from torch.distributed.elastic.multiprocessing.errors import record
+try:
+    from torch.distributed.elastic.multiprocessing.errors import record
 
-from megatron.config.command_line import parse
-from megatron.config.run_config import RunConfig
-from megatron.parallel.environment import set_nccl_environment
-from megatron.schedules.search.watch import Watch
-from megatron.simulator.costs.gpus import gpu
-from megatron.training.failure import end_the_job, or_exit
-from megatron.training.loop import prepare, set_up, train
-from megatron.training.planning.dry_run import dry_run
-from megatron.training.rendezvous import join
-from megatron.training.setup import leave
+    from megatron.config.command_line import parse
+    from megatron.config.run_config import RunConfig
+    from megatron.parallel.environment import set_nccl_environment
+    from megatron.schedules.search.watch import Watch
+    from megatron.simulator.costs.gpus import gpu
+    from megatron.training.failure import end_the_job, or_exit
+    from megatron.training.loop import prepare, set_up, train
+    from megatron.training.planning.dry_run import dry_run
+    from megatron.training.rendezvous import join
+    from megatron.training.setup import leave
+except ModuleNotFoundError as missing:
+    if (missing.name or "megatron").startswith("megatron"):
+        raise
+    sys.exit(
+        f"error: {sys.executable} has no module {missing.name}: bash tools/setup_venv.sh makes the "
+        "environment .venv (once), and source .venv/bin/activate enters it"
+    )
 
 
 @record  # leaves what nobody catches for torchrun's report

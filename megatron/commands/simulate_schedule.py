@@ -21,7 +21,7 @@ import gc
 import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
@@ -38,6 +38,7 @@ from megatron.commands.arguments import (
     write_picture,
 )
 from megatron.schedules.catalogue import TRAITS
+from megatron.schedules.counted import counted
 from megatron.schedules.needs import COMM_KINDS
 from megatron.schedules.passes import PASS_KINDS
 from megatron.schedules.plan_flags import PLAN_FLAGS
@@ -172,12 +173,25 @@ def read_case(arguments: argparse.Namespace, request: Request) -> Scenario:
     return Scenario(request, arguments.output_layer, arguments.layers, arguments.last_stage_layers)
 
 
+def notes(scenario: Scenario) -> Iterator[str]:
+    """Yield what the flags ask for and the costs leave without effect."""
+    request, layer = scenario.request, scenario.output_layer
+    alike = all(isinstance(time, (int, float)) for time in request.costs.passes.values())
+    if request.treatment.redistributed and not layer and alike:
+        yield (
+            f"--vocab-parallel {request.vocabulary} spreads the layers by what the output layer "
+            "takes, and that is nothing here, so this is 'none': add --output-layer TIME, or the "
+            "costs of every rank (--cost F=TIME:TIME:..., --measured-costs)"
+        )
+
+
 def figures(
     scenario: Scenario, done: Simulation, held: Sequence[float] | None
 ) -> dict[str, object]:
     """Return what ``--json`` prints; ``held`` is every rank's peak in bytes, if known."""
     return {
         "schedule": scenario.request.schedule,
+        "taken": done.schedule,
         "vocab": scenario.request.vocabulary,
         "p": scenario.request.ranks,
         "m": scenario.request.microbatches,
@@ -193,8 +207,9 @@ def figures(
 def heading(scenario: Scenario, done: Simulation) -> str:
     """Return the results of a simulation in one line."""
     request = scenario.request
+    taken = f" takes {done.schedule}" if request.traits.compares else ""
     return (
-        f"{request.schedule}, vocabulary {request.vocabulary}, p = {request.ranks}, "
+        f"{request.schedule}{taken}, vocabulary {request.vocabulary}, p = {request.ranks}, "
         f"m = {request.microbatches}: {headline(done.timeline, done.in_flight)}"
     )
 
@@ -205,7 +220,7 @@ def report(scenario: Scenario, done: Simulation, held: Sequence[float] | None) -
     for rank, peak in enumerate(done.in_flight):
         work = f"  rank {rank}: works {done.timeline.work(rank):.6g}"
         lines.append(
-            f"{work}, holds up to {peak:.4g} microbatches"
+            f"{work}, holds up to {counted(peak, 'microbatch')}"
             + (f", {held[rank] / 2**30:.4g} GiB" if held else "")
         )
     lines.append(f"  bubble of the zero-bubble papers: {done.timeline.bubble_rate():.1%}")
@@ -246,6 +261,8 @@ def simulate_schedule(argv: Sequence[str] | None) -> None:
         else report(scenario, done, held)
     )
     besides = sys.stderr if arguments.json else sys.stdout
+    for note in notes(scenario):
+        print(f"note: {note}", file=besides)
     if done.bound is not None:
         print(f"no plan within the memory limit ends before {done.bound:.6g}", file=besides)
     if arguments.text:
@@ -261,4 +278,5 @@ def main(argv: Sequence[str] | None = None) -> None:
     except OSError as error:
         sys.exit(f"error: cannot write {error.filename}: {error.strerror}: name another file")
     except ValueError as error:
-        sys.exit(f"error: {error}")
+        several = "\n" in str(error)
+        sys.exit(f"error:{chr(10) if several else ' '}{error}")

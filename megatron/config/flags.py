@@ -275,6 +275,9 @@ class LogFlags:
         needs="--profile-schedule-start", lack="needs measured passes", excludes="--schedule-file")
     dry_run: bool = flag(False,
         "Only report the plan, its time and its memory. Needs no ranks, devices or data.")
+    dry_run_ranks: int | None = flag(None,
+        "Ranks of the job to predict for: a multiple of a pipeline's, whose replicas they are.",
+        COUNT, unset="WORLD_SIZE, or one pipeline", needs="--dry-run")
     dry_run_gpu: str | None = flag(None, "The GPU to predict for.", unset=DRY_RUN_GPU,
         choices=tuple(GPUS), any_case=True, needs="--dry-run")
 

@@ -12,9 +12,14 @@ from megatron.config.declare import options_of
 from megatron.config.flags import Flags
 from megatron.config.gpu_driver import why_gpus_are_out_of_reach
 from megatron.config.long_run_flags import ReplicaFlags
-from megatron.config.resolve import vocabulary
+from megatron.config.pipeline_flags import settle_pipeline, treatment_of
+from megatron.config.resolve import number_of_replicas, ranks_of_job, vocabulary
 from megatron.config.rules import Rule
 from megatron.data.indexed import IndexedDataset
+from megatron.model.distribution import distribute
+from megatron.schedules.counted import counted
+from megatron.schedules.plan import Plan
+from megatron.schedules.plan_file import load_any_plan, misfits, treatments_of
 
 CPUINFO = Path("/proc/cpuinfo")
 """Linux's description of the CPU."""
@@ -23,41 +28,42 @@ _NO_GPUS = "PyTorch finds no CUDA device here; install a driver and a CUDA build
 
 
 def job_rules(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
-    """The rules for a job of ``world_size`` ranks; a dry run needs no ranks, devices or data."""
-    if dry_run:
-        return (_tokenizer,)
-    return (_tokenizer, partial(_ranks, world_size), _device, _backend, _data_files)
+    """The rules for a job of ``world_size`` ranks; a dry run needs no devices or data."""
+    of_all = (_tokenizer, partial(_ranks, world_size), partial(_plan_file, world_size))
+    return of_all if dry_run else (*of_all, _device, _backend, _data_files)
 
 
 def job_notes(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
     """The rules about flags that change nothing on this machine, or with so many ranks."""
-    alone = partial(_one_replica, 1 if dry_run else world_size)
+    alone = partial(_one_replica, world_size)
     return (alone,) if dry_run else (alone, _backend_of_cpus, _bf16_on_cpus)
 
 
 def _one_replica(world_size: int, flags: Flags) -> Iterator[str]:
-    if world_size > flags.parallel.pipeline_model_parallel_size:
+    if number_of_replicas(flags, world_size) > 1:
         return
+    more = " in this dry run (--dry-run-ranks N plans more)" if flags.log.dry_run else ""
     for option, value in options_of(ReplicaFlags, flags.replicas):
         if value:
-            yield f"{option} changes nothing: there is one replica of the model"
+            yield f"{option} changes nothing: there is one replica of the model{more}"
 
 
 def _ranks(world_size: int, flags: Flags) -> Iterator[str]:
-    size = flags.parallel.pipeline_model_parallel_size
-    if size > world_size:
+    size, ranks = flags.parallel.pipeline_model_parallel_size, ranks_of_job(flags, world_size)
+    source = "--dry-run-ranks" if flags.log.dry_run and flags.log.dry_run_ranks else "WORLD_SIZE"
+    if size > ranks:
         yield (
-            f"--pipeline-model-parallel-size {size} is more than the {world_size} rank(s) of this "
-            f"job (WORLD_SIZE): start {size} ranks, or lower it to {world_size}"
+            f"--pipeline-model-parallel-size {size} is more than the {counted(ranks, 'rank')} of "
+            f"this job ({source}): take {counted(size, 'rank')}, or lower it to {ranks}"
         )
-    elif world_size % size:
-        below = world_size // size * size
+    elif ranks % size:
+        below = ranks // size * size
         yield (
-            f"--pipeline-model-parallel-size {size} does not divide the {world_size} ranks of this "
-            f"job (WORLD_SIZE) into whole replicas: start {below} or {below + size} ranks"
+            f"--pipeline-model-parallel-size {size} does not divide the {ranks} ranks of this job "
+            f"({source}) into whole replicas: take {below} or {below + size} ranks"
         )
     else:
-        yield from _share_of_the_batch(world_size // size, flags)
+        yield from _share_of_the_batch(ranks // size, flags)
 
 
 def _share_of_the_batch(replicas: int, flags: Flags) -> Iterator[str]:
@@ -69,6 +75,40 @@ def _share_of_the_batch(replicas: int, flags: Flags) -> Iterator[str]:
         f"--global-batch-size {batch} does not split into microbatches of {micro} for {replicas} "
         f"replicas: use {near} or another multiple of {micro * replicas}"
     )
+
+
+def _plan_file(world_size: int, flags: Flags) -> Iterator[str]:
+    """Compare a plan's file with the flags; every difference has a line of its own."""
+    file, train = flags.pipeline.schedule_file, flags.train
+    if file is None:
+        return
+    try:
+        plan = load_any_plan(file)
+    except ValueError as error:
+        yield f"--schedule-file: {error}"
+        return
+    share = (train.micro_batch_size or 1) * number_of_replicas(flags, world_size)
+    batch = train.global_batch_size or share
+    ranks = flags.parallel.pipeline_model_parallel_size
+    for misfit in misfits(plan, ranks, batch // share, treatment_of(flags)):
+        way_out = {
+            "ranks": f"--pipeline-model-parallel-size {plan.ranks}",
+            "microbatches": f"--global-batch-size {plan.microbatches * share}",
+            "vocabulary": f"--vocab-parallel {treatments_of(plan)[0]}",
+        }[misfit.field]
+        yield f"--schedule-file {file} {misfit.fault}: give {way_out}, or another file"
+    yield from _layers_of_plan(plan, flags)
+
+
+def _layers_of_plan(plan: Plan, flags: Flags) -> Iterator[str]:
+    """Spread the layers over the stages of a plan's file, if that needs no costs."""
+    try:
+        layers = settle_pipeline(flags).layers
+    except ValueError:
+        return  # the rules about the flags tell it
+    if layers.kind != "redis":
+        spread = partial(distribute, layers, flags.model.num_layers, len(plan.stages))
+        yield from _faults(spread)
 
 
 def _device(flags: Flags) -> Iterator[str]:

@@ -68,6 +68,7 @@ def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> R
             seq_length=flags.model.seq_length,
             seed=flags.train.seed,
             eod_token=eod_token,
+            added_entries=max(0, vocab_size - (flags.data.vocab_size or vocab_size)),
             cache_path=flags.data.data_cache_path,
         ),
         log=log_config(flags.log),
@@ -76,11 +77,17 @@ def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> R
     )
 
 
+def ranks_of_job(flags: Flags, world_size: int) -> int:
+    """Return the ranks of the job; a dry run, which starts none of them, may name their number."""
+    if not flags.log.dry_run:
+        return world_size
+    return flags.log.dry_run_ranks or max(world_size, flags.parallel.pipeline_model_parallel_size)
+
+
 def number_of_replicas(flags: Flags, world_size: int) -> int:
-    """Return how many replicas of the model the job's ranks make; 1 in a dry run."""
-    if flags.log.dry_run:
-        return 1
-    return max(1, world_size // flags.parallel.pipeline_model_parallel_size)
+    """Return how many replicas of the model the job's ranks make."""
+    ranks = ranks_of_job(flags, world_size)
+    return max(1, ranks // flags.parallel.pipeline_model_parallel_size)
 
 
 def replica_config(flags: ReplicaFlags, replicas: int) -> ReplicaConfig:

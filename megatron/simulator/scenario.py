@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from megatron.schedules.costs import Costs
+from megatron.schedules.counted import counted
 from megatron.schedules.held import in_flight
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import find_plan, stages_of
@@ -49,6 +50,7 @@ class Simulation:
 
     Attributes:
         plan: the plan.
+        schedule: the schedule that it is of; of those that ``auto`` compares the one that it takes.
         timeline: its timeline.
         in_flight: for every rank, its peak of microbatches in flight, counted as in the schedule's
             promise.
@@ -56,6 +58,7 @@ class Simulation:
     """
 
     plan: Plan
+    schedule: str
     timeline: Timeline
     in_flight: Sequence[float]
     bound: float | None = None
@@ -74,7 +77,7 @@ def run(scenario: Scenario, watch: Watch | None = None) -> Simulation:
     """
     _check_ranks(scenario.request.costs, scenario.request.ranks)
     request = replace(scenario.request, costs=_costs(scenario))
-    plan, bound = find_plan(request, watch)
+    plan, schedule, bound = find_plan(request, watch)
     costs = request.costs
     if request.traits.compares:
         costs = costs.per_chunk(plan.chunks)
@@ -82,7 +85,7 @@ def run(scenario: Scenario, watch: Watch | None = None) -> Simulation:
     timeline = simulate(lower(plan, costs), costs)
     if not timeline.end:
         raise ValueError("nothing takes time: give some pass a time above 0")
-    return Simulation(plan, timeline, in_flight(plan, request.traits.kept), bound)
+    return Simulation(plan, schedule, timeline, in_flight(plan, request.traits.kept), bound)
 
 
 def _costs(scenario: Scenario) -> Costs:
@@ -111,7 +114,8 @@ def _check_ranks(costs: Costs, ranks: int) -> None:
     for kind, time in costs.passes.items():
         if not isinstance(time, (int, float)) and len(time) != ranks:
             raise ValueError(
-                f"{kind} has {len(time)} times for {ranks} ranks: give one, or one for each rank"
+                f"{kind} has {counted(len(time), 'time')} for {counted(ranks, 'rank')}: give "
+                "one, or one for each rank"
             )
 
 
@@ -120,6 +124,6 @@ def _check_chunks(costs: Costs, chunks: int) -> None:
         for own in () if isinstance(time, (int, float)) else time:
             if not isinstance(own, (int, float)) and len(own) != chunks:
                 raise ValueError(
-                    f"{kind} has {len(own)} times for {chunks} chunks of a rank: give one, or one "
-                    "for each chunk"
+                    f"{kind} has {counted(len(own), 'time')} for "
+                    f"{counted(chunks, 'chunk of a rank')}: give one, or one for each chunk"
                 )

@@ -31,6 +31,7 @@ class TrainState:
 
     Attributes:
         groups: this rank's view of the job.
+        run_plan: the plan with which it begins, and the assumptions behind it.
         pipeline: runs the plan of a training iteration.
         parameters: this rank's parameters as the optimizer sees them.
         gradients: their main gradients.
@@ -38,6 +39,7 @@ class TrainState:
     """
 
     groups: Groups
+    run_plan: RunPlan
     pipeline: PipelineRank
     parameters: tuple[OptimizedParameter, ...]
     gradients: MainGradients
@@ -200,6 +202,7 @@ def build_train_state(
     reduction = Reduction(buckets, gradients.buckets, replicas.overlap, replicas.reduce_dtype)
     return TrainState(
         groups=groups,
+        run_plan=run_plan,
         pipeline=make_pipeline(config.train, groups, run_plan, model, reduction),
         parameters=parameters,
         gradients=gradients,

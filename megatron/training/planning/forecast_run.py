@@ -1,11 +1,14 @@
 """Forecast of a run on a named GPU: the cost model with the run's own numbers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from megatron.config.run_config import RunConfig
 from megatron.kernels.reference.kernels import EXPONENTIALS_AT_ONCE, TILE_ROWS
 from megatron.model.config import ModelConfig
 from megatron.schedules.lower import lower
+from megatron.schedules.plan import Plan
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.from_model import ModelTimes
 from megatron.simulator.costs.gpus import Gpu
@@ -23,6 +26,26 @@ from megatron.simulator.forecast import Forecast, forecast
 from megatron.simulator.simulate import Timeline, simulate
 from megatron.training.planning.model_shape import shape_of
 from megatron.training.planning.run_plan import RunPlan
+
+
+class Fullest(NamedTuple):
+    """The rank that holds the most.
+
+    Attributes:
+        rank: its number in the pipeline.
+        peak: the most bytes that it holds.
+        static: bytes among them that it always holds.
+    """
+
+    rank: int
+    peak: float
+    static: float
+
+    @classmethod
+    def of(cls, peaks: Sequence[float], sizes: Sizes) -> "Fullest":
+        """Return the fullest of the ranks that hold ``peaks`` at most."""
+        rank = max(range(len(peaks)), key=peaks.__getitem__)
+        return cls(rank, peaks[rank], of_ranks(sizes.static)[rank])
 
 
 @dataclass(frozen=True)
@@ -56,11 +79,9 @@ class RunForecast:
         return max(self.outcome.peak) <= self.gpu.usable
 
     @property
-    def fullest(self) -> tuple[int, float, float]:
-        """The fullest rank, its peak in bytes, and the part of the peak that it always holds."""
-        peak = self.outcome.peak
-        rank = max(range(len(peak)), key=peak.__getitem__)
-        return rank, peak[rank], of_ranks(self.sizes.static)[rank]
+    def fullest(self) -> Fullest:
+        """The rank that holds the most."""
+        return Fullest.of(self.outcome.peak, self.sizes)
 
 
 def own_output_layer(shape: Shape, shards: int) -> LogitBytes:
@@ -71,6 +92,27 @@ def own_output_layer(shape: Shape, shards: int) -> LogitBytes:
         shards: ranks that the vocabulary is split over.
     """
     return own_logits(shape, shards, TILE_ROWS, EXPONENTIALS_AT_ONCE)
+
+
+def run_sizes(config: RunConfig, plan: Plan, layers: Sequence[int]) -> Sizes:
+    """Return what a run holds on every rank of a GPU.
+
+    Args:
+        config: the run.
+        plan: what runs; its number of microbatches does not matter.
+        layers: transformer layers of every stage.
+    """
+    shape = shape_of(config.model, config.train.micro_batch_size)
+    return training_sizes(
+        shape,
+        plan,
+        layers,
+        TREATMENTS[config.parallel.vocab_parallel],
+        own_output_layer(shape, config.parallel.vocab_shards),
+        tied=config.model.tie_embeddings,
+        positions=_learned_positions(config.model),
+        post_validation=config.optimizer.post_validation,
+    )
 
 
 def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
@@ -86,19 +128,8 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
     shape = shape_of(config.model, config.train.micro_batch_size)
     device, tied = gpu.device(treatment), config.model.tie_embeddings
     times = ModelTimes(shape, device, early_whole=True)
-    logit = own_output_layer(shape, config.parallel.vocab_shards)
-    positions = _learned_positions(config.model)
     undoable = config.optimizer.post_validation
-    sizes = training_sizes(
-        shape,
-        plan,
-        layers,
-        treatment,
-        logit,
-        tied=tied,
-        positions=positions,
-        post_validation=undoable,
-    )
+    sizes = run_sizes(config, plan, layers)
     moved = optimizer_traffic(shape, plan, layers, treatment, tied=tied, post_validation=undoable)
     costs = stage_costs(times, plan.stages, treatment).costs(layers)
     timeline = simulate(lower(plan, run_plan.costs), costs)

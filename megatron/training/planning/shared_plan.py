@@ -28,6 +28,7 @@ def to_json(run_plan: RunPlan) -> str:
     return json.dumps(
         {
             "plan": run_plan.plan.to_text(),
+            "schedule": run_plan.schedule,
             "layers": run_plan.layers,
             "passes": dict(costs.passes),
             "comms": dict(costs.comms),
@@ -39,4 +40,5 @@ def from_json(text: str) -> RunPlan:
     """Return the plan that ``to_json`` wrote."""
     found = json.loads(text)
     costs = Costs(found["passes"], found["comms"])
-    return RunPlan(Plan.from_text(found["plan"]), tuple(found["layers"]), costs)
+    plan = Plan.from_text(found["plan"])
+    return RunPlan(plan, tuple(found["layers"]), costs, found["schedule"])
