@@ -160,8 +160,8 @@ def _told(group: Sequence[Difference]) -> str:
     if len(group) == 1:
         return f"{most.name}: {most.told}"
     return (
-        f"{most.kind}: {counted(len(group), 'tensor')} {most.fault} (--all names them), as "
-        f"{most.name}: {most.told}"
+        f"{most.kind}: {counted(len(group), 'tensor')} {most.fault} (--all names them), first of "
+        f"all {most.name}: {most.told}"
     )
 
 
@@ -260,7 +260,8 @@ def choose(root: Path, step: int | None, *, checked: bool = True) -> Path:
     problem = folder.problem_of(where) if checked else None
     if problem is not None:
         others = [iteration for iteration in found if folder.folder_of(root, iteration) != where]
-        raise DamagedError(f"{problem}; --step takes another one: {others or 'there is none'}")
+        way_out = f"--step takes another one: {others}" if others else "there is no other one"
+        raise DamagedError(f"{where.name} is damaged: {problem}; {way_out}")
     return where
 
 

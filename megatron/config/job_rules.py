@@ -54,13 +54,13 @@ def _ranks(world_size: int, flags: Flags) -> Iterator[str]:
     if size > ranks:
         yield (
             f"--pipeline-model-parallel-size {size} is more than the {counted(ranks, 'rank')} of "
-            f"this job ({source}): take {counted(size, 'rank')}, or lower it to {ranks}"
+            f"this job ({source}): start {counted(size, 'rank')}, or lower it to {ranks}"
         )
     elif ranks % size:
         below = ranks // size * size
         yield (
             f"--pipeline-model-parallel-size {size} does not divide the {ranks} ranks of this job "
-            f"({source}) into whole replicas: take {below} or {below + size} ranks"
+            f"({source}) into whole replicas: start {below} or {below + size} ranks"
         )
     else:
         yield from _share_of_the_batch(ranks // size, flags)
