@@ -15,6 +15,7 @@ tensors.
 """
 
 import argparse
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -77,7 +78,9 @@ def show(where: Path, *, plan_alone: bool = False) -> None:
     print("tensors")
     for name, saved in tensors(where).items():
         kind = str(saved.properties.dtype).removeprefix("torch.")
-        print(f"  {name:72}{list(saved.size)!s:>18} {kind}, in {len(saved.chunks)} parts")
+        print(
+            f"  {name:72}{list(saved.size)!s:>18} {kind}, in {counted(len(saved.chunks), 'part')}"
+        )
 
 
 def beginning(plan: str) -> Iterator[str]:
@@ -267,6 +270,7 @@ def choose(root: Path, step: int | None, *, checked: bool = True) -> Path:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may stop early, as head does
     args = _parse(arguments)
     right = True
     try:

@@ -42,7 +42,7 @@ def job_notes(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
 def _one_replica(world_size: int, flags: Flags) -> Iterator[str]:
     if number_of_replicas(flags, world_size) > 1:
         return
-    more = " in this dry run (--dry-run-ranks N plans more)" if flags.log.dry_run else ""
+    more = " (--dry-run-ranks N plans more)" if flags.log.dry_run else ""
     for option, value in options_of(ReplicaFlags, flags.replicas):
         if value:
             yield f"{option} changes nothing: there is one replica of the model{more}"

@@ -380,7 +380,7 @@ def test_a_dry_run_plans_the_replicas_of_its_ranks(
     noted = [note for note in config.notes if note.startswith("--overlap-grad-reduce")]
     assert len(noted) == (replicas == 1)
     for note in noted:
-        assert "one replica of the model in this dry run (--dry-run-ranks N plans more)" in note
+        assert "one replica of the model (--dry-run-ranks N plans more)" in note
 
 
 @pytest.mark.parametrize(

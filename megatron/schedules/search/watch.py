@@ -134,12 +134,15 @@ class Watch:
         """Return how long the present search takes at most, and all plans about."""
         if share <= 0:
             return ""
-        left = self._within((now - self._search_begun) * (1 - share) / share, now)
-        made = self._plan - 1 + (self._search - 1 + share) / self._searches
+        begun, whole = self._search_begun, (now - self._search_begun) / share
+        left = begun + whole - now
+        said = f", at most {_duration(self._within(left, now))} left"
         if self._plans <= self._plan:
-            return f", at most {_duration(left)} left"
-        every = self._within((now - self._begun) * (self._plans - made) / made, now)
-        return f", at most {_duration(left)} left, for all plans about {_duration(every)}"
+            return said
+        left += (self._searches - self._search) * whole
+        mean = (now + left - self._begun) / self._plan
+        every = self._within(left + mean * (self._plans - self._plan), now)
+        return f"{said}, for all plans about {_duration(every)}"
 
     def _within(self, seconds: float, now: float) -> float:
         """Return ``seconds``, or the time that is left if that is less."""

@@ -92,7 +92,7 @@ def test_of_several_plans_it_says_which_one_is_made_and_how_long_all_take() -> N
     said = stream.getvalue().splitlines()[-1]
     assert said == (
         "s2 (2 of at most 5 plans), search 1 of 2: 50% of its trials made, at most 16 s left, "
-        "for all plans about 78 s"
+        "for all plans about 159 s"
     )
     watch.planned("s2", "time 7")
     assert stream.getvalue().endswith("s2 (2 of at most 5 plans): time 7\n")
