@@ -4,7 +4,9 @@ import logging
 import os
 import sys
 
-try:
+from megatron.commands.environment import in_environment
+
+with in_environment():
     from torch.distributed.elastic.multiprocessing.errors import record
 
     from megatron.config.command_line import parse
@@ -17,13 +19,6 @@ try:
     from megatron.training.planning.dry_run import dry_run
     from megatron.training.rendezvous import join
     from megatron.training.setup import leave
-except ModuleNotFoundError as missing:
-    if (missing.name or "megatron").startswith("megatron"):
-        raise
-    sys.exit(
-        f"error: {sys.executable} has no module {missing.name}: bash tools/setup_venv.sh makes the "
-        "environment .venv (once), and source .venv/bin/activate enters it"
-    )
 
 
 @record  # leaves what nobody catches for torchrun's report

@@ -25,20 +25,23 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import torch
-import torch.distributed.checkpoint as dcp
-from rich.progress import track
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from megatron.commands.environment import in_environment
 
-from megatron.checkpoint import folder, storage
-from megatron.checkpoint.boxed import BoxedTensor
-from megatron.checkpoint.folder import DamagedError
-from megatron.checkpoint.storage import SaveError
-from megatron.checkpoint.train_tensors import WEIGHT
-from megatron.commands.arguments import number
-from megatron.parallel.box import whole
-from megatron.parallel.groups import ConnectedAxis
-from megatron.schedules.counted import counted
+with in_environment():
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from rich.progress import track
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    from megatron.checkpoint import folder, storage
+    from megatron.checkpoint.boxed import BoxedTensor
+    from megatron.checkpoint.folder import DamagedError
+    from megatron.checkpoint.storage import SaveError
+    from megatron.checkpoint.train_tensors import WEIGHT
+    from megatron.commands.arguments import number
+    from megatron.parallel.box import whole
+    from megatron.parallel.groups import ConnectedAxis
+    from megatron.schedules.counted import counted
 
 ALONE = ConnectedAxis("world", 0, (0,))
 PLAN_LINES, PLAN_WIDTH = 12, 100
