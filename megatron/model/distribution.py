@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from megatron.schedules.counted import counted
-
 DistributionKind = Literal["even", "remainder", "redis", "explicit"]
 
 
@@ -90,8 +88,8 @@ def _explicit(distribution: LayerDistribution, num_layers: int, stages: int) -> 
     [given], counts = _given(distribution), distribution.counts
     if len(counts) != stages:
         raise ValueError(
-            f"{given} names {counted(len(counts), 'stage')}, and this pipeline has {stages}: give "
-            "the layers of every one, in the order in which the data flows"
+            f"{given} names {len(counts)} stages, and this pipeline has {stages}: give the layers "
+            "of every one, in the order in which the data flows"
         )
     if sum(counts) != num_layers:
         raise ValueError(
