@@ -278,5 +278,4 @@ def main(argv: Sequence[str] | None = None) -> None:
     except OSError as error:
         sys.exit(f"error: cannot write {error.filename}: {error.strerror}: name another file")
     except ValueError as error:
-        several = "\n" in str(error)
-        sys.exit(f"error:{chr(10) if several else ' '}{error}")
+        sys.exit(f"error: {error}")

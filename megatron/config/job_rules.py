@@ -179,7 +179,8 @@ def _tokenizer(flags: Flags) -> Iterator[str]:
         yield (
             "--tokenizer-type is missing: give GPTSentencePieceTokenizer with --tokenizer-model "
             "FILE, or NullTokenizer with --vocab-size N for data without a tokenizer (Megatron's "
-            "GPT2BPETokenizer is not built yet); with --mock-data or --dry-run, --vocab-size N is enough"
+            "GPT2BPETokenizer is not built yet); with --mock-data or --dry-run, --vocab-size N is "
+            "enough"
         )
     else:
         yield from _faults(partial(vocabulary, data, flags.log.dry_run))

@@ -216,8 +216,7 @@ def test_all_that_does_not_fit_a_file_is_told_at_once(tmp_path: Path) -> None:
     done = run("--schedule-file", str(file), "-p", "3", "-m", "1", "--vocab-parallel", "none")
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
-        "error:",
-        f"{file} is a plan for 2 ranks, not 3 ranks: ask for 2 ranks, or give another file",
+        f"error: {file} is a plan for 2 ranks, not 3 ranks: ask for 2 ranks, or give another file",
         f"{file} is a plan for 3 microbatches, not 1 microbatch: ask for 3 microbatches, or give "
         "another file",
         f"{file} is a plan for the vocabulary treatment vocab-1, not none: ask for vocab-1, or "
