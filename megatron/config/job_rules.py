@@ -58,6 +58,23 @@ def _ranks(world_size: int, flags: Flags) -> Iterator[str]:
         )
     else:
         yield from _share_of_the_batch(world_size // size, flags)
+        if world_size > size:
+            yield from _gathering(flags)
+
+
+def _gathering(flags: Flags) -> Iterator[str]:
+    if not flags.replicas.overlap_param_gather:
+        return
+    if not flags.replicas.use_distributed_optimizer:
+        yield (
+            "--overlap-param-gather: every replica updates all parameters, so that nothing is "
+            "gathered: add --use-distributed-optimizer, or leave it out"
+        )
+    if flags.optimizer.enable_optimizer_post_validation:
+        yield (
+            "--overlap-param-gather does not go with --enable-optimizer-post-validation: a step "
+            "that may be undone is gathered at once; leave one of them out"
+        )
 
 
 def _share_of_the_batch(replicas: int, flags: Flags) -> Iterator[str]:
