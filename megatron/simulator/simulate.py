@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from megatron.schedules.buckets import gathering
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.lower import Program, Run, Start, lane
 from megatron.schedules.needs import Comm, participants
@@ -152,11 +153,17 @@ class _Walk:
 
     def _run(self, rank: int, item: Pass) -> None:
         start = self._clock[rank]
-        end = start + self.costs.of_pass(self.program.plan, rank, item)
+        end = start + self.costs.of_pass(self.program.plan, rank, item, self._share(rank, item))
         self._clock[rank] = end
         self.spans.append(
             Span(rank, "compute", str(item), item.kind, item.microbatch, item.chunk, start, end)
         )
+
+    def _share(self, rank: int, item: Pass) -> float:
+        """Return the share of its kind's cost that a pass takes."""
+        if item.kind != "U":
+            return 1.0
+        return self.program.shares[gathering(rank, item.microbatch)]
 
     def _wait(self, rank: int, comm: Comm) -> None:
         start, end = self._clock[rank], self._done[comm]
