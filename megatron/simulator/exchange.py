@@ -3,12 +3,39 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from megatron.schedules.buckets import Bucket, with_reductions, with_updates
+from megatron.schedules.buckets import Bucket, Touch, with_reductions, with_updates
 from megatron.schedules.costs import Costs, Exchange
 from megatron.schedules.lower import Program
 from megatron.schedules.needs import CommKind
+from megatron.schedules.passes import PassKind
+from megatron.schedules.plan import Plan
 from megatron.simulator.costs.replicas import Link, Replicas
 from megatron.simulator.simulate import simulate
+
+
+def even_buckets(plan: Plan, cut: int = 1) -> list[list[Bucket]]:
+    """Return buckets for a plan whose model is not known.
+
+    A rank has as many parameters in each of its chunks, and in each vocabulary layer that is split,
+    as in the others.
+
+    Args:
+        plan: what runs.
+        cut: buckets of a chunk or layer.
+    """
+    products: PassKind = "W" if plan.split_backward else "B"
+    parts: list[tuple[Touch, Touch]] = [
+        ((products, chunk), ("F", chunk)) for chunk in range(plan.chunks)
+    ]
+    if plan.treatment.is_sharded:
+        parts += [(("IB", 0), ("IF", 0)), (("T", 0), ("S", 0))]
+    share = 1 / (cut * len(parts))
+    own = [
+        Bucket(frozenset({after}), share, frozenset({before}))
+        for after, before in parts
+        for _ in range(cut)
+    ]
+    return [own] * plan.ranks
 
 
 @dataclass(frozen=True)

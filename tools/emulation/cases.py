@@ -4,11 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from megatron.commands.simulate_schedule import costs_of_file
+from megatron.schedules.buckets import Bucket, with_reductions, with_updates
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import Program, lower
 from megatron.schedules.request import Request
+from megatron.simulator.exchange import even_buckets
 from megatron.simulator.scenario import Scenario, run
 from megatron.simulator.simulate import simulate
 from tools.predictions.measured import MeasuredRun, hop_like, read_measured
@@ -24,22 +27,53 @@ class EmulatedCase:
         program: the program.
         costs: times of its passes and communications.
         unit: seconds of a unit of ``costs``.
+        shared: what replicas do together; ``None``: there is one replica.
     """
 
     name: str
     program: Program
     costs: Costs
     unit: float
+    shared: "Shared | None" = None
 
     @property
     def ranks(self) -> int:
         """Pipeline ranks."""
         return self.program.plan.ranks
 
+    @property
+    def replicas(self) -> int:
+        """How many pipelines run at once."""
+        return 1 if self.shared is None else self.shared.replicas
+
     @cached_property
     def simulated(self) -> float:
         """Seconds that the iteration takes in the simulator."""
         return self.unit * simulate(self.program, self.costs).end
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What replicas do together.
+
+    Attributes:
+        replicas: how many there are, 2 or more.
+        buckets: of every pipeline rank.
+        sharded: whether the optimizer is sharded over them, so that the program has U and AG.
+        overlap: whether passes run beside RG and AG.
+    """
+
+    replicas: int
+    buckets: Sequence[Sequence[Bucket]]
+    sharded: bool = False
+    overlap: bool = True
+
+    def added_to(self, program: Program) -> Program:
+        """Return a program with what replicas do together."""
+        program = with_reductions(program, self.buckets, overlap=self.overlap)
+        if not self.sharded:
+            return program
+        return with_updates(program, self.buckets, overlap=self.overlap)
 
 
 def parse_rows(words: Sequence[str], count: int) -> list[int]:
@@ -89,13 +123,43 @@ def _measured_case(
     return EmulatedCase(name, program, costs, unit=1e-6)
 
 
-def planned_case(request: Request, path: Path, unit: float) -> EmulatedCase:
+class GridSize(NamedTuple):
+    """Replicas, and pipeline ranks of each."""
+
+    replicas: int
+    ranks: int
+
+
+def parse_grid(text: str) -> GridSize:
+    """Read ``d=4,p=2``.
+
+    Raises:
+        ValueError: if the text is no grid.
+    """
+    sizes = dict(word.partition("=")[::2] for word in text.split(","))
+    if sorted(sizes) != ["d", "p"] or not all(n.isdecimal() and int(n) for n in sizes.values()):
+        raise ValueError(f"'{text}': give replicas and pipeline ranks, as in d=4,p=2")
+    return GridSize(int(sizes["d"]), int(sizes["p"]))
+
+
+def planned_case(
+    request: Request,
+    path: Path,
+    unit: float,
+    replicas: int = 1,
+    *,
+    sharded: bool = False,
+    overlap: bool = True,
+) -> EmulatedCase:
     """Return the case of a schedule with the costs of a file.
 
     Args:
         request: what plan is wanted; its costs are not looked at.
         path: the costs, see megatron/simulator/costs/cost_file.py.
         unit: seconds of a unit of the costs.
+        replicas: how many pipelines run at once.
+        sharded: whether the optimizer is sharded over them.
+        overlap: whether passes run beside what replicas exchange.
 
     Raises:
         ValueError: for a file that holds no costs, costs that do not go with the plan, or that were
@@ -107,4 +171,8 @@ def planned_case(request: Request, path: Path, unit: float) -> EmulatedCase:
     if request.traits.compares:
         costs = costs.per_chunk(plan.chunks)
     name = f"    {request.schedule:<10} {request.vocabulary:>10} {plan.microbatches:>5}"
-    return EmulatedCase(name, lower(plan, costs), costs, unit)
+    program = lower(plan, costs)
+    if replicas == 1:
+        return EmulatedCase(name, program, costs, unit)
+    shared = Shared(replicas, even_buckets(plan), sharded, overlap)
+    return EmulatedCase(name, shared.added_to(program), costs, unit, shared)

@@ -169,7 +169,7 @@ def _costs(
                 comm_times[kind] = hop
             else:
                 exchanges[kind] = Exchange(hop)
-    free = {kind: 0.0 for kind in PLANNED_KINDS if kind not in CHUNKED_KINDS}
+    free: dict[PassKind, Time] = {kind: 0.0 for kind in PLANNED_KINDS if kind not in CHUNKED_KINDS}
     return Costs({**free, **pass_times}, comm_times, exchanges)
 
 
