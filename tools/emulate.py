@@ -4,7 +4,7 @@
 python tools/emulate.py --csv docs/reference/a100_8gpu_seq2048.csv --rows 1,6 --microbatches 32
 python tools/emulate.py --measured-costs costs.json --vocab-parallel vocab-2 -p 8 -m 24
 python tools/emulate.py --csv runs.csv --rows 3 -m 16 --jitter 0.5 --iterations 200
-python tools/emulate.py --measured-costs costs.json --grid d=4,p=4 --use-distributed-optimizer
+python tools/emulate.py --measured-costs costs.json --grid d=4,p=4 --overlap-grad-reduce
 
 Every rank is a process of this machine with two busy threads, one for passes and one for
 collectives; with replicas there is a third, for what they exchange. Each thread should have a core.
@@ -33,11 +33,14 @@ from statistics import mean, median
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.commands.arguments import (
+    OVERLAP_FIELDS,
     REQUEST_FIELDS,
     Parser,
+    add_overlap_flags,
     add_plan_flags,
     add_size_flags,
     number,
+    overlap_of,
     request_of,
 )
 from megatron.schedules.plan_flags import PLAN_FLAGS
@@ -127,9 +130,10 @@ def shake(
 
 def _job(case: EmulatedCase, slow_down: float, iterations: int) -> EmulatedJob:
     job = EmulatedJob(case.program, case.costs, case.unit * slow_down, iterations)
-    if case.shared is None:
+    if case.buckets is None:
         return job
-    return replace(job, buckets=case.shared.buckets, sharded=case.shared.sharded)
+    buckets = case.buckets.of(case.program.plan)
+    return replace(job, buckets=buckets, sharded=case.buckets.overlap.updates)
 
 
 def _iterations(outcomes: Sequence[Outcome]) -> list[float]:
@@ -164,10 +168,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add_plan_flags(group.add_argument)
     grid = "replicas d of a pipeline of p ranks, as in d=4,p=4; takes the place of -p"
     group.add_argument("--grid", type=_grid, metavar="d=D,p=P", help=grid)
-    sharded = "replicas update a part of the parameters each, and gather them (U, AG)"
-    group.add_argument("--use-distributed-optimizer", action="store_true", help=sharded)
-    alone = "let no pass run beside RG and AG"
-    group.add_argument("--no-overlap", action="store_true", help=alone)
+    add_overlap_flags(group.add_argument)
     unit = "of a unit of time in the costs (default: 1)"
     group.add_argument("--unit", type=_positive, metavar="SECONDS", help=unit)
     add("--rounds", type=number(1), default=3, help="the median counts (default: %(default)s)")
@@ -223,7 +224,7 @@ def refuse_unused(arguments: argparse.Namespace) -> None:
         ),
         (("ranks",), "--measured-costs without --grid", arguments.grid is not None),
         (
-            ("use_distributed_optimizer", "no_overlap"),
+            OVERLAP_FIELDS,
             "--grid with several replicas",
             replicas == 1,
         ),
@@ -254,8 +255,7 @@ def read_cases(arguments: argparse.Namespace) -> list[EmulatedCase]:
             arguments.costs,
             arguments.unit or 1.0,
             replicas,
-            sharded=arguments.use_distributed_optimizer,
-            overlap=not arguments.no_overlap,
+            overlap_of(arguments),
         )
     ]
 

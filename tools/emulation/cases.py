@@ -4,18 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from megatron.commands.simulate_schedule import costs_of_file
-from megatron.schedules.buckets import Bucket, with_reductions, with_updates
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import Program, lower
 from megatron.schedules.request import Request
-from megatron.simulator.exchange import even_buckets
+from megatron.simulator.exchange import EvenBuckets, Overlap
 from megatron.simulator.scenario import Scenario, run
 from megatron.simulator.simulate import simulate
 from tools.predictions.measured import MeasuredRun, hop_like, read_measured
 from tools.predictions.measured_runs import MICROBATCHES, lowered, on_ranks
+
+ALL_AT_THE_END: Final = Overlap()
+"""Gradients are reduced after the last pass."""
 
 
 @dataclass(frozen=True)
@@ -27,53 +29,26 @@ class EmulatedCase:
         program: the program.
         costs: times of its passes and communications.
         unit: seconds of a unit of ``costs``.
-        shared: what replicas do together; ``None``: there is one replica.
+        replicas: how many pipelines run at once.
+        buckets: what they exchange, if there are several.
     """
 
     name: str
     program: Program
     costs: Costs
     unit: float
-    shared: "Shared | None" = None
+    replicas: int = 1
+    buckets: EvenBuckets | None = None
 
     @property
     def ranks(self) -> int:
         """Pipeline ranks."""
         return self.program.plan.ranks
 
-    @property
-    def replicas(self) -> int:
-        """How many pipelines run at once."""
-        return 1 if self.shared is None else self.shared.replicas
-
     @cached_property
     def simulated(self) -> float:
         """Seconds that the iteration takes in the simulator."""
         return self.unit * simulate(self.program, self.costs).end
-
-
-@dataclass(frozen=True)
-class Shared:
-    """What replicas do together.
-
-    Attributes:
-        replicas: how many there are, 2 or more.
-        buckets: of every pipeline rank.
-        sharded: whether the optimizer is sharded over them, so that the program has U and AG.
-        overlap: whether passes run beside RG and AG.
-    """
-
-    replicas: int
-    buckets: Sequence[Sequence[Bucket]]
-    sharded: bool = False
-    overlap: bool = True
-
-    def added_to(self, program: Program) -> Program:
-        """Return a program with what replicas do together."""
-        program = with_reductions(program, self.buckets, overlap=self.overlap)
-        if not self.sharded:
-            return program
-        return with_updates(program, self.buckets, overlap=self.overlap)
 
 
 def parse_rows(words: Sequence[str], count: int) -> list[int]:
@@ -147,9 +122,7 @@ def planned_case(
     path: Path,
     unit: float,
     replicas: int = 1,
-    *,
-    sharded: bool = False,
-    overlap: bool = True,
+    overlap: Overlap = ALL_AT_THE_END,
 ) -> EmulatedCase:
     """Return the case of a schedule with the costs of a file.
 
@@ -158,8 +131,7 @@ def planned_case(
         path: the costs, see megatron/simulator/costs/cost_file.py.
         unit: seconds of a unit of the costs.
         replicas: how many pipelines run at once.
-        sharded: whether the optimizer is sharded over them.
-        overlap: whether passes run beside what replicas exchange.
+        overlap: what they do together, and when.
 
     Raises:
         ValueError: for a file that holds no costs, costs that do not go with the plan, or that were
@@ -174,5 +146,5 @@ def planned_case(
     program = lower(plan, costs)
     if replicas == 1:
         return EmulatedCase(name, program, costs, unit)
-    shared = Shared(replicas, even_buckets(plan), sharded, overlap)
-    return EmulatedCase(name, shared.added_to(program), costs, unit, shared)
+    buckets = EvenBuckets(overlap)
+    return EmulatedCase(name, buckets.added_to(program), costs, unit, replicas, buckets)

@@ -138,7 +138,7 @@ def _legend(pieces: Sequence[_Piece], column: str) -> Iterator[str]:
         yield f"{example.label} is {example.kind} of microbatch {example.microbatch}{chunk}"
     of_buckets = [kind for kind in ("U", *REPLICA_KINDS) if kind in kinds]
     if of_buckets:
-        yield f"the number of {' and '.join(of_buckets)} is that of a bucket"
+        yield f"after {', '.join(of_buckets)} stands the number of a bucket"
     if any(piece.text == piece.span.kind for piece in pieces if piece.room):
         yield "a kind alone has no room for its microbatch"
     if any(piece.text == _NAMELESS for piece in pieces if piece.room):

@@ -24,7 +24,7 @@ from megatron.simulator.costs.training_bytes import (
     own_logits,
     training_sizes,
 )
-from megatron.simulator.exchange import Exchanges, Hidden
+from megatron.simulator.exchange import Exchanges, Hidden, Overlap, hidden
 from megatron.simulator.forecast import Forecast, forecast
 from megatron.simulator.simulate import Timeline, simulate
 from megatron.training.planning.model_shape import shape_of
@@ -103,13 +103,13 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
     program = lower(plan, run_plan.costs)
     step = [device.traffic(moved) for moved in _moved_by_step(config, run_plan, shape)]
     exchanges, padding = None, 0.0
-    hidden: Mapping[CommKind, Hidden] = {}
+    kept: Mapping[CommKind, Hidden] = {}
     if config.parallel.replicas.size > 1:
         buckets = run_buckets(config, run_plan)
         padding = max(own.padded / own.parameters - 1 for own in buckets)
         exchanges = _exchanges(config, gpu, buckets, step)
-        hidden = exchanges.hidden(program, costs)
         program, costs = exchanges.added_to(program, costs)
+        kept = hidden(program, costs)
     timeline = simulate(program, costs)
     sizes = _sizes(config, run_plan, shape, padding)
     outcome = forecast(
@@ -120,7 +120,7 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
         peak_flops=device.peak_flops,
         step=max(step) if exchanges is None else exchanges.step,
     )
-    return RunForecast(config, run_plan, gpu, timeline, outcome, sizes, exchanges, hidden, padding)
+    return RunForecast(config, run_plan, gpu, timeline, outcome, sizes, exchanges, kept, padding)
 
 
 def replicas_of(config: RunConfig) -> Replicas:
@@ -155,9 +155,11 @@ def _exchanges(
         [own.buckets for own in buckets],
         [own.padded for own in buckets],
         step,
-        overlap_reduce=replicas.overlap,
-        overlap_gather=replicas.overlap_gather,
-        gathers_in_step=config.optimizer.post_validation,
+        Overlap(
+            reduce=replicas.overlap,
+            updates=replicas.shard_optimizer and not config.optimizer.post_validation,
+            gather=replicas.overlap_gather,
+        ),
     )
 
 
