@@ -18,7 +18,7 @@ Gradients = dict[str, torch.Tensor]
 
 
 def case(schedule: str, ranks: int, treatment: str = "none") -> BenchmarkCase:
-    return BenchmarkCase(96, schedule, treatment, ranks, 5, 32, 4, 4, 16, "float32", "cpu")
+    return BenchmarkCase(96, schedule, treatment, ranks, 6, 32, 4, 4, 16, "float32", "cpu")
 
 
 def ours() -> tuple[float, Gradients]:

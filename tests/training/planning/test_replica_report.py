@@ -45,8 +45,8 @@ def test_a_rank_sends_what_a_ring_sends() -> None:
     assert whole.exchanges is not None
     assert sharded.exchanges is not None
     own = MATRICES / 4
-    assert whole.exchanges.bytes_sent == pytest.approx(2 * 15 / 16 * 4 * own, rel=0.01)
-    assert sharded.exchanges.bytes_sent == pytest.approx(15 / 16 * (4 + 2) * own, rel=0.01)
+    assert whole.exchanges.bytes_sent == pytest.approx(2 * 15 / 16 * 4 * own, rel=0.02)
+    assert sharded.exchanges.bytes_sent == pytest.approx(15 / 16 * (4 + 2) * own, rel=0.02)
     narrow = forecast("--grad-reduce-in-bf16").exchanges
     assert narrow is not None
     assert narrow.bytes_sent == pytest.approx(whole.exchanges.bytes_sent / 2)
@@ -77,7 +77,7 @@ def test_without_replicas_nothing_is_exchanged() -> None:
 def test_overlapping_shortens_an_iteration_by_what_it_hides() -> None:
     apart = forecast("--use-distributed-optimizer")
     beside = forecast("--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather")
-    assert apart.hidden["AG"].share == pytest.approx(0, abs=1e-6)
+    assert 0 <= apart.hidden["AG"].share < 0.1  # beside the updates of the other buckets
     assert 0.2 < beside.hidden["RG"].share <= 1
     assert 0.2 < beside.hidden["AG"].share <= 1
     assert beside.outcome.seconds < apart.outcome.seconds
@@ -87,10 +87,12 @@ def test_overlapping_shortens_an_iteration_by_what_it_hides() -> None:
 
 
 def test_a_slower_link_takes_longer() -> None:
-    usual, slow = forecast(), forecast("--dry-run-replica-bandwidth 12.5")
-    late = forecast("--dry-run-replica-latency 1000")
-    ratio = slow.hidden["RG"].alone / usual.hidden["RG"].alone
-    assert ratio == pytest.approx(4, rel=0.02)
+    usual, late = forecast(), forecast("--dry-run-replica-latency 1000")
+    fast, slow = (
+        forecast(f"--dry-run-replica-latency 0 --dry-run-replica-bandwidth {bandwidth}")
+        for bandwidth in (50, 12.5)
+    )
+    assert slow.hidden["RG"].alone == pytest.approx(4 * fast.hidden["RG"].alone)
     assert usual.exchanges is not None
     steps = 2 * 15 * max(map(len, usual.exchanges.buckets))
     more = late.hidden["RG"].alone - usual.hidden["RG"].alone

@@ -54,7 +54,8 @@ def test_they_are_those_of_a_started_run(
 
 
 def test_a_model_that_fits_no_machine_has_them_too() -> None:
-    config = JOB.config(Layout(2, "vocab-2", "1f1b", replicas=64), torch.bfloat16)
+    job = replace(JOB, microbatches=64)
+    config = job.config(Layout(2, "vocab-2", "1f1b", replicas=64), torch.bfloat16)
     wide: dict[str, Any] = {
         "hidden_size": 1 << 18,
         "ffn_hidden_size": 1 << 20,
