@@ -145,7 +145,7 @@ def serve(connection: Connection, place: Place) -> None:
         )
         connection.send(None)
         while True:
-            connection.send(_run(connection.recv(), groups, lanes, place.overshoot))
+            connection.send(run_job(connection.recv(), groups, lanes, place.overshoot))
     except EOFError:
         pass
     except BaseException:
@@ -171,7 +171,16 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _run(job: EmulatedJob, groups: Groups, lanes: Lanes, overshoot: float) -> Outcome:
+def run_job(job: EmulatedJob, groups: Groups, lanes: Lanes, overshoot: float) -> Outcome:
+    """Run a job on this rank; all ranks of the groups do.
+
+    Args:
+        job: what to run.
+        groups: this rank's view of the grid.
+        lanes: of this rank.
+        overshoot: seconds by which a sleep takes too long here.
+    """
+
     def seconds(comm: Comm) -> float:
         return job.unit * comm_time(job.program, job.costs, comm)
 
