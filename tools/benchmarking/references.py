@@ -10,6 +10,7 @@ Shapes: b batch, s sequence, h hidden, a heads, d channels of a head, n = b s.
 import json
 import os
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleZBVZeroBubble
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -218,6 +218,9 @@ def _single(case: BenchmarkCase, device: torch.device) -> Reference:
 
 def _pytorch_ddp(case: BenchmarkCase, device: torch.device) -> Reference:
     """PyTorch's replicas of the whole model, which share the state of the optimizer."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # it uses torch.jit.script, PyTorch's
+        from torch.distributed.optim import ZeroRedundancyOptimizer
     rank, replicas = dist.get_rank(), dist.get_world_size()
     stage = make_stage(case, 0, 1, device)
     model = DistributedDataParallel(stage, gradient_as_bucket_view=True)
