@@ -12,7 +12,7 @@ from megatron.config.declare import options_of
 from megatron.config.flags import Flags
 from megatron.config.gpu_driver import why_gpus_are_out_of_reach
 from megatron.config.long_run_flags import ReplicaFlags
-from megatron.config.resolve import vocabulary
+from megatron.config.resolve import number_of_replicas, vocabulary
 from megatron.config.rules import Rule
 from megatron.data.indexed import IndexedDataset
 
@@ -25,18 +25,18 @@ _NO_GPUS = "PyTorch finds no CUDA device here; install a driver and a CUDA build
 def job_rules(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
     """The rules for a job of ``world_size`` ranks; a dry run needs no ranks, devices or data."""
     if dry_run:
-        return (_tokenizer,)
+        return (_tokenizer, _predicted_replicas)
     return (_tokenizer, partial(_ranks, world_size), _device, _backend, _data_files)
 
 
 def job_notes(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
     """The rules about flags that change nothing on this machine, or with so many ranks."""
-    alone = partial(_one_replica, 1 if dry_run else world_size)
+    alone = partial(_one_replica, world_size)
     return (alone,) if dry_run else (alone, _backend_of_cpus, _bf16_on_cpus)
 
 
 def _one_replica(world_size: int, flags: Flags) -> Iterator[str]:
-    if world_size > flags.parallel.pipeline_model_parallel_size:
+    if number_of_replicas(flags, world_size) > 1:
         return
     for option, value in options_of(ReplicaFlags, flags.replicas):
         if value:
@@ -75,6 +75,10 @@ def _gathering(flags: Flags) -> Iterator[str]:
             "--overlap-param-gather does not go with --enable-optimizer-post-validation: a step "
             "that may be undone is gathered at once; leave one of them out"
         )
+
+
+def _predicted_replicas(flags: Flags) -> Iterator[str]:
+    yield from _share_of_the_batch(flags.log.dry_run_replicas or 1, flags)
 
 
 def _share_of_the_batch(replicas: int, flags: Flags) -> Iterator[str]:

@@ -312,6 +312,32 @@ def test_a_dry_run_needs_no_ranks_and_no_data() -> None:
     assert parse(f"{BASE} --dry-run".split(), world_size=1).dry_run == DryRun("A100")
 
 
+def test_a_dry_run_has_the_replicas_and_the_link_that_it_is_told() -> None:
+    flags = "--dry-run --dry-run-replicas 3 --micro-batch-size 2 --global-batch-size 24"
+    config = parse(with_flags(BASE.split(), flags.split()), world_size=1)
+    assert config.parallel.replicas.size == config.train.replicas == 3
+    assert config.train.num_microbatches == 4
+    assert config.dry_run == DryRun("A100")
+    flags += " --dry-run-replica-bandwidth 12.5 --dry-run-replica-latency 20"
+    asked = parse(with_flags(BASE.split(), flags.split()), world_size=1).dry_run
+    assert asked is not None
+    link = (asked.replica_bandwidth, asked.replica_latency)
+    assert link == pytest.approx((12.5e9, 20e-6))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--dry-run-replicas 3 --global-batch-size 16", "--global-batch-size 16 does not split"),
+        ("--dry-run-replica-bandwidth 9", "--dry-run-replica-bandwidth 9.0 .*--dry-run-replicas"),
+        ("--dry-run-replicas 3 --dry-run-replica-bandwidth 0", "--dry-run-replica-bandwidth 0"),
+    ],
+)
+def test_replicas_of_a_dry_run_that_cannot_be(flags: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse(with_flags(f"{BASE} --dry-run".split(), flags.split()), world_size=1)
+
+
 def test_the_gpu_of_a_dry_run_has_its_name_in_any_case() -> None:
     flags = f"{BASE} --dry-run --dry-run-gpu rtx4090"
     assert parse(flags.split(), world_size=1).dry_run == DryRun("rtx4090")

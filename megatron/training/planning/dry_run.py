@@ -19,6 +19,7 @@ from megatron.simulator.costs.gpus import GIB, Gpu
 from megatron.simulator.costs.training_bytes import of_ranks
 from megatron.simulator.draw.text import draw_text
 from megatron.training.planning.forecast_run import RunForecast, forecast_run
+from megatron.training.planning.replica_report import replica_lines
 from megatron.training.planning.run_plan import (
     NEAR,
     Candidate,
@@ -63,6 +64,8 @@ def dry_run(config: RunConfig, gpu: Gpu, watch: Watch | None = None) -> Iterator
     yield _head(found)
     yield draw_text(found.timeline, unit="s", most=STRIPS)
     yield _figures(found)
+    if found.exchanges is not None:
+        yield "\n".join(replica_lines(found, found.exchanges))
     if ranked:
         yield _ranking(config, ranked, gpu)
     if not found.fits:
@@ -75,9 +78,11 @@ def _head(found: RunForecast) -> str:
         f"{rank}.{chunk}:{count}"
         for (rank, chunk), count in zip(plan.stages, found.run_plan.layers, strict=True)
     )
+    replicas = config.parallel.replicas.size
+    pipelines = "" if replicas == 1 else f"{replicas} replicas of "
     return (
-        f"dry run, nothing is started: {plan.ranks} x {gpu.name} ({gpu.peak_tflops:g} TFLOP/s, "
-        f"{gpu.memory / GIB:.0f} GiB)\n"
+        f"dry run, nothing is started: {pipelines}{plan.ranks} x {gpu.name} "
+        f"({gpu.peak_tflops:g} TFLOP/s, {gpu.memory / GIB:.0f} GiB)\n"
         f"schedule {config.parallel.pipeline_schedule}, vocabulary "
         f"{config.parallel.vocab_parallel}, {plan.microbatches} microbatches of "
         f"{config.train.micro_batch_size}\n"

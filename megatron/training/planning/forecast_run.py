@@ -1,16 +1,21 @@
 """Forecast of a run on a named GPU: the cost model with the run's own numbers."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
 
 from megatron.config.run_config import RunConfig
 from megatron.kernels.reference.kernels import EXPONENTIALS_AT_ONCE, TILE_ROWS
 from megatron.model.config import ModelConfig
 from megatron.schedules.lower import lower
+from megatron.schedules.needs import CommKind
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.from_model import ModelTimes
-from megatron.simulator.costs.gpus import Gpu
+from megatron.simulator.costs.gpus import REPLICA_LATENCY, Gpu
 from megatron.simulator.costs.model_bytes import LogitBytes
 from megatron.simulator.costs.peak_bytes import Sizes
+from megatron.simulator.costs.replicas import Link, Replicas
 from megatron.simulator.costs.shape import Shape, iteration_flops
 from megatron.simulator.costs.stage_costs import stage_costs
 from megatron.simulator.costs.training_bytes import (
@@ -19,9 +24,11 @@ from megatron.simulator.costs.training_bytes import (
     own_logits,
     training_sizes,
 )
+from megatron.simulator.exchange import Exchanges, Hidden, Overlap, hidden
 from megatron.simulator.forecast import Forecast, forecast
 from megatron.simulator.simulate import Timeline, simulate
 from megatron.training.planning.model_shape import shape_of
+from megatron.training.planning.run_buckets import RankBuckets, run_buckets
 from megatron.training.planning.run_plan import RunPlan
 
 
@@ -36,6 +43,9 @@ class RunForecast:
         timeline: timeline of the schedule, in seconds.
         outcome: time and memory of an iteration.
         sizes: sizes from which the memory follows.
+        exchanges: what is exchanged with replicas; ``None``: there is one replica.
+        hidden: how much of that the passes hide, by kind of communication.
+        padding: share of a rank's parameters that its buckets have in addition, at most.
     """
 
     config: RunConfig
@@ -44,6 +54,9 @@ class RunForecast:
     timeline: Timeline
     outcome: Forecast
     sizes: Sizes
+    exchanges: Exchanges | None = None
+    hidden: Mapping[CommKind, Hidden] = field(default_factory=dict)
+    padding: float = 0.0
 
     @property
     def samples_per_second(self) -> float:
@@ -81,36 +94,101 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
         run_plan: its plan.
         gpu: the GPU of every rank.
     """
-    plan, layers = run_plan.plan, run_plan.layers
+    plan = run_plan.plan
     treatment = TREATMENTS[config.parallel.vocab_parallel]
     shape = shape_of(config.model, config.train.micro_batch_size)
-    device, tied = gpu.device(treatment), config.model.tie_embeddings
+    device = gpu.device(treatment)
     times = ModelTimes(shape, device, early_whole=True)
-    logit = own_output_layer(shape, config.parallel.vocab_shards)
-    positions = _learned_positions(config.model)
-    undoable = config.optimizer.post_validation
-    sizes = training_sizes(
-        shape,
-        plan,
-        layers,
-        treatment,
-        logit,
-        tied=tied,
-        positions=positions,
-        post_validation=undoable,
-    )
-    moved = optimizer_traffic(shape, plan, layers, treatment, tied=tied, post_validation=undoable)
-    costs = stage_costs(times, plan.stages, treatment).costs(layers)
-    timeline = simulate(lower(plan, run_plan.costs), costs)
+    costs = stage_costs(times, plan.stages, treatment).costs(run_plan.layers)
+    program = lower(plan, run_plan.costs)
+    step = [device.traffic(moved) for moved in _moved_by_step(config, run_plan, shape)]
+    exchanges, padding = None, 0.0
+    kept: Mapping[CommKind, Hidden] = {}
+    if config.parallel.replicas.size > 1:
+        buckets = run_buckets(config, run_plan)
+        padding = max(own.padded / own.parameters - 1 for own in buckets)
+        exchanges = _exchanges(config, gpu, buckets, step)
+        program, costs = exchanges.added_to(program, costs)
+        kept = hidden(program, costs)
+    timeline = simulate(program, costs)
+    sizes = _sizes(config, run_plan, shape, padding)
     outcome = forecast(
         plan,
         timeline,
         sizes,
         model_flops=iteration_flops(shape, config.model.num_layers, config.train.num_microbatches),
         peak_flops=device.peak_flops,
-        step=device.traffic(moved),
+        step=max(step) if exchanges is None else exchanges.step,
     )
-    return RunForecast(config, run_plan, gpu, timeline, outcome, sizes)
+    return RunForecast(config, run_plan, gpu, timeline, outcome, sizes, exchanges, kept, padding)
+
+
+def replicas_of(config: RunConfig) -> Replicas:
+    """Return how many replicas a run has, and what they exchange."""
+    replicas = config.parallel.replicas
+    narrow = replicas.reduce_dtype == torch.bfloat16
+    return Replicas(
+        replicas.size,
+        sharded=replicas.shard_optimizer,
+        gradient_bytes=2 if narrow else 4,
+    )
+
+
+def link_of(config: RunConfig, gpu: Gpu) -> Link:
+    """Return what connects a rank with its replicas: as the run says, or as GPUs usually have."""
+    asked = config.dry_run
+    bandwidth = None if asked is None else asked.replica_bandwidth
+    latency = None if asked is None else asked.replica_latency
+    return Link(
+        gpu.network if bandwidth is None else bandwidth,
+        REPLICA_LATENCY if latency is None else latency,
+    )
+
+
+def _exchanges(
+    config: RunConfig, gpu: Gpu, buckets: Sequence[RankBuckets], step: Sequence[float]
+) -> Exchanges:
+    replicas = config.parallel.replicas
+    return Exchanges(
+        replicas_of(config),
+        link_of(config, gpu),
+        [own.buckets for own in buckets],
+        [own.padded for own in buckets],
+        step,
+        Overlap(
+            reduce=replicas.overlap,
+            updates=replicas.shard_optimizer and not config.optimizer.post_validation,
+            gather=replicas.overlap_gather,
+        ),
+    )
+
+
+def _sizes(config: RunConfig, run_plan: RunPlan, shape: Shape, padding: float) -> Sizes:
+    return training_sizes(
+        shape,
+        run_plan.plan,
+        run_plan.layers,
+        TREATMENTS[config.parallel.vocab_parallel],
+        own_output_layer(shape, config.parallel.vocab_shards),
+        tied=config.model.tie_embeddings,
+        positions=_learned_positions(config.model),
+        post_validation=config.optimizer.post_validation,
+        replicas=replicas_of(config),
+        padding=padding,
+    )
+
+
+def _moved_by_step(config: RunConfig, run_plan: RunPlan, shape: Shape) -> list[float]:
+    """Return the bytes that the optimizer's step moves on every rank."""
+    return optimizer_traffic(
+        shape,
+        run_plan.plan,
+        run_plan.layers,
+        TREATMENTS[config.parallel.vocab_parallel],
+        tied=config.model.tie_embeddings,
+        post_validation=config.optimizer.post_validation,
+        replicas=replicas_of(config),
+    )
 
 
 def _learned_positions(model: ModelConfig) -> int:
