@@ -13,7 +13,7 @@ from megatron.config.flags import Flags
 from megatron.config.gpu_driver import why_gpus_are_out_of_reach
 from megatron.config.long_run_flags import ReplicaFlags
 from megatron.config.pipeline_flags import settle_pipeline, treatment_of
-from megatron.config.resolve import number_of_replicas, ranks_of_job, vocabulary
+from megatron.config.resolve import number_of_replicas, vocabulary
 from megatron.config.rules import Rule
 from megatron.data.indexed import IndexedDataset
 from megatron.model.distribution import distribute
@@ -28,9 +28,11 @@ _NO_GPUS = "PyTorch finds no CUDA device here; install a driver and a CUDA build
 
 
 def job_rules(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
-    """The rules for a job of ``world_size`` ranks; a dry run needs no devices or data."""
-    of_all = (_tokenizer, partial(_ranks, world_size), partial(_plan_file, world_size))
-    return of_all if dry_run else (*of_all, _device, _backend, _data_files)
+    """The rules for a job of ``world_size`` ranks; a dry run needs no ranks, devices or data."""
+    of_all = (_tokenizer, partial(_plan_file, world_size))
+    if dry_run:
+        return (*of_all, partial(_predicted_replicas, world_size))
+    return (*of_all, partial(_ranks, world_size), _device, _backend, _data_files)
 
 
 def job_notes(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
@@ -42,28 +44,50 @@ def job_notes(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
 def _one_replica(world_size: int, flags: Flags) -> Iterator[str]:
     if number_of_replicas(flags, world_size) > 1:
         return
-    more = " (--dry-run-ranks N plans more)" if flags.log.dry_run else ""
+    more = " (--dry-run-replicas N plans more)" if flags.log.dry_run else ""
     for option, value in options_of(ReplicaFlags, flags.replicas):
         if value:
             yield f"{option} changes nothing: there is one replica of the model{more}"
 
 
 def _ranks(world_size: int, flags: Flags) -> Iterator[str]:
-    size, ranks = flags.parallel.pipeline_model_parallel_size, ranks_of_job(flags, world_size)
-    source = "--dry-run-ranks" if flags.log.dry_run and flags.log.dry_run_ranks else "WORLD_SIZE"
-    if size > ranks:
+    size = flags.parallel.pipeline_model_parallel_size
+    if size > world_size:
         yield (
-            f"--pipeline-model-parallel-size {size} is more than the {counted(ranks, 'rank')} of "
-            f"this job ({source}): start {counted(size, 'rank')}, or lower it to {ranks}"
+            f"--pipeline-model-parallel-size {size} is more than the {counted(world_size, 'rank')} "
+            f"of this job (WORLD_SIZE): start {counted(size, 'rank')}, or lower it to {world_size}"
         )
-    elif ranks % size:
-        below = ranks // size * size
+    elif world_size % size:
+        below = world_size // size * size
         yield (
-            f"--pipeline-model-parallel-size {size} does not divide the {ranks} ranks of this job "
-            f"({source}) into whole replicas: start {below} or {below + size} ranks"
+            f"--pipeline-model-parallel-size {size} does not divide the {world_size} ranks of this "
+            f"job (WORLD_SIZE) into whole replicas: start {below} or {below + size} ranks"
         )
     else:
-        yield from _share_of_the_batch(ranks // size, flags)
+        yield from _share_of_the_batch(world_size // size, flags)
+        if world_size > size:
+            yield from _gathering(flags)
+
+
+def _gathering(flags: Flags) -> Iterator[str]:
+    if not flags.replicas.overlap_param_gather:
+        return
+    if not flags.replicas.use_distributed_optimizer:
+        yield (
+            "--overlap-param-gather: every replica updates all parameters, so that nothing is "
+            "gathered: add --use-distributed-optimizer, or leave it out"
+        )
+    if flags.optimizer.enable_optimizer_post_validation:
+        yield (
+            "--overlap-param-gather does not go with --enable-optimizer-post-validation: a step "
+            "that may be undone is gathered at once; leave one of them out"
+        )
+
+
+def _predicted_replicas(world_size: int, flags: Flags) -> Iterator[str]:
+    """Judge the replicas of a dry run as those of a job, whose ranks it does not need."""
+    size, replicas = flags.parallel.pipeline_model_parallel_size, flags.log.dry_run_replicas
+    yield from _ranks(size * replicas if replicas else max(size, world_size), flags)
 
 
 def _share_of_the_batch(replicas: int, flags: Flags) -> Iterator[str]:

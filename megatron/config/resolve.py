@@ -73,21 +73,24 @@ def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> R
         ),
         log=log_config(flags.log),
         notes=notes,
-        dry_run=DryRun(flags.log.dry_run_gpu or DRY_RUN_GPU) if flags.log.dry_run else None,
+        dry_run=dry_run_config(flags.log) if flags.log.dry_run else None,
     )
 
 
-def ranks_of_job(flags: Flags, world_size: int) -> int:
-    """Return the ranks of the job; a dry run, which starts none of them, may name their number."""
-    if not flags.log.dry_run:
-        return world_size
-    return flags.log.dry_run_ranks or max(world_size, flags.parallel.pipeline_model_parallel_size)
-
-
 def number_of_replicas(flags: Flags, world_size: int) -> int:
-    """Return how many replicas of the model the job's ranks make."""
-    ranks = ranks_of_job(flags, world_size)
-    return max(1, ranks // flags.parallel.pipeline_model_parallel_size)
+    """Return how many replicas the job's ranks make; a dry run, which needs none, may name them."""
+    named = flags.log.dry_run_replicas if flags.log.dry_run else None
+    return named or max(1, world_size // flags.parallel.pipeline_model_parallel_size)
+
+
+def dry_run_config(flags: LogFlags) -> DryRun:
+    """What to predict for."""
+    bandwidth, latency = flags.dry_run_replica_bandwidth, flags.dry_run_replica_latency
+    return DryRun(
+        flags.dry_run_gpu or DRY_RUN_GPU,
+        None if bandwidth is None else 1e9 * bandwidth,
+        None if latency is None else 1e-6 * latency,
+    )
 
 
 def replica_config(flags: ReplicaFlags, replicas: int) -> ReplicaConfig:
@@ -100,6 +103,8 @@ def replica_config(flags: ReplicaFlags, replicas: int) -> ReplicaConfig:
         bucket_size=flags.ddp_bucket_size,
         buckets=flags.ddp_num_buckets,
         reduce_dtype=torch.bfloat16 if flags.grad_reduce_in_bf16 else None,
+        shard_optimizer=flags.use_distributed_optimizer,
+        overlap_gather=flags.overlap_param_gather,
         order="tp-pp-dp" if flags.use_tp_pp_dp_mapping else "tp-dp-pp",
     )
 

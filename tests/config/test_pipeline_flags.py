@@ -364,11 +364,11 @@ def test_a_dry_run_needs_no_ranks_and_no_data() -> None:
         ("", 1, 1),
         ("", 4, 1),
         ("", 8, 2),
-        ("--dry-run-ranks 12", 1, 3),
-        ("--dry-run-ranks 12", 8, 3),
+        ("--dry-run-replicas 3", 1, 3),
+        ("--dry-run-replicas 3", 8, 3),
     ],
 )
-def test_a_dry_run_plans_the_replicas_of_its_ranks(
+def test_a_dry_run_plans_the_replicas_of_its_ranks_or_those_named(
     flags: str, world_size: int, replicas: int
 ) -> None:
     """The global batch is theirs together, and flags about replicas count if there are several."""
@@ -380,30 +380,39 @@ def test_a_dry_run_plans_the_replicas_of_its_ranks(
     noted = [note for note in config.notes if note.startswith("--overlap-grad-reduce")]
     assert len(noted) == (replicas == 1)
     for note in noted:
-        assert "one replica of the model (--dry-run-ranks N plans more)" in note
+        assert "one replica of the model (--dry-run-replicas N plans more)" in note
+
+
+def test_ranks_that_make_no_replicas_are_refused_in_a_dry_run_too() -> None:
+    flags = "--pipeline-model-parallel-size 4 --dry-run"
+    with pytest.raises(ValueError, match=r"does not divide the 6 ranks .* start 4 or 8 ranks"):
+        parse(with_flags(BASE.split(), flags.split()), world_size=6)
+
+
+def test_a_dry_run_has_the_replicas_and_the_link_that_it_is_told() -> None:
+    flags = "--dry-run --dry-run-replicas 3 --micro-batch-size 2 --global-batch-size 24"
+    config = parse(with_flags(BASE.split(), flags.split()), world_size=1)
+    assert config.parallel.replicas.size == config.train.replicas == 3
+    assert config.train.num_microbatches == 4
+    assert config.dry_run == DryRun("A100")
+    flags += " --dry-run-replica-bandwidth 12.5 --dry-run-replica-latency 20"
+    asked = parse(with_flags(BASE.split(), flags.split()), world_size=1).dry_run
+    assert asked is not None
+    link = (asked.replica_bandwidth, asked.replica_latency)
+    assert link == pytest.approx((12.5e9, 20e-6))
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
-        (
-            "--dry-run-ranks 2",
-            "--pipeline-model-parallel-size 4 is more than the 2 ranks of this "
-            "job (--dry-run-ranks): start 4 ranks, or lower it to 2",
-        ),
-        (
-            "--dry-run-ranks 6",
-            "--pipeline-model-parallel-size 4 does not divide the 6 ranks of this "
-            "job (--dry-run-ranks) into whole replicas: start 4 or 8 ranks",
-        ),
-        ("--dry-run-ranks 16", "--global-batch-size 2 does not split"),
+        ("--dry-run-replicas 3 --global-batch-size 16", "--global-batch-size 16 does not split"),
+        ("--dry-run-replica-bandwidth 9", "--dry-run-replica-bandwidth 9.0 .*--dry-run-replicas"),
+        ("--dry-run-replicas 3 --dry-run-replica-bandwidth 0", "--dry-run-replica-bandwidth 0"),
     ],
 )
-def test_ranks_of_a_dry_run_that_make_no_replicas_are_refused(flags: str, said: str) -> None:
-    asked = f"--pipeline-model-parallel-size 4 --dry-run --global-batch-size 2 {flags}".split()
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the line is checked below
-        parse(with_flags(BASE.split(), asked), world_size=1)
-    assert str(caught.value).startswith(said)
+def test_replicas_of_a_dry_run_that_cannot_be(flags: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse(with_flags(f"{BASE} --dry-run".split(), flags.split()), world_size=1)
 
 
 def test_the_gpu_of_a_dry_run_has_its_name_in_any_case() -> None:

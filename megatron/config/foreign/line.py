@@ -35,15 +35,15 @@ class Line:
 
     @property
     def replicas(self) -> int:
-        """Copies of the model in the job, whose ranks a dry run may name."""
-        ranks_of_job = float(self.world_size)
-        if "--dry-run" in self.given:
-            ranks_of_job = self.number("--dry-run-ranks", ranks_of_job)
+        """Copies of the model in the job; a dry run may name their number."""
+        named = self.number("--dry-run-replicas") if "--dry-run" in self.given else 0
+        if named:
+            return int(named)
         names = ("tensor-model-parallel", "pipeline-model-parallel", "context-parallel")
         ranks = 1.0
         for name in names:
             ranks *= self.number(f"--{name}-size", 1)
-        return max(1, int(ranks_of_job // max(ranks, 1)))
+        return max(1, int(self.world_size // max(ranks, 1)))
 
     @property
     def batch(self) -> float:

@@ -35,7 +35,16 @@ def measured_costs(file: CostFile, assumed: StageCosts) -> StageCosts:
         for extra, time, count in zip(extras, times, counts, strict=True):
             extra[kind] = time - count * layer[kind]
     others = {kind: file.costs.passes[kind] for kind in assumed.others}
-    return replace(assumed, layer=layer, extras=extras, others=others, comms=file.costs.comms)
+    if "U" in file.costs.passes:
+        others["U"] = file.costs.passes["U"]
+    return replace(
+        assumed,
+        layer=layer,
+        extras=extras,
+        others=others,
+        comms=file.costs.comms,
+        exchanges=file.costs.exchanges,
+    )
 
 
 def _layer_time(

@@ -103,7 +103,8 @@ WHOLE: Final = Window()
 
 def _what_runs(timelines: Sequence[Timeline]) -> str:
     end = max((timeline.end for timeline in timelines), default=0.0)
-    last = max((span.microbatch for timeline in timelines for span in timeline.spans), default=0)
+    spans = (span for timeline in timelines for span in timeline.spans)
+    last = max((span.microbatch for span in spans if span.kind in CHUNKED_KINDS), default=0)
     return f"the times are 0:{end:.4g} and the microbatches m0:m{last}"
 
 

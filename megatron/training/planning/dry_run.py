@@ -23,6 +23,7 @@ from megatron.simulator.draw.text import draw_text
 from megatron.simulator.units import MEMORY, TIME, percent
 from megatron.training.planning.forecast_run import Fullest, RunForecast, forecast_run
 from megatron.training.planning.least_memory import least_memory
+from megatron.training.planning.replica_report import replica_lines
 from megatron.training.planning.run_plan import (
     NEAR,
     Candidate,
@@ -74,6 +75,8 @@ def dry_run(config: RunConfig, gpu: Gpu, watch: Watch | None = None) -> Iterator
     yield _head(found)
     yield draw_text(found.timeline, unit="s", most=STRIPS)
     yield _figures(found)
+    if found.exchanges is not None:
+        yield "\n".join(replica_lines(found, found.exchanges))
     if ranked:
         yield _ranking(config, ranked, gpu)
     if not found.fits:
@@ -100,7 +103,7 @@ def _head(found: RunForecast) -> str:
 def _job(config: RunConfig, gpu: Gpu) -> str:
     """Return what the job is, but for its plan: its GPUs, replicas, vocabulary and batch."""
     train, replicas = config.train, config.train.replicas
-    alone = " (--dry-run-ranks N plans more)" if replicas == 1 else ""
+    alone = " (--dry-run-replicas N plans more)" if replicas == 1 else ""
     share = "" if replicas == 1 else " for each replica"
     microbatches = counted(train.num_microbatches, "microbatch")
     return (

@@ -156,8 +156,12 @@ def _ms(seconds: float) -> str:
 
 def describe_costs(costs: Costs) -> str:
     """Return every cost's mean over ranks and chunks, for the log."""
-    times = {kind: mean(_flat(time)) for kind, time in costs.passes.items()} | dict(costs.comms)
-    return ", ".join(f"{kind} {seconds * 1e3:.3g} ms" for kind, seconds in times.items())
+    times: list[tuple[str, float]] = [
+        *((kind, mean(_flat(time))) for kind, time in costs.passes.items()),
+        *costs.comms.items(),
+        *((kind, mean(own.times)) for kind, own in costs.exchanges.items()),
+    ]
+    return ", ".join(f"{kind} {seconds * 1e3:.3g} ms" for kind, seconds in times)
 
 
 def save_measured(state: TrainState, costs: Costs, path: Path) -> None:

@@ -154,7 +154,7 @@ def test_conditions_on_a_line() -> None:
     assert Line(words, 16).replicas == 2
     dry = words | {"--dry-run": []}
     assert [Line(dry, ranks).replicas for ranks in (1, 16)] == [1, 2]
-    assert Line(dry | {"--dry-run-ranks": ["24"]}, 1).replicas == 3
+    assert Line(dry | {"--dry-run-replicas": ["3"]}, 1).replicas == 3
     assert Line({}, 3).replicas == 3
     assert without("--a", "--b").holds(Line({"--c": []}))
     assert not without("--a", "--b").holds(Line({"--b": []}))
@@ -171,9 +171,9 @@ def test_conditions_on_a_line() -> None:
         ("--sequence-parallel", 1, 1, 0),
         ("--sequence-parallel --tensor-model-parallel-size 2", 2, 0, 2),
         ("--sequence-parallel --model-parallel-size 2", 2, 1, 2),
-        ("--use-distributed-optimizer", 1, 1, 0),
-        ("--use-distributed-optimizer", 2, 0, 1),
-        ("--use-distributed-optimizer --pipeline-model-parallel-size 2", 2, 1, 0),
+        ("--use-torch-fsdp2", 1, 1, 0),
+        ("--use-torch-fsdp2", 2, 0, 1),
+        ("--use-torch-fsdp2 --pipeline-model-parallel-size 2", 2, 1, 0),
         ("--zero-stage 1 --overlap-grad-reduce", 4, 0, 1),
         ("--transformer-impl transformer_engine", 1, 1, 0),
         ("--transformer-impl transformer_engine --fp8-format hybrid", 1, 0, 2),

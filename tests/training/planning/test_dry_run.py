@@ -364,7 +364,7 @@ def test_replicas_share_the_global_batch() -> None:
     both = replace(alone, train=train, parallel=parallel)
     one, two = report(alone), report(both)
     assert "4 x A100" in one
-    assert "1 replica of a pipeline of 4 (--dry-run-ranks N plans more)" in one
+    assert "1 replica of a pipeline of 4 (--dry-run-replicas N plans more)" in one
     assert "8 x A100" in two
     assert "2 replicas of a pipeline of 4; " in two
     assert "global batch 32: 8 microbatches of 2 samples for each replica" in two
