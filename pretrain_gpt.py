@@ -4,18 +4,21 @@ import logging
 import os
 import sys
 
-from torch.distributed.elastic.multiprocessing.errors import record
+from megatron.commands.environment import in_environment
 
-from megatron.config.command_line import parse
-from megatron.config.run_config import RunConfig
-from megatron.parallel.environment import set_nccl_environment
-from megatron.schedules.search.watch import Watch
-from megatron.simulator.costs.gpus import gpu
-from megatron.training.failure import end_the_job, or_exit
-from megatron.training.loop import prepare, set_up, train
-from megatron.training.planning.dry_run import dry_run
-from megatron.training.rendezvous import join
-from megatron.training.setup import leave
+with in_environment():
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    from megatron.config.command_line import parse
+    from megatron.config.run_config import RunConfig
+    from megatron.parallel.environment import set_nccl_environment
+    from megatron.schedules.search.watch import Watch
+    from megatron.simulator.costs.gpus import gpu
+    from megatron.training.failure import end_the_job, or_exit
+    from megatron.training.loop import prepare, set_up, train
+    from megatron.training.planning.dry_run import dry_run
+    from megatron.training.rendezvous import join
+    from megatron.training.setup import leave
 
 
 @record  # leaves what nobody catches for torchrun's report

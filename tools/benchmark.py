@@ -4,10 +4,16 @@
 python tools/benchmark.py                                    # everything: hours
 python tools/benchmark.py --pipeline-schedule 1f1b zb-v auto --vocab-parallel none vocab-2
 python tools/benchmark.py --vocab-size 32000 --pipeline-schedule 1f1b -m 8 --rounds 1
+python tools/benchmark.py --layout p=2 d=2 --references single pytorch-ddp \
+  --pipeline-schedule 1f1b --vocab-parallel vocab-2 --vocab-size 32000
 
 Every case runs in new processes, so its peak memory does not include that of other cases. The cases
 take turns, so a drift of the machine's speed affects all alike. The report shows medians over the
 rounds, and is written anew after each round.
+
+With --layout the same ranks are laid out in several ways, as pipeline ranks p and replicas d, and
+references update their weights too. A layout of p = 1 has no schedule and no vocabulary to split:
+it runs once, as 1f1b and none.
 """
 
 import argparse
@@ -20,6 +26,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -29,7 +36,7 @@ from megatron.schedules.plan_flags import PLAN_FLAGS
 from megatron.schedules.treatments import TREATMENTS
 from megatron.training.planning.run_plan import candidates, chosen, make_run_plan
 from tools.benchmarking.allocator import allocator
-from tools.benchmarking.case import REFERENCES, BenchmarkCase
+from tools.benchmarking.case import BASE, REFERENCES, BenchmarkCase
 
 
 def measure(case: BenchmarkCase) -> dict[str, object]:
@@ -41,7 +48,7 @@ def measure(case: BenchmarkCase) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", str(case.ranks), __file__, "--worker", case.to_json()]
+        command += ["--nproc-per-node", str(case.processes), __file__, "--worker", case.to_json()]
         variables = allocator() if case.device == "cpu" else {}
         environment = {**os.environ, **variables, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
@@ -107,6 +114,8 @@ def _resolved(case: BenchmarkCase) -> BenchmarkCase:
 def main(arguments: Sequence[str]) -> None:
     """Measure all cases and write the report."""
     options = parser().parse_args(arguments)
+    if fault := layout_fault(options):
+        raise SystemExit(f"error: {fault}")
     if options.worker is not None:
         work(BenchmarkCase.from_json(options.worker), options.result)
         return
@@ -129,17 +138,51 @@ def main(arguments: Sequence[str]) -> None:
     print(table(rows))
 
 
+class Layout(NamedTuple):
+    """Pipeline ranks, and replicas of them."""
+
+    ranks: int
+    replicas: int
+
+
+def parse_layout(text: str) -> Layout:
+    """Read ``p=2``, ``d=2`` or ``p=2,d=4``; what is left out is 1."""
+    sizes = dict(word.partition("=")[::2] for word in text.split(","))
+    known = {"p", "d"}.issuperset(sizes) and len(sizes) == len(text.split(","))
+    if not known or not all(size.isdecimal() and int(size) for size in sizes.values()):
+        raise argparse.ArgumentTypeError(f"'{text}': give p=2, d=2 or p=2,d=4")
+    return Layout(int(sizes.get("p", 1)), int(sizes.get("d", 1)))
+
+
+def layout_fault(options: argparse.Namespace) -> str | None:
+    """Return what is wrong with ``--layout``, if anything."""
+    if options.layouts is None:
+        return None
+    if len({layout.ranks * layout.replicas for layout in options.layouts}) > 1:
+        return "--layout: all layouts must have as many ranks, to be compared"
+    for _, replicas in options.layouts:
+        if options.microbatches % replicas:
+            return f"-m {options.microbatches} microbatches cannot be shared by {replicas} replicas"
+    return None
+
+
 def _wanted(options: argparse.Namespace) -> Iterator[BenchmarkCase]:
     """Yield every case that the options name; for each V the references come first."""
-    pairs = [(reference, "none") for reference in options.references]
-    pairs += itertools.product(options.schedules, options.treatments)
+    layouts = options.layouts or [Layout(options.ranks, 1)]
+    processes = layouts[0].ranks * layouts[0].replicas
+    wanted = [(reference, "none", Layout(processes, 1)) for reference in options.references]
+    for layout in layouts:
+        pairs = itertools.product(options.schedules, options.treatments)
+        wanted += [(*pair, layout) for pair in ([BASE] if layout.ranks == 1 else pairs)]
     for vocab_size in options.vocab_sizes:
-        for schedule, treatment in pairs:
+        for schedule, treatment, layout in wanted:
             yield BenchmarkCase(
                 vocab_size=vocab_size,
                 schedule=schedule,
                 treatment=treatment,
-                ranks=options.ranks,
+                ranks=layout.ranks,
+                replicas=layout.replicas,
+                with_update=options.layouts is not None,
                 microbatches=options.microbatches,
                 hidden_size=options.hidden_size,
                 layers=options.layers,
@@ -189,6 +232,8 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     _add_lists(add)
     add("-p", *PLAN_FLAGS["ranks"], dest="ranks", type=int, default=2)
+    layouts = "in place of -p: ways to lay out the ranks, as in p=2 d=2 or p=2,d=2 p=4"
+    add("--layout", dest="layouts", type=parse_layout, nargs="+", metavar="p=P,d=D", help=layouts)
     add("-m", "--microbatches", type=int, default=32)
     add("--hidden-size", type=int, default=512)
     add(*PLAN_FLAGS["layers"], dest="layers", type=int, default=8)

@@ -3,36 +3,49 @@
 
 python tools/checkpoint.py ls CHECKPOINTS
 python tools/checkpoint.py show CHECKPOINTS --step 1000
+python tools/checkpoint.py show CHECKPOINTS --plan > my.plan
 python tools/checkpoint.py verify CHECKPOINTS
 python tools/checkpoint.py diff CHECKPOINTS CHECKPOINTS --step 1000 --other-step 2000
 python tools/checkpoint.py reshard CHECKPOINTS WEIGHTS --files 8 --no-optim
 
-CHECKPOINTS is the folder of --save. Without --step, the last good checkpoint is meant. Any job
-loads any checkpoint, so training never needs resharding: it makes other files of the same tensors.
+CHECKPOINTS is the folder of --save. Without --step, the last checkpoint is meant, and if that is
+damaged the command ends: training would go on from an older one, but --step must name it here. Any
+job loads any checkpoint, so training never needs resharding: it makes other files of the same
+tensors.
 """
 
 import argparse
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import torch
-import torch.distributed.checkpoint as dcp
-from rich.progress import track
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from megatron.commands.environment import in_environment
 
-from megatron.checkpoint import folder, storage
-from megatron.checkpoint.boxed import BoxedTensor
-from megatron.checkpoint.folder import DamagedError
-from megatron.checkpoint.storage import SaveError
-from megatron.checkpoint.train_tensors import WEIGHT
-from megatron.parallel.box import whole
-from megatron.parallel.groups import ConnectedAxis
+with in_environment():
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from rich.progress import track
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    from megatron.checkpoint import folder, storage
+    from megatron.checkpoint.boxed import BoxedTensor
+    from megatron.checkpoint.folder import DamagedError
+    from megatron.checkpoint.storage import SaveError
+    from megatron.checkpoint.train_tensors import WEIGHT
+    from megatron.commands.arguments import number
+    from megatron.parallel.box import whole
+    from megatron.parallel.groups import ConnectedAxis
+    from megatron.schedules.counted import counted
 
 ALONE = ConnectedAxis("world", 0, (0,))
+PLAN_LINES, PLAN_WIDTH = 12, 100
+"""Lines of a plan that are shown, and characters of each."""
 AT_ONCE = 1 << 30
 """Bytes of tensors that are in memory at once, where they need not all be."""
 
@@ -50,19 +63,36 @@ def list_all(root: Path) -> None:
         print(f"{iteration:>10}{len(files):>7}{size / 1e9:>9.3f}{last}")
 
 
-def show(where: Path) -> None:
-    """Print what a checkpoint holds."""
+def show(where: Path, *, plan_alone: bool = False) -> None:
+    """Print what a checkpoint holds, or its plan alone as ``--schedule-file`` reads it."""
     common = storage.read_common(where)
+    if plan_alone:
+        print(common["plan"], end="")
+        return
     for name, value in common.items():
         if name not in ("model", "plan"):
             print(f"{name:24}{value}")
     print("model")
     for name, value in common.get("model", {}).items():
         print(f"  {name:26}{value}")
+    print("plan")
+    for line in beginning(common["plan"]):
+        print(f"  {line}")
     print("tensors")
     for name, saved in tensors(where).items():
         kind = str(saved.properties.dtype).removeprefix("torch.")
-        print(f"  {name:72}{list(saved.size)!s:>18} {kind}, in {len(saved.chunks)} parts")
+        print(
+            f"  {name:72}{list(saved.size)!s:>18} {kind}, in {counted(len(saved.chunks), 'part')}"
+        )
+
+
+def beginning(plan: str) -> Iterator[str]:
+    """Yield the first lines of a plan as far as they go, and a line on what is left out."""
+    lines = plan.splitlines()
+    for line in lines[:PLAN_LINES]:
+        yield line if len(line) <= PLAN_WIDTH else line[:PLAN_WIDTH].rsplit(" ", 1)[0] + " ..."
+    if len(lines) > PLAN_LINES or any(len(line) > PLAN_WIDTH for line in lines):
+        yield f"(the beginning of {counted(len(lines), 'line')}; show --plan prints all of it)"
 
 
 def verify(where: Path) -> bool:
@@ -76,33 +106,90 @@ def verify(where: Path) -> bool:
     return right
 
 
-def difference(one: Path, other: Path) -> bool:
-    """Print in what two checkpoints differ; return whether they are the same."""
+@dataclass(frozen=True)
+class Difference:
+    """A tensor in which two checkpoints differ.
+
+    Attributes:
+        name: of the tensor.
+        fault: what is different, in words that do not depend on the tensor.
+        told: the same in words that do.
+        size: by which values differ at most.
+    """
+
+    name: str
+    fault: str
+    told: str
+    size: float = 0.0
+
+    @property
+    def kind(self) -> str:
+        """What the tensor is to its parameter: its weight, or one of its moments."""
+        return self.name.split(".")[0]
+
+
+def difference(one: Path, other: Path, *, every: bool = False) -> bool:
+    """Print in what two checkpoints differ; return whether they are the same.
+
+    Tensors of a kind with the same fault get one line, unless ``every`` one is to be named.
+    """
     lines = [*_other_facts(storage.read_common(one), storage.read_common(other))]
-    mine, theirs = tensors(one), tensors(other)
-    for name in sorted(mine.keys() ^ theirs.keys()):
-        lines.append(f"{name}: only in {one if name in mine else other}")
-    both = {name: saved for name, saved in mine.items() if name in theirs}
-    for name in [name for name, saved in both.items() if saved.size != theirs[name].size]:
-        lines.append(f"{name}: {list(both[name].size)} and {list(theirs[name].size)}")
-        del both[name]
-    for names in batches(both):
-        for name, a, b in _pairs(one, other, {name: both[name] for name in names}):
-            if not torch.equal(a, b):
-                distance = float((a.double() - b.double()).abs().max())
-                lines.append(f"{name}: differs by up to {distance:.3g}")
+    groups: dict[object, list[Difference]] = {}
+    for found in differences(one, other):
+        groups.setdefault(found if every else (found.fault, found.kind), []).append(found)
+    lines += map(_told, groups.values())
     print("\n".join(lines) if lines else "the same, to the last bit")
     return not lines
 
 
+def differences(one: Path, other: Path) -> Iterator[Difference]:
+    """Yield the tensors in which two checkpoints differ."""
+    mine, theirs = tensors(one), tensors(other)
+    for name in sorted(mine.keys() ^ theirs.keys()):
+        place = f"only in {one if name in mine else other}"
+        yield Difference(name, place, place)
+    both = {name: saved for name, saved in mine.items() if name in theirs}
+    for name in [name for name, saved in both.items() if saved.size != theirs[name].size]:
+        shapes = f"{list(both[name].size)} and {list(theirs[name].size)}"
+        yield Difference(name, "of two shapes", shapes)
+        del both[name]
+    for names in batches(both):
+        for name, a, b in _pairs(one, other, {name: both[name] for name in names}):
+            if not torch.equal(a, b):
+                size = float((a.double() - b.double()).abs().max())
+                yield Difference(name, "with other values", f"differs by up to {size:.3g}", size)
+
+
+def _told(group: Sequence[Difference]) -> str:
+    """Return the line on tensors of a kind with the same fault."""
+    most = max(group, key=lambda found: (isnan(found.size), found.size))
+    if len(group) == 1:
+        return f"{most.name}: {most.told}"
+    return (
+        f"{most.kind}: {counted(len(group), 'tensor')} {most.fault} (--all names them), first of "
+        f"all {most.name}: {most.told}"
+    )
+
+
 def reshard(where: Path, target: Path, files: int, *, optimizer: bool) -> None:
-    """Write the tensors of a checkpoint to another folder, in so many files."""
+    """Write the tensors of a checkpoint to another folder, in so many files.
+
+    Raises:
+        DamagedError: the folder has that checkpoint already, or there are fewer tensors than files.
+    """
     common = storage.read_common(where)
+    iteration = int(common["iteration"])
+    if folder.folder_of(target, iteration).exists():
+        raise DamagedError(
+            f"{target} has a checkpoint of iteration {iteration} already: name another folder"
+        )
     keep = {n: s for n, s in tensors(where).items() if optimizer or n.startswith(f"{WEIGHT}.")}
+    if files > len(keep):
+        raise DamagedError(f"--files {files}: {where} has {counted(len(keep), 'tensor')} to write")
     content = _read(where, keep)
     common["has_optimizer"] = common["has_optimizer"] and optimizer
-    written = storage.write(target, int(common["iteration"]), content, common, ALONE, files)
-    print(f"{written}: {len(content)} tensors")
+    written = storage.write(target, iteration, content, common, ALONE, files)
+    print(f"{written}: {counted(len(content), 'tensor')} of {where}")
 
 
 def tensors(where: Path) -> dict[str, TensorStorageMetadata]:
@@ -164,7 +251,7 @@ def choose(root: Path, step: int | None, *, checked: bool = True) -> Path:
 
     Args:
         root: of the checkpoints.
-        step: iteration; ``None``: the last good one.
+        step: iteration; ``None``: the last one.
         checked: whether to compare at all.
 
     Raises:
@@ -175,22 +262,18 @@ def choose(root: Path, step: int | None, *, checked: bool = True) -> Path:
         raise DamagedError(f"{root} has no complete checkpoint")
     if step is not None and step not in found:
         raise DamagedError(f"{root} has no checkpoint of iteration {step}, but of {sorted(found)}")
-    if step is not None or not checked:
-        where = folder.folder_of(root, found[0] if step is None else step)
-        if checked:
-            folder.verify(where)
-        return where
-    for iteration in found:
-        where = folder.folder_of(root, iteration)
-        problem = folder.problem_of(where)
-        if problem is None:
-            return where
-        print(f"{problem}: an older checkpoint is tried", file=sys.stderr)
-    raise DamagedError(f"every checkpoint in {root} is damaged")
+    where = folder.folder_of(root, found[0] if step is None else step)
+    problem = folder.problem_of(where) if checked else None
+    if problem is not None:
+        others = [iteration for iteration in found if folder.folder_of(root, iteration) != where]
+        way_out = f"--step takes another one: {others}" if others else "there is no other one"
+        raise DamagedError(f"{where.name} is damaged: {problem}; {way_out}")
+    return where
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may stop early, as head does
     args = _parse(arguments)
     right = True
     try:
@@ -198,12 +281,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             case "ls":
                 list_all(args.root)
             case "show":
-                show(choose(args.root, args.step))
+                show(choose(args.root, args.step), plan_alone=args.plan)
             case "verify":
                 right = verify(choose(args.root, args.step, checked=False))
             case "diff":
                 step = args.step if args.other_step is None else args.other_step
-                right = difference(choose(args.root, args.step), choose(args.other, step))
+                one, other = choose(args.root, args.step), choose(args.other, step)
+                right = difference(one, other, every=args.all)
             case "reshard":
                 where = choose(args.root, args.step)
                 reshard(where, args.target, args.files, optimizer=not args.no_optim)
@@ -229,12 +313,15 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         if name == "diff":
             command.add_argument("other", type=Path, metavar="CHECKPOINTS")
             command.add_argument("--other-step", type=int, help="default: --step")
+            command.add_argument("--all", action="store_true", help="name every tensor")
+        if name == "show":
+            command.add_argument("--plan", action="store_true", help="print the plan alone, whole")
         if name == "reshard":
             command.add_argument("target", type=Path, help="folder of the new checkpoint")
-            command.add_argument("--files", type=int, default=1, help="to write (default: 1)")
+            command.add_argument("--files", type=number(1), default=1, help="to write (default: 1)")
             command.add_argument("--no-optim", action="store_true", help="only the weights")
         if name != "ls":
-            command.add_argument("--step", type=int, help="iteration (default: the last good one)")
+            command.add_argument("--step", type=int, help="iteration (default: the last)")
     return parser.parse_args(arguments)
 
 

@@ -4,9 +4,10 @@
 python tools/compare_timelines.py run.planned.json run.json --draw both.svg
 python tools/compare_timelines.py run.planned.json run.json --draw part.svg --window m8:m11
 
---record-timeline run.json writes both, in seconds. A rank idles for one of four reasons: it waits
-for a peer's activation or gradient; it waits for a collective (barrier); it waits for nothing, but
-its host is late to issue the next pass; or it is done before the others.
+--record-timeline run.json writes both, in seconds. A rank idles for one of five reasons: it waits
+for a peer's activation or gradient; it waits for a collective of the vocabulary (barrier); it waits
+for its replicas; it waits for nothing, but its host is late to issue the next pass; or it is done
+before the others.
 """
 
 import argparse
@@ -31,6 +32,9 @@ from megatron.simulator.draw.stretches import WHOLE, Window
 from megatron.simulator.simulate import Timeline
 from megatron.simulator.timeline_file import load_timeline
 
+CAUSES = ("for a peer", "for a barrier", "for replicas", "host gaps", "done")
+"""Why a rank idles, in the order of ``Bubble``."""
+
 NOTABLE = 0.05
 """A rank is named if its ratio differs by more than this share from that of all."""
 
@@ -47,7 +51,7 @@ def report(comparison: Comparison) -> str:
             "time of collectives during which their ranks compute",
             *(_shares(f"  {kind}", pair) for kind, pair in comparison.overlap.items()),
             "share of the iteration that a rank idles",
-            f"{'':16}{'for a peer':>14}{'for a barrier':>14}{'host gaps':>14}{'done':>14}",
+            f"{'':16}" + "".join(f"{cause:>14}" for cause in CAUSES),
             *_bubbles(comparison),
         ]
     )

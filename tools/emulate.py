@@ -4,12 +4,18 @@
 python tools/emulate.py --csv docs/reference/a100_8gpu_seq2048.csv --rows 1,6 --microbatches 32
 python tools/emulate.py --measured-costs costs.json --vocab-parallel vocab-2 -p 8 -m 24
 python tools/emulate.py --csv runs.csv --rows 3 -m 16 --jitter 0.5 --iterations 200
+python tools/emulate.py --measured-costs costs.json --grid d=4,p=4 --overlap-grad-reduce
 
 Every rank is a process of this machine with two busy threads, one for passes and one for
-collectives. Each thread should have a core. With fewer cores the threads would wait for one
-another, as threads of a real cluster would not. So with K threads per core (or with --slow-down K)
-passes and messages take K times their time, and the time of the iteration is divided by K. The
-overhead of the executor is that of this machine and does not depend on K.
+collectives; with replicas there is a third, for what they exchange. Each thread should have a core.
+With fewer cores the threads would wait for one another, as threads of a real cluster would not. So
+with K threads per core (or with --slow-down K) passes and messages take K times their time, and the
+time of the iteration is divided by K. The overhead of the executor is that of this machine and does
+not depend on K.
+
+With --grid every replica runs the pipeline, and the replicas reduce the gradients of real buckets
+(RG), and with a sharded optimizer update (U) and gather (AG) parameters. The buckets hold a number
+for each replica; how long they take, the costs say.
 
 What is compared is the executor with the simulator. How far the simulator is from the measured runs
 of --csv, tools/reproduce.py says.
@@ -19,7 +25,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from statistics import mean, median
@@ -27,21 +33,30 @@ from statistics import mean, median
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.commands.arguments import (
+    OVERLAP_FIELDS,
     REQUEST_FIELDS,
     Parser,
+    add_overlap_flags,
     add_plan_flags,
     add_size_flags,
     number,
+    overlap_of,
     request_of,
 )
 from megatron.schedules.plan_flags import PLAN_FLAGS
-from tools.emulation.cases import EmulatedCase, measured_cases, planned_case
+from tools.emulation.cases import (
+    EmulatedCase,
+    GridSize,
+    measured_cases,
+    parse_grid,
+    planned_case,
+)
 from tools.emulation.cluster import Cluster, ClusterError
 from tools.emulation.rank import EmulatedJob, Outcome
 
 JITTERED_ITERATIONS = 200
 THREADS = 2
-"""Threads of a rank that work at the same time."""
+"""Threads of a rank that work at the same time; replicas have one more."""
 HEADER = "row what                            simulated ms emulated ms to simulated"
 WARM_UP = 0.1
 """Share of the iterations with jitter after which memory should no longer grow."""
@@ -74,7 +89,7 @@ def emulate(cluster: Cluster, case: EmulatedCase, rounds: int, slow_down: float)
     Raises:
         ClusterError: if a rank fails, or the rounds have different results.
     """
-    job = EmulatedJob(case.program, case.costs, case.unit * slow_down, rounds)
+    job = _job(case, slow_down, rounds)
     outcomes = cluster.run(job, case.simulated * slow_down * rounds)
     seconds = median(_iterations(outcomes)) / slow_down
     checksums = [outcome.checksums[0] for outcome in outcomes]
@@ -102,9 +117,7 @@ def shake(
         ClusterError: if a rank fails, or an iteration has other results than without jitter.
     """
     count, jitter = arguments.iterations or JITTERED_ITERATIONS, arguments.jitter
-    job = EmulatedJob(
-        case.program, case.costs, case.unit * slow_down, count, jitter, arguments.seed or 0
-    )
+    job = replace(_job(case, slow_down, count), jitter=jitter, seed=arguments.seed or 0)
     outcomes = cluster.run(job, case.simulated * slow_down * count * (1 + jitter))
     _refuse_changes(outcomes, expected)
     times = [1000 * seconds / slow_down for seconds in _iterations(outcomes)]
@@ -113,6 +126,14 @@ def shake(
         f"    {count} iterations with up to {jitter:.0%} jitter: {min(times):.0f} to "
         f"{max(times):.0f} ms, results unchanged, memory of a rank grew by {grown:.1f} MiB at most"
     )
+
+
+def _job(case: EmulatedCase, slow_down: float, iterations: int) -> EmulatedJob:
+    job = EmulatedJob(case.program, case.costs, case.unit * slow_down, iterations)
+    if case.buckets is None:
+        return job
+    buckets = case.buckets.of(case.program.plan)
+    return replace(job, buckets=buckets, sharded=case.buckets.overlap.updates)
 
 
 def _iterations(outcomes: Sequence[Outcome]) -> list[float]:
@@ -145,6 +166,9 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add_size_flags(add, "; as measured with --csv")
     group = parser.add_argument_group("with --measured-costs")
     add_plan_flags(group.add_argument)
+    grid = "replicas d of a pipeline of p ranks, as in d=4,p=4; takes the place of -p"
+    group.add_argument("--grid", type=_grid, metavar="d=D,p=P", help=grid)
+    add_overlap_flags(group.add_argument)
     unit = "of a unit of time in the costs (default: 1)"
     group.add_argument("--unit", type=_positive, metavar="SECONDS", help=unit)
     add("--rounds", type=number(1), default=3, help="the median counts (default: %(default)s)")
@@ -168,6 +192,13 @@ def _share(text: str) -> float:
     return value
 
 
+def _grid(text: str) -> GridSize:
+    try:
+        return parse_grid(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _positive(text: str) -> float:
     value = number(0, float)(text)
     if not value:
@@ -181,7 +212,8 @@ def refuse_unused(arguments: argparse.Namespace) -> None:
     Raises:
         ValueError: if there is such a flag; the message names it and the flag it belongs to.
     """
-    of_plan = ({*REQUEST_FIELDS} - {"ranks", "microbatches"}) | {"unit"}
+    of_plan = ({*REQUEST_FIELDS} - {"ranks", "microbatches"}) | {"unit", "grid"}
+    replicas = 1 if arguments.grid is None else arguments.grid.replicas
     for names, belongs_to, idle in (
         (of_plan, "--measured-costs: the runs of --csv have all that", arguments.csv is not None),
         (("rows",), "--csv: measured costs are of one schedule", arguments.costs is not None),
@@ -190,10 +222,16 @@ def refuse_unused(arguments: argparse.Namespace) -> None:
             "--jitter: without, --rounds says how often",
             not arguments.jitter,
         ),
+        (("ranks",), "--measured-costs without --grid", arguments.grid is not None),
+        (
+            OVERLAP_FIELDS,
+            "--grid with several replicas",
+            replicas == 1,
+        ),
     ):
         for name in names:
             value = getattr(arguments, name)
-            if idle and value is not None:
+            if idle and value not in (None, False):
                 given = " ".join(value) if name == "rows" else value
                 flag = PLAN_FLAGS.get(name, ("--" + name.replace("_", "-"),))[0]
                 raise ValueError(f"{flag} {given} goes with {belongs_to}; leave it out")
@@ -209,7 +247,17 @@ def read_cases(arguments: argparse.Namespace) -> list[EmulatedCase]:
         return measured_cases(
             arguments.csv, arguments.rows, arguments.microbatches, arguments.ranks
         )
-    return [planned_case(request_of(arguments), arguments.costs, arguments.unit or 1.0)]
+    replicas, ranks = arguments.grid or GridSize(1, arguments.ranks)
+    arguments = argparse.Namespace(**{**vars(arguments), "ranks": ranks})
+    return [
+        planned_case(
+            request_of(arguments),
+            arguments.costs,
+            arguments.unit or 1.0,
+            replicas,
+            overlap_of(arguments),
+        )
+    ]
 
 
 def _line(case: EmulatedCase, done: Emulation) -> str:
@@ -241,10 +289,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     cases = read_cases(arguments)
     done: list[tuple[EmulatedCase, Emulation]] = []
     print(HEADER)
-    for ranks, group in groupby(cases, key=lambda case: case.ranks):
-        slow_down = arguments.slow_down or max(1.0, THREADS * ranks / (os.cpu_count() or 1))
-        print(f"{ranks} ranks; everything takes {slow_down:g} times as long, and is divided by it")
-        with Cluster(ranks, arguments.realtime) as cluster:
+    for (ranks, replicas), group in groupby(cases, key=lambda case: (case.ranks, case.replicas)):
+        threads = (THREADS + (replicas > 1)) * ranks * replicas
+        slow_down = arguments.slow_down or max(1.0, threads / (os.cpu_count() or 1))
+        pipelines = "" if replicas == 1 else f"{replicas} replicas of "
+        print(
+            f"{pipelines}{ranks} ranks; everything takes {slow_down:g} times as long, and is "
+            "divided by it"
+        )
+        with Cluster(ranks, arguments.realtime, replicas=replicas) as cluster:
             for case in group:
                 emulation = emulate(cluster, case, arguments.rounds, slow_down)
                 done.append((case, emulation))

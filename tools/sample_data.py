@@ -17,14 +17,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from megatron.data.corpus import standard_library, text_files
-from megatron.data.prepare import prepare, unused_pieces
-from megatron.native.files import cache_root
+from megatron.commands.environment import in_environment
+
+with in_environment():
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+    from megatron.data.corpus import standard_library, text_files
+    from megatron.data.prepare import prepare, unused_pieces
+    from megatron.native.files import cache_root
 
 _SMALLEST, _LARGEST = 261, 1_000_000  # the bytes and the special tokens are 260
 

@@ -6,6 +6,10 @@ simulate-schedule --pipeline-schedule zb-v -p 8 -m 64 --text --window m20:m24
 simulate-schedule --schedule-file my.plan --measured-costs costs.json
 simulate-schedule --cost F=1,B=2:2:2:4.4,p2p=0.1 --json
 simulate-schedule --vocab-parallel redis --output-layer 1.2 --num-layers 32
+simulate-schedule --pipeline-schedule zb-v --replicas 4 --cost F=1,B=1,W=1,RG=4 \
+  --overlap-grad-reduce
+simulate-schedule --replicas 64 --parameters 1e9 --replica-bandwidth 50e9 --replica-latency 1e-5 \
+  --use-distributed-optimizer --overlap-param-gather --cost F=0.01,B=0.02,U=0.001
 
 Flags of a plan have the names that they have in training; their second names mean the same.
 
@@ -14,6 +18,11 @@ Costs may have any unit, and the results have the same. They are those of one pa
 gradient, and schedules that do not split the backward run B + W as one pass. If W is absent, B is
 the whole backward. 'none' and 'redis' have no passes of the output layer: there only --output-layer
 adds its time, to the last stage.
+
+Replicas of the pipeline reduce the gradients of buckets (RG), and with a sharded optimizer each
+updates a part of the parameters (U) and gathers the others (AG). The costs have the time of all
+buckets of a rank together; or RG and AG follow from --parameters and the link. A rank has as many
+parameters in each chunk, and in each vocabulary layer that is split, as in the others.
 """
 
 import argparse
@@ -21,24 +30,29 @@ import gc
 import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
 
 from megatron.commands.arguments import (
+    OVERLAP_FIELDS,
     Parser,
+    add_overlap_flags,
     add_plan_flags,
     add_size_flags,
     add_window,
     check_window,
     number,
+    overlap_of,
     picture_file,
     request_of,
     write_picture,
 )
 from megatron.schedules.catalogue import TRAITS
-from megatron.schedules.needs import COMM_KINDS
+from megatron.schedules.costs import Costs, Exchange
+from megatron.schedules.counted import counted
+from megatron.schedules.needs import COMM_KINDS, REPLICA_KINDS, CommKind
 from megatron.schedules.passes import PASS_KINDS
 from megatron.schedules.plan_flags import PLAN_FLAGS
 from megatron.schedules.request import Request
@@ -52,9 +66,11 @@ from megatron.simulator.costs.cost_file import (
     parse_costs,
 )
 from megatron.simulator.costs.peak_bytes import peak_bytes
+from megatron.simulator.costs.replicas import Link, Replicas
 from megatron.simulator.draw.picture import Panel, lay_out
 from megatron.simulator.draw.text import draw_text
 from megatron.simulator.draw.trace import chrome_trace
+from megatron.simulator.exchange import EvenBuckets
 from megatron.simulator.metrics import DEFINITIONS, headline
 from megatron.simulator.scenario import LAYERS_PER_STAGE, Scenario, Simulation, run
 
@@ -70,6 +86,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add_size_flags(add)
     add_plan_flags(add)
     _add_cost_flags(parser)
+    _add_replica_flags(parser)
     add("--json", action="store_true", help="print the figures and rows as one JSON object")
     add("--text", action="store_true", help="draw the timeline as text")
     add("--draw", type=picture_file, metavar="FILE.svg", help="draw it")
@@ -117,6 +134,73 @@ def _add_cost_flags(parser: argparse.ArgumentParser) -> None:
     last = "layers of the last stage, for redis (default: balanced)"
     names = PLAN_FLAGS["last_stage_layers"]
     add(*names, dest="last_stage_layers", type=number(0), metavar="LAYERS", help=last)
+
+
+def _add_replica_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("replicas").add_argument
+    add("--replicas", type=number(1), default=1, metavar="D", help="pipelines (default: 1)")
+    add_overlap_flags(add)
+    cut = "of each chunk, and of each vocabulary layer that is split (default: 1)"
+    add("--buckets", type=number(1), metavar="N", help=cut)
+    add("--parameters", type=number(1, float), metavar="N", help="of a rank")
+    bandwidth = "bytes that a rank can send to its replica in a unit of time"
+    add("--replica-bandwidth", type=number(0, float), metavar="BYTES", help=bandwidth)
+    latency = "time of a step to it in addition to that of its bytes (default: 0)"
+    add("--replica-latency", type=number(0, float), metavar="TIME", help=latency)
+
+
+LINK_FIELDS = ("parameters", "replica_bandwidth", "replica_latency")
+"""What the time of RG and AG follows from, if the costs do not have it."""
+
+
+def read_buckets(arguments: argparse.Namespace) -> EvenBuckets | None:
+    """Return the buckets of every rank; ``None`` without replicas.
+
+    Raises:
+        ValueError: if flags of replicas are given and there is one replica.
+    """
+    if arguments.replicas > 1:
+        return EvenBuckets(overlap_of(arguments), arguments.buckets or 1)
+    for field in (*OVERLAP_FIELDS, "buckets", *LINK_FIELDS):
+        if getattr(arguments, field):
+            flag = "--" + field.replace("_", "-")
+            raise ValueError(f"{flag} is about replicas: add --replicas D, or leave it out")
+    return None
+
+
+def with_exchange(costs: Costs, arguments: argparse.Namespace, ranks: int) -> Costs:
+    """Return ``costs`` with the time of RG and AG, if the flags give the link.
+
+    Args:
+        costs: as given.
+        arguments: the flags.
+        ranks: pipeline ranks.
+
+    Raises:
+        ValueError: if the time of RG is given twice, or not at all.
+    """
+    if arguments.replicas == 1:
+        return costs
+    given = {*costs.comms, *costs.exchanges}.intersection(REPLICA_KINDS)
+    if arguments.parameters and arguments.replica_bandwidth and not given:
+        link = Link(arguments.replica_bandwidth, arguments.replica_latency or 0.0)
+        replicas = Replicas(arguments.replicas, sharded=arguments.use_distributed_optimizer)
+        parameters = [arguments.parameters] * ranks
+        exchanges: dict[CommKind, Exchange] = {"RG": replicas.reduction(parameters, link)}
+        if replicas.sharded:
+            exchanges["AG"] = replicas.gathering(parameters, link)
+        return replace(costs, exchanges=exchanges)
+    link_given = any(getattr(arguments, field) is not None for field in LINK_FIELDS)
+    if link_given == bool(given):
+        raise ValueError(
+            f"--replicas {arguments.replicas}: give the time of RG as a cost (RG=3), or "
+            "--parameters and --replica-bandwidth"
+        )
+    if link_given:
+        raise ValueError(
+            "the link between replicas needs both --parameters and --replica-bandwidth, above 0"
+        )
+    return costs
 
 
 def costs_of_file(path: Path, vocabulary: str) -> CostFile:
@@ -169,7 +253,25 @@ def read_case(arguments: argparse.Namespace, request: Request) -> Scenario:
             f"--output-layer {arguments.output_layer:g} and the costs of S and T both give the "
             "time of the output layer: give only one of them"
         )
-    return Scenario(request, arguments.output_layer, arguments.layers, arguments.last_stage_layers)
+    return Scenario(
+        request,
+        arguments.output_layer,
+        arguments.layers,
+        arguments.last_stage_layers,
+        read_buckets(arguments),
+    )
+
+
+def notes(scenario: Scenario) -> Iterator[str]:
+    """Yield what the flags ask for and the costs leave without effect."""
+    request, layer = scenario.request, scenario.output_layer
+    alike = all(isinstance(time, (int, float)) for time in request.costs.passes.values())
+    if request.treatment.redistributed and not layer and alike:
+        yield (
+            f"--vocab-parallel {request.vocabulary} spreads the layers by what the output layer "
+            "takes, and that is nothing here, so this is 'none': add --output-layer TIME, or the "
+            "costs of every rank (--cost F=TIME:TIME:..., --measured-costs)"
+        )
 
 
 def figures(
@@ -178,6 +280,7 @@ def figures(
     """Return what ``--json`` prints; ``held`` is every rank's peak in bytes, if known."""
     return {
         "schedule": scenario.request.schedule,
+        "taken": done.schedule,
         "vocab": scenario.request.vocabulary,
         "p": scenario.request.ranks,
         "m": scenario.request.microbatches,
@@ -186,6 +289,7 @@ def figures(
         "bubble_rate": done.timeline.bubble_rate(),
         "peak_in_flight": list(done.in_flight),
         "peak_bytes": held,
+        "hidden": {kind: own.share for kind, own in done.hidden.items()},
         "rows": [" ".join(map(str, row)) for row in done.plan.rows],
     }
 
@@ -193,8 +297,9 @@ def figures(
 def heading(scenario: Scenario, done: Simulation) -> str:
     """Return the results of a simulation in one line."""
     request = scenario.request
+    taken = f" takes {done.schedule}" if request.traits.compares else ""
     return (
-        f"{request.schedule}, vocabulary {request.vocabulary}, p = {request.ranks}, "
+        f"{request.schedule}{taken}, vocabulary {request.vocabulary}, p = {request.ranks}, "
         f"m = {request.microbatches}: {headline(done.timeline, done.in_flight)}"
     )
 
@@ -205,8 +310,12 @@ def report(scenario: Scenario, done: Simulation, held: Sequence[float] | None) -
     for rank, peak in enumerate(done.in_flight):
         work = f"  rank {rank}: works {done.timeline.work(rank):.6g}"
         lines.append(
-            f"{work}, holds up to {peak:.4g} microbatches"
+            f"{work}, holds up to {counted(peak, 'microbatch')}"
             + (f", {held[rank] / 2**30:.4g} GiB" if held else "")
+        )
+    for kind, own in done.hidden.items():
+        lines.append(
+            f"  {kind}: takes {own.alone:.6g} by itself, of which {own.share:.0%} is hidden"
         )
     lines.append(f"  bubble of the zero-bubble papers: {done.timeline.bubble_rate():.1%}")
     return "\n".join(lines)
@@ -234,7 +343,8 @@ def simulate_schedule(argv: Sequence[str] | None) -> None:
     check_window(arguments.window, {"--text": arguments.text, "--draw": bool(arguments.draw)})
     request = request_of(arguments)
     given = read_costs(arguments, request.vocabulary)
-    scenario = read_case(arguments, replace(request, costs=given.costs))
+    costs = with_exchange(given.costs, arguments, request.ranks)
+    scenario = read_case(arguments, replace(request, costs=costs))
     watch = Watch(arguments.seconds, sys.stderr)
     done = run(scenario, watch)
     watch.close()
@@ -246,6 +356,8 @@ def simulate_schedule(argv: Sequence[str] | None) -> None:
         else report(scenario, done, held)
     )
     besides = sys.stderr if arguments.json else sys.stdout
+    for note in notes(scenario):
+        print(f"note: {note}", file=besides)
     if done.bound is not None:
         print(f"no plan within the memory limit ends before {done.bound:.6g}", file=besides)
     if arguments.text:

@@ -277,6 +277,14 @@ class LogFlags:
         "Only report the plan, its time and its memory. Needs no ranks, devices or data.")
     dry_run_gpu: str | None = flag(None, "The GPU to predict for.", unset=DRY_RUN_GPU,
         choices=tuple(GPUS), any_case=True, needs="--dry-run")
+    dry_run_replicas: int | None = flag(None, "Replicas of the model to predict for.", COUNT,
+        unset="1", needs="--dry-run")
+    dry_run_replica_bandwidth: float | None = flag(None,
+        "GB/s of one direction from a rank to its replica in another machine.", POSITIVE,
+        unset="by the GPU", needs="--dry-run-replicas")
+    dry_run_replica_latency: float | None = flag(None,
+        "Microseconds of a step from a rank to its replica, in addition to its bytes.",
+        NOT_NEGATIVE, unset="10", needs="--dry-run-replicas")
 
 
 # fmt: on

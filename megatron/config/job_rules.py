@@ -12,9 +12,14 @@ from megatron.config.declare import options_of
 from megatron.config.flags import Flags
 from megatron.config.gpu_driver import why_gpus_are_out_of_reach
 from megatron.config.long_run_flags import ReplicaFlags
-from megatron.config.resolve import vocabulary
+from megatron.config.pipeline_flags import settle_pipeline, treatment_of
+from megatron.config.resolve import number_of_replicas, vocabulary
 from megatron.config.rules import Rule
 from megatron.data.indexed import IndexedDataset
+from megatron.model.distribution import distribute
+from megatron.schedules.counted import counted
+from megatron.schedules.plan import Plan
+from megatron.schedules.plan_file import load_any_plan, misfits, treatments_of
 
 CPUINFO = Path("/proc/cpuinfo")
 """Linux's description of the CPU."""
@@ -24,31 +29,33 @@ _NO_GPUS = "PyTorch finds no CUDA device here; install a driver and a CUDA build
 
 def job_rules(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
     """The rules for a job of ``world_size`` ranks; a dry run needs no ranks, devices or data."""
+    of_all = (_tokenizer, partial(_plan_file, world_size))
     if dry_run:
-        return (_tokenizer,)
-    return (_tokenizer, partial(_ranks, world_size), _device, _backend, _data_files)
+        return (*of_all, partial(_predicted_replicas, world_size))
+    return (*of_all, partial(_ranks, world_size), _device, _backend, _data_files)
 
 
 def job_notes(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
     """The rules about flags that change nothing on this machine, or with so many ranks."""
-    alone = partial(_one_replica, 1 if dry_run else world_size)
+    alone = partial(_one_replica, world_size)
     return (alone,) if dry_run else (alone, _backend_of_cpus, _bf16_on_cpus)
 
 
 def _one_replica(world_size: int, flags: Flags) -> Iterator[str]:
-    if world_size > flags.parallel.pipeline_model_parallel_size:
+    if number_of_replicas(flags, world_size) > 1:
         return
+    more = " (--dry-run-replicas N plans more)" if flags.log.dry_run else ""
     for option, value in options_of(ReplicaFlags, flags.replicas):
         if value:
-            yield f"{option} changes nothing: there is one replica of the model"
+            yield f"{option} changes nothing: there is one replica of the model{more}"
 
 
 def _ranks(world_size: int, flags: Flags) -> Iterator[str]:
     size = flags.parallel.pipeline_model_parallel_size
     if size > world_size:
         yield (
-            f"--pipeline-model-parallel-size {size} is more than the {world_size} rank(s) of this "
-            f"job (WORLD_SIZE): start {size} ranks, or lower it to {world_size}"
+            f"--pipeline-model-parallel-size {size} is more than the {counted(world_size, 'rank')} "
+            f"of this job (WORLD_SIZE): start {counted(size, 'rank')}, or lower it to {world_size}"
         )
     elif world_size % size:
         below = world_size // size * size
@@ -77,6 +84,12 @@ def _gathering(flags: Flags) -> Iterator[str]:
         )
 
 
+def _predicted_replicas(world_size: int, flags: Flags) -> Iterator[str]:
+    """Judge the replicas of a dry run as those of a job, whose ranks it does not need."""
+    size, replicas = flags.parallel.pipeline_model_parallel_size, flags.log.dry_run_replicas
+    yield from _ranks(size * replicas if replicas else max(size, world_size), flags)
+
+
 def _share_of_the_batch(replicas: int, flags: Flags) -> Iterator[str]:
     batch, micro = flags.train.global_batch_size, flags.train.micro_batch_size
     if batch is None or replicas == 1 or batch % micro or not batch % (micro * replicas):
@@ -86,6 +99,40 @@ def _share_of_the_batch(replicas: int, flags: Flags) -> Iterator[str]:
         f"--global-batch-size {batch} does not split into microbatches of {micro} for {replicas} "
         f"replicas: use {near} or another multiple of {micro * replicas}"
     )
+
+
+def _plan_file(world_size: int, flags: Flags) -> Iterator[str]:
+    """Compare a plan's file with the flags; every difference has a line of its own."""
+    file, train = flags.pipeline.schedule_file, flags.train
+    if file is None:
+        return
+    try:
+        plan = load_any_plan(file)
+    except ValueError as error:
+        yield f"--schedule-file: {error}"
+        return
+    share = (train.micro_batch_size or 1) * number_of_replicas(flags, world_size)
+    batch = train.global_batch_size or share
+    ranks = flags.parallel.pipeline_model_parallel_size
+    for misfit in misfits(plan, ranks, batch // share, treatment_of(flags)):
+        way_out = {
+            "ranks": f"--pipeline-model-parallel-size {plan.ranks}",
+            "microbatches": f"--global-batch-size {plan.microbatches * share}",
+            "vocabulary": f"--vocab-parallel {treatments_of(plan)[0]}",
+        }[misfit.field]
+        yield f"--schedule-file {file} {misfit.fault}: give {way_out}, or another file"
+    yield from _layers_of_plan(plan, flags)
+
+
+def _layers_of_plan(plan: Plan, flags: Flags) -> Iterator[str]:
+    """Spread the layers over the stages of a plan's file, if that needs no costs."""
+    try:
+        layers = settle_pipeline(flags).layers
+    except ValueError:
+        return  # the rules about the flags tell it
+    if layers.kind != "redis":
+        spread = partial(distribute, layers, flags.model.num_layers, len(plan.stages))
+        yield from _faults(spread)
 
 
 def _device(flags: Flags) -> Iterator[str]:
@@ -156,7 +203,8 @@ def _tokenizer(flags: Flags) -> Iterator[str]:
         yield (
             "--tokenizer-type is missing: give GPTSentencePieceTokenizer with --tokenizer-model "
             "FILE, or NullTokenizer with --vocab-size N for data without a tokenizer (Megatron's "
-            "GPT2BPETokenizer is not built yet); with --mock-data, --vocab-size N alone is enough"
+            "GPT2BPETokenizer is not built yet); with --mock-data or --dry-run, --vocab-size N is "
+            "enough"
         )
     else:
         yield from _faults(partial(vocabulary, data, flags.log.dry_run))

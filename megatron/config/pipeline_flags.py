@@ -19,6 +19,7 @@ from megatron.config.flags import (
 from megatron.config.pipeline_layout import LAYOUT_FLAG, layout_faults, readable_layout
 from megatron.model.distribution import LayerDistribution
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAITS
+from megatron.schedules.counted import counted
 from megatron.schedules.treatments import TREATMENTS
 
 V_SCHEDULES: Final = {"zb": "zb-v", "half": "v-half", "min": "v-min"}
@@ -55,7 +56,7 @@ class _Ask(NamedTuple):
 
 def settle_pipeline(flags: Flags) -> Pipeline:
     """Return the pipeline that ``flags`` ask for; they must break no rule of ``PIPELINE_RULES``."""
-    treatment = _treatment(flags)
+    treatment = treatment_of(flags)
     chunks = None if _whole(flags) else _chunks(flags)
     return Pipeline(_schedule(flags), treatment, chunks, _distribution(flags, treatment))
 
@@ -65,7 +66,8 @@ def _schedule(flags: Flags) -> str:
     return _agreed(_schedules(flags), DEFAULT_SCHEDULE if whole else CHUNKED_SCHEDULES[0])
 
 
-def _treatment(flags: Flags) -> str:
+def treatment_of(flags: Flags) -> str:
+    """Return the treatment of the vocabulary that the flags ask for."""
     return _agreed(_treatments(flags), DEFAULT_TREATMENT)
 
 
@@ -203,8 +205,8 @@ def _chunk_rule(flags: Flags) -> Iterator[str]:
         if chunks == 0:
             yield (
                 f"{given} does not divide the --num-layers {flags.model.num_layers} of "
-                f"{flags.parallel.pipeline_model_parallel_size} rank(s): change one of them, or "
-                "give --num-virtual-stages-per-pipeline-rank and --layer-distribution"
+                f"{counted(flags.parallel.pipeline_model_parallel_size, 'rank')}: change one of "
+                "them, or give --num-virtual-stages-per-pipeline-rank and --layer-distribution"
             )
         if chunks == 1 and not _whole(flags):
             yield (
@@ -238,7 +240,7 @@ def _layout_rule(flags: Flags) -> Iterator[str]:
 
 
 def _layout_note(flags: Flags) -> Iterator[str]:
-    treatment = _treatment(flags)
+    treatment = treatment_of(flags)
     if _layout(flags) and TREATMENTS[treatment].is_sharded:
         yield (
             f"{LAYOUT_FLAG} {flags.pipeline.pipeline_model_parallel_layout} says where the "
@@ -260,7 +262,7 @@ def _end_rule(flags: Flags) -> Iterator[str]:
 
 def _account_rule(flags: Flags) -> Iterator[str]:
     """Refuse to count a vocabulary layer as one of its stage's layers where no stage has it."""
-    treatment = _treatment(flags)
+    treatment = treatment_of(flags)
     if TREATMENTS[treatment].is_sharded:
         for account in _given(flags.pipeline, *_ACCOUNTS):
             yield (

@@ -68,19 +68,29 @@ def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> R
             seq_length=flags.model.seq_length,
             seed=flags.train.seed,
             eod_token=eod_token,
+            added_entries=max(0, vocab_size - (flags.data.vocab_size or vocab_size)),
             cache_path=flags.data.data_cache_path,
         ),
         log=log_config(flags.log),
         notes=notes,
-        dry_run=DryRun(flags.log.dry_run_gpu or DRY_RUN_GPU) if flags.log.dry_run else None,
+        dry_run=dry_run_config(flags.log) if flags.log.dry_run else None,
     )
 
 
 def number_of_replicas(flags: Flags, world_size: int) -> int:
-    """Return how many replicas of the model the job's ranks make; 1 in a dry run."""
-    if flags.log.dry_run:
-        return 1
-    return max(1, world_size // flags.parallel.pipeline_model_parallel_size)
+    """Return how many replicas the job's ranks make; a dry run, which needs none, may name them."""
+    named = flags.log.dry_run_replicas if flags.log.dry_run else None
+    return named or max(1, world_size // flags.parallel.pipeline_model_parallel_size)
+
+
+def dry_run_config(flags: LogFlags) -> DryRun:
+    """What to predict for."""
+    bandwidth, latency = flags.dry_run_replica_bandwidth, flags.dry_run_replica_latency
+    return DryRun(
+        flags.dry_run_gpu or DRY_RUN_GPU,
+        None if bandwidth is None else 1e9 * bandwidth,
+        None if latency is None else 1e-6 * latency,
+    )
 
 
 def replica_config(flags: ReplicaFlags, replicas: int) -> ReplicaConfig:

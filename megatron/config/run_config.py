@@ -173,9 +173,14 @@ class DryRun:
 
     Attributes:
         gpu: name of the GPU to predict for.
+        replica_bandwidth: bytes/s of one direction from a rank to its replica; ``None``: as
+            machines with that GPU usually have.
+        replica_latency: seconds of a step to it; ``None``: as usual.
     """
 
     gpu: str
+    replica_bandwidth: float | None = None
+    replica_latency: float | None = None
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ class DataConfig:
         eod_token: id of the end-of-document token.
         eod_mask_loss: no loss where the input token is the end of a document.
         mock_data: make samples up, without any corpus.
+        added_entries: entries that the tokenizer adds to ``--vocab-size``.
         cache_path: folder of the sample indices; ``None`` puts them beside the data.
     """
 
@@ -27,4 +28,5 @@ class DataConfig:
     eod_token: int
     eod_mask_loss: bool = False
     mock_data: bool = False
+    added_entries: int = 0
     cache_path: Path | None = None

@@ -12,6 +12,7 @@ from megatron.schedules.blocks.one_f_one_b import one_f_one_b
 from megatron.schedules.blocks.one_f_one_b_v import one_f_one_b_v
 from megatron.schedules.blocks.v_shape import v_half, v_min, zb_v
 from megatron.schedules.blocks.zero_bubble import zb_h1, zb_h2
+from megatron.schedules.counted import counted
 
 PAPER_KEPT: Final = 32 / 74
 """Share of a microbatch's activations that W needs in arXiv 2401.10241 (section 4.1):
@@ -66,7 +67,8 @@ class Traits:
         """
         if not self.takes_chunks:
             others = " or ".join(CHUNKED_SCHEDULES)
-            fault = f"has {self.chunks} chunks a rank, not {chunks}: {others} can have more"
+            own = counted(self.chunks, "chunk a rank")
+            fault = f"has {own}, not {chunks}: {others} can have more"
             return None if chunks == self.chunks else fault
         steps, rest = divmod(chunks - self.chunks, self.chunk_step)
         if steps >= 0 and not rest:

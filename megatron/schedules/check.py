@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from megatron.schedules.costs import Costs
+from megatron.schedules.counted import counted
 from megatron.schedules.held import in_flight
 from megatron.schedules.needs import Comm, needs
 from megatron.schedules.passes import PASS_KINDS, Pass
@@ -33,7 +34,7 @@ def check(plan: Plan, in_flight_limit: Sequence[float] | None = None) -> None:
         for rank, (peak, limit) in enumerate(zip(in_flight(plan), in_flight_limit, strict=True)):
             if peak > limit + 1e-9:
                 raise ValueError(
-                    f"rank {rank} holds up to {peak:g} microbatches, "
+                    f"rank {rank} holds up to {counted(peak, 'microbatch')}, "
                     f"the schedule promises {limit:g}"
                 )
 
@@ -53,8 +54,8 @@ def _check_header(plan: Plan) -> None:
     places = [(rank, chunk) for chunk in range(plan.chunks) for rank in range(plan.ranks)]
     if sorted(plan.stages) != sorted(places):
         raise ValueError(
-            f"the stages {plan.stages} do not name every (rank, chunk) of {plan.ranks} ranks and "
-            f"{plan.chunks} chunks exactly once"
+            f"the stages {plan.stages} do not name every (rank, chunk) of "
+            f"{counted(plan.ranks, 'rank')} and {counted(plan.chunks, 'chunk')} exactly once"
         )
 
 

@@ -5,7 +5,7 @@ never decide whether a run is correct.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Final
 
@@ -18,15 +18,31 @@ Time = float | Sequence[float] | Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True)
+class Exchange:
+    """How long a rank takes to exchange something of all its parameters with its replicas.
+
+    Attributes:
+        times: for every pipeline rank, the time of all its buckets together.
+        latency: that every bucket takes in addition, however small it is.
+    """
+
+    times: Sequence[float]
+    latency: float = 0.0
+
+
+@dataclass(frozen=True)
 class Costs:
     """Time of every pass and communication, in any one unit.
 
     Attributes:
         passes: time of one pass of one chunk, by kind. If W is absent, B is the whole backward. If
             W is given, B is the input gradient alone, and a plan that does not split the backward
-            takes B + W for it.
-        comms: time of a communication, by kind; absent kinds take no time. For RG it is the time
-            to reduce all gradients of a rank.
+            takes B + W for it. For U it is the time of all buckets of a rank together; without it
+            U takes no time.
+        comms: time of a communication, by kind; absent kinds take no time. For RG and AG it is the
+            time of all buckets of a rank together.
+        exchanges: for RG and AG in place of ``comms``, where ranks differ or buckets have a
+            latency.
 
     Raises:
         ValueError: if a time is negative, infinite or no number.
@@ -34,25 +50,35 @@ class Costs:
 
     passes: Mapping[PassKind, Time]
     comms: Mapping[CommKind, float] = field(default_factory=dict)
+    exchanges: Mapping[CommKind, Exchange] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for kind, time in [*self.passes.items(), *self.comms.items()]:
+        exchanges = ((kind, (*own.times, own.latency)) for kind, own in self.exchanges.items())
+        for kind, time in [*self.passes.items(), *self.comms.items(), *exchanges]:
             for value in _flat(time):
                 if not (isfinite(value) and value >= 0):
                     raise ValueError(
                         f"{kind}={value:g} is no cost: a time is a finite number, 0 or more"
                     )
 
-    def of_pass(self, plan: Plan, rank: int, item: Pass) -> float:
+    def of_pass(self, plan: Plan, rank: int, item: Pass, share: float = 1.0) -> float:
         """Return the time of ``item`` on ``rank``.
+
+        Args:
+            plan: the plan that runs.
+            rank: pipeline rank.
+            item: the pass.
+            share: of what the cost of its kind is for.
 
         Raises:
             ValueError: if no cost is known for its kind, or none for that rank or chunk.
         """
+        if item.kind == "U" and "U" not in self.passes:
+            return 0.0
         time = self._of(item.kind, rank, item.chunk)
         if item.kind == "B" and "W" in self.passes and not plan.split_backward:
             time += self._of("W", rank, item.chunk)
-        return time
+        return share * time
 
     def of_comm(self, comm: Comm, share: float = 1.0) -> float:
         """Return the time of ``comm``.
@@ -61,7 +87,10 @@ class Costs:
             comm: the communication.
             share: of what the cost of its kind is for.
         """
-        return share * self.comms.get(comm.kind, 0.0)
+        exchange = self.exchanges.get(comm.kind)
+        if exchange is None:
+            return share * self.comms.get(comm.kind, 0.0)
+        return exchange.latency + share * exchange.times[comm.stage]
 
     def per_chunk(self, chunks: int) -> "Costs":
         """Return the costs of one of ``chunks`` equal chunks; ``self`` has those of all together.
@@ -73,7 +102,7 @@ class Costs:
         for kind in CHUNKED_KINDS:
             if kind in passes:
                 passes[kind] = _divided(passes[kind], chunks)
-        return Costs(passes, self.comms)
+        return replace(self, passes=passes)
 
     def _of(self, kind: PassKind, rank: int, chunk: int) -> float:
         time = self.passes.get(kind)

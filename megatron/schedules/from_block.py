@@ -126,7 +126,8 @@ def _searched(
     overlapped = plan.treatment.is_sharded and not plan.treatment.synchronous
     if schedule.split and overlapped:
         without = _searched(_without_vocabulary(request), schedule, sought, watch, followed=True)
-    watch.begin(request.schedule)
+    guided = followed or without is not None
+    watch.begin(request.schedule, 1 if followed else 1 + guided, 1 + guided)
     return shorten(
         plan,
         request.costs,

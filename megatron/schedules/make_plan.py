@@ -7,6 +7,7 @@ from typing import Final, NamedTuple, ParamSpec
 
 from megatron.schedules.catalogue import SCHEDULES, TRAITS, compared_schedules
 from megatron.schedules.check import check
+from megatron.schedules.counted import counted
 from megatron.schedules.from_block import (
     block_of,
     one_microbatch,
@@ -32,11 +33,13 @@ class Found(NamedTuple):
 
     Attributes:
         plan: a checked plan.
+        schedule: the schedule that it is of; of those that ``auto`` compares the one that it takes.
         bound: a proven time that no plan within the memory limit can beat; ``None`` if there is no
             proof.
     """
 
     plan: Plan
+    schedule: str
     bound: float | None = None
 
 
@@ -65,15 +68,23 @@ def plan_for(request: Request, watch: Watch | None = None) -> Plan:
     return find_plan(request, watch).plan
 
 
-def least_time_of(request: Request) -> float:
-    """Return a time that no plan of ``request`` can beat; the plan itself is not made.
+def one_microbatch_of(request: Request) -> Plan:
+    """Return a plan of ``request`` for one microbatch; it is not searched.
 
     Args:
         request: for a schedule that has a block, or one that has one chunk per rank and splits the
             backward.
     """
-    schedule = SCHEDULES.get(request.schedule, SCHEDULES["zb-h1"])
-    return least_time(one_microbatch(request, schedule), request.costs, request.microbatches)
+    return one_microbatch(request, SCHEDULES.get(request.schedule, SCHEDULES["zb-h1"]))
+
+
+def least_time_of(request: Request) -> float:
+    """Return a time that no plan of ``request`` can beat; the plan itself is not made.
+
+    Args:
+        request: as for ``one_microbatch_of``.
+    """
+    return least_time(one_microbatch_of(request), request.costs, request.microbatches)
 
 
 def as_compared(request: Request) -> Request:
@@ -125,17 +136,17 @@ def _found(request: Request, watch: Watch) -> Found:
         case "file":
             assert request.file is not None
             wanted = request.ranks, request.microbatches, request.vocabulary
-            return Found(load_plan(request.file, *wanted))
+            return Found(load_plan(request.file, *wanted), "file")
         case "auto":
-            return Found(_best(request, watch))
+            return _best(request, watch)
         case "optimal":
             best = _optimum(request, watch)
-            return Found(best.plan, best.bound)
+            return Found(best.plan, "optimal", best.bound)
         case "zb-auto":
             assert request.memory_limit is not None
-            return Found(plan_within(request, request.memory_limit, watch))
+            return Found(plan_within(request, request.memory_limit, watch), "zb-auto")
         case name:
-            return Found(plan_from_block(request, SCHEDULES[name], watch))
+            return Found(plan_from_block(request, SCHEDULES[name], watch), name)
 
 
 def _optimum(request: Request, watch: Watch) -> Optimum:
@@ -161,6 +172,7 @@ class _ComparedRequest:
     @cached_property
     def plan(self) -> Plan:
         request = self.request
+        self.watch.next_plan()
         if request.schedule in SCHEDULES:
             return plan_from_block(request, SCHEDULES[request.schedule], self.watch)
         assert request.memory_limit is not None
@@ -174,15 +186,22 @@ class _ComparedRequest:
     def least_time(self) -> float:
         return least_time_of(self.request)
 
+    @cached_property
+    def in_flight(self) -> float:
+        return max(in_flight(self.plan))
+
     def tell(self) -> None:
-        self.watch.note(f"{self.request.schedule}: time {self.time:.6g}")
+        held = counted(self.in_flight, "microbatch in flight")
+        fault = "" if self.fits() else ": too many"
+        time = f"time {self.time:.6g} in the unit of the costs"
+        self.watch.planned(self.request.schedule, f"{time}, {held}{fault}")
 
     def fits(self) -> bool:
         limit = self.request.memory_limit
-        return limit is None or max(in_flight(self.plan)) <= limit
+        return limit is None or self.in_flight <= limit
 
 
-def _best(request: Request, watch: Watch) -> Plan:
+def _best(request: Request, watch: Watch) -> Found:
     """Return the plan that ends first among all schedules that fit the limit; zb-auto fits any."""
     candidates = []
     for name in compared_schedules(request.memory_limit):
@@ -190,6 +209,7 @@ def _best(request: Request, watch: Watch) -> Plan:
         candidates.append(
             _ComparedRequest(replace(request, schedule=name, costs=costs, chunks=None), watch)
         )
+    watch.expect(len(candidates))
     best = fastest(
         candidates,
         _ComparedRequest.fits,
@@ -197,7 +217,7 @@ def _best(request: Request, watch: Watch) -> Plan:
         made=_ComparedRequest.tell,
     )
     assert best is not None
-    return best.plan
+    return Found(best.plan, best.request.schedule)
 
 
 def _check_limit(request: Request, plan: Plan) -> None:

@@ -1,8 +1,11 @@
 """Load a plan from a file; check that it can be run and that it is the plan that is wanted."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from megatron.schedules.check import check
+from megatron.schedules.counted import counted
 from megatron.schedules.plan import Plan
 from megatron.schedules.treatments import TREATMENTS
 
@@ -21,27 +24,53 @@ def load_plan(path: Path, ranks: int, microbatches: int, vocabulary: str) -> Pla
             microbatches or treatment. The message names the file.
     """
     plan = load_any_plan(path)
-    if plan.forward_only:
-        raise ValueError(
-            f"{path} is 'forward only', a plan that evaluates: a training iteration needs its B as "
-            "well; give another file"
-        )
-    for found, wanted in (
-        (_counted(plan.ranks, "rank"), _counted(ranks, "rank")),
-        (_counted(plan.microbatches, "microbatch"), _counted(microbatches, "microbatch")),
-    ):
-        if found != wanted:
-            raise ValueError(
-                f"{path} is a plan for {found}, not {wanted}: ask for {found}, or give another file"
-            )
+    found = list(misfits(plan, ranks, microbatches, vocabulary))
+    if found:
+        faults = [
+            f"{path} {misfit.fault}: ask for {misfit.found}, or give another file"
+            for misfit in found
+        ]
+        raise ValueError("\n".join(faults))
+    return plan
+
+
+class Misfit(NamedTuple):
+    """A difference between a plan and the plan that is wanted.
+
+    Attributes:
+        field: of ``Request``.
+        found: what the plan has, in words.
+        wanted: what it should have.
+    """
+
+    field: Literal["ranks", "microbatches", "vocabulary"]
+    found: str
+    wanted: str
+
+    @property
+    def fault(self) -> str:
+        """The rest of a sentence that begins with the name of the file."""
+        kind = "the vocabulary treatment " if self.field == "vocabulary" else ""
+        return f"is a plan for {kind}{self.found}, not {self.wanted}"
+
+
+def misfits(plan: Plan, ranks: int, microbatches: int, vocabulary: str) -> Iterator[Misfit]:
+    """Yield all differences between a checked plan and the plan that is wanted.
+
+    Args:
+        plan: any plan of an iteration.
+        ranks: as for ``load_plan``, and the others too.
+        microbatches: see there.
+        vocabulary: see there.
+    """
+    if plan.ranks != ranks:
+        yield Misfit("ranks", counted(plan.ranks, "rank"), counted(ranks, "rank"))
+    if plan.microbatches != microbatches:
+        own, other = (counted(m, "microbatch") for m in (plan.microbatches, microbatches))
+        yield Misfit("microbatches", own, other)
     names = treatments_of(plan)
     if vocabulary not in names:
-        fitting = " or ".join(names)
-        raise ValueError(
-            f"{path} is a plan for the vocabulary treatment {fitting}, not {vocabulary}: ask for "
-            f"{fitting}, or give another file"
-        )
-    return plan
+        yield Misfit("vocabulary", " or ".join(names), vocabulary)
 
 
 def treatments_of(plan: Plan) -> list[str]:
@@ -50,10 +79,11 @@ def treatments_of(plan: Plan) -> list[str]:
 
 
 def load_any_plan(path: Path) -> Plan:
-    """Return the checked plan in a file, whatever its size and treatment.
+    """Return the checked plan of a training iteration in a file, whatever its size and treatment.
 
     Raises:
-        ValueError: if the file holds no plan, or one that cannot be run; the message names it.
+        ValueError: if the file holds no plan, one that cannot be run, or one that only evaluates;
+            the message names it.
     """
     try:
         plan = Plan.from_text(path.read_text())
@@ -68,9 +98,9 @@ def load_any_plan(path: Path) -> Plan:
             f"{path} cannot be run: mend it, or save another with tools/simulate.py --save-plan: "
             f"{error}"
         ) from error
+    if plan.forward_only:
+        raise ValueError(
+            f"{path} is 'forward only', a plan that evaluates: a training iteration needs its B as "
+            "well; give another file"
+        )
     return plan
-
-
-def _counted(number: int, what: str) -> str:
-    plural = "es" if what.endswith("h") else "s"
-    return f"{number} {what}{plural if number != 1 else ''}"

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from math import inf
 from typing import NamedTuple
 
-from megatron.schedules.needs import COMM_KINDS
+from megatron.schedules.needs import COMM_KINDS, REPLICA_KINDS
 from megatron.schedules.passes import PASS_KINDS
 from megatron.simulator.costs.from_timelines import MESSAGES, meetings
 from megatron.simulator.simulate import Span, Timeline
@@ -37,13 +37,15 @@ class Bubble:
 
     Attributes:
         peer: waiting for an activation or a gradient.
-        barrier: waiting for a collective.
+        barrier: waiting for a collective of the vocabulary.
+        replicas: waiting for gradients or parameters of the replicas.
         host: idle before a pass without waiting for anything: the host issues the pass late.
-        done: after its last pass, while other ranks still work.
+        done: after its last pass and wait, while other ranks still work.
     """
 
     peer: float
     barrier: float
+    replicas: float
     host: float
     done: float
 
@@ -66,7 +68,8 @@ class Comparison:
     """Two timelines side by side; times in the unit of the timelines.
 
     Attributes:
-        total: time from the first start to the last end of all passes on all ranks.
+        total: time from the first start of all passes on all ranks to the end of the last pass, or
+            of the last wait for replicas.
         idle: share of the total time in which a rank runs no pass, averaged over all ranks.
         passes: mean times by kind of pass.
         overlap: by kind of collective, the share of its time in which its ranks compute. A kind
@@ -124,7 +127,7 @@ def compare(planned: Timeline, real: Timeline) -> Comparison:
 
 
 def total(timeline: Timeline) -> float:
-    """Return the time from the first start to the last end of all passes."""
+    """Return the time from the first start of all passes to the last end of passes and exchange."""
     begin, end = _limits(timeline)
     return end - begin
 
@@ -138,19 +141,22 @@ def idle(timeline: Timeline) -> float:
 def bubble(timeline: Timeline, rank: int) -> Bubble:
     """Return where the idle time of ``rank`` goes. The shares and that of its work add up to 1."""
     begin, end = _limits(timeline)
-    last = timeline.compute(rank)[-1].end
-    peer = barrier = 0.0
+    last = _last_end(timeline, rank)
+    peer = barrier = replicas = 0.0
     for wait in timeline.waits:
         if wait.rank != rank:
             continue
         length = max(0.0, min(wait.end, last) - max(wait.start, begin))
         if wait.kind in MESSAGES:
             peer += length
+        elif wait.kind in REPLICA_KINDS:
+            replicas += length
         else:
             barrier += length
-    host = last - begin - timeline.work(rank) - peer - barrier
+    host = last - begin - timeline.work(rank) - peer - barrier - replicas
+    shares = (peer, barrier, replicas, host, end - last)
     whole = end - begin or 1.0
-    return Bubble(peer / whole, barrier / whole, host / whole, (end - last) / whole)
+    return Bubble(*(share / whole for share in shares))
 
 
 def overlap(timeline: Timeline) -> dict[str, float]:
@@ -181,8 +187,15 @@ def _computing(timeline: Timeline, starts: Sequence[float], span: Span) -> float
 
 
 def _limits(timeline: Timeline) -> tuple[float, float]:
-    rows = [timeline.compute(rank) for rank in range(timeline.ranks)]
-    return min(row[0].start for row in rows), max(row[-1].end for row in rows)
+    ranks = range(timeline.ranks)
+    begin = min(timeline.compute(rank)[0].start for rank in ranks)
+    return begin, max(_last_end(timeline, rank) for rank in ranks)
+
+
+def _last_end(timeline: Timeline, rank: int) -> float:
+    """Return when a rank is done: with its last pass, or a wait for replicas after it."""
+    ends = [wait.end for wait in timeline.waits if wait.rank == rank and wait.kind in REPLICA_KINDS]
+    return max([timeline.compute(rank)[-1].end, *ends])
 
 
 def _pass_times(kind: str, planned: Timeline, real: Timeline) -> PassTimes:

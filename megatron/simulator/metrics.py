@@ -6,6 +6,7 @@ Commands and reports print these texts; docs/metrics.md has them all in one plac
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from megatron.schedules.counted import counted
 from megatron.simulator.simulate import Timeline
 
 DEFINITIONS: Final[Mapping[str, str]] = {
@@ -48,5 +49,5 @@ def headline(timeline: Timeline, in_flight: Sequence[float]) -> str:
         timeline: of the plan.
         in_flight: for every rank, its peak of microbatches in flight.
     """
-    held = f"{max(in_flight):.4g} microbatches in flight"
+    held = counted(max(in_flight), "microbatch in flight")
     return f"time {timeline.end:.4g}, idle {timeline.idle():.1%}, {held}"

@@ -1,13 +1,15 @@
 """A scenario, from the request to the result: make the plan, lower it and simulate it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from megatron.schedules.costs import Costs
+from megatron.schedules.counted import counted
 from megatron.schedules.held import in_flight
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import find_plan, stages_of
+from megatron.schedules.needs import CommKind
 from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
 from megatron.schedules.search.watch import Watch
@@ -17,6 +19,7 @@ from megatron.simulator.costs.output_layer_costs import (
     redistribute_layers,
     spread_output_layer,
 )
+from megatron.simulator.exchange import EvenBuckets, Hidden, hidden
 from megatron.simulator.simulate import Timeline, simulate
 
 LAYERS_PER_STAGE: Final = 4
@@ -35,12 +38,14 @@ class Scenario:
             layer.
         layers: transformer layers of the model, for ``redis``; by default 4 per stage.
         last_stage_layers: layers of the last stage, for ``redis``; by default they are balanced.
+        buckets: of every rank, if the pipeline has replicas. The costs have the times of U, RG, AG.
     """
 
     request: Request
     output_layer: float | None = None
     layers: int | None = None
     last_stage_layers: int | None = None
+    buckets: EvenBuckets | None = None
 
 
 @dataclass(frozen=True)
@@ -49,16 +54,20 @@ class Simulation:
 
     Attributes:
         plan: the plan.
+        schedule: the schedule that it is of; of those that ``auto`` compares the one that it takes.
         timeline: its timeline.
         in_flight: for every rank, its peak of microbatches in flight, counted as in the schedule's
             promise.
         bound: a time that no plan within the limit can beat, if ``optimal`` has proven one.
+        hidden: how much of the exchange with replicas the passes hide, by kind.
     """
 
     plan: Plan
+    schedule: str
     timeline: Timeline
     in_flight: Sequence[float]
     bound: float | None = None
+    hidden: Mapping[CommKind, Hidden] = field(default_factory=dict)
 
 
 def run(scenario: Scenario, watch: Watch | None = None) -> Simulation:
@@ -74,15 +83,21 @@ def run(scenario: Scenario, watch: Watch | None = None) -> Simulation:
     """
     _check_ranks(scenario.request.costs, scenario.request.ranks)
     request = replace(scenario.request, costs=_costs(scenario))
-    plan, bound = find_plan(request, watch)
+    plan, schedule, bound = find_plan(request, watch)
     costs = request.costs
     if request.traits.compares:
         costs = costs.per_chunk(plan.chunks)
     _check_chunks(costs, plan.chunks)
-    timeline = simulate(lower(plan, costs), costs)
+    program = lower(plan, costs)
+    kept: Mapping[CommKind, Hidden] = {}
+    if scenario.buckets is not None:
+        program = scenario.buckets.added_to(program)
+        kept = hidden(program, costs)
+    timeline = simulate(program, costs)
     if not timeline.end:
         raise ValueError("nothing takes time: give some pass a time above 0")
-    return Simulation(plan, timeline, in_flight(plan, request.traits.kept), bound)
+    held = in_flight(plan, request.traits.kept)
+    return Simulation(plan, schedule, timeline, held, bound, kept)
 
 
 def _costs(scenario: Scenario) -> Costs:
@@ -108,10 +123,17 @@ def _costs(scenario: Scenario) -> Costs:
 
 
 def _check_ranks(costs: Costs, ranks: int) -> None:
+    for exchanged, exchange in costs.exchanges.items():
+        if len(exchange.times) != ranks:
+            raise ValueError(
+                f"{exchanged} has {len(exchange.times)} times for {ranks} ranks: give one, or one "
+                "for each rank"
+            )
     for kind, time in costs.passes.items():
         if not isinstance(time, (int, float)) and len(time) != ranks:
             raise ValueError(
-                f"{kind} has {len(time)} times for {ranks} ranks: give one, or one for each rank"
+                f"{kind} has {counted(len(time), 'time')} for {counted(ranks, 'rank')}: give "
+                "one, or one for each rank"
             )
 
 
@@ -120,6 +142,6 @@ def _check_chunks(costs: Costs, chunks: int) -> None:
         for own in () if isinstance(time, (int, float)) else time:
             if not isinstance(own, (int, float)) and len(own) != chunks:
                 raise ValueError(
-                    f"{kind} has {len(own)} times for {chunks} chunks of a rank: give one, or one "
-                    "for each chunk"
+                    f"{kind} has {counted(len(own), 'time')} for "
+                    f"{counted(chunks, 'chunk of a rank')}: give one, or one for each chunk"
                 )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from megatron.schedules.buckets import gathering
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.lower import Program, Run, Start, lane
 from megatron.schedules.needs import Comm, participants
@@ -116,6 +117,17 @@ def simulate(program: Program, costs: Costs = UNIT_COSTS) -> Timeline:
     return Timeline(program.plan.ranks, tuple(walk.spans), tuple(walk.waits))
 
 
+def pass_time(program: Program, costs: Costs, rank: int, item: Pass) -> float:
+    """Return the time of a pass of ``program``; U takes its bucket's share of its cost."""
+    share = program.shares[gathering(rank, item.microbatch)] if item.kind == "U" else 1.0
+    return costs.of_pass(program.plan, rank, item, share)
+
+
+def comm_time(program: Program, costs: Costs, comm: Comm) -> float:
+    """Return the time of a communication of ``program``; a bucket's takes its share of the cost."""
+    return costs.of_comm(comm, program.shares.get(comm, 1.0))
+
+
 class _Walk:
     """The state of one simulation."""
 
@@ -152,7 +164,7 @@ class _Walk:
 
     def _run(self, rank: int, item: Pass) -> None:
         start = self._clock[rank]
-        end = start + self.costs.of_pass(self.program.plan, rank, item)
+        end = start + pass_time(self.program, self.costs, rank, item)
         self._clock[rank] = end
         self.spans.append(
             Span(rank, "compute", str(item), item.kind, item.microbatch, item.chunk, start, end)
@@ -174,7 +186,7 @@ class _Walk:
             return []
         queue = lane(self.program.plan, comm)
         start = max(*issued.values(), self._lane_free.get(queue, 0.0))
-        end = start + self.costs.of_comm(comm, self.program.shares.get(comm, 1.0))
+        end = start + comm_time(self.program, self.costs, comm)
         self._lane_free[queue] = self._done[comm] = end
         if end > start:
             self.spans.extend(

@@ -18,13 +18,13 @@ from megatron.simulator.costs.shape import iteration_flops
 from megatron.training.agreement import Digests, check_agreement, data_digests, run_digests
 from megatron.training.checkpointing import Checkpoints, Progress, writer_hosts
 from megatron.training.iteration import evaluate, run_iteration
-from megatron.training.metrics.log_line import evaluation_lines, introduction
+from megatron.training.metrics.log_line import evaluation_lines, introduction, vocabulary_words
 from megatron.training.metrics.meter import Meter, Metered
 from megatron.training.metrics.peak_tflops import peak_of_rank
 from megatron.training.open_data import Data, open_data
 from megatron.training.outputs import check_outputs
 from megatron.training.planning.model_shape import shape_of
-from megatron.training.planning.run_plan import RunPlan, make_run_plan
+from megatron.training.planning.run_plan import RunPlan, described, make_run_plan
 from megatron.training.planning.shared_plan import shared_plan
 from megatron.training.profiling.observation import Observation
 from megatron.training.profiling.torch_trace import profiler
@@ -148,7 +148,7 @@ class _Loop:
             config.log,
             state,
             self.last - 1,
-            lambda costs: make_run_plan(config, costs).plan,
+            lambda costs: make_run_plan(config, costs),
             self._say,
         )
 
@@ -186,6 +186,7 @@ class _Loop:
         """
         config, meter = self._config, self.meter
         meter.report(self._step.settle())
+        meter.report_rest()
         if self.last == self.start.iteration:
             self._tell(f"nothing to train: the checkpoint is of iteration {self.last} already")
         elif config.checkpoint.save is not None and not _is_due(
@@ -262,7 +263,9 @@ def _introduce(config: RunConfig, state: TrainState, say: Callable[..., None]) -
     counts = groups.pipeline.all_gather_object(own)
     batch = train_config.global_batch_size
     flops = iteration_flops(shape_of(model, 1), model.num_layers, batch)
-    lines = introduction(config.parallel, train_config, model.vocab_size, counts, flops, peak)
+    words = vocabulary_words(model.vocab_size, config.data.added_entries)
+    schedule = described(config.parallel.pipeline_schedule, state.run_plan)
+    lines = introduction(config.parallel, train_config, words, schedule, counts, flops, peak)
     for line in (*config.notes, *lines):
         say(line, flush=True)
     metered = Metered(config.log.log_interval, train_config.train_iters, batch, flops, peak.tflops)

@@ -36,6 +36,7 @@ class TrainState:
 
     Attributes:
         groups: this rank's view of the job.
+        run_plan: the plan with which it begins, and the assumptions behind it.
         pipeline: runs the plan of a training iteration.
         parameters: this rank's parameters.
         buckets: the same, with their gradients.
@@ -48,6 +49,7 @@ class TrainState:
     """
 
     groups: Groups
+    run_plan: RunPlan
     pipeline: PipelineRank
     parameters: tuple[OptimizedParameter, ...]
     buckets: tuple[Bucket, ...]
@@ -237,6 +239,7 @@ def build_train_state(
     )
     return TrainState(
         groups=groups,
+        run_plan=run_plan,
         pipeline=make_pipeline(config.train, groups, run_plan, model, replication),
         parameters=parameters,
         buckets=buckets,

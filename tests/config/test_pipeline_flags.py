@@ -1,5 +1,6 @@
 """What the flags of the pipeline ask for, and which of them contradict each other."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from megatron.config.run_config import DryRun, RunConfig
 from megatron.data.indexed import IndexedWriter
 from megatron.model.distribution import LayerDistribution
 from megatron.schedules.catalogue import TRAINABLE_SCHEDULES
+from megatron.schedules.make_plan import make_plan
 from megatron.schedules.treatments import TREATMENTS
+from megatron.training.planning.run_plan import make_run_plan
 
 BASE = (
     "--num-layers 8 --hidden-size 64 --num-attention-heads 8 --seq-length 32 --micro-batch-size 1 "
@@ -78,9 +81,52 @@ def test_every_schedule_has_its_name(run: Callable[..., Any], schedule: str) -> 
 
 
 @pytest.mark.parametrize("flags", ["", "--pipeline-schedule file "])
-def test_a_plan_of_a_file(run: Callable[..., Any], flags: str) -> None:
-    parallel = run(flags + "--schedule-file my.plan").parallel
-    assert (parallel.pipeline_schedule, parallel.schedule_file) == ("file", Path("my.plan"))
+def test_a_plan_of_a_file(run: Callable[..., Any], flags: str, tmp_path: Path) -> None:
+    file = tmp_path / "my.plan"
+    file.write_text(make_plan("1f1b", "none", 2, 8).to_text())
+    parallel = run(f"{flags}--schedule-file {file}").parallel
+    assert (parallel.pipeline_schedule, parallel.schedule_file) == ("file", file)
+
+
+def test_all_that_does_not_fit_a_plan_of_a_file_is_told_at_once(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Each line with the flag that would fit; given those, the file is taken."""
+    file = tmp_path / "my.plan"
+    file.write_text(make_plan("zb-v", "vocab-1", 4, 6).to_text())
+    wrong = "--pipeline-schedule 1f1b --num-layers 9 --global-batch-size 8 --lr -1"
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the lines are checked below
+        run(f"--schedule-file {file} {wrong}")
+    lines = str(caught.value).splitlines()
+    misfits = [line for line in lines if line.startswith(f"--schedule-file {file} is a plan for ")]
+    flags = [
+        found[1] for line in misfits if (found := re.search(": give (.*), or another file", line))
+    ]
+    assert flags == [
+        "--pipeline-model-parallel-size 4",
+        "--global-batch-size 6",
+        "--vocab-parallel vocab-1",
+    ]
+    others = [line.split(" ")[0] for line in lines if line not in misfits]
+    assert sorted(others) == ["--lr", "--num-layers", "--schedule-file"]
+    right = f"--dry-run --schedule-file {file} {' '.join(flags)}".split()
+    parsed = parse(with_flags(BASE.split(), right), world_size=1)
+    assert make_run_plan(parsed).plan.to_text() == file.read_text()
+
+
+def test_a_plan_file_that_holds_no_plan_is_told_with_the_other_mistakes(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "my.plan"
+    for content, said in ((None, "cannot read"), ("F0 B0", str(file))):
+        if content is not None:
+            file.write_text(content)
+        with pytest.raises(ValueError) as caught:  # noqa: PT011 - the lines are checked below
+            run(f"--schedule-file {file} --lr -1")
+        rate, plan = sorted(str(caught.value).splitlines())[:2]
+        assert rate.startswith("--lr -1")
+        assert plan.startswith("--schedule-file")
+        assert said in plan
 
 
 @pytest.mark.parametrize(
@@ -310,6 +356,63 @@ def test_a_dry_run_needs_no_ranks_and_no_data() -> None:
     assert config.dry_run == DryRun("H100")
     assert config.parallel.pipeline_size == 4
     assert parse(f"{BASE} --dry-run".split(), world_size=1).dry_run == DryRun("A100")
+
+
+@pytest.mark.parametrize(
+    ("flags", "world_size", "replicas"),
+    [
+        ("", 1, 1),
+        ("", 4, 1),
+        ("", 8, 2),
+        ("--dry-run-replicas 3", 1, 3),
+        ("--dry-run-replicas 3", 8, 3),
+    ],
+)
+def test_a_dry_run_plans_the_replicas_of_its_ranks_or_those_named(
+    flags: str, world_size: int, replicas: int
+) -> None:
+    """The global batch is theirs together, and flags about replicas count if there are several."""
+    asked = f"--pipeline-model-parallel-size 4 --global-batch-size 24 --dry-run {flags}".split()
+    config = parse(with_flags(BASE.split(), [*asked, "--overlap-grad-reduce"]), world_size)
+    assert config.parallel.replicas.size == config.train.replicas == replicas
+    assert config.train.num_microbatches * replicas * config.train.micro_batch_size == 24
+    assert config.parallel.grid.world_size == 4 * replicas
+    noted = [note for note in config.notes if note.startswith("--overlap-grad-reduce")]
+    assert len(noted) == (replicas == 1)
+    for note in noted:
+        assert "one replica of the model (--dry-run-replicas N plans more)" in note
+
+
+def test_ranks_that_make_no_replicas_are_refused_in_a_dry_run_too() -> None:
+    flags = "--pipeline-model-parallel-size 4 --dry-run"
+    with pytest.raises(ValueError, match=r"does not divide the 6 ranks .* start 4 or 8 ranks"):
+        parse(with_flags(BASE.split(), flags.split()), world_size=6)
+
+
+def test_a_dry_run_has_the_replicas_and_the_link_that_it_is_told() -> None:
+    flags = "--dry-run --dry-run-replicas 3 --micro-batch-size 2 --global-batch-size 24"
+    config = parse(with_flags(BASE.split(), flags.split()), world_size=1)
+    assert config.parallel.replicas.size == config.train.replicas == 3
+    assert config.train.num_microbatches == 4
+    assert config.dry_run == DryRun("A100")
+    flags += " --dry-run-replica-bandwidth 12.5 --dry-run-replica-latency 20"
+    asked = parse(with_flags(BASE.split(), flags.split()), world_size=1).dry_run
+    assert asked is not None
+    link = (asked.replica_bandwidth, asked.replica_latency)
+    assert link == pytest.approx((12.5e9, 20e-6))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--dry-run-replicas 3 --global-batch-size 16", "--global-batch-size 16 does not split"),
+        ("--dry-run-replica-bandwidth 9", "--dry-run-replica-bandwidth 9.0 .*--dry-run-replicas"),
+        ("--dry-run-replicas 3 --dry-run-replica-bandwidth 0", "--dry-run-replica-bandwidth 0"),
+    ],
+)
+def test_replicas_of_a_dry_run_that_cannot_be(flags: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse(with_flags(f"{BASE} --dry-run".split(), flags.split()), world_size=1)
 
 
 def test_the_gpu_of_a_dry_run_has_its_name_in_any_case() -> None:

@@ -193,6 +193,14 @@ def test_the_command_line_comes_last_and_unchanged(cpu: Machine) -> None:
     assert shlex.split(done.stdout)[-4:] == ["--lr", "0.5", "--data-cache-path", "a folder"]
 
 
+@pytest.mark.parametrize(("machine", "share"), [("cpu", "0.3"), ("gpus", "0.1")])
+def test_the_small_batches_of_a_laptop_get_a_longer_warm_up(
+    machine: str, share: str, request: pytest.FixtureRequest
+) -> None:
+    training = request.getfixturevalue(machine).line().training
+    assert training["--lr-warmup-fraction"] == share
+
+
 def test_an_own_length_or_warm_up_takes_the_place_of_ours(cpu: Machine) -> None:
     training = cpu.line("--train-samples", "600", "--lr-warmup-samples", "60").training
     assert not training.keys() & {"--train-iters", "--lr-warmup-fraction", "--exit-interval"}

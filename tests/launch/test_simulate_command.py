@@ -9,12 +9,13 @@ from xml.etree import ElementTree
 
 import pytest
 
+from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan import Plan
 
 TOOL = Path(__file__).resolve().parents[2] / "tools/simulate.py"
 KEYS = [
-    *("schedule", "vocab", "p", "m", "iteration_time", "idle", "bubble_rate"),
+    *("schedule", "taken", "vocab", "p", "m", "iteration_time", "idle", "bubble_rate"),
     *("peak_in_flight", "peak_bytes", "rows"),
 ]
 
@@ -173,6 +174,54 @@ def test_what_makes_no_simulation_is_refused_in_one_line(
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ")
     assert message in line
+
+
+def test_auto_says_what_it_takes() -> None:
+    """Costs for auto are those of all chunks of a rank, and for the schedule by itself of one."""
+    options = ["--vocab-parallel", "vocab-2", "-p", "2", "-m", "6"]
+    cost = "F={0},B={0},W={0},S=1,T=1"
+    found = figures("--pipeline-schedule", "auto", *options, "--cost", cost.format(1))
+    share = 1 / SCHEDULES[found["taken"]].chunks
+    options += ["--cost", cost.format(share)]
+    named = figures("--pipeline-schedule", found["taken"], *options)
+    assert found["rows"] == named["rows"]
+    assert named["taken"] == named["schedule"]
+    heading = run("--pipeline-schedule", "auto", *options).stdout.splitlines()[0]
+    assert heading.startswith(
+        f"auto takes {found['taken']}, vocabulary vocab-2, p = 2, m = 6: time "
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "noted"),
+    [
+        ([], True),
+        (["--num-layers", "16"], True),
+        (["--output-layer", "2"], False),
+        (["--cost", "F=1:1:1:2,B=2:2:2:4"], False),
+    ],
+)
+def test_redis_without_an_output_layer_is_told_to_be_none(options: list[str], noted: bool) -> None:
+    done = run("--vocab-parallel", "redis", *options)
+    assert done.returncode == 0, done.stderr
+    assert ("note: --vocab-parallel redis " in done.stdout) is noted
+    plain = run(*(options if "--cost" in options else []))
+    same = done.stdout.split(": ")[1].split("\n")[0] == plain.stdout.split(": ")[1].split("\n")[0]
+    assert same is (noted or "--cost" in options)
+
+
+def test_all_that_does_not_fit_a_file_is_told_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "my.plan"
+    file.write_text(make_plan("1f1b", "vocab-1", 2, 3).to_text())
+    done = run("--schedule-file", str(file), "-p", "3", "-m", "1", "--vocab-parallel", "none")
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"error: {file} is a plan for 2 ranks, not 3 ranks: ask for 2 ranks, or give another file",
+        f"{file} is a plan for 3 microbatches, not 1 microbatch: ask for 3 microbatches, or give "
+        "another file",
+        f"{file} is a plan for the vocabulary treatment vocab-1, not none: ask for vocab-1, or "
+        "give another file",
+    ]
 
 
 def test_a_reader_may_stop_early() -> None:

@@ -151,7 +151,8 @@ def test_post_validation_prints_the_lines_of_the_synchronous_step(
         printed.append(re.findall(r"^.*lm loss.*$", told, re.MULTILINE))
         redone = re.findall(r"post-validation: (\d) of 7 steps redone", output)
     assert printed[0] == printed[1]
-    assert len(printed[0]) == 5
+    assert len(printed[0]) == 6
+    assert re.search(r"iteration +7/ +7 ", printed[0][-1]), "the last loss, though 2 leaves it over"
     assert 0 < int(redone[0]) < 7, output
 
 

@@ -13,7 +13,7 @@ from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import COMM_KINDS
 from megatron.schedules.passes import PassKind
-from megatron.simulator.compare import Bubble, Pair, bubble, compare, overlap
+from megatron.simulator.compare import Bubble, Pair, bubble, compare, idle, overlap, total
 from megatron.simulator.simulate import Span, Timeline, simulate
 
 PASSES: dict[PassKind, float] = {
@@ -97,10 +97,19 @@ def test_causes_of_idle_time_by_hand() -> None:
         span(0, "C1", 2.5, 4, "wait"),
         span(0, "X", 7, 99, "wait"),
     )
-    assert astuple(bubble(timeline, 0)) == pytest.approx((2 / 8, 1.5 / 8, 0.5 / 8, 0))
-    assert bubble(timeline, 1) == Bubble(peer=1 / 8, barrier=0, host=0, done=3 / 8)
+    assert astuple(bubble(timeline, 0)) == pytest.approx((2 / 8, 1.5 / 8, 0, 0.5 / 8, 0))
+    assert bubble(timeline, 1) == Bubble(peer=1 / 8, barrier=0, replicas=0, host=0, done=3 / 8)
     for rank in range(2):
         assert sum(astuple(bubble(timeline, rank))) == pytest.approx(1 - timeline.work(rank) / 8)
+
+
+def test_waits_for_replicas_are_part_of_the_iteration() -> None:
+    """In front of the first pass that reads a bucket, and behind the last one of the row."""
+    timeline = two_ranks(span(1, "AG", 0.5, 1, "wait"), span(0, "RG", 8, 10, "wait"))
+    assert total(timeline) == 10
+    assert bubble(timeline, 0) == Bubble(0, 0, replicas=2 / 10, host=4 / 10, done=0)
+    assert bubble(timeline, 1) == Bubble(0, 0, replicas=0.5 / 10, host=0.5 / 10, done=5 / 10)
+    assert idle(timeline) == pytest.approx(1 - (4 + 4) / (2 * 10))
 
 
 def overlap_of(*spans: Span) -> dict[str, float]:

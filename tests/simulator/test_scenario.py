@@ -70,7 +70,7 @@ def test_a_plan_from_a_file(tmp_path: Path) -> None:
         (case(costs=Costs({"F": [1, 2], "B": 1})), "F has 2 times for 4 ranks"),
         (case(costs=Costs({"F": [1] * 5, "B": 1})), "F has 5 times for 4 ranks"),
         (case("zb-v", costs=Costs({"F": 1, "B": 1, "W": [[1]] * 4})), "none for chunk 1"),
-        (case(costs=Costs({"F": [[1, 2]] * 4, "B": 2})), "F has 2 times for 1 chunks"),
+        (case(costs=Costs({"F": [[1, 2]] * 4, "B": 2})), "F has 2 times for 1 chunk of"),
         (case(costs=Costs({"F": 1})), "no cost is given for B"),
         (case("zb-h1", costs=UNSPLIT), "zb-h1 splits the backward, and the costs have no W"),
         (case(costs=UNSPLIT, split_backward=True), "1f1b splits the backward"),

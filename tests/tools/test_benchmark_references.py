@@ -18,7 +18,7 @@ Gradients = dict[str, torch.Tensor]
 
 
 def case(schedule: str, ranks: int, treatment: str = "none") -> BenchmarkCase:
-    return BenchmarkCase(96, schedule, treatment, ranks, 5, 32, 4, 4, 16, "float32", "cpu")
+    return BenchmarkCase(96, schedule, treatment, ranks, 6, 32, 4, 4, 16, "float32", "cpu")
 
 
 def ours() -> tuple[float, Gradients]:
@@ -42,7 +42,7 @@ def of_rank(rank: int, world_size: int, schedule: str) -> tuple[float, Gradients
     return loss, {name: p.grad for own in stages for name, p in own if p.grad is not None}
 
 
-@pytest.mark.parametrize("schedule", ["single", "pytorch-1f1b", "pytorch-zbv"])
+@pytest.mark.parametrize("schedule", ["single", "pytorch-1f1b", "pytorch-zbv", "pytorch-ddp"])
 def test_loss_and_gradients_are_ours(ranks: "RankPool", schedule: str) -> None:
     loss, gradients = ours()
     results = ranks.run(of_rank, 2, schedule=schedule)

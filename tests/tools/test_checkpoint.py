@@ -9,10 +9,12 @@ import torch
 from megatron.checkpoint import folder, storage
 from megatron.checkpoint.boxed import BoxedTensor
 from megatron.parallel.box import whole
-from tools.checkpoint import ALONE, main
+from megatron.schedules.make_plan import make_plan
+from megatron.schedules.plan_file import load_any_plan
+from tools.checkpoint import ALONE, PLAN_LINES, PLAN_WIDTH, main
 
 
-def save(root: Path, iteration: int, **changed: torch.Tensor) -> None:
+def save(root: Path, iteration: int, plan: str = "F0 B0", **changed: torch.Tensor) -> None:
     """Save three tensors of which some are given."""
     tensors = {
         "weight.a": torch.arange(12.0).view(4, 3),
@@ -27,7 +29,7 @@ def save(root: Path, iteration: int, **changed: torch.Tensor) -> None:
         "iteration": iteration,
         "has_optimizer": True,
         "model": {"hidden_size": 3},
-        "plan": "F0 B0",
+        "plan": plan,
     }
     storage.write(root, iteration, boxed, common, ALONE)
 
@@ -95,6 +97,94 @@ def test_it_tells_two_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         "exp_avg.a: [4, 3] and [4, 4]",
         "weight.b: differs by up to 0.25",
     ]
+
+
+def test_it_shows_the_beginning_of_a_plan_and_all_of_it_where_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = make_plan("zb-v", "vocab-2", 16, 40).to_text()
+    save(tmp_path, 10, plan=plan)
+    assert call("show", tmp_path) == 0
+    shown = capsys.readouterr().out.split("plan\n")[1].split("tensors\n")[0].splitlines()
+    assert len(shown) == PLAN_LINES + 1
+    assert all(len(line) < PLAN_WIDTH + 10 for line in shown)
+    for line, row in zip(shown[:-1], plan.splitlines(), strict=False):
+        assert row.startswith(line.strip().removesuffix(" ..."))
+    assert f"the beginning of {len(plan.splitlines())} lines; show --plan" in shown[-1]
+    assert call("show", tmp_path, "--plan") == 0
+    assert capsys.readouterr().out == plan
+    (tmp_path / "my.plan").write_text(plan)
+    assert load_any_plan(tmp_path / "my.plan").ranks == 16
+
+
+def test_it_groups_what_differs_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight weights and eight moments differ, some of them more than others."""
+    one, other = (
+        dict[str, Any](
+            {
+                f"{kind}_of_layers_of_{i}_of_w": torch.full((3,), step * (i + 1.0))
+                for kind in ("weight", "exp_avg")
+                for i in range(8)
+            }
+        )
+        for step in (0.0, 0.5)
+    )
+    save(tmp_path / "one", 10, **one)
+    save(tmp_path / "other", 10, **other)
+    assert call("diff", tmp_path / "one", tmp_path / "other") == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"{kind}: 8 tensors with other values (--all names them), first of all "
+        f"{kind}.layers.7.w: differs by up to 4"
+        for kind in ("exp_avg", "weight")
+    ]
+    assert call("diff", tmp_path / "one", tmp_path / "other", "--all") == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"{kind}.layers.{i}.w: differs by up to {0.5 * (i + 1):.3g}"
+        for kind in ("exp_avg", "weight")
+        for i in range(8)
+    ]
+
+
+def damage(where: Path) -> None:
+    path = where / "__0_0.distcp"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    "words", [("show",), ("reshard", "TARGET"), ("diff", "OTHER")], ids=lambda words: words[0]
+)
+def test_it_never_takes_an_older_checkpoint_by_itself(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for iteration in (10, 20):
+        save(tmp_path / "root", iteration)
+    save(tmp_path / "other", 10)
+    damage(folder.folder_of(tmp_path / "root", 20))
+    target = tmp_path / "target"
+    given = {"TARGET": target, "OTHER": tmp_path / "other"}
+    command, *others = (given.get(word, word) for word in words)
+    assert call(command, tmp_path / "root", *others) == 1
+    said = capsys.readouterr().out
+    assert "iter_0000020 is damaged: " in said
+    assert "--step takes another one: [10]" in said
+    assert not target.exists()
+    assert call(command, tmp_path / "root", *others, "--step", 10) == 0
+
+
+def test_it_overwrites_no_checkpoint_and_writes_no_empty_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(tmp_path, 10)
+    before = {path.name: path.read_bytes() for path in folder.folder_of(tmp_path, 10).iterdir()}
+    assert call("reshard", tmp_path, tmp_path, "--no-optim") == 1
+    assert "has a checkpoint of iteration 10 already: name another" in capsys.readouterr().out
+    after = {path.name: path.read_bytes() for path in folder.folder_of(tmp_path, 10).iterdir()}
+    assert after == before
+    for files, said in ((4, "--files 4: "), (2, "--files 2: ")):
+        kept = ["--no-optim"] if files == 2 else []
+        expected = 1 if files == 4 else 0
+        assert call("reshard", tmp_path, tmp_path / "new", "--files", files, *kept) == expected
+        assert (said in capsys.readouterr().out) is bool(expected)
 
 
 def test_it_writes_the_same_tensors_to_other_files(

@@ -7,7 +7,13 @@ from typing import Final, Literal
 
 import torch
 
-from megatron.config.run_config import LogConfig, ParallelConfig, RunConfig, TrainConfig
+from megatron.config.run_config import (
+    LogConfig,
+    ParallelConfig,
+    ReplicaConfig,
+    RunConfig,
+    TrainConfig,
+)
 from megatron.data.config import DataConfig
 from megatron.data.microbatch import Microbatch
 from megatron.model.config import ModelConfig
@@ -15,8 +21,14 @@ from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
 from megatron.schedules.treatments import TREATMENTS
 
-REFERENCES: Final = ("single", "pytorch-1f1b", "pytorch-zbv")
-"""Names that stand in place of a schedule for what is compared with: see benchmark_references."""
+REFERENCES: Final = ("single", "pytorch-1f1b", "pytorch-zbv", "pytorch-ddp")
+"""Names that stand in place of a schedule for what is compared with: see ``references``."""
+
+BASE: Final = ("1f1b", "none")
+"""Schedule and treatment that every case is compared with."""
+
+UPDATING: Final = ("single", "pytorch-ddp")
+"""References whose update of the weights can be measured too."""
 
 SEED: Final = 1234
 
@@ -29,8 +41,8 @@ class BenchmarkCase:
         vocab_size: V, also the padded size where the shards allow it.
         schedule: of ours, or one of ``REFERENCES``, which know no treatment but ``none``.
         treatment: of the vocabulary.
-        ranks: pipeline ranks p.
-        microbatches: microbatches m of one sample each.
+        ranks: pipeline ranks p; of a reference all its ranks.
+        microbatches: microbatches m of one sample each, of all replicas together.
         hidden_size: h.
         layers: transformer layers.
         heads: attention heads.
@@ -38,6 +50,8 @@ class BenchmarkCase:
         dtype: of parameters and activations.
         device: kind of device.
         memory_limit: the most microbatches that a rank may have in flight; ``None``: no limit.
+        replicas: of the pipeline, d. They share the optimizer's state, and overlap what they can.
+        with_update: whether a reference also updates its weights, if it can.
     """
 
     vocab_size: int
@@ -52,11 +66,26 @@ class BenchmarkCase:
     dtype: str
     device: Literal["cpu", "cuda"]
     memory_limit: float | None = None
+    replicas: int = 1
+    with_update: bool = False
 
     @property
     def name(self) -> str:
         """Short name of the case within a report."""
-        return f"{self.vocab_size} {self.schedule} {self.treatment}"
+        name = f"{self.vocab_size} {self.schedule} {self.treatment}"
+        return name if self.replicas == 1 else f"{name} d={self.replicas}"
+
+    @property
+    def processes(self) -> int:
+        """Ranks of the job."""
+        return self.ranks * self.replicas
+
+    @property
+    def layout(self) -> str:
+        """How a case of ours is laid out over its ranks; empty for references."""
+        sizes = [f"p={self.ranks}"] if self.ranks > 1 or self.replicas == 1 else []
+        sizes += [f"d={self.replicas}"] if self.replicas > 1 else []
+        return "" if self.is_reference else ",".join(sizes)
 
     @property
     def is_reference(self) -> bool:
@@ -109,6 +138,7 @@ class BenchmarkCase:
             timeout_minutes=10,
             memory_limit=self.memory_limit,
             layers=LayerDistribution("redis" if treatment.redistributed else "even"),
+            replicas=self._replica_config(),
         )
         train = TrainConfig(
             micro_batch_size=1,
@@ -119,10 +149,16 @@ class BenchmarkCase:
             dtype=self.torch_dtype,
             eval_interval=None,
             eval_iters=1,
+            replicas=self.replicas,
         )
         log = LogConfig(1, None, False, 1, 2, Path("profile"), None)
         data = DataConfig((), (1.0, 0.0, 0.0), self.seq_length, SEED, 0)
         return RunConfig(self.model_config(), parallel, train, OptimizerConfig(lr=1e-4), data, log)
+
+    def _replica_config(self) -> ReplicaConfig:
+        if self.replicas == 1:
+            return ReplicaConfig()
+        return ReplicaConfig(self.replicas, overlap=True, shard_optimizer=True, overlap_gather=True)
 
     def batch(self) -> list[Microbatch]:
         """Return the microbatches: random tokens, the same for every case with this V."""

@@ -58,10 +58,11 @@ def document(case: BenchmarkCase, ranks: Sequence[dict[str, Any]]) -> dict[str, 
         case: what was run.
         ranks: of every rank ``schedule`` (seconds of forward and backward), ``rates`` (of
             ``matrix_rates``), ``memory`` (bytes at the peak) and ``loss``, its part of the loss
-            that the initial weights have on the first microbatches.
+            that the initial weights have on the first microbatches; maybe ``update`` (seconds).
     """
     model = case.model_config()
-    return {
+    updated = {"update_s": max(rank["update"] for rank in ranks)} if "update" in ranks[0] else {}
+    return updated | {
         "schedule_s": max(rank["schedule"] for rank in ranks),
         "flops": iteration_flops(shape_of(model, 1), model.num_layers, case.microbatches),
         "product_tflops": mean(rank["rates"]["product"] for rank in ranks),

@@ -10,7 +10,9 @@ Shapes: b batch, s sequence, h hidden, a heads, d channels of a head, n = b s.
 import json
 import os
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,18 +23,22 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleZBVZeroBubble
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
 from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.model.config import ModelConfig
 from megatron.model.stage import Placement, RankModel
 from megatron.training.metrics.peak_memory import peak_memory
-from tools.benchmarking.case import SEED, BenchmarkCase
+from tools.benchmarking.case import SEED, UPDATING, BenchmarkCase
 from tools.benchmarking.measure import (
     WARM_UP_ITERATIONS,
     WARM_UP_MICROBATCHES,
     document,
     matrix_rates,
 )
+
+LR: Final = 1e-4
+"""Learning rate of the updates; it does not matter for their time."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +49,14 @@ class Reference:
         stages: that are on this rank.
         prepare: makes, for so many microbatches, what runs their forward and backward and returns
             this rank's part of the mean loss. Gradients add up from call to call.
+        optimizer: that updates the weights, if that is measured too.
+        threads: that the update may use.
     """
 
     stages: Sequence["Stage"]
     prepare: Callable[[int], Callable[[], float]]
+    optimizer: torch.optim.Optimizer | None = None
+    threads: int = 1
 
 
 class Attention(nn.Module):
@@ -191,7 +201,7 @@ def _single(case: BenchmarkCase, device: torch.device) -> Reference:
     tokens, targets = _data(case, device)
 
     def step(microbatches: int) -> float:
-        torch.set_num_threads(case.ranks)
+        torch.set_num_threads(case.processes)
         total = torch.zeros((), device=device)
         for i in range(microbatches):
             loss = stage(tokens[i : i + 1], targets[i : i + 1]) / microbatches
@@ -200,7 +210,34 @@ def _single(case: BenchmarkCase, device: torch.device) -> Reference:
         torch.set_num_threads(1)
         return float(total)
 
-    return Reference([stage], lambda microbatches: partial(step, microbatches))
+    optimizer = torch.optim.AdamW(stage.parameters(), LR) if case.with_update else None
+    return Reference(
+        [stage], lambda microbatches: partial(step, microbatches), optimizer, case.processes
+    )
+
+
+def _pytorch_ddp(case: BenchmarkCase, device: torch.device) -> Reference:
+    """PyTorch's replicas of the whole model, which share the state of the optimizer."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # it uses torch.jit.script, PyTorch's
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+    rank, replicas = dist.get_rank(), dist.get_world_size()
+    stage = make_stage(case, 0, 1, device)
+    model = DistributedDataParallel(stage, gradient_as_bucket_view=True)
+    tokens, targets = _data(case, device)
+
+    def step(microbatches: int) -> float:
+        own = range(rank, microbatches, replicas)
+        total = torch.zeros((), device=device)
+        for i in own:
+            with nullcontext() if i == own[-1] else model.no_sync():
+                loss = model(tokens[i : i + 1], targets[i : i + 1]) / len(own)
+                loss.backward()
+            total += loss.detach()
+        return float(total) / replicas
+
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=LR)
+    return Reference([stage], lambda microbatches: partial(step, microbatches), optimizer)
 
 
 def _pytorch_1f1b(case: BenchmarkCase, device: torch.device) -> Reference:
@@ -265,6 +302,7 @@ MAKE: Final[Mapping[str, Callable[[BenchmarkCase, torch.device], Reference]]] = 
     "single": _single,
     "pytorch-1f1b": _pytorch_1f1b,
     "pytorch-zbv": _pytorch_zbv,
+    "pytorch-ddp": _pytorch_ddp,
 }
 """The references by name; every rank of the job makes its own part."""
 
@@ -284,12 +322,15 @@ def run_reference(case: BenchmarkCase, result: Path) -> None:
     for _ in range(WARM_UP_ITERATIONS):
         loss = reference.prepare(short)()
         own.setdefault("loss", loss)
+        _update(reference)
     step = reference.prepare(case.microbatches)
     own["schedule"] = _seconds(step, device)
+    if case.with_update and case.schedule in UPDATING:
+        own["update"] = _seconds(partial(_update, reference), device)
     own["memory"] = peak_memory(device).held
     dist.barrier()
     own["rates"] = matrix_rates(case, device)
-    ranks: list[Any] = [None] * case.ranks
+    ranks: list[Any] = [None] * case.processes
     dist.all_gather_object(ranks, own)
     if dist.get_rank() == 0:
         result.write_text(json.dumps(document(case, ranks)))
@@ -297,10 +338,20 @@ def run_reference(case: BenchmarkCase, result: Path) -> None:
     dist.destroy_process_group()
 
 
-def _seconds(step: Callable[[], float], device: torch.device) -> float:
+def _update(reference: Reference) -> None:
+    if reference.optimizer is not None:
+        torch.set_num_threads(reference.threads)
+        reference.optimizer.step()
+        reference.optimizer.zero_grad(set_to_none=False)
+        torch.set_num_threads(1)
+
+
+def _seconds(step: Callable[[], object], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize()
     dist.barrier()
     start = time.perf_counter()
-    step()  # its result is on the host: the device is done
+    step()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
     return time.perf_counter() - start

@@ -12,10 +12,10 @@ import torch
 
 from megatron.simulator.metrics import definitions
 from tools.benchmarking.allocator import allocator_name
-from tools.benchmarking.case import BenchmarkCase
-from tools.benchmarking.summary import BASE, Rates, Row
+from tools.benchmarking.case import BASE, BenchmarkCase
+from tools.benchmarking.summary import Rates, Row
 
-PASS_KINDS: Final = ("F", "B", "W", "S", "E", "T", "IF", "IB")
+PASS_KINDS: Final = ("F", "B", "W", "S", "E", "T", "IF", "IB", "U")
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def markdown(report: Report) -> str:
 
     {report.command}
 
-{machine(case.device)}; p = {case.ranks}, m = {case.microbatches}, {case.layers} layers,
+{machine(case.device)}; {case.processes} ranks, m = {case.microbatches}, {case.layers} layers,
 h = {case.hidden_size}, {case.heads} heads, s = {case.seq_length}, {case.dtype}, untied, microbatch
 1; medians of {report.rounds} rounds, the cases in turn, each in fresh processes.
 
@@ -94,9 +94,14 @@ h = {case.hidden_size}, {case.heads} heads, s = {case.seq_length}, {case.dtype},
 
 *speed*: times as fast as {BASE[0]} with {BASE[1]}.
 
-*single* is one process with p threads, *pytorch-1f1b* and *pytorch-zbv* are PyTorch's
-`Schedule1F1B` and `ScheduleZBVZeroBubble`: plain modules with the same initial weights, data and
-dtype, gradients accumulated in that dtype.
+*layout*: pipeline ranks p and replicas d, which share the microbatches, and the optimizer's state
+(`--use-distributed-optimizer`), and overlap RG and AG. Their update and AG of the last iteration
+are in the time of the next.
+
+*single* is one process with a thread for every rank, *pytorch-1f1b* and *pytorch-zbv* are PyTorch's
+`Schedule1F1B` and `ScheduleZBVZeroBubble`, and *pytorch-ddp* is its `DistributedDataParallel` with
+`ZeroRedundancyOptimizer`: plain modules with the same initial weights, data and dtype, gradients
+accumulated in that dtype.
 
 {remarks}
 ![time over the floor](report.png)
@@ -105,8 +110,9 @@ dtype, gradients accumulated in that dtype.
 
 {detail_table(report.rows)}
 
-*update*: gradient norm, optimizer step and clearing of the gradients, in ms, which the references
-do not do; no other figure contains it.
+*update*: gradient norm, optimizer step and clearing of the gradients, in ms; no other figure but
+*with update* contains it. References have it where they are compared with replicas: AdamW in the
+dtype of the weights, without a norm, where ours keeps fp32 masters.
 
 {definitions("floor", "MFU", "simulated")}
 
@@ -147,14 +153,16 @@ def _thousands(vocab_size: int) -> str:
 def table(rows: Sequence[Row]) -> str:
     """Return the main table in markdown: what a case takes, time and idle share first."""
     lines = [
-        "| V | schedule | vocabulary | time, ms | idle | speed | GB by rank | in flight |",
-        "|--:|---|---|--:|--:|--:|---|---|",
+        "| V | schedule | vocabulary | layout | time, ms | idle | with update, ms | speed "
+        "| GB by rank | in flight |",
+        "|--:|---|---|---|--:|--:|--:|--:|---|---|",
     ]
     for row in rows:
         cells = [
             *_case(row),
             f"{row.schedule_ms:,.0f}",
             _cell(row.idle, ".1%"),
+            _cell(row.with_update_ms, ",.0f"),
             _cell(row.to_base, ".2f", "x"),
             " ".join(f"{gb:.2f}" for gb in row.memory_gb),
             " ".join(f"{held:g}" for held in row.in_flight or []),
@@ -166,8 +174,9 @@ def table(rows: Sequence[Row]) -> str:
 def detail_table(rows: Sequence[Row]) -> str:
     """Return the table of the figures for those who look closer, in markdown."""
     lines = [
-        "| V | schedule | vocabulary | update | tokens/s | MFU | over the floor | simulated |",
-        "|--:|---|---|--:|--:|--:|--:|--:|",
+        "| V | schedule | vocabulary | layout | update | tokens/s | MFU | over the floor "
+        "| simulated |",
+        "|--:|---|---|---|--:|--:|--:|--:|--:|",
     ]
     for row in rows:
         cells = [
@@ -183,7 +192,7 @@ def detail_table(rows: Sequence[Row]) -> str:
 
 
 def _case(row: Row) -> list[str]:
-    return [_thousands(row.vocab_size), row.schedule, row.treatment]
+    return [_thousands(row.vocab_size), row.schedule, row.treatment, row.layout]
 
 
 def _cell(value: float | None, form: str, unit: str = "") -> str:
@@ -195,8 +204,8 @@ def pass_table(rows: Sequence[Row]) -> str:
     measured = [row for row in rows if row.pass_ms]
     kinds = [kind for kind in PASS_KINDS if any(kind in row.pass_ms for row in measured)]
     lines = [
-        f"| V | schedule | vocabulary | {' | '.join(kinds)} |",
-        "|--:|---|---|" + "---|" * len(kinds),
+        f"| V | schedule | vocabulary | layout | {' | '.join(kinds)} |",
+        "|--:|---|---|---|" + "---|" * len(kinds),
     ]
     for row in measured:
         cells = _case(row)
@@ -209,7 +218,7 @@ def best_of_each(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Return a line of the plot each: every reference, every treatment with its best schedules."""
     lines: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: (row.vocab_size, row.to_floor)):
-        label = row.schedule if row.update_ms is None else row.treatment
+        label = row.treatment if row.layout else row.schedule
         line = lines.setdefault(label, [])
         if not line or line[-1].vocab_size != row.vocab_size:
             line.append(row)
@@ -225,7 +234,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     for label, line in best_of_each(rows).items():
-        style = "s--" if line[0].update_ms is None else "o-"
+        style = "o-" if line[0].layout else "s--"
         sizes = [row.vocab_size / 1000 for row in line]
         axes.plot(sizes, [row.to_floor for row in line], style, label=label)
     axes.set_xscale("log", base=2)

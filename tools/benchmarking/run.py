@@ -28,7 +28,6 @@ from megatron.training.setup import (
     connect,
     ends_with_copies,
     leave,
-    make_pipeline,
 )
 from tools.benchmarking.case import BenchmarkCase
 from tools.benchmarking.measure import (
@@ -44,8 +43,8 @@ def run_rank(case: BenchmarkCase, result: Path) -> None:
 
     Short iterations warm up, and their pass times place the passes of the measured one.
     """
-    config, batch = case.run_config(), case.batch()
-    count = min(case.microbatches, WARM_UP_MICROBATCHES)
+    config = case.run_config()
+    count = min(case.microbatches, WARM_UP_MICROBATCHES * case.replicas)
     short = replace(config, train=replace(config.train, global_batch_size=count))
     run_plan = make_run_plan(short)
     job = join(config.parallel)
@@ -54,8 +53,9 @@ def run_rank(case: BenchmarkCase, result: Path) -> None:
     local_rank = int(os.environ["LOCAL_RANK"])
     groups = connect(config.parallel, config.parallel.grid, job, local_rank, ends)
     state = build_train_state(short, groups, run_plan)
-    first_loss, costs = _warm_up(state, batch[:count])
-    state = _for_whole_batch(state, config, costs)
+    batch = case.batch()[groups.data.rank :: case.replicas]
+    first_loss, costs = _warm_up(state, batch[: count // case.replicas])
+    _run_whole_batch(state, config, costs)
 
     on_device = to_device(batch, groups.device)
     recorder = Recorder(groups.pipeline.rank, groups.device)
@@ -67,7 +67,7 @@ def run_rank(case: BenchmarkCase, result: Path) -> None:
     own["rates"] = matrix_rates(case, groups.device)
     own["in_flight"] = state.pipeline.store.peak_in_flight
     timeline = state.pipeline.timeline(recorder)
-    ranks = groups.pipeline.all_gather_object(own)
+    ranks = groups.world.all_gather_object(own)
     if groups.world.rank == 0:
         result.write_text(json.dumps(document(case, ranks) | _passes(state, timeline, ranks)))
     state.pipeline.close()
@@ -88,17 +88,14 @@ def _warm_up(state: TrainState, batch: Sequence[Microbatch]) -> tuple[float, Cos
         groups.world.barrier()
         recorder.begin()
         losses.append(_step(state, on_device, iteration, recorder)["loss"])
-    timeline = state.pipeline.timeline(recorder)
+    timeline = groups.data.all_gather_object(state.pipeline.timeline(recorder))[0]
     return losses[0], costs_from_timelines(state.plan, [timeline])
 
 
-def _for_whole_batch(state: TrainState, config: RunConfig, costs: Costs) -> TrainState:
-    """Return ``state`` with the plan of ``config`` and the same stages."""
+def _run_whole_batch(state: TrainState, config: RunConfig, costs: Costs) -> None:
+    """Let ``state`` run the plan of ``config`` from now on."""
     run_plan = make_run_plan(config, costs)
-    assert run_plan.plan.stages == state.plan.stages, "the same schedule"
-    model = state.pipeline.model
-    state.pipeline.close()
-    return replace(state, pipeline=make_pipeline(config.train, state.groups, run_plan, model))
+    state.pipeline.replace_plan(run_plan.plan, run_plan.costs)
 
 
 def _step(
@@ -110,9 +107,12 @@ def _step(
     assert loss is not None, "nothing stops the iteration"
     after_schedule = _now(state)
     squares = local_sum_of_squares(state.counted, state.groups.device)
-    state.groups.pipeline.all_reduce(squares)
-    state.optimizer.step(1e-4, float(squares) ** 0.5)
-    state.zero_gradients()
+    state.groups.world.all_reduce(squares)
+    if state.sharded is not None:  # the next iteration takes the step
+        state.sharded.open(1e-4, float(squares) ** 0.5)
+    else:
+        state.optimizer.step(1e-4, float(squares) ** 0.5)
+        state.zero_gradients()
     end = _now(state)
     return {
         "schedule": after_schedule - start,
@@ -139,13 +139,12 @@ def _passes(
     """Return what only a run of ours can tell: its passes, and what the simulator says of them."""
     program = state.pipeline.train_program
     costs = costs_from_timelines(program.plan, [timeline])
-    work = [timeline.work(rank) for rank in range(len(ranks))]
+    work = [timeline.work(rank) for rank in range(timeline.ranks)]
     return {
-        "update_s": max(rank["update"] for rank in ranks),
-        "ideal_s": sum(work) / len(ranks),
+        "ideal_s": sum(work) / timeline.ranks,
         "simulated_s": simulate(program, costs).end,
         "pass_ms": {
-            kind: [1e3 * _mean(timeline, rank, kind) for rank in range(len(ranks))]
+            kind: [1e3 * _mean(timeline, rank, kind) for rank in range(timeline.ranks)]
             for kind in costs.passes
         },
         "in_flight": [rank["in_flight"] / program.plan.chunks for rank in ranks],

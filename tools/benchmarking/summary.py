@@ -4,12 +4,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
-from tools.benchmarking.case import BenchmarkCase
-
-BASE: Final = ("1f1b", "none")
-"""What every case is compared with."""
+from tools.benchmarking.case import BASE, BenchmarkCase
 
 
 @dataclass(frozen=True)
@@ -20,6 +17,7 @@ class Row:
         vocab_size: V.
         schedule: of ours, or the name of a reference.
         treatment: of the vocabulary.
+        layout: pipeline ranks and replicas; empty for references.
         schedule_ms: forwards and backwards of all microbatches.
         update_ms: gradient norm, optimizer step and clearing of the gradients.
         tokens_per_s: of the whole job, in forward and backward.
@@ -38,6 +36,7 @@ class Row:
     vocab_size: int
     schedule: str
     treatment: str
+    layout: str
     schedule_ms: float
     update_ms: float | None
     tokens_per_s: float
@@ -50,6 +49,11 @@ class Row:
     to_floor: float
     loss: float
     pass_ms: dict[str, list[float]]
+
+    @property
+    def with_update_ms(self) -> float | None:
+        """Time of an iteration with its update."""
+        return None if self.update_ms is None else self.schedule_ms + self.update_ms
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ def summarise(cases: Sequence[BenchmarkCase], runs: Runs) -> list[Row]:
     bases = {
         case.vocab_size: _median(runs[case.name], lambda run: run["schedule_s"])
         for case in cases
-        if (case.schedule, case.treatment) == BASE
+        if (case.schedule, case.treatment) == BASE and case.replicas == 1
     }
     return [_row(case, runs[case.name], rates, bases.get(case.vocab_size)) for case in cases]
 
@@ -116,7 +120,7 @@ def _row(
     def over(rate: Callable[[Rates], float]) -> float:
         """How many times the products take alone at a rate."""
         multiples: list[float] = [
-            run["schedule_s"] * case.ranks * rate(of_round) * 1e12 / run["flops"]
+            run["schedule_s"] * case.processes * rate(of_round) * 1e12 / run["flops"]
             for run, of_round in zip(runs, rates, strict=False)
         ]
         return statistics.median(multiples)
@@ -126,6 +130,7 @@ def _row(
         vocab_size=case.vocab_size,
         schedule=case.schedule,
         treatment=case.treatment,
+        layout=case.layout,
         schedule_ms=1e3 * seconds,
         update_ms=if_known("update_s", lambda run: 1e3 * run["update_s"]),
         tokens_per_s=case.microbatches * case.seq_length / seconds,

@@ -4,15 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Final, NamedTuple
 
 from megatron.commands.simulate_schedule import costs_of_file
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import Program, lower
 from megatron.schedules.request import Request
+from megatron.simulator.exchange import EvenBuckets, Overlap
 from megatron.simulator.scenario import Scenario, run
 from megatron.simulator.simulate import simulate
 from tools.predictions.measured import MeasuredRun, hop_like, read_measured
 from tools.predictions.measured_runs import MICROBATCHES, lowered, on_ranks
+
+ALL_AT_THE_END: Final = Overlap()
+"""Gradients are reduced after the last pass."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +29,16 @@ class EmulatedCase:
         program: the program.
         costs: times of its passes and communications.
         unit: seconds of a unit of ``costs``.
+        replicas: how many pipelines run at once.
+        buckets: what they exchange, if there are several.
     """
 
     name: str
     program: Program
     costs: Costs
     unit: float
+    replicas: int = 1
+    buckets: EvenBuckets | None = None
 
     @property
     def ranks(self) -> int:
@@ -89,13 +98,40 @@ def _measured_case(
     return EmulatedCase(name, program, costs, unit=1e-6)
 
 
-def planned_case(request: Request, path: Path, unit: float) -> EmulatedCase:
+class GridSize(NamedTuple):
+    """Replicas, and pipeline ranks of each."""
+
+    replicas: int
+    ranks: int
+
+
+def parse_grid(text: str) -> GridSize:
+    """Read ``d=4,p=2``.
+
+    Raises:
+        ValueError: if the text is no grid.
+    """
+    sizes = dict(word.partition("=")[::2] for word in text.split(","))
+    if sorted(sizes) != ["d", "p"] or not all(n.isdecimal() and int(n) for n in sizes.values()):
+        raise ValueError(f"'{text}': give replicas and pipeline ranks, as in d=4,p=2")
+    return GridSize(int(sizes["d"]), int(sizes["p"]))
+
+
+def planned_case(
+    request: Request,
+    path: Path,
+    unit: float,
+    replicas: int = 1,
+    overlap: Overlap = ALL_AT_THE_END,
+) -> EmulatedCase:
     """Return the case of a schedule with the costs of a file.
 
     Args:
         request: what plan is wanted; its costs are not looked at.
         path: the costs, see megatron/simulator/costs/cost_file.py.
         unit: seconds of a unit of the costs.
+        replicas: how many pipelines run at once.
+        overlap: what they do together, and when.
 
     Raises:
         ValueError: for a file that holds no costs, costs that do not go with the plan, or that were
@@ -107,4 +143,8 @@ def planned_case(request: Request, path: Path, unit: float) -> EmulatedCase:
     if request.traits.compares:
         costs = costs.per_chunk(plan.chunks)
     name = f"    {request.schedule:<10} {request.vocabulary:>10} {plan.microbatches:>5}"
-    return EmulatedCase(name, lower(plan, costs), costs, unit)
+    program = lower(plan, costs)
+    if replicas == 1:
+        return EmulatedCase(name, program, costs, unit)
+    buckets = EvenBuckets(overlap)
+    return EmulatedCase(name, buckets.added_to(program), costs, unit, replicas, buckets)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from megatron.parallel.grid import Grid
 from tools.emulation.emulated_passes import measure_overshoot
 from tools.emulation.rank import EmulatedJob, Failure, Outcome, Place, serve
 
@@ -35,9 +36,10 @@ class Cluster(AbstractContextManager["Cluster"]):
     """Rank processes, started once; use it as a context manager.
 
     Args:
-        ranks: how many.
+        ranks: pipeline ranks of a replica.
         realtime: give them precedence over everything else on this machine.
         patience: seconds beyond twice the expected time after which a silent rank is stuck.
+        replicas: how many pipelines there are.
 
     Attributes:
         processes: the ranks.
@@ -46,7 +48,14 @@ class Cluster(AbstractContextManager["Cluster"]):
         ClusterError: if a rank does not get ready.
     """
 
-    def __init__(self, ranks: int, realtime: bool = False, patience: float = PATIENCE) -> None:
+    def __init__(
+        self,
+        ranks: int,
+        realtime: bool = False,
+        patience: float = PATIENCE,
+        replicas: int = 1,
+    ) -> None:
+        grid = Grid(data_size=replicas, pipeline_size=ranks)
         self._patience = patience
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         overshoot = measure_overshoot()
@@ -54,16 +63,16 @@ class Cluster(AbstractContextManager["Cluster"]):
         context.set_forkserver_preload(["torch", "torch.distributed"])  # once, not once a rank
         self.processes: list[Any] = []
         self._connections: list[connection.Connection] = []
-        for rank in range(ranks):
+        for rank in range(grid.world_size):
             near, far = context.Pipe()
-            place = Place(rank, ranks, self._store.port, overshoot, realtime)
+            place = Place(rank, grid, self._store.port, overshoot, realtime)
             process = context.Process(target=serve, args=(far, place), daemon=True)
             process.start()
             far.close()  # so that the rank's death is the end of file on our side
             self.processes.append(process)
             self._connections.append(near)
         try:
-            self._answers(START * (1 + ranks / 10))
+            self._answers(START * (1 + grid.world_size / 10))
         except BaseException:
             self.close()
             raise
@@ -72,7 +81,7 @@ class Cluster(AbstractContextManager["Cluster"]):
         """Run ``job`` on all ranks and return the outcomes by rank.
 
         Args:
-            job: as many ranks as the cluster has.
+            job: of a replica with as many ranks as the cluster's have.
             expected: seconds that it should take.
 
         Raises:

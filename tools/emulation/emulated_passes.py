@@ -28,6 +28,7 @@ from megatron.schedules.lower import lane as lane_of
 from megatron.schedules.needs import Comm, participants
 from megatron.schedules.passes import PASS_KINDS, Pass
 from megatron.schedules.plan import Plan
+from tools.emulation.emulated_replicas import EmulatedBuckets
 
 T = TypeVar("T")
 
@@ -134,25 +135,38 @@ class EmulatedPasses(PlaceholderPasses):
     Args:
         plan: the training plan.
         rank: pipeline rank.
+        replica: which of the pipelines it is in; each has other numbers.
+        buckets: whose numbers passes take and add to.
 
     Attributes:
         checksum: sum of all that the passes have come to, modulo ``MODULUS``.
     """
 
-    def __init__(self, plan: Plan, rank: int) -> None:
+    def __init__(
+        self, plan: Plan, rank: int, replica: int = 0, buckets: EmulatedBuckets | None = None
+    ) -> None:
         store, device = ActivationStore(), torch.device("cpu")
         super().__init__(plan, rank, store, ACTIVATION_SHAPE, DTYPE, device)
         self.checksum = 0
+        self._place = replica * plan.ranks + rank
+        self._buckets = buckets
 
     def result(self, item: Pass, *taken: Any) -> float:
         """Return a number made of all that ``item`` has taken."""
-        value = mix(item, self.rank, *map(_number, taken))
+        read = () if self._buckets is None else self._buckets.read(item)
+        value = mix(item, self._place, *map(_number, (*taken, *read)))
+        if self._buckets is not None:
+            self._buckets.add(item, value)
         self.checksum = (self.checksum + value) % MODULUS
         return value
 
+    def updated(self, bucket: int) -> int:
+        """Return what U of a bucket comes to."""
+        return mix(Pass("U", bucket), self._place)
+
     def gradient_after_merge(self, i: int, state: Any, merged: Merged) -> Tensor:
         """Return this rank's part of the output layer's input gradient, for C1 to sum."""
-        return self._gradient(mix(Pass("T", i), self.rank, _number(state), _number(merged)))
+        return self._gradient(mix(Pass("T", i), self._place, _number(state), _number(merged)))
 
 
 def _number(taken: Tensor | Merged | PlaceholderState | float) -> int:

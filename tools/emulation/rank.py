@@ -5,7 +5,7 @@ import random
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import parent_process
@@ -19,12 +19,20 @@ from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups
 from megatron.parallel.lanes import Lane, make_lane
 from megatron.runtime.executor import Executor
+from megatron.schedules.buckets import Bucket
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import Program
 from megatron.schedules.needs import Comm
 from megatron.schedules.passes import Pass
+from megatron.simulator.simulate import comm_time, pass_time
 from megatron.training.metrics.peak_memory import peak_memory
-from tools.emulation.emulated_passes import EmulatedCommunicator, EmulatedPasses, Pacer
+from tools.emulation.emulated_passes import (
+    MODULUS,
+    EmulatedCommunicator,
+    EmulatedPasses,
+    Pacer,
+)
+from tools.emulation.emulated_replicas import EmulatedBuckets, EmulatedReplicaWork
 
 COLLECTIVE_TIMEOUT = timedelta(hours=1)
 """Longer than any pass may be emulated: it is the cluster that notices when somebody is stuck."""
@@ -38,18 +46,26 @@ class Place:
     """Where a rank stands.
 
     Attributes:
-        rank: pipeline rank.
-        size: pipeline ranks.
+        rank: of the job.
+        grid: of all ranks.
         port: of the store on this machine at which the ranks meet.
         overshoot: seconds by which a sleep takes too long here.
         realtime: take precedence over everything else on this machine.
     """
 
     rank: int
-    size: int
+    grid: Grid
     port: int
     overshoot: float
     realtime: bool
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The lanes of a rank: of the vocabulary's collectives, and of the work with replicas."""
+
+    vocabulary: Lane
+    gradients: Lane
 
 
 @dataclass(frozen=True)
@@ -61,6 +77,8 @@ class EmulatedJob:
         costs: times of passes and communications.
         unit: seconds of a unit of ``costs``.
         iterations: how often.
+        buckets: of every pipeline rank, if there are replicas.
+        sharded: whether the optimizer is sharded over them.
         jitter: every pass takes up to this share more or less time, by chance.
         seed: of that chance.
     """
@@ -71,6 +89,8 @@ class EmulatedJob:
     iterations: int
     jitter: float = 0.0
     seed: int = 0
+    buckets: Sequence[Sequence[Bucket]] = ()
+    sharded: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,16 +135,17 @@ def serve(connection: Connection, place: Place) -> None:
             "gloo",
             store=store,
             rank=place.rank,
-            world_size=place.size,
+            world_size=place.grid.world_size,
             timeout=COLLECTIVE_TIMEOUT,
         )
-        groups = make_groups(
-            Grid(pipeline_size=place.size), torch.device("cpu"), COLLECTIVE_TIMEOUT, ends=(0, 0)
+        groups = make_groups(place.grid, torch.device("cpu"), COLLECTIVE_TIMEOUT, ends=(0, 0))
+        lanes = Lanes(
+            make_lane(groups.device, groups.vocabulary.size, "vocabulary"),
+            make_lane(groups.device, groups.gradients.size, "gradients"),
         )
-        lane = make_lane(groups.device, groups.vocabulary.size, "vocabulary")
         connection.send(None)
         while True:
-            connection.send(_run(connection.recv(), groups, lane, place.overshoot))
+            connection.send(run_job(connection.recv(), groups, lanes, place.overshoot))
     except EOFError:
         pass
     except BaseException:
@@ -150,14 +171,28 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _run(job: EmulatedJob, groups: Groups, lane: Lane, overshoot: float) -> Outcome:
-    def seconds(comm: Comm) -> float:
-        return job.unit * job.costs.of_comm(comm)
+def run_job(job: EmulatedJob, groups: Groups, lanes: Lanes, overshoot: float) -> Outcome:
+    """Run a job on this rank; all ranks of the groups do.
 
-    plan, pacer = job.program.plan, Pacer(_duration(job, groups.pipeline.rank), seconds, overshoot)
-    passes = EmulatedPasses(plan, groups.pipeline.rank)
-    communicator = EmulatedCommunicator(groups, plan, passes, lane, seconds, pacer)
-    executor = Executor(passes, communicator)
+    Args:
+        job: what to run.
+        groups: this rank's view of the grid.
+        lanes: of this rank.
+        overshoot: seconds by which a sleep takes too long here.
+    """
+
+    def seconds(comm: Comm) -> float:
+        return job.unit * comm_time(job.program, job.costs, comm)
+
+    plan, rank = job.program.plan, groups.pipeline.rank
+    pacer = Pacer(_duration(job, groups), seconds, overshoot)
+    buckets = EmulatedBuckets(job.buckets[rank] if job.buckets else (), groups.gradients)
+    passes = EmulatedPasses(plan, rank, groups.data.rank, buckets)
+    communicator = EmulatedCommunicator(groups, plan, passes, lanes.vocabulary, seconds, pacer)
+    work = EmulatedReplicaWork(
+        buckets, lanes.gradients, sharded=job.sharded, updated=passes.updated
+    )
+    executor = Executor(passes, communicator, replicas=work)
     outcome = Outcome([], [], [], [])
     for _ in range(job.iterations):
         start = _common_start(groups)
@@ -166,18 +201,19 @@ def _run(job: EmulatedJob, groups: Groups, lane: Lane, overshoot: float) -> Outc
         executor.run(job.program, pacer)
         outcome.seconds.append(time.monotonic() - start)
         assert not len(passes.store), "an iteration has left something in the store"
-        outcome.checksums.append(passes.checksum)
+        outcome.checksums.append((passes.checksum + work.total()) % MODULUS)
+        buckets.clear()
         outcome.overheads.extend(pacer.overheads)
         outcome.peaks.append(peak_memory(groups.device).held)
     return outcome
 
 
-def _duration(job: EmulatedJob, rank: int) -> Callable[[Pass], float]:
+def _duration(job: EmulatedJob, groups: Groups) -> Callable[[Pass], float]:
     """Return what tells how many seconds a pass takes."""
-    chance = random.Random(f"{job.seed} {rank}")
+    rank, chance = groups.pipeline.rank, random.Random(f"{job.seed} {groups.world.rank}")
 
     def duration(item: Pass) -> float:
-        seconds = job.unit * job.costs.of_pass(job.program.plan, rank, item)
+        seconds = job.unit * pass_time(job.program, job.costs, rank, item)
         return seconds * (1 + job.jitter * chance.uniform(-1, 1)) if job.jitter else seconds
 
     return duration

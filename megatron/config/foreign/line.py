@@ -35,9 +35,10 @@ class Line:
 
     @property
     def replicas(self) -> int:
-        """Copies of the model in the job; 1 in a dry run, which needs no ranks."""
-        if "--dry-run" in self.given:
-            return 1
+        """Copies of the model in the job; a dry run may name their number."""
+        named = self.number("--dry-run-replicas") if "--dry-run" in self.given else 0
+        if named:
+            return int(named)
         names = ("tensor-model-parallel", "pipeline-model-parallel", "context-parallel")
         ranks = 1.0
         for name in names:

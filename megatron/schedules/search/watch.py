@@ -10,6 +10,8 @@ QUIET_SECONDS: Final = 2.0
 BETWEEN_LINES: Final = 20.0
 """Seconds between two lines where a line cannot be rewritten."""
 _BETWEEN_REWRITES: Final = 0.2
+_IN_MINUTES: Final = 180.0
+"""Seconds from which a duration is shown in minutes."""
 
 
 class Watch:
@@ -40,6 +42,8 @@ class Watch:
         self._clock = clock
         self._begun = self._search_begun = self._shown = clock()
         self._what = ""
+        self._search, self._searches = 1, 1
+        self._plan, self._plans = 0, 0
         self._unseen: list[str] = []
         self._rewrites = stream is not None and stream.isatty()
         self._line = False
@@ -61,9 +65,23 @@ class Watch:
         self.was_cut = True
         return True
 
-    def begin(self, what: str) -> None:
-        """Note that a search for ``what`` begins."""
-        self._what = what
+    def expect(self, plans: int) -> None:
+        """Note that so many more plans are to be compared, of which some may not be needed."""
+        self._plans += plans
+
+    def next_plan(self) -> None:
+        """Note that the next of the expected plans is made now."""
+        self._plan += 1
+
+    def begin(self, what: str, search: int = 1, searches: int = 1) -> None:
+        """Note that a search for the plan of a schedule begins.
+
+        Args:
+            what: the schedule.
+            search: number of the search, from 1.
+            searches: that the plan takes.
+        """
+        self._what, self._search, self._searches = what, search, searches
         self._search_begun = self._clock()
         self.show(0.0)
 
@@ -71,7 +89,7 @@ class Watch:
         """Show how far the present search is.
 
         Args:
-            share: share of its effort that is spent.
+            share: share of its trials that are made.
             found: what it has found so far.
         """
         now = self._clock()
@@ -80,8 +98,13 @@ class Watch:
         if self._stream is None or now - self._shown < wait:
             return
         self._shown = now
-        left = f", at most {self._left(now, share):.0f} s left" if share > 0 else ""
-        self._put(f"{self._what}: {share:.0%} searched{left}" + (f", {found}" if found else ""))
+        best = found and f", best so far: {found}"
+        times = self._times(now, share)
+        self._put(f"{self._where()}: {share:.0%} of its trials made{times}{best}")
+
+    def planned(self, what: str, outcome: str) -> None:
+        """Show what a plan that was made is like, as ``note`` does."""
+        self.note(f"{what}{self._number()}: {outcome}")
 
     def note(self, line: str) -> None:
         """Show a line that stays, once the searches take longer than a moment."""
@@ -98,10 +121,32 @@ class Watch:
         if self.was_cut or self._line:
             self._put("")
 
-    def _left(self, now: float, share: float) -> float:
-        """Return the seconds that the present search still takes at most."""
-        left = (now - self._search_begun) * (1 - share) / share
-        return left if self.seconds is None else min(left, self._begun + self.seconds - now)
+    def _where(self) -> str:
+        """Return which search is under way."""
+        search = f", search {self._search} of {self._searches}" if self._searches > 1 else ""
+        return f"{self._what}{self._number()}{search}"
+
+    def _number(self) -> str:
+        """Return which of the expected plans is made, if there are several."""
+        return f" ({self._plan} of at most {self._plans} plans)" if self._plans > 1 else ""
+
+    def _times(self, now: float, share: float) -> str:
+        """Return how long the present search takes at most, and all plans about."""
+        if share <= 0:
+            return ""
+        begun, whole = self._search_begun, (now - self._search_begun) / share
+        left = begun + whole - now
+        said = f", at most {_duration(self._within(left, now))} left"
+        if self._plans <= self._plan:
+            return said
+        left += (self._searches - self._search) * whole
+        mean = (now + left - self._begun) / self._plan
+        every = self._within(left + mean * (self._plans - self._plan), now)
+        return f"{said}, for all plans about {_duration(every)}"
+
+    def _within(self, seconds: float, now: float) -> float:
+        """Return ``seconds``, or the time that is left if that is less."""
+        return seconds if self.seconds is None else min(seconds, self._begun + self.seconds - now)
 
     def _put(self, line: str) -> None:
         """Write the lines not seen yet, then ``line``, over the line that stands there now."""
@@ -116,3 +161,7 @@ class Watch:
         if line:
             self._stream.write(line if self._rewrites else f"{line}\n")
         self._stream.flush()
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < _IN_MINUTES else f"{seconds / 60:.0f} min"

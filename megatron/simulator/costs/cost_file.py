@@ -1,15 +1,17 @@
 """Costs as users write them: words on a command line, or a JSON file.
 
-Words are ``F=1,B=2:2:4,p2p=0.1``; several times for a pass are those of the ranks. A file holds
+Words are ``F=1,B=2:2:4,p2p=0.1``; several times for a pass are those of the ranks, and so are those
+of RG and AG. A file holds
 
     {"passes": {"F": 1, "B": [2, 2, 4], "W": [[1, 2], [1, 1], [1, 1]]},
-     "comms": {"p2p": 0.1, "C1": 0.2},
+     "comms": {"p2p": 0.1, "C1": 0.2, "RG": [3, 3, 4]},
      "bytes": {"static": 4e9, "activation": [3e8, 3e8, 4e8], "exponentials": 2e7, "embedding": 1e7},
      "layers": [[2, 1], [2, 2], [2, 0]]}
 
 with one number for all ranks, one for each rank, or one for each chunk of each rank. ``p2p`` is one
-hop between neighbours, for X and G alike. F and B must be given, and W if the backward is split.
-Other passes and communications that are not given take no time.
+hop between neighbours, for X and G alike. U, RG and AG, a rank's work with its replicas, have the
+time of all its buckets together. F and B must be given, and W if the backward is split. Other
+passes and communications that are not given take no time.
 
 A file with ``layers`` is a measurement: ``layers`` are the transformer layers of each chunk of each
 rank during the measurement. Such a file must give times for exactly those passes of the vocabulary
@@ -22,9 +24,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
 
-from megatron.schedules.costs import Costs, Time
-from megatron.schedules.needs import COMM_KINDS, CommKind
-from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS, PassKind
+from megatron.schedules.costs import Costs, Exchange, Time
+from megatron.schedules.needs import COMM_KINDS, REPLICA_KINDS, CommKind
+from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS, PLANNED_KINDS, PassKind
 from megatron.schedules.treatments import BarrierKind, Treatment
 from megatron.simulator.costs.peak_bytes import Sizes
 
@@ -61,16 +63,16 @@ def parse_costs(text: str) -> Costs:
         ValueError: if a word is not ``KIND=TIME``; the message names the word.
     """
     passes: list[tuple[str, Time]] = []
-    comms: list[tuple[str, float]] = []
+    comms: list[tuple[str, float | Sequence[float]]] = []
     for word in text.split(","):
         name, _, value = word.strip().partition("=")
         times = [_number(word, part) for part in value.split(":")]
         if name in PASS_KINDS:
             passes.append((name, times if len(times) > 1 else times[0]))
-        elif len(times) == 1:
-            comms.append((name, times[0]))
+        elif len(times) == 1 or name in REPLICA_KINDS:
+            comms.append((name, times if len(times) > 1 else times[0]))
         else:
-            raise ValueError(f"'{word}': only passes may have one time for each rank")
+            raise ValueError(f"'{word}': only passes, RG and AG may have one time for each rank")
     return _costs(passes, comms)
 
 
@@ -91,7 +93,10 @@ def load_costs(path: Path) -> CostFile:
         comms = _section(sections.get("comms", {}), "comms")
         costs = _costs(
             [(kind, _values(kind, value, depth=2)) for kind, value in passes.items()],
-            [(kind, _values(kind, value, depth=0)) for kind, value in comms.items()],
+            [
+                (kind, _values(kind, value, depth=int(kind in REPLICA_KINDS)))
+                for kind, value in comms.items()
+            ],
         )
         sizes = _sizes(sections["bytes"]) if "bytes" in sections else None
         layers = _layers(sections["layers"]) if "layers" in sections else None
@@ -99,7 +104,9 @@ def load_costs(path: Path) -> CostFile:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:  # of JSON and of Unicode too
         raise ValueError(f"{path}: {error}") from error
-    return CostFile(costs, sizes, layers, frozenset(passes) | set(costs.comms))
+    return CostFile(
+        costs, sizes, layers, frozenset(passes) | set(costs.comms) | set(costs.exchanges)
+    )
 
 
 def check_measured(file: CostFile, treatment: Treatment) -> None:
@@ -112,7 +119,7 @@ def check_measured(file: CostFile, treatment: Treatment) -> None:
         ValueError: if passes or barriers are missing or belong to another treatment.
     """
     wanted: set[str] = set(treatment.passes)
-    found = file.named.difference(CHUNKED_KINDS, COMM_KINDS)
+    found = file.named.difference(CHUNKED_KINDS, COMM_KINDS, ("U",))
     if merged := file.named.intersection(_BARRIERS):
         wanted.update(barrier.kind for barrier in treatment.barriers)
         found |= merged
@@ -135,13 +142,18 @@ def save_costs(path: Path, costs: Costs, layers: Sequence[Sequence[int]]) -> Non
         costs: measured costs.
         layers: transformer layers of each chunk of each rank during the measurement.
     """
-    document = {"passes": dict(costs.passes), "comms": dict(costs.comms), "layers": layers}
+    exchanges = {kind: own.times for kind, own in costs.exchanges.items()}
+    comms = {**costs.comms, **exchanges}
+    document = {"passes": dict(costs.passes), "comms": comms, "layers": layers}
     path.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def _costs(passes: Iterable[tuple[str, Time]], comms: Iterable[tuple[str, float]]) -> Costs:
+def _costs(
+    passes: Iterable[tuple[str, Time]], comms: Iterable[tuple[str, float | Sequence[float]]]
+) -> Costs:
     pass_times: dict[PassKind, Time] = {}
     comm_times: dict[CommKind, float] = {}
+    exchanges: dict[CommKind, Exchange] = {}
     for name, time in passes:
         pass_kind = next((kind for kind in PASS_KINDS if kind == name), None)
         if pass_kind is None:
@@ -151,11 +163,14 @@ def _costs(passes: Iterable[tuple[str, Time]], comms: Iterable[tuple[str, float]
         pass_times[pass_kind] = time
     for name, hop in comms:
         for kind in _comm_kinds(name):
-            if kind in comm_times:
+            if kind in comm_times or kind in exchanges:
                 raise ValueError(f"{kind} is given twice: give {name} once, p2p being X and G")
-            comm_times[kind] = hop
-    free = {kind: 0.0 for kind in PASS_KINDS if kind not in CHUNKED_KINDS}
-    return Costs({**free, **pass_times}, comm_times)
+            if isinstance(hop, (int, float)):
+                comm_times[kind] = hop
+            else:
+                exchanges[kind] = Exchange(hop)
+    free: dict[PassKind, Time] = {kind: 0.0 for kind in PLANNED_KINDS if kind not in CHUNKED_KINDS}
+    return Costs({**free, **pass_times}, comm_times, exchanges)
 
 
 def _comm_kinds(name: str) -> tuple[CommKind, ...]:

@@ -11,8 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, median
 from typing import Final
 
-from megatron.schedules.costs import Costs, Time
-from megatron.schedules.needs import COMM_KINDS, Comm, CommKind, needs, sources
+from megatron.schedules.costs import Costs, Exchange, Time
+from megatron.schedules.needs import (
+    COMM_KINDS,
+    REPLICA_KINDS,
+    Comm,
+    CommKind,
+    needs,
+    sources,
+)
 from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS, PassKind
 from megatron.schedules.plan import Plan
 from megatron.simulator.simulate import Span, Timeline
@@ -27,6 +34,7 @@ def costs_from_timelines(plan: Plan, timelines: Sequence[Timeline]) -> Costs:
     """Return the costs of iterations of ``plan``, in the unit of the timelines.
 
     F, B and W have a cost by rank and chunk, the other passes by rank, and communications by kind.
+    What a rank does of its buckets (U, RG, AG) has the time of all of them together, by rank.
     Recorded timelines do not show transfers (X and G). So a transfer counts from the end of its
     source pass to the end of the wait for it, provided that the wait began before the source pass
     ended. A kind of transfer that no rank had to wait for is left out, and so is free; the same
@@ -41,22 +49,33 @@ def costs_from_timelines(plan: Plan, timelines: Sequence[Timeline]) -> Costs:
     for timeline in timelines:
         for members in meetings(timeline).values():
             kind = next(kind for kind in COMM_KINDS if kind == members[0].kind)
-            if kind != "RG":
-                comms[kind].append(max(span.end - span.start for span in members))
-        comms["RG"].extend(_reductions(timeline))
+            comms[kind].append(max(span.end - span.start for span in members))
         for kind, seconds in _messages(plan, timeline):
             comms[kind].append(seconds)
     return Costs(
         _pass_times(plan, timelines),
-        {kind: median(comms[kind]) for kind in COMM_KINDS if comms.get(kind)},
+        {
+            kind: median(comms[kind])
+            for kind in COMM_KINDS
+            if comms.get(kind) and kind not in REPLICA_KINDS
+        },
+        _exchanges(plan, timelines),
     )
 
 
-def _reductions(timeline: Timeline) -> Iterator[float]:
-    """Yield the time that every rank's reductions of gradients take together."""
-    spans = [span for span in timeline.spans if span.lane == "comm" and span.kind == "RG"]
-    for rank in {span.rank for span in spans}:
-        yield sum(span.end - span.start for span in spans if span.rank == rank)
+def _exchanges(plan: Plan, timelines: Sequence[Timeline]) -> dict[CommKind, Exchange]:
+    """Return the time that every rank exchanges with its replicas, if there are any."""
+    found: dict[CommKind, Exchange] = {}
+    for kind in REPLICA_KINDS:
+        totals = [[0.0] * plan.ranks for _ in timelines]
+        for total, timeline in zip(totals, timelines, strict=True):
+            for span in timeline.spans:
+                if span.lane == "comm" and span.kind == kind:
+                    total[span.rank] += span.end - span.start
+        times = list(map(median, zip(*totals, strict=True)))
+        if any(times):
+            found[kind] = Exchange(times)
+    return found
 
 
 def meetings(timeline: Timeline) -> Mapping[str, list[Span]]:
@@ -82,7 +101,8 @@ def _pass_times(plan: Plan, timelines: Iterable[Timeline]) -> dict[PassKind, Tim
             if span.lane == "compute":
                 own[span.kind, span.rank, span.chunk].append(span.end - span.start)
         for key, times_of_kind in own.items():
-            samples[key].append(fmean(times_of_kind))
+            mean_or_sum = sum if key[0] == "U" else fmean
+            samples[key].append(mean_or_sum(times_of_kind))
     kinds = {kind for kind, _, _ in samples}
     times: dict[PassKind, Time] = {}
     for kind in PASS_KINDS:

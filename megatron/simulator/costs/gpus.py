@@ -62,12 +62,14 @@ class Gpu:
         memory: in bytes.
         bandwidth: bandwidth of the memory, in bytes/s.
         link: bandwidth of one direction to a neighbour, in bytes/s.
+        network: bandwidth of one direction to a replica in another machine, in bytes/s.
     """
 
     name: str
     memory: float
     bandwidth: float
     link: float
+    network: float
 
     @property
     def usable(self) -> float:
@@ -101,16 +103,24 @@ class Gpu:
 GPUS: Final = {
     gpu.name: gpu
     for gpu in (
-        Gpu("A100", 80 * GIB, 2.04e12, 300e9),
-        Gpu("A100-40GB", 40 * GIB, 1.555e12, 300e9),
-        Gpu("H100", 80 * GIB, 3.35e12, 450e9),
-        Gpu("H200", 140 * GIB, 4.8e12, 450e9),
-        Gpu("B200", 179 * GIB, 8.0e12, 900e9),
-        Gpu("L40S", 45 * GIB, 0.864e12, 32e9),
-        Gpu("RTX4090", 24 * GIB, 1.008e12, 32e9),
+        Gpu("A100", 80 * GIB, 2.04e12, 300e9, 25e9),
+        Gpu("A100-40GB", 40 * GIB, 1.555e12, 300e9, 25e9),
+        Gpu("H100", 80 * GIB, 3.35e12, 450e9, 50e9),
+        Gpu("H200", 140 * GIB, 4.8e12, 450e9, 50e9),
+        Gpu("B200", 179 * GIB, 8.0e12, 900e9, 50e9),
+        Gpu("L40S", 45 * GIB, 0.864e12, 32e9, 12.5e9),
+        Gpu("RTX4090", 24 * GIB, 1.008e12, 32e9, 12.5e9),
     )
 }
-"""Name -> GPU, from the vendor's data sheets: SXM modules with NVLink, the last two over PCIe 4."""
+"""Name -> GPU, from the vendor's data sheets: SXM modules with NVLink, the last two over PCIe 4.
+
+The network is that of the vendor's own machines, a network adapter for each GPU at its line rate:
+200 Gb/s in a DGX A100, 400 Gb/s in a DGX H100, H200 or B200. Machines of the last two GPUs differ;
+100 Gb/s for each GPU is an assumption."""
+
+REPLICA_LATENCY: Final = 10e-6
+"""Seconds of a step between replicas in addition to that of its bytes. NCCL's own model takes 9.6
+us for a step of a ring over a network (nccl, src/graph/tuning.cc, protocol Simple)."""
 
 
 def gpu(name: str) -> Gpu:

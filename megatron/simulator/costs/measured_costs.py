@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from megatron.schedules.costs import Time
+from megatron.schedules.counted import counted
 from megatron.schedules.passes import CHUNKED_KINDS, PassKind
 from megatron.simulator.costs.cost_file import CostFile, check_measured
 from megatron.simulator.costs.stage_costs import StageCosts, Stages
@@ -34,7 +35,16 @@ def measured_costs(file: CostFile, assumed: StageCosts) -> StageCosts:
         for extra, time, count in zip(extras, times, counts, strict=True):
             extra[kind] = time - count * layer[kind]
     others = {kind: file.costs.passes[kind] for kind in assumed.others}
-    return replace(assumed, layer=layer, extras=extras, others=others, comms=file.costs.comms)
+    if "U" in file.costs.passes:
+        others["U"] = file.costs.passes["U"]
+    return replace(
+        assumed,
+        layer=layer,
+        extras=extras,
+        others=others,
+        comms=file.costs.comms,
+        exchanges=file.costs.exchanges,
+    )
 
 
 def _layer_time(
@@ -65,7 +75,7 @@ def _by_stage(value: Time | None, stages: Stages, name: str) -> list[float]:
     ranks, chunks = (1 + max(numbers) for numbers in zip(*stages, strict=True))
     if [len(row) for row in table] != [chunks] * ranks:
         raise ValueError(
-            f"{name} is no table for {ranks} ranks with {chunks} chunk(s) each: measure with the "
-            "schedule that is planned for"
+            f"{name} is no table for {counted(ranks, 'rank')} with "
+            f"{counted(chunks, 'chunk')} each: measure with the schedule that is planned for"
         )
     return [table[rank][chunk] for rank, chunk in stages]

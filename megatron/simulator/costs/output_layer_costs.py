@@ -58,7 +58,9 @@ def redistribute_layers(
     extras = [*({} for _ in stages[1:]), _whole_layer(costs, output_layer)]
     layer = {kind: _one_time(costs, kind) * len(stages) / layers for kind in extras[-1]}
     others = {kind: time for kind, time in costs.passes.items() if kind not in layer}
-    spread = StageCosts(stages, layer, extras, others, TREATMENTS["redis"], costs.comms)
+    spread = StageCosts(
+        stages, layer, extras, others, TREATMENTS["redis"], costs.comms, costs.exchanges
+    )
     return spread.costs(spread.balanced(layers, last))
 
 

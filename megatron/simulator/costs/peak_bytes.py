@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from math import isfinite
 
+from megatron.schedules.counted import counted
 from megatron.schedules.held import held_changes
 from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan
@@ -93,11 +94,12 @@ def _check_counts(plan: Plan, name: str, size: Size | Sequence[Sequence[float]])
         return
     if len(size) != plan.ranks:
         raise ValueError(
-            f"{name} has {len(size)} sizes for {plan.ranks} ranks: give one, or one for each rank"
+            f"{name} has {counted(len(size), 'size')} for {counted(plan.ranks, 'rank')}: "
+            "give one, or one for each rank"
         )
     for own in size:
         if not isinstance(own, (int, float)) and len(own) != plan.chunks:
             raise ValueError(
-                f"{name} has {len(own)} sizes for {plan.chunks} chunks of a rank: give one, or one "
-                "for each chunk"
+                f"{name} has {counted(len(own), 'size')} for "
+                f"{counted(plan.chunks, 'chunk of a rank')}: give one, or one for each chunk"
             )

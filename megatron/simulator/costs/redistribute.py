@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from math import isfinite
 
+from megatron.schedules.counted import counted
+
 
 def redistribute(
     layers: int,
@@ -83,9 +85,13 @@ def _check(
     layers: int, stages: int, layer_time: float, extra: Sequence[float], last: int | None
 ) -> None:
     if layers < 0 or stages < 1:
-        raise ValueError(f"{layers} layers cannot be spread over {stages} stages")
+        raise ValueError(
+            f"{counted(layers, 'layer')} cannot be spread over {counted(stages, 'stage')}"
+        )
     if len(extra) != stages:
-        raise ValueError(f"{len(extra)} extra times for {stages} stages: give one for each stage")
+        raise ValueError(
+            f"{len(extra)} extra times for {counted(stages, 'stage')}: give one for each stage"
+        )
     for time in (layer_time, *extra):
         if not (isfinite(time) and time >= 0):
             raise ValueError(f"{time:g} is no time of a layer or stage: give a number, 0 or more")

@@ -7,7 +7,7 @@ vocabulary layers, if they are not split over the ranks.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from megatron.schedules.costs import Costs, Time
+from megatron.schedules.costs import Costs, Exchange, Time
 from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import CHUNKED_KINDS, PassKind
 from megatron.schedules.treatments import Treatment
@@ -31,6 +31,7 @@ class StageCosts:
         others: times of the vocabulary passes, which belong to no stage.
         treatment: the treatment of the vocabulary that these passes belong to.
         comms: times of communications; absent kinds are free.
+        exchanges: times of what is exchanged with replicas, as in ``Costs``.
     """
 
     stages: Stages
@@ -39,6 +40,7 @@ class StageCosts:
     others: Mapping[PassKind, Time]
     treatment: Treatment
     comms: Mapping[CommKind, float] = field(default_factory=dict)
+    exchanges: Mapping[CommKind, Exchange] = field(default_factory=dict)
 
     def costs(self, layers: Sequence[int]) -> Costs:
         """Return the costs of all passes; those of F, B and W are by rank and chunk.
@@ -58,7 +60,7 @@ class StageCosts:
             for (rank, chunk), count, extra in zip(self.stages, layers, self.extras, strict=True):
                 table[rank][chunk] = max(cost * count + extra.get(kind, 0.0), 0.0)
             passes[kind] = table
-        return Costs({**passes, **self.others}, self.comms)
+        return Costs({**passes, **self.others}, self.comms, self.exchanges)
 
     def balanced(self, layers: int, last: int | None = None) -> tuple[int, ...]:
         """Return the layers of every stage for ``redis``.

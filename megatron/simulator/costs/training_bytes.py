@@ -13,6 +13,7 @@ from megatron.simulator.costs.model_bytes import (
     parameters,
 )
 from megatron.simulator.costs.peak_bytes import Size, Sizes
+from megatron.simulator.costs.replicas import ALONE, Replicas
 from megatron.simulator.costs.shape import ACTIVATION_BYTES, Shape
 
 FP32_BYTES: Final = 4
@@ -21,9 +22,9 @@ OPTIMIZER_BYTES: Final = 30
 """Bytes that AdamW moves per parameter: it reads gradient, master weight and both moments, and
 writes the last three and the bf16 parameter."""
 
-COPY_BYTES: Final = 3 * FP32_BYTES
-"""Bytes a parameter of the copy of AdamW's state from which a step can be undone: master weight and
-both moments."""
+STATE_BYTES: Final = 3 * FP32_BYTES
+"""Bytes a parameter of AdamW's state: master weight and both moments. The copy of it from which a
+step can be undone has as many."""
 
 
 def own_logits(shape: Shape, shards: int, tile_rows: int, exponentials_at_once: int) -> LogitBytes:
@@ -58,6 +59,8 @@ def training_sizes(
     tied: bool,
     positions: int,
     post_validation: bool,
+    replicas: Replicas = ALONE,
+    padding: float = 0.0,
 ) -> Sizes:
     """Return what a run weighs on every rank.
 
@@ -74,13 +77,20 @@ def training_sizes(
         positions: that have an embedding of their own, which is learned; 0 without.
         post_validation: steps are validated afterwards, so that all ranks but the last keep a copy
             of the optimizer's state.
+        replicas: of the pipeline; a sharded optimizer spreads its state over them.
+        padding: of the buckets, as a share of the parameters.
     """
+    state = STATE_BYTES / replicas.optimizer_parts
+    per_parameter = FP32_GRADIENT_PARAMETER - STATE_BYTES + state
+    # Padding lies in what is cut into shards: gradients, and with a sharded optimizer all else.
+    padded = per_parameter if replicas.sharded else FP32_BYTES
+    per_parameter += padding * padded
     sizes = model_sizes(
         shape,
         plan.stages,
         layers,
         treatment,
-        per_parameter=FP32_GRADIENT_PARAMETER,
+        per_parameter=per_parameter,
         logit=logit,
         tied=tied,
     )
@@ -93,9 +103,9 @@ def training_sizes(
             of_ranks(sizes.static), _layer_at_work(shape, plan, treatment, logit), strict=True
         )
     ]
-    static[first] += FP32_GRADIENT_PARAMETER * positions * shape.hidden_size
+    static[first] += per_parameter * positions * shape.hidden_size
     for rank in _keepers_of_a_copy(plan, post_validation):
-        static[rank] += COPY_BYTES * counts[rank]
+        static[rank] += state * counts[rank]
     assert not isinstance(sizes.activation, (int, float))
     activation = [list(of_ranks(own)) for own in sizes.activation]
     if positions:
@@ -130,16 +140,18 @@ def optimizer_traffic(
     *,
     tied: bool,
     post_validation: bool,
-) -> float:
-    """Return the bytes that the optimizer's step moves on the rank that moves the most.
+    replicas: Replicas = ALONE,
+) -> list[float]:
+    """Return the bytes that the optimizer's step moves on every rank.
 
     Args: as those of ``training_sizes``.
     """
     counts = parameters(shape, plan.stages, layers, treatment, tied=tied)
-    moved = [OPTIMIZER_BYTES * count for count in counts]
+    updated = [count / replicas.optimizer_parts for count in counts]
+    moved = [OPTIMIZER_BYTES * count for count in updated]
     for rank in _keepers_of_a_copy(plan, post_validation):
-        moved[rank] += 2 * COPY_BYTES * counts[rank]  # read and written
-    return max(moved)
+        moved[rank] += 2 * STATE_BYTES * updated[rank]  # read and written
+    return moved
 
 
 def _keepers_of_a_copy(plan: Plan, post_validation: bool) -> range:

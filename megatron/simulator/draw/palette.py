@@ -12,6 +12,7 @@ COLOURS: Final[Mapping[str, str]] = {
     "T": "#dcb11f",
     "IF": "#c3a5e6",
     "IB": "#9a6fd0",
+    "U": "#b8c98a",
     "X": "#2f6db5",
     "G": "#c06a14",
     "C0": "#8d8d8d",
@@ -21,6 +22,7 @@ COLOURS: Final[Mapping[str, str]] = {
     "CIF": "#8f79c9",
     "CIB": "#5b3a99",
     "RG": "#2e7d52",
+    "AG": "#7a8b3c",
 }
 """Fill of every kind of pass and communication; the paler shades carry the numbers."""
 
@@ -33,6 +35,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "T": "output layer after its barrier",
     "IF": "input layer forward",
     "IB": "input layer backward",
+    "U": "update of a bucket",
     "X": "activation",
     "G": "gradient",
     "C0": "broadcast for S",
@@ -42,6 +45,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "CIF": "embedding",
     "CIB": "its gradient",
     "RG": "reduction over replicas",
+    "AG": "gathering from replicas",
 }
 """Meaning of every kind, for the legend."""
 

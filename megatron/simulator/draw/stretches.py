@@ -15,6 +15,8 @@ from megatron.schedules.passes import CHUNKED_KINDS
 from megatron.simulator.simulate import Span, Timeline
 
 _TINY: Final = 1e-9
+_NEGLIGIBLE: Final = 0.1
+"""Share of the longest kind's time below which a kind of pass has no say in the scale."""
 _NUMBER: Final = r"((?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)?"
 _TIMES: Final = re.compile(f"{_NUMBER}:{_NUMBER}")
 _MICROBATCHES: Final = re.compile(r"m(\d*):m(\d*)")
@@ -101,7 +103,8 @@ WHOLE: Final = Window()
 
 def _what_runs(timelines: Sequence[Timeline]) -> str:
     end = max((timeline.end for timeline in timelines), default=0.0)
-    last = max((span.microbatch for timeline in timelines for span in timeline.spans), default=0)
+    spans = (span for timeline in timelines for span in timeline.spans)
+    last = max((span.microbatch for span in spans if span.kind in CHUNKED_KINDS), default=0)
     return f"the times are 0:{end:.4g} and the microbatches m0:m{last}"
 
 
@@ -125,8 +128,8 @@ def strips(whole: Stretch, longest: float) -> list[Stretch]:
 def shortest_pass(timelines: Iterable[Timeline]) -> float:
     """Return the usual time of the shortest kind of pass of a model chunk; 0 if there is none.
 
-    Drawings take their scale from it. The shorter passes of the vocabulary, and outliers of a
-    recorded run, would make them too long.
+    Drawings take their scale from it. The shorter passes of the vocabulary, outliers of a recorded
+    run, and kinds that take next to nothing beside another would make them too long.
     """
     lengths: dict[str, list[float]] = {}
     for timeline in timelines:
@@ -134,4 +137,5 @@ def shortest_pass(timelines: Iterable[Timeline]) -> float:
             if span.lane == "compute":
                 lengths.setdefault(span.kind, []).append(span.end - span.start)
     chunked = [lengths[kind] for kind in CHUNKED_KINDS if kind in lengths]
-    return min(map(median, chunked or lengths.values()), default=0.0)
+    usual = [median(times) for times in chunked or lengths.values()]
+    return min((time for time in usual if time >= _NEGLIGIBLE * max(usual)), default=0.0)

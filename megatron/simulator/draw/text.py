@@ -1,9 +1,13 @@
-"""Draw a timeline as text: a row per rank, a column per unit of time, strips below one another."""
+"""Draw a timeline as text: a row per rank, a column per unit of time, strips below one another.
+
+What a rank exchanges with its replicas has a row of its own below that of its passes.
+"""
 
 from collections.abc import Iterator, Sequence
 from textwrap import fill
 from typing import Final, NamedTuple
 
+from megatron.schedules.needs import REPLICA_KINDS
 from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS
 from megatron.simulator.draw.palette import MEANINGS
 from megatron.simulator.draw.stretches import (
@@ -35,7 +39,9 @@ class _Piece(NamedTuple):
     @property
     def text(self) -> str:
         """The label, or as much of it as has room without being cut."""
-        names = (self.span.label, self.span.kind)
+        span = self.span
+        label = span.label if span.lane == "compute" else f"{span.kind}{span.microbatch}"
+        names = (label, span.kind)
         return next((name for name in names if len(name) <= self.room), _NAMELESS)
 
 
@@ -88,7 +94,11 @@ def _name(timeline: Timeline, rank: int) -> str:
 
 
 def _is_shown(span: Span, part: Stretch) -> bool:
-    return span.lane == "compute" and part.shows(span)
+    return (span.lane == "compute" or _is_exchange(span)) and part.shows(span)
+
+
+def _is_exchange(span: Span) -> bool:
+    return span.lane == "comm" and span.kind in REPLICA_KINDS
 
 
 def _piece(span: Span, part: Stretch, columns: int) -> _Piece:
@@ -98,23 +108,37 @@ def _piece(span: Span, part: Stretch, columns: int) -> _Piece:
 
 
 def _rows(timeline: Timeline, pieces: Sequence[_Piece], columns: int) -> Iterator[str]:
-    cells = [[_IDLE] * columns for _ in range(timeline.ranks)]
+    for rank in range(timeline.ranks):
+        own = [piece for piece in pieces if piece.span.rank == rank]
+        exchanged = [piece for piece in own if _is_exchange(piece.span)]
+        name = _name(timeline, rank)
+        yield name + _row([piece for piece in own if not _is_exchange(piece.span)], columns)
+        if exchanged:
+            yield " " * len(name) + _row(exchanged, columns)
+
+
+def _row(pieces: Sequence[_Piece], columns: int) -> str:
+    cells = [_IDLE] * columns
     for piece in pieces:
         text, room = piece.text, piece.room
         ended = text.ljust(room - 1, "-") + "|" if room > len(text) else text
-        cells[piece.span.rank][piece.first : piece.last] = ended[:room]
-    for rank, row in enumerate(cells):
-        yield _name(timeline, rank) + "".join(row)
+        cells[piece.first : piece.last] = ended[:room]
+    return "".join(cells)
 
 
 def _legend(pieces: Sequence[_Piece], column: str) -> Iterator[str]:
     """Yield what a reader must know of a drawing, whose columns take the time ``column``."""
     kinds = {piece.span.kind for piece in pieces}
-    yield ", ".join(f"{kind} {MEANINGS[kind]}" for kind in PASS_KINDS if kind in kinds)
-    spans = [piece.span for piece in pieces]
-    example = max(spans, key=lambda s: (s.chunk, s.kind in CHUNKED_KINDS, s.microbatch))
-    chunk = f" in chunk {example.chunk} of its rank" if example.chunk else ""
-    yield f"{example.label} is {example.kind} of microbatch {example.microbatch}{chunk}"
+    shown = (*PASS_KINDS, *REPLICA_KINDS)
+    yield ", ".join(f"{kind} {MEANINGS[kind]}" for kind in shown if kind in kinds)
+    spans = [piece.span for piece in pieces if piece.span.kind not in (*REPLICA_KINDS, "U")]
+    if spans:
+        example = max(spans, key=lambda s: (s.chunk, s.kind in CHUNKED_KINDS, s.microbatch))
+        chunk = f" in chunk {example.chunk} of its rank" if example.chunk else ""
+        yield f"{example.label} is {example.kind} of microbatch {example.microbatch}{chunk}"
+    of_buckets = [kind for kind in ("U", *REPLICA_KINDS) if kind in kinds]
+    if of_buckets:
+        yield f"after {', '.join(of_buckets)} stands the number of a bucket"
     if any(piece.text == piece.span.kind for piece in pieces if piece.room):
         yield "a kind alone has no room for its microbatch"
     if any(piece.text == _NAMELESS for piece in pieces if piece.room):

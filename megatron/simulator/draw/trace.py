@@ -1,18 +1,19 @@
 """A timeline in Chrome's trace event format, which Perfetto and chrome://tracing open.
 
 A rank is a process. It has a thread for its passes, one for its waits, one for the collectives, and
-one for each direction of each link to a neighbour. Arrows lead from each pass or communication to
-those that wait for it.
+one for each direction of each link to a neighbour, and one for what it exchanges with its
+replicas. Arrows lead from each pass or communication to those that wait for it; the exchange with
+replicas has none, because which passes a bucket belongs to is not known here.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from megatron.schedules.lower import lane
-from megatron.schedules.needs import Comm, Need, needs, participants, sources
-from megatron.schedules.passes import Pass
+from megatron.schedules.needs import REPLICA_KINDS, Comm, Need, needs, participants, sources
+from megatron.schedules.passes import PASS_KINDS, Pass
 from megatron.schedules.plan import Plan
 from megatron.simulator.simulate import Span, Timeline
 
@@ -57,12 +58,13 @@ def chrome_trace(plan: Plan, timeline: Timeline, microseconds: float = 1.0) -> d
         microseconds: microseconds to show for one unit of time; 1e6 for a recorded timeline, which
             is in seconds.
     """
-    threads = _threads(plan)
-    comms = {str(comm): comm for comm in _comms(plan)}
+    spans = (*timeline.spans, *timeline.waits)
+    comms = {str(comm): comm for comm in (*_comms(plan), *_exchanged(spans))}
+    threads = _threads(plan, comms.values())
     events = list(_names(threads))
     slices: dict[tuple[int, Need], _Slice] = {}
-    for span in (*timeline.spans, *timeline.waits):
-        item: Need = Pass.parse(span.label) if span.lane == "compute" else comms[span.label]
+    for span in spans:
+        item: Need = _pass(span) if span.lane == "compute" else comms[span.label]
         thread = threads[span.rank].index(_thread(plan, span, item))
         start, end = (round(time * microseconds * 1000) for time in (span.start, span.end))
         shown = _Slice(span.rank, thread, start, end)
@@ -93,11 +95,24 @@ def _comms(plan: Plan) -> Iterator[Comm]:
             yield from (need for need in needs(plan, rank, item) if isinstance(need, Comm))
 
 
-def _threads(plan: Plan) -> list[list[Thread]]:
+def _exchanged(spans: Iterable[Span]) -> Iterator[Comm]:
+    """Yield the communications with replicas, which are not in the plan."""
+    for span in spans:
+        for kind in REPLICA_KINDS:
+            if span.kind == kind:
+                yield Comm(kind, span.microbatch, span.rank)
+
+
+def _pass(span: Span) -> Pass:
+    kind = next(kind for kind in PASS_KINDS if kind == span.kind)
+    return Pass(kind, span.microbatch, span.chunk)
+
+
+def _threads(plan: Plan, comms: Iterable[Comm]) -> list[list[Thread]]:
     """Return the threads of every rank in the order in which they are shown."""
     threads: list[set[Thread]] = [set() for _ in range(plan.ranks)]
-    for comm in _comms(plan):
-        if comm.microbatch == 0:
+    for comm in comms:
+        if comm.microbatch == 0 or comm.kind in REPLICA_KINDS:
             for rank in participants(plan, comm):
                 threads[rank].add(lane(plan, comm))
     return [[_COMPUTE, _WAIT, *sorted(lanes, key=lambda key: (len(key), key))] for lanes in threads]
@@ -116,6 +131,8 @@ def _names(threads: list[list[Thread]]) -> Iterator[Event]:
 def _thread_name(rank: int, thread: Thread) -> str:
     if thread in _THREAD_NAMES:
         return _THREAD_NAMES[thread]
+    if thread == ("replicas", rank):
+        return "communication: replicas"
     kind, sender, receiver = thread
     other = f"to rank {receiver}" if sender == rank else f"from rank {sender}"
     return f"communication: {kind} {other}"
@@ -146,6 +163,8 @@ def _arrow(number: int, source: _Slice, target: _Slice) -> Iterator[Event]:
 def _arrows(plan: Plan, slices: Slices) -> Iterator[tuple[_Slice, _Slice]]:
     """Yield where every arrow begins and ends."""
     for (rank, item), target in slices.items():
+        if isinstance(item, Comm) and item.kind in REPLICA_KINDS:
+            continue
         if isinstance(item, Comm):
             own = [slices.get(source) for source in sources(plan, item) if source[0] == rank]
         else:

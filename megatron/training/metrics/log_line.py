@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from megatron.config.run_config import ParallelConfig, TrainConfig
+from megatron.schedules.counted import counted
 from megatron.training.metrics.peak_memory import MEBIBYTE, PeakMemory
 from megatron.training.metrics.peak_tflops import Peak
 
@@ -47,7 +48,8 @@ class IterationValues:
 def introduction(
     parallel: ParallelConfig,
     train: TrainConfig,
-    vocab_size: int,
+    vocabulary: str,
+    schedule: str,
     parameters: Sequence[int],
     flops: int,
     peak: Peak,
@@ -57,7 +59,8 @@ def introduction(
     Args:
         parallel: the layout.
         train: batches and precision.
-        vocab_size: entries of the vocabulary.
+        vocabulary: entries of the vocabulary, in words.
+        schedule: the schedule, in words.
         parameters: number of parameters of every pipeline rank; each parameter of the model
             counts once.
         flops: model FLOPs of an iteration, over all ranks.
@@ -67,13 +70,13 @@ def introduction(
     replicas = f"{train.replicas} replicas of a " if train.replicas > 1 else ""
     yield (
         f"{replicas}pipeline of {parallel.pipeline_size} on {parallel.device} "
-        f"({parallel.backend}), schedule {parallel.pipeline_schedule}, vocabulary "
-        f"{parallel.vocab_parallel}, {train.num_microbatches} microbatches, "
+        f"({parallel.backend}), schedule {schedule}, vocabulary "
+        f"{parallel.vocab_parallel}, {counted(train.num_microbatches, 'microbatch')}, "
         f"{str(train.dtype).removeprefix('torch.')}"
     )
     yield (
-        f"vocabulary {vocab_size}, padded to {parallel.padded_vocab_size} in "
-        f"{shards} shard{'s' if shards > 1 else ''}"
+        f"vocabulary {vocabulary}, padded to {parallel.padded_vocab_size} in "
+        f"{counted(shards, 'shard')} of {parallel.padded_vocab_size // shards}"
     )
     by_rank = ", ".join(f"{count:,}" for count in parameters)
     yield f"parameters: {sum(parameters):,}; by rank: {by_rank}"
@@ -82,6 +85,16 @@ def introduction(
         f"(Megatron-LM counts half), vocabulary without padding; {flops:.3E} per iteration"
     )
     yield f"peak of a rank: {peak.tflops:.3f} TFLOP/s ({peak.source})"
+
+
+def vocabulary_words(vocab_size: int, added: int) -> str:
+    """Return the entries of a vocabulary, those named apart that its tokenizer has added.
+
+    Args:
+        vocab_size: all entries.
+        added: the tokens among them that were not asked for: the end of a document.
+    """
+    return f"{vocab_size - added} + {added} for the end of a document" if added else f"{vocab_size}"
 
 
 def iteration_line(values: IterationValues) -> str:

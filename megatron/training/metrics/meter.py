@@ -59,6 +59,7 @@ class Meter:
         self._groups = groups
         self._say = say
         self._losses: list[float] = []
+        self._unprinted: tuple[Finished, float] | None = None  # the last one, and when it ended
         self._steps = self._steps_redone = 0
         self._memory_reported = False
         self._paused = 0.0
@@ -84,13 +85,20 @@ class Meter:
         self._losses.append(finished.loss)
         self._steps += 1
         self._steps_redone += finished.step_redone
-        if (finished.number + 1) % self._metered.log_interval:
+        self._unprinted = finished, end
+        if (finished.number + 1) % self._metered.log_interval == 0:
+            self.report_rest()
+
+    def report_rest(self) -> None:
+        """Print the iterations since the last line, if there are any, as the end of a run does."""
+        if self._unprinted is None:
             return
+        finished, end = self._unprinted
         seconds = (end - self._begin) / len(self._losses)
         self._say(iteration_line(self._values(finished, seconds)), flush=True)
         with self.paused():
             self.report_memory(finished.number + 1)
-        self._losses = []
+        self._losses, self._unprinted = [], None
         self._begin = end
 
     def report_memory(self, iteration: int) -> None:

@@ -17,6 +17,7 @@ from typing import Final
 
 import torch
 
+from megatron.schedules.counted import counted
 from megatron.simulator.costs.gpus import tabulated_peak
 
 MEASURE_SECONDS: Final = 0.3
@@ -67,8 +68,7 @@ def peak_of_rank(device: torch.device, dtype: torch.dtype, peak_tflops: float | 
     threads = torch.get_num_threads()
     return Peak(
         measure_tflops(device, dtype),
-        f"measured in CPU time: {precision} product on {threads} CPU "
-        f"thread{'s' if threads > 1 else ''}",
+        f"measured in CPU time: {precision} product on {counted(threads, 'thread')} of a CPU",
     )
 
 

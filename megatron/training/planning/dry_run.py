@@ -6,24 +6,29 @@ from the cost model of ``megatron/simulator/costs`` with the GPU's data sheet.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
 from megatron.config.run_config import RunConfig
 from megatron.schedules.catalogue import TRAITS
+from megatron.schedules.counted import counted
+from megatron.schedules.held import in_flight
 from megatron.schedules.search.watch import Watch
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN, CHECKED, together
-from megatron.simulator.costs.gpus import GIB, Gpu
+from megatron.simulator.costs.gpus import GIB, GPUS, Gpu
 from megatron.simulator.costs.training_bytes import of_ranks
 from megatron.simulator.draw.text import draw_text
-from megatron.training.planning.forecast_run import RunForecast, forecast_run
+from megatron.simulator.units import MEMORY, TIME, percent
+from megatron.training.planning.forecast_run import Fullest, RunForecast, forecast_run
+from megatron.training.planning.least_memory import least_memory
+from megatron.training.planning.replica_report import replica_lines
 from megatron.training.planning.run_plan import (
     NEAR,
     Candidate,
+    asked,
     candidates,
-    make_run_plan,
     ranking,
 )
 
@@ -54,19 +59,28 @@ def dry_run(config: RunConfig, gpu: Gpu, watch: Watch | None = None) -> Iterator
     """
     if config.train.dtype != torch.bfloat16:
         raise ValueError("--dry-run counts FLOPs and bytes of bf16: add --bf16")
-    auto = TRAITS[config.parallel.pipeline_schedule].compares
+    traits = TRAITS[config.parallel.pipeline_schedule]
     watch = Watch() if watch is None else watch
-    ranked = ranking(candidates(config, watch=watch)) if auto else []
-    run_plan = ranked[0].run_plan if auto else make_run_plan(config, watch=watch)
+    compared = asked(config, watch=watch)
+    if "file" not in traits.options:
+        least = min((least_memory(config, one) for one in compared), key=lambda each: each.peak)
+        if least.peak > gpu.usable:
+            yield f"{_job(config, gpu)}\n{_never_fits(config, least, gpu)}"
+            yield _what_would_fit(config, gpu, least, watch.again())
+            return
+    ranked = ranking(compared) if traits.compares else []
+    run_plan = (ranked or compared)[0].run_plan
     watch.close()
     found = forecast_run(config, run_plan, gpu)
     yield _head(found)
     yield draw_text(found.timeline, unit="s", most=STRIPS)
     yield _figures(found)
+    if found.exchanges is not None:
+        yield "\n".join(replica_lines(found, found.exchanges))
     if ranked:
         yield _ranking(config, ranked, gpu)
     if not found.fits:
-        yield _what_would_fit(found, watch.again())
+        yield _what_would_fit(config, gpu, found.fullest, watch.again())
 
 
 def _head(found: RunForecast) -> str:
@@ -75,22 +89,38 @@ def _head(found: RunForecast) -> str:
         f"{rank}.{chunk}:{count}"
         for (rank, chunk), count in zip(plan.stages, found.run_plan.layers, strict=True)
     )
+    held = counted(max(in_flight(plan)), "microbatch in flight")
+    seconds = TIME.write(found.outcome.seconds)
+    taken = f" takes {found.run_plan.schedule}: {held}, {seconds} an iteration"
+    schedule = config.parallel.pipeline_schedule
     return (
-        f"dry run, nothing is started: {plan.ranks} x {gpu.name} ({gpu.peak_tflops:g} TFLOP/s, "
-        f"{gpu.memory / GIB:.0f} GiB)\n"
-        f"schedule {config.parallel.pipeline_schedule}, vocabulary "
-        f"{config.parallel.vocab_parallel}, {plan.microbatches} microbatches of "
-        f"{config.train.micro_batch_size}\n"
+        f"{_job(config, gpu)}\n"
+        f"schedule {schedule}{taken if TRAITS[schedule].compares else ''}\n"
         f"layers by stage (rank.chunk:layers): {layers}"
+    )
+
+
+def _job(config: RunConfig, gpu: Gpu) -> str:
+    """Return what the job is, but for its plan: its GPUs, replicas, vocabulary and batch."""
+    train, replicas = config.train, config.train.replicas
+    alone = " (--dry-run-replicas N plans more)" if replicas == 1 else ""
+    share = "" if replicas == 1 else " for each replica"
+    microbatches = counted(train.num_microbatches, "microbatch")
+    return (
+        f"dry run, nothing is started: {config.parallel.grid.world_size} x {gpu.name} "
+        f"({gpu.peak_tflops:g} TFLOP/s, {gpu.memory / GIB:.0f} GiB)\n"
+        f"{counted(replicas, 'replica')} of a pipeline of {config.parallel.pipeline_size}{alone}; "
+        f"vocabulary {config.parallel.vocab_parallel}; global batch {train.global_batch_size}: "
+        f"{microbatches} of {counted(train.micro_batch_size, 'sample')}{share}"
     )
 
 
 def _figures(found: RunForecast) -> str:
     outcome = found.outcome
     lines = [
-        f"iteration {outcome.seconds:.3f} s: schedule {outcome.schedule:.3f}, of which ranks idle "
-        f"{outcome.idle:.1%}; optimizer's step {outcome.step:.3f}; "
-        f"MFU {outcome.mfu:.1%}",
+        f"iteration {TIME.write(outcome.seconds)}: schedule {TIME.write(outcome.schedule)}, of "
+        f"which ranks idle {outcome.idle:.1%}; optimizer's step {TIME.write(outcome.step)}; "
+        f"MFU {percent(outcome.mfu)}",
         "rates: the shares of the data sheet that Megatron-LM's kernels attain on A100s under "
         f"{found.config.parallel.vocab_parallel}",
         _checked(),
@@ -99,8 +129,8 @@ def _figures(found: RunForecast) -> str:
     for rank, (peak, held) in enumerate(zip(outcome.peak, static, strict=True)):
         verdict = "" if peak <= found.gpu.usable else "  does not fit"
         lines.append(
-            f"rank {rank}: peak {peak / GIB:.1f} GiB (parameters, optimizer and workspace "
-            f"{held / GIB:.1f}){verdict}"
+            f"rank {rank}: peak {MEMORY.write(peak)} (parameters, optimizer and workspace "
+            f"{MEMORY.write(held)}){verdict}"
         )
     return "\n".join(lines)
 
@@ -120,22 +150,25 @@ def _checked() -> str:
 
 def _ranking(config: RunConfig, ranked: Sequence[Candidate], gpu: Gpu) -> str:
     """Return the table of what ``auto`` compares, in its order, and what a GPU makes of each."""
+    compared = [(each, forecast_run(config, each.run_plan, gpu)) for each in ranked]
+    time = TIME.unit(*(found.outcome.seconds for _, found in compared))
+    memory = MEMORY.unit(*(max(found.outcome.peak) for _, found in compared))
     lines = [
         "auto compares by FLOPs, communication being free, whatever the GPU, and takes the first: "
-        f"no other that fits is more than {NEAR:.0%} faster. Seconds, MFU, idle time and GiB are "
+        f"no other that fits is more than {NEAR:.0%} faster. Time, MFU, idle time and memory are "
         f"those of {gpu.name}",
-        f"{'schedule':<12} {'by FLOPs':>8} {'seconds':>8} {'MFU':>6} {'idle':>7} {'GiB':>6} "
+        f"{'schedule':<12} {'by FLOPs':>8} {time.name:>8} {'MFU':>6} {'idle':>7} {memory.name:>6} "
         f"{'in flight':>9}",
     ]
-    compared = [(each, forecast_run(config, each.run_plan, gpu)) for each in ranked]
     for candidate, found in compared:
         outcome = found.outcome
         note = "" if candidate.fits else "  exceeds --zero-bubble-max-pending-backward"
         note += "" if found.fits else "  does not fit"
         lines.append(
             f"{candidate.schedule:<12} {candidate.time / ranked[0].time:>8.3f} "
-            f"{outcome.seconds:>8.3f} {outcome.mfu:>6.1%} {outcome.idle:>7.1%} "
-            f"{max(outcome.peak) / GIB:>6.1f} {candidate.in_flight:>9.1f}{note}"
+            f"{TIME.number(outcome.seconds, time):>8} {percent(outcome.mfu):>6} "
+            f"{outcome.idle:>7.1%} {MEMORY.number(max(outcome.peak), memory):>6} "
+            f"{candidate.in_flight:>9.1f}{note}"
         )
     lines += _faster(compared, gpu)
     return "\n".join(lines)
@@ -149,36 +182,75 @@ def _faster(compared: Sequence[tuple[Candidate, RunForecast]], gpu: Gpu) -> Iter
     if found.outcome.seconds < seconds:
         yield (
             f"{gpu.name} would be faster with --pipeline-schedule {best.schedule}: "
-            f"{found.outcome.seconds:.3f} s instead of {seconds:.3f}"
+            f"{TIME.write(found.outcome.seconds)} instead of {TIME.write(seconds)}"
         )
 
 
-def _what_would_fit(found: RunForecast, watch: Watch) -> str:
-    """Return the fastest similar settings that fit, or the reason why none does."""
+def _never_fits(config: RunConfig, least: Fullest, gpu: Gpu) -> str:
+    """Return that no plan of the run fits a GPU, and how much memory would do."""
+    schedule = config.parallel.pipeline_schedule
+    plans = "of any schedule" if TRAITS[schedule].compares else f"of {schedule}"
+    return (
+        f"it can never fit: no plan {plans} holds less than {MEMORY.write(least.peak)} on rank "
+        f"{least.rank} ({MEMORY.write(least.static)} of parameters, optimizer and workspace, the "
+        f"rest for one microbatch), and tensors can use {MEMORY.write(gpu.usable)} of {gpu.name}; "
+        "so no plan was searched"
+    )
+
+
+def _what_would_fit(config: RunConfig, gpu: Gpu, own: Fullest, watch: Watch) -> str:
+    """Return the fastest similar settings that fit, or the reason why none does.
+
+    Args:
+        config: the run.
+        gpu: of every rank.
+        own: what the run itself holds.
+        watch: over the search for plans; only settings are planned that can fit at all.
+    """
+    near = list(_neighbours(config, watch))
+    held = [own, *(setting.least for setting in near)]
+    able = [setting for setting in near if setting.least.peak <= gpu.usable]
+    watch.expect(len(able))
     fitting = []
-    for named, other in _neighbours(found, watch):
-        samples = f"{other.samples_per_second:.2f} samples/s"
-        watch.note(f"  {named}: {samples if other.fits else 'does not fit'}")
+    for setting in able:
+        if watch.is_over:
+            break
+        other = forecast_run(setting.config, setting.candidate.run_plan, gpu)
+        samples = f"{other.samples_per_second:.3g} samples/s"
+        watch.planned(setting.named, samples if other.fits else "does not fit")
         if other.fits:
-            fitting.append((named, other))
+            fitting.append((setting.named, other))
     watch.close()
     fitting.sort(key=lambda pair: -pair[1].samples_per_second)
-    if not fitting and watch.was_cut:
-        return "the time of --search-seconds was over before a setting was found that fits"
     if not fitting:
-        rank, peak, static = found.fullest
-        return (
-            f"nothing nearby fits either: of the {peak / GIB:.1f} GiB of rank {rank}, "
-            f"{static / GIB:.1f} are there all the time: more ranks "
-            "(--pipeline-model-parallel-size), or a smaller model"
+        return _nothing_fits(
+            min(held, key=lambda each: each.peak), cut=bool(able) and watch.was_cut
         )
     lines = ["what would fit, the fastest first:"]
     for named, other in fitting[:ALTERNATIVES]:
         lines.append(
-            f"  {named}: {max(other.outcome.peak) / GIB:.1f} GiB, "
-            f"{other.samples_per_second:.2f} samples/s, MFU {other.outcome.mfu:.1%}"
+            f"  {named}: {MEMORY.write(max(other.outcome.peak))}, "
+            f"{other.samples_per_second:.3g} samples/s, MFU {percent(other.outcome.mfu)}"
         )
     return "\n".join(lines)
+
+
+def _nothing_fits(least: Fullest, *, cut: bool) -> str:
+    """Return that no similar setting fits, and the way out.
+
+    Args:
+        least: the least that any of them takes.
+        cut: whether the search for them was ended.
+    """
+    if cut:
+        return "the time of --search-seconds was over before a setting was found that fits"
+    larger = " or ".join(known.name for known in GPUS.values() if known.usable >= least.peak)
+    return (
+        f"nothing nearby fits either: the least is {MEMORY.write(least.peak)} on rank "
+        f"{least.rank}, of which {MEMORY.write(least.static)} are there all the time: take "
+        + (f"GPUs with that much memory ({larger}), " if larger else "")
+        + "more ranks (--pipeline-model-parallel-size), or a smaller model"
+    )
 
 
 def _candidates_if_any(config: RunConfig, watch: Watch) -> list[Candidate]:
@@ -189,12 +261,24 @@ def _candidates_if_any(config: RunConfig, watch: Watch) -> list[Candidate]:
         return []
 
 
-def _neighbours(found: RunForecast, watch: Watch) -> Iterator[tuple[str, RunForecast]]:
-    """Yield every schedule, with and without vocabulary parallelism, and with half microbatches.
+class _Setting(NamedTuple):
+    """A run like the one that was asked for.
 
-    When the time is up no more are planned.
+    Attributes:
+        named: the flags that make the difference.
+        config: the run.
+        candidate: its schedule, not planned yet.
+        least: what any plan of it holds at least.
     """
-    config = found.config
+
+    named: str
+    config: RunConfig
+    candidate: Candidate
+    least: Fullest
+
+
+def _neighbours(config: RunConfig, watch: Watch) -> Iterator[_Setting]:
+    """Yield every schedule, with and without vocabulary parallelism, and with half microbatches."""
     treatments = dict.fromkeys((config.parallel.vocab_parallel, _LEAST_DELAYED.name))
     batch = config.train.micro_batch_size
     for micro_batch_size in (batch, batch // 2) if batch % 2 == 0 else (batch,):
@@ -209,9 +293,7 @@ def _neighbours(found: RunForecast, watch: Watch) -> Iterator[tuple[str, RunFore
             )
             other = replace(config, train=train, parallel=parallel)
             for candidate in _candidates_if_any(other, watch):
-                if watch.is_over:
-                    return
                 named = f"--pipeline-schedule {candidate.schedule} --vocab-parallel {treatment}"
                 if micro_batch_size != batch:
                     named += f" --micro-batch-size {micro_batch_size}"
-                yield named, forecast_run(other, candidate.run_plan, found.gpu)
+                yield _Setting(named, other, candidate, least_memory(other, candidate))

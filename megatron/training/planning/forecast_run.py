@@ -1,16 +1,23 @@
 """Forecast of a run on a named GPU: the cost model with the run's own numbers."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
 
 from megatron.config.run_config import RunConfig
 from megatron.kernels.reference.kernels import EXPONENTIALS_AT_ONCE, TILE_ROWS
 from megatron.model.config import ModelConfig
 from megatron.schedules.lower import lower
+from megatron.schedules.needs import CommKind
+from megatron.schedules.plan import Plan
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.from_model import ModelTimes
-from megatron.simulator.costs.gpus import Gpu
+from megatron.simulator.costs.gpus import REPLICA_LATENCY, Gpu
 from megatron.simulator.costs.model_bytes import LogitBytes
 from megatron.simulator.costs.peak_bytes import Sizes
+from megatron.simulator.costs.replicas import Link, Replicas
 from megatron.simulator.costs.shape import Shape, iteration_flops
 from megatron.simulator.costs.stage_costs import stage_costs
 from megatron.simulator.costs.training_bytes import (
@@ -19,10 +26,32 @@ from megatron.simulator.costs.training_bytes import (
     own_logits,
     training_sizes,
 )
+from megatron.simulator.exchange import Exchanges, Hidden, Overlap, hidden
 from megatron.simulator.forecast import Forecast, forecast
 from megatron.simulator.simulate import Timeline, simulate
 from megatron.training.planning.model_shape import shape_of
+from megatron.training.planning.run_buckets import RankBuckets, run_buckets
 from megatron.training.planning.run_plan import RunPlan
+
+
+class Fullest(NamedTuple):
+    """The rank that holds the most.
+
+    Attributes:
+        rank: its number in the pipeline.
+        peak: the most bytes that it holds.
+        static: bytes among them that it always holds.
+    """
+
+    rank: int
+    peak: float
+    static: float
+
+    @classmethod
+    def of(cls, peaks: Sequence[float], sizes: Sizes) -> "Fullest":
+        """Return the fullest of the ranks that hold ``peaks`` at most."""
+        rank = max(range(len(peaks)), key=peaks.__getitem__)
+        return cls(rank, peaks[rank], of_ranks(sizes.static)[rank])
 
 
 @dataclass(frozen=True)
@@ -36,6 +65,9 @@ class RunForecast:
         timeline: timeline of the schedule, in seconds.
         outcome: time and memory of an iteration.
         sizes: sizes from which the memory follows.
+        exchanges: what is exchanged with replicas; ``None``: there is one replica.
+        hidden: how much of that the passes hide, by kind of communication.
+        padding: share of a rank's parameters that its buckets have in addition, at most.
     """
 
     config: RunConfig
@@ -44,6 +76,9 @@ class RunForecast:
     timeline: Timeline
     outcome: Forecast
     sizes: Sizes
+    exchanges: Exchanges | None = None
+    hidden: Mapping[CommKind, Hidden] = field(default_factory=dict)
+    padding: float = 0.0
 
     @property
     def samples_per_second(self) -> float:
@@ -56,11 +91,9 @@ class RunForecast:
         return max(self.outcome.peak) <= self.gpu.usable
 
     @property
-    def fullest(self) -> tuple[int, float, float]:
-        """The fullest rank, its peak in bytes, and the part of the peak that it always holds."""
-        peak = self.outcome.peak
-        rank = max(range(len(peak)), key=peak.__getitem__)
-        return rank, peak[rank], of_ranks(self.sizes.static)[rank]
+    def fullest(self) -> Fullest:
+        """The rank that holds the most."""
+        return Fullest.of(self.outcome.peak, self.sizes)
 
 
 def own_output_layer(shape: Shape, shards: int) -> LogitBytes:
@@ -73,6 +106,30 @@ def own_output_layer(shape: Shape, shards: int) -> LogitBytes:
     return own_logits(shape, shards, TILE_ROWS, EXPONENTIALS_AT_ONCE)
 
 
+def run_sizes(config: RunConfig, plan: Plan, layers: Sequence[int], padding: float = 0.0) -> Sizes:
+    """Return what a run holds on every rank of a GPU.
+
+    Args:
+        config: the run.
+        plan: what runs; its number of microbatches does not matter.
+        layers: transformer layers of every stage.
+        padding: share of a rank's parameters that its buckets have in addition.
+    """
+    shape = shape_of(config.model, config.train.micro_batch_size)
+    return training_sizes(
+        shape,
+        plan,
+        layers,
+        TREATMENTS[config.parallel.vocab_parallel],
+        own_output_layer(shape, config.parallel.vocab_shards),
+        tied=config.model.tie_embeddings,
+        positions=_learned_positions(config.model),
+        post_validation=config.optimizer.post_validation,
+        replicas=replicas_of(config),
+        padding=padding,
+    )
+
+
 def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
     """Return the forecast of a run with a plan.
 
@@ -81,36 +138,86 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
         run_plan: its plan.
         gpu: the GPU of every rank.
     """
-    plan, layers = run_plan.plan, run_plan.layers
+    plan = run_plan.plan
     treatment = TREATMENTS[config.parallel.vocab_parallel]
     shape = shape_of(config.model, config.train.micro_batch_size)
-    device, tied = gpu.device(treatment), config.model.tie_embeddings
+    device = gpu.device(treatment)
     times = ModelTimes(shape, device, early_whole=True)
-    logit = own_output_layer(shape, config.parallel.vocab_shards)
-    positions = _learned_positions(config.model)
-    undoable = config.optimizer.post_validation
-    sizes = training_sizes(
-        shape,
-        plan,
-        layers,
-        treatment,
-        logit,
-        tied=tied,
-        positions=positions,
-        post_validation=undoable,
-    )
-    moved = optimizer_traffic(shape, plan, layers, treatment, tied=tied, post_validation=undoable)
-    costs = stage_costs(times, plan.stages, treatment).costs(layers)
-    timeline = simulate(lower(plan, run_plan.costs), costs)
+    costs = stage_costs(times, plan.stages, treatment).costs(run_plan.layers)
+    program = lower(plan, run_plan.costs)
+    step = [device.traffic(moved) for moved in _moved_by_step(config, run_plan, shape)]
+    exchanges, padding = None, 0.0
+    kept: Mapping[CommKind, Hidden] = {}
+    if config.parallel.replicas.size > 1:
+        buckets = run_buckets(config, run_plan)
+        padding = max(own.padded / own.parameters - 1 for own in buckets)
+        exchanges = _exchanges(config, gpu, buckets, step)
+        program, costs = exchanges.added_to(program, costs)
+        kept = hidden(program, costs)
+    timeline = simulate(program, costs)
+    sizes = run_sizes(config, plan, run_plan.layers, padding)
     outcome = forecast(
         plan,
         timeline,
         sizes,
         model_flops=iteration_flops(shape, config.model.num_layers, config.train.num_microbatches),
         peak_flops=device.peak_flops,
-        step=device.traffic(moved),
+        step=max(step) if exchanges is None else exchanges.step,
     )
-    return RunForecast(config, run_plan, gpu, timeline, outcome, sizes)
+    return RunForecast(config, run_plan, gpu, timeline, outcome, sizes, exchanges, kept, padding)
+
+
+def replicas_of(config: RunConfig) -> Replicas:
+    """Return how many replicas a run has, and what they exchange."""
+    replicas = config.parallel.replicas
+    narrow = replicas.reduce_dtype == torch.bfloat16
+    return Replicas(
+        replicas.size,
+        sharded=replicas.shard_optimizer,
+        gradient_bytes=2 if narrow else 4,
+    )
+
+
+def link_of(config: RunConfig, gpu: Gpu) -> Link:
+    """Return what connects a rank with its replicas: as the run says, or as GPUs usually have."""
+    asked = config.dry_run
+    bandwidth = None if asked is None else asked.replica_bandwidth
+    latency = None if asked is None else asked.replica_latency
+    return Link(
+        gpu.network if bandwidth is None else bandwidth,
+        REPLICA_LATENCY if latency is None else latency,
+    )
+
+
+def _exchanges(
+    config: RunConfig, gpu: Gpu, buckets: Sequence[RankBuckets], step: Sequence[float]
+) -> Exchanges:
+    replicas = config.parallel.replicas
+    return Exchanges(
+        replicas_of(config),
+        link_of(config, gpu),
+        [own.buckets for own in buckets],
+        [own.padded for own in buckets],
+        step,
+        Overlap(
+            reduce=replicas.overlap,
+            updates=replicas.shard_optimizer and not config.optimizer.post_validation,
+            gather=replicas.overlap_gather,
+        ),
+    )
+
+
+def _moved_by_step(config: RunConfig, run_plan: RunPlan, shape: Shape) -> list[float]:
+    """Return the bytes that the optimizer's step moves on every rank."""
+    return optimizer_traffic(
+        shape,
+        run_plan.plan,
+        run_plan.layers,
+        TREATMENTS[config.parallel.vocab_parallel],
+        tied=config.model.tie_embeddings,
+        post_validation=config.optimizer.post_validation,
+        replicas=replicas_of(config),
+    )
 
 
 def _learned_positions(model: ModelConfig) -> int:

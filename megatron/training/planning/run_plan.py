@@ -20,6 +20,7 @@ from megatron.model.distribution import (
 )
 from megatron.schedules.catalogue import TRAITS, compared_schedules
 from megatron.schedules.costs import Costs
+from megatron.schedules.counted import counted
 from megatron.schedules.held import in_flight
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import as_compared, least_time_of, plan_for, stages_of
@@ -50,11 +51,13 @@ class RunPlan:
         plan: the checked plan of a training iteration.
         layers: transformer layers of every stage, in the order in which the data flows.
         costs: durations by which passes and communication were placed.
+        schedule: the schedule that it is of; of those that ``auto`` compares the one that it takes.
     """
 
     plan: Plan
     layers: tuple[int, ...]
     costs: Costs
+    schedule: str
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,9 @@ class Candidate:
     @cached_property
     def run_plan(self) -> RunPlan:
         """The plan with its layers and costs."""
-        return RunPlan(plan_for(self.request, self.watch), self.layers, self.request.costs)
+        self.watch.next_plan()
+        plan = plan_for(self.request, self.watch)
+        return RunPlan(plan, self.layers, self.request.costs, self.schedule)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -117,11 +122,26 @@ class Candidate:
     def tell(self) -> None:
         """Show the watch's reader what the plan is like; it is made if need be."""
         least = self.time / self.least_time
-        self.watch.note(
-            f"{self.schedule}: {least:.3f} times the least time that it can take, "
-            f"{self.time:.6g} in all, {self.in_flight:g} microbatches in flight"
-            + ("" if self.fits else ": too many")
+        held = counted(self.in_flight, "microbatch in flight")
+        fault = "" if self.fits else ": too many"
+        self.watch.planned(
+            self.schedule,
+            f"time {self.time:.6g} FLOPs of a rank, {least:.3f} times the least that it can take, "
+            f"{held}{fault}",
         )
+
+
+def described(asked: str, run_plan: RunPlan) -> str:
+    """Return a schedule and, if it is one that compares others, which of them it takes.
+
+    Args:
+        asked: the schedule that the flags name.
+        run_plan: the plan that was made.
+    """
+    if not TRAITS[asked].compares:
+        return asked
+    held = counted(max(in_flight(run_plan.plan)), "microbatch in flight")
+    return f"{run_plan.schedule} (taken by {asked}; up to {held})"
 
 
 def make_run_plan(
@@ -139,10 +159,29 @@ def make_run_plan(
         ValueError: the layers cannot be spread over the stages, the schedule cannot be made, or
             no schedule fits into the memory limit.
     """
-    if TRAITS[config.parallel.pipeline_schedule].compares:
-        return chosen(candidates(config, costs, watch)).run_plan
-    request, layers = _prepare(config, config.parallel.pipeline_schedule, costs)
-    return RunPlan(plan_for(request, watch), layers, request.costs)
+    compared = asked(config, costs, watch)
+    compares = TRAITS[config.parallel.pipeline_schedule].compares
+    return (chosen(compared) if compares else compared[0]).run_plan
+
+
+def asked(
+    config: RunConfig, costs: Costs | None = None, watch: Watch | None = None
+) -> list[Candidate]:
+    """Return the one schedule that a run asks for, or all that it lets ``auto`` compare.
+
+    Args: as those of ``make_run_plan``.
+
+    Raises:
+        ValueError: the layers cannot be spread over the stages.
+    """
+    name = config.parallel.pipeline_schedule
+    watch = Watch() if watch is None else watch
+    if TRAITS[name].compares:
+        found = candidates(config, costs, watch)
+        watch.expect(len(found))
+        return found
+    request, layers = _prepare(config, name, costs)
+    return [Candidate(request, layers, inf, watch)]
 
 
 def candidates(

@@ -1,8 +1,9 @@
 """One plan for all ranks where their searches may end differently: that of rank 0."""
 
 import json
+from dataclasses import asdict
 
-from megatron.schedules.costs import Costs
+from megatron.schedules.costs import Costs, Exchange
 from megatron.schedules.plan import Plan
 from megatron.training.planning.run_plan import RunPlan
 from megatron.training.rendezvous import Rendezvous
@@ -28,9 +29,11 @@ def to_json(run_plan: RunPlan) -> str:
     return json.dumps(
         {
             "plan": run_plan.plan.to_text(),
+            "schedule": run_plan.schedule,
             "layers": run_plan.layers,
             "passes": dict(costs.passes),
             "comms": dict(costs.comms),
+            "exchanges": {kind: asdict(own) for kind, own in costs.exchanges.items()},
         }
     )
 
@@ -38,5 +41,7 @@ def to_json(run_plan: RunPlan) -> str:
 def from_json(text: str) -> RunPlan:
     """Return the plan that ``to_json`` wrote."""
     found = json.loads(text)
-    costs = Costs(found["passes"], found["comms"])
-    return RunPlan(Plan.from_text(found["plan"]), tuple(found["layers"]), costs)
+    exchanges = {kind: Exchange(**own) for kind, own in found["exchanges"].items()}
+    costs = Costs(found["passes"], found["comms"], exchanges)
+    plan = Plan.from_text(found["plan"])
+    return RunPlan(plan, tuple(found["layers"]), costs, found["schedule"])

@@ -15,9 +15,10 @@ from megatron.schedules.costs import Costs, Time
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.cost_file import save_costs
 from megatron.simulator.simulate import Timeline, simulate
+from megatron.training.planning.run_plan import RunPlan
 from megatron.training.setup import TrainState
 
-PlanWith = Callable[[Costs], Plan]
+PlanWith = Callable[[Costs], RunPlan]
 """Returns the run's plan for measured costs; its stages stay where they are."""
 
 
@@ -27,11 +28,13 @@ class Replanned:
 
     Attributes:
         plan: the new plan.
+        schedule: that it is of.
         before: predicted time of an iteration as it runs now, in seconds.
         after: predicted time of an iteration of ``plan``.
     """
 
     plan: Plan
+    schedule: str
     before: float
     after: float
 
@@ -90,10 +93,12 @@ def replan(
         The new plan, and its trial if it runs from the next iteration on.
     """
     pipeline, world = state.pipeline, state.groups.world
-    plan = world.all_gather_object(plan_with(costs) if world.rank == 0 else None)[0]
-    assert plan is not None
-    program = pipeline.training_program(plan, costs)
-    own = Replanned(plan, simulate(pipeline.train_program, costs).end, simulate(program, costs).end)
+    run_plan = world.all_gather_object(plan_with(costs) if world.rank == 0 else None)[0]
+    assert run_plan is not None
+    plan, schedule = run_plan.plan, run_plan.schedule
+    before = simulate(pipeline.train_program, costs).end
+    after = simulate(pipeline.training_program(plan, costs), costs).end
+    own = Replanned(plan, schedule, before, after)
     found = world.all_gather_object(own)[0]
     if not found.is_faster:
         return found, None
@@ -127,11 +132,12 @@ def describe_replanned(found: Replanned) -> str:
     before, after = _ms(found.before), _ms(found.after)
     if found.is_faster:
         return (
-            f"replan: predicted passes of an iteration {before} before, {after} with the new plan; "
-            "it is measured next"
+            f"replan: predicted passes of an iteration {before} before, {after} with the new plan "
+            f"({found.schedule}); it is measured next"
         )
     return (
-        f"replan: the plan stays: predicted passes of an iteration {before}, {after} with a new one"
+        f"replan: the plan stays: predicted passes of an iteration {before}, {after} with a new "
+        f"one ({found.schedule})"
     )
 
 
@@ -150,8 +156,12 @@ def _ms(seconds: float) -> str:
 
 def describe_costs(costs: Costs) -> str:
     """Return every cost's mean over ranks and chunks, for the log."""
-    times = {kind: mean(_flat(time)) for kind, time in costs.passes.items()} | dict(costs.comms)
-    return ", ".join(f"{kind} {seconds * 1e3:.3g} ms" for kind, seconds in times.items())
+    times: list[tuple[str, float]] = [
+        *((kind, mean(_flat(time))) for kind, time in costs.passes.items()),
+        *costs.comms.items(),
+        *((kind, mean(own.times)) for kind, own in costs.exchanges.items()),
+    ]
+    return ", ".join(f"{kind} {seconds * 1e3:.3g} ms" for kind, seconds in times)
 
 
 def save_measured(state: TrainState, costs: Costs, path: Path) -> None:

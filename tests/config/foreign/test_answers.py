@@ -152,7 +152,9 @@ def test_conditions_on_a_line() -> None:
     words = {"--tensor-model-parallel-size": ["2"], "--pipeline-model-parallel-size": ["4"]}
     assert Line(words, 8).replicas == 1
     assert Line(words, 16).replicas == 2
-    assert Line(words | {"--dry-run": []}, 16).replicas == 1
+    dry = words | {"--dry-run": []}
+    assert [Line(dry, ranks).replicas for ranks in (1, 16)] == [1, 2]
+    assert Line(dry | {"--dry-run-replicas": ["3"]}, 1).replicas == 3
     assert Line({}, 3).replicas == 3
     assert without("--a", "--b").holds(Line({"--c": []}))
     assert not without("--a", "--b").holds(Line({"--b": []}))

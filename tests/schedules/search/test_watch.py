@@ -1,9 +1,11 @@
 """A watch ends searches in time, and shows a reader how far they are without flooding him."""
 
+import re
 from io import StringIO
 
 import pytest
 
+from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.costs import Costs
 from megatron.schedules.held import in_flight
 from megatron.schedules.make_plan import find_plan, plan_for
@@ -54,7 +56,7 @@ def test_a_file_gets_a_line_now_and_then() -> None:
         clock.now = float(second)
         watch.show(second / 100, "bubble 1.0%")
     lines = stream.getvalue().splitlines()
-    assert lines[0] == "zb-v: 2% searched, at most 98 s left, bubble 1.0%"
+    assert lines[0] == ("zb-v: 2% of its trials made, at most 98 s left, best so far: bubble 1.0%")
     assert [line.split()[1] for line in lines] == ["2%", "22%", "42%"]
 
 
@@ -69,10 +71,43 @@ def test_a_terminal_has_one_line_that_is_rewritten_below_those_that_stay() -> No
     watch.close()
     clear = "\r\x1b[K"
     assert stream.getvalue() == (
-        "1f1b: 1.2\nzb-v: 40% searched, at most 6 s left"
-        f"{clear}zb-v: 50% searched, at most 5 s left"
+        "1f1b: 1.2\nzb-v: 40% of its trials made, at most 6 s left"
+        f"{clear}zb-v: 50% of its trials made, at most 5 s left"
         f"{clear}zb-v: 1.0\n"
     )
+
+
+def test_of_several_plans_it_says_which_one_is_made_and_how_long_all_take() -> None:
+    """After 26 s one plan of five and a quarter of the second are made."""
+    stream = StringIO()
+    watch, clock = watched(stream)
+    watch.expect(3)
+    watch.expect(2)
+    for plan, search, at in ((1, 1, 5.0), (1, 2, 10.0), (2, 1, 26.0)):
+        if search == 1:
+            watch.next_plan()
+        watch.begin(f"s{plan}", search, 2)
+        clock.now = at
+    watch.show(0.5)
+    said = stream.getvalue().splitlines()[-1]
+    assert said == (
+        "s2 (2 of at most 5 plans), search 1 of 2: 50% of its trials made, at most 16 s left, "
+        "for all plans about 159 s"
+    )
+    watch.planned("s2", "time 7")
+    assert stream.getvalue().endswith("s2 (2 of at most 5 plans): time 7\n")
+
+
+def test_long_times_are_told_in_minutes_and_never_beyond_those_of_the_watch() -> None:
+    for seconds, left, every in ((None, "20 min", "80 min"), (600.0, "10 min", "10 min")):
+        stream = StringIO()
+        watch, clock = watched(stream, seconds)
+        watch.expect(4)
+        watch.next_plan()
+        watch.begin("zb-v")
+        clock.now = 12.0
+        watch.show(0.01)
+        assert f"at most {left} left, for all plans about {every}" in stream.getvalue()
 
 
 def test_the_time_left_is_at_most_that_of_the_watch() -> None:
@@ -127,6 +162,10 @@ def test_a_search_shows_how_far_it_is() -> None:
     request = Request("auto", "vocab-2", 3, 9, UNEVEN)
     find_plan(request, Watch(None, stream, Running()))
     said = stream.getvalue()
-    assert "searched, at most" in said
-    assert "bubble" in said
-    assert "zb-v: time" in said
+    assert "of its trials made, at most" in said
+    assert "best so far: bubble" in said
+    of_all = rf"of at most {len(SCHEDULES)} plans\)"
+    made = re.findall(rf"^\S+ \((\d+) {of_all}: time [\d.]+ in the unit of the costs, ", said, re.M)
+    assert made == [str(number + 1) for number in range(len(made))]
+    assert len(made) > 1
+    assert re.search(rf"^zb-v \(\d+ {of_all}, search 2 of 2: ", said, re.M)

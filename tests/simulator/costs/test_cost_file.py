@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.schedules.costs import Costs
+from megatron.schedules.costs import Costs, Exchange
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import PassKind
@@ -157,3 +157,16 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         load_costs(tmp_path / "no.json")
     with pytest.raises(ValueError, match=r"cannot read .*: Is a directory"):
         load_costs(tmp_path)
+
+
+def test_exchanges_with_replicas_are_by_rank_and_come_back_from_a_file(tmp_path: Path) -> None:
+    costs = parse_costs("F=1,B=2,U=0.5:0.25,RG=3:4,AG=2")
+    assert costs.passes["U"] == [0.5, 0.25]
+    assert costs.exchanges == {"RG": Exchange([3, 4])}
+    assert costs.comms == {"AG": 2}
+    only = Costs({kind: costs.passes[kind] for kind in ("F", "B", "U")}, {}, costs.exchanges)
+    save_costs(tmp_path / "costs.json", only, [[1], [1]])
+    file = load_costs(tmp_path / "costs.json")
+    assert file.costs.passes["U"] == [0.5, 0.25]
+    assert file.costs.exchanges == costs.exchanges
+    check_measured(file, TREATMENTS["none"])  # replicas go with any treatment

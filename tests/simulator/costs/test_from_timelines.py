@@ -4,13 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron.schedules.costs import Costs, Time
+from megatron.schedules.costs import UNIT_COSTS, Costs, Exchange, Time
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
-from megatron.schedules.needs import COMM_KINDS, Comm
+from megatron.schedules.needs import COMM_KINDS, Comm, CommKind
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.from_timelines import costs_from_timelines
+from megatron.simulator.exchange import EvenBuckets, Overlap
 from megatron.simulator.simulate import Span, Timeline, simulate
 
 times = st.floats(0.1, 3.0)
@@ -105,3 +106,19 @@ def test_passes_that_take_turns_count_in_the_mean_and_disturbed_iterations_not()
     found = costs_from_timelines(plan, [iteration(1.0), iteration(7.0), iteration(1.0)])
     assert found.of_pass(plan, 1, Pass("T", 0)) == pytest.approx(1.0)
     assert found.of_pass(plan, 0, Pass("F", 0)) == pytest.approx(0.1)
+
+
+def test_what_a_rank_does_with_its_replicas_costs_all_buckets_together() -> None:
+    plan = make_plan("1f1b", "vocab-2", 2, 4)
+    buckets = EvenBuckets(Overlap(reduce=True, updates=True, gather=True), cut=2)
+    program = buckets.added_to(lower(plan))
+    passes: dict[PassKind, Time] = {**UNIT_COSTS.passes, "U": [0.5, 0.75]}
+    exchanges: dict[CommKind, Exchange] = {"RG": Exchange([3.0, 4.0]), "AG": Exchange([1.0, 2.0])}
+    costs = Costs(passes, exchanges=exchanges)
+    timeline = simulate(program, costs)
+    found = costs_from_timelines(plan, [timeline, timeline])
+    assert found.passes["U"] == pytest.approx([0.5, 0.75])
+    for kind, exchange in exchanges.items():
+        assert found.exchanges[kind].times == pytest.approx(exchange.times)
+        assert kind not in found.comms
+    assert simulate(program, found).end == pytest.approx(timeline.end)

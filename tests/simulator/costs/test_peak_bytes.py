@@ -59,7 +59,7 @@ def test_sizes_by_chunk() -> None:
     ("sizes", "message"),
     [
         ({"static": [1, 2, 3]}, "static has 3 sizes for 2 ranks"),
-        ({"activation": [[1], [2]]}, "activation has 1 sizes for 2 chunks"),
+        ({"activation": [[1], [2]]}, "activation has 1 size for 2 chunks"),
         ({"static": -1.0}, "static=-1 is no size"),
         ({"embedding": [1.0, float("nan")]}, "embedding=nan is no size"),
         ({"exponentials": float("inf")}, "exponentials=inf is no size"),

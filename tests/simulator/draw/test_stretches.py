@@ -7,9 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megatron.schedules.costs import Costs
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
-from megatron.simulator.draw.stretches import WHOLE, Stretch, Window, from_zero, strips
+from megatron.simulator.draw.stretches import (
+    WHOLE,
+    Stretch,
+    Window,
+    from_zero,
+    shortest_pass,
+    strips,
+)
 from megatron.simulator.simulate import Span, Timeline, simulate
 
 
@@ -38,6 +46,16 @@ def test_what_is_no_window_is_refused(text: str) -> None:
 
 
 TIMELINE = simulate(lower(make_plan("1f1b", "vocab-2", 2, 8)))
+
+
+@pytest.mark.parametrize(("weight", "scale"), [(0.5, 0.5), (0.3, 0.3), (0.1, 1.0), (1e-6, 1.0)])
+def test_passes_that_take_next_to_nothing_do_not_stretch_a_drawing(
+    weight: float, scale: float
+) -> None:
+    """As on a GPU that waits for its host, where W is a product that takes microseconds."""
+    costs = Costs({"F": 1.0, "B": 2.0, "W": weight})
+    timeline = simulate(lower(make_plan("zb-h1", "none", 2, 4, costs), costs), costs)
+    assert shortest_pass([timeline]) == pytest.approx(scale)
 
 
 def test_a_window_of_microbatches_reaches_from_their_first_pass_to_their_last() -> None:

@@ -15,6 +15,7 @@ from megatron.training.metrics.log_line import (
     introduction,
     iteration_line,
     memory_line,
+    vocabulary_words,
 )
 from megatron.training.metrics.peak_memory import PeakMemory
 from megatron.training.metrics.peak_tflops import Peak
@@ -107,11 +108,27 @@ def test_memory_lines_say_whose_memory_and_how_much() -> None:
 def test_a_run_says_what_it_is() -> None:
     config = Job(GPTOptions(vocab_size=61), microbatches=3).config(Layout(2, "vocab-1"))
     peak = Peak(0.25, "--peak-tflops")
-    assert list(introduction(config.parallel, config.train, 61, [1000, 2000], 10**9, peak)) == [
-        "pipeline of 2 on cpu (gloo), schedule 1f1b, vocabulary vocab-1, 3 microbatches, float32",
-        "vocabulary 61, padded to 64 in 2 shards",
+    words = "60 + 1 for the end of a document", "zb-v (taken by auto)"
+    assert list(introduction(config.parallel, config.train, *words, [1000, 2000], 10**9, peak)) == [
+        "pipeline of 2 on cpu (gloo), schedule zb-v (taken by auto), vocabulary vocab-1, "
+        "3 microbatches, float32",
+        "vocabulary 60 + 1 for the end of a document, padded to 64 in 2 shards of 32",
         "parameters: 3,000; by rank: 1,000, 2,000",
         "model FLOPs = 3 x forward matrix products, causal attention counted in full (Megatron-LM "
         "counts half), vocabulary without padding; 1.000E+09 per iteration",
         "peak of a rank: 0.250 TFLOP/s (--peak-tflops)",
     ]
+
+
+def test_what_the_tokenizer_adds_is_named_apart() -> None:
+    assert vocabulary_words(1001, 1) == "1000 + 1 for the end of a document"
+    assert vocabulary_words(8000, 0) == "8000"
+
+
+def test_a_single_microbatch_is_no_microbatches() -> None:
+    config = Job(GPTOptions(vocab_size=61), microbatches=1).config(Layout(1, "none"))
+    words = "61", "1f1b"
+    peak = Peak(0.25, "--peak-tflops")
+    layout, vocabulary, *_ = introduction(config.parallel, config.train, *words, [1], 1, peak)
+    assert ", 1 microbatch, " in layout
+    assert "in 1 shard of " in vocabulary

@@ -3,9 +3,10 @@
 import re
 from dataclasses import replace
 from io import StringIO
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 from torch import nn
 
-from megatron.config.run_config import RunConfig
+from megatron.config.run_config import ReplicaConfig, RunConfig
 from megatron.kernels.choose import kernels_for
 from megatron.layers.main_grad import give_main_grad
 from megatron.layers.vocabulary.output_layer import OutputLayer
@@ -37,6 +38,7 @@ from megatron.simulator.costs.shape import Shape
 from megatron.simulator.simulate import simulate
 from megatron.training.planning.dry_run import dry_run
 from megatron.training.planning.forecast_run import forecast_run, own_output_layer
+from megatron.training.planning.least_memory import least_memory
 from megatron.training.planning.model_shape import shape_of
 from megatron.training.planning.run_plan import candidates, make_run_plan
 from tools.predictions.paper_tables import MEASURED, measured_devices
@@ -73,7 +75,7 @@ def report(run: RunConfig, name: str = "A100") -> str:
 
 def rank_figures(text: str) -> list[tuple[float, float]]:
     """(peak, static) GiB of every rank."""
-    found = re.findall(r"^rank \d+: peak ([\d.]+) GiB \(.* ([\d.]+)\)", text, re.MULTILINE)
+    found = re.findall(r"^rank \d+: peak ([\d.]+) GiB \(.* ([\d.]+) GiB\)", text, re.MULTILINE)
     return [(float(peak), float(static)) for peak, static in found]
 
 
@@ -201,8 +203,8 @@ def test_a_faster_gpu_is_faster() -> None:
 
 def test_what_does_not_fit_is_said_with_settings_that_do() -> None:
     run = config(2, "none", "gpipe")
-    text = report(run, "RTX4090")
-    usable = GPUS["RTX4090"].usable / GIB
+    text = report(run, "A100-40GB")
+    usable = GPUS["A100-40GB"].usable / GIB
     too_full = [peak > usable for peak, _ in rank_figures(text)]
     assert any(too_full)
     assert text.count("does not fit") == sum(too_full)
@@ -215,12 +217,43 @@ def test_what_does_not_fit_is_said_with_settings_that_do() -> None:
     if micro_batch_size:
         train = replace(other.train, micro_batch_size=int(micro_batch_size))
         other = replace(other, train=train)
-    assert "does not fit" not in report(other, "RTX4090")
+    assert "does not fit" not in report(other, "A100-40GB")
 
 
 def test_nothing_nearby_fits() -> None:
     text = report(config(ranks=1, vocabulary="none"), "RTX4090")
     assert "nothing nearby fits either" in text
+    [least] = [float(gib) for gib in re.findall(r"the least is ([\d.]+) GiB", text)]
+    [named] = re.findall(r"GPUs with that much memory \(([^)]+)\)", text)
+    assert {*named.split(" or ")} == {n for n, g in GPUS.items() if g.usable / GIB >= least}
+
+
+def test_what_can_never_fit_is_said_without_a_search() -> None:
+    """All schedules of this vocabulary are too large for the GPU; they fit one of 40 GiB."""
+    stream, run = StringIO(), config(2, "none", "auto")
+    with patch("megatron.training.planning.run_plan.plan_for", side_effect=AssertionError):
+        said, *_ = islice(dry_run(run, gpu("RTX4090"), Watch(None, stream)), 1)
+    found = re.search(r"it can never fit: .* less than ([\d.]+) GiB on rank (\d)", said)
+    assert found is not None
+    assert float(found[1]) > GPUS["RTX4090"].usable / GIB
+    assert stream.getvalue() == ""
+    larger = report(run, "A100-40GB")
+    assert "can never fit" not in larger
+    assert max(peak for peak, _ in rank_figures(larger)) >= float(found[1])
+
+
+@pytest.mark.parametrize("vocabulary", [*TREATMENTS])
+def test_no_plan_holds_less_than_the_least(vocabulary: str) -> None:
+    run = config(2, vocabulary, "auto")
+    run = replace(run, train=replace(run.train, global_batch_size=2 * 3))
+    for candidate in candidates(run):
+        least = least_memory(run, candidate)
+        found = forecast_run(run, candidate.run_plan, gpu("A100"))
+        assert found.outcome.peak[least.rank] >= least.peak > least.static > 0
+        one = replace(run, train=replace(run.train, global_batch_size=2))
+        alone = next(c for c in candidates(one) if c.schedule == candidate.schedule)
+        held = forecast_run(one, alone.run_plan, gpu("A100")).outcome.peak
+        assert max(held) == pytest.approx(least.peak), "one microbatch needs no more"
 
 
 def test_what_would_fit_is_said_of_a_run_with_measured_costs(tmp_path: Path) -> None:
@@ -307,6 +340,57 @@ def test_the_table_of_auto_agrees_with_what_it_takes(vocabulary: str, name: str)
     faster = forecasts[fastest].outcome.seconds < forecasts[first].outcome.seconds
     named = re.findall(r"would be faster with --pipeline-schedule (\S+): ", text)
     assert named == ([fastest] if faster else [])
+
+
+def test_the_head_names_what_auto_takes() -> None:
+    run = config(schedule="auto", ranks=2)
+    text = report(run)
+    [(schedule, held, seconds)] = re.findall(
+        r"^schedule auto takes (\S+): ([\d.]+) microbatch(?:es)? in flight, ([\d.]+) s an iter",
+        text,
+        re.M,
+    )
+    first = ranked(text)[0]
+    assert first[0] == schedule
+    assert float(first[2]) == float(seconds)
+    assert float(held) == pytest.approx(max(in_flight(make_run_plan(run).plan)), abs=5e-3)
+
+
+def test_replicas_share_the_global_batch() -> None:
+    """Two replicas of half the batch take the time of one replica, and train twice as much."""
+    alone = config()
+    train = replace(alone.train, global_batch_size=2 * alone.train.global_batch_size, replicas=2)
+    parallel = replace(alone.parallel, replicas=ReplicaConfig(size=2))
+    both = replace(alone, train=train, parallel=parallel)
+    one, two = report(alone), report(both)
+    assert "4 x A100" in one
+    assert "1 replica of a pipeline of 4 (--dry-run-replicas N plans more)" in one
+    assert "8 x A100" in two
+    assert "2 replicas of a pipeline of 4; " in two
+    assert "global batch 32: 8 microbatches of 2 samples for each replica" in two
+    assert re.findall("^iteration .*", one, re.M) == re.findall("^iteration .*", two, re.M)
+
+
+def test_no_figure_of_a_small_model_reads_zero() -> None:
+    """Times are too short for seconds and memory too little for GiB."""
+    run = config(2, "vocab-2", "auto")
+    model = replace(
+        run.model,
+        hidden_size=64,
+        ffn_hidden_size=256,
+        num_attention_heads=4,
+        num_query_groups=4,
+        kv_channels=16,
+        seq_length=32,
+        vocab_size=512,
+    )
+    text = report(replace(run, model=model))
+    figures = text.split("in flight\n")[0].split("\n\n")[2:] + [
+        " ".join(words[1:5] + words[5:]) for words in ranked(text)
+    ]
+    numbers = re.findall(r"(?<![\w.])(\d+\.\d+)", " ".join(figures))
+    assert len(numbers) > 20
+    assert all(float(number) > 0 for number in numbers)
 
 
 def test_refusals() -> None:

@@ -28,7 +28,7 @@ from megatron.simulator.scenario import Scenario, run
 from megatron.simulator.simulate import Span, Timeline, simulate
 from megatron.simulator.timeline_file import load_timeline
 from megatron.training.iteration import run_iteration
-from megatron.training.planning.run_plan import make_run_plan
+from megatron.training.planning.run_plan import RunPlan, make_run_plan
 from megatron.training.profiling.observation import Observation
 from megatron.training.profiling.replan import (
     describe_replanned,
@@ -65,7 +65,7 @@ def run_observed(rank: int, world_size: int, *, config: RunConfig, batches: Batc
         config.log,
         state,
         len(batches) - 1,
-        lambda costs: make_run_plan(config, costs).plan,
+        lambda costs: make_run_plan(config, costs),
         lambda text, **_: said.append(text),
     )
     step, loader = make_train_step(config.optimizer, state), ListLoader(batches)
@@ -160,14 +160,14 @@ def try_plans(
     state = build_train_state(config, make_groups(config.parallel.grid, CPU, TIMEOUT))
     state.pipeline.replace_plan(slow, costs)
 
-    def plan_with(measured: Costs) -> Plan:
-        return make_run_plan(config, measured).plan
+    def plan_with(measured: Costs) -> RunPlan:
+        return make_run_plan(config, measured)
 
     plans = []
     for measured in (3.0, 1.0):
         found, trial = replan(plan_with, state, costs, lasting(2.0))
         assert found.after < found.before
-        assert "measured next" in describe_replanned(found)
+        assert "with the new plan (zb-h1); it is measured next" in describe_replanned(found)
         assert trial is not None
         plans.append(state.plan)
         tried = end_trial(trial, state, lasting(measured))
@@ -204,8 +204,8 @@ def observe_unlike_replicas(rank: int, world_size: int, *, config: RunConfig, sl
     state = build_train_state(config, make_groups(config.parallel.grid, CPU, TIMEOUT))
     state.pipeline.replace_plan(slow, UNIT_COSTS)
 
-    def plan_with(costs: Costs) -> Plan:
-        return make_run_plan(config, costs).plan
+    def plan_with(costs: Costs) -> RunPlan:
+        return make_run_plan(config, costs)
 
     def measured(recorder: Recorder) -> Timeline:
         on_trial = state.plan != slow

@@ -1,0 +1,26 @@
+"""What a command says where Python lacks the packages of the environment."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def in_environment() -> Iterator[None]:
+    """Guard imports of packages: if one is missing, end with a line that says what installs it.
+
+    A missing module of this project is no matter of the environment, and raises as usual.
+
+    Raises:
+        SystemExit: with 1 and that line.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        package = (missing.name or "megatron").split(".")[0]
+        if package in ("megatron", "tools"):
+            raise
+        sys.exit(
+            f"error: {sys.executable} has no module {package}: bash tools/setup_venv.sh makes the "
+            "environment .venv (once), and source .venv/bin/activate enters it"
+        )

@@ -1,0 +1,19 @@
+"""A number with its noun, as a reader expects it: 1 microbatch, 2 microbatches."""
+
+from typing import Final
+
+_PLURALS: Final = {"copy": "copies", "microbatch": "microbatches"}
+
+
+def counted(number: float, noun: str) -> str:
+    """Return a number with its noun, which is in the plural unless there is exactly one.
+
+    Args:
+        number: a whole number is written in full, another with four digits.
+        noun: in the singular; of several words the first is the one that changes.
+    """
+    written = str(number) if isinstance(number, int) else f"{number:.4g}"
+    if written == "1":
+        return f"1 {noun}"
+    first, *others = noun.split(" ")
+    return " ".join([written, _PLURALS.get(first, f"{first}s"), *others])

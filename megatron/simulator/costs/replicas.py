@@ -1,0 +1,110 @@
+"""What a rank exchanges with its replicas in an iteration: how many bytes, and how long it takes.
+
+Gradients are reduced over d replicas along a ring, which moves the least: every rank sends
+(d - 1) / d of them in d - 1 steps to have its own part summed (a reduce-scatter), and as much again
+so that all have all sums (an all-reduce). A sharded optimizer (ZeRO-1, arXiv 1910.02054) stops in
+between, updates its own part, and sends the updated parameters around in place of the sums.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Final
+
+from megatron.schedules.costs import Exchange
+from megatron.simulator.costs.shape import ACTIVATION_BYTES
+
+PARAMETER_BYTES: Final = ACTIVATION_BYTES
+"""Bytes of a parameter as passes read it: bf16."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """What connects a rank with its replicas.
+
+    Attributes:
+        bandwidth: bytes that a rank can send in a unit of time.
+        latency: time of a step, from one rank to the next, in addition to that of its bytes.
+
+    Raises:
+        ValueError: if the bandwidth is not above 0, or the latency is below.
+    """
+
+    bandwidth: float
+    latency: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.bandwidth > 0:
+            raise ValueError(f"a bandwidth of {self.bandwidth:g}: give a number above 0")
+        if not (isfinite(self.latency) and self.latency >= 0):
+            raise ValueError(f"a latency of {self.latency:g}: give a time, 0 or more")
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """How many replicas there are, and what they exchange.
+
+    Attributes:
+        count: d.
+        sharded: each replica updates a part of the parameters, and gathers the others.
+        gradient_bytes: bytes of a gradient on its way.
+        parameter_bytes: bytes of an updated parameter on its way.
+
+    Raises:
+        ValueError: if there is no replica.
+    """
+
+    count: int = 1
+    sharded: bool = False
+    gradient_bytes: int = 4
+    parameter_bytes: int = PARAMETER_BYTES
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"{self.count} replicas: give 1 or more")
+
+    @property
+    def optimizer_parts(self) -> int:
+        """Ranks that share the optimizer's state of a parameter."""
+        return self.count if self.sharded else 1
+
+    def reduced_bytes(self, parameters: float) -> float:
+        """Return what a rank sends for RG, to reduce the gradients of ``parameters``."""
+        return self._rounds * self._passed_on(self.gradient_bytes * parameters)
+
+    def gathered_bytes(self, parameters: float) -> float:
+        """Return what a rank sends for AG, to gather updated ``parameters``."""
+        return self._passed_on(self.parameter_bytes * parameters) if self.sharded else 0.0
+
+    def reduction(self, parameters: Sequence[float], link: Link) -> Exchange:
+        """Return how long RG takes.
+
+        Args:
+            parameters: of every pipeline rank, padding included.
+            link: from rank to rank.
+        """
+        times = [self.reduced_bytes(own) / link.bandwidth for own in parameters]
+        return Exchange(times, self._rounds * self._steps * link.latency)
+
+    def gathering(self, parameters: Sequence[float], link: Link) -> Exchange:
+        """Return how long AG takes; arguments as for ``reduction``."""
+        times = [self.gathered_bytes(own) / link.bandwidth for own in parameters]
+        return Exchange(times, self._steps * link.latency if self.sharded else 0.0)
+
+    @property
+    def _rounds(self) -> int:
+        """Rounds of the ring until a rank has the sums that it needs."""
+        return 1 if self.sharded else 2
+
+    @property
+    def _steps(self) -> int:
+        """Steps of a round."""
+        return self.count - 1
+
+    def _passed_on(self, size: float) -> float:
+        """Return what a rank sends of ``size`` bytes in a round."""
+        return self._steps / self.count * size
+
+
+ALONE: Final = Replicas()
+"""No other replica: nothing is exchanged."""

@@ -1,0 +1,185 @@
+"""An iteration with the exchange between replicas, and how much of it is hidden by the passes."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from megatron.schedules.buckets import Bucket, Touch, with_reductions, with_updates
+from megatron.schedules.costs import Costs, Exchange
+from megatron.schedules.lower import Program
+from megatron.schedules.needs import REPLICA_KINDS, CommKind
+from megatron.schedules.passes import PassKind
+from megatron.schedules.plan import Plan
+from megatron.simulator.costs.replicas import Link, Replicas
+from megatron.simulator.simulate import comm_time, simulate
+
+_TINY: Final = 1e-9
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """What a program does with its replicas, and when.
+
+    Attributes:
+        reduce: reduce a bucket as soon as its gradients are complete; otherwise all after the last
+            pass.
+        updates: begin with the update of the parameters, as a sharded optimizer needs it.
+        gather: let passes run beside gatherings whose parameters they do not read; otherwise the
+            first pass comes after all of them.
+    """
+
+    reduce: bool = False
+    updates: bool = False
+    gather: bool = False
+
+    def added_to(self, program: Program, buckets: Sequence[Sequence[Bucket]]) -> Program:
+        """Return a program with all that.
+
+        Args:
+            program: of a training iteration of one replica.
+            buckets: of every pipeline rank.
+        """
+        program = with_reductions(program, buckets, overlap=self.reduce)
+        return with_updates(program, buckets, overlap=self.gather) if self.updates else program
+
+
+@dataclass(frozen=True)
+class EvenBuckets:
+    """Buckets of a plan whose model is not known.
+
+    A rank has as many parameters in each of its chunks, and in each vocabulary layer that is split,
+    as in the others.
+
+    Attributes:
+        overlap: what is done with them.
+        cut: buckets of a chunk or layer.
+    """
+
+    overlap: Overlap
+    cut: int = 1
+
+    def of(self, plan: Plan) -> list[list[Bucket]]:
+        """Return the buckets of every rank."""
+        products: PassKind = "W" if plan.split_backward else "B"
+        parts: list[tuple[Touch, Touch]] = [
+            ((products, chunk), ("F", chunk)) for chunk in range(plan.chunks)
+        ]
+        if plan.treatment.is_sharded:
+            parts += [(("IB", 0), ("IF", 0)), (("T", 0), ("S", 0))]
+        share = 1 / (self.cut * len(parts))
+        own = [
+            Bucket(frozenset({after}), share, frozenset({before}))
+            for after, before in parts
+            for _ in range(self.cut)
+        ]
+        return [own] * plan.ranks
+
+    def added_to(self, program: Program) -> Program:
+        """Return a program with the work of replicas."""
+        return self.overlap.added_to(program, self.of(program.plan))
+
+
+@dataclass(frozen=True)
+class Exchanges:
+    """What the ranks of a pipeline exchange with their replicas.
+
+    Attributes:
+        replicas: how many there are, and what they exchange.
+        link: from a rank to its replica.
+        buckets: of every pipeline rank.
+        parameters: of every pipeline rank, with the padding of its buckets.
+        update: for every pipeline rank, the time in which it updates all that is its own.
+        overlap: what the program of an iteration does of it. A sharded optimizer whose program has
+            no updates takes its step, and gathers, after the last pass.
+    """
+
+    replicas: Replicas
+    link: Link
+    buckets: Sequence[Sequence[Bucket]]
+    parameters: Sequence[float]
+    update: Sequence[float]
+    overlap: Overlap
+
+    @property
+    def bytes_sent(self) -> float:
+        """Bytes that a rank sends to its replicas in an iteration, on the rank that sends most."""
+        most = max(self.parameters)
+        return self.replicas.reduced_bytes(most) + self.replicas.gathered_bytes(most)
+
+    @property
+    def step(self) -> float:
+        """Time of the optimizer's step as far as it is not in the program."""
+        if self.overlap.updates:
+            return 0.0
+        gathering = self.replicas.gathering(self.parameters, self.link)
+        return max(
+            update + time + len(own) * gathering.latency
+            for update, time, own in zip(self.update, gathering.times, self.buckets, strict=True)
+        )
+
+    def added_to(self, program: Program, costs: Costs) -> tuple[Program, Costs]:
+        """Return a program and its costs with the exchange.
+
+        Args:
+            program: of a training iteration, without an exchange.
+            costs: of its passes and communications, in the unit of the link.
+        """
+        program = self.overlap.added_to(program, self.buckets)
+        exchanges: dict[CommKind, Exchange] = {
+            "RG": self.replicas.reduction(self.parameters, self.link)
+        }
+        if not self.overlap.updates:
+            return program, replace(costs, exchanges=exchanges)
+        exchanges["AG"] = self.replicas.gathering(self.parameters, self.link)
+        passes = {**costs.passes, "U": self.update}
+        return program, replace(costs, passes=passes, exchanges=exchanges)
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """How much of an exchange the passes hide.
+
+    Attributes:
+        alone: its time on the slowest rank, one bucket after the other.
+        added: the time that it adds to an iteration.
+    """
+
+    alone: float
+    added: float
+
+    @property
+    def share(self) -> float:
+        """Share of its time that it does not add to the iteration."""
+        share = 1 - self.added / self.alone
+        return 0.0 if abs(share) < _TINY else share
+
+
+def hidden(program: Program, costs: Costs) -> Mapping[CommKind, Hidden]:
+    """Return how much of RG and AG is hidden; what takes no time is left out.
+
+    The iteration is simulated with and without the time of each.
+
+    Args:
+        program: of an iteration, with the exchange.
+        costs: of its passes and communications.
+    """
+    whole = simulate(program, costs).end
+    times: dict[CommKind, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for comm in program.shares:
+        times[comm.kind][comm.stage] += comm_time(program, costs, comm)
+    found: dict[CommKind, Hidden] = {}
+    for kind in REPLICA_KINDS:
+        alone = max(times[kind].values(), default=0.0)
+        if alone:
+            without = simulate(program, _without(costs, kind)).end
+            found[kind] = Hidden(alone, whole - without)
+    return found
+
+
+def _without(costs: Costs, kind: CommKind) -> Costs:
+    return replace(
+        costs,
+        comms={other: time for other, time in costs.comms.items() if other != kind},
+        exchanges={other: own for other, own in costs.exchanges.items() if other != kind},
+    )

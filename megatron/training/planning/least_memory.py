@@ -1,0 +1,27 @@
+"""The least memory that a run takes, whatever its plan: known before any plan is searched.
+
+Before the last stage can begin the backward of the first microbatch, every rank has run its
+forwards of that microbatch and, where the vocabulary is split, its S. So there is a moment at which
+a rank holds, beside what it always holds, all that one microbatch leaves there. A plan of a single
+microbatch holds no more than that.
+"""
+
+from megatron.config.run_config import RunConfig
+from megatron.schedules.make_plan import one_microbatch_of
+from megatron.simulator.costs.peak_bytes import peak_bytes
+from megatron.training.planning.forecast_run import Fullest, run_sizes
+from megatron.training.planning.run_plan import Candidate
+
+
+def least_memory(config: RunConfig, candidate: Candidate) -> Fullest:
+    """Return what the fullest rank holds at least under every plan of a schedule.
+
+    No plan is searched.
+
+    Args:
+        config: the run.
+        candidate: the schedule; it has a block, or one chunk per rank and a split backward.
+    """
+    one = one_microbatch_of(candidate.request)
+    sizes = run_sizes(config, one, candidate.layers)
+    return Fullest.of(peak_bytes(one, sizes), sizes)

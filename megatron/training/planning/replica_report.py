@@ -1,0 +1,58 @@
+"""The lines of a dry run on replicas: what they exchange, and what other flags would change."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from megatron.config.run_config import ReplicaConfig
+from megatron.simulator.costs.gpus import GIB
+from megatron.simulator.draw.palette import MEANINGS
+from megatron.simulator.exchange import Exchanges
+from megatron.training.planning.forecast_run import RunForecast, forecast_run
+
+
+def replica_lines(found: RunForecast, exchanges: Exchanges) -> Iterator[str]:
+    """Yield the lines on the replicas of a forecast.
+
+    Args:
+        found: the forecast.
+        exchanges: what is exchanged in it.
+    """
+    link, count = exchanges.link, exchanges.replicas.count
+    yield (
+        f"{count} replicas: a rank sends up to {exchanges.bytes_sent / 1e9:.2f} GB an iteration, "
+        f"at {link.bandwidth / 1e9:g} GB/s and {1e6 * link.latency:g} us a step"
+    )
+    for kind, own in found.hidden.items():
+        yield f"{kind} ({MEANINGS[kind]}): {own.alone:.3f} s, of which {own.share:.0%} is hidden"
+    yield f"padding of the buckets: {found.padding:.2%} of a rank's parameters at most"
+    for named, replicas in _alternatives(found):
+        parallel = replace(found.config.parallel, replicas=replicas)
+        config = replace(found.config, parallel=parallel)
+        other = forecast_run(config, found.run_plan, found.gpu)
+        yield (
+            f"{named}: iteration {other.outcome.seconds:.3f} s, fullest rank "
+            f"{max(other.outcome.peak) / GIB:.1f} GiB"
+        )
+
+
+def _alternatives(found: RunForecast) -> Iterator[tuple[str, ReplicaConfig]]:
+    """Yield what one flag more, or one less, would make of the replicas."""
+    now = found.config.parallel.replicas
+    sharded = not now.shard_optimizer
+    yield (
+        _turned("--overlap-grad-reduce", now.overlap),
+        replace(now, overlap=not now.overlap),
+    )
+    yield (
+        _turned("--use-distributed-optimizer", now.shard_optimizer),
+        replace(now, shard_optimizer=sharded, overlap_gather=now.overlap_gather and sharded),
+    )
+    if now.shard_optimizer and not found.config.optimizer.post_validation:
+        yield (
+            _turned("--overlap-param-gather", now.overlap_gather),
+            replace(now, overlap_gather=not now.overlap_gather),
+        )
+
+
+def _turned(flag: str, given: bool) -> str:
+    return f"{'without' if given else 'with'} {flag}"

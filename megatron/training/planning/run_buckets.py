@@ -1,0 +1,60 @@
+"""The buckets of a run that is not started: its ranks' models are built without any memory."""
+
+from dataclasses import dataclass
+
+import torch
+
+from megatron.config.run_config import RunConfig
+from megatron.model.stage import RankModel, place
+from megatron.optimizer.bucket import lay_out
+from megatron.runtime.buckets import described, make_buckets
+from megatron.schedules.buckets import Bucket
+from megatron.training.planning.run_plan import RunPlan
+
+
+@dataclass(frozen=True)
+class RankBuckets:
+    """The buckets of one pipeline rank.
+
+    Attributes:
+        buckets: as a program needs them.
+        parameters: of the rank.
+        padded: the same with the padding of its buckets.
+    """
+
+    buckets: list[Bucket]
+    parameters: int
+    padded: int
+
+
+def run_buckets(config: RunConfig, run_plan: RunPlan) -> list[RankBuckets]:
+    """Return the buckets of every pipeline rank.
+
+    Args:
+        config: the run.
+        run_plan: its plan.
+    """
+    return [_of_rank(config, run_plan, rank) for rank in range(run_plan.plan.ranks)]
+
+
+def _of_rank(config: RunConfig, run_plan: RunPlan, rank: int) -> RankBuckets:
+    parallel, plan = config.parallel, run_plan.plan
+    sharded = plan.treatment.is_sharded
+    shard = (parallel.grid.vocabulary_rank(rank), parallel.vocab_shards)
+    placement = place(
+        config.model,
+        plan.stages,
+        rank,
+        layers=run_plan.layers,
+        padded_vocab_size=parallel.padded_vocab_size,
+        vocabulary_shard=shard if sharded else None,
+    )
+    model = RankModel(config.model, placement, config.train.dtype, torch.device("meta"))
+    replicas = parallel.replicas
+    buckets = make_buckets(model, plan, replicas.bucket_size, replicas.buckets)
+    shapes = [[tuple(owned.parameter.shape) for owned in bucket] for bucket in buckets]
+    return RankBuckets(
+        described(buckets, model, plan),
+        sum(owned.parameter.numel() for bucket in buckets for owned in bucket),
+        sum(lay_out(own, replicas.size).size for own in shapes),
+    )

@@ -1,0 +1,128 @@
+"""A dry run of replicas: bytes by hand, memory by the share of state, time by what hides."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from megatron.config.command_line import parse
+from megatron.config.run_config import ReplicaConfig, RunConfig
+from megatron.simulator.costs.gpus import GIB, gpu
+from megatron.simulator.costs.training_bytes import of_ranks
+from megatron.training.planning.dry_run import dry_run
+from megatron.training.planning.forecast_run import RunForecast, forecast_run
+from megatron.training.planning.run_plan import make_run_plan
+
+HIDDEN, LAYERS, VOCABULARY = 2048, 8, 128_000
+WORDS = (
+    f"--pipeline-model-parallel-size 4 --num-layers {LAYERS} --hidden-size {HIDDEN} "
+    f"--num-attention-heads 16 --vocab-size {VOCABULARY} --vocab-parallel vocab-2 --bf16 "
+    "--seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 1 --lr 1e-4 "
+    "--untie-embeddings-and-output-weights --train-iters 1 --dry-run --dry-run-replicas 16 "
+    "--global-batch-size 128 --pipeline-schedule interleaved"
+)
+MATRICES = 12 * HIDDEN**2 * LAYERS + 2 * HIDDEN * VOCABULARY
+"""Parameters without norms, biases and positions, which are less than 1 % of all."""
+
+
+def run(flags: str = "") -> RunConfig:
+    return parse(f"{WORDS} {flags}".split(), world_size=1, speak=False)
+
+
+def forecast(flags: str = "", **changes: Any) -> RunForecast:
+    config = run(flags)
+    if changes:
+        replicas = ReplicaConfig(**{**vars(config.parallel.replicas), **changes})
+        config = replace(config, parallel=replace(config.parallel, replicas=replicas))
+    return forecast_run(config, make_run_plan(config), gpu("H100"))
+
+
+def test_a_rank_sends_what_a_ring_sends() -> None:
+    whole = forecast()
+    sharded = forecast("--use-distributed-optimizer")
+    assert whole.exchanges is not None
+    assert sharded.exchanges is not None
+    own = MATRICES / 4
+    assert whole.exchanges.bytes_sent == pytest.approx(2 * 15 / 16 * 4 * own, rel=0.02)
+    assert sharded.exchanges.bytes_sent == pytest.approx(15 / 16 * (4 + 2) * own, rel=0.02)
+    narrow = forecast("--grad-reduce-in-bf16").exchanges
+    assert narrow is not None
+    assert narrow.bytes_sent == pytest.approx(whole.exchanges.bytes_sent / 2)
+
+
+@pytest.mark.parametrize("replicas", [2, 16, 64])
+def test_a_sharded_optimizer_holds_its_share_of_the_state(replicas: int) -> None:
+    """2 + 4 + 12 bytes a parameter become 2 + 4 + 12 / d."""
+    whole = forecast(size=replicas)
+    sharded = forecast(size=replicas, shard_optimizer=True)
+    assert 0 <= sharded.padding < 0.03
+    saved = [a - b for a, b in zip(static(whole), static(sharded), strict=True)]
+    assert sum(saved) == pytest.approx(12 * (1 - 1 / replicas) * MATRICES, rel=0.02)
+
+
+def static(found: RunForecast) -> list[float]:
+    return list(of_ranks(found.sizes.static))
+
+
+def test_without_replicas_nothing_is_exchanged() -> None:
+    found = forecast(size=1)
+    assert found.exchanges is None
+    assert not found.hidden
+    assert {span.kind for span in found.timeline.spans}.isdisjoint({"RG", "AG", "U"})
+    assert found.outcome.step > 0
+
+
+def test_overlapping_shortens_an_iteration_by_what_it_hides() -> None:
+    apart = forecast("--use-distributed-optimizer")
+    beside = forecast("--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather")
+    assert 0 <= apart.hidden["AG"].share < 0.1  # beside the updates of the other buckets
+    assert 0.2 < beside.hidden["RG"].share <= 1
+    assert 0.2 < beside.hidden["AG"].share <= 1
+    assert beside.outcome.seconds < apart.outcome.seconds
+    assert apart.outcome.step == beside.outcome.step == 0
+    undoable = forecast("--use-distributed-optimizer --enable-optimizer-post-validation")
+    assert undoable.outcome.step > undoable.hidden["RG"].alone / 4
+
+
+def test_a_slower_link_takes_longer() -> None:
+    usual, late = forecast(), forecast("--dry-run-replica-latency 1000")
+    fast, slow = (
+        forecast(f"--dry-run-replica-latency 0 --dry-run-replica-bandwidth {bandwidth}")
+        for bandwidth in (50, 12.5)
+    )
+    assert slow.hidden["RG"].alone == pytest.approx(4 * fast.hidden["RG"].alone)
+    assert usual.exchanges is not None
+    steps = 2 * 15 * max(map(len, usual.exchanges.buckets))
+    more = late.hidden["RG"].alone - usual.hidden["RG"].alone
+    assert more == pytest.approx(steps * (1e-3 - 10e-6))
+
+
+def test_the_report_says_it_and_what_other_flags_would_give() -> None:
+    config = run("--use-distributed-optimizer --overlap-grad-reduce --dry-run-gpu H100")
+    text = "\n".join(dry_run(config, gpu("H100")))
+    assert "16 replicas of 4 x H100" in text
+    assert "at 50 GB/s and 10 us a step" in text
+    assert re.search(
+        r"^RG \(reduction over replicas\): [\d.]+ s, of which \d+% is hidden$", text, re.M
+    )
+    assert re.search(r"^padding of the buckets: 0\.\d\d%", text, re.M)
+    now = float(re.findall(r"^iteration ([\d.]+) s", text, re.M)[0])
+    others = dict(alternatives(text))
+    assert others.keys() == {
+        "without --overlap-grad-reduce",
+        "without --use-distributed-optimizer",
+        "with --overlap-param-gather",
+    }
+    assert others["without --overlap-grad-reduce"][0] >= now
+    assert others["with --overlap-param-gather"][0] <= now
+    found = forecast("--overlap-grad-reduce")
+    expected = (found.outcome.seconds, max(found.outcome.peak) / GIB)
+    assert others["without --use-distributed-optimizer"] == pytest.approx(expected, abs=0.05)
+
+
+def alternatives(text: str) -> Iterator[tuple[str, tuple[float, float]]]:
+    lines = r"^(with\S* \S+): iteration ([\d.]+) s, fullest rank ([\d.]+) GiB$"
+    for named, seconds, held in re.findall(lines, text, re.M):
+        yield named, (float(seconds), float(held))

@@ -1,0 +1,209 @@
+#!/usr/bin/env python3
+"""Simulate many replicas of a pipeline: how much of their exchange is hidden, by size of buckets.
+
+python tools/replicas_at_scale.py > report.md
+python tools/replicas_at_scale.py --pipeline-schedule 1f1b zb-v --replicas 64 --bucket-size 40e6
+
+The exchange is that of a sharded optimizer with both halves overlapped: RG sums gradients in fp32,
+AG gathers updated parameters in bf16. Each replica has the same microbatches, however many there
+are. Times are those of a dry run.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Final, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from megatron.config.command_line import parse
+from megatron.config.run_config import ReplicaConfig, RunConfig
+from megatron.schedules.catalogue import SCHEDULES
+from megatron.schedules.plan_flags import PLAN_FLAGS
+from megatron.simulator.costs.gpus import GPUS, gpu
+from megatron.training.planning.forecast_run import RunForecast, forecast_run
+from megatron.training.planning.run_plan import make_run_plan
+
+MODEL: Final = (
+    "--pipeline-model-parallel-size 8 --num-layers 32 --hidden-size 4096 --num-attention-heads 32 "
+    "--seq-length 2048 --max-position-embeddings 2048 --vocab-size 256000 "
+    "--untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 --bf16 "
+    "--vocab-parallel vocab-2 --micro-batch-size 1 --lr 1e-4 --train-iters 1 --dry-run"
+)
+"""The model and its layout, as flags of training."""
+
+
+class Case(NamedTuple):
+    """What is simulated.
+
+    Attributes:
+        schedule: by name.
+        bandwidth: of the link between replicas, in GB/s.
+        replicas: d.
+        bucket_size: parameters after which a bucket is full.
+    """
+
+    schedule: str
+    bandwidth: float
+    replicas: int
+    bucket_size: float
+
+
+class Found(NamedTuple):
+    """What the simulation of a case gives.
+
+    Attributes:
+        seconds: of an iteration.
+        reduced: share of RG that is hidden.
+        gathered: share of AG that is hidden.
+        buckets: of the rank that has most.
+    """
+
+    seconds: float
+    reduced: float
+    gathered: float
+    buckets: int
+
+
+Results = dict[Case, Found]
+
+
+def one_replica(schedule: str, options: argparse.Namespace) -> RunConfig:
+    """Return a run of a single replica."""
+    words = f"{MODEL} --pipeline-schedule {schedule} --global-batch-size {options.microbatches}"
+    return parse([*words.split(), "--dry-run-gpu", options.gpu], world_size=1, speak=False)
+
+
+def among(config: RunConfig, case: Case, latency: float) -> RunConfig:
+    """Return a run of the replicas of ``case``, each with the microbatches of ``config``.
+
+    Args:
+        config: of one replica.
+        case: how many there are to be, and how they exchange.
+        latency: of a step between them, in microseconds.
+    """
+    assert config.dry_run is not None, "nothing is started here"
+    replicas = ReplicaConfig(
+        case.replicas,
+        overlap=True,
+        bucket_size=int(case.bucket_size),
+        shard_optimizer=True,
+        overlap_gather=True,
+    )
+    train = config.train
+    batch = train.global_batch_size * case.replicas
+    return replace(
+        config,
+        parallel=replace(config.parallel, replicas=replicas),
+        train=replace(train, global_batch_size=batch, replicas=case.replicas),
+        dry_run=replace(
+            config.dry_run, replica_bandwidth=1e9 * case.bandwidth, replica_latency=1e-6 * latency
+        ),
+    )
+
+
+def simulated(options: argparse.Namespace) -> Results:
+    """Return what all cases give that the flags ask for."""
+    found: Results = {}
+    for schedule in options.schedules:
+        config = one_replica(schedule, options)
+        plan = make_run_plan(config)
+        for bandwidth in options.bandwidth:
+            for replicas in options.replicas:
+                for size in options.bucket_size:
+                    case = Case(schedule, bandwidth, replicas, size)
+                    run = among(config, case, options.latency)
+                    found[case] = _found(forecast_run(run, plan, gpu(options.gpu)))
+        print(schedule, file=sys.stderr, flush=True)
+    return found
+
+
+def _found(forecast: RunForecast) -> Found:
+    assert forecast.exchanges is not None, "there are replicas"
+    hidden = forecast.hidden
+    most = max(map(len, forecast.exchanges.buckets))
+    return Found(forecast.outcome.seconds, hidden["RG"].share, hidden["AG"].share, most)
+
+
+def report(found: Results, options: argparse.Namespace) -> Iterator[str]:
+    """Yield the tables: first what a size of buckets costs, then what is hidden by schedule."""
+    for bandwidth in options.bandwidth:
+        yield f"\n## {bandwidth:g} GB/s and {options.latency:g} us a step\n"
+        yield "An iteration is longer than with the best size by, in the mean over schedules:\n"
+        yield from _table("replicas", options.bucket_size, _losses(found, bandwidth, options))
+        for replicas in options.replicas:
+            yield f"\n{replicas} replicas: seconds of an iteration (share of RG hidden, of AG)\n"
+            rows = _by_schedule(found, bandwidth, replicas, options)
+            yield from _table("schedule", options.bucket_size, rows)
+
+
+def _table(first: str, sizes: Sequence[float], rows: Iterator[list[str]]) -> Iterator[str]:
+    yield f"| {first} | " + " | ".join(f"{size / 1e6:g}M" for size in sizes) + " |"
+    yield "|---|" + "--:|" * len(sizes)
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+def _losses(found: Results, bandwidth: float, options: argparse.Namespace) -> Iterator[list[str]]:
+    for replicas in options.replicas:
+        losses = []
+        for size in options.bucket_size:
+            ratios = []
+            for schedule in options.schedules:
+                times = {
+                    other: found[Case(schedule, bandwidth, replicas, other)].seconds
+                    for other in options.bucket_size
+                }
+                ratios.append(times[size] / min(times.values()) - 1)
+            losses.append(f"{mean(ratios):.1%}")
+        yield [str(replicas), *losses]
+
+
+def _by_schedule(
+    found: Results, bandwidth: float, replicas: int, options: argparse.Namespace
+) -> Iterator[list[str]]:
+    for schedule in options.schedules:
+        cases = [Case(schedule, bandwidth, replicas, size) for size in options.bucket_size]
+        yield [schedule, *(_cell(found[case]) for case in cases)]
+
+
+def _cell(found: Found) -> str:
+    return f"{found.seconds:.3f} ({found.reduced:.0%}, {found.gathered:.0%})"
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add(
+        *PLAN_FLAGS["schedule"],
+        dest="schedules",
+        nargs="+",
+        choices=list(SCHEDULES),
+        default=list(SCHEDULES),
+        metavar="NAME",
+    )
+    add("--replicas", type=int, nargs="+", default=[64, 256, 1024])
+    sizes = [1e6, 40e6, 100e6, 200e6, 400e6, 1e9]
+    add("--bucket-size", type=float, nargs="+", default=sizes, metavar="PARAMETERS")
+    add("--bandwidth", type=float, nargs="+", default=[50.0, 12.5], metavar="GB/S")
+    add("--latency", type=float, default=10.0, metavar="US", help="of a step between replicas")
+    add("-m", "--microbatches", type=int, default=16, help="of a replica")
+    add("--gpu", choices=list(GPUS), default="H100")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    options = parse_arguments(argv)
+    for line in report(simulated(options), options):
+        print(line)
+
+
+if __name__ == "__main__":
+    main()
