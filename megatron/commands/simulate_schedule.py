@@ -186,6 +186,7 @@ def read_case(arguments: argparse.Namespace, request: Request) -> Scenario:
         arguments.output_layer,
         arguments.layers,
         arguments.last_stage_layers,
+        arguments.replicas,
         read_buckets(arguments),
     )
 
@@ -212,6 +213,7 @@ def figures(
         "vocab": scenario.request.vocabulary,
         "p": scenario.request.ranks,
         "m": scenario.request.microbatches,
+        "replicas": scenario.replicas,
         "iteration_time": done.timeline.end,
         "idle": done.timeline.idle(),
         "bubble_rate": done.timeline.bubble_rate(),
@@ -226,9 +228,10 @@ def heading(scenario: Scenario, done: Simulation) -> str:
     """Return the results of a simulation in one line."""
     request = scenario.request
     taken = f" takes {done.schedule}" if request.traits.compares else ""
+    replicas = "" if scenario.replicas == 1 else f", d = {scenario.replicas}"
     return (
         f"{request.schedule}{taken}, vocabulary {request.vocabulary}, p = {request.ranks}, "
-        f"m = {request.microbatches}: {headline(done.timeline, done.in_flight)}"
+        f"m = {request.microbatches}{replicas}: {headline(done.timeline, done.in_flight)}"
     )
 
 
