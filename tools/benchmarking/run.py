@@ -57,7 +57,7 @@ def run_rank(case: BenchmarkCase, result: Path) -> None:
     first_loss, costs = _warm_up(state, batch[: count // case.replicas])
     _run_whole_batch(state, config, costs)
 
-    on_device = to_device(batch, groups.device)
+    on_device = to_device(batch, groups.device, replicas=groups.data.size)
     recorder = Recorder(groups.pipeline.rank, groups.device)
     groups.world.barrier()
     recorder.begin()
@@ -82,7 +82,7 @@ def _warm_up(state: TrainState, batch: Sequence[Microbatch]) -> tuple[float, Cos
         same on every rank.
     """
     groups, losses = state.groups, []
-    on_device = to_device(batch, groups.device)
+    on_device = to_device(batch, groups.device, replicas=groups.data.size)
     for iteration in range(WARM_UP_ITERATIONS):
         recorder = Recorder(groups.pipeline.rank, groups.device)
         groups.world.barrier()
