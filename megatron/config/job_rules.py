@@ -12,7 +12,7 @@ from megatron.config.declare import options_of
 from megatron.config.flags import Flags
 from megatron.config.gpu_driver import why_gpus_are_out_of_reach
 from megatron.config.long_run_flags import ReplicaFlags
-from megatron.config.resolve import vocabulary
+from megatron.config.resolve import rampup_of, vocabulary
 from megatron.config.rules import Rule
 from megatron.data.indexed import IndexedDataset
 
@@ -58,6 +58,7 @@ def _ranks(world_size: int, flags: Flags) -> Iterator[str]:
         )
     else:
         yield from _share_of_the_batch(world_size // size, flags)
+        yield from _shares_of_growing_batches(world_size // size, flags)
 
 
 def _share_of_the_batch(replicas: int, flags: Flags) -> Iterator[str]:
@@ -69,6 +70,20 @@ def _share_of_the_batch(replicas: int, flags: Flags) -> Iterator[str]:
         f"--global-batch-size {batch} does not split into microbatches of {micro} for {replicas} "
         f"replicas: use {near} or another multiple of {micro * replicas}"
     )
+
+
+def _shares_of_growing_batches(replicas: int, flags: Flags) -> Iterator[str]:
+    try:
+        rampup = rampup_of(flags.train)
+    except ValueError:
+        return  # the rules about the flags tell it
+    unit = flags.train.micro_batch_size * replicas
+    if rampup is not None and (rampup.start % unit or rampup.increment % unit):
+        yield (
+            f"--rampup-batch-size {' '.join(flags.train.rampup_batch_size)}: not every batch "
+            f"splits into microbatches of {flags.train.micro_batch_size} for {replicas} replicas: "
+            f"make the first two numbers multiples of {unit}"
+        )
 
 
 def _device(flags: Flags) -> Iterator[str]:

@@ -19,6 +19,7 @@ from megatron.checkpoint import folder
 from megatron.checkpoint.config import CheckpointConfig
 from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch, MicrobatchLoader
+from megatron.training.checkpointing import Progress
 from megatron.training.loop import last_iteration, train
 from megatron.training.open_data import Data
 from megatron.training.rendezvous import UserError
@@ -245,7 +246,7 @@ def test_batches_of_another_size_are_refused(ranks: RankPool, tmp_path: Path) ->
     config = replace(config, train=larger, checkpoint=CheckpointConfig(load=tmp_path))
     [said] = ranks.run(run_on_rank, 1, config=config)
     assert "--global-batch-size 8: the 1 iterations in --load have used 4 samples" in said
-    assert "use 4, or --finetune" in said
+    assert "use 4, give its length in samples (--train-samples), or --finetune" in said
 
 
 @pytest.mark.parametrize(
@@ -254,4 +255,5 @@ def test_batches_of_another_size_are_refused(ranks: RankPool, tmp_path: Path) ->
 )
 def test_a_run_ends_at_the_next_multiple(exit_interval: int | None, start: int, last: int) -> None:
     train_config = JOB.config(Layout(1, "none")).train
-    assert last_iteration(replace(train_config, exit_interval=exit_interval), start) == last
+    train_config = replace(train_config, exit_interval=exit_interval)
+    assert last_iteration(train_config, Progress(start, start * JOB.microbatches)) == last
