@@ -3,15 +3,15 @@
 from collections.abc import Iterable
 
 from megatron.checkpoint.boxed import BoxedTensor
-from megatron.optimizer.adamw import MixedPrecisionAdamW
-from megatron.optimizer.parameters import OptimizedParameter
+from megatron.optimizer.optimizer import Optimizer
+from megatron.optimizer.parameters import ParameterPart
 
 WEIGHT = "weight"
 
 
 def tensors_of(
-    parameters: Iterable[OptimizedParameter],
-    optimizer: MixedPrecisionAdamW,
+    parts: Iterable[ParameterPart],
+    optimizer: Optimizer,
     *,
     moments: bool = True,
 ) -> dict[str, BoxedTensor]:
@@ -20,15 +20,13 @@ def tensors_of(
     Weights are the optimizer's masters, from which the model's own are rounded.
 
     Args:
-        parameters: of this rank.
-        optimizer: of the parameters.
+        parts: of this rank's parameters that the optimizer updates.
+        optimizer: of the parts.
         moments: whether to include what only the optimizer needs.
     """
     found = {}
-    for entry in parameters:
-        owned = entry.owned
-        for kind, tensor in optimizer.tensors_of(owned.name).items():
+    for part in parts:
+        for kind, tensor in optimizer.tensors_of(part.name).items():
             if moments or kind == WEIGHT:
-                boxed = BoxedTensor(tensor, owned.global_shape, owned.pieces)
-                found[f"{kind}.{owned.name}"] = boxed
+                found[f"{kind}.{part.name}"] = BoxedTensor(tensor, part.global_shape, part.pieces)
     return found

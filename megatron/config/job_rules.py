@@ -59,6 +59,32 @@ def _ranks(world_size: int, flags: Flags) -> Iterator[str]:
     else:
         yield from _share_of_the_batch(world_size // size, flags)
         yield from _shares_of_growing_batches(world_size // size, flags)
+        if world_size > size:
+            yield from _gathering(flags)
+            yield from _sharded_muon(flags)
+
+
+def _gathering(flags: Flags) -> Iterator[str]:
+    if not flags.replicas.overlap_param_gather:
+        return
+    if not flags.replicas.use_distributed_optimizer:
+        yield (
+            "--overlap-param-gather: every replica updates all parameters, so that nothing is "
+            "gathered: add --use-distributed-optimizer, or leave it out"
+        )
+    if flags.optimizer.enable_optimizer_post_validation:
+        yield (
+            "--overlap-param-gather does not go with --enable-optimizer-post-validation: a step "
+            "that may be undone is gathered at once; leave one of them out"
+        )
+
+
+def _sharded_muon(flags: Flags) -> Iterator[str]:
+    if flags.optimizer.optimizer == "muon" and flags.replicas.use_distributed_optimizer:
+        yield (
+            "--use-distributed-optimizer: Muon needs whole matrices, and shards are rows of them: "
+            "leave it out, or use --optimizer adam or sgd"
+        )
 
 
 def _share_of_the_batch(replicas: int, flags: Flags) -> Iterator[str]:

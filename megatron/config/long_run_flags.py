@@ -21,6 +21,11 @@ class ReplicaFlags:
     ddp_num_buckets: int | None = flag(None,
         "About so many buckets a rank; no parameter is cut. Another way to give their size.", COUNT,
         unset="by --ddp-bucket-size")
+    use_distributed_optimizer: bool = flag(False,
+        "Every replica keeps the optimizer's state of its own share of the parameters only "
+        "(ZeRO-1), updates these, and gathers the others.")
+    overlap_param_gather: bool = flag(False,
+        "Gather updated parameters beside passes that do not read them.")
     grad_reduce_in_bf16: bool = flag(False, "Reduce gradients in bf16, not in fp32.")
     use_tp_pp_dp_mapping: bool = flag(False,
         "Number the ranks of a pipeline in a row, not those of a replica group.")

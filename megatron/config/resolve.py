@@ -94,6 +94,8 @@ def replica_config(flags: ReplicaFlags, replicas: int) -> ReplicaConfig:
         bucket_size=flags.ddp_bucket_size,
         buckets=flags.ddp_num_buckets,
         reduce_dtype=torch.bfloat16 if flags.grad_reduce_in_bf16 else None,
+        shard_optimizer=flags.use_distributed_optimizer,
+        overlap_gather=flags.overlap_param_gather,
         order="tp-pp-dp" if flags.use_tp_pp_dp_mapping else "tp-dp-pp",
     )
 

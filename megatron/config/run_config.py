@@ -32,6 +32,9 @@ class ReplicaConfig:
         bucket_size: parameters after which a bucket is full; ``None``: a default.
         buckets: of a rank, about; ``None``: as many as that size makes.
         reduce_dtype: in which gradients are reduced; ``None``: as they add up.
+        shard_optimizer: every replica keeps the optimizer's state of its own shards only (ZeRO-1).
+        overlap_gather: gather updated parameters beside passes that do not read them; otherwise
+            before the first pass.
         order: in which the ranks of the job are numbered.
     """
 
@@ -40,6 +43,8 @@ class ReplicaConfig:
     bucket_size: int | None = None
     buckets: int | None = None
     reduce_dtype: torch.dtype | None = None
+    shard_optimizer: bool = False
+    overlap_gather: bool = False
     order: Order = "tp-dp-pp"
 
 

@@ -1,6 +1,6 @@
 """The full-precision sum of a parameter's gradients, by Megatron's name: ``parameter.main_grad``.
 
-``megatron.optimizer.main_gradients`` gives every parameter one. PyTorch declares no such attribute:
+``megatron.optimizer.bucket`` gives every parameter one. PyTorch declares no such attribute:
 it has its type here.
 """
 

@@ -7,15 +7,14 @@ takes 160 ms per 100M bf16 parameters, of which rounding takes 45 ms. Slices tha
 no faster, since the kernel already runs at the speed of memory.
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
 
-from megatron.layers.main_grad import main_grad_of
 from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.grad_norm import clip_coefficient
-from megatron.optimizer.parameters import OptimizedParameter
+from megatron.optimizer.optimizer import check_norm
+from megatron.optimizer.parameters import ParameterPart
 
 
 class _FusedAdamW(torch.optim.AdamW):
@@ -25,24 +24,24 @@ class _FusedAdamW(torch.optim.AdamW):
 
 
 class MixedPrecisionAdamW:
-    """Decoupled weight decay Adam over the parameters of one rank.
+    """Decoupled weight decay Adam; an ``Optimizer``.
 
     Args:
-        parameters: bf16, fp32 or fp64, each with a ``main_grad`` (see ``MainGradients``) whose
-            storage never changes.
+        parts: of bf16, fp32 or fp64 parameters, at least one; the storage of their weights and
+            gradients never changes.
         config: moments, decay and the clipping limit; the rate comes with each step.
     """
 
-    def __init__(self, parameters: Sequence[OptimizedParameter], config: OptimizerConfig) -> None:
+    def __init__(self, parts: Sequence[ParameterPart], config: OptimizerConfig) -> None:
         self._clip_grad = config.clip_grad
         self._rounded: list[torch.Tensor] = []  # the bf16 parameters ...
         self._masters: list[torch.Tensor] = []  # ... and their masters, in the same order
         self._by_name: dict[str, torch.Tensor] = {}
-        self._gradients = [main_grad_of(entry.parameter) for entry in parameters]
+        self._gradients = [part.gradient for part in parts]
         groups: dict[bool, list[torch.Tensor]] = {True: [], False: []}
-        for entry in parameters:
-            master = self._by_name[entry.name] = self._master_of(entry)
-            groups[entry.weight_decay].append(master)
+        for part in parts:
+            master = self._by_name[part.name] = self._master_of(part)
+            groups[part.weight_decay].append(master)
         self._adam = _FusedAdamW(
             [
                 {"params": masters, "weight_decay": config.weight_decay if decays else 0.0}
@@ -62,37 +61,19 @@ class MixedPrecisionAdamW:
             }
         self._saved: list[torch.Tensor] = []
 
-    def _master_of(self, entry: OptimizedParameter) -> torch.Tensor:
+    def _master_of(self, part: ParameterPart) -> torch.Tensor:
         """The full-precision tensor to update, with the main gradient as its ``.grad``."""
-        parameter, main_grad = entry.parameter, main_grad_of(entry.parameter)
-        if main_grad.dtype == parameter.dtype:
-            assert parameter.grad is main_grad, f"{entry.name} lost its gradient"
-            return parameter
-        master = parameter.detach().to(main_grad.dtype)
-        master.grad = main_grad
-        self._rounded.append(parameter.detach())
-        self._masters.append(master)
+        master = part.weight
+        if part.gradient.dtype != part.weight.dtype:
+            master = part.weight.to(part.gradient.dtype)
+            self._rounded.append(part.weight)
+            self._masters.append(master)
+        master.grad = part.gradient
         return master
 
     def step(self, lr: float, grad_norm: float, factor: float = 1.0) -> None:
-        """Update every parameter from its ``main_grad`` times ``factor``.
-
-        Factor and clipping scale ``main_grad`` in place. Afterwards only ``MainGradients.zero``
-        should touch it, or another step after ``restore``, without the factor.
-
-        Args:
-            lr: learning rate of this step.
-            grad_norm: norm of the whole model's gradient, over all ranks, after the factor.
-            factor: of the gradients, see ``GlobalState.factor``.
-
-        Raises:
-            FloatingPointError: the norm is infinite or NaN; no parameter has been changed.
-        """
-        if not math.isfinite(grad_norm):
-            raise FloatingPointError(
-                f"the gradient norm is {grad_norm}: no step taken; lower --lr, or look for the "
-                "first iteration whose loss or norm jumps"
-            )
+        """As in ``Optimizer``; one pass of the fused kernel."""
+        check_norm(grad_norm)
         # The fused kernel divides gradients by a scale, which is meant for loss scaling, and keeps
         # the quotients. This saves the pass over memory that a multiplication before would take.
         # A step that was taken on a guess has divided by the factor already, so factor and
@@ -111,15 +92,7 @@ class MixedPrecisionAdamW:
         self._round()
 
     def tensors_of(self, name: str) -> dict[str, torch.Tensor]:
-        """Return what a checkpoint keeps of a parameter, each of the parameter's shape.
-
-        Args:
-            name: of the parameter in the whole model.
-
-        Returns:
-            ``weight``, the master, and the moments ``exp_avg`` and ``exp_avg_sq``: the tensors
-            themselves. Whoever changes them calls ``loaded``.
-        """
+        """As in ``Optimizer``: also the moments ``exp_avg`` and ``exp_avg_sq``."""
         master = self._by_name[name]
         state = self._adam.state[master]
         return {"weight": master} | {kind: state[kind] for kind in ("exp_avg", "exp_avg_sq")}

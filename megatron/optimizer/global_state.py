@@ -16,7 +16,7 @@ from dataclasses import astuple, dataclass
 import torch
 
 from megatron.optimizer.grad_norm import local_sum_of_squares
-from megatron.optimizer.parameters import OptimizedParameter
+from megatron.optimizer.parameters import ParameterPart
 from megatron.parallel.collectives import all_gather
 from megatron.parallel.groups import ConnectedAxis
 
@@ -62,29 +62,26 @@ class GlobalState:
 
 
 def own_totals(
-    loss: torch.Tensor, parameters: Iterable[OptimizedParameter], tokens: tuple[float, float]
+    loss: torch.Tensor, parts: Iterable[ParameterPart], tokens: tuple[float, float]
 ) -> torch.Tensor:
     """Return this rank's part of a ``GlobalState``, float64 [4] on the device.
 
     Args:
         loss: this rank's part of the weighted loss, a scalar.
-        parameters: of this rank, with their main gradients.
+        parts: whose gradients this rank adds to the norm: of several replicas each takes its own
+            shard of the reduced gradients.
         tokens: all tokens of the replica's batch and those that count, on one of its ranks; 0 on
             the others.
     """
-    sums = torch.stack([loss.double(), local_sum_of_squares(parameters)])
+    sums = torch.stack([loss.double(), local_sum_of_squares(parts, loss.device)])
     return torch.cat([sums, torch.tensor(tokens, dtype=torch.float64).to(sums.device)])
 
 
 def over_replicas(totals: torch.Tensor, replicas: ConnectedAxis) -> torch.Tensor:
-    """Return sums over the replicas of what ``own_totals`` returned, the same on each of them.
-
-    Their gradients have been reduced, so their sums of squares are all alike and count once.
-    """
+    """Return sums over the replicas of what ``own_totals`` returned, the same on each of them."""
     if replicas.size == 1:
         return totals
     summed: torch.Tensor = functools.reduce(operator.add, all_gather(totals, replicas).unbind())
-    summed[1] = totals[1]
     return summed
 
 

@@ -8,29 +8,27 @@ from collections.abc import Iterable
 
 import torch
 
-from megatron.layers.main_grad import main_grad_of
-from megatron.optimizer.parameters import OptimizedParameter
+from megatron.optimizer.parameters import ParameterPart
 
 # Summing 64M fp32 squares in one go loses 1.2 % on the CPU (one running sum per SIMD lane); blocks
 # of this many, added up in fp64, lose 1e-8 (4e-6 at worst) and run at the speed of memory.
 BLOCK_ELEMENTS = 4096
 
 
-def local_sum_of_squares(parameters: Iterable[OptimizedParameter]) -> torch.Tensor:
-    """Sum the squared ``main_grad`` entries that count on this rank.
+def local_sum_of_squares(parts: Iterable[ParameterPart], device: torch.device) -> torch.Tensor:
+    """Sum the squared entries of the gradients that count on this rank.
 
     Args:
-        parameters: all parameters of the rank; those with ``counts_in_norm`` enter the sum.
+        parts: of this rank; those with ``counts_in_norm`` enter the sum.
+        device: of the gradients.
 
     Returns:
-        float64 [] on the gradients' device; its sum over ranks is the squared global norm.
+        float64 [] on the device; its sum over ranks is the squared global norm.
     """
-    parameters = list(parameters)
-    assert parameters, "a rank without parameters"
-    total = torch.zeros((), dtype=torch.float64, device=parameters[0].parameter.device)
-    for entry in parameters:
-        if entry.counts_in_norm:
-            total += _sum_of_squares(main_grad_of(entry.parameter))
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for part in parts:
+        if part.counts_in_norm:
+            total += _sum_of_squares(part.gradient)
     return total
 
 

@@ -1,10 +1,13 @@
 """The facts about a parameter that the optimizer needs besides its values."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
+from megatron.layers.main_grad import main_grad_of
 from megatron.model.ownership import OwnedParameter
+from megatron.parallel.box import Piece
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,68 @@ class OptimizedParameter:
     def counts_in_norm(self) -> bool:
         """Whether its gradient enters the global norm from this rank: one of its copies does."""
         return not self.owned.is_copy
+
+
+@dataclass(frozen=True)
+class ParameterPart:
+    """Rows of a parameter that this rank updates: all of them, or those of its shard (ZeRO).
+
+    Attributes:
+        entry: the parameter.
+        weight: the rows, as the forward pass reads them.
+        gradient: the main gradient of the rows.
+        pieces: the boxes of the whole model's tensor that are in the rows, placed in ``weight``.
+    """
+
+    entry: OptimizedParameter
+    weight: Tensor
+    gradient: Tensor
+    pieces: tuple[Piece, ...]
+
+    @classmethod
+    def whole(cls, entry: OptimizedParameter) -> "ParameterPart":
+        """Return all of a parameter, which has its main gradient."""
+        return cls.rows(entry, 0, len(entry.parameter))
+
+    @classmethod
+    def rows(cls, entry: OptimizedParameter, first: int, last: int) -> "ParameterPart":
+        """Return the rows ``first`` to ``last`` - 1 of a parameter, which has its main gradient."""
+        parameter = entry.parameter
+        return cls(
+            entry,
+            parameter.detach()[first:last],
+            main_grad_of(parameter)[first:last],
+            tuple(_pieces_in(entry.owned.pieces, first, last)),
+        )
+
+    @property
+    def name(self) -> str:
+        """Name of the parameter in the whole model."""
+        return self.entry.name
+
+    @property
+    def weight_decay(self) -> bool:
+        """Whether decay applies."""
+        return self.entry.weight_decay
+
+    @property
+    def counts_in_norm(self) -> bool:
+        """Whether its gradient enters the global norm from this rank."""
+        return self.entry.counts_in_norm
+
+    @property
+    def global_shape(self) -> tuple[int, ...]:
+        """Shape of the whole model's tensor."""
+        return self.entry.owned.global_shape
+
+
+def _pieces_in(pieces: tuple[Piece, ...], first: int, last: int) -> Iterator[Piece]:
+    """Yield what is in the rows ``first`` to ``last`` - 1 of a tensor, placed in those rows."""
+    for piece in pieces:
+        top, rows = piece.at[0], piece.box.shape[0]
+        begin, end = max(first, top), min(last, top + rows)
+        if begin < end:
+            yield Piece(piece.box.rows(begin - top, end - top), (begin - first, *piece.at[1:]))
 
 
 def wants_weight_decay(name: str, parameter: nn.Parameter) -> bool:

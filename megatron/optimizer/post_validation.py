@@ -17,9 +17,9 @@ from dataclasses import astuple, dataclass
 import torch
 import torch.distributed as dist
 
-from megatron.optimizer.adamw import MixedPrecisionAdamW
 from megatron.optimizer.global_state import GlobalState
 from megatron.optimizer.grad_norm import clip_coefficient
+from megatron.optimizer.optimizer import Optimizer
 from megatron.parallel.groups import ConnectedAxis
 from megatron.parallel.p2p import Transfer, receive, send
 
@@ -28,7 +28,7 @@ class PostValidatedStep:
     """One rank's step in two parts: ``guess``, then ``validate`` and, if wrong, ``correct``.
 
     All ranks call these methods in step. Gradients must not change between the two parts. All ranks
-    except the last keep a copy of masters and moments (``MixedPrecisionAdamW.save``).
+    except the last keep a copy of the optimizer's state (``Optimizer.save``).
 
     Args:
         optimizer: of this rank.
@@ -36,9 +36,7 @@ class PostValidatedStep:
         hosts: the axis to sum over, with at least two ranks; its hosts pass on the sums.
     """
 
-    def __init__(
-        self, optimizer: MixedPrecisionAdamW, clip_grad: float, hosts: ConnectedAxis
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, clip_grad: float, hosts: ConnectedAxis) -> None:
         assert hosts.size > 1, "a single rank has nobody to wait for"
         self._optimizer = optimizer
         self._clip_grad = clip_grad

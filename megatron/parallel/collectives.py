@@ -14,7 +14,8 @@ MAXIMUM: Final = dist.ReduceOp.MAX
 SUM: Final = dist.ReduceOp.SUM
 
 _gather_whole = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-"""PyTorch 2.13 renamed this function, and warns about the name of older versions."""
+_scatter_sums = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""PyTorch 2.13 renamed these functions, and warns about the names of older versions."""
 
 
 def broadcast(tensor: Tensor, root: int, axis: ConnectedAxis) -> Tensor:
@@ -89,3 +90,65 @@ def _gather_by_doubling(gathered: Tensor, own: Tensor, axis: ConnectedAxis) -> N
     for transfer in sending:
         transfer.wait()
     torch.cat((blocks[size - rank :], blocks[: size - rank]), out=gathered)
+
+
+def reduce_scatter(tensor: Tensor, axis: ConnectedAxis) -> None:
+    """Sum ``tensor`` over the ranks, in place; every rank gets one of ``axis.size`` equal parts.
+
+    The other parts are undefined afterwards. On CPUs each rank sends every other rank its part,
+    because gloo has no such collective of its own, and adds in the order of the ranks: the sum of
+    an element does not depend on its place.
+
+    Args:
+        tensor: one-dimensional, its length a multiple of ``axis.size``.
+        axis: the ranks; rank k gets part k.
+    """
+    if axis.size == 1:
+        return
+    parts = tensor.view(axis.size, -1)
+    if tensor.device.type == "cpu":
+        _exchange_parts(parts, axis)
+    else:
+        _scatter_sums(parts[axis.rank], tensor, group=axis.group)
+
+
+def _exchange_parts(parts: Tensor, axis: ConnectedAxis) -> None:
+    rank, others = axis.rank, [other for other in range(axis.size) if other != axis.rank]
+    received = {other: torch.empty_like(parts[rank]) for other in others}
+    coming = [p2p.receive(received[other], other, axis) for other in others]
+    going = [p2p.send(parts[other], other, axis) for other in others]
+    for transfer in (*coming, *going):
+        transfer.wait()
+    received[rank] = parts[rank]
+    total = received[0].clone()
+    for other in range(1, axis.size):
+        total += received[other]
+    parts[rank].copy_(total)
+
+
+def gather_parts(tensor: Tensor, axis: ConnectedAxis) -> None:
+    """Fill ``tensor`` on every rank, in place, with part k of ``axis.size`` equal ones from rank k.
+
+    Args:
+        tensor: one-dimensional, its length a multiple of ``axis.size``.
+        axis: the ranks.
+    """
+    if axis.size == 1:
+        return
+    parts = tensor.view(axis.size, -1)
+    if tensor.device.type == "cpu":
+        _gather_by_doubling(parts, parts[axis.rank], axis)
+    else:
+        _gather_whole(tensor, parts[axis.rank], group=axis.group)
+
+
+def all_reduce_parts(tensor: Tensor, axis: ConnectedAxis) -> None:
+    """Sum ``tensor`` over the ranks in place; on CPUs to the same bits as ``reduce_scatter``.
+
+    Arguments as there.
+    """
+    if tensor.device.type == "cpu":
+        reduce_scatter(tensor, axis)
+        gather_parts(tensor, axis)
+    else:
+        all_reduce(tensor, SUM, axis)

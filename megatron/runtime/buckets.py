@@ -1,25 +1,26 @@
-"""Which gradients of a rank are reduced together over the replicas, and after which passes.
+"""Which parameters of a rank share a bucket, and which passes touch and read them.
 
 Norms and biases get their gradients in B, matrices in W if the backward is split, and the shards of
-the vocabulary in IB and T. Gradients that are complete after the same passes share buckets.
+the vocabulary in IB and T. Gradients that are complete after the same passes share buckets, as far
+as their rows fit together (``optimizer.bucket``).
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from torch import nn
+
 from megatron.layers.linear import Linear
-from megatron.model.ownership import OwnedParameter
+from megatron.model.ownership import WORD_EMBEDDINGS, OwnedParameter
 from megatron.model.stage import RankModel
-from megatron.schedules.buckets import Bucket
+from megatron.optimizer.bucket import row_length, share_a_bucket
+from megatron.schedules.buckets import Bucket, Touch
 from megatron.schedules.passes import PassKind
 from megatron.schedules.plan import Plan
 
 DEFAULT_BUCKET_SIZE: Final = 40_000_000
 """Parameters of a bucket, as in Megatron, where the user asks for no other size."""
-
-Touch = tuple[PassKind, int]
-"""Kind and chunk of a pass."""
 
 
 def make_buckets(
@@ -35,13 +36,45 @@ def make_buckets(
         number: of buckets, about, as no parameter is cut; in place of ``limit``.
     """
     touched = touches(model, plan)
-    together: dict[frozenset[Touch], list[OwnedParameter]] = defaultdict(list)
+    together: dict[tuple[frozenset[Touch], bool], list[OwnedParameter]] = defaultdict(list)
     for owned in model.owned_parameters():
-        together[touched[id(owned.parameter)]].append(owned)
+        alone = _has_a_twin(owned, model, plan)
+        together[touched[id(owned.parameter)], alone].append(owned)
     if number is not None:
         limit = sum(p.numel() for p in model.parameters()) // number
     limit = DEFAULT_BUCKET_SIZE if limit is None else limit
-    return [bucket for parameters in together.values() for bucket in _filled(parameters, limit)]
+    return [
+        bucket
+        for parameters in together.values()
+        for fitting in _by_rows(parameters)
+        for bucket in _filled(fitting, limit)
+    ]
+
+
+def _has_a_twin(owned: OwnedParameter, model: RankModel, plan: Plan) -> bool:
+    """Return whether another rank of the replica holds a copy of a tied matrix.
+
+    It has a bucket of its own on both ranks. Then both are cut into the same shards, whose sums
+    are added up.
+    """
+    tied = model.config.tie_embeddings and not plan.treatment.is_sharded
+    return tied and owned.name == WORD_EMBEDDINGS
+
+
+def _by_rows(parameters: Iterable[OwnedParameter]) -> list[list[OwnedParameter]]:
+    """Put parameters together whose rows fit together, those with the longest rows first."""
+    classes: list[list[OwnedParameter]] = []
+    rows = {id(owned): row_length(tuple(owned.parameter.shape)) for owned in parameters}
+    for owned in sorted(parameters, key=lambda owned: -rows[id(owned)]):
+        fits = (
+            known for known in classes if share_a_bucket([rows[id(one)] for one in (*known, owned)])
+        )
+        chosen = next(fits, None)
+        if chosen is None:
+            classes.append([owned])
+        else:
+            chosen.append(owned)
+    return classes
 
 
 def described(
@@ -54,39 +87,68 @@ def described(
         model: the part of the model that this rank owns.
         plan: the plan of the program.
     """
-    touched = touches(model, plan)
+    touched, read = touches(model, plan), reads(model, plan)
     sizes = [sum(owned.parameter.numel() for owned in bucket) for bucket in buckets]
     return [
-        Bucket(
-            frozenset(touch for owned in bucket for touch in touched[id(owned.parameter)]),
-            size / sum(sizes),
-        )
+        Bucket(_of_any(touched, bucket), size / sum(sizes), _of_any(read, bucket))
         for bucket, size in zip(buckets, sizes, strict=True)
     ]
+
+
+def _of_any(
+    passes: dict[int, frozenset[Touch]], bucket: Iterable[OwnedParameter]
+) -> frozenset[Touch]:
+    return frozenset(touch for owned in bucket for touch in passes[id(owned.parameter)])
 
 
 def touches(model: RankModel, plan: Plan) -> dict[int, frozenset[Touch]]:
     """Return the passes that add to the gradient of every parameter, by its ``id``."""
     products: PassKind = "W" if plan.split_backward else "B"
+    sharded = plan.treatment.is_sharded
     found: dict[int, set[Touch]] = defaultdict(set)
     for chunk, layers in enumerate(model.chunks):
         matrices = {id(part.weight) for part in layers.modules() if isinstance(part, Linear)}
         for parameter in layers.parameters():
             kind: PassKind = products if id(parameter) in matrices else "B"
             found[id(parameter)].add((kind, chunk))
-    placement, sharded = model.placement, plan.treatment.is_sharded
-    if placement.first_chunk is not None and model.positions is not None:
-        found[id(model.positions.weight)].add(("B", placement.first_chunk))
-    if placement.last_chunk is not None and model.final_norm is not None:
-        for parameter in model.final_norm.parameters():
-            found[id(parameter)].add(("B", placement.last_chunk))
+    for parameter, chunk in _ends(model):
+        found[id(parameter)].add(("B", chunk))
     if model.input_layer is not None:
-        by: Touch = ("IB", 0) if sharded else ("B", _chunk(placement.first_chunk))
+        by: Touch = ("IB", 0) if sharded else ("B", _chunk(model.placement.first_chunk))
         found[id(model.input_layer.weight)].add(by)
     if model.output_layer is not None:
-        by = ("T", 0) if sharded else (products, _chunk(placement.last_chunk))
+        by = ("T", 0) if sharded else (products, _chunk(model.placement.last_chunk))
         found[id(model.output_layer.weight)].add(by)
     return {parameter: frozenset(passes) for parameter, passes in found.items()}
+
+
+def reads(model: RankModel, plan: Plan) -> dict[int, frozenset[Touch]]:
+    """Return the passes that are the first to read every parameter, by its ``id``."""
+    sharded = plan.treatment.is_sharded
+    found: dict[int, set[Touch]] = defaultdict(set)
+    for chunk, layers in enumerate(model.chunks):
+        for parameter in layers.parameters():
+            found[id(parameter)].add(("F", chunk))
+    for parameter, chunk in _ends(model):
+        found[id(parameter)].add(("F", chunk))
+    if model.input_layer is not None:
+        by: Touch = ("IF", 0) if sharded else ("F", _chunk(model.placement.first_chunk))
+        found[id(model.input_layer.weight)].add(by)
+    if model.output_layer is not None:
+        by = ("S", 0) if sharded else ("F", _chunk(model.placement.last_chunk))
+        found[id(model.output_layer.weight)].add(by)
+    return {parameter: frozenset(passes) for parameter, passes in found.items()}
+
+
+def _ends(model: RankModel) -> Iterator[tuple[nn.Parameter, int]]:
+    """Yield the position table and the final norm's parameters, with the chunk they belong to."""
+    placement = model.placement
+    if placement.first_chunk is not None and model.positions is not None:
+        for parameter in model.positions.parameters():
+            yield parameter, placement.first_chunk
+    if placement.last_chunk is not None and model.final_norm is not None:
+        for parameter in model.final_norm.parameters():
+            yield parameter, placement.last_chunk
 
 
 def _chunk(chunk: int | None) -> int:

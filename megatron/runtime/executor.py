@@ -8,13 +8,13 @@ from megatron.parallel.lanes import Pending
 from megatron.runtime.communicator import Communicator
 from megatron.runtime.observer import Observer
 from megatron.runtime.rank_passes import Passes
-from megatron.runtime.reducer import GradientReducer
+from megatron.runtime.replica_work import ReplicaWork
 from megatron.schedules.lower import Program, Run, Start, Wait
-from megatron.schedules.needs import Comm
+from megatron.schedules.needs import REPLICA_KINDS, Comm
 from megatron.schedules.passes import Pass
 
-BEFORE_GRADIENTS: Final = ("IF", "F", "S", "E")
-"""Kinds of passes that leave the gradients as they are."""
+BEFORE_GRADIENTS: Final = ("U", "IF", "F", "S", "E")
+"""Kinds of passes before which no gradient of the iteration has been added to."""
 
 Gate = Callable[[], bool]
 """Asked before a rank's first pass that changes gradients; ``False`` abandons the iteration."""
@@ -28,7 +28,7 @@ class Executor:
         communicator: issues communications and waits for them.
         placeholder: replaces ``passes`` when an iteration is abandoned. It computes nothing, but
             leaves the tensors that the other ranks wait for. Only a run with a gate needs it.
-        reducer: reduces gradients over the replicas. Only a program with reductions needs it.
+        replicas: the work with the replicas. Only a program that has some needs it.
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class Executor:
         passes: Passes,
         communicator: Communicator,
         placeholder: Passes | None = None,
-        reducer: GradientReducer | None = None,
+        replicas: ReplicaWork | None = None,
     ) -> None:
         self._passes = passes
         self._communicator = communicator
         self._placeholder = placeholder
-        self._reducer = reducer
+        self._replicas = replicas
 
     def run(
         self, program: Program, recorder: Observer | None = None, gate: Gate | None = None
@@ -73,9 +73,16 @@ class Executor:
                     if not carried_out:
                         passes = self._abandon()
                 with _recorded(recorder, step.item):
-                    passes.table[step.item.kind](step.item)
+                    self._run(passes, step.item)
         assert not under_way, f"never waited for {', '.join(map(str, under_way))}"
         return carried_out
+
+    def _run(self, passes: Passes, item: Pass) -> None:
+        if item.kind != "U":
+            passes.table[item.kind](item)
+            return
+        assert self._replicas is not None, f"{item} without replicas"
+        self._replicas.update(item.microbatch)
 
     def _communicate(
         self, step: Start | Wait, under_way: dict[Comm, Pending[object]], recorder: Observer | None
@@ -86,16 +93,16 @@ class Executor:
             under_way[comm] = self._start(comm, recorder)
             return
         with _recorded(recorder, comm):
-            if comm.kind == "RG":
+            if comm.kind in REPLICA_KINDS:
                 under_way.pop(comm).wait()
             else:
                 self._communicator.finish(comm, under_way.pop(comm))
 
     def _start(self, comm: Comm, recorder: Observer | None) -> Pending[object]:
-        if comm.kind != "RG":
+        if comm.kind not in REPLICA_KINDS:
             return self._communicator.start(comm)
-        assert self._reducer is not None, "a program with reductions needs a reducer"
-        return self._reducer.start(comm, recorder)
+        assert self._replicas is not None, f"{comm} without replicas"
+        return self._replicas.start(comm, recorder)
 
     def _abandon(self) -> Passes:
         assert self._placeholder is not None, "a gate needs passes to carry on with"

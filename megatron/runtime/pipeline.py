@@ -8,6 +8,7 @@ import torch
 from megatron.layers.main_grad import main_grad_of
 from megatron.model.ownership import OwnedParameter
 from megatron.model.stage import RankModel
+from megatron.optimizer.sharded import ShardedOptimizer
 from megatron.parallel.groups import Groups
 from megatron.parallel.lanes import make_lane
 from megatron.runtime.batch import DeviceMicrobatch
@@ -16,11 +17,11 @@ from megatron.runtime.communicator import Communicator
 from megatron.runtime.executor import Executor, Gate
 from megatron.runtime.observer import Observer
 from megatron.runtime.placeholder_passes import PlaceholderPasses
-from megatron.runtime.reducer import GradientReducer
+from megatron.runtime.replica_work import ReplicaWork
 from megatron.runtime.stage_passes import StagePasses
 from megatron.runtime.store import ActivationStore
 from megatron.runtime.timeline import Recorder
-from megatron.schedules.buckets import with_reductions
+from megatron.schedules.buckets import with_reductions, with_updates
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.lower import Program, lower
 from megatron.schedules.plan import Plan, evaluation_plan
@@ -28,20 +29,27 @@ from megatron.simulator.simulate import Timeline
 
 
 @dataclass(frozen=True)
-class Reduction:
-    """How the gradients of a rank are reduced over its replicas.
+class Replication:
+    """What a rank does together with its replicas.
 
     Attributes:
         buckets: the parameters of every bucket.
         gradients: their gradients, one-dimensional, in the same order.
-        overlap: reduce a bucket as soon as its gradients are complete; otherwise all at the end.
+        overlap_reduce: reduce a bucket as soon as its gradients are complete; otherwise all at the
+            end.
         dtype: in which gradients travel and add up; ``None``: their own.
+        optimizer: if it is sharded over the replicas.
+        deferred: whether the program of an iteration takes the step of the one before.
+        overlap_gather: gather parameters beside passes that do not read them.
     """
 
     buckets: Sequence[Sequence[OwnedParameter]]
     gradients: Sequence[torch.Tensor]
-    overlap: bool = False
+    overlap_reduce: bool = False
     dtype: torch.dtype | None = None
+    optimizer: ShardedOptimizer | None = None
+    deferred: bool = False
+    overlap_gather: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,7 @@ class PipelineRank:
         dtype: of activations.
         seed: of the run, for dropout.
         costs: assumed durations; they decide where communication is issued.
-        reduction: how gradients are reduced over the replicas; needed if there are several.
+        replication: what is done together with replicas; needed if there are several.
     """
 
     def __init__(
@@ -77,9 +85,9 @@ class PipelineRank:
         dtype: torch.dtype,
         seed: int,
         costs: Costs = UNIT_COSTS,
-        reduction: Reduction | None = None,
+        replication: Replication | None = None,
     ) -> None:
-        assert reduction is not None or groups.gradients.size == 1, "replicas need a reduction"
+        assert replication is not None or groups.gradients.size == 1, "replicas need buckets"
         self.model = model
         self.store = ActivationStore()
         self._groups = groups
@@ -87,7 +95,7 @@ class PipelineRank:
         self._dtype = dtype
         self._seed = seed
         self._lane = make_lane(groups.device, groups.vocabulary.size, "vocabulary")
-        self._reduction = reduction
+        self._replication = replication
         self._gradient_lane = make_lane(groups.device, groups.gradients.size, "gradients")
         self._installed = self._install(plan, costs)
 
@@ -132,30 +140,35 @@ class PipelineRank:
             training=self.training_program(plan, costs),
             evaluation=lower(evaluation_plan(plan), costs),
             passes=passes,
-            executor=Executor(passes, communicator, placeholder, self._reducer()),
+            executor=Executor(passes, communicator, placeholder, self._replica_work()),
         )
 
     def training_program(self, plan: Plan, costs: Costs) -> Program:
         """Return the program of a training iteration of ``plan``; every rank calls it.
 
-        If there are replicas, it holds the reductions of all pipeline ranks. Arguments as in
+        If there are replicas, it holds what all pipeline ranks do with theirs. Arguments as in
         ``replace_plan``.
         """
-        program, reduction, groups = lower(plan, costs), self._reduction, self._groups
-        if reduction is None or groups.gradients.size == 1:
+        program, replication, groups = lower(plan, costs), self._replication, self._groups
+        if replication is None or groups.gradients.size == 1:
             return program
-        own = described(reduction.buckets, self.model, plan)
+        own = described(replication.buckets, self.model, plan)
         everywhere = groups.pipeline.all_gather_object(own)
-        return with_reductions(program, everywhere, overlap=reduction.overlap)
+        program = with_reductions(program, everywhere, overlap=replication.overlap_reduce)
+        if not replication.deferred:
+            return program
+        return with_updates(program, everywhere, overlap=replication.overlap_gather)
 
-    def _reducer(self) -> GradientReducer | None:
-        if self._reduction is None:
+    def _replica_work(self) -> ReplicaWork | None:
+        replication = self._replication
+        if replication is None:
             return None
-        return GradientReducer(
-            self._reduction.gradients,
+        return ReplicaWork(
+            replication.gradients,
             self._groups.gradients,
             self._gradient_lane,
-            self._reduction.dtype,
+            replication.dtype,
+            replication.optimizer,
         )
 
     def train(

@@ -1,10 +1,16 @@
-"""Adds the reduction of gradients over replicas (data parallelism) to a program.
+"""Adds what replicas do together (data parallelism) to a program, bucket by bucket.
 
-A rank reduces its gradients in buckets. A bucket's gradients are complete after the last pass of
-the row that adds to any of them, so they depend on all microbatches, and not through ``needs``. RG
-starts right there, and runs beside the passes that are left. Replicas run the same rows, so they
-issue their reductions in the same order, at the same places: no real timing can make them wait for
-each other in a circle.
+A rank reduces its gradients in buckets (RG). A bucket's gradients are complete after the last pass
+of the row that adds to any of them, so they depend on all microbatches, and not through ``needs``.
+RG starts right there, and runs beside the passes that are left.
+
+With a sharded optimizer a replica has the sums of its own shard only. It updates these parameters
+(U) and then all replicas gather the bucket (AG). Both need the gradient norm of the whole model, so
+they are the prologue of the next iteration: U and AG of the bucket that is read first come first,
+and only the first pass that reads a bucket waits for its AG.
+
+Replicas run the same rows, so they issue all this in the same order, at the same places: no real
+timing can make them wait for each other in a circle.
 """
 
 from collections import defaultdict
@@ -13,25 +19,35 @@ from dataclasses import dataclass, replace
 
 from megatron.schedules.lower import Instruction, Program, Run, Start, Wait
 from megatron.schedules.needs import Comm
-from megatron.schedules.passes import PassKind
+from megatron.schedules.passes import Pass, PassKind
+
+Touch = tuple[PassKind, int]
+"""Kind and chunk of a pass."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients of one pipeline rank that are reduced together.
+    """Parameters of one pipeline rank whose gradients are reduced together.
 
     Attributes:
-        after: kind and chunk of all passes that add to them.
-        share: of all gradients of the rank, by size.
+        after: all passes that add to the gradients.
+        share: of all parameters of the rank, by size.
+        before: all passes that read the parameters.
     """
 
-    after: frozenset[tuple[PassKind, int]]
+    after: frozenset[Touch]
     share: float
+    before: frozenset[Touch] = frozenset()
 
 
 def reduction(rank: int, bucket: int) -> Comm:
-    """Return the reduction of a bucket of a pipeline rank over its replicas."""
+    """Return the reduction of a bucket's gradients over the replicas of a pipeline rank."""
     return Comm("RG", bucket, rank)
+
+
+def gathering(rank: int, bucket: int) -> Comm:
+    """Return the gathering of a bucket's parameters from the replicas of a pipeline rank."""
+    return Comm("AG", bucket, rank)
 
 
 def with_reductions(
@@ -73,13 +89,57 @@ def _with_reductions(
     return (*made, *map(Wait, started))
 
 
-def last_touch(row: Sequence[Instruction], after: Iterable[tuple[PassKind, int]]) -> int:
+def last_touch(row: Sequence[Instruction], after: Iterable[Touch]) -> int:
     """Return the place in a row of its last pass of the given kinds and chunks."""
-    touching = frozenset(after)
+    return _places(row, after)[-1]
+
+
+def with_updates(
+    program: Program, buckets: Sequence[Sequence[Bucket]], *, overlap: bool = True
+) -> Program:
+    """Return a program that begins with the last iteration's update of the parameters.
+
+    Args:
+        program: of a training iteration, without updates.
+        buckets: of every pipeline rank.
+        overlap: whether passes run beside the gatherings whose parameters they do not read;
+            otherwise the first pass comes after all of them.
+    """
+    rows = tuple(
+        _with_updates(rank, row, own, overlap)
+        for rank, (row, own) in enumerate(zip(program.rows, buckets, strict=True))
+    )
+    shares = {
+        gathering(rank, number): bucket.share
+        for rank, own in enumerate(buckets)
+        for number, bucket in enumerate(own)
+    }
+    return replace(program, rows=rows, shares={**program.shares, **shares})
+
+
+def _with_updates(
+    rank: int, row: Sequence[Instruction], buckets: Sequence[Bucket], overlap: bool
+) -> tuple[Instruction, ...]:
+    first_read = [_places(row, bucket.before)[0] for bucket in buckets]
+    needed: dict[int, list[Comm]] = defaultdict(list)
+    made: list[Instruction] = []
+    for number in sorted(range(len(buckets)), key=first_read.__getitem__):
+        comm = gathering(rank, number)
+        made += [Run(Pass("U", number)), Start(comm)]
+        needed[first_read[number] if overlap else 0].append(comm)
+    for index, step in enumerate(row):
+        made.extend(map(Wait, needed[index]))
+        made.append(step)
+    return tuple(made)
+
+
+def _places(row: Sequence[Instruction], touches: Iterable[Touch]) -> list[int]:
+    """Return the places in a row of its passes of the given kinds and chunks; there is one."""
+    wanted = frozenset(touches)
     places = [
         index
         for index, step in enumerate(row)
-        if isinstance(step, Run) and (step.item.kind, step.item.chunk) in touching
+        if isinstance(step, Run) and (step.item.kind, step.item.chunk) in wanted
     ]
-    assert places, f"no pass of the row is one of {sorted(touching)}"
-    return places[-1]
+    assert places, f"no pass of the row is one of {sorted(wanted)}"
+    return places

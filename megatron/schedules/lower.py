@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.graph import Graph
-from megatron.schedules.needs import Comm, participants
+from megatron.schedules.needs import REPLICA_KINDS, Comm, participants
 from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan
 from megatron.schedules.timing import Walk, walk
@@ -51,7 +51,7 @@ class Program:
     Attributes:
         plan: the plan that was lowered.
         rows: for each rank its instructions in order.
-        shares: for every reduction of gradients, its share of those of its rank
+        shares: for every communication of a bucket, the bucket's share of the rank's parameters
             (``schedules.buckets`` adds them).
     """
 
@@ -64,13 +64,13 @@ def lane(plan: Plan, comm: Comm) -> tuple[str | int, ...]:
     """Return the queue in which ``comm`` runs.
 
     Every directed link has a lane for each kind, all collectives of the vocabulary share one lane,
-    and every rank has one for the reductions with its replicas. Communications in a lane have the
+    and every rank has one for what it does with its replicas. Communications in a lane have the
     same participants and run one after another. (On NCCL, links of one direction that meet on a
     rank share a communicator, so they also run one after another. The lanes do not model this.)
     """
     if comm.kind in ("X", "G"):
         return (comm.kind, *participants(plan, comm))
-    return ("replicas", comm.stage) if comm.kind == "RG" else ("vocabulary",)
+    return ("replicas", comm.stage) if comm.kind in REPLICA_KINDS else ("vocabulary",)
 
 
 def lower(plan: Plan, costs: Costs = UNIT_COSTS) -> Program:

@@ -11,13 +11,16 @@ from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
 from megatron.schedules.treatments import BarrierKind
 
-CommKind = Literal["X", "G", "C0", BarrierKind, "CIF", "CIB", "RG"]
+CommKind = Literal["X", "G", "C0", BarrierKind, "CIF", "CIB", "RG", "AG"]
 """X activation to the next stage, G gradient to the previous one; C0 broadcast of the last stage's
 output, C1 to C3 the barriers of the output layer (``TREATMENTS``); CIF reduction of the input
 embedding to the first stage, CIB broadcast of its gradient from there; RG reduction of a bucket of
-gradients over the replicas, of which ``buckets`` knows the place."""
+gradients over the replicas, AG gathering of a bucket of updated parameters from them, of which
+``buckets`` knows the places."""
 
 COMM_KINDS: Final[tuple[CommKind, ...]] = get_args(CommKind)
+REPLICA_KINDS: Final = ("RG", "AG")
+"""Communications with the other replicas, each of one pipeline rank."""
 
 
 class Comm(NamedTuple):
@@ -25,8 +28,9 @@ class Comm(NamedTuple):
 
     Attributes:
         kind: what it moves.
-        microbatch: the microbatch that it belongs to; for RG the number of the bucket.
-        stage: the sending stage of X and G, the pipeline rank of RG; 0 for the others.
+        microbatch: the microbatch that it belongs to; for RG and AG the number of the
+            bucket.
+        stage: the sending stage of X and G, the pipeline rank of RG and AG; 0 for the others.
     """
 
     kind: CommKind
@@ -37,8 +41,8 @@ class Comm(NamedTuple):
         """Return a readable name: ``C1 3``, ``X3 from 0`` (a stage), ``RG 3 of 0`` (a rank)."""
         if self.kind in ("X", "G"):
             return f"{self.kind}{self.microbatch} from {self.stage}"
-        if self.kind == "RG":
-            return f"RG {self.microbatch} of {self.stage}"
+        if self.kind in REPLICA_KINDS:
+            return f"{self.kind} {self.microbatch} of {self.stage}"
         return f"{self.kind} {self.microbatch}"
 
 
@@ -114,9 +118,9 @@ def sources(plan: Plan, comm: Comm) -> tuple[tuple[int, Pass], ...]:
 def participants(plan: Plan, comm: Comm) -> tuple[int, ...]:
     """Return the pipeline ranks that take part.
 
-    These are sender and receiver of X and G, the rank that RG belongs to, else all.
+    These are sender and receiver of X and G, the rank that RG or AG belongs to, else all.
     """
-    if comm.kind == "RG":
+    if comm.kind in REPLICA_KINDS:
         return (comm.stage,)
     if comm.kind == "X":
         return plan.stages[comm.stage][0], plan.stages[comm.stage + 1][0]

@@ -3,13 +3,17 @@
 import re
 from typing import Final, Literal, NamedTuple, get_args
 
-PassKind = Literal["F", "B", "W", "S", "E", "T", "IF", "IB"]
+PassKind = Literal["F", "B", "W", "S", "E", "T", "IF", "IB", "U"]
 """F forward; B backward (input gradient); W weight gradient; S and T output layer before and after
 its barrier; IF and IB input layer forward and backward (arXiv 2411.05288, section 4). E is the
 middle pass of the naive treatment: it computes the exponentials, between the barriers of the
-maximum and the sum."""
+maximum and the sum. U, which stands in programs but not in plans, updates a bucket of parameters
+(``buckets``)."""
 
 PASS_KINDS: Final[tuple[PassKind, ...]] = get_args(PassKind)
+PLANNED_KINDS: Final = tuple(kind for kind in PASS_KINDS if kind != "U")
+"""Kinds of which plans are made."""
+
 CHUNKED_KINDS: Final[tuple[PassKind, ...]] = ("F", "B", "W")
 """Kinds that belong to a model chunk; the vocabulary passes belong to the rank as a whole."""
 
@@ -21,7 +25,8 @@ class Pass(NamedTuple):
 
     Attributes:
         kind: the kind of work.
-        microbatch: index of the microbatch, counted from 0 within the iteration.
+        microbatch: index of the microbatch, counted from 0 within the iteration; for U the number
+            of the bucket.
         chunk: index of the model chunk on the rank; 0 for the vocabulary passes.
     """
 
@@ -43,10 +48,10 @@ class Pass(NamedTuple):
         match = _TEXT.fullmatch(text)
         if match is None:
             raise ValueError(
-                f"'{text}' is no pass: write a kind ({' '.join(PASS_KINDS)}), a microbatch and, "
+                f"'{text}' is no pass: write a kind ({' '.join(PLANNED_KINDS)}), a microbatch and, "
                 "for chunks after the first, a point and the chunk, as in F3 or B3.1"
             )
         kind, microbatch, chunk = match.groups()
         if chunk is not None and kind not in CHUNKED_KINDS:
             raise ValueError(f"'{text}' names a chunk, but {kind} belongs to no model chunk")
-        return cls(next(k for k in PASS_KINDS if k == kind), int(microbatch), int(chunk or 0))
+        return cls(next(k for k in PLANNED_KINDS if k == kind), int(microbatch), int(chunk or 0))

@@ -163,7 +163,7 @@ class Checkpoints:
 
     def _tensors(self, *, moments: bool) -> dict[str, BoxedTensor]:
         state = self._state
-        return tensors_of(state.parameters, state.optimizer, moments=moments)
+        return tensors_of(state.updated, state.optimizer, moments=moments)
 
     def _copied(self, tensors: Mapping[str, BoxedTensor]) -> dict[str, BoxedTensor]:
         """Copy tensors to memory of the host, which is kept for the next copy."""

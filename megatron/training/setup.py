@@ -2,8 +2,10 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import NoReturn
 
 import torch
@@ -13,13 +15,16 @@ from megatron.config.run_config import ParallelConfig, RunConfig, TrainConfig
 from megatron.model.config import ModelConfig
 from megatron.model.stage import RankModel, place
 from megatron.optimizer.adamw import MixedPrecisionAdamW
-from megatron.optimizer.main_gradients import MainGradients
-from megatron.optimizer.parameters import OptimizedParameter
+from megatron.optimizer.bucket import Bucket
+from megatron.optimizer.config import OptimizerConfig
+from megatron.optimizer.optimizer import Optimizer
+from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
+from megatron.optimizer.sharded import ShardedOptimizer
 from megatron.parallel.environment import set_nccl_environment
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups, single_rank
 from megatron.runtime.buckets import make_buckets
-from megatron.runtime.pipeline import PipelineRank, Reduction
+from megatron.runtime.pipeline import PipelineRank, Replication
 from megatron.schedules.plan import Plan
 from megatron.training.planning.run_plan import RunPlan, make_run_plan
 from megatron.training.rendezvous import Rendezvous
@@ -32,21 +37,33 @@ class TrainState:
     Attributes:
         groups: this rank's view of the job.
         pipeline: runs the plan of a training iteration.
-        parameters: this rank's parameters as the optimizer sees them.
-        gradients: their main gradients.
+        parameters: this rank's parameters.
+        buckets: the same, with their gradients.
+        counted: the parts whose gradients this rank adds to the global norm. Of several replicas
+            each takes its own shards, as all gradients are reduced then.
+        updated: the parts that this rank's optimizer updates and that checkpoints keep.
         optimizer: steps on them.
+        sharded: the optimizer, if it is sharded and its steps are taken bucket by bucket in the
+            next iteration.
     """
 
     groups: Groups
     pipeline: PipelineRank
     parameters: tuple[OptimizedParameter, ...]
-    gradients: MainGradients
-    optimizer: MixedPrecisionAdamW
+    buckets: tuple[Bucket, ...]
+    counted: tuple[ParameterPart, ...]
+    updated: tuple[ParameterPart, ...]
+    optimizer: Optimizer
+    sharded: ShardedOptimizer | None = None
 
     @property
     def plan(self) -> Plan:
         """The plan of a training iteration."""
         return self.pipeline.train_program.plan
+
+    def zero_gradients(self) -> None:
+        """Start a new sum: once per iteration, after the optimizer's step."""
+        torch._foreach_zero_([bucket.gradients for bucket in self.buckets])
 
 
 def connect(
@@ -154,7 +171,7 @@ def make_pipeline(
     groups: Groups,
     run_plan: RunPlan,
     model: RankModel,
-    reduction: Reduction | None = None,
+    replication: Replication | None = None,
 ) -> PipelineRank:
     """Return the pipeline rank that runs the plan on this rank's ``model``.
 
@@ -163,7 +180,7 @@ def make_pipeline(
         groups: this rank's view of the job.
         run_plan: the plan, and the costs by which communication is placed.
         model: the part of the model that this rank owns.
-        reduction: how gradients are reduced over the replicas, if there are any.
+        replication: what is done together with replicas, if there are any.
     """
     return PipelineRank(
         model,
@@ -173,7 +190,7 @@ def make_pipeline(
         train.dtype,
         train.seed,
         run_plan.costs,
-        reduction,
+        replication,
     )
 
 
@@ -192,16 +209,44 @@ def build_train_state(
     padded = config.parallel.padded_vocab_size
     model = make_model(config.model, config.train, padded, groups, run_plan)
     parameters = tuple(map(OptimizedParameter.of, model.owned_parameters()))
-    replicas = config.parallel.replicas
-    buckets = make_buckets(model, run_plan.plan, replicas.bucket_size, replicas.buckets)
-    gradients = MainGradients(
-        [[owned.parameter for owned in bucket] for bucket in buckets], model.kernels
+    replicas, axis = config.parallel.replicas, groups.gradients
+    chosen = make_buckets(model, run_plan.plan, replicas.bucket_size, replicas.buckets)
+    buckets = tuple(
+        Bucket(
+            [OptimizedParameter.of(owned) for owned in bucket],
+            model.kernels,
+            axis.size,
+            together=replicas.shard_optimizer,
+        )
+        for bucket in chosen
     )
-    reduction = Reduction(buckets, gradients.buckets, replicas.overlap, replicas.reduce_dtype)
+    whole = tuple(map(ParameterPart.whole, parameters))
+    own = tuple(part for bucket in buckets for part in bucket.parts(axis.rank))
+    sharded = None
+    if replicas.shard_optimizer:
+        sharded = ShardedOptimizer(buckets, partial(make_optimizer, config.optimizer), axis)
+    deferred = sharded is not None and not config.optimizer.post_validation
+    replication = Replication(
+        chosen,
+        [bucket.gradients for bucket in buckets],
+        overlap_reduce=replicas.overlap,
+        dtype=replicas.reduce_dtype,
+        optimizer=sharded,
+        deferred=deferred,
+        overlap_gather=replicas.overlap_gather,
+    )
     return TrainState(
         groups=groups,
-        pipeline=make_pipeline(config.train, groups, run_plan, model, reduction),
+        pipeline=make_pipeline(config.train, groups, run_plan, model, replication),
         parameters=parameters,
-        gradients=gradients,
-        optimizer=MixedPrecisionAdamW(parameters, config.optimizer),
+        buckets=buckets,
+        counted=whole if axis.size == 1 else own,
+        updated=whole if sharded is None else own,
+        optimizer=sharded or make_optimizer(config.optimizer, whole),
+        sharded=sharded if deferred else None,
     )
+
+
+def make_optimizer(config: OptimizerConfig, parts: Sequence[ParameterPart]) -> Optimizer:
+    """Return the optimizer of some parts of this rank's parameters."""
+    return MixedPrecisionAdamW(parts, config)

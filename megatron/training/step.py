@@ -112,12 +112,17 @@ class SynchronousTrainStep:
         full = add_up(_own_totals(state, iteration, loss), state.groups.pipeline)
         if not full.is_finite:
             _report_not_finite(state, iteration, full)
-        state.optimizer.step(iteration.lr, full.grad_norm, full.factor)
-        state.gradients.zero()
+        if state.sharded is not None:  # the next iteration takes the step, or settle does
+            state.sharded.open(iteration.lr, full.grad_norm, full.factor)
+        else:
+            state.optimizer.step(iteration.lr, full.grad_norm, full.factor)
+            state.zero_gradients()
         return _finished(iteration, full)
 
     def settle(self) -> None:
-        """Do nothing: ``train`` makes every iteration final."""
+        """Take the step of a sharded optimizer; ``train`` has made every iteration final."""
+        if self._state.sharded is not None:
+            self._state.sharded.settle()
 
 
 class PostValidatedTrainStep:
@@ -166,7 +171,7 @@ class PostValidatedTrainStep:
         self._verdict = self._step.validate()
         _, right = self._verdict
         if right:
-            self._state.gradients.zero()
+            self._state.zero_gradients()
         return right
 
     def _close(self) -> Finished:
@@ -179,7 +184,7 @@ class PostValidatedTrainStep:
             self._step.correct(full)
             if not full.is_finite:
                 _report_not_finite(self._state, iteration, full)
-            self._state.gradients.zero()
+            self._state.zero_gradients()
         return _finished(iteration, full, step_redone=not right)
 
 
@@ -187,7 +192,7 @@ def _own_totals(state: TrainState, iteration: Iteration, loss: torch.Tensor) -> 
     """Return the sums over this rank and its replicas; pipeline rank 0 has the tokens."""
     groups = state.groups
     tokens = token_counts(iteration.batch) if groups.pipeline.rank == 0 else (0.0, 0.0)
-    return over_replicas(own_totals(loss, state.parameters, tokens), groups.data)
+    return over_replicas(own_totals(loss, state.counted, tokens), groups.data)
 
 
 def _finished(iteration: Iteration, full: GlobalState, step_redone: bool = False) -> Finished:
@@ -207,7 +212,7 @@ def _report_not_finite(state: TrainState, iteration: Iteration, full: GlobalStat
         microbatch, rank, what = where
         found = f"rank {rank} saw it first, in {what}, microbatch {microbatch}"
     else:
-        own = bool(torch.isfinite(local_sum_of_squares(state.parameters)))
+        own = bool(torch.isfinite(local_sum_of_squares(state.counted, state.groups.device)))
         finite = state.groups.world.all_gather_object(own)
         ranks = [rank for rank, is_finite in enumerate(finite) if not is_finite]
         found = f"the forward is finite, the gradient is not, on rank {', '.join(map(str, ranks))}"

@@ -57,7 +57,7 @@ def save_on_rank(rank: int, world_size: int, *, config: RunConfig, root: Path) -
             kept["exp_avg"].copy_(3 * kept["weight"])
             kept["exp_avg_sq"].copy_(kept["weight"] ** 2)
     state.optimizer.loaded(steps=7)
-    tensors = tensors_of(state.parameters, state.optimizer)
+    tensors = tensors_of(state.updated, state.optimizer)
     storage.write(root, 10, tensors, {"steps": state.optimizer.steps}, groups.world_hosts)
     state.pipeline.close()
     return everything(state)
@@ -71,7 +71,7 @@ def load_on_rank(
     state = build_train_state(config, groups)
     where = folder.folder_of(root, folder.candidates(root)[0])
     assert storage.check_files(where, groups.world_hosts) is None
-    storage.read(where, tensors_of(state.parameters, state.optimizer), groups.world_hosts)
+    storage.read(where, tensors_of(state.updated, state.optimizer), groups.world_hosts)
     state.optimizer.loaded(storage.read_common(where)["steps"])
     assert state.optimizer.steps == 7
     rounded = all(
@@ -143,7 +143,7 @@ def fail_on_rank(rank: int, world_size: int, *, config: RunConfig, root: Path) -
     state = build_train_state(config, groups)
     where = folder.folder_of(root, 10)
     with pytest.raises(DamagedError) as told:
-        storage.read(where, tensors_of(state.parameters, state.optimizer), groups.world_hosts)
+        storage.read(where, tensors_of(state.updated, state.optimizer), groups.world_hosts)
     state.pipeline.close()
     return str(told.value)
 

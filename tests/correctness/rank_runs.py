@@ -15,7 +15,6 @@ from reference.plain_loss import Microbatch
 
 from megatron.config.run_config import RunConfig
 from megatron.data import microbatch
-from megatron.layers.main_grad import main_grad_of
 from megatron.parallel.box import Box, Shape, check_tiling
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups
@@ -115,8 +114,8 @@ def train_on_rank(
     replica = groups.data.rank, groups.data.size
     share = batches[0][groups.data.rank :: groups.data.size]
     state.pipeline.train(to_device(share, CPU, replicas=groups.data.size), 0)
-    run.first_gradients = pieces(state, main_gradients(to_device(batches[0], CPU)))
-    state.gradients.zero()
+    run.first_gradients = gradient_pieces(state, to_device(batches[0], CPU))
+    state.zero_gradients()
     loader, evaluation_loader = (
         ListLoader(batches, replica),
         ListLoader(evaluation_batches, replica),
@@ -153,7 +152,7 @@ def gradients_on_rank(
     loss = loss.double() * factor(on_device)
     state.groups.pipeline.all_reduce(loss)
     state.pipeline.close()
-    return float(loss), pieces(state, main_gradients(on_device))
+    return float(loss), gradient_pieces(state, on_device)
 
 
 def load(state: TrainState, parameters: Parameters) -> None:
@@ -175,9 +174,20 @@ def factor(batch: Sequence[DeviceMicrobatch]) -> float:
     return tokens / valid if valid else 1.0
 
 
-def main_gradients(batch: Sequence[DeviceMicrobatch]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Gradients of the mean over the tokens of ``batch`` that count."""
-    return lambda parameter: main_grad_of(parameter) * factor(batch)
+def gradient_pieces(state: TrainState, batch: Sequence[DeviceMicrobatch]) -> Pieces:
+    """Gradients of the mean over the tokens of ``batch`` that count, as far as this rank has them.
+
+    Of several replicas each has its own shards; padding must be zero.
+    """
+    held: Pieces = {}
+    for part in state.counted:
+        values = part.gradient * factor(batch)
+        boxes = [(piece.box, values[piece.local.slices].clone()) for piece in part.pieces]
+        held[part.name] = part.global_shape, boxes
+        for piece in part.pieces:
+            values[piece.local.slices] = 0
+        assert not values.any(), f"the padding of {part.name} has gradients"
+    return held
 
 
 def pieces(state: TrainState, read: Callable[[torch.Tensor], torch.Tensor]) -> Pieces:

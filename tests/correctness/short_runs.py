@@ -43,6 +43,7 @@ class Layout:
         replicas: of the pipeline, d.
         overlap: reduce gradients while passes are left.
         bucket_size: parameters of a bucket.
+        sharded: the optimizer's state over the replicas.
     """
 
     ranks: int
@@ -53,11 +54,13 @@ class Layout:
     replicas: int = 1
     overlap: bool = False
     bucket_size: int | None = None
+    sharded: bool = False
 
     def __str__(self) -> str:
         schedule = "" if self.schedule == "1f1b" else f"-{self.schedule}"
         replicas = "" if self.replicas == 1 else f"d{self.replicas}-"
-        return f"{replicas}p{self.ranks}-{self.vocabulary}{schedule}{'-overlap' * self.overlap}"
+        options = "-overlap" * self.overlap + "-sharded" * self.sharded
+        return f"{replicas}p{self.ranks}-{self.vocabulary}{schedule}{options}"
 
     @property
     def world_size(self) -> int:
@@ -160,7 +163,13 @@ class Job:
                 schedule_file=layout.file,
                 memory_limit=layout.memory_limit,
                 layers=LayerDistribution("redis" if redistributed else "remainder"),
-                replicas=ReplicaConfig(layout.replicas, layout.overlap, layout.bucket_size),
+                replicas=ReplicaConfig(
+                    layout.replicas,
+                    layout.overlap,
+                    layout.bucket_size,
+                    shard_optimizer=layout.sharded,
+                    overlap_gather=layout.sharded and layout.overlap,
+                ),
             ),
             train=TrainConfig(
                 micro_batch_size=self.micro_batch_size,

@@ -1,13 +1,23 @@
 """Replicas of a pipeline train what one process trains on the whole global batch."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
-from correctness.rank_runs import assemble, train_on_rank
+import torch
+from correctness.rank_runs import RankRun, assemble, train_on_rank
 from correctness.short_runs import Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_training import Training
+
+from megatron.optimizer.sharded import ShardedOptimizer
+from megatron.parallel import collectives
+from megatron.parallel.groups import ConnectedAxis
+from megatron.schedules import buckets
+from megatron.schedules.buckets import Touch
+from megatron.schedules.lower import Instruction, Run
 
 ITERATIONS = 5
 GPT = GPTOptions(num_layers=8, vocab_size=37, label_smoothing=0.1)
@@ -34,6 +44,10 @@ CASES = [
     (Layout(2, "none", "zb-v", replicas=2, overlap=True), GPT),
     (Layout(2, "vocab-1", "interleaved", replicas=2), LLAMA),
     (Layout(2, "interlaced", replicas=2, overlap=True, bucket_size=1), LLAMA),
+    (Layout(1, "none", replicas=4, overlap=True, bucket_size=3000, sharded=True), GPT),
+    (Layout(2, "vocab-2", "zb-v", replicas=2, overlap=True, sharded=True), GPT),
+    (Layout(2, "none", replicas=2, bucket_size=3000, sharded=True), GPT),
+    (Layout(2, "vocab-1", "interleaved", replicas=2, overlap=True, sharded=True), LLAMA),
 ]
 EIGHT_RANKS = [
     (Layout(4, "none", "1f1b", replicas=2, overlap=True), GPT),
@@ -41,6 +55,10 @@ EIGHT_RANKS = [
     (Layout(2, "vocab-2", "zb-v", replicas=4, overlap=True), GPT),
     (Layout(2, "naive", "zb-h2", replicas=4, overlap=True), LLAMA),
     (Layout(1, "none", "zb-h1", replicas=8, overlap=True), GPT),
+    (Layout(1, "none", replicas=8, overlap=True, sharded=True), LLAMA),
+    (Layout(4, "vocab-2", "v-half", replicas=2, overlap=True, sharded=True), GPT),
+    (Layout(2, "interlaced", "zb-h1", replicas=4, bucket_size=3000, sharded=True), LLAMA),
+    (Layout(4, "redis", "interleaved", replicas=2, overlap=True, sharded=True), GPT),
 ]
 
 
@@ -125,3 +143,100 @@ def compare(
         for name, value in expected.first_gradients.items()
     }
     assert max(errors.values()) < 1e-5, errors
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        Layout(1, "none", replicas=4, bucket_size=3000),
+        Layout(2, "vocab-2", "zb-v", replicas=2, bucket_size=3000),
+    ],
+    ids=name_of,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sharding_overlap_and_guessing_change_no_bit(
+    plain: Layout, dtype: torch.dtype, ranks: RankPool
+) -> None:
+    """Also with clipping at work, so that some guesses of post-validation are wrong."""
+    its_job = job(GPT)
+
+    def run(layout: Layout, *, guess: bool = False) -> tuple[list[float], list[float], Parameters]:
+        config = its_job.config(layout, dtype)
+        config = replace(config, optimizer=replace(config.optimizer, post_validation=guess))
+        by_rank = ranks.run(
+            train_on_rank, layout.world_size, config=config, batches=its_job.batches()
+        )
+        final = assemble([own.final for own in by_rank])
+        return by_rank[0].losses, by_rank[0].gradient_norms, final
+
+    losses, norms, final = run(plain)
+    assert any(norm > its_job.adamw.clip_grad for norm in norms)
+    others = [replace(plain, overlap=overlap, sharded=True) for overlap in (False, True)]
+    runs = [run(replace(plain, overlap=True)), *map(run, others)]
+    if plain.ranks > 1:
+        runs += [run(plain, guess=True), run(others[0], guess=True)]
+    for other_losses, other_norms, other_final in runs:
+        assert other_losses == losses
+        assert other_norms == norms
+        assert all(torch.equal(other_final[name], final[name]) for name in final)
+
+
+def early(row: Sequence[Instruction], after: Iterable[Touch]) -> int:
+    """The place before the last pass that adds to a bucket."""
+    places = [
+        place
+        for place, step in enumerate(row)
+        if isinstance(step, Run) and (step.item.kind, step.item.chunk) in frozenset(after)
+    ]
+    return places[-1] - 1
+
+
+def with_fault(rank: int, world_size: int, *, fault: str, **arguments: Any) -> RankRun:
+    """Train with something broken on purpose."""
+    with pytest.MonkeyPatch.context() as patch:
+        if fault == "reduced too early":
+            patch.setattr(buckets, "last_touch", early)
+        elif fault == "read before it is gathered":
+            patch.setattr(ShardedOptimizer, "gather", lambda self, bucket: None)
+            patch.setattr(ShardedOptimizer, "open", open_anyway)
+        elif rank == 0:  # the other replica has no token that counts
+            patch.setattr(collectives, "reduce_scatter", lose_own(collectives.reduce_scatter))
+        return train_on_rank(rank, world_size, **arguments)
+
+
+def open_anyway(self: ShardedOptimizer, lr: float, grad_norm: float, factor: float) -> None:
+    """Open a step although the weights of the last one were not gathered."""
+    vars(self)["_to_gather"].clear()
+    OPEN(self, lr, grad_norm, factor)
+
+
+OPEN = ShardedOptimizer.open
+
+
+def lose_own(
+    reduce_scatter: Callable[[torch.Tensor, ConnectedAxis], None],
+) -> Callable[[torch.Tensor, ConnectedAxis], None]:
+    def losing(tensor: torch.Tensor, axis: ConnectedAxis) -> None:
+        tensor.zero_()
+        reduce_scatter(tensor, axis)
+
+    return losing
+
+
+@pytest.mark.parametrize(
+    "fault", ["reduced too early", "read before it is gathered", "a rank's gradient is lost"]
+)
+def test_injected_faults_are_found(
+    fault: str, ranks: RankPool, alone: Callable[[GPTOptions], Training]
+) -> None:
+    layout = Layout(1, "none", replicas=2, overlap=True, bucket_size=3000, sharded=True)
+    its_job, expected = job(GPT), alone(GPT)
+    by_rank = ranks.run(
+        with_fault,
+        layout.world_size,
+        fault=fault,
+        config=its_job.config(layout),
+        batches=its_job.batches(),
+    )
+    losses = by_rank[0].losses
+    assert losses != pytest.approx(expected.losses, rel=1e-5)

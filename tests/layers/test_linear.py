@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from optimizer.entries import entries
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -20,7 +21,7 @@ from megatron.layers.rope import RotaryEmbedding
 from megatron.model.config import ModelConfig
 from megatron.model.init import init_layer
 from megatron.model.transformer_layer import TransformerLayer
-from megatron.optimizer.main_gradients import MainGradients
+from megatron.optimizer.bucket import Bucket
 
 CPU = torch.device("cpu")
 GPT = ModelConfig(
@@ -52,10 +53,10 @@ MODELS = {"gpt": GPT, "llama": LLAMA, "dropout": DROPOUT}
 Work = Callable[[], None]
 
 
-def make_layer(config: ModelConfig, dtype: torch.dtype) -> tuple[TransformerLayer, MainGradients]:
+def make_layer(config: ModelConfig, dtype: torch.dtype) -> tuple[TransformerLayer, Bucket]:
     layer = TransformerLayer(config, 0, CPU, dtype, kernels_for(CPU, dtype))
     init_layer(layer, 0, config, seed=1)
-    return layer, MainGradients([list(layer.parameters())], kernels_for(CPU, dtype))
+    return layer, Bucket(entries(layer.named_parameters()), kernels_for(CPU, dtype))
 
 
 def draw_batch(config: ModelConfig, dtype: torch.dtype, batch: int = 2) -> list[Tensor]:
@@ -145,7 +146,7 @@ def make_linear(defer: Callable[[Work], None] | None, bias: bool = True) -> Line
     generator = torch.Generator().manual_seed(5)
     for parameter in linear.parameters():
         parameter.data.normal_(generator=generator)
-    MainGradients([list(linear.parameters())], kernels)
+    Bucket(entries(linear.named_parameters()), kernels)
     linear.defer = defer
     return linear
 

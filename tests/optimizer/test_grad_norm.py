@@ -7,19 +7,20 @@ import torch
 from torch import nn
 
 from megatron.kernels.choose import kernels_for
-from megatron.layers.main_grad import main_grad_of
 from megatron.model.ownership import OwnedParameter
+from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.grad_norm import BLOCK_ELEMENTS, clip_coefficient, local_sum_of_squares
-from megatron.optimizer.main_gradients import MainGradients
-from megatron.optimizer.parameters import OptimizedParameter
+from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
+
+CPU = torch.device("cpu")
 
 
-def entry(grad: torch.Tensor, counts_in_norm: bool = True) -> OptimizedParameter:
+def part(grad: torch.Tensor, counts_in_norm: bool = True) -> ParameterPart:
     parameter = nn.Parameter(torch.zeros_like(grad))
-    MainGradients([[parameter]], kernels_for(grad.device, grad.dtype))
-    main_grad_of(parameter).copy_(grad)
     owned = OwnedParameter.whole("weight", parameter)
-    return OptimizedParameter.of(replace(owned, is_copy=not counts_in_norm))
+    entry = OptimizedParameter.of(replace(owned, is_copy=not counts_in_norm))
+    Bucket([entry], kernels_for(CPU, grad.dtype)).gradients.copy_(grad.flatten())
+    return ParameterPart.whole(entry)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ def entry(grad: torch.Tensor, counts_in_norm: bool = True) -> OptimizedParameter
 def test_equals_the_float64_sum(shape: tuple[int, ...]) -> None:
     grad = torch.randn(shape) * 1e-3
     expected = grad.double().square().sum()
-    total = local_sum_of_squares([entry(grad)])
+    total = local_sum_of_squares([part(grad)], CPU)
     assert total.dtype == torch.float64
     torch.testing.assert_close(total, expected, rtol=1e-6, atol=0)
 
@@ -36,12 +37,12 @@ def test_equals_the_float64_sum(shape: tuple[int, ...]) -> None:
 def test_stays_exact_where_one_fp32_sum_would_not() -> None:
     grad = torch.full((1 << 24,), 0.1)
     expected = grad[0].double().square() * grad.numel()
-    torch.testing.assert_close(local_sum_of_squares([entry(grad)]), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(local_sum_of_squares([part(grad)], CPU), expected, rtol=1e-5, atol=0)
 
 
 def test_a_copy_that_does_not_count_is_left_out() -> None:
     counted, copy = torch.randn(10), torch.randn(10)
-    total = local_sum_of_squares([entry(counted), entry(copy, counts_in_norm=False)])
+    total = local_sum_of_squares([part(counted), part(copy, counts_in_norm=False)], CPU)
     torch.testing.assert_close(total, counted.double().square().sum(), rtol=1e-6, atol=0)
 
 
@@ -49,7 +50,7 @@ def test_a_copy_that_does_not_count_is_left_out() -> None:
 def test_a_bad_entry_reaches_the_norm(bad: float) -> None:
     grad = torch.ones(2 * BLOCK_ELEMENTS)
     grad[BLOCK_ELEMENTS + 7] = bad
-    assert not torch.isfinite(local_sum_of_squares([entry(grad)]))
+    assert not torch.isfinite(local_sum_of_squares([part(grad)], CPU))
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])

@@ -9,16 +9,16 @@ import torch
 from harness.rank_pool import RankPool
 from hypothesis import given
 from hypothesis import strategies as st
+from optimizer.entries import entries
 from torch import nn
 
 from megatron.kernels.choose import kernels_for
 from megatron.layers.main_grad import main_grad_of
-from megatron.model.ownership import OwnedParameter
 from megatron.optimizer.adamw import MixedPrecisionAdamW
+from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.global_state import GlobalState, add_up
-from megatron.optimizer.main_gradients import MainGradients
-from megatron.optimizer.parameters import OptimizedParameter
+from megatron.optimizer.parameters import ParameterPart
 from megatron.optimizer.post_validation import PostValidatedStep
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import make_groups, single_rank
@@ -34,18 +34,14 @@ class Replica:
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         generator = torch.Generator().manual_seed(3)
-        self.parameters = [
-            OptimizedParameter.of(
-                OwnedParameter.whole(
-                    name, nn.Parameter(torch.randn(shape, generator=generator).to(dtype))
-                )
-            )
+        self.parameters = entries(
+            (name, nn.Parameter(torch.randn(shape, generator=generator).to(dtype)))
             for name, shape in SHAPES.items()
-        ]
-        self.gradients = MainGradients(
-            [[entry.parameter for entry in self.parameters]], kernels_for(CPU, dtype)
         )
-        self.optimizer = MixedPrecisionAdamW(self.parameters, CONFIG)
+        self.bucket = Bucket(self.parameters, kernels_for(CPU, dtype))
+        self.optimizer = MixedPrecisionAdamW(
+            list(map(ParameterPart.whole, self.parameters)), CONFIG
+        )
 
     def draw_gradients(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)

@@ -157,8 +157,8 @@ def gradients_of_plans(
 
     def note() -> None:
         pipeline.train(to_device(batches[0], CPU), 0)
-        found.append(torch.cat([bucket.clone() for bucket in state.gradients.buckets]))
-        state.gradients.zero()
+        found.append(torch.cat([bucket.gradients for bucket in state.buckets]))
+        state.zero_gradients()
 
     note()
     replaced = pipeline.replace_plan(other, UNIT_COSTS)

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron.schedules.buckets import Bucket, reduction, with_reductions
+from megatron.schedules.buckets import Bucket, gathering, reduction, with_reductions, with_updates
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.costs import Costs, Time
 from megatron.schedules.lower import Instruction, Program, Run, Start, Wait, lower
 from megatron.schedules.make_plan import make_plan
-from megatron.schedules.passes import PassKind
+from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
 from megatron.simulator.simulate import simulate
 
@@ -110,3 +110,70 @@ def test_a_bucket_that_no_pass_adds_to_is_an_error() -> None:
 
 def test_all_schedules_here_exist() -> None:
     assert set(SCHEDULES) <= set(TRAITS)
+
+
+def read_by(plan: Plan) -> list[list[Bucket]]:
+    """For every rank the vocabulary's matrices, and the layers of every chunk."""
+    touched: list[tuple[PassKind, PassKind, int]] = [("T", "S", 0), ("IB", "IF", 0)]
+    if not plan.treatment.is_sharded:
+        touched = []
+    touched += [("B", "F", chunk) for chunk in range(plan.chunks)]
+    return [
+        [
+            Bucket(frozenset({(adds, chunk)}), 1 / len(touched), frozenset({(reads, chunk)}))
+            for adds, reads, chunk in touched
+        ]
+    ] * plan.ranks
+
+
+@settings(max_examples=30)
+@given(
+    schedule=st.sampled_from(SCHEDULES),
+    treatment=st.sampled_from(["none", "vocab-1", "vocab-2", "naive"]),
+    ranks=st.integers(1, 4),
+    rounds=st.integers(1, 3),
+    overlap=st.booleans(),
+)
+def test_every_bucket_is_updated_and_gathered_before_it_is_read(
+    schedule: str, treatment: str, ranks: int, rounds: int, overlap: bool
+) -> None:
+    plan = make_plan(schedule, treatment, ranks, ranks * rounds)
+    program, buckets = lower(plan), read_by(plan)
+    updated = with_updates(with_reductions(program, buckets), buckets, overlap=overlap)
+    for rank, row in enumerate(updated.rows):
+        first_reads = []
+        for number, bucket in enumerate(buckets[rank]):
+            comm = gathering(rank, number)
+            [update] = [i for i, s in enumerate(row) if s == Run(Pass("U", number))]
+            [start] = [i for i, s in enumerate(row) if isinstance(s, Start) and s.comm == comm]
+            [wait] = [i for i, s in enumerate(row) if isinstance(s, Wait) and s.comm == comm]
+            reads = [
+                place
+                for place, step in enumerate(row)
+                if isinstance(step, Run) and (step.item.kind, step.item.chunk) in bucket.before
+            ]
+            passes = [
+                place
+                for place, step in enumerate(row)
+                if isinstance(step, Run) and step.item.kind != "U"
+            ]
+            assert update < start < wait < reads[0]
+            assert start < passes[0]
+            assert overlap or wait < passes[0]
+            first_reads.append((reads[0], update))
+        assert sorted(first_reads) == sorted(first_reads, key=lambda pair: pair[1])
+        assert updated.shares[gathering(rank, 0)] == buckets[rank][0].share
+
+
+def test_gathering_overlaps_with_passes_that_read_other_buckets() -> None:
+    plan = make_plan("interleaved", "none", 2, 4)
+    buckets = read_by(plan)
+    ends = [
+        simulate(
+            with_updates(lower(plan), buckets, overlap=overlap),
+            Costs({**PASSES, "U": 0.0}, {"AG": 1.0}),
+        ).end
+        for overlap in (False, True)
+    ]
+    alone = simulate(lower(plan), Costs(PASSES)).end
+    assert alone < ends[1] < ends[0] == pytest.approx(alone + 1.0)

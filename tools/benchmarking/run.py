@@ -109,10 +109,10 @@ def _step(
     loss = state.pipeline.train(batch, iteration, recorder)
     assert loss is not None, "nothing stops the iteration"
     after_schedule = _now(state)
-    squares = local_sum_of_squares(state.parameters)
+    squares = local_sum_of_squares(state.counted, state.groups.device)
     state.groups.pipeline.all_reduce(squares)
     state.optimizer.step(1e-4, float(squares) ** 0.5)
-    state.gradients.zero()
+    state.zero_gradients()
     end = _now(state)
     return {
         "schedule": after_schedule - start,

@@ -98,13 +98,12 @@ FEATURES: Final = (
         ),
     ),
     Feature(
-        "a sharded optimizer",
-        "every replica keeps the whole state of the optimizer yet",
-        "leave it out",
+        "other ways to shard over replicas",
+        "replicas can share the optimizer's state, not weights or gradients",
+        "use --use-distributed-optimizer",
         "",
         idle=(
             Idle("there is nothing to shard or gather over replicas", ONE_REPLICA, """
-                --use-distributed-optimizer --overlap-param-gather
                 --overlap-param-gather-with-optimizer-step --delay-param-gather
                 --no-align-param-gather --align-param-gather
                 --num-distributed-optimizer-instances N --data-parallel-sharding-strategy N

@@ -1,0 +1,159 @@
+"""Buckets: parameters whose gradients are reduced together, side by side in one tensor.
+
+With several replicas a bucket is cut into as many equal shards. Replica k adds up shard k of the
+gradients, and with a sharded optimizer (ZeRO, arXiv 1910.02054) it alone updates these parameters.
+No boundary cuts a row of a parameter, so a shard is a list of rows, and the optimizer's state can
+be saved and loaded like any other tensor. What that costs is padding at the end of the bucket: less
+than a row for each shard.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+
+import torch
+from torch import Tensor
+
+from megatron.kernels.face import Kernels
+from megatron.layers.main_grad import give_main_grad, main_grad_of
+from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class BucketLayout:
+    """Where parameters lie in a bucket, and where it is cut.
+
+    Attributes:
+        starts: the first element of every parameter.
+        shard_size: elements of a shard.
+        shards: number of shards.
+    """
+
+    starts: tuple[int, ...]
+    shard_size: int
+    shards: int
+
+    @property
+    def size(self) -> int:
+        """Elements of the bucket, padding included."""
+        return self.shard_size * self.shards
+
+    def shard(self, index: int) -> slice:
+        """Return the elements of a shard."""
+        return slice(index * self.shard_size, (index + 1) * self.shard_size)
+
+
+def row_length(shape: Shape) -> int:
+    """Return the elements of a row: of a vector each element is one."""
+    return prod(shape[1:])
+
+
+def lay_out(shapes: Sequence[Shape], shards: int) -> BucketLayout:
+    """Lay out parameters side by side, so that no shard's boundary cuts a row.
+
+    Those with the longest rows lie first. As every length of a row divides the longer ones
+    (``share_a_bucket``), each parameter then starts at a multiple of its own row, and so does every
+    shard.
+
+    Args:
+        shapes: of the parameters.
+        shards: number of shards.
+    """
+    rows = [row_length(shape) for shape in shapes]
+    assert shards == 1 or share_a_bucket(rows), (
+        f"rows of {sorted(set(rows))} elements do not fit together"
+    )
+    starts, end = [0] * len(shapes), 0
+    for index in sorted(range(len(shapes)), key=lambda i: -rows[i]):
+        starts[index] = end
+        end += prod(shapes[index])
+    unit = max(rows) if shards > 1 else 1
+    shard_rows = -(-end // (shards * unit))
+    return BucketLayout(tuple(starts), shard_rows * unit, shards)
+
+
+def share_a_bucket(rows: Sequence[int]) -> bool:
+    """Return whether each length of a row divides the next longer one."""
+    lengths = sorted(set(rows))
+    return all(longer % shorter == 0 for shorter, longer in pairwise(lengths))
+
+
+class Bucket:
+    """The gradients of some parameters of a rank, and with a sharded optimizer the parameters too.
+
+    The parameters get their ``main_grad``: a zeroed view of the bucket's gradients. Passes that
+    form weight gradients themselves (T, IB, W) add to it directly. Autograd's gradients go there
+    too: in fp32 it *is* ``.grad``, which must then never be set to ``None``; under bf16 a hook adds
+    ``.grad`` to it and frees it, so that at most one layer's bf16 gradient is alive.
+
+    Args:
+        parameters: all of one type; bf16 ones get fp32 gradients, others those of their type.
+        kernels: of the parameters' device and type.
+        shards: number of replicas.
+        together: whether the parameters move side by side too, so that replicas can gather them.
+
+    Attributes:
+        layout: where the parameters lie.
+        gradients: of all parameters, one-dimensional.
+        values: the parameters themselves, laid out in the same way; ``None`` if they do not lie
+            together.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[OptimizedParameter],
+        kernels: Kernels,
+        shards: int = 1,
+        *,
+        together: bool = False,
+    ) -> None:
+        self._parameters = tuple(parameters)
+        self._kernels = kernels
+        first = self._parameters[0].parameter
+        self.layout = lay_out([tuple(entry.parameter.shape) for entry in parameters], shards)
+        full = first.dtype in (torch.float32, torch.float64)
+        dtype = first.dtype if full else torch.float32
+        self.gradients = torch.zeros(self.layout.size, dtype=dtype, device=first.device)
+        self.values = self._moved_together() if together else None
+        for parameter, main_grad in self._views(self.gradients):
+            give_main_grad(parameter, main_grad)
+            if full:
+                parameter.grad = main_grad
+            else:
+                parameter.register_post_accumulate_grad_hook(self._move_to_main_grad)
+
+    def parts(self, shard: int) -> Iterator[ParameterPart]:
+        """Yield what a shard holds of the parameters."""
+        own = self.layout.shard(shard)
+        for entry, start in zip(self._parameters, self.layout.starts, strict=True):
+            parameter = entry.parameter
+            row = row_length(tuple(parameter.shape))
+            begin = max(own.start, start)
+            end = min(own.stop, start + parameter.numel())
+            if begin < end:
+                yield ParameterPart.rows(entry, (begin - start) // row, (end - start) // row)
+
+    def _views(self, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield every parameter, with its place in a tensor that is laid out as the bucket is."""
+        for entry, start in zip(self._parameters, self.layout.starts, strict=True):
+            parameter = entry.parameter
+            yield parameter, flat[start : start + parameter.numel()].view(parameter.shape)
+
+    @torch.no_grad()
+    def _moved_together(self) -> Tensor:
+        first = self._parameters[0].parameter
+        values = torch.zeros(self.layout.size, dtype=first.dtype, device=first.device)
+        for parameter, place in self._views(values):
+            place.copy_(parameter)
+            parameter.data = place
+        return values
+
+    def _move_to_main_grad(self, parameter: Tensor) -> None:
+        """Add the gradient that autograd has just left in ``.grad`` and free it."""
+        if parameter.grad is None:  # W forms this weight's gradient, so autograd has none
+            return
+        self._kernels.accumulate_(main_grad_of(parameter), parameter.grad)
+        parameter.grad = None

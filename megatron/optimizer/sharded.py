@@ -1,0 +1,144 @@
+"""A sharded optimizer: every replica updates its shard of each bucket (ZeRO-1, arXiv 1910.02054).
+
+After the gradients have been reduced, replica k has the sums of shard k. It keeps the optimizer's
+state of these rows only, updates them, and then the replicas gather the weights. Update and
+gathering may wait until the next iteration needs a bucket's weights: ``open`` notes the step, and
+the program of that iteration takes it bucket by bucket (``schedules.buckets``), or ``settle`` does.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from megatron.optimizer.bucket import Bucket
+from megatron.optimizer.optimizer import Optimizer, check_norm
+from megatron.optimizer.parameters import ParameterPart
+from megatron.parallel import collectives
+from megatron.parallel.groups import ConnectedAxis
+
+MakeOptimizer = Callable[[Sequence[ParameterPart]], Optimizer]
+"""Returns the optimizer of some parts."""
+
+
+@dataclass(frozen=True)
+class _OpenStep:
+    """The arguments of a step that has not been taken for all buckets."""
+
+    lr: float
+    grad_norm: float
+    factor: float
+
+
+class ShardedOptimizer:
+    """The optimizer of one rank's shards; an ``Optimizer``. All replicas call every method alike.
+
+    Args:
+        buckets: of this rank, with their parameters lying together.
+        make: makes the optimizer of a bucket.
+        axis: the replicas.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], make: MakeOptimizer, axis: ConnectedAxis) -> None:
+        self._buckets = buckets
+        self._axis = axis
+        self._optimizers: list[Optimizer | None] = []  # None: the shard is padding
+        self._of: dict[str, Optimizer] = {}
+        for bucket in buckets:
+            parts = list(bucket.parts(axis.rank))
+            optimizer = make(parts) if parts else None
+            self._optimizers.append(optimizer)
+            if optimizer is not None:
+                self._of |= {part.name: optimizer for part in parts}
+        self._steps = 0
+        self._saved_steps = 0
+        self._open: _OpenStep | None = None
+        self._to_update: set[int] = set()
+        self._to_gather: set[int] = set()
+
+    def open(self, lr: float, grad_norm: float, factor: float = 1.0) -> None:
+        """Note a step, which ``update`` and ``gather`` take; arguments and errors as of ``step``.
+
+        ``update`` also zeroes the gradients of its bucket: they are complete, and used up.
+        """
+        check_norm(grad_norm)
+        assert not self._to_update, "the last step has not been taken"
+        assert not self._to_gather, "the last step's weights have not been gathered"
+        self._steps += 1
+        self._open = _OpenStep(lr, grad_norm, factor)
+        self._to_update = set(range(len(self._buckets)))
+        self._to_gather = set(self._to_update)
+
+    def update(self, bucket: int) -> None:
+        """Take the open step for this rank's shard of a bucket; nothing happens without one."""
+        if bucket in self._to_update:
+            self._to_update.discard(bucket)
+            self._step(bucket)
+            self._buckets[bucket].gradients.zero_()
+
+    def gather(self, bucket: int) -> None:
+        """Gather the weights of a bucket, if they have been updated since they last were."""
+        if bucket in self._to_gather:
+            assert bucket not in self._to_update, "update comes before gather"
+            values = self._buckets[bucket].values
+            assert values is not None, "the parameters lie together"
+            collectives.gather_parts(values, self._axis)
+            self._to_gather.discard(bucket)
+
+    def settle(self) -> None:
+        """Take what is left of an open step: afterwards all weights are up to date everywhere."""
+        for bucket in range(len(self._buckets)):
+            self.update(bucket)
+            self.gather(bucket)
+
+    def step(self, lr: float, grad_norm: float, factor: float = 1.0) -> None:
+        """As in ``Optimizer``, at once; the gradients are not zeroed."""
+        self.open(lr, grad_norm, factor)
+        self._to_update.clear()
+        for bucket in range(len(self._buckets)):
+            self._step(bucket)
+            self.gather(bucket)
+
+    def tensors_of(self, name: str) -> dict[str, Tensor]:
+        """As in ``Optimizer``, of a parameter with rows in this rank's shard."""
+        return self._of[name].tensors_of(name)
+
+    @property
+    def steps(self) -> int:
+        """As in ``Optimizer``."""
+        return self._steps
+
+    def loaded(self, steps: int) -> None:
+        """As in ``Optimizer``."""
+        self._steps = steps
+        for optimizer in self._own:
+            optimizer.loaded(steps)
+        self._gather_all()
+
+    def save(self) -> None:
+        """As in ``Optimizer``."""
+        self._saved_steps = self._steps
+        for optimizer in self._own:
+            optimizer.save()
+
+    def restore(self) -> None:
+        """As in ``Optimizer``."""
+        self._steps = self._saved_steps
+        for optimizer in self._own:
+            optimizer.restore()
+        self._gather_all()
+
+    @property
+    def _own(self) -> list[Optimizer]:
+        return [optimizer for optimizer in self._optimizers if optimizer is not None]
+
+    def _step(self, bucket: int) -> None:
+        optimizer, step = self._optimizers[bucket], self._open
+        assert step is not None, "no step is open"
+        if optimizer is not None:
+            optimizer.step(step.lr, step.grad_norm, step.factor)
+
+    def _gather_all(self) -> None:
+        self._to_gather = set(range(len(self._buckets)))
+        for bucket in range(len(self._buckets)):
+            self.gather(bucket)

@@ -1,0 +1,68 @@
+"""What a rank does with its replicas, bucket by bucket, beside the passes: RG, U and AG."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from megatron.optimizer.sharded import ShardedOptimizer
+from megatron.parallel import collectives
+from megatron.parallel.groups import ConnectedAxis
+from megatron.parallel.lanes import Lane, Pending
+from megatron.runtime.observer import Observer
+from megatron.schedules.needs import Comm
+
+
+class ReplicaWork:
+    """The reductions of one rank, and with a sharded optimizer its updates and gatherings.
+
+    Args:
+        gradients: of every bucket, one-dimensional; the sums replace them.
+        axis: the replicas, with a process group that nothing else uses meanwhile.
+        lane: where communication runs beside the passes.
+        dtype: in which gradients travel and add up; ``None``: their own.
+        optimizer: if it is sharded. A replica then gets the sums of its own shards only.
+    """
+
+    def __init__(
+        self,
+        gradients: Sequence[Tensor],
+        axis: ConnectedAxis,
+        lane: Lane,
+        dtype: torch.dtype | None = None,
+        optimizer: ShardedOptimizer | None = None,
+    ) -> None:
+        self._gradients = gradients
+        self._axis = axis
+        self._lane = lane
+        self._dtype = dtype
+        self._optimizer = optimizer
+
+    def update(self, bucket: int) -> None:
+        """U: update this rank's shard of a bucket, if a step is open."""
+        assert self._optimizer is not None, "only a sharded optimizer updates bucket by bucket"
+        self._optimizer.update(bucket)
+
+    def start(self, comm: Comm, recorder: Observer | None = None) -> Pending[object]:
+        """Begin RG of a bucket whose gradients are complete, or AG of one that is updated."""
+        if comm.kind == "RG":
+            work = partial(self._reduce, self._gradients[comm.microbatch])
+        else:
+            assert self._optimizer is not None, "only a sharded optimizer gathers parameters"
+            work = partial(self._optimizer.gather, comm.microbatch)
+        return self._lane.submit(work if recorder is None else recorder.timed(comm, work))
+
+    def _reduce(self, gradients: Tensor) -> None:
+        if self._dtype is None or self._dtype == gradients.dtype:
+            self._sum(gradients)
+            return
+        narrow = gradients.to(self._dtype)
+        self._sum(narrow)
+        gradients.copy_(narrow)
+
+    def _sum(self, gradients: Tensor) -> None:
+        if self._optimizer is None:
+            collectives.all_reduce_parts(gradients, self._axis)
+        else:
+            collectives.reduce_scatter(gradients, self._axis)
