@@ -17,6 +17,7 @@ import torch
 from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.global_state import GlobalState, add_up, over_replicas, own_totals
 from megatron.optimizer.grad_norm import local_sum_of_squares
+from megatron.optimizer.lr_schedule import Rates
 from megatron.optimizer.post_validation import PostValidatedStep
 from megatron.runtime.batch import DeviceMicrobatch, token_counts
 from megatron.runtime.observer import Observer
@@ -30,13 +31,13 @@ class Iteration:
     Attributes:
         number: counted from 0.
         batch: its microbatches.
-        lr: learning rate of its step.
+        rates: of its step.
         consumed_samples: samples of all iterations up to and with this one.
     """
 
     number: int
     batch: Sequence[DeviceMicrobatch]
-    lr: float
+    rates: Rates
     consumed_samples: int
 
 
@@ -113,9 +114,9 @@ class SynchronousTrainStep:
         if not full.is_finite:
             _report_not_finite(state, iteration, full)
         if state.sharded is not None:  # the next iteration takes the step, or settle does
-            state.sharded.open(iteration.lr, full.grad_norm, full.factor)
+            state.sharded.open(iteration.rates, full.grad_norm, full.factor)
         else:
-            state.optimizer.step(iteration.lr, full.grad_norm, full.factor)
+            state.optimizer.step(iteration.rates, full.grad_norm, full.factor)
             state.zero_gradients()
         return _finished(iteration, full)
 
@@ -155,7 +156,7 @@ class PostValidatedTrainStep:
                 loss = state.pipeline.train(iteration.batch, iteration.number, observer)
         assert loss is not None, "nothing stops an iteration with the right weights"
         own = _own_totals(state, iteration, loss).tolist()
-        self._step.guess(iteration.lr, GlobalState(*own))
+        self._step.guess(iteration.rates, GlobalState(*own))
         self._open = iteration
         return finished
 

@@ -49,7 +49,7 @@ class Samples:
     """
 
     seq_length = JOB.sequence
-    masked_token = None
+    masked_token: int | None = None
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
