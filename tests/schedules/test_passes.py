@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS, Pass
+from megatron.schedules.passes import CHUNKED_KINDS, PLANNED_KINDS, Pass
 
 passes = st.builds(
-    Pass, st.sampled_from(PASS_KINDS), st.integers(0, 10**6), st.just(0)
+    Pass, st.sampled_from(PLANNED_KINDS), st.integers(0, 10**6), st.just(0)
 ) | st.builds(Pass, st.sampled_from(CHUNKED_KINDS), st.integers(0, 999), st.integers(0, 7))
 
 
@@ -30,7 +30,7 @@ def test_text_form(item: Pass, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "F", "3", "Q3", "f3", "F-1", "F3.", "F3.x", "F3 ", "IW2", "FB1"]
+    "text", ["", "F", "3", "Q3", "f3", "F-1", "F3.", "F3.x", "F3 ", "IW2", "FB1", "U0"]
 )
 def test_what_is_no_pass_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no pass: write a kind") as caught:
