@@ -227,8 +227,10 @@ class LogFlags:
     log_interval: int = flag(100, "Iterations per printed line.", COUNT)
     peak_tflops: float | None = flag(None, "Peak of one rank in TFLOP/s, for the MFU.", POSITIVE,
         unset="by GPU name, else measured")
-    log_num_zeros_in_grad: bool = flag(False, "Count the zeros of the gradient.")
-    log_params_norm: bool = flag(False, "Find the norm of all weights.")
+    log_num_zeros_in_grad: bool = flag(False,
+        "Print how many elements of the gradient are zero; all ranks wait for one another.")
+    log_params_norm: bool = flag(False,
+        "Print the norm of all weights; all ranks wait for one another, and for sharded steps.")
     profile: bool = flag(False, "Write a torch profiler trace.")
     profile_step_start: int = flag(10, "First traced iteration.", COUNT,
         idle_without="--profile")

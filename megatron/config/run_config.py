@@ -167,6 +167,8 @@ class LogConfig:
         profile_schedule_end: first iteration whose passes are no longer timed.
         save_measured_costs: file for the measured costs.
         replan: make the plan anew from the measured costs.
+        log_num_zeros_in_grad: count the zeros of the gradient in every iteration.
+        log_params_norm: find the norm of all weights after every iteration.
     """
 
     log_interval: int
@@ -180,6 +182,8 @@ class LogConfig:
     profile_schedule_end: int | None = None
     save_measured_costs: Path | None = None
     replan: bool = False
+    log_num_zeros_in_grad: bool = False
+    log_params_norm: bool = False
 
 
 @dataclass(frozen=True)

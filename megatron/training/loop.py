@@ -145,7 +145,7 @@ class _Loop:
         self.last = last_iteration(config.train, self.start)
         self._batches = GrowingBatches(config, state, data.train, self._tell)
         self.meter = _introduce(config, state, self.start, self._say)
-        self._step = make_train_step(config.optimizer, state)
+        self._step = make_train_step(config.optimizer, state, config.log)
         self._observation = Observation(
             config.log,
             state,

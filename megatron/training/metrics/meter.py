@@ -130,6 +130,8 @@ class Meter:
             global_batch_size=self._batch,
             lm_loss=sum(self._losses) / len(self._losses),
             grad_norm=finished.grad_norm,
+            num_zeros=finished.num_zeros,
+            params_norm=finished.params_norm,
         )
 
     def _clock(self) -> float:

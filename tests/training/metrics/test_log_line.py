@@ -115,3 +115,10 @@ def test_a_run_says_what_it_is() -> None:
         "counts half), vocabulary without padding; 1.000E+09 per iteration",
         "peak of a rank: 0.250 TFLOP/s (--peak-tflops)",
     ]
+
+
+def test_figures_of_the_model_stand_behind_the_gradient_norm() -> None:
+    asked = IterationValues(**(vars(VALUES) | {"num_zeros": 7, "params_norm": 81.25}))
+    assert "| grad norm: 1.234 | num zeros: 7.0 | params norm: 81.250 | number of skipped" in (
+        iteration_line(asked)
+    )
