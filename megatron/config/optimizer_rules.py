@@ -132,6 +132,14 @@ def _idle_ends(flags: Flags) -> Iterator[str]:
                 )
 
 
+def _predicted_for_adam(flags: Flags) -> Iterator[str]:
+    if flags.log.dry_run and flags.optimizer.optimizer != "adam":
+        yield (
+            f"--optimizer {flags.optimizer.optimizer} changes nothing in a dry run: memory and time "
+            "are those of adam, which keeps one number a parameter more and multiplies no matrices"
+        )
+
+
 OPTIMIZER_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
     _learning_rates,
     _decoupled_rate,
@@ -143,5 +151,9 @@ OPTIMIZER_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
 )
 """The mistakes that they find make a run impossible."""
 
-OPTIMIZER_NOTES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (_idle_decay, _idle_ends)
+OPTIMIZER_NOTES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
+    _idle_decay,
+    _idle_ends,
+    _predicted_for_adam,
+)
 """The flags that they find change nothing beside the others."""

@@ -124,7 +124,8 @@ def test_a_resumed_run_is_the_unbroken_one(
 def test_every_optimizer_goes_on_as_if_nothing_had_happened(
     optimizer: Literal["sgd", "muon"], ranks: RankPool, tmp_path: Path
 ) -> None:
-    layout, how = Layout(2, "vocab-2"), {"optimizer": optimizer}
+    layout = Layout(2, "vocab-2")
+    how: dict[str, Any] = {"optimizer": optimizer}
     unbroken = run(ranks, layout, **how)
     run(ranks, layout, exit_interval=3, save=tmp_path, **how)
     assert_same(run(ranks, layout, load=tmp_path, **how), unbroken)
