@@ -135,8 +135,8 @@ def _idle_ends(flags: Flags) -> Iterator[str]:
 def _predicted_for_adam(flags: Flags) -> Iterator[str]:
     if flags.log.dry_run and flags.optimizer.optimizer != "adam":
         yield (
-            f"--optimizer {flags.optimizer.optimizer} changes nothing in a dry run: memory and time "
-            "are those of adam, which keeps one number a parameter more and multiplies no matrices"
+            f"--optimizer {flags.optimizer.optimizer} changes nothing in a dry run: memory and "
+            "time are those of adam, which keeps one number a parameter more and has no products"
         )
 
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ import torch
 from correctness.rank_runs import (
     Pieces,
     assemble,
-    make_pipeline_groups,
     parameter_values,
     pieces,
 )
@@ -31,6 +31,7 @@ from megatron.config.run_config import RunConfig
 from megatron.data.batch_sizes import Rampup
 from megatron.data.microbatch import Microbatch, MicrobatchLoader
 from megatron.optimizer.lr_schedule import learning_rate
+from megatron.parallel.groups import make_groups
 from megatron.training.loop import train
 from megatron.training.open_data import Data
 from megatron.training.setup import build_train_state
@@ -72,16 +73,17 @@ class Ended:
     said: str
 
 
-def loader(seed: int, size: int) -> MicrobatchLoader:
-    return MicrobatchLoader(Samples(seed), 1, size)
+def loader(seed: int, size: int, replica: int = 0, replicas: int = 1) -> MicrobatchLoader:
+    return MicrobatchLoader(Samples(seed), 1, size // replicas, replica=(replica, replicas))
 
 
 def run_on_rank(rank: int, world_size: int, *, config: RunConfig) -> Ended:
-    state = build_train_state(config, make_pipeline_groups())
+    groups = make_groups(config.parallel.grid, torch.device("cpu"), timedelta(seconds=60))
+    state = build_train_state(config, groups)
     initial = pieces(state, parameter_values)
-    size = config.train.global_batch_size
+    share = config.train.global_batch_size, groups.data.rank, groups.data.size
     with redirect_stdout(io.StringIO()) as out:
-        train(config, state, Data(loader(0, size), loader(1, size)))
+        train(config, state, Data(loader(0, *share), loader(1, *share)))
     return Ended(initial, pieces(state, parameter_values), out.getvalue())
 
 
@@ -123,12 +125,18 @@ def printed(said: str, label: str) -> list[float]:
 
 @pytest.mark.parametrize(
     "layout",
-    [Layout(1, "none"), Layout(2, "vocab-2", "zb-h1"), Layout(2, "none", "interleaved")],
+    [
+        Layout(1, "none"),
+        Layout(2, "vocab-2", "zb-h1"),
+        Layout(2, "none", "interleaved"),
+        Layout(1, "none", replicas=2, overlap=True),
+        Layout(2, "vocab-2", "zb-h1", replicas=2, overlap=True, sharded=True),
+    ],
     ids=str,
 )
 def test_batches_that_grow_train_as_the_plain_gpt_does(layout: Layout, ranks: RankPool) -> None:
     config = growing(layout)
-    by_rank: list[Ended] = ranks.run(run_on_rank, layout.ranks, config=config)
+    by_rank: list[Ended] = ranks.run(run_on_rank, layout.world_size, config=config)
     said = by_rank[0].said
     expected = reference(assemble([own.initial for own in by_rank]), SIZES, config)
     assert printed(said, "global batch size") == SIZES

@@ -409,11 +409,12 @@ FEATURES: Final = (
         ),
     ),
     Feature(
-        "other learning rates",
-        "weights have one rate, or two with --decoupled-lr, and it falls as Megatron lets it",
-        "use --lr-decay-style cosine, linear, inverse-square-root or WSD",
+        "other learning rates and decays",
+        "weights have one rate, or two with --decoupled-lr; norms and biases never decay",
+        "use --lr-decay-style cosine, linear, inverse-square-root or WSD, and --weight-decay",
         """
         --lr-decay-style {exponential} --use-mup --mup-* [...] --head-lr-mult N
+        --apply-wd-to-qk-layernorm --no-weight-decay-cond-type N
         """,
     ),
     Feature(
