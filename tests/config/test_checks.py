@@ -161,6 +161,11 @@ def refusal(
             "--muon-num-ns-steps 5 polar_express 8 steps or more",
         ),
         (
+            "--optimizer muon --use-distributed-optimizer --global-batch-size 4",
+            2,
+            "--use-distributed-optimizer Muon whole matrices adam or sgd",
+        ),
+        (
             "--rampup-batch-size 2 2 8 --global-batch-size 4",
             1,
             "--rampup-batch-size 2 2 8 --train-iters 10 give one",
@@ -326,6 +331,21 @@ def test_batches_that_cannot_grow_so_are_refused(
         found = message.find(word, position)
         assert found >= 0, f"no {word!r} in its place in: {message}"
         position = found + len(word)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--optimizer muon",
+        "--rampup-batch-size 2 2 9 --global-batch-size 8 --train-samples 90",
+    ],
+)
+def test_a_dry_run_says_what_it_does_not_predict(base: dict[str, str], flags: str) -> None:
+    line = command_line(base, f"{flags} --dry-run", without=("--data-path", "--train-iters"))
+    length = [] if "--train-samples" in flags else ["--train-iters", "10"]
+    (note,) = parse([*line, *length], 1).notes
+    assert note.startswith(flags.split()[0])
+    assert "dry run" in note
 
 
 def test_what_must_be_given_is_asked_for(base: dict[str, str]) -> None:

@@ -167,8 +167,8 @@ class Job:
                     layout.replicas,
                     layout.overlap,
                     layout.bucket_size,
-                    shard_optimizer=layout.sharded,
-                    overlap_gather=layout.sharded and layout.overlap,
+                    shard_optimizer=layout.sharded and layout.replicas > 1,
+                    overlap_gather=layout.sharded and layout.overlap and layout.replicas > 1,
                 ),
             ),
             train=TrainConfig(

@@ -1,5 +1,7 @@
 """Collectives bring what they promise to the rank that needs it, alike on one rank and on many."""
 
+from typing import Any
+
 import pytest
 import torch
 from correctness.rank_runs import make_pipeline_groups
@@ -65,3 +67,60 @@ def test_transfers_arrive_in_order_and_directions_do_not_mix(ranks: RankPool) ->
     zero, one = ranks.run(exchange, 2)
     assert zero == [10, 11, 12, 10, 11, 12]
     assert one == [0, 1, 2, 0, 1, 2]
+
+
+def exchange_parts(rank: int, world_size: int, *, length: int) -> dict[str, torch.Tensor]:
+    """Reduce and scatter, gather, and both, of fp32 numbers of different sizes."""
+    axis = make_pipeline_groups().vocabulary
+    own = torch.randn(length * world_size, generator=torch.Generator().manual_seed(rank))
+    own *= 10.0 ** torch.arange(own.numel()).remainder(7)
+    part = slice(length * rank, length * (rank + 1))
+    scattered, gathered, reduced = own.clone(), own.clone(), own.clone()
+    collectives.reduce_scatter(scattered, axis)
+    collectives.gather_parts(gathered, axis)
+    collectives.all_reduce_parts(reduced, axis)
+    return {"own": own, "part": scattered[part], "gathered": gathered, "reduced": reduced}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_parts_are_added_in_the_order_of_the_ranks(world_size: int, ranks: RankPool) -> None:
+    results = ranks.run(exchange_parts, world_size, length=5)
+    total = results[0]["own"].clone()
+    for result in results[1:]:
+        total += result["own"]
+    gathered = torch.cat([r["own"].view(world_size, -1)[k] for k, r in enumerate(results)])
+    for rank, result in enumerate(results):
+        assert torch.equal(result["part"], total.view(world_size, -1)[rank])
+        assert torch.equal(result["gathered"], gathered)
+        assert torch.equal(result["reduced"], total)
+
+
+def count_bytes(rank: int, world_size: int, *, elements: int) -> dict[str, int]:
+    """Bytes that this rank sends for each collective of parts."""
+    axis, sent = make_pipeline_groups().vocabulary, 0
+
+    def counting(tensor: torch.Tensor, *arguments: Any) -> p2p.Transfer:
+        nonlocal sent
+        sent += tensor.numel() * tensor.element_size()
+        return send(tensor, *arguments)
+
+    send, counts = p2p.send, {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(p2p, "send", counting)
+        for name in ("reduce_scatter", "gather_parts", "all_reduce_parts"):
+            sent = 0
+            getattr(collectives, name)(torch.zeros(elements), axis)
+            counts[name] = sent
+    return counts
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_bytes_are_the_least_possible(world_size: int, ranks: RankPool) -> None:
+    elements = 12 * world_size
+    half = 4 * elements * (world_size - 1) // world_size
+    for counts in ranks.run(count_bytes, world_size, elements=elements):
+        assert counts == {
+            "reduce_scatter": half,
+            "gather_parts": half,
+            "all_reduce_parts": 2 * half,
+        }

@@ -88,10 +88,15 @@ class PretendedNccl(dist.ProcessGroup):
         """The sum or maximum for everybody, in place."""
         return self._issue("all_reduce", -1, [], tensors, options.asyncOp)
 
-    def _allgather_base(  # type: ignore[override]  # see broadcast
+    def all_gather_single(  # type: ignore[override]  # see broadcast
         self, output: Tensor, tensor: Tensor, options: Any
     ) -> PretendedWork:
+        """The tensors of everybody, for everybody."""
         return self._issue("all_gather", -1, [tensor], [output], options.asyncOp)
+
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, options: Any) -> PretendedWork:
+        """Its part of the sum for everybody."""
+        return self._issue("reduce_scatter", -1, [tensor], [output], options.asyncOp)
 
     def _issue(
         self,

@@ -1,9 +1,9 @@
-"""One rank of a pipeline on a pretended GPU: some iterations, and what is found in them."""
+"""One rank of a job on a pretended GPU: some iterations, and what is found in them."""
 
 import io
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack, redirect_stdout
+from contextlib import AbstractContextManager, ExitStack, redirect_stdout
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import Mock, patch
@@ -16,7 +16,7 @@ from pretended_gpu.order import Issued, Step
 from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch, MicrobatchLoader
 from megatron.optimizer.lr_schedule import Rates
-from megatron.parallel.grid import Grid, Tiling
+from megatron.parallel.grid import Tiling
 from megatron.parallel.groups import ConnectedAxis, connect_grid
 from megatron.runtime.batch import DeviceMicrobatch, to_device
 from megatron.runtime.observer import NamedRanges
@@ -68,7 +68,7 @@ def run_rank(
     valid: bool = True,
     number_of_others: float = 1.0,
 ) -> Findings:
-    """Train some iterations as ``rank`` of ``config``'s pipeline, and evaluate once.
+    """Train some iterations as ``rank`` of ``config``'s job, and evaluate once.
 
     Args:
         config: the run; its device and backend are CUDA's here.
@@ -79,7 +79,7 @@ def run_rank(
         number_of_others: what other ranks send to this one's host.
     """
     gpu, found, config = PretendedGpu(number_of_others), Findings(), _on_cuda(config)
-    with warnings.catch_warnings(), gpu:
+    with warnings.catch_warnings(), _alone(), gpu:
         warnings.simplefilter("error")
         state = _state(gpu, config, rank)
         _let_no_schedule_wait(gpu, state)
@@ -108,7 +108,7 @@ def run_loop(config: RunConfig, rank: int) -> tuple[str, list[str]]:
     """Go through the whole training loop as ``rank``; return what it prints, and the faults."""
     gpu, printed, config = PretendedGpu(), io.StringIO(), _on_cuda(config)
     replaced = (
-        patch.object(ConnectedAxis, "all_gather_object", lambda self, own: [own] * self.size),
+        _alone(),
         patch.object(torch.cuda, "get_device_name", lambda device: "NVIDIA H200"),
         patch.object(torch.cuda, "max_memory_allocated", lambda device: gpu.memory.peak),
         patch.object(torch.cuda, "max_memory_reserved", lambda device: gpu.memory.peak),
@@ -120,6 +120,11 @@ def run_loop(config: RunConfig, rank: int) -> tuple[str, list[str]]:
         _let_no_schedule_wait(gpu, state)
         train(config, state, Data(_Loader(config), _Loader(config)))
     return printed.getvalue(), gpu.faults
+
+
+def _alone() -> AbstractContextManager[object]:
+    """Return a context in which all ranks answer what this one says."""
+    return patch.object(ConnectedAxis, "all_gather_object", lambda self, own: [own] * self.size)
 
 
 class _Loader(MicrobatchLoader):
@@ -154,20 +159,22 @@ def _let_no_schedule_wait(gpu: PretendedGpu, state: TrainState) -> None:
 
 def _state(gpu: PretendedGpu, config: RunConfig, rank: int) -> TrainState:
     """Return what ``set_up`` would, with groups that are not there."""
-    size, run_plan = config.parallel.pipeline_size, make_run_plan(config)
+    grid, run_plan = config.parallel.grid, make_run_plan(config)
 
     def connect(use: str, tiling: Tiling) -> PretendedNccl:
-        return PretendedNccl(gpu, use, rank, size)
+        own = next((ranks for ranks in tiling if rank in ranks), tiling[0])
+        name = use if grid.data_size == 1 else f"{use} of {own[0]}"
+        return PretendedNccl(gpu, name, own.index(rank) if rank in own else 0, len(own))
 
     ends = ends_with_copies(run_plan.plan, config.model.tie_embeddings)
-    groups = connect_grid(Grid(pipeline_size=size), rank, DEVICE, ends, connect)
+    groups = connect_grid(grid, rank, DEVICE, ends, connect)
     return build_train_state(config, groups, run_plan)
 
 
 def _batch(gpu: PretendedGpu, config: RunConfig) -> list[DeviceMicrobatch]:
     """Return an iteration's microbatches, copied to the device without waiting for it."""
     with gpu.without_waiting():
-        return to_device(_microbatches(config), DEVICE)
+        return to_device(_microbatches(config), DEVICE, replicas=config.train.replicas)
 
 
 def _microbatches(config: RunConfig) -> list[Microbatch]:

@@ -137,6 +137,34 @@ def run_hearing(config: RunConfig, sent: float, rank: int) -> Findings:
     return run_rank(config, rank, iterations=ITERATIONS, number_of_others=sent)
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(2, "vocab-2", "zb-v", replicas=2, overlap=True, bucket_size=3000, sharded=True),
+        Layout(2, "none", replicas=2, overlap=True, bucket_size=3000),
+        Layout(1, "none", "zb-h1", replicas=2, sharded=True),
+    ],
+    ids=str,
+)
+def test_replicas(layout: Layout, gpus: GpuPool) -> None:
+    """Replicas issue the same on their communicator, which nothing else uses."""
+    sizes = GPTOptions(num_layers=4, tie_embeddings=layout.vocabulary != "none")
+    config = Job(sizes, microbatches=8).config(layout, torch.bfloat16)
+    found = gpus.map(run, config, ranks=layout.world_size)
+    for own in found:
+        assert own.faults == []
+        assert len(set(own.held[1:])) == 1, own.held
+    for number in range(layout.ranks):
+        first, second = (
+            [each for each in found[rank].issued if each.group == f"gradients of {ranks[0]}"]
+            for ranks in [config.parallel.grid.groups("data")[number]]
+            for rank in ranks
+        )
+        assert first == second
+        kinds = {"reduce_scatter", "all_gather"} if layout.sharded else {"all_reduce"}
+        assert {each.kind for each in first} == kinds
+
+
 def test_nothing_grows_later_either(gpus: GpuPool) -> None:
     config = Job(GPTOptions(num_layers=4), microbatches=5).config(Layout(2, "vocab-2", "zb-v"))
     found = gpus.map(run_longer, config, ranks=2)
