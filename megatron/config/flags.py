@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 from megatron.config.declare import COUNT, NOT_NEGATIVE, PERCENT, POSITIVE, SHARE, flag, required
 from megatron.config.long_run_flags import CheckpointFlags, ReplicaFlags
+from megatron.config.optimizer_flags import OptimizerFlags
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAINABLE_SCHEDULES
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.gpus import GPUS
@@ -177,6 +178,11 @@ class TrainFlags:
     micro_batch_size: int = required("Samples per microbatch.", COUNT)
     global_batch_size: int | None = flag(None, "Samples per iteration.", COUNT,
         unset="one microbatch")
+    rampup_batch_size: tuple[str, ...] = flag((),
+        "Grow batches: samples of the first one, samples by which they grow at a time until they "
+        "have --global-batch-size, and samples over which they grow.", unset="off",
+        metavar="START INCREMENT SAMPLES", excludes="--train-iters or --schedule-file or "
+        "--pipeline-schedule auto or --profile-schedule-start")
     train_iters: int | None = flag(None, "Iterations of the whole job.", COUNT,
         unset="by --train-samples")
     train_samples: int | None = flag(None, "Samples of the whole job.", COUNT,
@@ -190,37 +196,6 @@ class TrainFlags:
         unset="no evaluation")
     eval_iters: int = flag(100, "Batches per evaluation; 0: no evaluation.", NOT_NEGATIVE,
         idle_without="--eval-interval")
-
-
-@dataclass(frozen=True)
-class OptimizerFlags:
-    """AdamW, clipping and the learning rate."""
-
-    lr: float = required("Peak learning rate.", POSITIVE)
-    min_lr: float = flag(0.0, "Final learning rate.", NOT_NEGATIVE,
-        idle_with="--lr-decay-style constant")
-    lr_decay_style: Literal["constant", "linear", "cosine"] = flag("linear",
-        "Shape of the decay after the warm-up.")
-    lr_decay_iters: int | None = flag(None, "Iterations until --min-lr is reached.", COUNT,
-        unset="--train-iters", excludes="--lr-decay-samples")
-    lr_decay_samples: int | None = flag(None, "The same in samples, for --train-samples.", COUNT,
-        unset="--train-samples")
-    lr_warmup_iters: int = flag(0, "Iterations of linear warm-up.", NOT_NEGATIVE,
-        excludes="--lr-warmup-samples or --lr-warmup-fraction")
-    lr_warmup_samples: int = flag(0, "The same in samples, for --train-samples.", NOT_NEGATIVE,
-        excludes="--lr-warmup-fraction")
-    lr_warmup_fraction: float | None = flag(None, "The same as a share of the decay span.", SHARE,
-        unset="by one of the above")
-    lr_warmup_init: float = flag(0.0, "Learning rate at the start of the warm-up.", NOT_NEGATIVE,
-        idle_without="--lr-warmup-iters or --lr-warmup-samples or --lr-warmup-fraction")
-    weight_decay: float = flag(0.01, "Decoupled decay; not on biases and vectors.", NOT_NEGATIVE)
-    adam_beta1: float = flag(0.9, "First-moment decay.", SHARE)
-    adam_beta2: float = flag(0.999, "Second-moment decay.", SHARE)
-    adam_eps: float = flag(1e-8, "Added to the root of the second moment.", POSITIVE)
-    clip_grad: float = flag(1.0, "Limit of the global gradient norm; 0: off.", NOT_NEGATIVE)
-    optimizer: Literal["adam"] = flag("adam", "The only one so far; with decoupled weight decay.")
-    enable_optimizer_post_validation: bool = flag(False,
-        "Step without waiting for the other ranks, and take back a step that proves wrong.")
 
 
 @dataclass(frozen=True)
@@ -252,6 +227,10 @@ class LogFlags:
     log_interval: int = flag(100, "Iterations per printed line.", COUNT)
     peak_tflops: float | None = flag(None, "Peak of one rank in TFLOP/s, for the MFU.", POSITIVE,
         unset="by GPU name, else measured")
+    log_num_zeros_in_grad: bool = flag(False,
+        "Print how many elements of the gradient are zero; all ranks wait for one another.")
+    log_params_norm: bool = flag(False,
+        "Print the norm of all weights; all ranks wait for one another, and for sharded steps.")
     profile: bool = flag(False, "Write a torch profiler trace.")
     profile_step_start: int = flag(10, "First traced iteration.", COUNT,
         idle_without="--profile")

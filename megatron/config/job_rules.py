@@ -13,7 +13,7 @@ from megatron.config.flags import Flags
 from megatron.config.gpu_driver import why_gpus_are_out_of_reach
 from megatron.config.long_run_flags import ReplicaFlags
 from megatron.config.pipeline_flags import settle_pipeline, treatment_of
-from megatron.config.resolve import number_of_replicas, vocabulary
+from megatron.config.resolve import number_of_replicas, rampup_of, vocabulary
 from megatron.config.rules import Rule
 from megatron.data.indexed import IndexedDataset
 from megatron.model.distribution import distribute
@@ -65,8 +65,10 @@ def _ranks(world_size: int, flags: Flags) -> Iterator[str]:
         )
     else:
         yield from _share_of_the_batch(world_size // size, flags)
+        yield from _shares_of_growing_batches(world_size // size, flags)
         if world_size > size:
             yield from _gathering(flags)
+            yield from _sharded_muon(flags)
 
 
 def _gathering(flags: Flags) -> Iterator[str]:
@@ -88,6 +90,14 @@ def _predicted_replicas(world_size: int, flags: Flags) -> Iterator[str]:
     """Judge the replicas of a dry run as those of a job, whose ranks it does not need."""
     size, replicas = flags.parallel.pipeline_model_parallel_size, flags.log.dry_run_replicas
     yield from _ranks(size * replicas if replicas else max(size, world_size), flags)
+
+
+def _sharded_muon(flags: Flags) -> Iterator[str]:
+    if flags.optimizer.optimizer == "muon" and flags.replicas.use_distributed_optimizer:
+        yield (
+            "--use-distributed-optimizer: Muon needs whole matrices, and shards are rows of them: "
+            "leave it out, or use --optimizer adam or sgd"
+        )
 
 
 def _share_of_the_batch(replicas: int, flags: Flags) -> Iterator[str]:
@@ -133,6 +143,20 @@ def _layers_of_plan(plan: Plan, flags: Flags) -> Iterator[str]:
     if layers.kind != "redis":
         spread = partial(distribute, layers, flags.model.num_layers, len(plan.stages))
         yield from _faults(spread)
+
+
+def _shares_of_growing_batches(replicas: int, flags: Flags) -> Iterator[str]:
+    try:
+        rampup = rampup_of(flags.train)
+    except ValueError:
+        return  # the rules about the flags tell it
+    unit = flags.train.micro_batch_size * replicas
+    if rampup is not None and (rampup.start % unit or rampup.increment % unit):
+        yield (
+            f"--rampup-batch-size {' '.join(flags.train.rampup_batch_size)}: not every batch "
+            f"splits into microbatches of {flags.train.micro_batch_size} for {replicas} replicas: "
+            f"make the first two numbers multiples of {unit}"
+        )
 
 
 def _device(flags: Flags) -> Iterator[str]:

@@ -39,6 +39,7 @@ class MicrobatchLoader:
 
     Attributes:
         consumed_samples: advanced by every `next_batch`; a checkpoint must save it.
+        num_microbatches: of this replica per global batch; it may change between two batches.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class MicrobatchLoader:
         self.consumed_samples = consumed_samples
         self._dataset = dataset
         self._micro_batch_size = micro_batch_size
-        self._num_microbatches = num_microbatches
+        self.num_microbatches = num_microbatches
         self._replica, self._replicas = replica
 
     def next_batch(self) -> list[Microbatch]:
@@ -95,7 +96,7 @@ class MicrobatchLoader:
     @property
     def _batch_size(self) -> int:
         """Samples of a global batch."""
-        return self._micro_batch_size * self._num_microbatches * self._replicas
+        return self._micro_batch_size * self.num_microbatches * self._replicas
 
     def _read(self, first: int) -> Microbatch:
         samples = np.empty((self._micro_batch_size, self._dataset.seq_length + 1), np.int64)

@@ -122,9 +122,13 @@ class PipelineRank:
         replaced, self._installed = self._installed, self._install(plan, costs)
         return replaced
 
-    def put_back(self, installed: Installed) -> None:
-        """Run a plan again that was replaced; every rank calls it between iterations."""
-        self._installed = installed
+    def put_back(self, installed: Installed) -> Installed:
+        """Run a plan again that was replaced, and return the one that ran until now.
+
+        Every rank calls it between iterations.
+        """
+        replaced, self._installed = self._installed, installed
+        return replaced
 
     def _install(self, plan: Plan, costs: Costs) -> Installed:
         groups, shape, dtype = self._groups, self._shape, self._dtype

@@ -61,7 +61,7 @@ def data_digests(train: TrainConfig, data: Data) -> dict[str, str]:
         ValueError: a batch holds a token outside the vocabulary.
         OSError: the data cannot be read.
     """
-    last = train.train_samples - train.global_batch_size
+    last = train.dataset_samples - train.global_batch_size
     found = {"training data": _batches(data.train, (0, last))}
     if data.valid is not None:
         found["validation data"] = _batches(data.valid, (0,))

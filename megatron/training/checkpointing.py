@@ -251,11 +251,28 @@ class Checkpoints:
             raise UserError(
                 f"--load: {where} was saved with --no-save-optim; add --no-load-optim or --finetune"
             )
+        if moments:
+            self._check_optimizer(where, common)
         storage.read(where, self._tensors(moments=moments), self._hosts)
         optimizer.loaded(int(common["optimizer_steps"]) if moments else 0)
         if config.finetune:
             return Progress()
         return Progress(int(common["iteration"]), int(common["consumed_samples"]))
+
+    def _check_optimizer(self, where: Path, common: Mapping[str, Any]) -> None:
+        """Refuse the state of another optimizer, which this one can do nothing with."""
+        saved = {"optimizer": "adam"} | common.get("optimizer", {})
+        theirs, ours = saved["optimizer"], self._optimizer.optimizer
+        if theirs != ours:
+            raise UserError(
+                f"--load: {where} was saved with --optimizer {theirs}, whose state --optimizer "
+                f"{ours} cannot use: use that one, or load the weights only (--no-load-optim)"
+            )
+        if ours == "sgd" and self._optimizer.sgd_momentum and not saved["sgd_momentum"]:
+            raise UserError(
+                f"--load: {where} was saved without momentum (--sgd-momentum 0): keep that, or "
+                "start with none (--no-load-optim)"
+            )
 
     def _note_changed_rates(self, common: Mapping[str, Any]) -> None:
         """Say which values of the optimizer and the learning rate the earlier run had otherwise."""

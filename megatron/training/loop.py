@@ -17,6 +17,7 @@ from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.shape import iteration_flops
 from megatron.training.agreement import Digests, check_agreement, data_digests, run_digests
 from megatron.training.checkpointing import Checkpoints, Progress, writer_hosts
+from megatron.training.growing_batches import GrowingBatches
 from megatron.training.iteration import evaluate, run_iteration
 from megatron.training.metrics.log_line import evaluation_lines, introduction, vocabulary_words
 from megatron.training.metrics.meter import Meter, Metered
@@ -141,9 +142,10 @@ class _Loop:
         self._checkpoints = Checkpoints(config, state, hosts, self._tell)
         self.start = self._checkpoints.load()
         self._skip_consumed()
-        self.last = last_iteration(config.train, self.start.iteration)
-        self.meter = _introduce(config, state, self._say)
-        self._step = make_train_step(config.optimizer, state)
+        self.last = last_iteration(config.train, self.start)
+        self._batches = GrowingBatches(config, state, data.train, self._tell)
+        self.meter = _introduce(config, state, self.start, self._say)
+        self._step = make_train_step(config.optimizer, state, config.log)
         self._observation = Observation(
             config.log,
             state,
@@ -155,9 +157,10 @@ class _Loop:
     def run(self, iteration: int) -> None:
         """Train an iteration; observe, evaluate and save where that is due."""
         config, meter, observation = self._config, self.meter, self._observation
-        if observation.times(iteration):
+        if observation.times(iteration) or self._batches.change:
             meter.report(self._step.settle())
         with meter.paused():
+            self._batches.follow()
             observer = observation.begin(iteration)
         finished = run_iteration(
             self._step,
@@ -217,24 +220,26 @@ class _Loop:
             UserError: its batches had another size, so iterations and samples do not fit together.
         """
         train, start = self._config.train, self.start
-        if start.consumed_samples != start.iteration * train.global_batch_size:
+        by_iterations = start.iteration * train.global_batch_size
+        if train.length is None and start.consumed_samples != by_iterations:
             raise UserError(
                 f"--global-batch-size {train.global_batch_size}: the {start.iteration} iterations "
                 f"in --load have used {start.consumed_samples} samples, and a run keeps the size "
-                f"of its batches: use {start.consumed_samples // start.iteration}, or --finetune "
-                "to start anew from those weights"
+                f"of its batches: use {start.consumed_samples // start.iteration}, give its length "
+                "in samples (--train-samples), or --finetune to start anew from those weights"
             )
         self._data.train.consumed_samples = start.consumed_samples
-        if self._data.valid is not None and train.eval_interval is not None:
-            evaluations = start.iteration // train.eval_interval
-            self._data.valid.consumed_samples = (
-                evaluations * train.eval_iters * train.global_batch_size
-            )
 
     def _evaluate(self, valid: MicrobatchLoader, iteration: int) -> None:
         self.meter.report(self._step.settle())
-        with self.meter.paused():
-            loss = evaluate(self._state, valid, self._config.train.eval_iters)
+        train = self._config.train
+        assert train.eval_interval is not None
+        # A resumed run with smaller batches has more evaluations than there is data for: again.
+        planned = train.train_iters // train.eval_interval
+        number = iteration // train.eval_interval % planned
+        valid.consumed_samples = number * train.eval_iters * train.global_batch_size
+        with self.meter.paused(), self._batches.largest():
+            loss = evaluate(self._state, valid, train.eval_iters)
         self._say(evaluation_lines(iteration + 1, loss), flush=True)
 
     def _save(self, iteration: int) -> None:
@@ -246,29 +251,44 @@ class _Loop:
         self._say(text, flush=True)
 
 
-def last_iteration(train: TrainConfig, start: int) -> int:
-    """Return the iterations after which a run ends that has trained ``start`` of them already."""
-    ends = [train.train_iters]
+def last_iteration(train: TrainConfig, start: Progress) -> int:
+    """Return the iterations after which a run ends that has come as far as ``start`` already."""
+    ends = [_total_iterations(train, start)]
     if train.exit_interval is not None:
-        ends.append((start // train.exit_interval + 1) * train.exit_interval)
-    return max(start, min(ends))
+        ends.append((start.iteration // train.exit_interval + 1) * train.exit_interval)
+    return max(start.iteration, min(ends))
 
 
-def _introduce(config: RunConfig, state: TrainState, say: Callable[..., None]) -> Meter:
+def _total_iterations(train: TrainConfig, start: Progress) -> int:
+    """Return the iterations of the whole job; batches may have had another size at first."""
+    if train.length is None:
+        return train.train_iters
+    return start.iteration + train.batches.iterations(train.length, start.consumed_samples)
+
+
+def _introduce(
+    config: RunConfig, state: TrainState, start: Progress, say: Callable[..., None]
+) -> Meter:
     """Print the layout, the sizes and how FLOPs are counted; return the meter of the run."""
     groups, model, train_config = state.groups, config.model, config.train
     groups.world.barrier()  # all ranks measure the peak at the same time, as under load
     peak = peak_of_rank(groups.device, train_config.dtype, config.log.peak_tflops)
     own = sum(p.parameter.numel() for p in state.parameters if p.counts_in_norm)
     counts = groups.pipeline.all_gather_object(own)
-    batch = train_config.global_batch_size
-    flops = iteration_flops(shape_of(model, 1), model.num_layers, batch)
+    flops = iteration_flops(shape_of(model, 1), model.num_layers, 1)
+    whole = flops * train_config.global_batch_size
     words = vocabulary_words(model.vocab_size, config.data.added_entries)
     schedule = described(config.parallel.pipeline_schedule, state.run_plan)
-    lines = introduction(config.parallel, train_config, words, schedule, counts, flops, peak)
+    lines = introduction(config.parallel, train_config, words, schedule, counts, whole, peak)
     for line in (*config.notes, *lines):
         say(line, flush=True)
-    metered = Metered(config.log.log_interval, train_config.train_iters, batch, flops, peak.tflops)
+    metered = Metered(
+        config.log.log_interval,
+        _total_iterations(train_config, start),
+        start.consumed_samples,
+        flops,
+        peak.tflops,
+    )
     return Meter(metered, config.optimizer, groups, say)
 
 

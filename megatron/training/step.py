@@ -14,9 +14,12 @@ from typing import NoReturn, Protocol
 
 import torch
 
+from megatron.config.run_config import LogConfig
 from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.global_state import GlobalState, add_up, over_replicas, own_totals
 from megatron.optimizer.grad_norm import local_sum_of_squares
+from megatron.optimizer.lr_schedule import Rates
+from megatron.optimizer.model_figures import norm_of_weights, zeros_in_gradient
 from megatron.optimizer.post_validation import PostValidatedStep
 from megatron.runtime.batch import DeviceMicrobatch, token_counts
 from megatron.runtime.observer import Observer
@@ -30,13 +33,13 @@ class Iteration:
     Attributes:
         number: counted from 0.
         batch: its microbatches.
-        lr: learning rate of its step.
+        rates: of its step.
         consumed_samples: samples of all iterations up to and with this one.
     """
 
     number: int
     batch: Sequence[DeviceMicrobatch]
-    lr: float
+    rates: Rates
     consumed_samples: int
 
 
@@ -50,6 +53,8 @@ class Finished:
         grad_norm: of the whole model, before clipping.
         consumed_samples: samples of all iterations up to and with this one.
         step_redone: whether its step was a wrong guess and was taken again.
+        num_zeros: zero elements of the model's gradient; ``None``: they are not counted.
+        params_norm: norm of the model's weights after its step; ``None``: it is not asked for.
     """
 
     number: int
@@ -57,6 +62,8 @@ class Finished:
     grad_norm: float
     consumed_samples: int
     step_redone: bool = False
+    num_zeros: int | None = None
+    params_norm: float | None = None
 
 
 class TrainStep(Protocol):
@@ -87,11 +94,55 @@ class TrainStep(Protocol):
         ...
 
 
-def make_train_step(config: OptimizerConfig, state: TrainState) -> TrainStep:
-    """Return the way that ``config`` asks for; a single rank gains nothing from a guess."""
+@dataclass(frozen=True)
+class Figures:
+    """Finds figures of the whole model besides loss and gradient norm, if they are asked for.
+
+    Every rank calls every method.
+
+    Attributes:
+        state: this rank.
+        count_zeros: whether the zeros of the gradient are asked for.
+        find_norm: whether the norm of the weights is.
+    """
+
+    state: TrainState
+    count_zeros: bool = False
+    find_norm: bool = False
+
+    def num_zeros(self) -> int | None:
+        """Count the zeros of reduced gradients, before the step."""
+        groups = self.state.groups
+        if not self.count_zeros:
+            return None
+        return zeros_in_gradient(self.state.counted, groups.world, groups.device)
+
+    def params_norm(self) -> float | None:
+        """Return the norm of the weights after the step, which a sharded optimizer takes now."""
+        state, groups = self.state, self.state.groups
+        if not self.find_norm:
+            return None
+        if state.sharded is not None:
+            state.sharded.settle()
+        return norm_of_weights(state.counted, groups.world, groups.device)
+
+
+def make_train_step(
+    config: OptimizerConfig, state: TrainState, log: LogConfig | None = None
+) -> TrainStep:
+    """Return the way that ``config`` asks for; a single rank gains nothing from a guess.
+
+    Args:
+        config: whether steps are post-validated.
+        state: this rank.
+        log: which figures of the model are logged; ``None``: no more than loss and norm.
+    """
+    figures = Figures(state)
+    if log is not None:
+        figures = Figures(state, log.log_num_zeros_in_grad, log.log_params_norm)
     if config.post_validation and state.groups.pipeline.size > 1:
-        return PostValidatedTrainStep(state, config.clip_grad)
-    return SynchronousTrainStep(state)
+        return PostValidatedTrainStep(state, config.clip_grad, figures)
+    return SynchronousTrainStep(state, figures)
 
 
 class SynchronousTrainStep:
@@ -99,10 +150,12 @@ class SynchronousTrainStep:
 
     Args:
         state: this rank.
+        figures: that are logged of the model.
     """
 
-    def __init__(self, state: TrainState) -> None:
+    def __init__(self, state: TrainState, figures: Figures | None = None) -> None:
         self._state = state
+        self._figures = figures or Figures(state)
 
     def train(self, iteration: Iteration, observer: Observer | None = None) -> Finished:
         """As in ``TrainStep``; the iteration returned is always this one."""
@@ -112,12 +165,13 @@ class SynchronousTrainStep:
         full = add_up(_own_totals(state, iteration, loss), state.groups.pipeline)
         if not full.is_finite:
             _report_not_finite(state, iteration, full)
+        num_zeros = self._figures.num_zeros()
         if state.sharded is not None:  # the next iteration takes the step, or settle does
-            state.sharded.open(iteration.lr, full.grad_norm, full.factor)
+            state.sharded.open(iteration.rates, full.grad_norm, full.factor)
         else:
-            state.optimizer.step(iteration.lr, full.grad_norm, full.factor)
+            state.optimizer.step(iteration.rates, full.grad_norm, full.factor)
             state.zero_gradients()
-        return _finished(iteration, full)
+        return _finished(iteration, full, num_zeros, self._figures.params_norm())
 
     def settle(self) -> None:
         """Take the step of a sharded optimizer; ``train`` has made every iteration final."""
@@ -133,10 +187,13 @@ class PostValidatedTrainStep:
     Args:
         state: this rank, one of two or more.
         clip_grad: limit of the global gradient norm; 0 switches clipping off.
+        figures: that are logged of the model.
     """
 
-    def __init__(self, state: TrainState, clip_grad: float) -> None:
+    def __init__(self, state: TrainState, clip_grad: float, figures: Figures) -> None:
         self._state = state
+        self._figures = figures
+        self._num_zeros: int | None = None
         self._step = PostValidatedStep(state.optimizer, clip_grad, state.groups.pipeline_hosts)
         self._open: Iteration | None = None
         self._verdict: tuple[GlobalState, bool] | None = None
@@ -155,7 +212,8 @@ class PostValidatedTrainStep:
                 loss = state.pipeline.train(iteration.batch, iteration.number, observer)
         assert loss is not None, "nothing stops an iteration with the right weights"
         own = _own_totals(state, iteration, loss).tolist()
-        self._step.guess(iteration.lr, GlobalState(*own))
+        self._num_zeros = self._figures.num_zeros()
+        self._step.guess(iteration.rates, GlobalState(*own))
         self._open = iteration
         return finished
 
@@ -185,7 +243,8 @@ class PostValidatedTrainStep:
             if not full.is_finite:
                 _report_not_finite(self._state, iteration, full)
             self._state.zero_gradients()
-        return _finished(iteration, full, step_redone=not right)
+        norm = self._figures.params_norm()
+        return _finished(iteration, full, self._num_zeros, norm, step_redone=not right)
 
 
 def _own_totals(state: TrainState, iteration: Iteration, loss: torch.Tensor) -> torch.Tensor:
@@ -195,9 +254,22 @@ def _own_totals(state: TrainState, iteration: Iteration, loss: torch.Tensor) -> 
     return over_replicas(own_totals(loss, state.counted, tokens), groups.data)
 
 
-def _finished(iteration: Iteration, full: GlobalState, step_redone: bool = False) -> Finished:
+def _finished(
+    iteration: Iteration,
+    full: GlobalState,
+    num_zeros: int | None,
+    params_norm: float | None,
+    *,
+    step_redone: bool = False,
+) -> Finished:
     return Finished(
-        iteration.number, full.loss, full.grad_norm, iteration.consumed_samples, step_redone
+        iteration.number,
+        full.loss,
+        full.grad_norm,
+        iteration.consumed_samples,
+        step_redone,
+        num_zeros,
+        params_norm,
     )
 
 

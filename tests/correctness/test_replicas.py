@@ -12,6 +12,7 @@ from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_training import Training
 
+from megatron.optimizer.lr_schedule import Rates
 from megatron.optimizer.sharded import ShardedOptimizer
 from megatron.parallel import collectives
 from megatron.parallel.groups import ConnectedAxis
@@ -204,10 +205,10 @@ def with_fault(rank: int, world_size: int, *, fault: str, **arguments: Any) -> R
         return train_on_rank(rank, world_size, **arguments)
 
 
-def open_anyway(self: ShardedOptimizer, lr: float, grad_norm: float, factor: float) -> None:
+def open_anyway(self: ShardedOptimizer, rates: Rates, grad_norm: float, factor: float) -> None:
     """Open a step although the weights of the last one were not gathered."""
     vars(self)["_to_gather"].clear()
-    OPEN(self, lr, grad_norm, factor)
+    OPEN(self, rates, grad_norm, factor)
 
 
 OPEN = ShardedOptimizer.open

@@ -1,11 +1,12 @@
 """A run that is saved and loaded goes on as if nothing had happened, to the last bit."""
 
 import io
+import re
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from megatron.checkpoint import folder
 from megatron.checkpoint.config import CheckpointConfig
 from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch, MicrobatchLoader
+from megatron.training.checkpointing import Progress
 from megatron.training.loop import last_iteration, train
 from megatron.training.open_data import Data
 from megatron.training.rendezvous import UserError
@@ -66,6 +68,7 @@ def run(
     *,
     exit_interval: int | None = None,
     post_validation: bool = False,
+    optimizer: Literal["adam", "sgd", "muon"] = "adam",
     dtype: torch.dtype = torch.bfloat16,
     **checkpoint: Any,
 ) -> list[Any]:
@@ -73,7 +76,7 @@ def run(
     config = replace(
         config,
         train=replace(config.train, exit_interval=exit_interval, eval_interval=2),
-        optimizer=replace(config.optimizer, post_validation=post_validation),
+        optimizer=replace(config.optimizer, post_validation=post_validation, optimizer=optimizer),
         log=replace(config.log, peak_tflops=1.0),
         checkpoint=CheckpointConfig(**checkpoint),
     )
@@ -115,6 +118,37 @@ def test_a_resumed_run_is_the_unbroken_one(
     assert "iteration 3" in second[0].said
     assert_same(second, unbroken)
     assert losses(first[0].said) + losses(second[0].said) == losses(unbroken[0].said)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "muon"])
+def test_every_optimizer_goes_on_as_if_nothing_had_happened(
+    optimizer: Literal["sgd", "muon"], ranks: RankPool, tmp_path: Path
+) -> None:
+    layout = Layout(2, "vocab-2")
+    how: dict[str, Any] = {"optimizer": optimizer}
+    unbroken = run(ranks, layout, **how)
+    run(ranks, layout, exit_interval=3, save=tmp_path, **how)
+    assert_same(run(ranks, layout, load=tmp_path, **how), unbroken)
+    [alone] = run(ranks, Layout(1, "none"), load=tmp_path, **how)
+    ours, expected = losses(alone.said), losses(unbroken[0].said)[-len(losses(alone.said)) :]
+    for line, same in zip(ours, expected, strict=True):  # the last digits depend on the layout
+        assert _numbers(line) == pytest.approx(_numbers(same), rel=1e-2)
+
+
+def _numbers(line: str) -> list[float]:
+    return [float(found) for found in re.findall(r"\d\.\d+(?:E[+-]\d+)?", line)]
+
+
+def test_another_optimizers_state_is_refused(ranks: RankPool, tmp_path: Path) -> None:
+    layout = Layout(1, "none")
+    run(ranks, layout, exit_interval=3, save=tmp_path)
+    [said] = run(ranks, layout, optimizer="sgd", load=tmp_path)
+    assert said.startswith("--load: ")
+    assert "saved with --optimizer adam" in said
+    assert "--optimizer sgd" in said
+    assert "--no-load-optim" in said
+    [ended] = run(ranks, layout, optimizer="sgd", load=tmp_path, load_optimizer=False)
+    assert "iteration 3" in ended.said
 
 
 def test_saves_come_when_due_and_old_ones_go(ranks: RankPool, tmp_path: Path) -> None:
@@ -245,7 +279,7 @@ def test_batches_of_another_size_are_refused(ranks: RankPool, tmp_path: Path) ->
     config = replace(config, train=larger, checkpoint=CheckpointConfig(load=tmp_path))
     [said] = ranks.run(run_on_rank, 1, config=config)
     assert "--global-batch-size 8: the 1 iterations in --load have used 4 samples" in said
-    assert "use 4, or --finetune" in said
+    assert "use 4, give its length in samples (--train-samples), or --finetune" in said
 
 
 @pytest.mark.parametrize(
@@ -254,4 +288,5 @@ def test_batches_of_another_size_are_refused(ranks: RankPool, tmp_path: Path) ->
 )
 def test_a_run_ends_at_the_next_multiple(exit_interval: int | None, start: int, last: int) -> None:
     train_config = JOB.config(Layout(1, "none")).train
-    assert last_iteration(replace(train_config, exit_interval=exit_interval), start) == last
+    train_config = replace(train_config, exit_interval=exit_interval)
+    assert last_iteration(train_config, Progress(start, start * JOB.microbatches)) == last

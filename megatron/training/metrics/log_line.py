@@ -30,6 +30,8 @@ class IterationValues:
         global_batch_size: samples of an iteration.
         lm_loss: mean over the interval, nats per token.
         grad_norm: global norm of the last iteration, before clipping.
+        num_zeros: zeros of its gradient; ``None``: not counted.
+        params_norm: norm of the weights after it; ``None``: not asked for.
     """
 
     time: datetime
@@ -43,6 +45,8 @@ class IterationValues:
     global_batch_size: int
     lm_loss: float
     grad_norm: float
+    num_zeros: int | None = None
+    params_norm: float | None = None
 
 
 def introduction(
@@ -115,6 +119,8 @@ def iteration_line(values: IterationValues) -> str:
         f"lm loss: {values.lm_loss:.6E}",
         "loss scale: 1.0",
         f"grad norm: {values.grad_norm:.3f}",
+        *([] if values.num_zeros is None else [f"num zeros: {values.num_zeros:.1f}"]),
+        *([] if values.params_norm is None else [f"params norm: {values.params_norm:.3f}"]),
         "number of skipped iterations:   0",
         "number of nan iterations:   0 |",
     )

@@ -25,14 +25,14 @@ class Metered:
     Attributes:
         log_interval: iterations per printed line.
         train_iters: iterations of the whole job.
-        global_batch_size: samples of an iteration.
-        flops: model FLOPs of an iteration, over all ranks.
+        consumed_samples: of iterations that an earlier run has trained.
+        flops: model FLOPs of a sample, over all ranks.
         peak_tflops: peak of one rank in TFLOP/s, for the MFU.
     """
 
     log_interval: int
     train_iters: int
-    global_batch_size: int
+    consumed_samples: int
     flops: int
     peak_tflops: float
 
@@ -58,6 +58,7 @@ class Meter:
         self._optimizer = optimizer
         self._groups = groups
         self._say = say
+        self._consumed = self._printed = metered.consumed_samples
         self._losses: list[float] = []
         self._unprinted: tuple[Finished, float] | None = None  # the last one, and when it ended
         self._steps = self._steps_redone = 0
@@ -85,6 +86,8 @@ class Meter:
         self._losses.append(finished.loss)
         self._steps += 1
         self._steps_redone += finished.step_redone
+        self._batch = finished.consumed_samples - self._consumed
+        self._consumed = finished.consumed_samples
         self._unprinted = finished, end
         if (finished.number + 1) % self._metered.log_interval == 0:
             self.report_rest()
@@ -99,6 +102,7 @@ class Meter:
         with self.paused():
             self.report_memory(finished.number + 1)
         self._losses, self._unprinted = [], None
+        self._printed = finished.consumed_samples
         self._begin = end
 
     def report_memory(self, iteration: int) -> None:
@@ -120,7 +124,8 @@ class Meter:
 
     def _values(self, finished: Finished, seconds: float) -> IterationValues:
         metered = self._metered
-        tflops = metered.flops / seconds / self._groups.world.size / 1e12
+        samples = (finished.consumed_samples - self._printed) / len(self._losses)
+        tflops = metered.flops * samples / seconds / self._groups.world.size / 1e12
         return IterationValues(
             time=datetime.now().astimezone(),
             iteration=finished.number + 1,
@@ -130,9 +135,11 @@ class Meter:
             tflops_per_rank=tflops,
             mfu=tflops / metered.peak_tflops,
             learning_rate=learning_rate(self._optimizer, finished.consumed_samples),
-            global_batch_size=metered.global_batch_size,
+            global_batch_size=self._batch,
             lm_loss=sum(self._losses) / len(self._losses),
             grad_norm=finished.grad_norm,
+            num_zeros=finished.num_zeros,
+            params_norm=finished.params_norm,
         )
 
     def _clock(self) -> float:
