@@ -192,8 +192,8 @@ class _Search:
         starts = [start]
         found = [start, to_the_left(self._problem, start, 0.0)]  # always once, whatever the effort
         yield found[-1]
-        if not self.graph.followed_by:
-            starts.append(fill_gaps(self._problem, start))  # this too
+        if not self._plan.split_backward and not self.graph.followed_by:  # W fills gaps as well
+            starts.append(fill_gaps(self._problem, start))
             found.append(starts[-1])
             yield found[-1]
         self._affords(len(starts))
