@@ -86,17 +86,7 @@ def start(ranks: RankPool, its_job: Job) -> Parameters:
 
 
 def name_of(value: object) -> str:
-    return "" if isinstance(value, GPTOptions) else str(value)
-
-
-@pytest.mark.parametrize(("layout", "options"), CASES, ids=name_of)
-def test_replicas_train_what_one_process_trains(
-    layout: Layout,
-    options: GPTOptions,
-    ranks: RankPool,
-    alone: Callable[[GPTOptions], Training],
-) -> None:
-    compare(layout, options, ranks, alone)
+    return str(value) if isinstance(value, Layout) else ""
 
 
 @pytest.fixture(scope="module")
@@ -105,23 +95,22 @@ def eight_ranks() -> Iterator[RankPool]:
         yield pool
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(("layout", "options"), EIGHT_RANKS, ids=name_of)
-def test_eight_ranks_train_what_one_process_trains(
+@pytest.mark.parametrize(
+    ("layout", "options", "pool"),
+    [
+        *((*case, "ranks") for case in CASES),
+        *(pytest.param(*case, "eight_ranks", marks=pytest.mark.full) for case in EIGHT_RANKS),
+    ],
+    ids=name_of,
+)
+def test_replicas_train_what_one_process_trains(
     layout: Layout,
     options: GPTOptions,
-    eight_ranks: RankPool,
+    pool: str,
+    request: pytest.FixtureRequest,
     alone: Callable[[GPTOptions], Training],
 ) -> None:
-    compare(layout, options, eight_ranks, alone)
-
-
-def compare(
-    layout: Layout,
-    options: GPTOptions,
-    ranks: RankPool,
-    alone: Callable[[GPTOptions], Training],
-) -> None:
+    ranks: RankPool = request.getfixturevalue(pool)
     its_job, expected = job(options), alone(options)
     by_rank = ranks.run(
         train_on_rank,

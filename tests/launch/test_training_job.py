@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from command_lines import with_flags
 
-from megatron.data.indexed import IndexedWriter
 from megatron.simulator.timeline_file import load_timeline
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,16 +27,6 @@ ITERATION_LINE = re.compile(
     r"elapsed time per iteration \(ms\): [\d.]+ \| .*lm loss: (?P<loss>\S+) \| .*"
     r"grad norm: (?P<norm>\S+) \| number of skipped iterations: +0 \|"
 )
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Documents that count upwards modulo 50, which a model soon learns."""
-    prefix = tmp_path_factory.mktemp("corpus") / "counting"
-    with IndexedWriter(prefix, 64) as writer:
-        for document in range(200):
-            writer.add_document([(document + i) % 50 for i in range(40)] + [63])
-    return prefix
 
 
 def training_flags(corpus: Path | None, flags: str) -> list[str]:
