@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from megatron.config.run_config import RunConfig, TrainConfig
 from megatron.data.microbatch import MicrobatchLoader
 from megatron.parallel.grid import Grid
+from megatron.parallel.groups import ConnectedAxis
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.shape import iteration_flops
 from megatron.training.agreement import Digests, check_agreement, data_digests, run_digests
-from megatron.training.checkpointing import Checkpoints, Progress, writer_hosts
+from megatron.training.checkpointing import Checkpoints, Progress, sole_writer, writer_hosts
 from megatron.training.iteration import evaluate, run_iteration
 from megatron.training.metrics.log_line import evaluation_lines, introduction
 from megatron.training.metrics.meter import Meter, Metered
@@ -112,8 +113,9 @@ def train(config: RunConfig, state: TrainState, data: Data) -> None:
             iteration and the rank that saw it first.
         UserError: the data or the checkpoint cannot be read.
     """
-    loop = _Loop(config, state, data)
-    with profiler(config.log, state.groups.world.rank) as step_profiler:
+    hosts, rank = writer_hosts(state.groups, config.checkpoint), state.groups.world.rank
+    with sole_writer(config.checkpoint, hosts), profiler(config.log, rank) as step_profiler:
+        loop = _Loop(config, state, data, hosts)
         for iteration in range(loop.start.iteration, loop.last):
             try:
                 loop.run(iteration)
@@ -122,7 +124,7 @@ def train(config: RunConfig, state: TrainState, data: Data) -> None:
                 raise
             with loop.meter.paused():  # the profiler may write its trace here
                 step_profiler.step()
-    loop.end()
+        loop.end()
 
 
 class _Loop:
@@ -134,13 +136,15 @@ class _Loop:
         meter: times the iterations, and prints.
     """
 
-    def __init__(self, config: RunConfig, state: TrainState, data: Data) -> None:
+    def __init__(
+        self, config: RunConfig, state: TrainState, data: Data, hosts: ConnectedAxis
+    ) -> None:
         self._config, self._state, self._data = config, state, data
         self._say = print if state.groups.world.rank == 0 else _silent
-        hosts = writer_hosts(state.groups, config.checkpoint)
         self._checkpoints = Checkpoints(config, state, hosts, self._tell)
         self.start = self._checkpoints.load()
         self._skip_consumed()
+        self._note_other_order()
         self.last = last_iteration(config.train, self.start.iteration)
         self.meter = _introduce(config, state, self._say)
         self._step = make_train_step(config.optimizer, state)
@@ -230,6 +234,24 @@ class _Loop:
                 evaluations * train.eval_iters * train.global_batch_size
             )
 
+    def _note_other_order(self) -> None:
+        """Say so if the samples of the earlier run are not the first ones of this run's order."""
+        train, start = self._data.train, self.start
+        if not start.last_sample or train.digest(start.consumed_samples - 1) == start.last_sample:
+            return
+        wanted = self._config.train.train_samples
+        why = "--data-path, --split, --seed, --seq-length or the tokenizer is another"
+        if wanted != start.train_samples:
+            why = (
+                f"it depends on the samples that a run asks for, {start.train_samples} before and "
+                f"{wanted} now (--train-iters), as in Megatron: to keep it, keep that number and "
+                "stop with --exit-interval; or " + why
+            )
+        self._tell(
+            "--load: the data come in another order than in the run so far, so some samples may "
+            f"come twice and others not at all; {why}"
+        )
+
     def _evaluate(self, valid: MicrobatchLoader, iteration: int) -> None:
         self.meter.report(self._step.settle())
         with self.meter.paused():
@@ -239,7 +261,9 @@ class _Loop:
     def _save(self, iteration: int) -> None:
         self.meter.report(self._step.settle())
         with self.meter.paused():
-            self._checkpoints.save(Progress(iteration + 1, self._data.train.consumed_samples))
+            consumed = self._data.train.consumed_samples
+            last, wanted = self._data.train.digest(consumed - 1), self._config.train.train_samples
+            self._checkpoints.save(Progress(iteration + 1, consumed, last, wanted))
 
     def _tell(self, text: str) -> None:
         self._say(text, flush=True)
