@@ -79,5 +79,7 @@ def _flags_of(name: str, model: Model) -> Iterator[tuple[str, Any]]:
         grouped = value != model.get("num_attention_heads")
         yield "--group-query-attention", grouped
         yield option_of(name), value if grouped else None
+    elif name == "vocab_size":  # the tokenizer decides it, with or without --vocab-size
+        yield "a vocabulary of", value
     else:
         yield option_of(name), value
