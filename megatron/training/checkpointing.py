@@ -7,7 +7,7 @@ and the samples consumed. The learning rate is a function of the samples consume
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -25,28 +25,12 @@ from megatron.checkpoint.train_tensors import tensors_of
 from megatron.config.model_words import differences
 from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import ConnectedAxis, Groups
+from megatron.training.progress import Progress
 from megatron.training.rendezvous import UserError
 from megatron.training.setup import TrainState
 
 SAVE_TIMEOUT: Final = timedelta(hours=3)
 """How long a rank waits for another one that writes or reads its part of a checkpoint."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a run has come.
-
-    Attributes:
-        iteration: finished iterations.
-        consumed_samples: samples that they have used.
-        last_sample: digest of the last of these; empty if it is not known.
-        train_samples: samples that the run was to use in the end; 0 if that is not known.
-    """
-
-    iteration: int = 0
-    consumed_samples: int = 0
-    last_sample: str = ""
-    train_samples: int = 0
 
 
 def writer_hosts(groups: Groups, config: CheckpointConfig) -> ConnectedAxis:

@@ -17,7 +17,7 @@ from megatron.parallel.groups import ConnectedAxis
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.shape import iteration_flops
 from megatron.training.agreement import Digests, check_agreement, data_digests, run_digests
-from megatron.training.checkpointing import Checkpoints, Progress, sole_writer, writer_hosts
+from megatron.training.checkpointing import Checkpoints, sole_writer, writer_hosts
 from megatron.training.iteration import evaluate, run_iteration
 from megatron.training.metrics.log_line import evaluation_lines, introduction
 from megatron.training.metrics.meter import Meter, Metered
@@ -29,6 +29,7 @@ from megatron.training.planning.run_plan import RunPlan, make_run_plan
 from megatron.training.planning.shared_plan import shared_plan
 from megatron.training.profiling.observation import Observation
 from megatron.training.profiling.torch_trace import profiler
+from megatron.training.progress import Progress
 from megatron.training.rendezvous import Rendezvous, UserError
 from megatron.training.setup import TrainState, build_train_state, connect, ends_with_copies
 from megatron.training.step import make_train_step
@@ -144,7 +145,8 @@ class _Loop:
         self._checkpoints = Checkpoints(config, state, hosts, self._tell)
         self.start = self._checkpoints.load()
         self._skip_consumed()
-        self._note_other_order()
+        if note := self.start.other_order(data.train, config.train.train_samples):
+            self._tell(note)
         self.last = last_iteration(config.train, self.start.iteration)
         self.meter = _introduce(config, state, self._say)
         self._step = make_train_step(config.optimizer, state)
@@ -234,24 +236,6 @@ class _Loop:
                 evaluations * train.eval_iters * train.global_batch_size
             )
 
-    def _note_other_order(self) -> None:
-        """Say so if the samples of the earlier run are not the first ones of this run's order."""
-        train, start = self._data.train, self.start
-        if not start.last_sample or train.digest(start.consumed_samples - 1) == start.last_sample:
-            return
-        wanted = self._config.train.train_samples
-        why = "--data-path, --split, --seed, --seq-length or the tokenizer is another"
-        if wanted != start.train_samples:
-            why = (
-                f"it depends on the samples that a run asks for, {start.train_samples} before and "
-                f"{wanted} now (--train-iters), as in Megatron: to keep it, keep that number and "
-                "stop with --exit-interval; or " + why
-            )
-        self._tell(
-            "--load: the data come in another order than in the run so far, so some samples may "
-            f"come twice and others not at all; {why}"
-        )
-
     def _evaluate(self, valid: MicrobatchLoader, iteration: int) -> None:
         self.meter.report(self._step.settle())
         with self.meter.paused():
@@ -261,9 +245,8 @@ class _Loop:
     def _save(self, iteration: int) -> None:
         self.meter.report(self._step.settle())
         with self.meter.paused():
-            consumed = self._data.train.consumed_samples
-            last, wanted = self._data.train.digest(consumed - 1), self._config.train.train_samples
-            self._checkpoints.save(Progress(iteration + 1, consumed, last, wanted))
+            samples = self._config.train.train_samples
+            self._checkpoints.save(Progress.after(iteration + 1, self._data.train, samples))
 
     def _tell(self, text: str) -> None:
         self._say(text, flush=True)

@@ -26,9 +26,10 @@ from megatron.checkpoint.config import CheckpointConfig
 from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch, MicrobatchLoader
 from megatron.parallel.groups import make_groups
-from megatron.training.checkpointing import Checkpoints, Progress, writer_hosts
+from megatron.training.checkpointing import Checkpoints, writer_hosts
 from megatron.training.loop import last_iteration, train
 from megatron.training.open_data import Data
+from megatron.training.progress import Progress
 from megatron.training.rendezvous import UserError
 from megatron.training.setup import build_train_state
 
@@ -280,7 +281,7 @@ def test_data_in_another_order_are_told(ranks: RankPool, tmp_path: Path) -> None
     assert not told(config, 0)
     assert not told(longer, 0), "a longer run whose data begin alike"
     [line] = told(longer, 2)
-    assert "24 before and 36 now (--train-iters)" in line
+    assert "(--train-iters), 24 before and 36 now" in line
     assert "--exit-interval" in line
     [line] = told(config, 2)
     assert "--train-iters" not in line
