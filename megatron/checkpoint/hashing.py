@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Final
 
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.serialization import get_crc32_options, set_crc32_options
 
 from megatron.checkpoint.folder import FileDigest
 
@@ -91,10 +92,18 @@ class HashedFiles(FileSystem):
     def create_stream(
         self, path: str | os.PathLike[str], mode: str
     ) -> Generator[io.IOBase, None, None]:
-        """Open a new file to write to."""
+        """Open a new file to write to; this thread's ``torch.save`` forms no CRC meanwhile.
+
+        The CRC would take nearly as long as SHA-256, which tells more.
+        """
         assert mode == "wb", f"{path} is opened to be written, and once"
-        with HashedStream(Path(path).open("wb")) as stream:
-            yield stream
+        before = get_crc32_options()  # a setting of this thread
+        set_crc32_options(False)
+        try:
+            with HashedStream(Path(path).open("wb")) as stream:
+                yield stream
+        finally:
+            set_crc32_options(before)
         self.digests[Path(path).name] = stream.digest
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:

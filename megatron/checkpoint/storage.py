@@ -122,8 +122,9 @@ def read(where: Path, tensors: Mapping[str, BoxedTensor], hosts: ConnectedAxis) 
         DamagedError: a file is not what was written; raised on all ranks.
         OtherModelError: a tensor is missing or has another shape; raised on all ranks.
     """
+    names = [name for name in _own_names(where, hosts) if name.endswith(_TENSORS)]
     with ThreadPoolExecutor(1, thread_name_prefix="digest") as aside:
-        compared = aside.submit(_damage_of_tensors, where, hosts)
+        compared = aside.submit(folder.problem_of, where, names)
         other, failure = _fill(where, tensors)
     found = hosts.all_gather_object((compared.result(), other, failure))
     damage, others, failures = (list(filter(None, told)) for told in zip(*found, strict=True))
@@ -150,16 +151,8 @@ def read_common(where: Path) -> dict[str, Any]:
 
 
 def _own_names(where: Path, hosts: ConnectedAxis) -> list[str]:
-    """Return the files that this rank compares with the manifest."""
+    """Return the files that this rank compares with the manifest, which is readable."""
     return sorted(folder.read_manifest(where))[hosts.rank :: hosts.size]
-
-
-def _damage_of_tensors(where: Path, hosts: ConnectedAxis) -> str | None:
-    try:
-        names = [name for name in _own_names(where, hosts) if name.endswith(_TENSORS)]
-        return folder.problem_of(where, names)
-    except DamagedError as error:
-        return str(error)
 
 
 def _fill(where: Path, tensors: Mapping[str, BoxedTensor]) -> tuple[str | None, str | None]:
@@ -211,6 +204,8 @@ def _write_own(
         # would take back those that other threads set meanwhile.
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
     dcp.save(dict(tensors), storage_writer=writer, process_group=hosts.group)
+    if sum(name.endswith(_TENSORS) for name in writer.digests) != files:
+        raise OSError("a thread could not write its file")  # PyTorch goes on without it
     if hosts.rank > 0:
         return writer.digests
     return writer.digests | {COMMON: _write_common(partial / COMMON, common)}
