@@ -69,7 +69,8 @@ class BoxedTensor(Tensor):
         return shape if dim is None else shape[dim]
 
     def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
-        """Return what is to be written: every box that is here."""
+        """Return what is to be written: every box that is here, its rows one after the other."""
+        assert self.as_subclass(Tensor).is_contiguous(), f"the reader relies on it for {fqn}"
         properties = TensorProperties(dtype=self.dtype)
         return [
             WriteItem(

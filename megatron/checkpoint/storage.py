@@ -21,6 +21,7 @@ from megatron.checkpoint import folder
 from megatron.checkpoint.boxed import BoxedTensor
 from megatron.checkpoint.folder import DamagedError, FileDigest
 from megatron.checkpoint.hashing import HashedStream, HashedWriter
+from megatron.checkpoint.reading import TensorReader
 from megatron.parallel.groups import ConnectedAxis
 
 COMMON: Final = "common.json"
@@ -157,13 +158,12 @@ def _own_names(where: Path, hosts: ConnectedAxis) -> list[str]:
 
 def _fill(where: Path, tensors: Mapping[str, BoxedTensor]) -> tuple[str | None, str | None]:
     """Fill tensors; return in what the model differs, and why they cannot be read, if so."""
-    reader, planner = dcp.FileSystemReader(where), dcp.DefaultLoadPlanner()
     try:
-        metadata = reader.read_metadata()
-        if other := _difference(where, metadata.state_dict_metadata, tensors):
+        reader, planner = TensorReader(where), dcp.DefaultLoadPlanner()
+        if other := _difference(where, reader.metadata.state_dict_metadata, tensors):
             return other, None
-        planner.set_up_planner(dict(tensors), metadata, is_coordinator=True)
-        reader.set_up_storage_reader(metadata, is_coordinator=True)
+        planner.set_up_planner(dict(tensors), reader.metadata, is_coordinator=True)
+        reader.set_up_storage_reader(reader.metadata, is_coordinator=True)
         plan = reader.prepare_local_plan(planner.create_local_plan())
         reader.read_data(planner.finish_plan(plan), planner).wait()
     except Exception as error:  # damage shows as any of them
