@@ -94,15 +94,12 @@ def finish(root: Path, iteration: int, files: Mapping[str, FileDigest]) -> Path:
         temporary.write_text(text)
     _sync_folder(partial)
     replaced = _aside(root, iteration, _REPLACED)
-    if final.exists():
-        _remove(replaced)
-        final.rename(replaced)
-    partial.rename(final)
+    _rename(partial, final, replaced)
     _sync_folder(root)
     with atomic_path(root / POINTER) as temporary:
         temporary.write_text(f"{iteration}\n")
     _sync_folder(root)
-    _remove(replaced)
+    shutil.rmtree(replaced, ignore_errors=True)  # what is left of it is in nobody's way
     return final
 
 
@@ -113,18 +110,26 @@ def clean_up(root: Path) -> list[str]:
         What was done, a line each, for the log.
     """
     done = []
-    for path in sorted(root.glob(f"iter_*{_REPLACED}")):
-        final = path.with_name(path.name.removesuffix(_REPLACED))
-        if final.exists():
-            _remove(path)
-        else:
-            path.rename(final)
-            done.append(f"{final}: brought back, because its successor was never finished")
-    for ending in (_PARTIAL, _DELETED):
+    for ending in (_REPLACED, _PARTIAL, _DELETED):
         for path in sorted(root.glob(f"iter_*{ending}")):
-            _remove(path)
-            done.append(f"{path}: removed, as it was never finished")
-    return done
+            final = path.with_name(path.name.removesuffix(ending))
+            try:
+                done.append(_tidied(path, back_to=final if ending == _REPLACED else None))
+            except OSError as error:
+                done.append(f"{path} stays as it is ({error})")
+    return list(filter(None, done))
+
+
+def _tidied(path: Path, back_to: Path | None) -> str | None:
+    """Put one folder in order; return what was done, if it is worth telling."""
+    if back_to is None:
+        _remove(path)
+        return f"{path}: removed, as it was never finished"
+    if back_to.exists():
+        _remove(path)
+        return None
+    path.rename(back_to)
+    return f"{back_to}: brought back, because its successor was never finished"
 
 
 def complete(root: Path) -> list[int]:
@@ -196,8 +201,19 @@ def verify(folder: Path, names: Iterable[str] | None = None) -> None:
         raise DamagedError(problem)
 
 
-def problems(folder: Path, names: Iterable[str] | None = None) -> Iterator[str]:
-    """Yield what is wrong with the files of a checkpoint, a sentence for each; see ``verify``."""
+def problems(
+    folder: Path, names: Iterable[str] | None = None, *, sizes_only: bool = False
+) -> Iterator[str]:
+    """Yield what is wrong with the files of a checkpoint, a sentence for each.
+
+    Args:
+        folder: of the checkpoint.
+        names: the files to compare; all of them if it is ``None``.
+        sizes_only: do not read the files.
+
+    Raises:
+        DamagedError: there is no manifest, or it cannot be understood.
+    """
     expected = read_manifest(folder)
     for name in expected if names is None else names:
         path, entry = folder / name, expected[name]
@@ -205,7 +221,7 @@ def problems(folder: Path, names: Iterable[str] | None = None) -> Iterator[str]:
             size = path.stat().st_size
             if size != entry.size:
                 yield f"{path} has {size} bytes, but {entry.size} were written"
-            elif digest(path) != entry:
+            elif not sizes_only and digest(path) != entry:
                 yield f"{path} is not what was written: its SHA-256 differs"
         except FileNotFoundError:
             yield f"{path} is missing"
@@ -213,13 +229,15 @@ def problems(folder: Path, names: Iterable[str] | None = None) -> Iterator[str]:
             yield f"{path} cannot be read ({error})"
 
 
-def problem_of(folder: Path, names: Iterable[str] | None = None) -> str | None:
+def problem_of(
+    folder: Path, names: Iterable[str] | None = None, *, sizes_only: bool = False
+) -> str | None:
     """Return the first thing that is wrong with a checkpoint, ``None`` if nothing is.
 
-    Arguments as in ``verify``.
+    Arguments as in ``problems``.
     """
     try:
-        return next(problems(folder, names), None)
+        return next(problems(folder, names, sizes_only=sizes_only), None)
     except DamagedError as error:
         return str(error)
 
@@ -240,6 +258,20 @@ def remove(root: Path, iteration: int) -> None:
 def _aside(root: Path, iteration: int, ending: str) -> Path:
     folder = folder_of(root, iteration)
     return folder.with_name(folder.name + ending)
+
+
+def _rename(partial: Path, final: Path, replaced: Path) -> None:
+    """Give a checkpoint its name; if that fails, the one that had it before gets it back."""
+    if not final.exists():
+        partial.rename(final)
+        return
+    _remove(replaced)
+    final.rename(replaced)
+    try:
+        partial.rename(final)
+    except OSError:
+        replaced.rename(final)
+        raise
 
 
 def _remove(folder: Path) -> None:

@@ -35,7 +35,8 @@ class ReplicaFlags:
 class CheckpointFlags:
     """Checkpoints; any layout loads those of any other."""
 
-    save: Path | None = flag(None, "Folder to save checkpoints to, at the end and between.",
+    save: Path | None = flag(None,
+        "Folder to save checkpoints to, at the end and between; for one job at a time.",
         unset="nothing is saved")
     save_interval: int | None = flag(None, "Iterations between two checkpoints.", COUNT,
         unset="only at the end", idle_without="--save")
@@ -47,6 +48,9 @@ class CheckpointFlags:
     no_save_optim: bool = flag(False, "Save the weights only.", idle_without="--save")
     load: Path | None = flag(None, "Folder to load a checkpoint from, the last good one.",
         unset="train from random weights")
+    use_checkpoint_args: bool = flag(False,
+        "Take the flags of the model that are not given from the checkpoint.",
+        idle_without="--load")
     ckpt_step: int | None = flag(None, "Iteration of the checkpoint to load.", COUNT,
         unset="the last good one", idle_without="--load")
     no_load_optim: bool = flag(False, "Load the weights only; the iteration goes on.",

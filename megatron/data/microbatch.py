@@ -1,5 +1,6 @@
 """Samples become microbatches, in an order that only the count of consumed samples decides."""
 
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,6 +93,14 @@ class MicrobatchLoader:
             )
         starts = range(first, end, self._micro_batch_size)[begin::step]
         return [self._read(start) for start in starts]
+
+    def digest(self, sample: int) -> str:
+        """Return a word that tells the tokens of a sample from others; empty if there is none."""
+        if not 0 <= sample < len(self._dataset):
+            return ""
+        tokens = np.empty(self._dataset.seq_length + 1, np.int64)
+        self._dataset.read(sample, tokens)
+        return hashlib.sha256(tokens.tobytes()).hexdigest()[:16]
 
     @property
     def _batch_size(self) -> int:

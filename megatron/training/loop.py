@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from megatron.config.run_config import RunConfig, TrainConfig
 from megatron.data.microbatch import MicrobatchLoader
 from megatron.parallel.grid import Grid
+from megatron.parallel.groups import ConnectedAxis
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.shape import iteration_flops
 from megatron.training.agreement import Digests, check_agreement, data_digests, run_digests
-from megatron.training.checkpointing import Checkpoints, Progress, writer_hosts
+from megatron.training.checkpointing import Checkpoints, sole_writer, writer_hosts
 from megatron.training.growing_batches import GrowingBatches
 from megatron.training.iteration import evaluate, run_iteration
 from megatron.training.metrics.log_line import evaluation_lines, introduction, vocabulary_words
@@ -29,6 +30,7 @@ from megatron.training.planning.run_plan import RunPlan, described, make_run_pla
 from megatron.training.planning.shared_plan import shared_plan
 from megatron.training.profiling.observation import Observation
 from megatron.training.profiling.torch_trace import profiler
+from megatron.training.progress import Progress
 from megatron.training.rendezvous import Rendezvous, UserError
 from megatron.training.setup import TrainState, build_train_state, connect, ends_with_copies
 from megatron.training.step import make_train_step
@@ -113,8 +115,9 @@ def train(config: RunConfig, state: TrainState, data: Data) -> None:
             iteration and the rank that saw it first.
         UserError: the data or the checkpoint cannot be read.
     """
-    loop = _Loop(config, state, data)
-    with profiler(config.log, state.groups.world.rank) as step_profiler:
+    hosts, rank = writer_hosts(state.groups, config.checkpoint), state.groups.world.rank
+    with sole_writer(config.checkpoint, hosts), profiler(config.log, rank) as step_profiler:
+        loop = _Loop(config, state, data, hosts)
         for iteration in range(loop.start.iteration, loop.last):
             try:
                 loop.run(iteration)
@@ -123,7 +126,7 @@ def train(config: RunConfig, state: TrainState, data: Data) -> None:
                 raise
             with loop.meter.paused():  # the profiler may write its trace here
                 step_profiler.step()
-    loop.end()
+        loop.end()
 
 
 class _Loop:
@@ -135,13 +138,16 @@ class _Loop:
         meter: times the iterations, and prints.
     """
 
-    def __init__(self, config: RunConfig, state: TrainState, data: Data) -> None:
+    def __init__(
+        self, config: RunConfig, state: TrainState, data: Data, hosts: ConnectedAxis
+    ) -> None:
         self._config, self._state, self._data = config, state, data
         self._say = print if state.groups.world.rank == 0 else _silent
-        hosts = writer_hosts(state.groups, config.checkpoint)
         self._checkpoints = Checkpoints(config, state, hosts, self._tell)
         self.start = self._checkpoints.load()
         self._skip_consumed()
+        if note := self.start.other_order(data.train, config.train.train_samples):
+            self._tell(note)
         self.last = last_iteration(config.train, self.start)
         self._batches = GrowingBatches(config, state, data.train, self._tell)
         self.meter = _introduce(config, state, self.start, self._say)
@@ -245,7 +251,8 @@ class _Loop:
     def _save(self, iteration: int) -> None:
         self.meter.report(self._step.settle())
         with self.meter.paused():
-            self._checkpoints.save(Progress(iteration + 1, self._data.train.consumed_samples))
+            samples = self._config.train.train_samples
+            self._checkpoints.save(Progress.after(iteration + 1, self._data.train, samples))
 
     def _tell(self, text: str) -> None:
         self._say(text, flush=True)

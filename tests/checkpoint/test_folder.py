@@ -1,10 +1,12 @@
 """Whatever happens while checkpoints are written, a good one is found, and damage is named."""
 
+import errno
 import json
 import os
 import random
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -91,6 +93,80 @@ def test_a_kill_at_any_moment_leaves_a_good_checkpoint(
         number += 1
     assert number > 8, "the file operations were counted"
     assert seen == {"old", "new"}
+
+
+def disk_error_at(
+    monkeypatch: pytest.MonkeyPatch, number: int, *, lasts: bool, work: Callable[[], None]
+) -> bool:
+    """Do ``work`` on a disk whose operation of this number fails; return whether there was one.
+
+    Args:
+        monkeypatch: puts the fault in.
+        number: of the operation.
+        lasts: whether all later ones fail, too.
+        work: may raise an ``OSError`` of its own accord.
+    """
+    count = 0
+
+    def faulty(operation: Callable[..., object]) -> Callable[..., object]:
+        def run(*args: object, **kwargs: object) -> object:
+            nonlocal count
+            count += 1
+            if count - 1 == number or (lasts and count > number):
+                raise OSError(errno.EIO, "Input/output error")
+            return operation(*args, **kwargs)
+
+        return run
+
+    with monkeypatch.context() as patched, suppress(OSError):
+        for name in STEPS:
+            patched.setattr(os, name, faulty(getattr(os, name)))
+        work()
+    return count > number
+
+
+@pytest.mark.parametrize("lasts", [False, True], ids=["once", "from then on"])
+@pytest.mark.parametrize("again", [False, True], ids=["next", "same iteration again"])
+def test_a_disk_error_at_any_operation_leaves_a_good_checkpoint(
+    again: bool, lasts: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without a new job that would tidy up, unless the disk is gone for good."""
+    new, number, failed = 10 if again else 20, 0, True
+    while failed:
+        root = tmp_path / str(number)
+        save(root, 10, "old")
+
+        def save_or_give_up(root: Path = root) -> None:
+            try:
+                save(root, new, "new")
+            except OSError:
+                folder.give_up(root, new)
+                raise
+
+        failed = disk_error_at(monkeypatch, number, lasts=lasts, work=save_or_give_up)
+        if lasts:
+            folder.clean_up(root)
+        where = folder.folder_of(root, folder.candidates(root)[0])
+        folder.verify(where)
+        assert lasts or not folder.partial_of(root, new).exists()
+        number += 1
+    assert number > 8, "the file operations were counted"
+
+
+def test_a_disk_error_while_tidying_up_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    save(tmp_path, 10, "old")
+    folder.begin(tmp_path, 20)
+    folder.folder_of(tmp_path, 10).rename(tmp_path / "iter_0000010.replaced")
+    told: list[str] = []
+    disk_error_at(monkeypatch, 0, lasts=True, work=lambda: told.extend(folder.clean_up(tmp_path)))
+    assert [line.partition(" stays as it is")[0] for line in told] == [
+        str(tmp_path / "iter_0000010.replaced"),
+        str(tmp_path / "iter_0000020.partial"),
+    ]
+    folder.clean_up(tmp_path)
+    assert folder.candidates(tmp_path) == [10]
 
 
 def test_a_kill_while_deleting_leaves_all_or_nothing(

@@ -217,7 +217,11 @@ def refusal(
         ),
         ("--tokenizer-type NoSuchTokenizer", 1, "--tokenizer-type NoSuchTokenizer choose"),
         ("--fp16", 1, "--fp16: yet --bf16"),
-        ("--load x --use-checkpoint-args", 1, "--use-checkpoint-args: --load leave"),
+        (
+            "--load x --use-checkpoint-opt_param-scheduler",
+            1,
+            "--use-checkpoint-opt-param-scheduler: flags give",
+        ),
         ("--pretrained-checkpoint out", 1, "--pretrained-checkpoint out: --load leave"),
         ("--recompute_granularity full", 1, "--recompute-granularity full: recomputed yet leave"),
         (

@@ -154,17 +154,27 @@ FEATURES: Final = (
                 --ckpt-fully-parallel-load --dist-ckpt-optim-fully-reshardable
                 --ckpt-assume-constant-structure --use-persistent-ckpt-worker
                 --auto-detect-ckpt-format --verify-integrity"""),
+            Idle("the learning rate follows the flags of the run that loads", None, """
+                --override-opt_param-scheduler --override-lr-scheduler --reset-lr-scheduler"""),
             Idle("nothing random is saved: it follows from the seed", None, """
                 --no-save-rng --no-load-rng"""),
             Idle("nothing is loaded", without("--load", "--pretrained-checkpoint"), """
-                --no-load-lr-state --reset-iteration --load-iteration N --use-checkpoint-args
-                --no-use-tokenizer-model-from-checkpoint-args --override-opt_param-scheduler
-                --use-checkpoint-opt_param-scheduler --override-lr-scheduler
-                --use-checkpoint-lr-scheduler --reset-lr-scheduler --dist-ckpt-strictness N"""),
+                --no-load-lr-state --reset-iteration --load-iteration N
+                --no-use-tokenizer-model-from-checkpoint-args --dist-ckpt-strictness N"""),
             Idle("nothing is saved or loaded",
                 without("--save", "--load", "--pretrained-checkpoint"), """
                 --ckpt-format N --dist-ckpt-format N --ckpt-* [...] --dist-ckpt-* [...]
                 --save-* [...]"""),
+        ),
+    ),
+    Feature(
+        "the learning rate of a checkpoint",
+        "the learning rate follows the flags, not the checkpoint",
+        "give the flags of the run that saved it; what differs is told when it is loaded",
+        "",
+        idle=(
+            Idle("nothing is loaded", without("--load", "--pretrained-checkpoint"), """
+                --use-checkpoint-opt_param-scheduler --use-checkpoint-lr-scheduler"""),
         ),
     ),
     Feature(
