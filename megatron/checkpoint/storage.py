@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from megatron.checkpoint import folder
 from megatron.checkpoint.boxed import BoxedTensor
 from megatron.checkpoint.folder import DamagedError, FileDigest
+from megatron.checkpoint.metadata import METADATA, CheckedReader
 from megatron.parallel.groups import ConnectedAxis
 
 COMMON: Final = "common.json"
@@ -91,7 +92,7 @@ def read(where: Path, tensors: Mapping[str, BoxedTensor], hosts: ConnectedAxis) 
     Raises:
         DamagedError: a tensor is missing, has another shape, or cannot be read.
     """
-    reader = dcp.FileSystemReader(where)
+    reader = CheckedReader(where)
     known = reader.read_metadata().state_dict_metadata
     for name, tensor in tensors.items():
         saved = known.get(name)
@@ -132,8 +133,12 @@ def check_files(where: Path, hosts: ConnectedAxis) -> str | None:
         What is wrong with the first damaged file, the same on every rank; ``None`` if nothing is.
     """
     try:
-        names = sorted(folder.read_manifest(where))[hosts.rank :: hosts.size]
-        problem = folder.problem_of(where, names)
+        listed = sorted(folder.read_manifest(where))
+        problem = folder.problem_of(where, listed[hosts.rank :: hosts.size])
+        for name in {COMMON, METADATA}.difference(listed):
+            problem = (
+                f"{where / folder.MANIFEST} does not list {name}, so that it cannot be checked"
+            )
     except DamagedError as error:
         problem = str(error)
     return next(filter(None, hosts.all_gather_object(problem)), None)
@@ -161,7 +166,7 @@ def _digest_own(partial: Path, common: Common, hosts: ConnectedAxis) -> dict[str
             json.dump(common, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
-        own += [path, partial / ".metadata"]
+        own += [path, partial / METADATA]
     return {path.name: folder.digest(path) for path in own}
 
 

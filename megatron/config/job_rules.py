@@ -12,6 +12,7 @@ from megatron.config.declare import options_of
 from megatron.config.flags import Flags
 from megatron.config.gpu_driver import why_gpus_are_out_of_reach
 from megatron.config.long_run_flags import ReplicaFlags
+from megatron.config.pipeline_flags import size_faults
 from megatron.config.resolve import vocabulary
 from megatron.config.rules import Rule
 from megatron.data.indexed import IndexedDataset
@@ -24,9 +25,10 @@ _NO_GPUS = "PyTorch finds no CUDA device here; install a driver and a CUDA build
 
 def job_rules(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
     """The rules for a job of ``world_size`` ranks; a dry run needs no ranks, devices or data."""
+    plan_size = partial(_plan_size, 1 if dry_run else world_size)
     if dry_run:
-        return (_tokenizer,)
-    return (_tokenizer, partial(_ranks, world_size), _device, _backend, _data_files)
+        return (_tokenizer, plan_size)
+    return (_tokenizer, plan_size, partial(_ranks, world_size), _device, _backend, _data_files)
 
 
 def job_notes(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
@@ -41,6 +43,11 @@ def _one_replica(world_size: int, flags: Flags) -> Iterator[str]:
     for option, value in options_of(ReplicaFlags, flags.replicas):
         if value:
             yield f"{option} changes nothing: there is one replica of the model"
+
+
+def _plan_size(world_size: int, flags: Flags) -> Iterator[str]:
+    ranks = flags.parallel.pipeline_model_parallel_size
+    yield from size_faults(flags, max(1, world_size // ranks))
 
 
 def _ranks(world_size: int, flags: Flags) -> Iterator[str]:
@@ -75,7 +82,7 @@ def _device(flags: Flags) -> Iterator[str]:
     cuda = torch.cuda.is_available()
     if flags.parallel.device == "cuda" and not cuda:
         yield f"--device cuda: {why_gpus_are_out_of_reach() or _NO_GPUS}; or use --device cpu"
-    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or "1")
     if cuda and flags.parallel.device != "cpu" and local_ranks > torch.cuda.device_count():
         yield (
             f"--nproc-per-node {local_ranks}: this machine has {torch.cuda.device_count()} CUDA "

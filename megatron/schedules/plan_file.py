@@ -1,10 +1,14 @@
 """Load a plan from a file; check that it can be run and that it is the plan that is wanted."""
 
 from pathlib import Path
+from typing import Final
 
+from megatron.native.files import read_text
 from megatron.schedules.check import check
 from megatron.schedules.plan import Plan
 from megatron.schedules.treatments import TREATMENTS
+
+_WAY_OUT: Final = "give one that tools/simulate.py --save-plan wrote"
 
 
 def load_plan(path: Path, ranks: int, microbatches: int, vocabulary: str) -> Plan:
@@ -56,9 +60,13 @@ def load_any_plan(path: Path) -> Plan:
         ValueError: if the file holds no plan, or one that cannot be run; the message names it.
     """
     try:
-        plan = Plan.from_text(path.read_text())
+        text = read_text(path)
     except OSError as error:
         raise ValueError(f"cannot read the plan file {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{path} holds no plan: it {error}; {_WAY_OUT}") from error
+    try:
+        plan = Plan.from_text(text)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     try:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from megatron.checkpoint import folder, storage
 from megatron.checkpoint.background import Background
 from megatron.checkpoint.boxed import BoxedTensor
+from megatron.checkpoint.common import read_checked_common
 from megatron.checkpoint.config import CheckpointConfig
 from megatron.checkpoint.folder import DamagedError
 from megatron.checkpoint.storage import SaveError
@@ -243,7 +244,7 @@ class Checkpoints:
 
     def _read(self, where: Path) -> Progress:
         config, optimizer = self._config, self._state.optimizer
-        common = storage.read_common(where)
+        common = read_checked_common(where)
         self._check_model(where, common)
         self._note_changed_rates(common)
         moments = config.load_optimizer and not config.finetune

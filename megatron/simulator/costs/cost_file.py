@@ -17,11 +17,13 @@ that the schedule runs (``check_measured``).
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
 
+from megatron.native.files import read_text, write_text
 from megatron.schedules.costs import Costs, Time
 from megatron.schedules.needs import COMM_KINDS, CommKind
 from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS, PassKind
@@ -82,8 +84,7 @@ def load_costs(path: Path) -> CostFile:
             and the value.
     """
     try:
-        document = json.loads(path.read_text(), object_pairs_hook=_no_doubles)
-        sections = _section(document, "the file")
+        sections = _section(_document(path), "the file")
         for name in sections:
             if name not in ("passes", "comms", "bytes", "layers"):
                 raise ValueError(f"'{name}' is no section: write passes, comms, bytes or layers")
@@ -97,7 +98,7 @@ def load_costs(path: Path) -> CostFile:
         layers = _layers(sections["layers"]) if "layers" in sections else None
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:  # of JSON and of Unicode too
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return CostFile(costs, sizes, layers, frozenset(passes) | set(costs.comms))
 
@@ -134,9 +135,32 @@ def save_costs(path: Path, costs: Costs, layers: Sequence[Sequence[int]]) -> Non
         path: path of the file.
         costs: measured costs.
         layers: transformer layers of each chunk of each rank during the measurement.
+
+    Raises:
+        OSError: it cannot be written; the message names it.
     """
     document = {"passes": dict(costs.passes), "comms": dict(costs.comms), "layers": layers}
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(document, indent=1) + "\n")
+
+
+def _document(path: Path) -> object:
+    """Return what a JSON file holds.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no JSON file.
+    """
+    way_out = "give a file that --save-measured-costs wrote, or write it as this module says"
+    try:
+        return json.loads(read_text(path), object_pairs_hook=_no_doubles)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"is no complete JSON: {error.msg} in line {error.lineno}, column {error.colno}; it "
+            f"was cut short, or it is another file: {way_out}"
+        ) from error
+    except RecursionError as error:
+        raise ValueError(f"holds lists in lists without end: {way_out}") from error
 
 
 def _costs(passes: Iterable[tuple[str, Time]], comms: Iterable[tuple[str, float]]) -> Costs:
@@ -176,9 +200,8 @@ def _number(word: str, text: str) -> float:
 
 
 def _no_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    names = [name for name, _ in pairs]
-    for name in names:
-        if names.count(name) > 1:
+    for name, times in Counter(name for name, _ in pairs).items():
+        if times > 1:
             raise ValueError(f"'{name}' is given twice: give it once")
     return dict(pairs)
 
