@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from megatron.checkpoint import folder
 from megatron.checkpoint.boxed import BoxedTensor
 from megatron.checkpoint.folder import DamagedError, FileDigest
-from megatron.checkpoint.metadata import METADATA, CheckedReader
+from megatron.checkpoint.metadata import METADATA, CheckedReader, read_metadata
 from megatron.parallel.groups import ConnectedAxis
 
 COMMON: Final = "common.json"
@@ -92,8 +92,29 @@ def read(where: Path, tensors: Mapping[str, BoxedTensor], hosts: ConnectedAxis) 
     Raises:
         DamagedError: a tensor is missing, has another shape, or cannot be read.
     """
+    fault = None
+    try:
+        _check_tensors(where, tensors)
+    except DamagedError as error:
+        fault = str(error)
+    # A tensor may be missing that only one rank needs; the others must not wait for that rank.
+    if told := next(filter(None, hosts.all_gather_object(fault)), None):
+        raise DamagedError(told)
     reader = CheckedReader(where)
-    known = reader.read_metadata().state_dict_metadata
+    try:
+        with _one_process_is_fine(hosts):
+            dcp.load(dict(tensors), storage_reader=reader, process_group=hosts.group)
+    except CheckpointException as error:
+        raise DamagedError(f"{where} cannot be read ({_causes(error)})") from error
+
+
+def _check_tensors(where: Path, tensors: Mapping[str, BoxedTensor]) -> None:
+    """Compare the tensors of this rank with those of a checkpoint.
+
+    Raises:
+        DamagedError: one is missing or has another shape, or it is not known what is there.
+    """
+    known = read_metadata(where).state_dict_metadata
     for name, tensor in tensors.items():
         saved = known.get(name)
         if not isinstance(saved, TensorStorageMetadata):
@@ -103,11 +124,6 @@ def read(where: Path, tensors: Mapping[str, BoxedTensor], hosts: ConnectedAxis) 
                 f"{where}: {name} has shape {list(saved.size)}, but this model needs "
                 f"{list(tensor.size())}: give the flags of the model that was saved"
             )
-    try:
-        with _one_process_is_fine(hosts):
-            dcp.load(dict(tensors), storage_reader=reader, process_group=hosts.group)
-    except CheckpointException as error:
-        raise DamagedError(f"{where} cannot be read ({_causes(error)})") from error
 
 
 def read_common(where: Path) -> dict[str, Any]:

@@ -254,7 +254,8 @@ class DataFlags:
         unset="required but for --vocab-size with --dry-run or --mock-data")
     tokenizer_model: Path | None = flag(None, "File of the tokenizer.", unset="none",
         idle_with="--tokenizer-type NullTokenizer")
-    vocab_size: int | None = flag(None, "Entries before padding.", up_to((1 << 31) - 1), unset="the tokenizer's")
+    vocab_size: int | None = flag(None, "Entries before padding.", up_to((1 << 31) - 1),
+        unset="the tokenizer's")
     data_cache_path: Path | None = flag(None, "Folder of the sample indices.",
         unset="beside the data", idle_with="--mock-data")
     eod_mask_loss: bool = flag(False, "No loss where the input is the end of a document.")

@@ -301,12 +301,13 @@ def _last_stage_rule(flags: Flags) -> Iterator[str]:
     chunks = _chunks(flags) or TRAITS[_schedule(flags)].chunks
     if flags.parallel.pipeline_model_parallel_size * chunks == 1 and last != layers:
         yield (
-            f"--final-stage-num-layers {last} is not --num-layers {layers}, and there is one stage: "
-            "leave it out"
+            f"--final-stage-num-layers {last} is not --num-layers {layers}, and there is one "
+            "stage: leave it out"
         )
     elif last > layers:
         yield (
-            f"--final-stage-num-layers {last} is more than --num-layers {layers}: give 0 to {layers}"
+            f"--final-stage-num-layers {last} is more than --num-layers {layers}: give 0 to "
+            f"{layers}"
         )
 
 

@@ -60,8 +60,8 @@ class IndexedDataset:
 
     Raises:
         FileNotFoundError: one of the two files is missing.
-        ValueError: a file is foreign, truncated, of another version, or cannot be read, or the two do
-            not match.
+        ValueError: a file is foreign, truncated, of another version, or cannot be read, or the two
+            do not match.
     """
 
     def __init__(self, prefix: Path) -> None:

@@ -151,7 +151,7 @@ def _document(path: Path) -> object:
         OSError: it cannot be read.
         ValueError: it is no JSON file.
     """
-    way_out = "give a file that --save-measured-costs wrote, or write it as this module says"
+    way_out = "give a file that --save-measured-costs wrote, or one in its form"
     try:
         return json.loads(read_text(path), object_pairs_hook=_no_doubles)
     except json.JSONDecodeError as error:
