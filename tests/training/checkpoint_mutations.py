@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from megatron.checkpoint import folder
 from megatron.checkpoint.metadata import METADATA
@@ -239,9 +239,9 @@ def _set_trap(path: Path, draw: random.Random) -> None:
 
 def _edit_metadata(path: Path, draw: random.Random) -> None:
     """Take from, or add to, what the metadata say of one tensor."""
-    found: Metadata = pickle.loads(path.read_bytes())
+    found: Any = pickle.loads(path.read_bytes())
     name = draw.choice(sorted(found.state_dict_metadata))
-    saved: Any = found.state_dict_metadata[name]
+    saved = found.state_dict_metadata[name]
     place = found.storage_data[MetadataIndex(name, saved.chunks[-1].offsets)]
     kind = draw.randrange(6)
     if kind == 0:
