@@ -11,13 +11,13 @@ with in_environment():
 
     from megatron.config.command_line import parse
     from megatron.config.run_config import RunConfig
-    from megatron.parallel.environment import set_nccl_environment
+    from megatron.parallel.environment import launched, set_nccl_environment
     from megatron.schedules.search.watch import Watch
     from megatron.simulator.costs.gpus import gpu
     from megatron.training.failure import end_the_job, or_exit
     from megatron.training.loop import prepare, set_up, train
     from megatron.training.planning.dry_run import dry_run
-    from megatron.training.rendezvous import join
+    from megatron.training.rendezvous import check_meeting_place, join
     from megatron.training.setup import leave
 
 
@@ -33,9 +33,8 @@ def main() -> None:
 def pretrain() -> None:
     """Train, or predict, as the command line says."""
     set_nccl_environment()
-    rank = int(os.environ.get("RANK", "0"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    job = or_exit(launched, rank=0)
+    rank, local_rank, world_size = job.rank, job.local_rank, job.world_size
     # Rank 0 logs for all ranks: compilations on first use, and slower code if there is no compiler.
     logging.basicConfig(level=logging.INFO if rank == 0 else logging.ERROR, format="%(message)s")
     speak = rank == 0
@@ -43,8 +42,9 @@ def pretrain() -> None:
     if config.dry_run is not None:
         predict(config, config.dry_run.gpu, rank)
         return
+    or_exit(lambda: check_meeting_place(world_size), rank, local_rank)
     prepared = or_exit(lambda: prepare(config, rank), rank, local_rank)
-    rendezvous = join(config.parallel)
+    rendezvous = or_exit(lambda: join(config.parallel), rank, local_rank)
     try:
         state = set_up(config, prepared, rendezvous, local_rank)
         train(config, state, prepared.data)

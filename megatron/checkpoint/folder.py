@@ -24,9 +24,13 @@ from megatron.native.files import atomic_path
 
 POINTER: Final = "latest_checkpointed_iteration.txt"
 MANIFEST: Final = "manifest.json"
+FORMAT: Final = 1
+"""Of the manifest and of what it lists; another program may read another one."""
 
 _PARTIAL, _REPLACED, _DELETED = ".partial", ".replaced", ".deleted"
 _FOLDER: Final = re.compile(r"iter_(\d{7,})")
+_FILE: Final = re.compile(r"(?!\.{1,2}$)[\w.-]+", re.ASCII)
+_ITERATION: Final = re.compile(r"[0-9]{1,18}")
 _CHUNK: Final = 1 << 22
 """Bytes read at once, to compute a digest."""
 
@@ -89,7 +93,7 @@ def finish(root: Path, iteration: int, files: Mapping[str, FileDigest]) -> Path:
     """
     partial, final = partial_of(root, iteration), folder_of(root, iteration)
     listed = {name: vars(files[name]) for name in sorted(files)}
-    text = json.dumps({"format": 1, "iteration": iteration, "files": listed}, indent=1)
+    text = json.dumps({"format": FORMAT, "iteration": iteration, "files": listed}, indent=1)
     with atomic_path(partial / MANIFEST) as temporary:
         temporary.write_text(text)
     _sync_folder(partial)
@@ -144,11 +148,12 @@ def complete(root: Path) -> list[int]:
 
 def pointed_to(root: Path) -> int | None:
     """Return the iteration that the pointer names, or ``None`` if there is no readable pointer."""
+    path = root / POINTER
     try:
-        text = (root / POINTER).read_text(encoding="utf-8", errors="replace").strip()
-    except FileNotFoundError:
+        text = "" if path.is_fifo() else path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
         return None
-    return int(text) if text.isascii() and text.isdigit() else None
+    return int(text) if _ITERATION.fullmatch(text.strip()) else None
 
 
 def candidates(root: Path) -> list[int]:
@@ -173,15 +178,25 @@ def read_manifest(folder: Path) -> dict[str, FileDigest]:
     """
     path = folder / MANIFEST
     try:
+        if path.is_fifo():  # reading it would wait for somebody to write to it
+            raise OSError("it is a pipe")
         content = json.loads(path.read_bytes())
         files = {str(name): FileDigest(**entry) for name, entry in content["files"].items()}
+        form, iteration = content["format"], content["iteration"]
     except FileNotFoundError:
         raise DamagedError(
             f"{folder} has no {MANIFEST}: its save was never finished, or it is not of this program"
         ) from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedError(f"{path} cannot be read ({error})") from error
-    strange = [name for name in files if Path(name).name != name]
+    if form != FORMAT:
+        raise DamagedError(
+            f"{path} says format {form!r}, and this program reads {FORMAT}: load it with the "
+            "program that saved it"
+        )
+    if type(iteration) is not int or folder_of(folder.parent, iteration).name != folder.name:
+        raise DamagedError(f"{path} is of iteration {iteration!r}, and its folder of another one")
+    strange = [name for name in files if not _FILE.fullmatch(name)]
     if strange:
         raise DamagedError(f"{path} lists {strange[0]!r}, which is no file of this folder")
     return files

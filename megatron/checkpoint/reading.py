@@ -11,19 +11,19 @@ from math import prod
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
+from megatron.checkpoint.metadata import CheckedReader
 from megatron.parallel.box import Box, Shape
 
 _RECORD = "data/0"
 """The record of a tensor's bytes in the archive that ``torch.save`` makes of it."""
 
 
-class TensorReader(dcp.FileSystemReader):
+class TensorReader(CheckedReader):
     """PyTorch's reader of checkpoints, for tensors that ``BoxedTensor`` has written.
 
     Args:

@@ -21,6 +21,7 @@ from megatron.checkpoint import folder
 from megatron.checkpoint.boxed import BoxedTensor
 from megatron.checkpoint.folder import DamagedError, FileDigest
 from megatron.checkpoint.hashing import HashedStream, HashedWriter
+from megatron.checkpoint.metadata import METADATA
 from megatron.checkpoint.reading import TensorReader
 from megatron.parallel.groups import ConnectedAxis
 
@@ -102,6 +103,10 @@ def check_files(where: Path, hosts: ConnectedAxis) -> str | None:
         small = [name for name in names if not name.endswith(_TENSORS)]
         problem = folder.problem_of(where, names, sizes_only=True)
         problem = problem or folder.problem_of(where, small)
+        for name in {COMMON, METADATA}.difference(folder.read_manifest(where)):
+            problem = (
+                f"{where / folder.MANIFEST} does not list {name}, so that it cannot be checked"
+            )
     except DamagedError as error:
         problem = str(error)
     return next(filter(None, hosts.all_gather_object(problem)), None)

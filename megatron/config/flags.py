@@ -9,7 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from megatron.config.declare import COUNT, NOT_NEGATIVE, PERCENT, POSITIVE, SHARE, flag, required
+from megatron.config.declare import (
+    COUNT,
+    DEPTH,
+    LENGTH,
+    MINUTES,
+    NOT_NEGATIVE,
+    PERCENT,
+    POSITIVE,
+    RANKS,
+    SEED,
+    SHARE,
+    WIDTH,
+    flag,
+    required,
+    up_to,
+)
 from megatron.config.long_run_flags import CheckpointFlags, ReplicaFlags
 from megatron.config.optimizer_flags import OptimizerFlags
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAINABLE_SCHEDULES
@@ -36,21 +51,21 @@ _ACCOUNTS: Final = (
 class ModelFlags:
     """The model's shape and mathematics."""
 
-    num_layers: int = required("Transformer layers.", COUNT)
-    hidden_size: int = required("Width of the model.", COUNT)
-    num_attention_heads: int = required("Query heads.", COUNT)
-    seq_length: int = required("Tokens per sample.", COUNT)
+    num_layers: int = required("Transformer layers.", DEPTH)
+    hidden_size: int = required("Width of the model.", WIDTH)
+    num_attention_heads: int = required("Query heads.", WIDTH)
+    seq_length: int = required("Tokens per sample.", LENGTH)
     max_position_embeddings: int | None = flag(None,
-        "Longest sequence; rows of the learned position table.", COUNT, unset="--seq-length")
-    ffn_hidden_size: int | None = flag(None, "Width of the MLP.", COUNT,
+        "Longest sequence; rows of the learned position table.", LENGTH, unset="--seq-length")
+    ffn_hidden_size: int | None = flag(None, "Width of the MLP.", WIDTH,
         unset="4 x hidden; with --swiglu 8/3 x hidden in multiples of 64")
     group_query_attention: bool = flag(False, "Share key/value heads among query heads.")
-    num_query_groups: int | None = flag(None, "Key/value heads.", COUNT,
+    num_query_groups: int | None = flag(None, "Key/value heads.", WIDTH,
         unset="1, or heads without --group-query-attention", idle_without="--group-query-attention")
-    kv_channels: int | None = flag(None, "Width of a head.", COUNT, unset="hidden / heads")
+    kv_channels: int | None = flag(None, "Width of a head.", WIDTH, unset="hidden / heads")
     position_embedding_type: Literal["learned_absolute", "rope"] = flag("learned_absolute",
         "A learned table, or rotated queries and keys.")
-    rotary_base: int = flag(10000, "RoPE theta.", COUNT, idle_without=_ROPE)
+    rotary_base: int = flag(10000, "RoPE theta.", up_to(10**12), idle_without=_ROPE)
     rotary_percent: float = flag(1.0, "Share of each head that RoPE rotates.", PERCENT,
         idle_without=_ROPE)
     rotary_interleaved: bool = flag(False,
@@ -87,7 +102,7 @@ class ModelFlags:
 class ParallelFlags:
     """The layout over ranks."""
 
-    pipeline_model_parallel_size: int = flag(1, "Pipeline ranks.", COUNT)
+    pipeline_model_parallel_size: int = flag(1, "Pipeline ranks.", RANKS)
     vocab_parallel: str | None = flag(None,
         "none: the vocabulary layers are whole on the first and the last stage; redis: the same, "
         "with fewer transformer layers there. The others split them into passes of every rank, "
@@ -100,13 +115,13 @@ class ParallelFlags:
     use_interlaced_schedule: bool = flag(False,
         "The original's name of --vocab-parallel interlaced.")
     make_vocab_size_divisible_by: int = flag(128,
-        "Every vocabulary shard has a multiple of this number of rows.", COUNT)
-    tensor_model_parallel_size: int = flag(1, "Tensor-parallel ranks; only 1 so far.", COUNT)
+        "Every vocabulary shard has a multiple of this number of rows.", WIDTH)
+    tensor_model_parallel_size: int = flag(1, "Tensor-parallel ranks; only 1 so far.", RANKS)
     device: Literal["auto", "cpu", "cuda"] = flag("auto",
         "Device to compute on; auto takes CUDA if there is a CUDA device.")
     distributed_backend: Literal["nccl", "gloo"] | None = flag(None, "Communication library.",
         unset="nccl on CUDA, gloo on CPUs")
-    distributed_timeout_minutes: int = flag(10, "How long a collective may wait.", COUNT)
+    distributed_timeout_minutes: int = flag(10, "How long a collective may wait.", MINUTES)
 
 
 @dataclass(frozen=True)
@@ -138,11 +153,11 @@ class PipelineFlags:
     zero_bubble_v_schedule_mem_setup: Literal["half", "min", "zb"] | None = flag(None,
         "v-half, v-min or zb-v.", unset="zb", idle_without="--zero-bubble-v-schedule")
     num_virtual_stages_per_pipeline_rank: int | None = flag(None,
-        "Model chunks of a rank; without a --pipeline-schedule implies interleaved.", COUNT,
+        "Model chunks of a rank; without a --pipeline-schedule implies interleaved.", DEPTH,
         unset=f"the schedule's least; for {' or '.join(CHUNKED_SCHEDULES)}",
         excludes="--num-layers-per-virtual-pipeline-stage")
     num_layers_per_virtual_pipeline_stage: int | None = flag(None,
-        "Layers of a chunk; another way to give the chunks of a rank.", COUNT,
+        "Layers of a chunk; another way to give the chunks of a rank.", DEPTH,
         unset="by --num-virtual-stages-per-pipeline-rank")
     layer_distribution: str | None = flag(None,
         "Layers of the stages. even: equally many; remainder: one more on the first ones; redis: "
@@ -175,7 +190,7 @@ class PipelineFlags:
 class TrainFlags:
     """Length, batch size and precision."""
 
-    micro_batch_size: int = required("Samples per microbatch.", COUNT)
+    micro_batch_size: int = required("Samples per microbatch.", WIDTH)
     global_batch_size: int | None = flag(None, "Samples per iteration.", COUNT,
         unset="one microbatch")
     rampup_batch_size: tuple[str, ...] = flag((),
@@ -189,7 +204,7 @@ class TrainFlags:
         unset="by --train-iters")
     exit_interval: int | None = flag(None,
         "Stop after the first iteration that this number divides.", COUNT, unset="never")
-    seed: int = flag(1234, "Seed of weights, data order and dropout.", NOT_NEGATIVE)
+    seed: int = flag(1234, "Seed of weights, data order and dropout.", SEED)
     bf16: bool = flag(False,
         "Parameters and activations in bf16, not fp32; master weights and gradients stay fp32.")
     eval_interval: int | None = flag(None, "Iterations between evaluations.", COUNT,
@@ -214,7 +229,8 @@ class DataFlags:
         unset="required but for --vocab-size with --dry-run or --mock-data")
     tokenizer_model: Path | None = flag(None, "File of the tokenizer.", unset="none",
         idle_with="--tokenizer-type NullTokenizer")
-    vocab_size: int | None = flag(None, "Entries before padding.", COUNT, unset="the tokenizer's")
+    vocab_size: int | None = flag(None, "Entries before padding.", up_to((1 << 31) - 1),
+        unset="the tokenizer's")
     data_cache_path: Path | None = flag(None, "Folder of the sample indices.",
         unset="beside the data", idle_with="--mock-data")
     eod_mask_loss: bool = flag(False, "No loss where the input is the end of a document.")

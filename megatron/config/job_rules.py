@@ -12,7 +12,7 @@ from megatron.config.declare import options_of
 from megatron.config.flags import Flags
 from megatron.config.gpu_driver import why_gpus_are_out_of_reach
 from megatron.config.long_run_flags import ReplicaFlags
-from megatron.config.pipeline_flags import settle_pipeline, treatment_of
+from megatron.config.pipeline_flags import settle_pipeline, size_faults, treatment_of
 from megatron.config.resolve import number_of_replicas, rampup_of, vocabulary
 from megatron.config.rules import Rule
 from megatron.data.indexed import IndexedDataset
@@ -29,7 +29,7 @@ _NO_GPUS = "PyTorch finds no CUDA device here; install a driver and a CUDA build
 
 def job_rules(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
     """The rules for a job of ``world_size`` ranks; a dry run needs no ranks, devices or data."""
-    of_all = (_tokenizer, partial(_plan_file, world_size))
+    of_all = (_tokenizer, partial(_plan_size, world_size), partial(_plan_file, world_size))
     if dry_run:
         return (*of_all, partial(_predicted_replicas, world_size))
     return (*of_all, partial(_ranks, world_size), _device, _backend, _data_files)
@@ -48,6 +48,10 @@ def _one_replica(world_size: int, flags: Flags) -> Iterator[str]:
     for option, value in options_of(ReplicaFlags, flags.replicas):
         if value:
             yield f"{option} changes nothing: there is one replica of the model{more}"
+
+
+def _plan_size(world_size: int, flags: Flags) -> Iterator[str]:
+    yield from size_faults(flags, number_of_replicas(flags, world_size))
 
 
 def _ranks(world_size: int, flags: Flags) -> Iterator[str]:
@@ -163,7 +167,7 @@ def _device(flags: Flags) -> Iterator[str]:
     cuda = torch.cuda.is_available()
     if flags.parallel.device == "cuda" and not cuda:
         yield f"--device cuda: {why_gpus_are_out_of_reach() or _NO_GPUS}; or use --device cpu"
-    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or "1")
     if cuda and flags.parallel.device != "cpu" and local_ranks > torch.cuda.device_count():
         yield (
             f"--nproc-per-node {local_ranks}: this machine has {torch.cuda.device_count()} CUDA "

@@ -10,6 +10,10 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
+
+LARGEST_TEXT: Final = 1 << 30
+"""Bytes of the largest text file that is read at once; what has more is no plan and no costs."""
 
 
 def cache_root() -> Path:
@@ -71,3 +75,46 @@ def locked(path: Path) -> Iterator[None]:
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def read_text(path: Path) -> str:
+    """Return the content of a text file that a user has named.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no text, or cannot be one; the message follows the file's name.
+    """
+    if path.is_fifo():  # opening it waits for somebody to write to it, perhaps for ever
+        raise ValueError("is a pipe: give a file")
+    with path.open("rb") as file:
+        content = file.read(LARGEST_TEXT + 1)
+    if len(content) > LARGEST_TEXT:
+        raise ValueError(f"has more than {LARGEST_TEXT:,} bytes: give another file")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"is no text: byte {error.start + 1} of it is {content[error.start]:#04x}"
+        ) from error
+    if "\0" in text:
+        raise ValueError("is no text: there are zeros in it")
+    return text
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file; other processes find all of it, or what was there before.
+
+    What is no file, such as ``/dev/stdout``, is written to as it is. A link stays a link.
+
+    Raises:
+        OSError: it cannot be written; the message names ``path``.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
+        with atomic_path(path.resolve()) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from megatron.checkpoint import folder, lock, storage
 from megatron.checkpoint.background import Background
 from megatron.checkpoint.boxed import BoxedTensor
+from megatron.checkpoint.common import read_checked_common
 from megatron.checkpoint.config import CheckpointConfig
 from megatron.checkpoint.folder import DamagedError
 from megatron.checkpoint.share import Part, part_of, share
@@ -255,7 +256,7 @@ class Checkpoints:
         config, optimizer = self._config, self._state.optimizer
         if problem := storage.check_files(where, self._hosts):
             raise DamagedError(problem)
-        common = storage.read_common(where)
+        common = read_checked_common(where)
         self._check_model(where, common)
         self._note_changed_rates(common)
         moments = config.load_optimizer and not config.finetune

@@ -26,6 +26,7 @@ from megatron.training.metrics.peak_tflops import peak_of_rank
 from megatron.training.open_data import Data, open_data
 from megatron.training.outputs import check_outputs
 from megatron.training.planning.model_shape import shape_of
+from megatron.training.planning.must_fit import check_memory
 from megatron.training.planning.run_plan import RunPlan, described, make_run_plan
 from megatron.training.planning.shared_plan import shared_plan
 from megatron.training.profiling.observation import Observation
@@ -63,6 +64,7 @@ def prepare(config: RunConfig, rank: int) -> Prepared:
     check_outputs(config.log, rank, config.checkpoint.save)
     grid = config.parallel.grid
     run_plan = _planned(config, rank)
+    check_memory(config, run_plan, grid.axis("pipeline", rank).rank)
     replica = grid.axis("data", rank).rank
     data = open_data(config.data, config.train, config.model.vocab_size, replica)
     digests = run_digests(config, run_plan) | data_digests(config.train, data)

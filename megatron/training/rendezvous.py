@@ -4,12 +4,21 @@ The ranks meet in a store of keys and values. The store exists before the first 
 still works after a process group has broken.
 """
 
+import os
+import socket
+import time
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Final
 
 import torch.distributed as dist
 
 from megatron.config.run_config import ParallelConfig
+from megatron.parallel.environment import missing_for_meeting
+
+RESOLVE_SECONDS: Final = 15.0
+"""How long the name of rank 0's host may take to become known; a cluster's name server may be late.
+"""
 
 
 class UserError(Exception):
@@ -68,11 +77,53 @@ class Rendezvous:
         return self.store.add("told", 1) == 1
 
 
+def check_meeting_place(world_size: int, seconds: float = RESOLVE_SECONDS) -> None:
+    """Check that the ranks can know where they meet, before anything takes time.
+
+    Args:
+        world_size: ranks of the job.
+        seconds: how long the name of a host may be unknown.
+
+    Raises:
+        ValueError: a variable is missing, or names a host that is not known.
+    """
+    if world_size == 1:
+        return
+    if missing := list(missing_for_meeting()):
+        raise ValueError("\n".join(missing))
+    host, port, begun = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], time.monotonic()
+    while True:
+        try:
+            socket.getaddrinfo(host, port)
+        except (OSError, UnicodeError) as error:
+            if time.monotonic() - begun >= seconds:
+                raise ValueError(
+                    f"MASTER_ADDR={host} is no host that this machine knows ({error}): set it to "
+                    "the name or the address of rank 0's machine"
+                ) from error
+            time.sleep(1)
+        else:
+            return
+
+
 def join(config: ParallelConfig) -> Rendezvous:
-    """Meet the other ranks of the job at the address in torchrun's environment variables."""
-    if config.grid.world_size == 1:
+    """Meet the other ranks of the job at the address in torchrun's environment variables.
+
+    Raises:
+        ValueError: the ranks have not met; names the address and the ways out.
+    """
+    size = config.grid.world_size
+    if size == 1:
         return Rendezvous(dist.HashStore(), 0, 1)
     timeout = timedelta(minutes=config.timeout_minutes)
-    store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
+    try:
+        store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
+    except dist.DistError as error:
+        raise ValueError(
+            f"MASTER_ADDR={os.environ['MASTER_ADDR']} MASTER_PORT={os.environ['MASTER_PORT']}: the "
+            f"{size} ranks cannot meet there ({str(error).splitlines()[0]}): start all of them, "
+            "rank 0 on that host, choose a port that is free there and open to the others, and "
+            "raise --distributed-timeout-minutes if they start long after one another"
+        ) from error
     store.set_timeout(timeout)
     return Rendezvous(dist.PrefixStore("job", store), rank, size)

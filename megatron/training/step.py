@@ -288,7 +288,12 @@ def _report_not_finite(state: TrainState, iteration: Iteration, full: GlobalStat
         finite = state.groups.world.all_gather_object(own)
         ranks = [rank for rank, is_finite in enumerate(finite) if not is_finite]
         found = f"the forward is finite, the gradient is not, on rank {', '.join(map(str, ranks))}"
+    way_out = "lower --lr or look at the data of this iteration"
+    if iteration.number == 0:  # no step was taken yet
+        way_out = (
+            "the learning rate has had no effect yet: look at --init-method-std, --norm-epsilon, "
+            "the weights of --load, or the data of this iteration"
+        )
     raise FloatingPointError(
-        f"iteration {iteration.number + 1}: lm loss is {full.loss}: {found}; lower --lr or look at "
-        "the data of this iteration"
+        f"iteration {iteration.number + 1}: lm loss is {full.loss}: {found}; {way_out}"
     )

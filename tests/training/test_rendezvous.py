@@ -1,15 +1,20 @@
 """What the ranks' meeting costs the one store that serves them all, up to thousands of ranks."""
 
+import socket
 import threading
+import time
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
+import torch
 import torch.distributed as dist
+from correctness.short_runs import Job, Layout
+from reference.plain_gpt import GPTOptions
 
 from megatron.training.agreement import check_agreement
-from megatron.training.rendezvous import Rendezvous, UserError
+from megatron.training.rendezvous import Rendezvous, UserError, check_meeting_place, join
 
 
 class CountingStore(dist.Store):
@@ -112,3 +117,65 @@ def test_a_single_rank_needs_no_store() -> None:
     alone = Rendezvous(store, 0, 1)
     assert (alone.gather("own"), alone.broadcast("own")) == (["own"], "own")
     assert not store.operations
+
+
+@pytest.fixture
+def of_two(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The environment of rank 0 of two."""
+    port = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", **port}.items():
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+def test_a_host_that_is_known_is_met(of_two: pytest.MonkeyPatch) -> None:
+    check_meeting_place(2)
+
+
+def test_one_rank_meets_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "no host at all")
+    check_meeting_place(1)
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "a b", "x" * 300, "\u00e9" * 300])
+def test_a_host_that_nobody_knows_is_named(host: str, of_two: pytest.MonkeyPatch) -> None:
+    of_two.setenv("MASTER_ADDR", host)
+    with pytest.raises(
+        ValueError, match=r"MASTER_ADDR=.* is no host that this machine knows .*set"
+    ):
+        check_meeting_place(2, seconds=0)
+
+
+def test_a_host_may_become_known_a_little_later(of_two: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def late(host: str, port: str) -> None:
+        asked.append(host)
+        if len(asked) < 3:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    of_two.setattr(socket, "getaddrinfo", late)
+    of_two.setattr(time, "sleep", lambda _: None)
+    check_meeting_place(2)
+    assert asked == ["localhost"] * 3
+
+
+def test_what_is_missing_to_meet_is_told_at_once(of_two: pytest.MonkeyPatch) -> None:
+    of_two.delenv("MASTER_ADDR")
+    of_two.setenv("MASTER_PORT", "")
+    with pytest.raises(ValueError, match=r"^MASTER_ADDR is not set.*\nMASTER_PORT is not set"):
+        check_meeting_place(2)
+
+
+def test_a_port_that_is_taken_is_named(of_two: pytest.MonkeyPatch) -> None:
+    run = Job(GPTOptions(num_layers=2), iterations=1)
+    config = run.config(Layout(2, "none"), torch.float32).parallel
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        of_two.setenv("MASTER_PORT", str(port))
+        with pytest.raises(
+            ValueError, match=rf"^MASTER_ADDR=localhost MASTER_PORT={port}: the 2 ra"
+        ):
+            join(config)
