@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import time
 
 from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -12,6 +13,9 @@ from megatron.parallel.environment import set_nccl_environment
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import gpu
 from megatron.training.failure import end_the_job, or_exit
+from megatron.training.guard.exits import ExitSignals
+from megatron.training.guard.hang_detector import HangDetector
+from megatron.training.guard.orphans import end_with_torchrun
 from megatron.training.loop import prepare, set_up, train
 from megatron.training.planning.dry_run import dry_run
 from megatron.training.rendezvous import join
@@ -29,6 +33,8 @@ def main() -> None:
 
 def pretrain() -> None:
     """Train, or predict, as the command line says."""
+    begin = time.monotonic()
+    end_with_torchrun()
     set_nccl_environment()
     rank = int(os.environ.get("RANK", "0"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -41,13 +47,17 @@ def pretrain() -> None:
         predict(config, config.dry_run.gpu, rank)
         return
     prepared = or_exit(lambda: prepare(config, rank), rank, local_rank)
-    rendezvous = join(config.parallel)
+    signals = ExitSignals(config.guard.exit_signals)
+    rendezvous = or_exit(lambda: join(config.parallel), rank, local_rank)
+    detector = HangDetector(rendezvous, config.guard.hang_seconds)
+    detector.start()
     try:
         state = set_up(config, prepared, rendezvous, local_rank)
-        train(config, state, prepared.data)
+        detector.follow(state)
+        train(config, state, prepared.data, signals, begin)
         leave(state.groups)
     except Exception as error:
-        end_the_job(rendezvous, error)
+        end_the_job(rendezvous, error, detector.find_lost)
 
 
 def predict(config: RunConfig, gpu_name: str, rank: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from megatron.config.declare import COUNT, NOT_NEGATIVE, PERCENT, POSITIVE, SHARE, flag, required
-from megatron.config.long_run_flags import CheckpointFlags, ReplicaFlags
+from megatron.config.long_run_flags import CheckpointFlags, GuardFlags, ReplicaFlags
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAINABLE_SCHEDULES
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.gpus import GPUS
@@ -292,4 +292,5 @@ class Flags:
     data: DataFlags
     replicas: ReplicaFlags
     checkpoint: CheckpointFlags
+    guard: GuardFlags
     log: LogFlags

@@ -10,6 +10,7 @@ from typing import Final
 from megatron.config.data_flags import parse_data_path, parse_split, validates
 from megatron.config.declare import option_of
 from megatron.config.flags import DataFlags, Flags
+from megatron.config.guard_rules import GUARD_NOTES, GUARD_RULES
 from megatron.config.pipeline_flags import PIPELINE_NOTES, PIPELINE_RULES
 from megatron.config.resolve import iterations, learning_rate_spans, profiled_iterations
 
@@ -232,6 +233,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _split,
     _trace,
     _schedule_profile,
+    *GUARD_RULES,
 )
 """All rules that the flags alone decide, in the order of their groups."""
 
@@ -240,5 +242,6 @@ NOTES: Final[tuple[Rule, ...]] = (
     _split_of_mock_data,
     _idle_evaluation,
     *PIPELINE_NOTES,
+    *GUARD_NOTES,
 )
 """The rules about flags that change nothing beside the others: a line on each, as a note."""

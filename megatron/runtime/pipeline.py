@@ -16,6 +16,7 @@ from megatron.runtime.communicator import Communicator
 from megatron.runtime.executor import Executor, Gate
 from megatron.runtime.observer import Observer
 from megatron.runtime.placeholder_passes import PlaceholderPasses
+from megatron.runtime.position import Position
 from megatron.runtime.reducer import GradientReducer
 from megatron.runtime.stage_passes import StagePasses
 from megatron.runtime.store import ActivationStore
@@ -66,6 +67,9 @@ class PipelineRank:
         seed: of the run, for dropout.
         costs: assumed durations; they decide where communication is issued.
         reduction: how gradients are reduced over the replicas; needed if there are several.
+
+    Attributes:
+        position: where this rank is.
     """
 
     def __init__(
@@ -82,6 +86,7 @@ class PipelineRank:
         assert reduction is not None or groups.gradients.size == 1, "replicas need a reduction"
         self.model = model
         self.store = ActivationStore()
+        self.position = Position()
         self._groups = groups
         self._shape = activation_shape
         self._dtype = dtype
@@ -128,7 +133,7 @@ class PipelineRank:
             training=self.training_program(plan, costs),
             evaluation=lower(evaluation_plan(plan), costs),
             passes=passes,
-            executor=Executor(passes, communicator, placeholder, self._reducer()),
+            executor=Executor(passes, communicator, placeholder, self._reducer(), self.position),
         )
 
     def training_program(self, plan: Plan, costs: Costs) -> Program:

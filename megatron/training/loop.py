@@ -7,6 +7,7 @@
 most mistakes are found before the ranks meet. From there on all ranks go in step; rank 0 prints.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,9 @@ from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.shape import iteration_flops
 from megatron.training.agreement import Digests, check_agreement, data_digests, run_digests
 from megatron.training.checkpointing import Checkpoints, Progress, writer_hosts
+from megatron.training.guard.exits import AgreedExit, ExitSignals
+from megatron.training.guard.losses import LossWatch
+from megatron.training.guard.words import samples_in_words
 from megatron.training.iteration import evaluate, run_iteration
 from megatron.training.metrics.log_line import evaluation_lines, introduction
 from megatron.training.metrics.meter import Meter, Metered
@@ -30,7 +34,7 @@ from megatron.training.profiling.observation import Observation
 from megatron.training.profiling.torch_trace import profiler
 from megatron.training.rendezvous import Rendezvous, UserError
 from megatron.training.setup import TrainState, build_train_state, connect, ends_with_copies
-from megatron.training.step import make_train_step
+from megatron.training.step import Finished, make_train_step
 
 
 @dataclass(frozen=True)
@@ -99,19 +103,30 @@ def set_up(
     return build_train_state(config, groups, prepared.run_plan)
 
 
-def train(config: RunConfig, state: TrainState, data: Data) -> None:
+def train(
+    config: RunConfig,
+    state: TrainState,
+    data: Data,
+    signals: ExitSignals | None = None,
+    begin: float | None = None,
+) -> None:
     """Train from where a checkpoint stopped, or from the start, to the end of ``config``.
 
     Args:
         config: the run.
         state: this rank.
         data: what ``open_data`` returned.
+        signals: what this rank has got, and goes on to get; ``None``: it dies of signals.
+        begin: when the process has begun, by ``time.monotonic``; ``None``: now.
 
     Raises:
         FloatingPointError: the loss or the gradient is infinite or NaN; the message names the
             iteration and the rank that saw it first.
         UserError: the data or the checkpoint cannot be read.
     """
+    begin = time.monotonic() if begin is None else begin
+    hosts = state.groups.world_hosts
+    agreed_exit = AgreedExit(config.guard, signals or ExitSignals(), begin, hosts)
     loop = _Loop(config, state, data)
     with profiler(config.log, state.groups.world.rank) as step_profiler:
         for iteration in range(loop.start.iteration, loop.last):
@@ -122,7 +137,11 @@ def train(config: RunConfig, state: TrainState, data: Data) -> None:
                 raise
             with loop.meter.paused():  # the profiler may write its trace here
                 step_profiler.step()
+            if reason := agreed_exit.reason():
+                loop.leave(iteration, reason)
+                break
     loop.end()
+    agreed_exit.close()
 
 
 class _Loop:
@@ -139,11 +158,15 @@ class _Loop:
         self._say = print if state.groups.world.rank == 0 else _silent
         hosts = writer_hosts(state.groups, config.checkpoint)
         self._checkpoints = Checkpoints(config, state, hosts, self._tell)
-        self.start = self._checkpoints.load()
+        self._position = state.pipeline.position
+        with self._position.within("the load of a checkpoint", may_last=True):
+            self.start = self._checkpoints.load()
         self._skip_consumed()
         self.last = last_iteration(config.train, self.start.iteration)
         self.meter = _introduce(config, state, self._say)
-        self._step = make_train_step(config.optimizer, state)
+        self._step = make_train_step(config.optimizer, state, config.guard.ends_if_not_finite)
+        self._losses = LossWatch(config.guard.tells_spikes)
+        self._leaves = ""
         self._observation = Observation(
             config.log,
             state,
@@ -154,28 +177,61 @@ class _Loop:
 
     def run(self, iteration: int) -> None:
         """Train an iteration; observe, evaluate and save where that is due."""
-        config, meter, observation = self._config, self.meter, self._observation
+        config = self._config
+        self._position.enter(f"iteration {iteration + 1}")
+        if iteration + 1 in config.guard.skipped:
+            self._skip(iteration)
+        else:
+            self._train(iteration)
+        with self.meter.paused():
+            self._checkpoints.report()
+        if self._data.valid is not None and _is_due(iteration, config.train.eval_interval):
+            self._evaluate(self._data.valid, iteration)
+        if _is_due(iteration, config.checkpoint.save_interval):
+            self._save(iteration)
+
+    def leave(self, iteration: int, reason: str) -> None:
+        """Make ``iteration`` the last one; ``reason`` is told at the end."""
+        self.last, self._leaves = iteration + 1, reason
+
+    def _train(self, iteration: int) -> None:
+        meter, observation = self.meter, self._observation
         if observation.times(iteration):
-            meter.report(self._step.settle())
+            self._report(self._step.settle())
         with meter.paused():
             observer = observation.begin(iteration)
         finished = run_iteration(
             self._step,
-            config.optimizer,
+            self._config.optimizer,
             self._data.train,
             self._state.groups,
             iteration,
             observer,
         )
         meter.ended(iteration)
-        meter.report(finished)
+        self._report(finished)
         with meter.paused():
             observation.finished(iteration)
-            self._checkpoints.report()
-        if self._data.valid is not None and _is_due(iteration, config.train.eval_interval):
-            self._evaluate(self._data.valid, iteration)
-        if _is_due(iteration, config.checkpoint.save_interval):
-            self._save(iteration)
+
+    def _skip(self, iteration: int) -> None:
+        """Pass over the samples of an iteration."""
+        self._report(self._step.settle())
+        first = self._data.train.consumed_samples
+        end = first + self._config.train.global_batch_size
+        self._data.train.consumed_samples = end
+        samples = range(first, end)
+        self._tell(
+            f"iteration {iteration + 1} is skipped (--iterations-to-skip): "
+            f"{samples_in_words(samples)} of the data are passed over"
+        )
+        self.meter.ended(iteration)
+        self.meter.report(Finished(iteration, 0.0, 0.0, end, samples=samples, is_skipped=True))
+
+    def _report(self, finished: Finished | None) -> None:
+        """Note an iteration that has become final."""
+        self.meter.report(finished)
+        for remark in self._losses.remarks(finished):
+            self._tell(remark)
 
     def end(self) -> None:
         """Make the last iteration final, save, and print what is known only now.
@@ -185,16 +241,19 @@ class _Loop:
                 lost; a launcher that restarts failed jobs must not take this one for done.
         """
         config, meter = self._config, self.meter
-        meter.report(self._step.settle())
+        self._report(self._step.settle())
         if self.last == self.start.iteration:
             self._tell(f"nothing to train: the checkpoint is of iteration {self.last} already")
         elif config.checkpoint.save is not None and not _is_due(
             self.last - 1, config.checkpoint.save_interval
         ):
             self._save(self.last - 1)
-        self._checkpoints.report(wait=True)
+        self.let_save_end()
         exit_interval = config.train.exit_interval
-        if exit_interval is not None and self.last % exit_interval == 0:
+        if self._leaves:
+            saved = "" if config.checkpoint.save else "; nothing is saved, without --save"
+            self._tell(f"exiting at iteration {self.last} {self._leaves}{saved}")
+        elif exit_interval is not None and self.last % exit_interval == 0:
             self._tell(f"exiting at iteration {self.last} (--exit-interval)")
         meter.report_memory(self.last)
         meter.report_post_validation()
@@ -207,7 +266,8 @@ class _Loop:
 
     def let_save_end(self) -> None:
         """Wait for a checkpoint that is being written: it may be the last one of the run."""
-        self._checkpoints.report(wait=True)
+        with self._position.within("the end of a save", may_last=True):
+            self._checkpoints.report(wait=True)
 
     def _skip_consumed(self) -> None:
         """Go on in the data where the earlier run stopped.
@@ -231,14 +291,15 @@ class _Loop:
             )
 
     def _evaluate(self, valid: MicrobatchLoader, iteration: int) -> None:
-        self.meter.report(self._step.settle())
-        with self.meter.paused():
+        self._report(self._step.settle())
+        with self.meter.paused(), self._position.within(f"evaluation at iteration {iteration + 1}"):
             loss = evaluate(self._state, valid, self._config.train.eval_iters)
         self._say(evaluation_lines(iteration + 1, loss), flush=True)
 
     def _save(self, iteration: int) -> None:
-        self.meter.report(self._step.settle())
-        with self.meter.paused():
+        self._report(self._step.settle())
+        phase = f"the save of iteration {iteration + 1}"
+        with self.meter.paused(), self._position.within(phase, may_last=True):
             self._checkpoints.save(Progress(iteration + 1, self._data.train.consumed_samples))
 
     def _tell(self, text: str) -> None:

@@ -20,6 +20,7 @@ from megatron.optimizer.grad_norm import local_sum_of_squares
 from megatron.optimizer.post_validation import PostValidatedStep
 from megatron.runtime.batch import DeviceMicrobatch, token_counts
 from megatron.runtime.observer import Observer
+from megatron.training.guard.words import ranks_in_words, samples_in_words
 from megatron.training.setup import TrainState
 
 
@@ -50,6 +51,8 @@ class Finished:
         grad_norm: of the whole model, before clipping.
         consumed_samples: samples of all iterations up to and with this one.
         step_redone: whether its step was a wrong guess and was taken again.
+        samples: its samples, by their place in the order of training.
+        is_skipped: whether it took no step.
     """
 
     number: int
@@ -57,6 +60,8 @@ class Finished:
     grad_norm: float
     consumed_samples: int
     step_redone: bool = False
+    samples: range = range(0)
+    is_skipped: bool = False
 
 
 class TrainStep(Protocol):
@@ -87,11 +92,20 @@ class TrainStep(Protocol):
         ...
 
 
-def make_train_step(config: OptimizerConfig, state: TrainState) -> TrainStep:
-    """Return the way that ``config`` asks for; a single rank gains nothing from a guess."""
+def make_train_step(
+    config: OptimizerConfig, state: TrainState, ends_if_not_finite: bool = True
+) -> TrainStep:
+    """Return the way that ``config`` asks for; a single rank gains nothing from a guess.
+
+    Args:
+        config: of the optimizer.
+        state: this rank.
+        ends_if_not_finite: an iteration with a loss or gradient norm that is not finite ends the
+            run; otherwise it takes no step.
+    """
     if config.post_validation and state.groups.pipeline.size > 1:
-        return PostValidatedTrainStep(state, config.clip_grad)
-    return SynchronousTrainStep(state)
+        return PostValidatedTrainStep(state, config.clip_grad, ends_if_not_finite)
+    return SynchronousTrainStep(state, ends_if_not_finite)
 
 
 class SynchronousTrainStep:
@@ -99,10 +113,12 @@ class SynchronousTrainStep:
 
     Args:
         state: this rank.
+        ends_if_not_finite: see ``make_train_step``.
     """
 
-    def __init__(self, state: TrainState) -> None:
+    def __init__(self, state: TrainState, ends_if_not_finite: bool = True) -> None:
         self._state = state
+        self._ends_if_not_finite = ends_if_not_finite
 
     def train(self, iteration: Iteration, observer: Observer | None = None) -> Finished:
         """As in ``TrainStep``; the iteration returned is always this one."""
@@ -110,11 +126,12 @@ class SynchronousTrainStep:
         loss = state.pipeline.train(iteration.batch, iteration.number, observer)
         assert loss is not None, "nothing stops the iteration"
         full = add_up(_own_totals(state, iteration, loss), state.groups.pipeline)
-        if not full.is_finite:
+        if full.is_finite:
+            state.optimizer.step(iteration.lr, full.grad_norm, full.factor)
+        elif self._ends_if_not_finite:
             _report_not_finite(state, iteration, full)
-        state.optimizer.step(iteration.lr, full.grad_norm, full.factor)
         state.gradients.zero()
-        return _finished(iteration, full)
+        return _finished(state, iteration, full)
 
     def settle(self) -> None:
         """Do nothing: ``train`` makes every iteration final."""
@@ -128,9 +145,13 @@ class PostValidatedTrainStep:
     Args:
         state: this rank, one of two or more.
         clip_grad: limit of the global gradient norm; 0 switches clipping off.
+        ends_if_not_finite: see ``make_train_step``.
     """
 
-    def __init__(self, state: TrainState, clip_grad: float) -> None:
+    def __init__(
+        self, state: TrainState, clip_grad: float, ends_if_not_finite: bool = True
+    ) -> None:
+        self._ends_if_not_finite = ends_if_not_finite
         self._state = state
         self._step = PostValidatedStep(state.optimizer, clip_grad, state.groups.pipeline_hosts)
         self._open: Iteration | None = None
@@ -177,10 +198,10 @@ class PostValidatedTrainStep:
         self._verdict = self._open = None
         if not right:
             self._step.correct(full)
-            if not full.is_finite:
+            if self._ends_if_not_finite and not full.is_finite:
                 _report_not_finite(self._state, iteration, full)
             self._state.gradients.zero()
-        return _finished(iteration, full, step_redone=not right)
+        return _finished(self._state, iteration, full, step_redone=not right)
 
 
 def _own_totals(state: TrainState, iteration: Iteration, loss: torch.Tensor) -> torch.Tensor:
@@ -190,10 +211,25 @@ def _own_totals(state: TrainState, iteration: Iteration, loss: torch.Tensor) -> 
     return over_replicas(own_totals(loss, state.parameters, tokens), groups.data)
 
 
-def _finished(iteration: Iteration, full: GlobalState, step_redone: bool = False) -> Finished:
+def _finished(
+    state: TrainState, iteration: Iteration, full: GlobalState, step_redone: bool = False
+) -> Finished:
     return Finished(
-        iteration.number, full.loss, full.grad_norm, iteration.consumed_samples, step_redone
+        iteration.number,
+        full.loss,
+        full.grad_norm,
+        iteration.consumed_samples,
+        step_redone and full.is_finite,
+        _samples(state, iteration),
+        not full.is_finite,
     )
+
+
+def _samples(state: TrainState, iteration: Iteration) -> range:
+    """Return the samples of the global batch, by their place in the order of training."""
+    own = sum(len(microbatch.tokens_bs) for microbatch in iteration.batch)
+    end = iteration.consumed_samples
+    return range(end - own * state.groups.data.size, end)
 
 
 def _report_not_finite(state: TrainState, iteration: Iteration, full: GlobalState) -> NoReturn:
@@ -202,16 +238,36 @@ def _report_not_finite(state: TrainState, iteration: Iteration, full: GlobalStat
     Raises:
         FloatingPointError: always.
     """
-    where = state.pipeline.first_not_finite(iteration.batch)
-    if where is not None:
-        microbatch, rank, what = where
-        found = f"rank {rank} saw it first, in {what}, microbatch {microbatch}"
-    else:
-        own = bool(torch.isfinite(local_sum_of_squares(state.parameters)))
-        finite = state.groups.world.all_gather_object(own)
-        ranks = [rank for rank, is_finite in enumerate(finite) if not is_finite]
-        found = f"the forward is finite, the gradient is not, on rank {', '.join(map(str, ranks))}"
+    found = _where_not_finite(state, iteration)
+    number, steps = iteration.number + 1, state.optimizer.steps
+    advice = (
+        "lower --lr, or look at these samples"
+        if steps
+        else "no step was taken before, so look at these samples and at the weights that the run "
+        "begins with (--load, --init-method-std)"
+    )
     raise FloatingPointError(
-        f"iteration {iteration.number + 1}: lm loss is {full.loss}: {found}; lower --lr or look at "
-        "the data of this iteration"
+        f"iteration {number}: lm loss is {full.loss}: {found}: {advice}; --iterations-to-skip "
+        f"{number} passes over them"
+    )
+
+
+def _where_not_finite(state: TrainState, iteration: Iteration) -> str:
+    """Return on which rank and in which samples infinity or NaN comes first; all call it."""
+    samples, where = _samples(state, iteration), state.pipeline.first_not_finite(iteration.batch)
+    if where is not None:
+        own_number, rank, what = where
+        microbatch = own_number * state.groups.data.size + state.groups.grid.coordinates(rank).data
+        size = len(iteration.batch[own_number].tokens_bs)
+        there = samples[microbatch * size : (microbatch + 1) * size]
+        return (
+            f"rank {rank} saw it first, in {what}, microbatch {microbatch} of the global batch, "
+            f"{samples_in_words(there)}"
+        )
+    own = bool(torch.isfinite(local_sum_of_squares(state.parameters)))
+    finite = state.groups.world.all_gather_object(own)
+    ranks = ranks_in_words(rank for rank, is_finite in enumerate(finite) if not is_finite)
+    return (
+        f"the forward is finite, the gradient is not, on {ranks}, global batch of "
+        f"{samples_in_words(samples)}"
     )
