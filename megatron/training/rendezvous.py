@@ -28,6 +28,9 @@ TELL_SECONDS: Final = 15.0
 LOOK_SECONDS: Final = 0.5
 """How often rank 0 looks whether a rank that has come before has been started anew."""
 
+FIRST_PAUSE, LAST_PAUSE = 0.01, 1.0
+"""Seconds between two looks for a key, at first and after a while."""
+
 
 class UserError(Exception):
     """A user's mistake, found after the ranks have met; it is told without a traceback."""
@@ -206,8 +209,20 @@ class _Patience:
     def comes(self, keys: Collection[str], seconds: float) -> bool:
         """Return whether all ``keys`` are there, now or within ``seconds``."""
         left = self._begin + self._seconds - time.monotonic()
-        try:
-            self._store.wait(list(keys), timedelta(seconds=max(0.01, min(seconds, left))))
-        except dist.DistStoreError:
+        return come(self._store, keys, min(seconds, left))
+
+
+def come(store: dist.Store, keys: Collection[str], seconds: float) -> bool:
+    """Return whether all ``keys`` are in ``store``, now or within ``seconds``.
+
+    It looks again and again, because a wait of the store's own prints a warning of three lines
+    when its time is over. The pauses grow, as thousands of ranks may look at the same time.
+    """
+    pause, end = FIRST_PAUSE, time.monotonic() + seconds
+    while not store.check(list(keys)):
+        left = end - time.monotonic()
+        if left <= 0:
             return False
-        return True
+        time.sleep(min(pause, left))
+        pause = min(2 * pause, LAST_PAUSE)
+    return True

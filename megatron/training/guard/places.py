@@ -127,9 +127,8 @@ def told_lost(places: Mapping[int, Place], missing: Sequence[int]) -> Finding:
 
 def holding_up(places: Mapping[int, Place]) -> list[int]:
     """Return the ranks that wait for nobody; if all do wait, those that are furthest behind."""
-    free = [
-        rank for rank, place in sorted(places.items()) if place.instruction and not place.awaits
-    ]
+    in_order = sorted(places.items())
+    free = [rank for rank, place in in_order if place.instruction and not place.awaits]
     if free:
         return free
     furthest = min(place.progress for place in places.values())

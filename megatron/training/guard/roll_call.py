@@ -8,12 +8,9 @@ takes part in one after the other.
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import timedelta
-
-import torch.distributed as dist
 
 from megatron.training.guard.places import Place
-from megatron.training.rendezvous import Rendezvous
+from megatron.training.rendezvous import Rendezvous, come
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class RollCall:
         rendezvous: where the ranks have met, with a connection that only this thread uses.
         answer_seconds: how long a rank has to answer.
 
-    All methods raise ``DistNetworkError`` if the store is out of reach.
+    All methods raise ``DistError`` if the store is out of reach.
     """
 
     def __init__(self, rendezvous: Rendezvous, answer_seconds: float) -> None:
@@ -87,10 +84,4 @@ class RollCall:
         return f"roll call {self._number}: {what}"
 
     def _comes(self, keys: list[str], seconds: float) -> bool:
-        try:
-            self._store.wait(keys, timedelta(seconds=seconds))
-        except dist.DistNetworkError:
-            raise
-        except dist.DistStoreError:
-            return False
-        return True
+        return come(self._store, keys, seconds)
