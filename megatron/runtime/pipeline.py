@@ -49,6 +49,7 @@ class Reduction:
 class Installed:
     """A plan with its programs, ready to run on this rank."""
 
+    costs: Costs
     training: Program
     evaluation: Program
     passes: StagePasses
@@ -101,6 +102,11 @@ class PipelineRank:
         """The program of a training iteration."""
         return self._installed.training
 
+    @property
+    def costs(self) -> Costs:
+        """The durations for which the programs were made."""
+        return self._installed.costs
+
     def replace_plan(self, plan: Plan, costs: Costs) -> Installed:
         """Run another plan from the next iteration on; every rank calls it between iterations.
 
@@ -130,6 +136,7 @@ class PipelineRank:
         placeholder = PlaceholderPasses(plan, rank, self.store, shape, dtype, groups.device)
         communicator = Communicator(groups, plan, passes, self._lane, shape, dtype)
         return Installed(
+            costs=costs,
             training=self.training_program(plan, costs),
             evaluation=lower(evaluation_plan(plan), costs),
             passes=passes,

@@ -20,6 +20,7 @@ from megatron.training.agreement import Digests, check_agreement, data_digests, 
 from megatron.training.checkpointing import Checkpoints, Progress, writer_hosts
 from megatron.training.guard.exits import AgreedExit, ExitSignals
 from megatron.training.guard.losses import LossWatch
+from megatron.training.guard.stragglers import StragglerWatch
 from megatron.training.guard.words import samples_in_words
 from megatron.training.iteration import evaluate, run_iteration
 from megatron.training.metrics.log_line import evaluation_lines, introduction
@@ -167,6 +168,8 @@ class _Loop:
         self._step = make_train_step(config.optimizer, state, config.guard.ends_if_not_finite)
         self._losses = LossWatch(config.guard.tells_spikes)
         self._leaves = ""
+        interval = config.log.log_interval if config.guard.tells_stragglers else None
+        self._stragglers = StragglerWatch(interval, state, self._tell)
         self._observation = Observation(
             config.log,
             state,
@@ -196,10 +199,10 @@ class _Loop:
 
     def _train(self, iteration: int) -> None:
         meter, observation = self.meter, self._observation
-        if observation.times(iteration):
+        if observation.times(iteration) or self._stragglers.times(iteration):
             self._report(self._step.settle())
         with meter.paused():
-            observer = observation.begin(iteration)
+            observer = observation.begin(iteration) or self._stragglers.begin(iteration)
         finished = run_iteration(
             self._step,
             self._config.optimizer,
@@ -212,6 +215,7 @@ class _Loop:
         self._report(finished)
         with meter.paused():
             observation.finished(iteration)
+            self._stragglers.finished(iteration)
 
     def _skip(self, iteration: int) -> None:
         """Pass over the samples of an iteration."""

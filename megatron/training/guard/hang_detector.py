@@ -58,7 +58,7 @@ class HangDetector:
 
     def start(self) -> None:
         """Start to watch."""
-        threading.Thread(target=self._watch, name="hang detector", daemon=True).start()
+        threading.Thread(target=self.watch, name="hang detector", daemon=True).start()
 
     def follow(self, state: TrainState) -> None:
         """Follow the position of the rank, which is connected now."""
@@ -74,19 +74,20 @@ class HangDetector:
         self._lost.set()
         return 0.0 if self._is_alone else 2 * POLL_SECONDS + 3 * self._answer_seconds
 
-    def _watch(self) -> None:
+    def watch(self) -> None:
+        """Look again and again; what the thread does."""
         try:
             self._rendezvous = self._rendezvous.reconnected()
             roll_call = RollCall(self._rendezvous, self._answer_seconds)
             while True:
-                self._look(roll_call)
+                self.look(roll_call)
         except dist.DistError:  # the host of the store has ended
             self._is_alone = True
         while True:
             self._look_alone()
 
-    def _look(self, roll_call: RollCall) -> None:
-        """Wait for a call, answer it, or call if this rank cannot go on."""
+    def look(self, roll_call: RollCall) -> None:
+        """Wait for a call and answer it, or call if this rank cannot go on; one turn."""
         if not roll_call.is_called(POLL_SECONDS):
             if not self._asks():
                 return
