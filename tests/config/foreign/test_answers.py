@@ -194,7 +194,6 @@ def test_conditions_on_a_line() -> None:
         ("--start-weight-decay 0.1 --end-weight-decay 0.2 --weight-decay 0.1", 1, 0, 2),
         ("--embedding-init-method-std 0.02", 1, 1, 0),
         ("--embedding-init-method-std 0.3", 1, 0, 1),
-        ("--exit-signal SIGINT", 1, 1, 0),
     ],
 )
 def test_the_answer_depends_on_other_flags(
