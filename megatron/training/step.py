@@ -268,6 +268,6 @@ def _where_not_finite(state: TrainState, iteration: Iteration) -> str:
     finite = state.groups.world.all_gather_object(own)
     ranks = ranks_in_words(rank for rank, is_finite in enumerate(finite) if not is_finite)
     return (
-        f"the forward is finite, the gradient is not, on {ranks}, global batch of "
+        f"the forward is finite, the gradient is not, on {ranks}; the global batch has "
         f"{samples_in_words(samples)}"
     )
