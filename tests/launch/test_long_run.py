@@ -82,6 +82,7 @@ def test_a_signal_to_one_rank_saves_and_ends_the_job_well(
         assert "nothing is saved" in output
 
 
+@pytest.mark.full
 def test_the_time_is_over(tmp_path: Path) -> None:
     flags = f"{ENDLESS} --exit-duration-in-mins 0.01 --save {tmp_path}"
     with started(None, flags) as job:
@@ -134,17 +135,3 @@ def test_a_restarted_job_goes_on_from_its_last_checkpoint(tmp_path: Path) -> Non
     assert re.search(r"loaded .*: iteration \d+", output), output
     assert losses(output) == losses(unbroken)
     assert "Traceback" not in output
-
-
-def test_skipped_iterations_and_losses_without_a_step_are_told() -> None:
-    flags = (
-        "--train-iters 4 --lr 1e30 --clip-grad 0 --iterations-to-skip 2 "
-        "--no-check-for-nan-in-loss-and-grad"
-    )
-    with started(None, flags) as job:
-        output, _ = job.communicate(timeout=PATIENCE)
-    assert job.returncode == 0, output
-    assert "iteration 2 is skipped (--iterations-to-skip): samples 8-15 " in output
-    assert re.search(r"iteration 3: lm loss .*: no step was taken; samples 16-23", output), output
-    skipped = re.findall(r"number of skipped iterations: +(\d)", output)
-    assert skipped == ["0", "1", "1", "1"]

@@ -4,8 +4,8 @@ A thread per rank looks once a second whether its rank has made progress. If it 
 has lost its connection to another rank, the thread asks all ranks where they are (``roll_call``). A
 rank that does not answer has ended, or is stopped. If all answer, and none has made progress for
 long, those that wait for nobody hold up the others. In both cases the job ends on all ranks: their
-other threads wait in collectives that nobody will complete. A rank in a phase that may last, such
-as a save, gets ``LASTING`` times as long.
+other threads wait in collectives that nobody will complete. A rank that answers from a phase that
+may last, such as a save, gets ``LASTING`` times as long.
 
 On CUDA the host runs ahead of the device, so the place of a rank is that of its host.
 """
@@ -32,8 +32,10 @@ LASTING: Final = 12
 POLL_SECONDS: Final = 1.0
 """How often the thread looks."""
 
-SHORTEST_ANSWER, LONGEST_ANSWER = 5.0, 20.0
-"""Between which the seconds lie that a rank has to answer."""
+LOST_ANSWER, SLOW_ANSWER = 10.0, 60.0
+"""Seconds that a rank has to answer: after a lost connection, and after a time without progress.
+
+A thread may have to wait for its turn while another one holds Python's lock for long."""
 
 
 class HangDetector:
@@ -50,7 +52,6 @@ class HangDetector:
         self._size = rendezvous.size
         self._seconds = seconds
         self._rendezvous = rendezvous
-        self._answer_seconds = min(max(seconds / 2, SHORTEST_ANSWER), LONGEST_ANSWER)
         self._lost = threading.Event()
         self._is_alone = False
         self._seen: tuple[object, ...] = ()
@@ -72,13 +73,13 @@ class HangDetector:
             Seconds after which the answer is there: the process ends before if a rank is lost.
         """
         self._lost.set()
-        return 0.0 if self._is_alone else 2 * POLL_SECONDS + 3 * self._answer_seconds
+        return 0.0 if self._is_alone else 2 * POLL_SECONDS + 3 * LOST_ANSWER
 
     def watch(self) -> None:
         """Look again and again; what the thread does."""
         try:
             self._rendezvous = self._rendezvous.reconnected()
-            roll_call = RollCall(self._rendezvous, self._answer_seconds)
+            roll_call = RollCall(self._rendezvous)
             while True:
                 self.look(roll_call)
         except dist.DistError:  # the host of the store has ended
@@ -95,12 +96,12 @@ class HangDetector:
                 self._conclude(roll_call)
                 return
         roll_call.answer(self._place())
-        self._obey(roll_call.hear())
+        self._obey(roll_call.hear(2 * SLOW_ANSWER))
 
     def _asks(self) -> bool:
         """Whether this rank has a reason to call, and has not done so just now."""
         now, place = time.monotonic(), self._place()
-        if not self._lost.is_set() and (place.idle < place.gives_up or now < self._next_call):
+        if not self._lost.is_set() and (place.idle < self._seconds or now < self._next_call):
             return False
         self._next_call = now + self._seconds / 4
         return True
@@ -115,7 +116,8 @@ class HangDetector:
     def _conclude(self, roll_call: RollCall) -> None:
         """Collect the answers, and end the job if it cannot go on."""
         roll_call.answer(self._place())
-        places, machine = roll_call.places(), _machine()
+        answer_seconds = LOST_ANSWER if self._lost.is_set() else SLOW_ANSWER
+        places, machine = roll_call.places(answer_seconds), _machine()
         reason = hang(places, self._size)
         self._lost.clear()
         if not reason:

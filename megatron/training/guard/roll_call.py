@@ -33,16 +33,14 @@ class RollCall:
 
     Args:
         rendezvous: where the ranks have met, with a connection that only this thread uses.
-        answer_seconds: how long a rank has to answer.
 
     All methods raise ``DistError`` if the store is out of reach.
     """
 
-    def __init__(self, rendezvous: Rendezvous, answer_seconds: float) -> None:
+    def __init__(self, rendezvous: Rendezvous) -> None:
         self._store = rendezvous.store
         self._rank = rendezvous.rank
         self._size = rendezvous.size
-        self._answer_seconds = answer_seconds
         self._number = 0
 
     def is_called(self, seconds: float) -> bool:
@@ -60,10 +58,10 @@ class RollCall:
         """Tell the caller where this rank is."""
         self._store.set(self._key(f"place of {self._rank}"), place.to_text())
 
-    def places(self) -> Mapping[int, Place]:
+    def places(self, seconds: float) -> Mapping[int, Place]:
         """Return the places of the ranks that answer in time; the caller has answered too."""
         keys = {rank: self._key(f"place of {rank}") for rank in range(self._size)}
-        if not self._comes(list(keys.values()), self._answer_seconds):
+        if not self._comes(list(keys.values()), seconds):
             keys = {rank: key for rank, key in keys.items() if self._store.check([key])}
         return {rank: Place.from_text(self._store.get(key).decode()) for rank, key in keys.items()}
 
@@ -72,10 +70,10 @@ class RollCall:
         self._store.set(self._key("verdict"), json.dumps(asdict(verdict)))
         self._number += 1
 
-    def hear(self) -> Verdict:
-        """Wait for what follows; without a word from the caller the job goes on."""
+    def hear(self, seconds: float) -> Verdict:
+        """Wait for what follows; without a word from the caller in time the job goes on."""
         key = self._key("verdict")
-        heard = self._comes([key], 2 * self._answer_seconds)
+        heard = self._comes([key], seconds)
         verdict = Verdict(**json.loads(self._store.get(key))) if heard else Verdict()
         self._number += 1
         return verdict
