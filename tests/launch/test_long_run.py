@@ -5,7 +5,10 @@ import re
 import signal
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from socket import create_connection, socket
 
 import pytest
 from launch.test_training_job import (
@@ -135,3 +138,57 @@ def test_a_restarted_job_goes_on_from_its_last_checkpoint(tmp_path: Path) -> Non
     assert re.search(r"loaded .*: iteration \d+", output), output
     assert losses(output) == losses(unbroken)
     assert "Traceback" not in output
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_two_machines_tell_who_was_lost_or_restart_together(restarts: int, tmp_path: Path) -> None:
+    """Each has its torchrun, of which only one sees that its rank has died."""
+    with socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    launcher = (
+        f"--nnodes 2 --nproc-per-node 1 --rdzv-endpoint localhost:{port} --rdzv-id two "
+        f"--max-restarts {restarts}"
+    )
+    flags = f"--train-iters {20 if restarts else 100000} --lr 1e-3 --save {tmp_path} --load "
+    flags += f"{tmp_path} --save-interval 2"
+    with started(None, flags, launcher=launcher) as host:
+        wait_for(port)
+        with started(None, flags, launcher=launcher) as guest:
+            jobs = {number_of_rank(job): job for job in (host, guest)}
+            lost = number_of_rank(guest)
+            begin = until(jobs[0], 3)
+            os.kill(rank_process(guest.pid, lost), signal.SIGKILL)
+            with ThreadPoolExecutor(2) as threads:
+                ends = list(threads.map(lambda r: jobs[r].communicate(timeout=PATIENCE)[0], (0, 1)))
+    output = begin + ends[0]
+    if restarts:
+        assert [host.returncode, guest.returncode] == [0, 0], ends
+        assert max(losses(output)) == 20
+        assert re.search(r"loaded .*: iteration \d+", output), output
+    else:
+        assert [host.returncode, guest.returncode] == [1, 1], ends
+        [error] = errors_of(ends[1 - lost])
+        assert error.startswith(f"error: rank {lost} was lost"), ends
+
+
+def wait_for(port: int) -> None:
+    """Wait until somebody listens: the torchrun that keeps the store must outlive the other."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        with suppress(OSError), create_connection(("localhost", port), timeout=1):
+            return
+        time.sleep(0.1)
+
+
+def number_of_rank(torchrun: subprocess.Popen[str]) -> int:
+    """The rank that a torchrun of one rank has started, as soon as it has."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        for rank in range(2):
+            with suppress(LookupError, OSError):
+                rank_process(torchrun.pid, rank)
+                return rank
+        time.sleep(0.1)
+    raise AssertionError("no rank was started")
