@@ -25,7 +25,7 @@ from megatron.config.declare import (
     required,
     up_to,
 )
-from megatron.config.long_run_flags import CheckpointFlags, ReplicaFlags
+from megatron.config.long_run_flags import CheckpointFlags, GuardFlags, ReplicaFlags
 from megatron.config.optimizer_flags import OptimizerFlags
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAINABLE_SCHEDULES
 from megatron.schedules.treatments import TREATMENTS
@@ -295,4 +295,5 @@ class Flags:
     data: DataFlags
     replicas: ReplicaFlags
     checkpoint: CheckpointFlags
+    guard: GuardFlags
     log: LogFlags

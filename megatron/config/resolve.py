@@ -19,11 +19,13 @@ from megatron.config.flags import (
     ModelFlags,
     TrainFlags,
 )
-from megatron.config.long_run_flags import CheckpointFlags, ReplicaFlags
+from megatron.config.guard_flags import parse_iterations
+from megatron.config.long_run_flags import CheckpointFlags, GuardFlags, ReplicaFlags
 from megatron.config.optimizer_flags import OptimizerFlags
 from megatron.config.pipeline_flags import settle_pipeline
 from megatron.config.run_config import (
     DryRun,
+    GuardConfig,
     LogConfig,
     ParallelConfig,
     ReplicaConfig,
@@ -60,6 +62,7 @@ def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> R
         parallel=parallel_config(flags, vocab_size, replicas),
         train=train_config(flags.train, validates(flags.data.split), replicas),
         checkpoint=checkpoint_config(flags.checkpoint),
+        guard=guard_config(flags.guard, flags.parallel.distributed_timeout_minutes),
         optimizer=optimizer_config(flags),
         data=copied(
             DataConfig,
@@ -120,6 +123,21 @@ def checkpoint_config(flags: CheckpointFlags) -> CheckpointConfig:
         load_step=flags.ckpt_step,
         load_optimizer=not flags.no_load_optim,
         must_load=flags.exit_on_missing_checkpoint,
+    )
+
+
+def guard_config(flags: GuardFlags, timeout_minutes: int) -> GuardConfig:
+    """What a long run does when something goes wrong, or its time is over."""
+    names = sorted({"SIGTERM", "SIGUSR1", flags.exit_signal})
+    minutes = flags.exit_duration_in_mins
+    return GuardConfig(
+        exit_signals=tuple(names) if flags.exit_signal_handler else (),
+        exit_seconds=None if minutes is None else 60 * minutes,
+        ends_if_not_finite=not flags.no_check_for_nan_in_loss_and_grad,
+        tells_spikes=flags.check_for_spiky_loss,
+        skipped=parse_iterations(flags.iterations_to_skip),
+        hang_seconds=flags.hang_seconds or 30 * timeout_minutes,
+        tells_stragglers=flags.log_straggler,
     )
 
 

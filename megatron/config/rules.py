@@ -9,6 +9,7 @@ from typing import Final
 
 from megatron.config.data_flags import parse_data_path, parse_split, validates
 from megatron.config.flags import DataFlags, Flags
+from megatron.config.guard_rules import GUARD_NOTES, GUARD_RULES
 from megatron.config.optimizer_rules import OPTIMIZER_NOTES, OPTIMIZER_RULES
 from megatron.config.pipeline_flags import PIPELINE_NOTES, PIPELINE_RULES
 from megatron.config.resolve import iterations, profiled_iterations, rampup_of
@@ -192,6 +193,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _split,
     _trace,
     _schedule_profile,
+    *GUARD_RULES,
 )
 """All rules that the flags alone decide, in the order of their groups."""
 
@@ -201,5 +203,6 @@ NOTES: Final[tuple[Rule, ...]] = (
     _growth_in_a_dry_run,
     _idle_evaluation,
     *PIPELINE_NOTES,
+    *GUARD_NOTES,
 )
 """The rules about flags that change nothing beside the others: a line on each, as a note."""

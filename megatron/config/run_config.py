@@ -187,6 +187,30 @@ class LogConfig:
 
 
 @dataclass(frozen=True)
+class GuardConfig:
+    """What a long run does when something goes wrong, or its time is over.
+
+    Attributes:
+        exit_signals: names of the signals after which the run saves and leaves.
+        exit_seconds: after which it does so; ``None``: never.
+        ends_if_not_finite: a loss or gradient norm that is not finite ends the run; otherwise its
+            iteration takes no step.
+        tells_spikes: tell of losses far above all others.
+        skipped: iterations, counted from 1, whose samples are passed over.
+        hang_seconds: without progress, after which the job is given up.
+        tells_stragglers: tell which ranks are slower than the others.
+    """
+
+    exit_signals: tuple[str, ...] = ()
+    exit_seconds: float | None = None
+    ends_if_not_finite: bool = True
+    tells_spikes: bool = False
+    skipped: frozenset[int] = frozenset()
+    hang_seconds: float = 300.0
+    tells_stragglers: bool = False
+
+
+@dataclass(frozen=True)
 class DryRun:
     """A prediction instead of a training run.
 
@@ -214,6 +238,7 @@ class RunConfig:
         data: corpus and sampling.
         log: printed lines, traces.
         checkpoint: saving and loading.
+        guard: what happens when something goes wrong, or the time is over.
         notes: sentences about accepted flags that change nothing here, for the log.
         dry_run: what to predict instead of training; ``None``: train.
     """
@@ -225,5 +250,6 @@ class RunConfig:
     data: DataConfig
     log: LogConfig
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
     notes: tuple[str, ...] = ()
     dry_run: DryRun | None = None

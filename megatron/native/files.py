@@ -5,12 +5,26 @@ rename the file when done. A lock keeps processes from doing the same slow work 
 """
 
 import fcntl
+import logging
 import os
 import secrets
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
+
+_LOG = logging.getLogger(__name__)
+
+TELL_AFTER: Final = 1.0
+"""Seconds after which a process says that it waits for another one."""
+
+TELL_AGAIN: Final = 30.0
+"""Seconds after which it says so again."""
+
+_PAUSE: Final = 0.1
+"""Seconds between two attempts to get a lock."""
 
 LARGEST_TEXT: Final = 1 << 30
 """Bytes of the largest text file that is read at once; what has more is no plan and no costs."""
@@ -63,7 +77,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds an exclusive lock while the block runs; others wait.
+    """Holds an exclusive lock while the block runs; others wait, and say so.
 
     The kernel drops the lock when its holder dies, so a killed process blocks nobody. The lock
     file itself stays: removing it would let a third process lock a different file of that name.
@@ -72,8 +86,11 @@ def locked(path: Path) -> Iterator[None]:
         path: the lock file; it and its folder are made when missing.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with path.open("a+") as file:
+        _lock(file, path)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
         yield
 
 
@@ -118,3 +135,25 @@ def write_text(path: Path, text: str) -> None:
     except OSError as error:
         error.filename, error.filename2 = str(path), None
         raise
+
+
+def _lock(file: TextIO, path: Path) -> None:
+    """Wait for an exclusive lock; say now and then for whom."""
+    begin, tell = time.monotonic(), TELL_AFTER
+    while not _is_locked_by_us(file):
+        waited = time.monotonic() - begin
+        if waited >= tell:
+            tell += TELL_AGAIN
+            file.seek(0)
+            holder = file.read() or "another process"
+            made = path.with_name(path.name.removeprefix(".").removesuffix(".lock"))
+            _LOG.warning("waited %.0f s for %s, which makes %s", waited, holder, made)
+        time.sleep(_PAUSE)
+
+
+def _is_locked_by_us(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -37,7 +37,16 @@ def run_digests(config: RunConfig, run_plan: RunPlan) -> dict[str, str]:
     """Return the digests of a configuration and of the plan that was made for it."""
     found = {
         f"{part}.{field.name}": repr(_without_paths(getattr(getattr(config, part), field.name)))
-        for part in ("model", "parallel", "train", "optimizer", "data", "log", "checkpoint")
+        for part in (
+            "model",
+            "parallel",
+            "train",
+            "optimizer",
+            "data",
+            "guard",
+            "log",
+            "checkpoint",
+        )
         for field in fields(getattr(config, part))
     }
     plan, costs = run_plan.plan, run_plan.costs

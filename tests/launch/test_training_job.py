@@ -54,7 +54,10 @@ runpy.run_path(script, run_name="__main__")
 
 @contextmanager
 def started(
-    corpus: Path | None, flags: str, unlike: tuple[Path, str] | None = None
+    corpus: Path | None,
+    flags: str,
+    unlike: tuple[Path, str] | None = None,
+    launcher: str = "",
 ) -> Iterator[subprocess.Popen[str]]:
     """A torchrun of two ranks, gone at the end whatever happens.
 
@@ -62,9 +65,11 @@ def started(
         corpus: prefix of the data; ``None``: data that are made up.
         flags: of both ranks.
         unlike: a folder to write to, and flags that rank 1 has besides, or in place of others.
+        launcher: flags of torchrun.
     """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command = [*torchrun, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    command += launcher.split()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     script, *words = training_flags(corpus, flags)
     if unlike is not None:

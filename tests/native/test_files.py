@@ -2,13 +2,17 @@
 
 import errno
 import os
+import re
 import stat
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from megatron.native import files
-from megatron.native.files import atomic_path, cache_root, read_text, write_text
+from megatron.native.files import atomic_path, cache_root, locked, read_text, write_text
 
 
 def test_success_replaces_the_file_at_once(tmp_path: Path) -> None:
@@ -107,3 +111,31 @@ def test_what_is_no_file_is_not_replaced_and_links_stay_links(tmp_path: Path) ->
     write_text(tmp_path / "link", "text")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "target").read_text() == "text"
+
+
+HOLDS = """
+import sys
+from pathlib import Path
+from megatron.native.files import locked
+with locked(Path(sys.argv[1])):
+    print("holds", flush=True)
+    sys.stdin.read()
+"""
+"""Holds a lock until its input ends."""
+
+
+def test_who_waits_for_a_lock_says_for_whom_and_what(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock = tmp_path / ".text-8k.lock"
+    command = [sys.executable, "-c", HOLDS, str(lock)]
+    monkeypatch.setattr(files, "TELL_AFTER", 0.0)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"holds\n"
+        monkeypatch.setattr(time, "sleep", lambda _: holder.stdin.close())
+        with locked(lock):
+            pass
+    [said] = caplog.messages
+    assert re.fullmatch(rf"waited 0 s for process {holder.pid} on .*, which makes .*/text-8k", said)

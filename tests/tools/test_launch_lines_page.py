@@ -28,7 +28,7 @@ MISSING = {
         "documents kept apart in a sample",
         "optimizer states in fewer bits",
         "other tokenizers",
-        "stops by time, signal or file",
+        "stops by a file",
         "TensorBoard and Weights & Biases",
     },
     "Pai llama3.1-8b": {
@@ -56,7 +56,7 @@ MISSING = {
         "other tokenizers",
         "recomputation",
         "settings in a file",
-        "stops by time, signal or file",
+        "stops by a file",
         "TensorBoard and Weights & Biases",
         "tensor parallelism",
     },

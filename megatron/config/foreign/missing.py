@@ -309,7 +309,7 @@ FEATURES: Final = (
         "the log has no line for it yet",
         _LEAVE_IT_OUT,
         """
-        --log-straggler --log-energy
+        --log-energy
         --log-max-attention-logit --record-memory-history --memory-snapshot-path N
         --profile-memory-iter N --config-logger-dir N --timing-log-level N --structured-logs
         --structured-logs-dir N --transformer-timers --metrics N ... --log-device-memory-used
@@ -342,18 +342,13 @@ FEATURES: Final = (
         """,
     ),
     Feature(
-        "stops by time, signal or file",
-        "a run ends by its length only",
-        "leave it out (--exit-interval N ends a run early)",
+        "stops by a file",
+        "a run ends by its length, after a time or by a signal",
+        "use --exit-interval, --exit-duration-in-mins or --exit-signal-handler",
         """
-        --exit-duration-in-mins N --exit-signal-handler --exit-signal-handler-for-* [...]
         --trigger-path N --kill-switch-path N --kill-switch-file N --adlr-autoresume
         --adlr-autoresume-interval N --phase-transition-iterations N
         """,
-        idle=(
-            Idle("a run ends by its length only", without("--exit-signal-handler"), """
-                --exit-signal N"""),
-        ),
     ),
     Feature(
         "documents kept apart in a sample",
@@ -525,11 +520,11 @@ FEATURES: Final = (
     ),
     Feature(
         "steps that are checked, repeated or skipped",
-        "every step is taken once, and checked for infinity and NaN only",
-        _LEAVE_IT_OUT,
+        "every step is taken once; losses are checked for infinity, NaN and spikes",
+        "leave it out (see --check-for-spiky-loss and --iterations-to-skip)",
         """
-        --check-for-spiky-loss --check-for-large-grads --rerun-mode N --error-injection-* [...]
-        --iterations-to-skip N ... --skip-train --skip-train-iteration-range N ...
+        --check-for-large-grads --rerun-mode N --error-injection-* [...]
+        --skip-train --skip-train-iteration-range N ...
         --skip-samples N ... --deterministic-mode --enable-ft-package --ft-* [...]
         --calc-ft-timeouts --inprocess-* [...] --replication [...] --replication-* [...]
         --train-range-to-skip N ... --batch-invariant-mode

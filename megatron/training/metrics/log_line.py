@@ -32,6 +32,8 @@ class IterationValues:
         grad_norm: global norm of the last iteration, before clipping.
         num_zeros: zeros of its gradient; ``None``: not counted.
         params_norm: norm of the weights after it; ``None``: not asked for.
+        skipped: iterations of the interval that took no step.
+        nans: those of them whose loss was not finite.
     """
 
     time: datetime
@@ -47,6 +49,8 @@ class IterationValues:
     grad_norm: float
     num_zeros: int | None = None
     params_norm: float | None = None
+    skipped: int = 0
+    nans: int = 0
 
 
 def introduction(
@@ -105,8 +109,7 @@ def iteration_line(values: IterationValues) -> str:
     """Return Megatron's training line; the MFU behind the throughput is the only addition."""
     # Megatron prints one decimal, which is too coarse for a CPU core's third of a TFLOP/s.
     decimals = 1 if values.tflops_per_rank >= 10 else 3
-    # Parsers look for the last fields, which are the same in every run: bf16 and fp32 need no loss
-    # scale, and a loss or gradient that is not finite ends the run, so no iteration is skipped.
+    # Parsers look for the loss scale, which bf16 and fp32 do not need.
     fields = (
         f" [{values.time:%Y-%m-%d %H:%M:%S}]"
         f" iteration {values.iteration:8d}/{values.train_iters:8d}",
@@ -121,8 +124,8 @@ def iteration_line(values: IterationValues) -> str:
         f"grad norm: {values.grad_norm:.3f}",
         *([] if values.num_zeros is None else [f"num zeros: {values.num_zeros:.1f}"]),
         *([] if values.params_norm is None else [f"params norm: {values.params_norm:.3f}"]),
-        "number of skipped iterations:   0",
-        "number of nan iterations:   0 |",
+        f"number of skipped iterations: {values.skipped:3d}",
+        f"number of nan iterations: {values.nans:3d} |",
     )
     return " | ".join(fields)
 

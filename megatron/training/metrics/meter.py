@@ -4,6 +4,7 @@ An iteration ends when its last pass and its optimizer's step have been issued. 
 gradient norm may be known only later; its time still counts for the interval in which it was spent.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -61,6 +62,7 @@ class Meter:
         self._consumed = self._printed = metered.consumed_samples
         self._losses: list[float] = []
         self._unprinted: tuple[Finished, float] | None = None  # the last one, and when it ended
+        self._skipped = self._nans = 0  # iterations since the last line
         self._steps = self._steps_redone = 0
         self._memory_reported = False
         self._paused = 0.0
@@ -83,7 +85,11 @@ class Meter:
         if finished is None:
             return
         end = self._ends.pop(finished.number)
-        self._losses.append(finished.loss)
+        if finished.is_skipped:
+            self._skipped += 1
+            self._nans += not math.isfinite(finished.loss)
+        else:
+            self._losses.append(finished.loss)
         self._steps += 1
         self._steps_redone += finished.step_redone
         self._batch = finished.consumed_samples - self._consumed
@@ -97,11 +103,11 @@ class Meter:
         if self._unprinted is None:
             return
         finished, end = self._unprinted
-        seconds = (end - self._begin) / len(self._losses)
+        seconds = (end - self._begin) / (len(self._losses) + self._skipped)
         self._say(iteration_line(self._values(finished, seconds)), flush=True)
         with self.paused():
             self.report_memory(finished.number + 1)
-        self._losses, self._unprinted = [], None
+        self._losses, self._skipped, self._nans, self._unprinted = [], 0, 0, None
         self._printed = finished.consumed_samples
         self._begin = end
 
@@ -136,10 +142,12 @@ class Meter:
             mfu=tflops / metered.peak_tflops,
             learning_rate=learning_rate(self._optimizer, finished.consumed_samples),
             global_batch_size=self._batch,
-            lm_loss=sum(self._losses) / len(self._losses),
+            lm_loss=sum(self._losses) / len(self._losses) if self._losses else math.nan,
             grad_norm=finished.grad_norm,
             num_zeros=finished.num_zeros,
             params_norm=finished.params_norm,
+            skipped=self._skipped,
+            nans=self._nans,
         )
 
     def _clock(self) -> float:

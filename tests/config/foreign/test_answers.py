@@ -194,7 +194,6 @@ def test_conditions_on_a_line() -> None:
         ("--zero-bubble-max-pending-backward auto --zero-bubble-v-schedule", 1, 1, 0),
         ("--embedding-init-method-std 0.02", 1, 1, 0),
         ("--embedding-init-method-std 0.3", 1, 0, 1),
-        ("--exit-signal SIGINT", 1, 1, 0),
         ("--optimizer dist_muon", 1, 1, 0),
         ("--optimizer dist_muon", 2, 0, 1),
         ("--muon-scalar-optimizer adam --muon-tp-mode duplicated", 1, 2, 0),
