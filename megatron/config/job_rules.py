@@ -11,6 +11,7 @@ from megatron.config.data_flags import parse_data_path
 from megatron.config.declare import options_of
 from megatron.config.flags import Flags
 from megatron.config.gpu_driver import why_gpus_are_out_of_reach
+from megatron.config.installed import tensorboard_rule, wandb_rule
 from megatron.config.long_run_flags import ReplicaFlags
 from megatron.config.resolve import vocabulary
 from megatron.config.rules import Rule
@@ -26,7 +27,9 @@ def job_rules(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
     """The rules for a job of ``world_size`` ranks; a dry run needs no ranks, devices or data."""
     if dry_run:
         return (_tokenizer,)
-    return (_tokenizer, partial(_ranks, world_size), _device, _backend, _data_files)
+    of_ranks = partial(_ranks, world_size)
+    packages = (tensorboard_rule, wandb_rule)
+    return (_tokenizer, of_ranks, _device, _backend, _data_files, *packages)
 
 
 def job_notes(world_size: int, dry_run: bool) -> tuple[Rule, ...]:

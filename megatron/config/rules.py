@@ -7,7 +7,7 @@ A line begins with the flag at fault and names the way out. ``RULES`` lists all 
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from megatron.config.data_flags import parse_data_path, parse_split, validates
+from megatron.config.data_flags import evaluation_sets, parse_data_path, parse_split
 from megatron.config.declare import option_of
 from megatron.config.flags import DataFlags, Flags
 from megatron.config.pipeline_flags import PIPELINE_NOTES, PIPELINE_RULES
@@ -170,11 +170,28 @@ def _split_of_mock_data(flags: Flags) -> Iterator[str]:
 
 def _idle_evaluation(flags: Flags) -> Iterator[str]:
     interval = flags.train.eval_interval
-    if interval is not None and flags.train.eval_iters and not validates(flags.data.split):
+    if interval is not None and flags.train.eval_iters and not evaluation_sets(flags.data.split):
         yield (
             f"--eval-interval {interval} changes nothing: --split {flags.data.split} leaves no "
             "documents to validate on; for an evaluation give a second share, as in 969,30,1"
         )
+
+
+def _nothing_to_evaluate(flags: Flags) -> Iterator[str]:
+    if not flags.train.skip_train:
+        return
+    if not flags.train.eval_iters:
+        yield "--skip-train evaluates nothing with --eval-iters 0: give a number of batches"
+    if not evaluation_sets(flags.data.split):
+        yield (
+            f"--skip-train evaluates nothing: --split {flags.data.split} leaves no documents for "
+            "it; give a second or third share, as in 969,30,1"
+        )
+
+
+def _idle_without_training(flags: Flags) -> Iterator[str]:
+    if flags.train.skip_train and flags.checkpoint.save is not None:
+        yield f"--save {flags.checkpoint.save} changes nothing: --skip-train trains nothing to save"
 
 
 def _trace(flags: Flags) -> Iterator[str]:
@@ -230,6 +247,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _warmup,
     _data,
     _split,
+    _nothing_to_evaluate,
     _trace,
     _schedule_profile,
 )
@@ -239,6 +257,7 @@ NOTES: Final[tuple[Rule, ...]] = (
     _idle_decay,
     _split_of_mock_data,
     _idle_evaluation,
+    _idle_without_training,
     *PIPELINE_NOTES,
 )
 """The rules about flags that change nothing beside the others: a line on each, as a note."""

@@ -93,6 +93,10 @@ class ParallelConfig:
         return self.grid.axis("vocabulary", 0).size if sharded else 1
 
 
+EvaluationSet = Literal["validation", "test"]
+"""A part of the data that is only evaluated."""
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """How long to train, on batches of which size, in which precision.
@@ -107,6 +111,8 @@ class TrainConfig:
         eval_interval: iterations between two evaluations; ``None``: no evaluation.
         eval_iters: batches of ``global_batch_size`` samples per evaluation.
         replicas: that share a global batch.
+        final_sets: what is evaluated at the end: the validation set, the test set, both or none.
+        skip_train: only evaluate.
     """
 
     micro_batch_size: int
@@ -118,6 +124,8 @@ class TrainConfig:
     eval_interval: int | None
     eval_iters: int
     replicas: int = 1
+    final_sets: tuple[EvaluationSet, ...] = ()
+    skip_train: bool = False
 
     @property
     def num_microbatches(self) -> int:
@@ -128,6 +136,41 @@ class TrainConfig:
     def train_samples(self) -> int:
         """Samples of the whole job."""
         return self.train_iters * self.global_batch_size
+
+
+@dataclass(frozen=True)
+class RecordConfig:
+    """What a run records besides its printed lines.
+
+    Attributes:
+        log_jsonl: file of JSON lines; ``None``: none.
+        tensorboard_dir: folder of curves; ``None``: none.
+        tensorboard_log_interval: iterations between two points of a curve of every iteration.
+        tensorboard_queue_size: points that may wait to be written.
+        log_timers_to_tensorboard: curves of times, throughput and idle time too.
+        log_memory_to_tensorboard: curves of memory too.
+        log_validation_ppl_to_tensorboard: curves of perplexities too.
+        log_world_size_to_tensorboard: a curve of the number of ranks too.
+        wandb_project: project of Weights & Biases; ``None``: nothing is sent there.
+        wandb_exp_name: name of the run there; ``None``: it makes one up.
+        wandb_entity: owner of the project; ``None``: who is logged in.
+        wandb_save_dir: folder of its files; ``None``: its own choice.
+        live_display: show a display where rank 0 prints to a terminal.
+    """
+
+    log_jsonl: Path | None = None
+    tensorboard_dir: Path | None = None
+    tensorboard_log_interval: int = 1
+    tensorboard_queue_size: int = 1000
+    log_timers_to_tensorboard: bool = False
+    log_memory_to_tensorboard: bool = False
+    log_validation_ppl_to_tensorboard: bool = False
+    log_world_size_to_tensorboard: bool = False
+    wandb_project: str | None = None
+    wandb_exp_name: str | None = None
+    wandb_entity: str | None = None
+    wandb_save_dir: Path | None = None
+    live_display: bool = True
 
 
 @dataclass(frozen=True)
@@ -147,6 +190,7 @@ class LogConfig:
         profile_schedule_end: first iteration whose passes are no longer timed.
         save_measured_costs: file for the measured costs.
         replan: make the plan anew from the measured costs.
+        records: what is recorded besides the printed lines.
     """
 
     log_interval: int
@@ -160,6 +204,7 @@ class LogConfig:
     profile_schedule_end: int | None = None
     save_measured_costs: Path | None = None
     replan: bool = False
+    records: RecordConfig = field(default_factory=RecordConfig)
 
 
 @dataclass(frozen=True)

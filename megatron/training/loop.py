@@ -7,20 +7,22 @@
 most mistakes are found before the ranks meet. From there on all ranks go in step; rank 0 prints.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from megatron.config.run_config import RunConfig, TrainConfig
-from megatron.data.microbatch import MicrobatchLoader
 from megatron.parallel.grid import Grid
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.shape import iteration_flops
 from megatron.training.agreement import Digests, check_agreement, data_digests, run_digests
 from megatron.training.checkpointing import Checkpoints, Progress, writer_hosts
-from megatron.training.iteration import evaluate, run_iteration
-from megatron.training.metrics.log_line import evaluation_lines, introduction
+from megatron.training.evaluations import Evaluations
+from megatron.training.iteration import run_iteration
+from megatron.training.metrics.log import Log
+from megatron.training.metrics.log_line import introduction
 from megatron.training.metrics.meter import Meter, Metered
+from megatron.training.metrics.open_log import open_log
 from megatron.training.metrics.peak_tflops import peak_of_rank
+from megatron.training.metrics.records import Started, now
 from megatron.training.open_data import Data, open_data
 from megatron.training.outputs import check_outputs
 from megatron.training.planning.model_shape import shape_of
@@ -113,7 +115,7 @@ def train(config: RunConfig, state: TrainState, data: Data) -> None:
         UserError: the data or the checkpoint cannot be read.
     """
     loop = _Loop(config, state, data)
-    with profiler(config.log, state.groups.world.rank) as step_profiler:
+    with loop.log, profiler(config.log, state.groups.world.rank) as step_profiler:
         for iteration in range(loop.start.iteration, loop.last):
             try:
                 loop.run(iteration)
@@ -122,7 +124,9 @@ def train(config: RunConfig, state: TrainState, data: Data) -> None:
                 raise
             with loop.meter.paused():  # the profiler may write its trace here
                 step_profiler.step()
-    loop.end()
+    with loop.log:
+        loop.end()
+    loop.log.close()
 
 
 class _Loop:
@@ -131,19 +135,27 @@ class _Loop:
     Attributes:
         start: what an earlier run has trained.
         last: iterations after which this run ends.
-        meter: times the iterations, and prints.
+        log: takes records, and prints on rank 0.
+        meter: times the iterations, and records them.
     """
 
     def __init__(self, config: RunConfig, state: TrainState, data: Data) -> None:
         self._config, self._state, self._data = config, state, data
-        self._say = print if state.groups.world.rank == 0 else _silent
+        world = state.groups.world
+        self.log = open_log(config.log.records, world.rank, world.size)
+        self._say = self.log.say
         hosts = writer_hosts(state.groups, config.checkpoint)
         self._checkpoints = Checkpoints(config, state, hosts, self._tell)
         self.start = self._checkpoints.load()
         self._skip_consumed()
         self.last = last_iteration(config.train, self.start.iteration)
-        self.meter = _introduce(config, state, self._say)
+        for note in data.notes:
+            self._tell(note)
+        self.meter = _introduce(config, state, self.start, self.log)
         self._step = make_train_step(config.optimizer, state)
+        self._evaluations = Evaluations(
+            config.train, state, data, self.start.iteration, self.meter, self.log
+        )
         self._observation = Observation(
             config.log,
             state,
@@ -158,7 +170,7 @@ class _Loop:
         if observation.times(iteration):
             meter.report(self._step.settle())
         with meter.paused():
-            observer = observation.begin(iteration)
+            observer = observation.begin(iteration) or meter.observer(iteration)
         finished = run_iteration(
             self._step,
             config.optimizer,
@@ -172,8 +184,9 @@ class _Loop:
         with meter.paused():
             observation.finished(iteration)
             self._checkpoints.report()
-        if self._data.valid is not None and _is_due(iteration, config.train.eval_interval):
-            self._evaluate(self._data.valid, iteration)
+        if self._evaluations.is_due(iteration):
+            meter.report(self._step.settle())
+            self._evaluations.between(iteration)
         if _is_due(iteration, config.checkpoint.save_interval):
             self._save(iteration)
 
@@ -186,18 +199,24 @@ class _Loop:
         """
         config, meter = self._config, self.meter
         meter.report(self._step.settle())
-        if self.last == self.start.iteration:
+        if config.train.skip_train:
+            self._tell("training is skipped (--skip-train)")
+        elif self.last == self.start.iteration:
             self._tell(f"nothing to train: the checkpoint is of iteration {self.last} already")
         elif config.checkpoint.save is not None and not _is_due(
             self.last - 1, config.checkpoint.save_interval
         ):
             self._save(self.last - 1)
-        self._checkpoints.report(wait=True)
         exit_interval = config.train.exit_interval
-        if exit_interval is not None and self.last % exit_interval == 0:
+        if config.train.skip_train or self.last >= config.train.train_iters:
+            self._evaluations.at_end(self.last)
+        elif exit_interval is not None and self.last % exit_interval == 0:
             self._tell(f"exiting at iteration {self.last} (--exit-interval)")
+        with meter.paused("save"):
+            self._checkpoints.report(wait=True)
         meter.report_memory(self.last)
         meter.report_post_validation()
+        meter.report_end(self.last, self._data.train.consumed_samples)
         self._state.pipeline.close()
         if self._checkpoints.failed:
             raise UserError(
@@ -216,7 +235,8 @@ class _Loop:
             UserError: its batches had another size, so iterations and samples do not fit together.
         """
         train, start = self._config.train, self.start
-        if start.consumed_samples != start.iteration * train.global_batch_size:
+        fits = start.consumed_samples == start.iteration * train.global_batch_size
+        if not fits and not train.skip_train:
             raise UserError(
                 f"--global-batch-size {train.global_batch_size}: the {start.iteration} iterations "
                 f"in --load have used {start.consumed_samples} samples, and a run keeps the size "
@@ -224,37 +244,26 @@ class _Loop:
                 "to start anew from those weights"
             )
         self._data.train.consumed_samples = start.consumed_samples
-        if self._data.valid is not None and train.eval_interval is not None:
-            evaluations = start.iteration // train.eval_interval
-            self._data.valid.consumed_samples = (
-                evaluations * train.eval_iters * train.global_batch_size
-            )
-
-    def _evaluate(self, valid: MicrobatchLoader, iteration: int) -> None:
-        self.meter.report(self._step.settle())
-        with self.meter.paused():
-            loss = evaluate(self._state, valid, self._config.train.eval_iters)
-        self._say(evaluation_lines(iteration + 1, loss), flush=True)
 
     def _save(self, iteration: int) -> None:
         self.meter.report(self._step.settle())
-        with self.meter.paused():
+        with self.meter.paused("save"):
             self._checkpoints.save(Progress(iteration + 1, self._data.train.consumed_samples))
 
     def _tell(self, text: str) -> None:
-        self._say(text, flush=True)
+        self.log.say(text)
 
 
 def last_iteration(train: TrainConfig, start: int) -> int:
     """Return the iterations after which a run ends that has trained ``start`` of them already."""
-    ends = [train.train_iters]
+    ends = [start if train.skip_train else train.train_iters]
     if train.exit_interval is not None:
         ends.append((start // train.exit_interval + 1) * train.exit_interval)
     return max(start, min(ends))
 
 
-def _introduce(config: RunConfig, state: TrainState, say: Callable[..., None]) -> Meter:
-    """Print the layout, the sizes and how FLOPs are counted; return the meter of the run."""
+def _introduce(config: RunConfig, state: TrainState, start: Progress, log: Log) -> Meter:
+    """Tell the layout, the sizes and how FLOPs are counted; return the meter of the run."""
     groups, model, train_config = state.groups, config.model, config.train
     groups.world.barrier()  # all ranks measure the peak at the same time, as under load
     peak = peak_of_rank(groups.device, train_config.dtype, config.log.peak_tflops)
@@ -264,14 +273,26 @@ def _introduce(config: RunConfig, state: TrainState, say: Callable[..., None]) -
     flops = iteration_flops(shape_of(model, 1), model.num_layers, batch)
     lines = introduction(config.parallel, train_config, model.vocab_size, counts, flops, peak)
     for line in (*config.notes, *lines):
-        say(line, flush=True)
-    metered = Metered(config.log.log_interval, train_config.train_iters, batch, flops, peak.tflops)
-    return Meter(metered, config.optimizer, groups, say)
+        log.say(line)
+    total = train_config.train_iters
+    log.write(
+        Started(
+            time=now(),
+            iteration=start.iteration,
+            consumed_samples=start.consumed_samples,
+            train_iters=total,
+            world_size=groups.world.size,
+            parameters=sum(counts),
+            flops=flops,
+            peak_tflops=peak.tflops,
+            config=config,
+        )
+    )
+    with_ranks = groups.world.all_gather_object(log.wants_ranks)[0]  # rank 0 alone has sinks
+    interval, length = config.log.log_interval, model.seq_length
+    metered = Metered(interval, total, batch, length, flops, peak.tflops, with_ranks)
+    return Meter(metered, config.optimizer, groups, log)
 
 
 def _is_due(iteration: int, interval: int | None) -> bool:
     return interval is not None and (iteration + 1) % interval == 0
-
-
-def _silent(*_: object, **__: object) -> None:
-    """Print nothing: only rank 0 prints."""

@@ -14,6 +14,7 @@ from megatron.layers.main_grad import main_grad_of
 from megatron.parallel.groups import single_rank
 from megatron.training.iteration import run_iteration
 from megatron.training.metrics import meter as meter_module
+from megatron.training.metrics.log import Lines, Log
 from megatron.training.metrics.meter import Meter, Metered
 from megatron.training.setup import TrainState, build_train_state
 from megatron.training.step import Finished, SynchronousTrainStep, make_train_step
@@ -59,11 +60,9 @@ def finished(number: int, step_redone: bool = False) -> Finished:
 def make_meter(state: TrainState, log_interval: int) -> tuple[Meter, list[str]]:
     said: list[str] = []
 
-    def say(line: str, flush: bool = False) -> None:
-        said.append(line)
-
-    metered = Metered(log_interval, 4, 2, flops=10**12, peak_tflops=1.0)
-    return Meter(metered, config(log_interval, True).optimizer, state.groups, say), said
+    metered = Metered(log_interval, 4, 2, seq_length=10, flops=10**12, peak_tflops=1.0)
+    log = Log(said.append, [Lines(said.append)])
+    return Meter(metered, config(log_interval, True).optimizer, state.groups, log), said
 
 
 def milliseconds(said: list[str]) -> list[float]:

@@ -134,6 +134,8 @@ _NAMES = (
     ("--z-loss-coeff 1e-4", "--use-z-loss"),
     ("--optimizer adam", "--optimizer {adamw,Adam,AdamW}"),
     ("--eval-iters 0", "--eval-iters {-1}"),
+    ("--wandb-exp-name {}", "--wandb-name N"),
+    ("--wandb-entity {}", "--wandb-entity-name N"),
     # They number the tokens alike, and end a document with </s>; only text is cut differently.
     ("--tokenizer-type GPTSentencePieceTokenizer", "--tokenizer-type {Llama2Tokenizer}"),
     ("--pipeline-schedule 1f1b-v", "--enable-1f1b-v"),

@@ -3,45 +3,12 @@
 Pure functions from values to text. The loop decides when a line is printed, and on which rank.
 """
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 
 from megatron.config.run_config import ParallelConfig, TrainConfig
 from megatron.training.metrics.peak_memory import MEBIBYTE, PeakMemory
 from megatron.training.metrics.peak_tflops import Peak
-
-
-@dataclass(frozen=True)
-class IterationValues:
-    """The values of a training line.
-
-    Attributes:
-        time: when the line is printed.
-        iteration: number of the last finished iteration, from 1.
-        train_iters: iterations of the whole job.
-        consumed_samples: training samples so far.
-        seconds_per_iteration: mean over the interval since the last line.
-        tflops_per_rank: model TFLOP/s of one rank.
-        mfu: model FLOPs utilisation: ``tflops_per_rank`` as a share of the rank's peak.
-        learning_rate: rate of the next step, as in Megatron.
-        global_batch_size: samples of an iteration.
-        lm_loss: mean over the interval, nats per token.
-        grad_norm: global norm of the last iteration, before clipping.
-    """
-
-    time: datetime
-    iteration: int
-    train_iters: int
-    consumed_samples: int
-    seconds_per_iteration: float
-    tflops_per_rank: float
-    mfu: float
-    learning_rate: float
-    global_batch_size: int
-    lm_loss: float
-    grad_norm: float
+from megatron.training.metrics.records import Evaluation, Interval
 
 
 def introduction(
@@ -84,13 +51,13 @@ def introduction(
     yield f"peak of a rank: {peak.tflops:.3f} TFLOP/s ({peak.source})"
 
 
-def iteration_line(values: IterationValues) -> str:
+def iteration_line(values: Interval) -> str:
     """Return Megatron's training line; the MFU behind the throughput is the only addition."""
     # Megatron prints one decimal, which is too coarse for a CPU core's third of a TFLOP/s.
     decimals = 1 if values.tflops_per_rank >= 10 else 3
     # Parsers look for the last fields, which are the same in every run: bf16 and fp32 need no loss
     # scale, and a loss or gradient that is not finite ends the run, so no iteration is skipped.
-    fields = (
+    fields = [
         f" [{values.time:%Y-%m-%d %H:%M:%S}]"
         f" iteration {values.iteration:8d}/{values.train_iters:8d}",
         f"consumed samples: {values.consumed_samples:12d}",
@@ -102,26 +69,21 @@ def iteration_line(values: IterationValues) -> str:
         f"lm loss: {values.lm_loss:.6E}",
         "loss scale: 1.0",
         f"grad norm: {values.grad_norm:.3f}",
-        "number of skipped iterations:   0",
-        "number of nan iterations:   0 |",
-    )
+    ]
+    if values.num_zeros is not None:
+        fields.append(f"num zeros: {values.num_zeros}")
+    if values.params_norm is not None:
+        fields.append(f"params norm: {values.params_norm:.3f}")
+    fields += ["number of skipped iterations:   0", "number of nan iterations:   0 |"]
     return " | ".join(fields)
 
 
-def evaluation_lines(iteration: int, lm_loss: float) -> str:
-    """Return Megatron's validation line between two rules.
-
-    Args:
-        iteration: training iterations done.
-        lm_loss: mean over the evaluation's tokens, nats per token.
-
-    Returns:
-        Three lines. The perplexity is computed from at most 20 nats, as in Megatron.
-    """
-    perplexity = math.exp(min(20.0, lm_loss))
+def evaluation_lines(values: Evaluation) -> str:
+    """Return Megatron's validation line between two rules; at the end it names the set."""
+    where = f" on {values.dataset} set" if values.at_end else ""
     line = (
-        f" validation loss at iteration {iteration} | lm loss value: {lm_loss:.6E} | "
-        f"lm loss PPL: {perplexity:.6E} | "
+        f" validation loss at iteration {values.iteration}{where} | "
+        f"lm loss value: {values.lm_loss:.6E} | lm loss PPL: {values.perplexity:.6E} | "
     )
     rule = "-" * (len(line) + 1)
     return f"{rule}\n{line}\n{rule}"

@@ -1,0 +1,78 @@
+"""The evaluations of a run: of the validation set between iterations, of all sets at the end."""
+
+import time
+
+from megatron.config.run_config import EvaluationSet, TrainConfig
+from megatron.data.microbatch import MicrobatchLoader
+from megatron.training.iteration import evaluate
+from megatron.training.metrics.log import Log
+from megatron.training.metrics.meter import Meter
+from megatron.training.metrics.records import Evaluation, now, perplexity
+from megatron.training.open_data import Data
+from megatron.training.setup import TrainState
+
+
+class Evaluations:
+    """Evaluates, and records the losses; all ranks call every method alike.
+
+    Args:
+        config: what is evaluated, and when.
+        state: this rank.
+        data: of all sets.
+        start: iterations that earlier processes have trained; their evaluations have used samples.
+        meter: does not count the time for any iteration.
+        log: takes the records.
+    """
+
+    def __init__(
+        self, config: TrainConfig, state: TrainState, data: Data, start: int, meter: Meter, log: Log
+    ) -> None:
+        self._config = config
+        self._state = state
+        self._data = data
+        self._meter = meter
+        self._log = log
+        if data.valid is not None and config.eval_interval is not None:
+            before = start // config.eval_interval
+            data.valid.consumed_samples = before * config.eval_iters * config.global_batch_size
+
+    def is_due(self, iteration: int) -> bool:
+        """Whether there is an evaluation after ``iteration``, counted from 0."""
+        interval = self._config.eval_interval
+        return (
+            interval is not None
+            and self._data.valid is not None
+            and (iteration + 1) % interval == 0
+        )
+
+    def between(self, iteration: int) -> None:
+        """Evaluate after ``iteration``, counted from 0; its step must be final."""
+        assert self._data.valid is not None
+        self._evaluate("validation", self._data.valid, iteration + 1, at_end=False)
+
+    def at_end(self, iterations: int) -> None:
+        """Evaluate every set that there is, after so many iterations."""
+        loaders = {"validation": self._data.valid, "test": self._data.test}
+        for name in self._config.final_sets:
+            loader = loaders[name]
+            if loader is not None:
+                self._evaluate(name, loader, iterations, at_end=True)
+
+    def _evaluate(
+        self, dataset: EvaluationSet, loader: MicrobatchLoader, iterations: int, at_end: bool
+    ) -> None:
+        started = time.perf_counter()
+        with self._meter.paused("evaluation"):
+            loss = evaluate(self._state, loader, self._config.eval_iters)
+        self._log.write(
+            Evaluation(
+                time=now(),
+                iteration=iterations,
+                consumed_samples=self._data.train.consumed_samples,
+                dataset=dataset,
+                at_end=at_end,
+                lm_loss=loss,
+                perplexity=perplexity(loss),
+                seconds=time.perf_counter() - started,
+            )
+        )
