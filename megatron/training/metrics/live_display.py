@@ -184,9 +184,10 @@ class LiveDisplay:
 
     def _frame(self) -> str:
         """Return the lines of the display as the terminal wants them, each within its width."""
+        width = self._console.width - 1  # a full line would leave the cursor behind its end
         with self._console.capture() as captured:
-            for line in self._shown.lines(self._console.width - 1):
-                self._console.print(line, no_wrap=True, overflow="crop", crop=True, highlight=False)
+            for line in self._shown.lines(width):
+                self._console.print(line, width=width, no_wrap=True, overflow="crop")
         return captured.get()
 
     def _take_streams(self) -> None:

@@ -7,6 +7,9 @@ from typing import Final
 EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
 """Bars of zero to eight eighths of a row."""
 
+_LABEL: Final = 9
+"""Characters before the bars."""
+
 
 class History:
     """The means of consecutive values, as many as there is room for; it forgets no value.
@@ -46,21 +49,23 @@ def plot(values: Sequence[float], width: int, height: int) -> list[str]:
 
     Args:
         values: finite; if there are more than columns, a column stands for the mean of several.
-        width: the most columns.
-        height: rows.
+        width: of a row, at least 16 characters.
+        height: rows, at least two.
 
     Returns:
-        ``height`` rows; the lowest value has a bar of one eighth of a row, the highest is full.
+        ``height`` rows; the lowest column has a bar of one eighth of a row, the highest a full one.
+        What they stand for is written before the first and the last row.
     """
-    columns = _squeezed(values, width)
+    columns = _squeezed(values, width - _LABEL)
     if not columns:
         return [""] * height
     low, high = min(columns), max(columns)
-    levels = 8 * height - 1
-    bars = [1 + (round((c - low) / (high - low) * levels) if high > low else 0) for c in columns]
+    eighths = 8 * height - 1
+    bars = [1 + (round((c - low) / (high - low) * eighths) if high > low else 0) for c in columns]
+    labels = [f"{high:.4g}", *[""] * (height - 2), f"{low:.4g}"]
     return [
-        "".join(EIGHTHS[min(8, max(0, bar - 8 * row))] for bar in bars)
-        for row in reversed(range(height))
+        f"{label:>{_LABEL - 1}} " + "".join(EIGHTHS[min(8, max(0, bar - 8 * row))] for bar in bars)
+        for label, row in zip(labels, reversed(range(height)), strict=True)
     ]
 
 
