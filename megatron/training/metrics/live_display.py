@@ -94,7 +94,7 @@ class Shown:
             f"{name} {evaluation.lm_loss:.4f} (PPL {evaluation.perplexity:.4g})"
             for name, evaluation in self.evaluations.items()
         ]
-        curve = plot(self.losses.means, width, PLOT_ROWS)
+        curve = plot(self.losses.means, max(20, width), PLOT_ROWS)
         return [*(Text(row, "cyan") for row in curve), Text(", ".join(told), "bold")]
 
     def _rates(self, step: Step) -> Text:

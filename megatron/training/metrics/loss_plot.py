@@ -7,7 +7,7 @@ from typing import Final
 EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
 """Bars of zero to eight eighths of a row."""
 
-_LABEL: Final = 9
+_LABEL: Final = 12
 """Characters before the bars."""
 
 
@@ -49,7 +49,7 @@ def plot(values: Sequence[float], width: int, height: int) -> list[str]:
 
     Args:
         values: finite; if there are more than columns, a column stands for the mean of several.
-        width: of a row, at least 16 characters.
+        width: of a row, at least 20 characters.
         height: rows, at least two.
 
     Returns:
