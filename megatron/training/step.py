@@ -50,6 +50,8 @@ class Finished:
         grad_norm: of the whole model, before clipping.
         consumed_samples: samples of all iterations up to and with this one.
         step_redone: whether its step was a wrong guess and was taken again.
+        num_zeros: zero elements of the model's gradient; ``None``: they are not counted.
+        params_norm: norm of the model's weights after its step; ``None``: it is not asked for.
     """
 
     number: int
@@ -57,6 +59,8 @@ class Finished:
     grad_norm: float
     consumed_samples: int
     step_redone: bool = False
+    num_zeros: int | None = None
+    params_norm: float | None = None
 
 
 class TrainStep(Protocol):

@@ -163,6 +163,8 @@ class Meter:
             global_batch_size=metered.global_batch_size,
             lm_loss=finished.loss,
             grad_norm=finished.grad_norm,
+            params_norm=finished.params_norm,
+            num_zeros=finished.num_zeros,
         )
 
     def _interval(
@@ -184,6 +186,8 @@ class Meter:
             global_batch_size=metered.global_batch_size,
             lm_loss=sum(self._losses) / len(self._losses),
             grad_norm=finished.grad_norm,
+            params_norm=finished.params_norm,
+            num_zeros=finished.num_zeros,
             seconds_in_saves=self._paused["save"],
             seconds_in_evaluations=self._paused["evaluation"],
             ranks=ranks,

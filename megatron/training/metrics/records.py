@@ -50,7 +50,7 @@ class Step:
         global_batch_size: samples of an iteration.
         lm_loss: of this iteration, nats per token.
         grad_norm: global norm, before clipping.
-        params_norm: global norm of the weights.
+        params_norm: global norm of the weights after its step.
         num_zeros: zeros of the gradient.
     """
 
@@ -101,7 +101,7 @@ class Interval:
         global_batch_size: samples of an iteration.
         lm_loss: mean over the interval, nats per token.
         grad_norm: global norm of the last iteration, before clipping.
-        params_norm: global norm of the weights in the last iteration.
+        params_norm: global norm of the weights after the last step.
         num_zeros: zeros of the last iteration's gradient.
         seconds_in_saves: time since the start in which training stood still for a save.
         seconds_in_evaluations: time since the start in which training stood still for one.
