@@ -1,4 +1,7 @@
-"""Curves for TensorBoard: ``--tensorboard-dir``, written by PyTorch's writer or by tensorboardX."""
+"""Curves for TensorBoard: ``--tensorboard-dir``, written by PyTorch's writer or by tensorboardX.
+
+Where only tensorboardX is installed, names have underscores in place of spaces, as it wants them.
+"""
 
 import importlib
 import json
@@ -43,6 +46,7 @@ class TensorBoard:
         self._queue_size = queue_size
         self._curves = curves
         self._writer: Writer | None = None
+        self._space = " " if is_installed("tensorboard") else "_"
 
     def write(self, record: Record) -> None:
         """Add the record's points, over iterations and, as in Megatron, over samples."""
@@ -50,17 +54,19 @@ class TensorBoard:
             self._writer = _writer(self._folder, self._queue_size)
             config = json.dumps(plain(record.config), indent=2)
             self._writer.add_text("configuration", f"```json\n{config}\n```", record.iteration)
-        if self._writer is None:
-            return
         for curve, value, over_samples in self._curves.points(record):
-            self._writer.add_scalar(curve, value, record.iteration)
+            self._add(curve, value, record.iteration)
             if over_samples:
-                self._writer.add_scalar(f"{curve} vs samples", value, record.consumed_samples)
+                self._add(f"{curve} vs samples", value, record.consumed_samples)
 
     def close(self, failed: bool) -> None:
         """Write what waits to be written."""
         if self._writer is not None:
             self._writer.close()
+
+    def _add(self, curve: str, value: float, place: int) -> None:
+        if self._writer is not None:  # else its folder could not be opened, which was told
+            self._writer.add_scalar(curve.replace(" ", self._space), value, place)
 
 
 def _writer(folder: Path, queue_size: int) -> Writer:
