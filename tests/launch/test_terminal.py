@@ -128,7 +128,8 @@ def test_nobody_must_have_a_display() -> None:
 def test_a_signal_leaves_the_terminal_as_it_was(how: signal.Signals) -> None:
     ended = on_terminal("--train-iters 9999 --lr 1e-2", act=lambda job: job.send_signal(how))
     assert ended.code == (130 if how == signal.SIGINT else -how)
-    assert ended.shown.startswith("pipeline of 1 on cpu")
+    assert "\npipeline of 1 on cpu" in ended.shown
+    assert re.search(r"\nidle [\d.]+% of the time.*\n$", ended.shown), "the cursor is below it"
     assert ended.settings[0] == ended.settings[1]
 
 
