@@ -15,26 +15,24 @@ from megatron.training.setup import TrainState
 class Evaluations:
     """Evaluates, and records the losses; all ranks call every method alike.
 
+    Each evaluation has samples of its own, which follow from the iterations that are done.
+
     Args:
         config: what is evaluated, and when.
         state: this rank.
         data: of all sets.
-        start: iterations that earlier processes have trained; their evaluations have used samples.
         meter: does not count the time for any iteration.
         log: takes the records.
     """
 
     def __init__(
-        self, config: TrainConfig, state: TrainState, data: Data, start: int, meter: Meter, log: Log
+        self, config: TrainConfig, state: TrainState, data: Data, meter: Meter, log: Log
     ) -> None:
         self._config = config
         self._state = state
         self._data = data
         self._meter = meter
         self._log = log
-        if data.valid is not None and config.eval_interval is not None:
-            before = start // config.eval_interval
-            data.valid.consumed_samples = before * config.eval_iters * config.global_batch_size
 
     def is_due(self, iteration: int) -> bool:
         """Whether there is an evaluation after ``iteration``, counted from 0."""
@@ -47,16 +45,24 @@ class Evaluations:
 
     def between(self, iteration: int) -> None:
         """Evaluate after ``iteration``, counted from 0; its step must be final."""
-        assert self._data.valid is not None
-        self._evaluate("validation", self._data.valid, iteration + 1, at_end=False)
+        assert self._config.eval_interval is not None
+        self._validate(iteration + 1, iteration // self._config.eval_interval, at_end=False)
 
     def at_end(self, iterations: int) -> None:
         """Evaluate every set that there is, after so many iterations."""
-        loaders = {"validation": self._data.valid, "test": self._data.test}
-        for name in self._config.final_sets:
-            loader = loaders[name]
-            if loader is not None:
-                self._evaluate(name, loader, iterations, at_end=True)
+        if "validation" in self._config.final_sets:
+            interval = self._config.eval_interval
+            self._validate(iterations, iterations // interval if interval else 0, at_end=True)
+        if "test" in self._config.final_sets and self._data.test is not None:
+            self._evaluate("test", self._data.test, iterations, at_end=True)
+
+    def _validate(self, iterations: int, before: int, at_end: bool) -> None:
+        """Evaluate the validation set, with the samples that follow those of ``before`` others."""
+        loader, config = self._data.valid, self._config
+        assert loader is not None, "without data nothing is evaluated"
+        samples = config.eval_iters * config.global_batch_size
+        loader.consumed_samples = before * samples
+        self._evaluate("validation", loader, iterations, at_end)
 
     def _evaluate(
         self, dataset: EvaluationSet, loader: MicrobatchLoader, iterations: int, at_end: bool

@@ -153,9 +153,7 @@ class _Loop:
             self._tell(note)
         self.meter = _introduce(config, state, self.start, self.log)
         self._step = make_train_step(config.optimizer, state)
-        self._evaluations = Evaluations(
-            config.train, state, data, self.start.iteration, self.meter, self.log
-        )
+        self._evaluations = Evaluations(config.train, state, data, self.meter, self.log)
         self._observation = Observation(
             config.log,
             state,
