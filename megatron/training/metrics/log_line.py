@@ -57,7 +57,7 @@ def iteration_line(values: Interval) -> str:
     decimals = 1 if values.tflops_per_rank >= 10 else 3
     # Parsers look for the last fields, which are the same in every run: bf16 and fp32 need no loss
     # scale, and a loss or gradient that is not finite ends the run, so no iteration is skipped.
-    fields = [
+    fields = (
         f" [{values.time:%Y-%m-%d %H:%M:%S}]"
         f" iteration {values.iteration:8d}/{values.train_iters:8d}",
         f"consumed samples: {values.consumed_samples:12d}",
@@ -69,12 +69,11 @@ def iteration_line(values: Interval) -> str:
         f"lm loss: {values.lm_loss:.6E}",
         "loss scale: 1.0",
         f"grad norm: {values.grad_norm:.3f}",
-    ]
-    if values.num_zeros is not None:
-        fields.append(f"num zeros: {values.num_zeros}")
-    if values.params_norm is not None:
-        fields.append(f"params norm: {values.params_norm:.3f}")
-    fields += ["number of skipped iterations:   0", "number of nan iterations:   0 |"]
+        *([] if values.num_zeros is None else [f"num zeros: {values.num_zeros:.1f}"]),
+        *([] if values.params_norm is None else [f"params norm: {values.params_norm:.3f}"]),
+        "number of skipped iterations:   0",
+        "number of nan iterations:   0 |",
+    )
     return " | ".join(fields)
 
 

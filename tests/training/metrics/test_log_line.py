@@ -84,7 +84,7 @@ def test_a_slow_rank_shows_more_than_one_digit() -> None:
 
 def test_what_only_some_runs_know_stands_where_megatron_has_it() -> None:
     line = iteration_line(replace(VALUES, num_zeros=12, params_norm=2.5))
-    assert "| grad norm: 1.234 | num zeros: 12 | params norm: 2.500 | number of skipped" in line
+    assert "| grad norm: 1.234 | num zeros: 12.0 | params norm: 2.500 | number of skipped" in line
 
 
 def test_what_is_only_recorded_leaves_the_line_as_it_is() -> None:
