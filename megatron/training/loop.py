@@ -197,6 +197,7 @@ class _Loop:
         """
         config, meter = self._config, self.meter
         meter.report(self._step.settle())
+        meter.report_rest()
         if config.train.skip_train:
             self._tell("training is skipped (--skip-train)")
         elif self.last == self.start.iteration:

@@ -152,7 +152,8 @@ def test_post_validation_prints_the_lines_of_the_synchronous_step(
         printed.append(re.findall(r"^.*lm loss.*$", told, re.MULTILINE))
         redone = re.findall(r"post-validation: (\d) of 7 steps redone", output)
     assert printed[0] == printed[1]
-    assert len(printed[0]) == 6  # three of training, two evaluations between, one at the end
+    assert len(printed[0]) == 7  # four of training, two evaluations between, one at the end
+    assert re.search(r"iteration +7/ +7 ", printed[0][-2]), "the last loss, though 2 leaves it over"
     assert 0 < int(redone[0]) < 7, output
 
 

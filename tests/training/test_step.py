@@ -100,6 +100,26 @@ def test_line_tells_the_iteration_that_is_final(state: TrainState, clock: Clock)
     assert "lm loss: 5.000000E-01" in line
 
 
+@pytest.mark.parametrize(("iterations", "lines"), [(2, 1), (3, 2), (1, 1), (0, 0)])
+def test_the_end_of_a_run_tells_the_iterations_that_fill_no_interval(
+    iterations: int, lines: int, state: TrainState, clock: Clock
+) -> None:
+    """The last line is of the last iteration, with the loss and the time of what is left."""
+    meter, said = make_meter(state, 2)
+    for number in range(iterations):
+        clock.now += 1.0 + number
+        meter.ended(number)
+        meter.report(finished(number))
+    for _ in range(2):
+        meter.report_rest()
+    told = [line for line in said if "lm loss" in line]
+    assert len(told) == lines
+    if iterations % 2:
+        assert f"iteration        {iterations}/" in told[-1]
+        assert f"lm loss: {iterations - 1.0:.6E}" in told[-1]
+        assert milliseconds(said)[-1] == 1000.0 * iterations
+
+
 def test_wrong_guesses_are_counted(state: TrainState, clock: Clock) -> None:
     meter, said = make_meter(state, 10)
     for number in range(5):

@@ -66,6 +66,7 @@ class Meter:
         self._groups = groups
         self._log = log
         self._losses: list[float] = []
+        self._unrecorded: tuple[Finished, float] | None = None  # the last one, and when it ended
         self._steps = self._steps_redone = 0
         self._memory_reported = False
         self._paused: dict[Pause, float] = {"save": 0.0, "evaluation": 0.0, "other": 0.0}
@@ -102,13 +103,20 @@ class Meter:
         self._steps_redone += finished.step_redone
         self._log.write(self._step(finished, end - self._last_end))
         self._last_end = end
-        if not self._is_recorded(finished.number):
+        self._unrecorded = finished, end
+        if self._is_recorded(finished.number):
+            self.report_rest()
+
+    def report_rest(self) -> None:
+        """Record the iterations that fill no interval, if there are any, as the end of a run does."""
+        if self._unrecorded is None:
             return
+        finished, end = self._unrecorded
         seconds = (end - self._begin) / len(self._losses)
         self._log.write(self._interval(finished, seconds, self._figures(finished.number)))
         with self.paused():
             self.report_memory(finished.number + 1)
-        self._losses = []
+        self._losses, self._unrecorded = [], None
         self._begin = end
 
     def report_memory(self, iteration: int) -> None:
