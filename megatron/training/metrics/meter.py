@@ -108,7 +108,7 @@ class Meter:
             self.report_rest()
 
     def report_rest(self) -> None:
-        """Record the iterations that fill no interval, if there are any, as the end of a run does."""
+        """Record the iterations that fill no interval, if there are any: at the end of a run."""
         if self._unrecorded is None:
             return
         finished, end = self._unrecorded
