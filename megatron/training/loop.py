@@ -168,7 +168,7 @@ class _Loop:
         if observation.times(iteration):
             meter.report(self._step.settle())
         with meter.paused():
-            observer = observation.begin(iteration) or meter.observer(iteration)
+            observer = meter.observer(iteration, observation.begin(iteration))
         finished = run_iteration(
             self._step,
             config.optimizer,

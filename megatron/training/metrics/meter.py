@@ -13,6 +13,7 @@ from typing import Literal
 from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.lr_schedule import learning_rate
 from megatron.parallel.groups import Groups
+from megatron.runtime.observer import Observer
 from megatron.runtime.timeline import Recorder
 from megatron.training.metrics.log import Log
 from megatron.training.metrics.log_line import memory_line
@@ -81,11 +82,18 @@ class Meter:
         yield
         self._paused[what] += time.perf_counter() - start
 
-    def observer(self, number: int) -> Recorder | None:
-        """Return what times the passes of iteration ``number`` for its record, if anything does."""
+    def observer(self, number: int, other: Observer | None) -> Observer | None:
+        """Return what observes iteration ``number``, from which its record gets the idle time.
+
+        Args:
+            number: of the iteration, counted from 0.
+            other: observes it for another purpose, and does for this one if it is a recorder.
+        """
         if not self._metered.with_ranks or not self._is_recorded(number):
-            return None
-        recorder = Recorder(self._groups.pipeline.rank, self._groups.device)
+            return other
+        if other is not None and not isinstance(other, Recorder):
+            return other
+        recorder = other or Recorder(self._groups.pipeline.rank, self._groups.device)
         self._recorders[number] = recorder
         return recorder
 
