@@ -26,8 +26,8 @@ from megatron.training.guard.roll_call import RollCall, Verdict
 from megatron.training.rendezvous import Rendezvous
 from megatron.training.setup import TrainState
 
-LASTING: Final = 12
-"""How many times as long as others a phase may take that shows no progress."""
+LASTING: Final = 48
+"""How many times as long as others a phase may take that shows no progress: 4 hours by default."""
 
 POLL_SECONDS: Final = 1.0
 """How often the thread looks."""
@@ -88,8 +88,9 @@ class HangDetector:
             self._look_alone()
 
     def look(self, roll_call: RollCall) -> None:
-        """Wait for a call and answer it, or call if this rank cannot go on; one turn."""
-        if not roll_call.is_called(POLL_SECONDS):
+        """Answer if a rank has called, or call if this rank cannot go on; one turn."""
+        time.sleep(POLL_SECONDS)
+        if not roll_call.is_called():
             if not self._asks():
                 return
             if roll_call.call():
