@@ -33,7 +33,7 @@ POLL_SECONDS: Final = 1.0
 """How often the thread looks."""
 
 LOST_ANSWER, SLOW_ANSWER = 10.0, 60.0
-"""Seconds that a rank has to answer: after a lost connection, and after a time without progress.
+"""Seconds that a rank has to answer: after a lost connection, and at most without one.
 
 A thread may have to wait for its turn while another one holds Python's lock for long."""
 
@@ -117,8 +117,8 @@ class HangDetector:
     def _conclude(self, roll_call: RollCall) -> None:
         """Collect the answers, and end the job if it cannot go on."""
         roll_call.answer(self._place())
-        answer_seconds = LOST_ANSWER if self._lost.is_set() else SLOW_ANSWER
-        places, machine = roll_call.places(answer_seconds), _machine()
+        patience = LOST_ANSWER if self._lost.is_set() else max(LOST_ANSWER, self._seconds)
+        places, machine = roll_call.places(min(patience, SLOW_ANSWER)), _machine()
         reason = hang(places, self._size)
         self._lost.clear()
         if not reason:
