@@ -201,8 +201,8 @@ class _Loop:
                 except FloatingPointError:
                     self.let_save_end()
                     raise
-                with self.meter.paused():  # the profiler may write its trace here
-                    step_profiler.step()
+                with self.meter.paused(), self._position.within("the profiler", may_last=True):
+                    step_profiler.step()  # may write its trace
                 if reason := agreed_exit.reason():
                     self.leave(iteration, reason)
                     break
@@ -250,8 +250,8 @@ class _Loop:
         )
         meter.ended(iteration)
         self._report(finished)
-        with meter.paused():
-            observation.finished(iteration)
+        with meter.paused(), self._position.within("what was measured", may_last=True):
+            observation.finished(iteration)  # may plan anew
             self._stragglers.finished(iteration)
 
     def _skip(self, iteration: int) -> None:

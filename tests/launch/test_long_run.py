@@ -96,7 +96,8 @@ def test_the_time_is_over(tmp_path: Path) -> None:
 
 
 def test_a_stopped_rank_is_named_by_the_other() -> None:
-    with started(None, f"{ENDLESS} --hang-seconds 2") as job:
+    hurry = "--shutdown-timeout 1"  # a stopped process does not hear SIGTERM
+    with started(None, f"{ENDLESS} --hang-seconds 2", launcher=hurry) as job:
         begin = until(job, 2)
         stopped = rank_process(job.pid, 1)
         os.kill(stopped, signal.SIGSTOP)

@@ -26,14 +26,14 @@ from megatron.training.guard.roll_call import RollCall, Verdict
 from megatron.training.rendezvous import Rendezvous
 from megatron.training.setup import TrainState
 
-LASTING: Final = 12
-"""How many times as long as others a phase may take that shows no progress."""
+LASTING: Final = 48
+"""How many times as long as others a phase may take that shows no progress: 4 hours by default."""
 
 POLL_SECONDS: Final = 1.0
 """How often the thread looks."""
 
 LOST_ANSWER, SLOW_ANSWER = 10.0, 60.0
-"""Seconds that a rank has to answer: after a lost connection, and after a time without progress.
+"""Seconds that a rank has to answer: after a lost connection, and at most without one.
 
 A thread may have to wait for its turn while another one holds Python's lock for long."""
 
@@ -88,8 +88,9 @@ class HangDetector:
             self._look_alone()
 
     def look(self, roll_call: RollCall) -> None:
-        """Wait for a call and answer it, or call if this rank cannot go on; one turn."""
-        if not roll_call.is_called(POLL_SECONDS):
+        """Answer if a rank has called, or call if this rank cannot go on; one turn."""
+        time.sleep(POLL_SECONDS)
+        if not roll_call.is_called():
             if not self._asks():
                 return
             if roll_call.call():
@@ -116,8 +117,8 @@ class HangDetector:
     def _conclude(self, roll_call: RollCall) -> None:
         """Collect the answers, and end the job if it cannot go on."""
         roll_call.answer(self._place())
-        answer_seconds = LOST_ANSWER if self._lost.is_set() else SLOW_ANSWER
-        places, machine = roll_call.places(answer_seconds), _machine()
+        patience = LOST_ANSWER if self._lost.is_set() else max(LOST_ANSWER, self._seconds)
+        places, machine = roll_call.places(min(patience, SLOW_ANSWER)), _machine()
         reason = hang(places, self._size)
         self._lost.clear()
         if not reason:

@@ -13,9 +13,6 @@ from megatron.schedules.lower import Run
 from megatron.schedules.needs import Comm, participants
 from megatron.training.guard.words import ranks_in_words
 
-Finding = str
-"""Why a job cannot go on; empty if it can."""
-
 
 @dataclass(frozen=True)
 class Place:
@@ -87,15 +84,14 @@ def place_of(position: Position, groups: Groups | None, idle: float, gives_up: f
 def _partners(position: Position, comm: Comm, groups: Groups) -> tuple[int, ...]:
     """Return the other ranks of the job that take part in a communication."""
     assert position.program is not None, "communications belong to a program"
-    if comm.kind == "RG":
-        axis, places = groups.gradients, range(groups.gradients.size)
-    else:
-        axis = groups.pipeline
-        places = participants(position.program.plan, comm)  # type: ignore[assignment]
-    return tuple(axis.ranks[place] for place in places if place != axis.rank)
+    pipeline, replicas = groups.pipeline, groups.gradients
+    places = participants(position.program.plan, comm)
+    if len(places) == 1:  # a rank of the pipeline with its replicas
+        return tuple(rank for rank in replicas.ranks if rank != replicas.ranks[replicas.rank])
+    return tuple(pipeline.ranks[place] for place in places if place != pipeline.rank)
 
 
-def hang(places: Mapping[int, Place], size: int) -> Finding:
+def hang(places: Mapping[int, Place], size: int) -> str:
     """Return why a job of ``size`` ranks hangs; empty if some rank may still go on.
 
     Args:
@@ -115,7 +111,7 @@ def hang(places: Mapping[int, Place], size: int) -> Finding:
     return f"no rank has made progress for {idle:.0f} s: {where}"
 
 
-def told_lost(places: Mapping[int, Place], missing: Sequence[int]) -> Finding:
+def told_lost(places: Mapping[int, Place], missing: Sequence[int]) -> str:
     """Return the message on ranks that do not answer; ``places`` has those of the others."""
     waiting = [rank for rank, place in sorted(places.items()) if set(place.awaits) & set(missing)]
     met = f"; {ranks_in_words(waiting)} waited for it" if waiting else ""

@@ -43,9 +43,9 @@ class RollCall:
         self._size = rendezvous.size
         self._number = 0
 
-    def is_called(self, seconds: float) -> bool:
-        """Return whether a rank has called, now or within ``seconds``."""
-        return self._comes([self._key("call")], seconds)
+    def is_called(self) -> bool:
+        """Return whether a rank has called."""
+        return self._store.check([self._key("call")])
 
     def call(self) -> bool:
         """Call all ranks; return whether this rank is the first to do so, and must ``conclude``."""

@@ -61,6 +61,15 @@ def test_who_is_waited_for_follows_from_the_communication(
     assert str(place).startswith(f"iteration 7: {comm}, waits for rank")
 
 
+def test_a_reduction_waits_for_the_same_rank_of_the_other_replicas() -> None:
+    comm = Comm("RG", 0, 2)
+    position = Position()
+    position.enter("iteration 7")
+    rows = tuple((*row, Wait(comm)) for row in PROGRAM.rows)
+    position.at = len(position.begin(replace(PROGRAM, rows=rows), 2)) - 1
+    assert place_of(position, groups_of(5), 5.0, 9.0).awaits == (4,)
+
+
 def test_passes_and_starts_wait_for_nobody() -> None:
     run = next(step for step in PROGRAM.rows[1] if isinstance(step, Run))
     start = next(step for step in PROGRAM.rows[1] if isinstance(step, Start))
