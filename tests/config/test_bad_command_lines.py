@@ -126,7 +126,7 @@ USUAL = {
         ),
         (
             f"--pipeline-model-parallel-layout Et*{'9' * 5000}L",
-            f"t*{'9' * 20} is too long a pipeline: lower the number",
+            f"t*{'9' * 20}... is too long a pipeline: lower the {'9' * 20}...",
         ),
     ],
 )
