@@ -13,7 +13,7 @@ PASS_KINDS: Final[tuple[PassKind, ...]] = get_args(PassKind)
 CHUNKED_KINDS: Final[tuple[PassKind, ...]] = ("F", "B", "W")
 """Kinds that belong to a model chunk; the vocabulary passes belong to the rank as a whole."""
 
-_TEXT: Final = re.compile(r"(IF|IB|F|B|W|S|E|T)(\d+)(?:\.(\d+))?")
+_TEXT: Final = re.compile(r"(IF|IB|F|B|W|S|E|T)(\d{1,18})(?:\.(\d{1,18}))?")
 
 
 class Pass(NamedTuple):
@@ -43,7 +43,7 @@ class Pass(NamedTuple):
         match = _TEXT.fullmatch(text)
         if match is None:
             raise ValueError(
-                f"'{text}' is no pass: write a kind ({' '.join(PASS_KINDS)}), a microbatch and, "
+                f"'{text[:40]}' is no pass: write a kind ({' '.join(PASS_KINDS)}), a microbatch and, "
                 "for chunks after the first, a point and the chunk, as in F3 or B3.1"
             )
         kind, microbatch, chunk = match.groups()
