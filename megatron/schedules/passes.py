@@ -43,8 +43,8 @@ class Pass(NamedTuple):
         match = _TEXT.fullmatch(text)
         if match is None:
             raise ValueError(
-                f"'{text[:40]}' is no pass: write a kind ({' '.join(PASS_KINDS)}), a microbatch and, "
-                "for chunks after the first, a point and the chunk, as in F3 or B3.1"
+                f"'{text[:40]}' is no pass: write a kind ({' '.join(PASS_KINDS)}), a microbatch "
+                "and, for chunks after the first, a point and the chunk, as in F3 or B3.1"
             )
         kind, microbatch, chunk = match.groups()
         if chunk is not None and kind not in CHUNKED_KINDS:

@@ -129,8 +129,8 @@ def _add_header(header: dict[str, str], name: str, value: str) -> None:
         raise ValueError(f"'{name}' stands there twice")
     if not known[name].fullmatch(value):
         raise ValueError(
-            f"'{name} {value[:40]}' cannot be read: write 'microbatches M', 'stages RANK.CHUNK ...', "
-            f"'vocabulary NAME' with one of {', '.join(_NAMES)}, or 'forward only'"
+            f"'{name} {value[:40]}' cannot be read: write 'microbatches M', "
+            f"'stages RANK.CHUNK ...', 'vocabulary NAME' with one of {', '.join(_NAMES)}, or 'forward only'"
         )
     header[name] = value
 
