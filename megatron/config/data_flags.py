@@ -26,10 +26,15 @@ def parse_data_path(words: Sequence[str]) -> tuple[tuple[float, Path], ...]:
             f"--data-path {' '.join(words)}: {len(words)} words make no WEIGHT PREFIX pairs; give "
             "one prefix, or a weight before every prefix"
         )
-    return tuple(
+    blend = tuple(
         (_weight(weight), Path(prefix))
         for weight, prefix in zip(words[::2], words[1::2], strict=True)
     )
+    if sum(weight for weight, _ in blend) == math.inf:
+        raise ValueError(
+            f"--data-path {' '.join(words)}: the sum of the weights is infinite; give smaller ones"
+        )
+    return blend
 
 
 def _weight(word: str) -> float:
@@ -56,7 +61,7 @@ def parse_split(text: str) -> tuple[float, float, float]:
         ValueError: the text has another form, or nothing is left to train on.
     """
     shares = [_number(word) for word in text.replace("/", ",").split(",")]
-    if len(shares) > 3 or not all(0 <= share < math.inf for share in shares) or shares[0] == 0:
+    if len(shares) > 3 or not min(shares) >= 0 or not 0 < shares[0] <= sum(shares) < math.inf:
         raise ValueError(
             f"--split {text}: give shares for training, validation and test, at least 0 and the "
             "first above it, for example 969,30,1"

@@ -196,9 +196,9 @@ class Declaration:
         try:
             value = self.kind(word)
         except ValueError:
-            return f"{self.option} {_cut(word)}: must be a {whole}number"
+            return f"{self.option} {cut(word)}: must be a {whole}number"
         if whole and abs(value) >= 10**_DIGITS:
-            return f"{self.option} {_cut(word)}: must be a number of at most {_DIGITS} digits"
+            return f"{self.option} {cut(word)}: must be a number of at most {_DIGITS} digits"
         return None
 
     def _is_choice(self, word: str) -> bool:
@@ -215,7 +215,8 @@ class Declaration:
         return next((word for word in dashed if not (weights and _is_number(word))), None)
 
 
-def _cut(word: str, most: int = 40) -> str:
+def cut(word: str, most: int = 40) -> str:
+    """Return a word, or its beginning if it has more characters than ``most``."""
     return word if len(word) <= most else f"{word[:most]}..."
 
 

@@ -234,7 +234,7 @@ class DataFlags:
         "Megatron's name: GPTSentencePieceTokenizer, SentencePieceTokenizer or NullTokenizer.",
         unset="required but for --vocab-size with --dry-run or --mock-data")
     tokenizer_model: Path | None = flag(None, "File of the tokenizer.", unset="none",
-        idle_with="--tokenizer-type NullTokenizer")
+        idle_without="--tokenizer-type", idle_with="--tokenizer-type NullTokenizer")
     vocab_size: int | None = flag(None, "Entries before padding.", up_to((1 << 31) - 1),
         unset="the tokenizer's")
     data_cache_path: Path | None = flag(None, "Folder of the sample indices.",

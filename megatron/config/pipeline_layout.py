@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from megatron.config.declare import cut
 from megatron.schedules.catalogue import TRAITS
 
 LAYOUT_FLAG: Final = "--pipeline-model-parallel-layout"
@@ -112,7 +113,8 @@ def _written_out(text: str) -> str:
     def repeated(found: re.Match[str]) -> str:
         part, times = found[1], found[2].lstrip("0") or "0"
         if len(times) > len(str(LONGEST)) or len(part) * int(times) > LONGEST:
-            raise OverflowError(f"{part}*{times[:20]} is too long a pipeline: lower the number")
+            shown = cut(times, 20)
+            raise OverflowError(f"{part}*{shown} is too long a pipeline: lower the {shown}")
         return part * int(times)
 
     groups = 1

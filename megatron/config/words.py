@@ -8,10 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
-from megatron.config.declare import Declaration
+from megatron.config.declare import Declaration, cut
 from megatron.config.foreign.answer import Answer, spelling
 from megatron.config.foreign.line import Line
 from megatron.config.foreign.tables import OTHER_FLAGS, OTHER_VALUES
+
+_LONGEST_WORD = 200
 
 
 @dataclass
@@ -194,4 +196,5 @@ def _note(found: SortedWords, note: str) -> None:
 
 
 def _written(option: str, values: Sequence[str]) -> str:
-    return " ".join([option, *values])
+    """The flag and its words, for a message; no word is that long but by mistake."""
+    return " ".join([option, *(cut(value, _LONGEST_WORD) for value in values)])

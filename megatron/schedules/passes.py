@@ -17,7 +17,7 @@ PLANNED_KINDS: Final = tuple(kind for kind in PASS_KINDS if kind != "U")
 CHUNKED_KINDS: Final[tuple[PassKind, ...]] = ("F", "B", "W")
 """Kinds that belong to a model chunk; the vocabulary passes belong to the rank as a whole."""
 
-_TEXT: Final = re.compile(r"(IF|IB|F|B|W|S|E|T)(\d+)(?:\.(\d+))?")
+_TEXT: Final = re.compile(r"(IF|IB|F|B|W|S|E|T)(\d{1,18})(?:\.(\d{1,18}))?")
 
 
 class Pass(NamedTuple):
@@ -48,8 +48,8 @@ class Pass(NamedTuple):
         match = _TEXT.fullmatch(text)
         if match is None:
             raise ValueError(
-                f"'{text}' is no pass: write a kind ({' '.join(PLANNED_KINDS)}), a microbatch and, "
-                "for chunks after the first, a point and the chunk, as in F3 or B3.1"
+                f"'{text[:40]}' is no pass: write a kind ({' '.join(PLANNED_KINDS)}), a microbatch "
+                "and, for chunks after the first, a point and the chunk, as in F3 or B3.1"
             )
         kind, microbatch, chunk = match.groups()
         if chunk is not None and kind not in CHUNKED_KINDS:

@@ -102,8 +102,8 @@ class Plan:
 
 _NAMES: Final = tuple(name for name, own in TREATMENTS.items() if own.in_plan == own)
 _HEADER: Final = {
-    "microbatches": re.compile(r"\d+"),
-    "stages": re.compile(r"\d+\.\d+( +\d+\.\d+)*"),
+    "microbatches": re.compile(r"\d{1,18}"),
+    "stages": re.compile(r"\d{1,18}\.\d{1,18}( +\d{1,18}\.\d{1,18})*"),
     "vocabulary": re.compile("|".join(_NAMES)),
     "forward": re.compile("only"),
 }
@@ -124,13 +124,13 @@ _OLD_NAMES: Final = {
 def _add_header(header: dict[str, str], name: str, value: str) -> None:
     known = _HEADER | _OLD_HEADER
     if name not in known:
-        raise ValueError(f"'{name}' is no header line: write one of {', '.join(_HEADER)}")
+        raise ValueError(f"'{name[:40]}' is no header line: write one of {', '.join(_HEADER)}")
     if name in header:
         raise ValueError(f"'{name}' stands there twice")
     if not known[name].fullmatch(value):
         raise ValueError(
-            f"'{name} {value}' cannot be read: write 'microbatches M', 'stages RANK.CHUNK ...', "
-            f"'vocabulary NAME' with one of {', '.join(_NAMES)}, or 'forward only'"
+            f"'{name} {value[:40]}' cannot be read: write 'microbatches M', "
+            f"'stages RANK.CHUNK ...', 'vocabulary NAME' with one of {', '.join(_NAMES)}, or 'forward only'"
         )
     header[name] = value
 
@@ -159,7 +159,7 @@ def _stages(text: str) -> tuple[tuple[int, int], ...]:
 
 def _row(name: str, value: str, rank: int) -> tuple[Pass, ...]:
     if name != f"{rank}:":
-        raise ValueError(f"expected the row of rank {rank}, got '{name}'")
+        raise ValueError(f"expected the row of rank {rank}, got '{name[:40]}'")
     return tuple(Pass.parse(word) for word in value.split())
 
 

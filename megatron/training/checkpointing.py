@@ -237,6 +237,7 @@ class Checkpoints:
             raise UserError(
                 f"--ckpt-step {step}: the checkpoints in {root} are of iterations {sorted(found)}"
             )
+        problems = []
         for iteration in found if step is None else [step]:
             where = folder.folder_of(root, iteration)
             try:
@@ -248,8 +249,9 @@ class Checkpoints:
             if step is not None:
                 raise UserError(f"--ckpt-step {step}: {problem}")
             self._say(f"{problem}: an older checkpoint is tried")
-        if found:
-            raise UserError(f"--load {root}: every checkpoint there is damaged")
+            problems.append(problem)
+        if problems:
+            raise UserError(f"--load {root}: every checkpoint there is damaged: {problems[0]}")
         return None
 
     def _read(self, where: Path) -> Progress:

@@ -84,6 +84,8 @@ def _records(records: RecordConfig) -> Iterator[tuple[str, Path]]:
 
 def _check_file(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_fifo():  # opening it waits for a reader, perhaps for ever
+        raise OSError("it is a pipe")
     if path.exists():
         path.open("ab").close()
     if not path.exists() or path.is_file():  # such files are written beside and renamed

@@ -112,7 +112,7 @@ def test_all_mistakes_are_told_at_once_each_by_its_flag() -> None:
 def test_one_mistake_is_told_once() -> None:
     """The rules that divide by the number of heads are silent where it is a mistake itself."""
     assert told("--num-attention-heads 0 --position-embedding-type rope") == [
-        "--num-attention-heads 0: must be at least 1 and finite"
+        "--num-attention-heads 0: must be at least 1 and at most 16,777,216"
     ]
     assert len(told("--micro-batch-size two --global-batch-size 3")) == 1
     assert len(told("--eval-interval often --eval-iters 5")) == 1

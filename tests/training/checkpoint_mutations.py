@@ -234,7 +234,8 @@ def _garble_file(path: Path, draw: random.Random) -> None:
 
 
 def _set_trap(path: Path, draw: random.Random) -> None:
-    path.write_bytes(pickle.dumps(Trap(trap_of(path.parents[1]))))
+    size = path.stat().st_size
+    path.write_bytes(pickle.dumps(Trap(trap_of(path.parents[1]))).ljust(size, b"."))
 
 
 def _edit_metadata(path: Path, draw: random.Random) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,12 @@ def test_a_file_in_the_way_of_the_folder_is_named(name: str, tmp_path: Path) -> 
 def test_a_folder_in_the_place_of_a_file_is_named(taken: str, tmp_path: Path) -> None:
     (tmp_path / taken).mkdir()
     with pytest.raises(ValueError, match=rf"--record-timeline .*{taken} .*directory"):
+        check_outputs(log(record_timeline=tmp_path / "run.json"), rank=0)
+
+
+def test_a_pipe_in_the_place_of_a_file_is_named_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.json")
+    with pytest.raises(ValueError, match=r"--record-timeline .*run\.json .*it is a pipe"):
         check_outputs(log(record_timeline=tmp_path / "run.json"), rank=0)
 
 

@@ -274,12 +274,26 @@ def _prepare(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request
     """
     request = _request(config.parallel, config.train.num_microbatches, name)
     shape = shape_of(config.model, config.train.micro_batch_size)
+    if request.file is not None:
+        _check_file(request)
     stage_costs = _stage_costs(shape, request, config.parallel.measured_costs)
     layers = _stage_layers(config.parallel.layers, config.model.num_layers, stage_costs)
     if not stage_costs.treatment.is_sharded:
         check_no_rank_is_empty(config.parallel.layers, stage_costs.stages, layers)
     costs = stage_costs.costs(layers) if costs is None else costs
     return replace(request, costs=costs), layers
+
+
+def _check_file(request: Request) -> None:
+    """Read the plan file, so that what is wrong with it is told with its flag.
+
+    Raises:
+        ValueError: it holds no plan, one that cannot be run, or another one than is wanted.
+    """
+    try:
+        stages_of(request)
+    except ValueError as error:
+        raise ValueError(f"--schedule-file: {error}") from error
 
 
 def _request(parallel: ParallelConfig, microbatches: int, name: str) -> Request:

@@ -28,8 +28,8 @@ def test_a_small_model_fits() -> None:
 @pytest.mark.parametrize("width", ["hidden_size", "ffn_hidden_size", "kv_channels", "vocab_size"])
 def test_a_width_beyond_all_memory_is_refused(width: str) -> None:
     config = JOB.config(Layout(2, "vocab-2"))
-    change: dict[str, Any] = {width: 10**12}
-    wide = replace(config, model=replace(config.model, **change))
+    changes: dict[str, Any] = {width: 10**12}
+    wide = replace(config, model=replace(config.model, **changes))
     flag = "--" + width.replace("_", "-")
     with pytest.raises(ValueError, match=rf"{flag} {10**12}.* of rank 1 take [\d,]+ GiB or more"):
         check(wide, 1)
