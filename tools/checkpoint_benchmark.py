@@ -88,7 +88,7 @@ class Bench:
         self, tensors: Mapping[str, BoxedTensor], scratch: Path, hosts: ConnectedAxis
     ) -> None:
         self._tensors, self._scratch, self._hosts = dict(tensors), scratch, hosts
-        self._plain = {n: t.as_subclass(torch.Tensor) for n, t in tensors.items()}
+        self._plain_tensors = {n: t.as_subclass(torch.Tensor) for n, t in tensors.items()}
         self._copies: dict[str, BoxedTensor] = {}
 
     def round(self, number: int) -> Round:
@@ -99,6 +99,7 @@ class Bench:
         for ways in (saves, loads):
             for place in range(len(ways)):
                 found |= ways[(number + place) % len(ways)]()
+        self._clear()
         return found
 
     def _timed(self, work: Callable[[], object]) -> Taken:
@@ -115,19 +116,19 @@ class Bench:
 
     def _plain_save(self) -> None:
         with self._plain_file().open("wb") as file:
-            torch.save(self._plain, file)
+            torch.save(self._plain_tensors, file)
             file.flush()
             os.fsync(file.fileno())
 
     def _saves(self) -> Round:
-        return {"save": self._timed(lambda: self._save(self._tensors))}
+        return {"save": self._timed(lambda: self._save(1, self._tensors))}
 
-    def _save(self, tensors: Mapping[str, BoxedTensor]) -> None:
-        storage.write(self._scratch, 1, tensors, {"iteration": 1}, self._hosts)
+    def _save(self, iteration: int, tensors: Mapping[str, BoxedTensor]) -> None:
+        storage.write(self._scratch, iteration, tensors, {"iteration": iteration}, self._hosts)
 
     def _copies_and_saves(self) -> Round:
         stall = self._timed(self._copy)
-        return {"stall": stall, "background": self._timed(lambda: self._save(self._copies))}
+        return {"stall": stall, "background": self._timed(lambda: self._save(2, self._copies))}
 
     def _copy(self) -> None:
         own = self._tensors.items()
@@ -144,6 +145,14 @@ class Bench:
         problem = storage.check_files(where, self._hosts)
         assert problem is None, problem
         storage.read(where, self._tensors, self._hosts)
+
+    def _clear(self) -> None:
+        """Remove what a round has written, so that all ways write new files in the next one."""
+        self._hosts.barrier()
+        self._plain_file().unlink()
+        if self._hosts.rank == 0:
+            for iteration in (1, 2):
+                folder.remove(self._scratch, iteration)
 
     def _plain_file(self) -> Path:
         return self._scratch / f"plain-{self._hosts.rank}.pt"

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ PATIENCE = 900
 """Seconds after which the job counts as hanging."""
 
 BATCH = 8
+SAVES, TRAINS, STARTS = "during a save", "while it trains", "while it starts"
 LINE = re.compile(r"iteration +(\d+)/ +\d+ \|.*?lm loss: (\S+) \|.*grad norm: (\S+) \|")
 
 pytestmark = pytest.mark.skipif(
@@ -100,53 +101,62 @@ def ranks_of(torchrun: int) -> dict[int, int]:
     return found
 
 
-def wait_until(job: subprocess.Popen[str], condition: object, what: str, seconds: float) -> bool:
+def wait_until(job: subprocess.Popen[str], condition: Callable[[], bool]) -> bool:
     """Wait for a condition; return whether it came true before the job ended."""
-    assert callable(condition)
-    end = time.monotonic() + seconds
+    end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         if condition():
             return True
         if job.poll() is not None:
             return False
         time.sleep(0.005)
-    raise AssertionError(f"waited in vain until {what}")
+    raise AssertionError("waited in vain: the job hangs")
+
+
+def comes_to(
+    kind: str, job: subprocess.Popen[str], chaos: Chaos, root: Path, before: Collection[int]
+) -> bool:
+    """Wait until a job that has been started anew comes to a moment; return whether it did.
+
+    Args:
+        kind: of moment.
+        job: torchrun.
+        chaos: the job.
+        root: its folder.
+        before: the processes of the launch before.
+    """
+
+    def iterations() -> int:
+        return (root / "output").read_text().count("lm loss")
+
+    def is_new() -> bool:
+        now = ranks_of(job.pid)
+        return len(now) == chaos.ranks and set(now.values()).isdisjoint(before)
+
+    def saves() -> bool:
+        return any((root / "saved").glob("iter_*.partial"))
+
+    if not wait_until(job, is_new) or kind == STARTS:
+        return job.poll() is None
+    trained = iterations()
+    if not wait_until(job, lambda: iterations() > trained):
+        return False
+    return kind == TRAINS or wait_until(job, saves)
 
 
 def kill_some(job: subprocess.Popen[str], chaos: Chaos, root: Path) -> list[str]:
     """Kill ranks at random moments of all kinds; return where each kill found the job."""
-    draw, found = random.Random(chaos.seed), list[str]()
-    before: set[int] = set()
-    for number in range(chaos.kills):
-        kind = ("during a save", "while it trains", "while it starts")[
-            number % 2 if number < 2 else draw.choices((0, 1, 2), (5, 4, 1))[0]
-        ]
-
-        def fresh(before: set[int] = before) -> bool:
-            now = ranks_of(job.pid)
-            return len(now) == chaos.ranks and before.isdisjoint(now.values())
-
-        if not wait_until(job, fresh, "all ranks have started", PATIENCE):
+    draw, found, before = random.Random(chaos.seed), list[str](), list[int]()
+    kinds = [SAVES, TRAINS, *draw.choices((SAVES, TRAINS, STARTS), (5, 4, 1), k=chaos.kills)]
+    for kind in kinds[: chaos.kills]:
+        if not comes_to(kind, job, chaos, root, before):
             break
-        lines = (root / "output").read_text().count("lm loss")
-
-        def trains(lines: int = lines) -> bool:
-            return (root / "output").read_text().count("lm loss") > lines
-
-        def saves() -> bool:
-            return any((root / "saved").glob("iter_*.partial"))
-
-        if kind != "while it starts" and not wait_until(job, trains, "it trains", PATIENCE):
-            break
-        if kind == "during a save" and not wait_until(job, saves, "it saves", PATIENCE):
-            break
-        time.sleep(draw.random() ** 2 * (0.05 if kind == "during a save" else 1.0))
-        processes = ranks_of(job.pid)
-        victim = draw.randrange(chaos.ranks)
+        time.sleep(draw.random() ** 2 * (0.05 if kind == SAVES else 1.0))
+        processes, victim = ranks_of(job.pid), draw.randrange(chaos.ranks)
         if victim not in processes:
             break
-        before = set(processes.values())
-        found.append(f"rank {victim} {kind}{', in fact' if saves() else ''}")
+        before = list(processes.values())
+        found.append(f"rank {victim} {kind}")
         os.kill(processes[victim], signal.SIGKILL)
     return found
 
