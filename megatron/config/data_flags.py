@@ -1,10 +1,11 @@
-"""The two data flags that have a grammar: ``--data-path`` and ``--split``."""
+"""The flags with a grammar: ``--data-path``, ``--split`` and ``--rampup-batch-size``."""
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.config.run_config import EvaluationSet
+from megatron.data.batch_sizes import Rampup
 
 
 def parse_data_path(words: Sequence[str]) -> tuple[tuple[float, Path], ...]:
@@ -86,3 +87,39 @@ def _number(word: str) -> float:
         return float(word)
     except ValueError:
         return math.nan
+
+
+def parse_rampup(words: Sequence[str], last: int, unit: int) -> Rampup | None:
+    """Read how batches grow: START, INCREMENT and SAMPLES.
+
+    Args:
+        words: behind the flag; none: batches do not grow.
+        last: samples of the last batch.
+        unit: samples of a microbatch.
+
+    Raises:
+        ValueError: batches cannot grow so; the message begins with the flag.
+    """
+    if not words:
+        return None
+    given = f"--rampup-batch-size {' '.join(words)}"
+    try:
+        start, increment, samples = map(int, words)
+    except ValueError as error:
+        raise ValueError(
+            f"{given}: give three whole numbers: samples of the first batch, samples by which "
+            "batches grow at a time, and samples over which they grow"
+        ) from error
+    if min(start, increment, samples) < 1:
+        raise ValueError(f"{given}: all three must be at least 1")
+    if start >= last or (last - start) % increment:
+        raise ValueError(
+            f"{given}: batches do not come from {start} to --global-batch-size {last} by steps of "
+            f"{increment}: make the difference a multiple of the second number"
+        )
+    if start % unit or increment % unit:
+        raise ValueError(
+            f"{given}: not every batch is made of microbatches of {unit} (--micro-batch-size): "
+            f"make the first two numbers multiples of {unit}"
+        )
+    return Rampup(start, increment, samples)

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 
 from megatron.checkpoint.config import CheckpointConfig
-from megatron.config.data_flags import evaluation_sets, parse_data_path, parse_split
+from megatron.config.data_flags import (
+    evaluation_sets,
+    parse_data_path,
+    parse_rampup,
+    parse_split,
+)
 from megatron.config.flags import (
     DRY_RUN_GPU,
     SCHEDULE_PROFILE_ITERATIONS,
@@ -241,35 +246,9 @@ def iterations(flags: TrainFlags) -> Iterations:
 
 
 def rampup_of(flags: TrainFlags) -> Rampup | None:
-    """Return how batches grow; ``None``: they do not.
-
-    Raises:
-        ValueError: they cannot grow so; the message begins with the flag.
-    """
-    if not flags.rampup_batch_size:
-        return None
-    given = f"--rampup-batch-size {' '.join(flags.rampup_batch_size)}"
-    try:
-        start, increment, samples = map(int, flags.rampup_batch_size)
-    except ValueError as error:
-        raise ValueError(
-            f"{given}: give three whole numbers: samples of the first batch, samples by which "
-            "batches grow at a time, and samples over which they grow"
-        ) from error
-    last, unit = flags.global_batch_size or flags.micro_batch_size, flags.micro_batch_size
-    if min(start, increment, samples) < 1:
-        raise ValueError(f"{given}: all three must be at least 1")
-    if start >= last or (last - start) % increment:
-        raise ValueError(
-            f"{given}: batches do not come from {start} to --global-batch-size {last} by steps of "
-            f"{increment}: make the difference a multiple of the second number"
-        )
-    if start % unit or increment % unit:
-        raise ValueError(
-            f"{given}: not every batch is made of microbatches of {unit} (--micro-batch-size): "
-            f"make the first two numbers multiples of {unit}"
-        )
-    return Rampup(start, increment, samples)
+    """Return how batches grow; ``None``: they do not. Errors as of ``parse_rampup``."""
+    batch = flags.global_batch_size or flags.micro_batch_size
+    return parse_rampup(flags.rampup_batch_size, batch, flags.micro_batch_size)
 
 
 def train_config(flags: TrainFlags, sets: tuple[EvaluationSet, ...], replicas: int) -> TrainConfig:

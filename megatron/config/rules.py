@@ -122,14 +122,6 @@ def _split_of_mock_data(flags: Flags) -> Iterator[str]:
         )
 
 
-def _growth_in_a_dry_run(flags: Flags) -> Iterator[str]:
-    if flags.log.dry_run and flags.train.rampup_batch_size:
-        yield (
-            f"--rampup-batch-size {' '.join(flags.train.rampup_batch_size)} changes nothing in a "
-            "dry run, which predicts an iteration of --global-batch-size"
-        )
-
-
 def _idle_evaluation(flags: Flags) -> Iterator[str]:
     interval = flags.train.eval_interval
     if interval is not None and flags.train.eval_iters and not evaluation_sets(flags.data.split):
@@ -218,7 +210,6 @@ RULES: Final[tuple[Rule, ...]] = (
 NOTES: Final[tuple[Rule, ...]] = (
     *OPTIMIZER_NOTES,
     _split_of_mock_data,
-    _growth_in_a_dry_run,
     _idle_evaluation,
     _idle_without_training,
     *PIPELINE_NOTES,

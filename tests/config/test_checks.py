@@ -337,18 +337,10 @@ def test_batches_that_cannot_grow_so_are_refused(
         position = found + len(word)
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        "--optimizer muon",
-        "--rampup-batch-size 2 2 9 --global-batch-size 8 --train-samples 90",
-    ],
-)
-def test_a_dry_run_says_what_it_does_not_predict(base: dict[str, str], flags: str) -> None:
-    line = command_line(base, f"{flags} --dry-run", without=("--data-path", "--train-iters"))
-    length = [] if "--train-samples" in flags else ["--train-iters", "10"]
-    (note,) = parse([*line, *length], 1).notes
-    assert note.startswith(flags.split()[0])
+def test_a_dry_run_says_what_it_does_not_predict(base: dict[str, str]) -> None:
+    line = command_line(base, "--optimizer muon --dry-run", without=("--data-path",))
+    (note,) = parse(line, 1).notes
+    assert note.startswith("--optimizer muon")
     assert "dry run" in note
 
 

@@ -26,11 +26,16 @@ def kernels() -> Iterator[None]:
     library = torch.library.Library("aten", "IMPL")
     for name in ("silu_backward", "_fused_rms_norm", "_fused_rms_norm_backward"):
         library.impl(name, _only_its_shape_is_asked_for, "CUDA")
+    library.impl("_fused_sgd_", _returns_nothing, "Meta")  # PyTorch has that of Adam only
     try:
         with patch.object(functional, "scaled_dot_product_attention", _attention_of_a_gpu):
             yield
     finally:
         library._destroy()
+
+
+def _returns_nothing(*_: Any, **__: Any) -> None:
+    """Change the arguments, of which only the shapes are there."""
 
 
 def _only_its_shape_is_asked_for(*_: Any) -> Any:

@@ -7,7 +7,7 @@ the memory is what a dry run says.
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -113,6 +113,14 @@ def test_every_kind_of_model(variant: str, treatment: str, gpus: GpuPool) -> Non
     options = GPTOptions(num_layers=2, **VARIANTS[variant])
     dtype = torch.float32 if "fp32" in variant else torch.bfloat16
     config = Job(options, microbatches=4, dropout=0.1).config(Layout(2, treatment), dtype)
+    assert_sound(gpus.map(run, config, ranks=2))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "muon"])
+def test_every_optimizer(optimizer: Literal["sgd", "muon"], gpus: GpuPool) -> None:
+    options = GPTOptions(num_layers=4, num_query_groups=2)
+    config = Job(options, microbatches=4).config(Layout(2, "vocab-2"), torch.bfloat16)
+    config = replace(config, optimizer=replace(config.optimizer, optimizer=optimizer))
     assert_sound(gpus.map(run, config, ranks=2))
 
 
