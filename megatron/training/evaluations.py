@@ -8,7 +8,7 @@ from megatron.training.iteration import evaluate
 from megatron.training.metrics.log import Log
 from megatron.training.metrics.meter import Meter
 from megatron.training.metrics.records import Evaluation, now, perplexity
-from megatron.training.open_data import Data
+from megatron.training.open_data import Data, evaluations_of_validation
 from megatron.training.setup import TrainState
 
 
@@ -45,12 +45,8 @@ class Evaluations:
 
     def between(self, iteration: int) -> None:
         """Evaluate after ``iteration``, counted from 0; its step must be final."""
-        config = self._config
-        assert config.eval_interval is not None
-        # A resumed run with smaller batches has more evaluations than there is data for: again.
-        planned = config.train_iters // config.eval_interval
-        before = iteration // config.eval_interval % planned
-        self._validate(iteration + 1, before, at_end=False)
+        assert self._config.eval_interval is not None
+        self._validate(iteration + 1, iteration // self._config.eval_interval, at_end=False)
 
     def at_end(self, iterations: int) -> None:
         """Evaluate every set that there is, after so many iterations."""
@@ -64,8 +60,9 @@ class Evaluations:
         """Evaluate the validation set, with the samples that follow those of ``before`` others."""
         loader, config = self._data.valid, self._config
         assert loader is not None, "without data nothing is evaluated"
-        samples = config.eval_iters * config.global_batch_size
-        loader.consumed_samples = before * samples
+        # A resumed run with smaller batches has more evaluations than there is data for: again.
+        number = before % evaluations_of_validation(config)
+        loader.consumed_samples = number * config.eval_iters * config.global_batch_size
         self._evaluate("validation", loader, iterations, at_end)
 
     def _evaluate(

@@ -2,9 +2,10 @@
 
 import io
 import json
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,11 @@ from training.test_checkpointing import JOB, Batches
 
 from megatron.checkpoint.config import CheckpointConfig
 from megatron.config.run_config import EvaluationSet, RecordConfig, RunConfig
+from megatron.training import evaluations as evaluations_module
+from megatron.training.evaluations import Evaluations
 from megatron.training.loop import train
-from megatron.training.open_data import Data
+from megatron.training.metrics.log import Log
+from megatron.training.open_data import Data, evaluations_of_validation
 from megatron.training.rendezvous import UserError
 from megatron.training.setup import build_train_state
 
@@ -169,3 +173,29 @@ def test_records_that_cannot_be_written_are_told_once(ranks: RankPool, tmp_path:
     assert len(losses(said)) == JOB.iterations
     assert said.count("--log-jsonl") == 1
     assert "training goes on without these records" in said
+
+
+def test_a_run_with_more_evaluations_than_planned_evaluates_the_same_samples_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Six iterations were planned, and batches have become smaller since."""
+    config = replace(JOB.config(LAYOUT).train, eval_interval=2, final_sets=BOTH)
+    validation, log = Batches(JOB.batches()), Log(lambda text: None)
+    begun: list[int] = []
+
+    def evaluated(state: object, loader: Batches, batches: int) -> float:
+        begun.append(loader.consumed_samples)
+        return 1.0
+
+    monkeypatch.setattr(evaluations_module, "evaluate", evaluated)
+    data: Any = SimpleNamespace(train=Batches([]), valid=validation, test=None)
+    meter: Any = SimpleNamespace(paused=lambda what: nullcontext())
+    state: Any = None
+    made = Evaluations(config, state, data, meter, log)
+    for iteration in range(12):
+        if made.is_due(iteration):
+            made.between(iteration)
+    made.at_end(12)
+    one = config.eval_iters * config.global_batch_size
+    assert begun == [0, one, 2 * one, 3 * one, 0, one, 2 * one]
+    assert evaluations_of_validation(config) == 4

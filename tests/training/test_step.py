@@ -1,6 +1,7 @@
 """Times are those of the iterations, whenever their losses become known, and nothing is lost."""
 
 import dataclasses
+import math
 import re
 
 import pytest
@@ -18,6 +19,7 @@ from megatron.training.iteration import run_iteration
 from megatron.training.metrics import meter as meter_module
 from megatron.training.metrics.log import Lines, Log
 from megatron.training.metrics.meter import Meter, Metered
+from megatron.training.metrics.records import Interval, Record, Step
 from megatron.training.setup import TrainState, build_train_state
 from megatron.training.step import Finished, SynchronousTrainStep, make_train_step
 
@@ -167,3 +169,25 @@ def test_idle_time_comes_from_one_recorder_of_an_iteration(state: TrainState) ->
     assert meter.observer(0, names) is names
     plain, _ = make_meter(state, 2)
     assert plain.observer(1, None) is None, "nobody asks for figures of ranks"
+
+
+def test_an_iteration_without_a_step_is_in_no_curve(state: TrainState, clock: Clock) -> None:
+    """Its loss is none, or not finite."""
+    taken: list[Record] = []
+
+    class Kept(Lines):
+        def write(self, record: Record) -> None:
+            taken.append(record)
+
+    metered = Metered(2, 4, 0, seq_length=10, flops=10**12, peak_tflops=1.0)
+    log = Log(lambda text: None, [Kept(lambda text: None)])
+    meter = Meter(metered, config(2, False).optimizer, state.groups, log)
+    for made in (finished(0), dataclasses.replace(finished(1), loss=math.nan, is_skipped=True)):
+        clock.now += 1.0
+        meter.ended(made.number)
+        meter.report(made)
+    step, interval = taken
+    assert isinstance(step, Step)
+    assert step.iteration == 1
+    assert isinstance(interval, Interval)
+    assert (interval.lm_loss, interval.skipped, interval.nans) == (0.0, 1, 1)

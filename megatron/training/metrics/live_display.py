@@ -8,6 +8,7 @@ it is, and the error stands below it.
 """
 
 import io
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -58,7 +59,8 @@ class Shown:
         """Take what a record tells."""
         if isinstance(record, Step):
             self.step = record
-            self.losses.add(record.lm_loss)
+            if math.isfinite(record.lm_loss):
+                self.losses.add(record.lm_loss)
             before = record.seconds if self.seconds is None else self.seconds
             self.seconds = RECENT * before + (1 - RECENT) * record.seconds
         elif isinstance(record, Interval):

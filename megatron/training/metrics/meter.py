@@ -119,8 +119,9 @@ class Meter:
         self._steps_redone += finished.step_redone
         self._batch = finished.consumed_samples - self._consumed
         self._consumed = finished.consumed_samples
-        self._trained += 0 if finished.is_skipped else self._batch
-        self._log.write(self._step(finished, end - self._last_end))
+        if not finished.is_skipped:
+            self._trained += self._batch
+            self._log.write(self._step(finished, end - self._last_end))
         self._last_end = end
         self._unrecorded = finished, end
         if self._is_recorded(finished.number):

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import math
 import sys
 from dataclasses import replace
 
@@ -114,6 +115,15 @@ def test_the_shares_of_many_ranks_are_told_by_their_spread() -> None:
     assert "idle 5.0% of the time, the ranks from 0.0% to 10.0%" in drawn(
         step(1), interval(1, ranks=ranks)
     )
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_is_told_and_leaves_the_curve_as_it_is(loss: float) -> None:
+    with_it = drawn(step(1), step(2, lm_loss=loss), interval(3))
+    plain = drawn(step(1), interval(3))
+    curve = slice(2, 5)
+    assert with_it.split("\n")[curve] == plain.split("\n")[curve]
+    assert f"loss {loss}" in drawn(step(2, lm_loss=loss), interval(3))
 
 
 def test_nothing_is_drawn_before_the_first_iteration() -> None:
