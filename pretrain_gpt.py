@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import time
 
 from megatron.commands.environment import in_environment
 
@@ -11,13 +12,16 @@ with in_environment():
 
     from megatron.config.command_line import parse
     from megatron.config.run_config import RunConfig
-    from megatron.parallel.environment import set_nccl_environment
+    from megatron.parallel.environment import launched, set_nccl_environment
     from megatron.schedules.search.watch import Watch
     from megatron.simulator.costs.gpus import gpu
     from megatron.training.failure import end_the_job, or_exit
+    from megatron.training.guard.exits import ExitSignals
+    from megatron.training.guard.hang_detector import HangDetector
+    from megatron.training.guard.orphans import end_with_torchrun
     from megatron.training.loop import prepare, set_up, train
     from megatron.training.planning.dry_run import dry_run
-    from megatron.training.rendezvous import join
+    from megatron.training.rendezvous import check_meeting_place, join
     from megatron.training.setup import leave
 
 
@@ -32,10 +36,11 @@ def main() -> None:
 
 def pretrain() -> None:
     """Train, or predict, as the command line says."""
+    begin = time.monotonic()
+    end_with_torchrun()
     set_nccl_environment()
-    rank = int(os.environ.get("RANK", "0"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    job = or_exit(launched, rank=0)
+    rank, local_rank, world_size = job.rank, job.local_rank, job.world_size
     # Rank 0 logs for all ranks: compilations on first use, and slower code if there is no compiler.
     logging.basicConfig(level=logging.INFO if rank == 0 else logging.ERROR, format="%(message)s")
     speak = rank == 0
@@ -43,14 +48,19 @@ def pretrain() -> None:
     if config.dry_run is not None:
         predict(config, config.dry_run.gpu, rank)
         return
+    or_exit(lambda: check_meeting_place(world_size), rank, local_rank)
     prepared = or_exit(lambda: prepare(config, rank), rank, local_rank)
-    rendezvous = join(config.parallel)
+    signals = ExitSignals(config.guard.exit_signals)
+    rendezvous = or_exit(lambda: join(config.parallel), rank, local_rank)
+    detector = HangDetector(rendezvous, config.guard.hang_seconds)
+    detector.start()
     try:
         state = set_up(config, prepared, rendezvous, local_rank)
-        train(config, state, prepared.data)
+        detector.follow(state)
+        train(config, state, prepared.data, signals, begin)
         leave(state.groups)
     except Exception as error:
-        end_the_job(rendezvous, error)
+        end_the_job(rendezvous, error, detector.find_lost)
 
 
 def predict(config: RunConfig, gpu_name: str, rank: int) -> None:

@@ -92,10 +92,11 @@ idle() {
   done
 }
 
-# whole NAME MINIMUM: refuses a value of NAME that is no whole number from MINIMUM on.
+# whole NAME MINIMUM [MAXIMUM]: refuses a value of NAME that is no whole number from MINIMUM on.
 whole() {
-  [[ -z "${!1:-}" || "${!1}" =~ ^(0|[1-9][0-9]{0,17})$ && "${!1}" -ge "$2" ]] ||
-    die "$1=${!1} is not a whole number of at least $2"
+  [[ -z "${!1:-}" || "${!1}" =~ ^(0|[1-9][0-9]{0,17})$ && "${!1}" -ge "$2" && \
+    "${!1}" -le "${3:-${!1}}" ]] ||
+    die "$1=${!1} is not a whole number of at least $2${3:+ and at most $3}"
 }
 
 # show WORD...: prints a command line that can be pasted, without needless quotes.
@@ -124,6 +125,9 @@ count_gpus() {
   echo "$present"
 }
 
+# is_unknown HOST: succeeds if HOST is no address, and no name server knows it.
+is_unknown() { command -v getent >/dev/null && ! getent ahosts "$1" >/dev/null; }
+
 count_cores() { nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2; }
 
 # Only these CPUs multiply bf16 matrices faster than fp32 ones.
@@ -133,10 +137,10 @@ cpu_has_bf16() { grep -qE '\b(amx_bf16|avx512_bf16)\b' /proc/cpuinfo 2>/dev/null
 
 for name in PIPELINE_SIZE TP_SIZE LAYERS HIDDEN_SIZE IMM_SIZE FFN_HIDDEN_SIZE ATTENTION_HEADS GQA \
   SEQ_LENGTH MICRO_BATCH_SIZE GLOBAL_BATCH_SIZE EXIT_INTERVAL LOG_INTERVAL EVAL_INTERVAL \
-  SCHEDULE_TIMER_START SCHEDULE_TIMER_END ZERO_BUBBLE_TIMER_START ZERO_BUBBLE_TIMER_END \
-  GPUS_PER_NODE WORLD_SIZE; do
+  SCHEDULE_TIMER_START SCHEDULE_TIMER_END ZERO_BUBBLE_TIMER_START ZERO_BUBBLE_TIMER_END; do
   whole "$name" 1
 done
+for name in GPUS_PER_NODE WORLD_SIZE MASTER_PORT; do whole "$name" 1 65535; done
 whole RANK 0
 whole FINAL_STAGE_LAYERS 0
 for name in VOCAB_PARALLEL FB_SPLIT INTERLACED_SCHEDULE ENABLE_LAYER_REDISTRIBUTION \
@@ -391,11 +395,22 @@ if ((nodes > 1)); then
 elif [[ -n "${MASTER_PORT:-}" ]]; then
   rendezvous=(--master-addr "${MASTER_ADDR:-localhost}" --master-port "$MASTER_PORT")
 else
+  idle "WORLD_SIZE is 1 node, and MASTER_PORT is not set" MASTER_ADDR
   rendezvous=(--standalone) # on any free port, so that jobs on one machine do not collide
 fi
 
 # --- Set up, prepare the data, train
 
+if ((nodes > 1)) && ! on DRY_RUN; then
+  # torchrun would wait for an unknown host without a word; a cluster's name server may be late.
+  for _ in {1..15}; do
+    is_unknown "$MASTER_ADDR" || break
+    sleep 1
+  done
+  ! is_unknown "$MASTER_ADDR" ||
+    die "MASTER_ADDR=$MASTER_ADDR is no host that this machine knows: set it to the name or the" \
+      "address of node 0"
+fi
 if on DRY_RUN; then
   venv="${VENV:-.venv}"
   DATA_PATH="${DATA_PATH:-SAMPLE_DATA_$VOCAB_SIZE}"

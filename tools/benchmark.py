@@ -123,7 +123,7 @@ def main(arguments: Sequence[str]) -> None:
     from tools.benchmarking.report import Report, table, write_report
     from tools.benchmarking.summary import rates_of, summarise
 
-    cases, remarks = choose_cases(list(_wanted(options)))
+    cases, remarks = choose_cases(list(wanted_cases(options)))
     if not cases:
         raise SystemExit("\n".join(["there is nothing to measure", *remarks]))
     runs: dict[str, list[dict[str, object]]] = {case.name: [] for case in cases}
@@ -166,7 +166,7 @@ def layout_fault(options: argparse.Namespace) -> str | None:
     return None
 
 
-def _wanted(options: argparse.Namespace) -> Iterator[BenchmarkCase]:
+def wanted_cases(options: argparse.Namespace) -> Iterator[BenchmarkCase]:
     """Yield every case that the options name; for each V the references come first."""
     layouts = options.layouts or [Layout(options.ranks, 1)]
     processes = layouts[0].ranks * layouts[0].replicas

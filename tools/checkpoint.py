@@ -29,13 +29,13 @@ from megatron.commands.environment import in_environment
 
 with in_environment():
     import torch
-    import torch.distributed.checkpoint as dcp
     from rich.progress import track
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     from megatron.checkpoint import folder, storage
     from megatron.checkpoint.boxed import BoxedTensor
     from megatron.checkpoint.folder import DamagedError
+    from megatron.checkpoint.metadata import read_metadata
     from megatron.checkpoint.storage import SaveError
     from megatron.checkpoint.train_tensors import WEIGHT
     from megatron.commands.arguments import number
@@ -194,7 +194,7 @@ def reshard(where: Path, target: Path, files: int, *, optimizer: bool) -> None:
 
 def tensors(where: Path) -> dict[str, TensorStorageMetadata]:
     """Return what is known of every tensor, by name; the files must have been checked."""
-    known = dcp.FileSystemReader(where).read_metadata().state_dict_metadata
+    known = read_metadata(where).state_dict_metadata
     return {
         name: saved
         for name, saved in sorted(known.items())

@@ -33,16 +33,14 @@ from statistics import mean, median
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.commands.arguments import (
-    OVERLAP_FIELDS,
     REQUEST_FIELDS,
     Parser,
-    add_overlap_flags,
     add_plan_flags,
     add_size_flags,
     number,
-    overlap_of,
     request_of,
 )
+from megatron.commands.replica_flags import OVERLAP_FIELDS, add_overlap_flags, overlap_of
 from megatron.schedules.plan_flags import PLAN_FLAGS
 from tools.emulation.cases import (
     EmulatedCase,
@@ -223,11 +221,7 @@ def refuse_unused(arguments: argparse.Namespace) -> None:
             not arguments.jitter,
         ),
         (("ranks",), "--measured-costs without --grid", arguments.grid is not None),
-        (
-            OVERLAP_FIELDS,
-            "--grid with several replicas",
-            replicas == 1,
-        ),
+        (OVERLAP_FIELDS, "--grid with several replicas", replicas == 1),
     ):
         for name in names:
             value = getattr(arguments, name)

@@ -7,8 +7,9 @@ python tools/plans_at_scale.py compare before.csv after.csv
 
 ``measure`` adds a line for every plan to the file, and skips those that it has already; so it may
 be stopped and started again. Seconds are those of one core (``time.process_time``), so that other
-processes lengthen the wait but hardly the figures. To measure an older commit, copy this file into
-a checkout of it.
+processes lengthen the wait. They lengthen the figures too, where they share caches or a physical
+core: ``unit`` says by how much, and ``compare`` shows seconds times the least unit over the own
+one. To measure an older commit, copy this file into a checkout of it.
 
 ``even`` costs are F = B = W = 1 for a chunk and S = T = 0.25. ``uneven`` costs have F : B : W =
 18 : 20 : 14, and communications that take time: blocks are made for the former, the latter need a
@@ -17,6 +18,7 @@ search. The bubble is that of the zero-bubble papers (arXiv 2401.10241, section 
 
 import argparse
 import csv
+import heapq
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,14 +71,18 @@ class Measured(NamedTuple):
     Attributes:
         bubble: share of the ranks' time in which they idle.
         seconds: CPU seconds that planning took.
+        unit: CPU seconds that the same small piece of Python took, before and after in the mean;
+            ``None`` in files that are older than this column.
     """
 
     bubble: float
     seconds: float
+    unit: float | None = None
 
 
 def measure(case: Case) -> Measured:
     """Make the plan of ``case``; return its bubble and the time it took."""
+    before = work_unit()
     begun = time.process_time()
     plan = plan_for(case.request)
     seconds = time.process_time() - begun
@@ -84,7 +90,22 @@ def measure(case: Case) -> Measured:
     return Measured(
         bubble(plan, costs.per_chunk(plan.chunks) if case.request.traits.compares else costs),
         seconds,
+        (before + work_unit()) / 2,
     )
+
+
+def work_unit() -> float:
+    """Return the CPU seconds of some work of the kind that planning does: a heap and long lists."""
+    begun = time.process_time()
+    numbers = [i * 7919 % 50_021 for i in range(50_000)]
+    heap: list[tuple[int, int]] = []
+    ends = [0.0] * 50_021
+    for place, number in enumerate(numbers):
+        heapq.heappush(heap, (number, place))
+        ends[number] = ends[numbers[place - 1]] + 1.0
+    while heap:
+        heapq.heappop(heap)
+    return time.process_time() - begun
 
 
 def bubble(plan: Plan, costs: Costs) -> float:
@@ -112,7 +133,10 @@ def load(path: Path) -> dict[Case, Measured]:
             try:
                 numbers = int(row["ranks"]), int(row["microbatches"])
                 case = Case(row["costs"], row["schedule"], row["vocabulary"], *numbers)
-                found[case] = Measured(float(row["bubble"]), float(row["seconds"]))
+                unit = row.get("unit")
+                found[case] = Measured(
+                    float(row["bubble"]), float(row["seconds"]), float(unit) if unit else None
+                )
             except (KeyError, TypeError, ValueError) as error:
                 raise ValueError(f"{path} holds no measurements: {error!r}") from error
     return found
@@ -125,7 +149,8 @@ def add(path: Path, case: Case, measured: Measured) -> None:
         writer = csv.writer(file)
         if new:
             writer.writerow([*Case._fields, *Measured._fields])
-        writer.writerow([*case, f"{measured.bubble:.6f}", f"{measured.seconds:.2f}"])
+        unit = "" if measured.unit is None else f"{measured.unit:.4f}"
+        writer.writerow([*case, f"{measured.bubble:.6f}", f"{measured.seconds:.2f}", unit])
 
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:
@@ -141,8 +166,9 @@ def compare(before: Mapping[Case, Measured], after: Mapping[Case, Measured]) -> 
     """Yield a table in Markdown for each kind of costs, treatment and share of microbatches.
 
     A row is a schedule and a column p; a cell says "bubble before → after, seconds before → after",
-    with "?" for what was not measured.
+    with "?" for what was not measured. Seconds are those of the least unit, where it is known.
     """
+    before, after = _of_one_unit(before, after)
     every = list(dict.fromkeys([*after, *before]))
     for costs, vocabulary, per_rank in dict.fromkeys(map(_table, every)):
         own = [case for case in every if _table(case) == (costs, vocabulary, per_rank)]
@@ -154,6 +180,19 @@ def compare(before: Mapping[Case, Measured], after: Mapping[Case, Measured]) -> 
             row = [Case(costs, schedule, vocabulary, p, per_rank * p) for p in ranks]
             cells = [_cell(before.get(case), after.get(case)) for case in row]
             yield f"| {schedule} | " + " | ".join(cells) + " |"
+
+
+def _of_one_unit(*files: Mapping[Case, Measured]) -> list[Mapping[Case, Measured]]:
+    """Return the measurements with seconds as if every unit had been the least of all."""
+    units = [one.unit for found in files for one in found.values() if one.unit]
+    least = min(units, default=0.0)
+    return [
+        {
+            case: one._replace(seconds=one.seconds * least / one.unit) if one.unit else one
+            for case, one in found.items()
+        }
+        for found in files
+    ]
 
 
 def _table(case: Case) -> tuple[str, str, int]:

@@ -5,7 +5,7 @@ to read, and the memory of one part. Its planner then finds out by itself which 
 a rank needs, whatever layout has written them. Parts that several ranks hold are written once.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -41,9 +41,27 @@ class BoxedTensor(Tensor):
         made._pieces = tuple(piece for piece in pieces if piece.box.size)
         return made
 
-    def with_memory(self, tensor: Tensor) -> "BoxedTensor":
-        """Return the same pieces of the same tensor in other memory, of this rank's shape."""
-        return BoxedTensor(tensor, self._global_shape, self._pieces)
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The boxes that are here, none empty, and where."""
+        return self._pieces
+
+    def only(self, pieces: Iterable[Piece]) -> "BoxedTensor":
+        """Return some pieces in the same memory; they may be parts of these."""
+        return BoxedTensor(self.as_subclass(Tensor), self._global_shape, pieces)
+
+    def copied(self, to: "BoxedTensor | None" = None) -> "BoxedTensor":
+        """Return the same pieces in memory of the host, as much as they need.
+
+        Args:
+            to: an earlier copy of the same pieces, whose memory is used again.
+        """
+        outer = _around([piece.local for piece in self._pieces])
+        source = self.as_subclass(Tensor)[outer.slices]
+        copy = torch.empty_like(source, device="cpu") if to is None else to.as_subclass(Tensor)
+        copy.copy_(source)
+        moved = [Piece(piece.box, piece.local.within(outer).start) for piece in self._pieces]
+        return BoxedTensor(copy, self._global_shape, moved)
 
     def size(self, dim: int | None = None) -> Any:
         """Return the shape of the whole model's tensor, as the planner compares it."""
@@ -51,7 +69,8 @@ class BoxedTensor(Tensor):
         return shape if dim is None else shape[dim]
 
     def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
-        """Return what is to be written: every box that is here."""
+        """Return what is to be written: every box that is here, its rows one after the other."""
+        assert self.as_subclass(Tensor).is_contiguous(), f"the reader relies on it for {fqn}"
         properties = TensorProperties(dtype=self.dtype)
         return [
             WriteItem(
@@ -81,3 +100,10 @@ def _index(name: str, box: Box) -> MetadataIndex:
 
 def _chunk(box: Box) -> ChunkStorageMetadata:
     return ChunkStorageMetadata(offsets=torch.Size(box.start), sizes=torch.Size(box.shape))
+
+
+def _around(boxes: Sequence[Box]) -> Box:
+    """Return the smallest box that holds all of several."""
+    start = tuple(map(min, *(box.start for box in boxes), boxes[0].start))
+    stop = tuple(map(max, *(box.stop for box in boxes), boxes[0].stop))
+    return Box(start, tuple(b - a for a, b in zip(start, stop, strict=True)))

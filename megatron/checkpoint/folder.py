@@ -24,9 +24,13 @@ from megatron.native.files import atomic_path
 
 POINTER: Final = "latest_checkpointed_iteration.txt"
 MANIFEST: Final = "manifest.json"
+FORMAT: Final = 1
+"""Of the manifest and of what it lists; another program may read another one."""
 
 _PARTIAL, _REPLACED, _DELETED = ".partial", ".replaced", ".deleted"
 _FOLDER: Final = re.compile(r"iter_(\d{7,})")
+_FILE: Final = re.compile(r"(?!\.{1,2}$)[\w.-]+", re.ASCII)
+_ITERATION: Final = re.compile(r"[0-9]{1,18}")
 _CHUNK: Final = 1 << 22
 """Bytes read at once, to compute a digest."""
 
@@ -89,20 +93,17 @@ def finish(root: Path, iteration: int, files: Mapping[str, FileDigest]) -> Path:
     """
     partial, final = partial_of(root, iteration), folder_of(root, iteration)
     listed = {name: vars(files[name]) for name in sorted(files)}
-    text = json.dumps({"format": 1, "iteration": iteration, "files": listed}, indent=1)
+    text = json.dumps({"format": FORMAT, "iteration": iteration, "files": listed}, indent=1)
     with atomic_path(partial / MANIFEST) as temporary:
         temporary.write_text(text)
     _sync_folder(partial)
     replaced = _aside(root, iteration, _REPLACED)
-    if final.exists():
-        _remove(replaced)
-        final.rename(replaced)
-    partial.rename(final)
+    _rename(partial, final, replaced)
     _sync_folder(root)
     with atomic_path(root / POINTER) as temporary:
         temporary.write_text(f"{iteration}\n")
     _sync_folder(root)
-    _remove(replaced)
+    shutil.rmtree(replaced, ignore_errors=True)  # what is left of it is in nobody's way
     return final
 
 
@@ -113,18 +114,26 @@ def clean_up(root: Path) -> list[str]:
         What was done, a line each, for the log.
     """
     done = []
-    for path in sorted(root.glob(f"iter_*{_REPLACED}")):
-        final = path.with_name(path.name.removesuffix(_REPLACED))
-        if final.exists():
-            _remove(path)
-        else:
-            path.rename(final)
-            done.append(f"{final}: brought back, because its successor was never finished")
-    for ending in (_PARTIAL, _DELETED):
+    for ending in (_REPLACED, _PARTIAL, _DELETED):
         for path in sorted(root.glob(f"iter_*{ending}")):
-            _remove(path)
-            done.append(f"{path}: removed, as it was never finished")
-    return done
+            final = path.with_name(path.name.removesuffix(ending))
+            try:
+                done.append(_tidied(path, back_to=final if ending == _REPLACED else None))
+            except OSError as error:
+                done.append(f"{path} stays as it is ({error})")
+    return list(filter(None, done))
+
+
+def _tidied(path: Path, back_to: Path | None) -> str | None:
+    """Put one folder in order; return what was done, if it is worth telling."""
+    if back_to is None:
+        _remove(path)
+        return f"{path}: removed, as it was never finished"
+    if back_to.exists():
+        _remove(path)
+        return None
+    path.rename(back_to)
+    return f"{back_to}: brought back, because its successor was never finished"
 
 
 def complete(root: Path) -> list[int]:
@@ -139,11 +148,12 @@ def complete(root: Path) -> list[int]:
 
 def pointed_to(root: Path) -> int | None:
     """Return the iteration that the pointer names, or ``None`` if there is no readable pointer."""
+    path = root / POINTER
     try:
-        text = (root / POINTER).read_text(encoding="utf-8", errors="replace").strip()
-    except FileNotFoundError:
+        text = "" if path.is_fifo() else path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
         return None
-    return int(text) if text.isascii() and text.isdigit() else None
+    return int(text) if _ITERATION.fullmatch(text.strip()) else None
 
 
 def candidates(root: Path) -> list[int]:
@@ -168,15 +178,25 @@ def read_manifest(folder: Path) -> dict[str, FileDigest]:
     """
     path = folder / MANIFEST
     try:
+        if path.is_fifo():  # reading it would wait for somebody to write to it
+            raise OSError("it is a pipe")
         content = json.loads(path.read_bytes())
         files = {str(name): FileDigest(**entry) for name, entry in content["files"].items()}
+        form, iteration = content["format"], content["iteration"]
     except FileNotFoundError:
         raise DamagedError(
             f"{folder} has no {MANIFEST}: its save was never finished, or it is not of this program"
         ) from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedError(f"{path} cannot be read ({error})") from error
-    strange = [name for name in files if Path(name).name != name]
+    if form != FORMAT:
+        raise DamagedError(
+            f"{path} says format {form!r}, and this program reads {FORMAT}: load it with the "
+            "program that saved it"
+        )
+    if type(iteration) is not int or folder_of(folder.parent, iteration).name != folder.name:
+        raise DamagedError(f"{path} is of iteration {iteration!r}, and its folder of another one")
+    strange = [name for name in files if not _FILE.fullmatch(name)]
     if strange:
         raise DamagedError(f"{path} lists {strange[0]!r}, which is no file of this folder")
     return files
@@ -196,8 +216,19 @@ def verify(folder: Path, names: Iterable[str] | None = None) -> None:
         raise DamagedError(problem)
 
 
-def problems(folder: Path, names: Iterable[str] | None = None) -> Iterator[str]:
-    """Yield what is wrong with the files of a checkpoint, a sentence for each; see ``verify``."""
+def problems(
+    folder: Path, names: Iterable[str] | None = None, *, sizes_only: bool = False
+) -> Iterator[str]:
+    """Yield what is wrong with the files of a checkpoint, a sentence for each.
+
+    Args:
+        folder: of the checkpoint.
+        names: the files to compare; all of them if it is ``None``.
+        sizes_only: do not read the files.
+
+    Raises:
+        DamagedError: there is no manifest, or it cannot be understood.
+    """
     expected = read_manifest(folder)
     for name in expected if names is None else names:
         path, entry = folder / name, expected[name]
@@ -205,7 +236,7 @@ def problems(folder: Path, names: Iterable[str] | None = None) -> Iterator[str]:
             size = path.stat().st_size
             if size != entry.size:
                 yield f"{path} has {size} bytes, but {entry.size} were written"
-            elif digest(path) != entry:
+            elif not sizes_only and digest(path) != entry:
                 yield f"{path} is not what was written: its SHA-256 differs"
         except FileNotFoundError:
             yield f"{path} is missing"
@@ -213,13 +244,15 @@ def problems(folder: Path, names: Iterable[str] | None = None) -> Iterator[str]:
             yield f"{path} cannot be read ({error})"
 
 
-def problem_of(folder: Path, names: Iterable[str] | None = None) -> str | None:
+def problem_of(
+    folder: Path, names: Iterable[str] | None = None, *, sizes_only: bool = False
+) -> str | None:
     """Return the first thing that is wrong with a checkpoint, ``None`` if nothing is.
 
-    Arguments as in ``verify``.
+    Arguments as in ``problems``.
     """
     try:
-        return next(problems(folder, names), None)
+        return next(problems(folder, names, sizes_only=sizes_only), None)
     except DamagedError as error:
         return str(error)
 
@@ -240,6 +273,20 @@ def remove(root: Path, iteration: int) -> None:
 def _aside(root: Path, iteration: int, ending: str) -> Path:
     folder = folder_of(root, iteration)
     return folder.with_name(folder.name + ending)
+
+
+def _rename(partial: Path, final: Path, replaced: Path) -> None:
+    """Give a checkpoint its name; if that fails, the one that had it before gets it back."""
+    if not final.exists():
+        partial.rename(final)
+        return
+    _remove(replaced)
+    final.rename(replaced)
+    try:
+        partial.rename(final)
+    except OSError:
+        replaced.rename(final)
+        raise
 
 
 def _remove(folder: Path) -> None:

@@ -1,29 +1,35 @@
 """Writes and reads a checkpoint: every rank its boxes, the first rank what is not a tensor.
 
 Files of tensors are those of ``torch.distributed.checkpoint``. Each rank forces its own files to
-disk and computes their digests; the first rank collects them for the manifest. If a step fails on
-one rank, all ranks learn it and raise the same error, and the checkpoint before stays as it is.
+disk and knows their digests; the first rank collects them for the manifest. If a step fails on one
+rank, all ranks learn it and raise the same error, and the checkpoint before stays as it is.
 """
 
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import STORAGE_TYPES, TensorStorageMetadata
 
 from megatron.checkpoint import folder
 from megatron.checkpoint.boxed import BoxedTensor
 from megatron.checkpoint.folder import DamagedError, FileDigest
+from megatron.checkpoint.hashing import HashedStream, HashedWriter
+from megatron.checkpoint.metadata import METADATA
+from megatron.checkpoint.reading import TensorReader
 from megatron.parallel.groups import ConnectedAxis
 
 COMMON: Final = "common.json"
 """File of everything that is not a tensor."""
+
+_TENSORS: Final = ".distcp"
+"""Ending of the files of tensors."""
 
 _COPY_AHEAD: Final = 10_000_000
 """Bytes that are copied from a GPU while others are written."""
@@ -36,6 +42,10 @@ T = TypeVar("T")
 
 class SaveError(OSError):
     """A checkpoint could not be written; the message says where and why."""
+
+
+class OtherModelError(ValueError):
+    """A sound checkpoint has no such tensor; the message names it."""
 
 
 def write(
@@ -51,7 +61,8 @@ def write(
     Args:
         root: folder of all checkpoints; made if it does not exist.
         iteration: finished iterations; names the checkpoint.
-        tensors: what this rank holds, by name in the whole model.
+        tensors: what this rank writes, by name in the whole model. What several ranks have is
+            written by one of them.
         common: what is not a tensor, the same on every rank.
         hosts: all ranks of the job, connected on CPUs. No other traffic may use its group.
         files: files of tensors that a rank writes, each on a thread of its own.
@@ -66,8 +77,9 @@ def write(
     where, partial = folder.folder_of(root, iteration), folder.partial_of(root, iteration)
     try:
         _together(hosts, where, lambda: folder.begin(root, iteration) if first else None)
-        _together(hosts, where, lambda: _write_tensors(partial, tensors, hosts, files))
-        digests = _together(hosts, where, lambda: _digest_own(partial, common, hosts))
+        digests = _together(
+            hosts, where, lambda: _write_own(partial, tensors, common, hosts, files)
+        )
         every = {name: entry for own in digests for name, entry in own.items()}
         _together(hosts, where, lambda: folder.finish(root, iteration, every) if first else None)
     except SaveError:
@@ -77,36 +89,55 @@ def write(
     return where
 
 
+def check_files(where: Path, hosts: ConnectedAxis) -> str | None:
+    """Check what can be checked before tensors are read; every rank of the job calls it.
+
+    The sizes of all files are compared with the manifest, and the contents of those that are no
+    tensors, so that what is unpickled is what was written.
+
+    Returns:
+        What is wrong with the first damaged file, the same on every rank; ``None`` if nothing is.
+    """
+    try:
+        names = _own_names(where, hosts)
+        small = [name for name in names if not name.endswith(_TENSORS)]
+        problem = folder.problem_of(where, names, sizes_only=True)
+        problem = problem or folder.problem_of(where, small)
+        for name in {COMMON, METADATA}.difference(folder.read_manifest(where)):
+            problem = (
+                f"{where / folder.MANIFEST} does not list {name}, so that it cannot be checked"
+            )
+    except DamagedError as error:
+        problem = str(error)
+    return next(filter(None, hosts.all_gather_object(problem)), None)
+
+
 def read(where: Path, tensors: Mapping[str, BoxedTensor], hosts: ConnectedAxis) -> None:
     """Fill tensors from a checkpoint of any layout; every rank of the job calls it.
 
-    Values are converted to the types of the tensors. The files must have been checked
-    (``check_files``): only then may they be unpickled.
+    Values are converted to the types of the tensors. ``check_files`` must have found nothing. The
+    contents of the files of tensors are compared with the manifest while they are read, by all
+    ranks together: no code is executed to read a tensor.
 
     Args:
         where: folder of the checkpoint.
-        tensors: to be filled, by name in the whole model.
+        tensors: to be filled, by name in the whole model; undefined after an error.
         hosts: as in ``write``.
 
     Raises:
-        DamagedError: a tensor is missing, has another shape, or cannot be read.
+        DamagedError: a file is not what was written; raised on all ranks.
+        OtherModelError: a tensor is missing or has another shape; raised on all ranks.
     """
-    reader = dcp.FileSystemReader(where)
-    known = reader.read_metadata().state_dict_metadata
-    for name, tensor in tensors.items():
-        saved = known.get(name)
-        if not isinstance(saved, TensorStorageMetadata):
-            raise DamagedError(f"{where} has no tensor {name}")
-        if saved.size != tensor.size():
-            raise DamagedError(
-                f"{where}: {name} has shape {list(saved.size)}, but this model needs "
-                f"{list(tensor.size())}: give the flags of the model that was saved"
-            )
-    try:
-        with _one_process_is_fine(hosts):
-            dcp.load(dict(tensors), storage_reader=reader, process_group=hosts.group)
-    except CheckpointException as error:
-        raise DamagedError(f"{where} cannot be read ({_causes(error)})") from error
+    names = [name for name in _own_names(where, hosts) if name.endswith(_TENSORS)]
+    with ThreadPoolExecutor(1, thread_name_prefix="digest") as aside:
+        compared = aside.submit(folder.problem_of, where, names)
+        other, failure = _fill(where, tensors)
+    found = hosts.all_gather_object((compared.result(), other, failure))
+    damage, others, failures = (list(filter(None, told)) for told in zip(*found, strict=True))
+    if damage or (failures and not others):
+        raise DamagedError([*damage, *failures][0])
+    if others:
+        raise OtherModelError(others[0])
 
 
 def read_common(where: Path) -> dict[str, Any]:
@@ -125,44 +156,72 @@ def read_common(where: Path) -> dict[str, Any]:
     return content
 
 
-def check_files(where: Path, hosts: ConnectedAxis) -> str | None:
-    """Compare all files with the manifest; the ranks share the work, every rank calls it.
+def _own_names(where: Path, hosts: ConnectedAxis) -> list[str]:
+    """Return the files that this rank compares with the manifest, which is readable."""
+    return sorted(folder.read_manifest(where))[hosts.rank :: hosts.size]
 
-    Returns:
-        What is wrong with the first damaged file, the same on every rank; ``None`` if nothing is.
-    """
+
+def _fill(where: Path, tensors: Mapping[str, BoxedTensor]) -> tuple[str | None, str | None]:
+    """Fill tensors; return in what the model differs, and why they cannot be read, if so."""
     try:
-        names = sorted(folder.read_manifest(where))[hosts.rank :: hosts.size]
-        problem = folder.problem_of(where, names)
-    except DamagedError as error:
-        problem = str(error)
-    return next(filter(None, hosts.all_gather_object(problem)), None)
+        reader, planner = TensorReader(where), dcp.DefaultLoadPlanner()
+        if other := _difference(where, reader.metadata.state_dict_metadata, tensors):
+            return other, None
+        planner.set_up_planner(dict(tensors), reader.metadata, is_coordinator=True)
+        reader.set_up_storage_reader(reader.metadata, is_coordinator=True)
+        plan = reader.prepare_local_plan(planner.create_local_plan())
+        reader.read_data(planner.finish_plan(plan), planner).wait()
+    except Exception as error:  # damage shows as any of them
+        return None, f"{where} cannot be read ({_said(error)})"
+    return None, None
 
 
-def _write_tensors(
-    partial: Path, tensors: Mapping[str, BoxedTensor], hosts: ConnectedAxis, files: int
-) -> None:
+def _difference(
+    where: Path, known: Mapping[str, STORAGE_TYPES], tensors: Mapping[str, BoxedTensor]
+) -> str | None:
+    """Return in what the first tensor differs that the checkpoint does not have."""
+    for name, tensor in tensors.items():
+        saved = known.get(name)
+        if not isinstance(saved, TensorStorageMetadata):
+            return f"{where} has no tensor {name}"
+        if saved.size != tensor.size():
+            return (
+                f"{where}: {name} has shape {list(saved.size)}, but this model needs "
+                f"{list(tensor.size())}: give the flags of the model that was saved"
+            )
+    return None
+
+
+def _write_own(
+    partial: Path,
+    tensors: Mapping[str, BoxedTensor],
+    common: Common,
+    hosts: ConnectedAxis,
+    files: int,
+) -> dict[str, FileDigest]:
+    """Write the files of this rank; return their digests."""
     # Copying GPU tensors ahead takes a stream of the thread's current GPU. A thread that writes
     # copies on the host has none of its own, and would take the first GPU of the machine.
     ahead = _COPY_AHEAD if any(tensor.is_cuda for tensor in tensors.values()) else 0
-    writer = dcp.FileSystemWriter(
-        partial, sync_files=True, thread_count=files, per_thread_copy_ahead=ahead
-    )
-    with _one_process_is_fine(hosts):
-        dcp.save(dict(tensors), storage_writer=writer, process_group=hosts.group)
+    writer = HashedWriter(partial, files, ahead)
+    if hosts.size == 1:
+        # PyTorch warns that a job of one rank is one. The filter stays, because to take it back
+        # would take back those that other threads set meanwhile.
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+    dcp.save(dict(tensors), storage_writer=writer, process_group=hosts.group)
+    if sum(name.endswith(_TENSORS) for name in writer.digests) != files:
+        raise OSError("a thread could not write its file")  # PyTorch goes on without it
+    if hosts.rank > 0:
+        return writer.digests
+    return writer.digests | {COMMON: _write_common(partial / COMMON, common)}
 
 
-def _digest_own(partial: Path, common: Common, hosts: ConnectedAxis) -> dict[str, FileDigest]:
-    """Write the first rank's own file, and return the digests of the files of this rank."""
-    own = [path for path in partial.iterdir() if path.name.startswith(f"__{hosts.rank}_")]
-    if hosts.rank == 0:
-        path = partial / COMMON
-        with path.open("w", encoding="utf-8") as file:
-            json.dump(common, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        own += [path, partial / ".metadata"]
-    return {path.name: folder.digest(path) for path in own}
+def _write_common(path: Path, common: Common) -> FileDigest:
+    with HashedStream(path.open("wb")) as stream:
+        stream.write(json.dumps(common, indent=1).encode())
+        stream.flush()
+        os.fsync(stream.fileno())
+    return stream.digest
 
 
 def _together(hosts: ConnectedAxis, where: Path, work: Callable[[], T]) -> list[T]:
@@ -193,12 +252,3 @@ def _causes(failed: CheckpointException) -> str:
 def _said(error: BaseException) -> str:
     """Return what an error says, or its name if it says nothing."""
     return str(error) or type(error).__name__
-
-
-@contextmanager
-def _one_process_is_fine(hosts: ConnectedAxis) -> Iterator[None]:
-    """Silence PyTorch's warning that a job of one rank is a job of one rank."""
-    with warnings.catch_warnings():
-        if hosts.size == 1:
-            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        yield

@@ -14,7 +14,6 @@ from megatron.schedules.request import DEFAULT_SECONDS, VOCABULARY_TREATMENTS, R
 from megatron.simulator.draw.picture import Picture
 from megatron.simulator.draw.stretches import WHOLE, Window
 from megatron.simulator.draw.svg import paint_svg
-from megatron.simulator.exchange import Overlap
 
 
 class Parser(argparse.ArgumentParser):
@@ -150,41 +149,6 @@ def add_size_flags(add: Callable[..., object], default: str = "") -> None:
     ):
         usual = f"default: {DEFAULTS[field]}, or those of --schedule-file{default}"
         add(letter, *names, dest=field, type=number(1), metavar=letter[1:].upper(), help=usual)
-
-
-OVERLAP_FIELDS: Final = (
-    "overlap_grad_reduce",
-    "use_distributed_optimizer",
-    "overlap_param_gather",
-)
-"""What the flags of ``add_overlap_flags`` give."""
-
-
-def add_overlap_flags(add: Callable[..., object]) -> None:
-    """Add the flags that say what replicas do together; they have the names of training.
-
-    Args:
-        add: ``add_argument`` of a parser or of a group in it.
-    """
-    for name, meaning in zip(
-        OVERLAP_FIELDS,
-        (
-            "reduce gradients (RG) beside passes; otherwise after the last one",
-            "replicas update (U) a part of the parameters each, and gather the others (AG)",
-            "gather beside passes that do not read the parameters; otherwise before the first one",
-        ),
-        strict=True,
-    ):
-        add("--" + name.replace("_", "-"), action="store_true", help=meaning)
-
-
-def overlap_of(arguments: argparse.Namespace) -> Overlap:
-    """Return what those flags say."""
-    return Overlap(
-        reduce=arguments.overlap_grad_reduce,
-        updates=arguments.use_distributed_optimizer,
-        gather=arguments.overlap_param_gather,
-    )
 
 
 REQUEST_FIELDS: Final = (

@@ -36,23 +36,20 @@ from pathlib import Path
 from textwrap import fill
 
 from megatron.commands.arguments import (
-    OVERLAP_FIELDS,
     Parser,
-    add_overlap_flags,
     add_plan_flags,
     add_size_flags,
     add_window,
     check_window,
     number,
-    overlap_of,
     picture_file,
     request_of,
     write_picture,
 )
+from megatron.commands.replica_flags import add_replica_flags, read_buckets, with_exchange
 from megatron.schedules.catalogue import TRAITS
-from megatron.schedules.costs import Costs, Exchange
 from megatron.schedules.counted import counted
-from megatron.schedules.needs import COMM_KINDS, REPLICA_KINDS, CommKind
+from megatron.schedules.needs import COMM_KINDS
 from megatron.schedules.passes import PASS_KINDS
 from megatron.schedules.plan_flags import PLAN_FLAGS
 from megatron.schedules.request import Request
@@ -66,11 +63,9 @@ from megatron.simulator.costs.cost_file import (
     parse_costs,
 )
 from megatron.simulator.costs.peak_bytes import peak_bytes
-from megatron.simulator.costs.replicas import Link, Replicas
 from megatron.simulator.draw.picture import Panel, lay_out
 from megatron.simulator.draw.text import draw_text
 from megatron.simulator.draw.trace import chrome_trace
-from megatron.simulator.exchange import EvenBuckets
 from megatron.simulator.metrics import DEFINITIONS, headline
 from megatron.simulator.scenario import LAYERS_PER_STAGE, Scenario, Simulation, run
 
@@ -86,7 +81,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add_size_flags(add)
     add_plan_flags(add)
     _add_cost_flags(parser)
-    _add_replica_flags(parser)
+    add_replica_flags(parser)
     add("--json", action="store_true", help="print the figures and rows as one JSON object")
     add("--text", action="store_true", help="draw the timeline as text")
     add("--draw", type=picture_file, metavar="FILE.svg", help="draw it")
@@ -134,73 +129,6 @@ def _add_cost_flags(parser: argparse.ArgumentParser) -> None:
     last = "layers of the last stage, for redis (default: balanced)"
     names = PLAN_FLAGS["last_stage_layers"]
     add(*names, dest="last_stage_layers", type=number(0), metavar="LAYERS", help=last)
-
-
-def _add_replica_flags(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("replicas").add_argument
-    add("--replicas", type=number(1), default=1, metavar="D", help="pipelines (default: 1)")
-    add_overlap_flags(add)
-    cut = "of each chunk, and of each vocabulary layer that is split (default: 1)"
-    add("--buckets", type=number(1), metavar="N", help=cut)
-    add("--parameters", type=number(1, float), metavar="N", help="of a rank")
-    bandwidth = "bytes that a rank can send to its replica in a unit of time"
-    add("--replica-bandwidth", type=number(0, float), metavar="BYTES", help=bandwidth)
-    latency = "time of a step to it in addition to that of its bytes (default: 0)"
-    add("--replica-latency", type=number(0, float), metavar="TIME", help=latency)
-
-
-LINK_FIELDS = ("parameters", "replica_bandwidth", "replica_latency")
-"""What the time of RG and AG follows from, if the costs do not have it."""
-
-
-def read_buckets(arguments: argparse.Namespace) -> EvenBuckets | None:
-    """Return the buckets of every rank; ``None`` without replicas.
-
-    Raises:
-        ValueError: if flags of replicas are given and there is one replica.
-    """
-    if arguments.replicas > 1:
-        return EvenBuckets(overlap_of(arguments), arguments.buckets or 1)
-    for field in (*OVERLAP_FIELDS, "buckets", *LINK_FIELDS):
-        if getattr(arguments, field):
-            flag = "--" + field.replace("_", "-")
-            raise ValueError(f"{flag} is about replicas: add --replicas D, or leave it out")
-    return None
-
-
-def with_exchange(costs: Costs, arguments: argparse.Namespace, ranks: int) -> Costs:
-    """Return ``costs`` with the time of RG and AG, if the flags give the link.
-
-    Args:
-        costs: as given.
-        arguments: the flags.
-        ranks: pipeline ranks.
-
-    Raises:
-        ValueError: if the time of RG is given twice, or not at all.
-    """
-    if arguments.replicas == 1:
-        return costs
-    given = {*costs.comms, *costs.exchanges}.intersection(REPLICA_KINDS)
-    if arguments.parameters and arguments.replica_bandwidth and not given:
-        link = Link(arguments.replica_bandwidth, arguments.replica_latency or 0.0)
-        replicas = Replicas(arguments.replicas, sharded=arguments.use_distributed_optimizer)
-        parameters = [arguments.parameters] * ranks
-        exchanges: dict[CommKind, Exchange] = {"RG": replicas.reduction(parameters, link)}
-        if replicas.sharded:
-            exchanges["AG"] = replicas.gathering(parameters, link)
-        return replace(costs, exchanges=exchanges)
-    link_given = any(getattr(arguments, field) is not None for field in LINK_FIELDS)
-    if link_given == bool(given):
-        raise ValueError(
-            f"--replicas {arguments.replicas}: give the time of RG as a cost (RG=3), or "
-            "--parameters and --replica-bandwidth"
-        )
-    if link_given:
-        raise ValueError(
-            "the link between replicas needs both --parameters and --replica-bandwidth, above 0"
-        )
-    return costs
 
 
 def costs_of_file(path: Path, vocabulary: str) -> CostFile:
@@ -258,6 +186,7 @@ def read_case(arguments: argparse.Namespace, request: Request) -> Scenario:
         arguments.output_layer,
         arguments.layers,
         arguments.last_stage_layers,
+        arguments.replicas,
         read_buckets(arguments),
     )
 
@@ -284,6 +213,7 @@ def figures(
         "vocab": scenario.request.vocabulary,
         "p": scenario.request.ranks,
         "m": scenario.request.microbatches,
+        "replicas": scenario.replicas,
         "iteration_time": done.timeline.end,
         "idle": done.timeline.idle(),
         "bubble_rate": done.timeline.bubble_rate(),
@@ -298,9 +228,10 @@ def heading(scenario: Scenario, done: Simulation) -> str:
     """Return the results of a simulation in one line."""
     request = scenario.request
     taken = f" takes {done.schedule}" if request.traits.compares else ""
+    replicas = "" if scenario.replicas == 1 else f", d = {scenario.replicas}"
     return (
         f"{request.schedule}{taken}, vocabulary {request.vocabulary}, p = {request.ranks}, "
-        f"m = {request.microbatches}: {headline(done.timeline, done.in_flight)}"
+        f"m = {request.microbatches}{replicas}: {headline(done.timeline, done.in_flight)}"
     )
 
 

@@ -10,6 +10,7 @@ from megatron.config.declare import all_declarations, parser_of
 from megatron.config.flags import Flags
 from megatron.config.resolve import number_of_replicas, resolve
 from megatron.config.run_config import RunConfig
+from megatron.config.saved_model import add_saved_model
 from megatron.config.words import sort_words
 
 _PARSER = parser_of(Flags)  # made once, as tyro remembers what it learns of a class
@@ -63,6 +64,7 @@ def read(argv: Sequence[str], world_size: int, speak: bool = True) -> Reading:
         SystemExit: with 0 after ``--help``.
     """
     words = sort_words(argv, all_declarations(Flags), world_size)
+    add_saved_model(words)
     asks_help = not {"-h", "--help"}.isdisjoint(argv)
     flags = _read(["--help"] if asks_help else words.words, speak)
     flags = with_default_batch(flags, world_size)

@@ -27,6 +27,8 @@ from typing import (
 
 import tyro
 
+from megatron.simulator.costs.redistribute import MOST_LAYERS
+
 T = TypeVar("T")
 
 
@@ -43,11 +45,26 @@ class Range:
     contains: Callable[[float], bool]
 
 
+def up_to(most: int) -> Range:
+    """Return the range of a size: one that is above ``most`` is a mistyped number."""
+    return Range(f"at least 1 and at most {most:,}", lambda x: 1 <= x <= most)
+
+
 COUNT = Range("at least 1 and finite", lambda x: 1 <= x < math.inf)
 POSITIVE = Range("greater than 0 and finite", lambda x: 0 < x < math.inf)
 NOT_NEGATIVE = Range("at least 0 and finite", lambda x: 0 <= x < math.inf)
 SHARE = Range("at least 0 and below 1", lambda x: 0 <= x < 1)
 PERCENT = Range("greater than 0 and at most 1", lambda x: 0 < x <= 1)
+
+WIDTH = up_to(1 << 24)
+LENGTH = up_to(1 << 30)
+DEPTH = up_to(MOST_LAYERS)
+RANKS = up_to(1 << 16)
+MINUTES = up_to(366 * 24 * 60)
+SEED = Range("at least 0 and below 2**32", lambda x: 0 <= x < 1 << 32)
+
+_DIGITS = 18
+"""Digits of the longest whole number that a flag may have; it fits into 64 bits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,6 +173,10 @@ class Declaration:
         given = " ".join([self.option, *words])
         if self.kind is bool:
             return f"{self.option} takes no value, got {' '.join(words)!r}" if words else None
+        if any("\0" in word for word in words):
+            return f"{self.option}: there is a zero byte in {words!r}; leave it out"
+        if not all(words):
+            return f"{self.option}: a word behind it is empty; give {self.metavar}, or leave it out"
         if dashed := self._dashed(words):
             return f"{given}: no value begins with '-'; a file of this name is ./{dashed}"
         if get_origin(self.kind) is tuple:
@@ -165,11 +186,19 @@ class Declaration:
         if self.choices and not self._is_choice(words[0]):
             instead = f"; {self.facts.instead}" if self.facts.instead else ""
             return f"{given}: choose one of {', '.join(self.choices)}{instead}"
-        if self.kind in (int, float):
-            try:
-                self.kind(words[0])
-            except ValueError:
-                return f"{given}: must be a {'whole ' if self.kind is int else ''}number"
+        return self._no_number(words[0])
+
+    def _no_number(self, word: str) -> str | None:
+        """Return the fault of the word of a flag for a number; ``None`` if it is one."""
+        if self.kind not in (int, float):
+            return None
+        whole = "whole " if self.kind is int else ""
+        try:
+            value = self.kind(word)
+        except ValueError:
+            return f"{self.option} {_cut(word)}: must be a {whole}number"
+        if whole and abs(value) >= 10**_DIGITS:
+            return f"{self.option} {_cut(word)}: must be a number of at most {_DIGITS} digits"
         return None
 
     def _is_choice(self, word: str) -> bool:
@@ -184,6 +213,10 @@ class Declaration:
         dashed = (word for word in words if word.startswith("-"))
         weights = get_origin(self.kind) is tuple  # the rule about their grammar judges those
         return next((word for word in dashed if not (weights and _is_number(word))), None)
+
+
+def _cut(word: str, most: int = 40) -> str:
+    return word if len(word) <= most else f"{word[:most]}..."
 
 
 def _is_number(word: str) -> bool:

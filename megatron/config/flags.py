@@ -9,8 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from megatron.config.declare import COUNT, NOT_NEGATIVE, PERCENT, POSITIVE, SHARE, flag, required
-from megatron.config.long_run_flags import CheckpointFlags, ReplicaFlags
+from megatron.config.declare import (
+    COUNT,
+    DEPTH,
+    LENGTH,
+    MINUTES,
+    NOT_NEGATIVE,
+    PERCENT,
+    POSITIVE,
+    RANKS,
+    SEED,
+    SHARE,
+    WIDTH,
+    flag,
+    required,
+    up_to,
+)
+from megatron.config.long_run_flags import CheckpointFlags, GuardFlags, ReplicaFlags
+from megatron.config.optimizer_flags import OptimizerFlags
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAINABLE_SCHEDULES
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.gpus import GPUS
@@ -35,21 +51,21 @@ _ACCOUNTS: Final = (
 class ModelFlags:
     """The model's shape and mathematics."""
 
-    num_layers: int = required("Transformer layers.", COUNT)
-    hidden_size: int = required("Width of the model.", COUNT)
-    num_attention_heads: int = required("Query heads.", COUNT)
-    seq_length: int = required("Tokens per sample.", COUNT)
+    num_layers: int = required("Transformer layers.", DEPTH)
+    hidden_size: int = required("Width of the model.", WIDTH)
+    num_attention_heads: int = required("Query heads.", WIDTH)
+    seq_length: int = required("Tokens per sample.", LENGTH)
     max_position_embeddings: int | None = flag(None,
-        "Longest sequence; rows of the learned position table.", COUNT, unset="--seq-length")
-    ffn_hidden_size: int | None = flag(None, "Width of the MLP.", COUNT,
+        "Longest sequence; rows of the learned position table.", LENGTH, unset="--seq-length")
+    ffn_hidden_size: int | None = flag(None, "Width of the MLP.", WIDTH,
         unset="4 x hidden; with --swiglu 8/3 x hidden in multiples of 64")
     group_query_attention: bool = flag(False, "Share key/value heads among query heads.")
-    num_query_groups: int | None = flag(None, "Key/value heads.", COUNT,
+    num_query_groups: int | None = flag(None, "Key/value heads.", WIDTH,
         unset="1, or heads without --group-query-attention", idle_without="--group-query-attention")
-    kv_channels: int | None = flag(None, "Width of a head.", COUNT, unset="hidden / heads")
+    kv_channels: int | None = flag(None, "Width of a head.", WIDTH, unset="hidden / heads")
     position_embedding_type: Literal["learned_absolute", "rope"] = flag("learned_absolute",
         "A learned table, or rotated queries and keys.")
-    rotary_base: int = flag(10000, "RoPE theta.", COUNT, idle_without=_ROPE)
+    rotary_base: int = flag(10000, "RoPE theta.", up_to(10**12), idle_without=_ROPE)
     rotary_percent: float = flag(1.0, "Share of each head that RoPE rotates.", PERCENT,
         idle_without=_ROPE)
     rotary_interleaved: bool = flag(False,
@@ -86,7 +102,7 @@ class ModelFlags:
 class ParallelFlags:
     """The layout over ranks."""
 
-    pipeline_model_parallel_size: int = flag(1, "Pipeline ranks.", COUNT)
+    pipeline_model_parallel_size: int = flag(1, "Pipeline ranks.", RANKS)
     vocab_parallel: str | None = flag(None,
         "none: the vocabulary layers are whole on the first and the last stage; redis: the same, "
         "with fewer transformer layers there. The others split them into passes of every rank, "
@@ -99,13 +115,13 @@ class ParallelFlags:
     use_interlaced_schedule: bool = flag(False,
         "The original's name of --vocab-parallel interlaced.")
     make_vocab_size_divisible_by: int = flag(128,
-        "Every vocabulary shard has a multiple of this number of rows.", COUNT)
-    tensor_model_parallel_size: int = flag(1, "Tensor-parallel ranks; only 1 so far.", COUNT)
+        "Every vocabulary shard has a multiple of this number of rows.", WIDTH)
+    tensor_model_parallel_size: int = flag(1, "Tensor-parallel ranks; only 1 so far.", RANKS)
     device: Literal["auto", "cpu", "cuda"] = flag("auto",
         "Device to compute on; auto takes CUDA if there is a CUDA device.")
     distributed_backend: Literal["nccl", "gloo"] | None = flag(None, "Communication library.",
         unset="nccl on CUDA, gloo on CPUs")
-    distributed_timeout_minutes: int = flag(10, "How long a collective may wait.", COUNT)
+    distributed_timeout_minutes: int = flag(10, "How long a collective may wait.", MINUTES)
 
 
 @dataclass(frozen=True)
@@ -137,11 +153,11 @@ class PipelineFlags:
     zero_bubble_v_schedule_mem_setup: Literal["half", "min", "zb"] | None = flag(None,
         "v-half, v-min or zb-v.", unset="zb", idle_without="--zero-bubble-v-schedule")
     num_virtual_stages_per_pipeline_rank: int | None = flag(None,
-        "Model chunks of a rank; without a --pipeline-schedule implies interleaved.", COUNT,
+        "Model chunks of a rank; without a --pipeline-schedule implies interleaved.", DEPTH,
         unset=f"the schedule's least; for {' or '.join(CHUNKED_SCHEDULES)}",
         excludes="--num-layers-per-virtual-pipeline-stage")
     num_layers_per_virtual_pipeline_stage: int | None = flag(None,
-        "Layers of a chunk; another way to give the chunks of a rank.", COUNT,
+        "Layers of a chunk; another way to give the chunks of a rank.", DEPTH,
         unset="by --num-virtual-stages-per-pipeline-rank")
     layer_distribution: str | None = flag(None,
         "Layers of the stages. even: equally many; remainder: one more on the first ones; redis: "
@@ -174,53 +190,27 @@ class PipelineFlags:
 class TrainFlags:
     """Length, batch size and precision."""
 
-    micro_batch_size: int = required("Samples per microbatch.", COUNT)
+    micro_batch_size: int = required("Samples per microbatch.", WIDTH)
     global_batch_size: int | None = flag(None, "Samples per iteration.", COUNT,
         unset="one microbatch")
+    rampup_batch_size: tuple[str, ...] = flag((),
+        "Grow batches: samples of the first one, samples by which they grow at a time until they "
+        "have --global-batch-size, and samples over which they grow.", unset="off",
+        metavar="START INCREMENT SAMPLES", excludes="--train-iters or --schedule-file or "
+        "--pipeline-schedule auto or --profile-schedule-start")
     train_iters: int | None = flag(None, "Iterations of the whole job.", COUNT,
         unset="by --train-samples")
     train_samples: int | None = flag(None, "Samples of the whole job.", COUNT,
         unset="by --train-iters")
     exit_interval: int | None = flag(None,
         "Stop after the first iteration that this number divides.", COUNT, unset="never")
-    seed: int = flag(1234, "Seed of weights, data order and dropout.", NOT_NEGATIVE)
+    seed: int = flag(1234, "Seed of weights, data order and dropout.", SEED)
     bf16: bool = flag(False,
         "Parameters and activations in bf16, not fp32; master weights and gradients stay fp32.")
     eval_interval: int | None = flag(None, "Iterations between evaluations.", COUNT,
         unset="no evaluation")
     eval_iters: int = flag(100, "Batches per evaluation; 0: no evaluation.", NOT_NEGATIVE,
         idle_without="--eval-interval")
-
-
-@dataclass(frozen=True)
-class OptimizerFlags:
-    """AdamW, clipping and the learning rate."""
-
-    lr: float = required("Peak learning rate.", POSITIVE)
-    min_lr: float = flag(0.0, "Final learning rate.", NOT_NEGATIVE,
-        idle_with="--lr-decay-style constant")
-    lr_decay_style: Literal["constant", "linear", "cosine"] = flag("linear",
-        "Shape of the decay after the warm-up.")
-    lr_decay_iters: int | None = flag(None, "Iterations until --min-lr is reached.", COUNT,
-        unset="--train-iters", excludes="--lr-decay-samples")
-    lr_decay_samples: int | None = flag(None, "The same in samples, for --train-samples.", COUNT,
-        unset="--train-samples")
-    lr_warmup_iters: int = flag(0, "Iterations of linear warm-up.", NOT_NEGATIVE,
-        excludes="--lr-warmup-samples or --lr-warmup-fraction")
-    lr_warmup_samples: int = flag(0, "The same in samples, for --train-samples.", NOT_NEGATIVE,
-        excludes="--lr-warmup-fraction")
-    lr_warmup_fraction: float | None = flag(None, "The same as a share of the decay span.", SHARE,
-        unset="by one of the above")
-    lr_warmup_init: float = flag(0.0, "Learning rate at the start of the warm-up.", NOT_NEGATIVE,
-        idle_without="--lr-warmup-iters or --lr-warmup-samples or --lr-warmup-fraction")
-    weight_decay: float = flag(0.01, "Decoupled decay; not on biases and vectors.", NOT_NEGATIVE)
-    adam_beta1: float = flag(0.9, "First-moment decay.", SHARE)
-    adam_beta2: float = flag(0.999, "Second-moment decay.", SHARE)
-    adam_eps: float = flag(1e-8, "Added to the root of the second moment.", POSITIVE)
-    clip_grad: float = flag(1.0, "Limit of the global gradient norm; 0: off.", NOT_NEGATIVE)
-    optimizer: Literal["adam"] = flag("adam", "The only one so far; with decoupled weight decay.")
-    enable_optimizer_post_validation: bool = flag(False,
-        "Step without waiting for the other ranks, and take back a step that proves wrong.")
 
 
 @dataclass(frozen=True)
@@ -239,7 +229,8 @@ class DataFlags:
         unset="required but for --vocab-size with --dry-run or --mock-data")
     tokenizer_model: Path | None = flag(None, "File of the tokenizer.", unset="none",
         idle_with="--tokenizer-type NullTokenizer")
-    vocab_size: int | None = flag(None, "Entries before padding.", COUNT, unset="the tokenizer's")
+    vocab_size: int | None = flag(None, "Entries before padding.", up_to((1 << 31) - 1),
+        unset="the tokenizer's")
     data_cache_path: Path | None = flag(None, "Folder of the sample indices.",
         unset="beside the data", idle_with="--mock-data")
     eod_mask_loss: bool = flag(False, "No loss where the input is the end of a document.")
@@ -252,6 +243,10 @@ class LogFlags:
     log_interval: int = flag(100, "Iterations per printed line.", COUNT)
     peak_tflops: float | None = flag(None, "Peak of one rank in TFLOP/s, for the MFU.", POSITIVE,
         unset="by GPU name, else measured")
+    log_num_zeros_in_grad: bool = flag(False,
+        "Print how many elements of the gradient are zero; all ranks wait for one another.")
+    log_params_norm: bool = flag(False,
+        "Print the norm of all weights; all ranks wait for one another, and for sharded steps.")
     profile: bool = flag(False, "Write a torch profiler trace.")
     profile_step_start: int = flag(10, "First traced iteration.", COUNT,
         idle_without="--profile")
@@ -300,4 +295,5 @@ class Flags:
     data: DataFlags
     replicas: ReplicaFlags
     checkpoint: CheckpointFlags
+    guard: GuardFlags
     log: LogFlags

@@ -12,8 +12,8 @@ from megatron.config.declare import options_of
 from megatron.config.flags import Flags
 from megatron.config.gpu_driver import why_gpus_are_out_of_reach
 from megatron.config.long_run_flags import ReplicaFlags
-from megatron.config.pipeline_flags import settle_pipeline, treatment_of
-from megatron.config.resolve import number_of_replicas, vocabulary
+from megatron.config.pipeline_flags import settle_pipeline, size_faults, treatment_of
+from megatron.config.resolve import number_of_replicas, rampup_of, vocabulary
 from megatron.config.rules import Rule
 from megatron.data.indexed import IndexedDataset
 from megatron.model.distribution import distribute
@@ -29,7 +29,7 @@ _NO_GPUS = "PyTorch finds no CUDA device here; install a driver and a CUDA build
 
 def job_rules(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
     """The rules for a job of ``world_size`` ranks; a dry run needs no ranks, devices or data."""
-    of_all = (_tokenizer, partial(_plan_file, world_size))
+    of_all = (_tokenizer, partial(_plan_size, world_size), partial(_plan_file, world_size))
     if dry_run:
         return (*of_all, partial(_predicted_replicas, world_size))
     return (*of_all, partial(_ranks, world_size), _device, _backend, _data_files)
@@ -50,6 +50,10 @@ def _one_replica(world_size: int, flags: Flags) -> Iterator[str]:
             yield f"{option} changes nothing: there is one replica of the model{more}"
 
 
+def _plan_size(world_size: int, flags: Flags) -> Iterator[str]:
+    yield from size_faults(flags, number_of_replicas(flags, world_size))
+
+
 def _ranks(world_size: int, flags: Flags) -> Iterator[str]:
     size = flags.parallel.pipeline_model_parallel_size
     if size > world_size:
@@ -65,8 +69,10 @@ def _ranks(world_size: int, flags: Flags) -> Iterator[str]:
         )
     else:
         yield from _share_of_the_batch(world_size // size, flags)
+        yield from _shares_of_growing_batches(world_size // size, flags)
         if world_size > size:
             yield from _gathering(flags)
+            yield from _sharded_muon(flags)
 
 
 def _gathering(flags: Flags) -> Iterator[str]:
@@ -88,6 +94,14 @@ def _predicted_replicas(world_size: int, flags: Flags) -> Iterator[str]:
     """Judge the replicas of a dry run as those of a job, whose ranks it does not need."""
     size, replicas = flags.parallel.pipeline_model_parallel_size, flags.log.dry_run_replicas
     yield from _ranks(size * replicas if replicas else max(size, world_size), flags)
+
+
+def _sharded_muon(flags: Flags) -> Iterator[str]:
+    if flags.optimizer.optimizer == "muon" and flags.replicas.use_distributed_optimizer:
+        yield (
+            "--use-distributed-optimizer: Muon needs whole matrices, and shards are rows of them: "
+            "leave it out, or use --optimizer adam or sgd"
+        )
 
 
 def _share_of_the_batch(replicas: int, flags: Flags) -> Iterator[str]:
@@ -135,11 +149,25 @@ def _layers_of_plan(plan: Plan, flags: Flags) -> Iterator[str]:
         yield from _faults(spread)
 
 
+def _shares_of_growing_batches(replicas: int, flags: Flags) -> Iterator[str]:
+    try:
+        rampup = rampup_of(flags.train)
+    except ValueError:
+        return  # the rules about the flags tell it
+    unit = flags.train.micro_batch_size * replicas
+    if rampup is not None and (rampup.start % unit or rampup.increment % unit):
+        yield (
+            f"--rampup-batch-size {' '.join(flags.train.rampup_batch_size)}: not every batch "
+            f"splits into microbatches of {flags.train.micro_batch_size} for {replicas} replicas: "
+            f"make the first two numbers multiples of {unit}"
+        )
+
+
 def _device(flags: Flags) -> Iterator[str]:
     cuda = torch.cuda.is_available()
     if flags.parallel.device == "cuda" and not cuda:
         yield f"--device cuda: {why_gpus_are_out_of_reach() or _NO_GPUS}; or use --device cpu"
-    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or "1")
     if cuda and flags.parallel.device != "cpu" and local_ranks > torch.cuda.device_count():
         yield (
             f"--nproc-per-node {local_ranks}: this machine has {torch.cuda.device_count()} CUDA "

@@ -1,9 +1,10 @@
-"""The flags of long runs on many ranks: replicas of the model, and checkpoints."""
+"""The flags of long runs on many ranks: replicas, checkpoints, and what guards a run."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from megatron.config.declare import COUNT, flag
+from megatron.config.declare import COUNT, POSITIVE, flag
 
 # The formatter is off so that the flags read as a table.
 # fmt: off
@@ -35,7 +36,8 @@ class ReplicaFlags:
 class CheckpointFlags:
     """Checkpoints; any layout loads those of any other."""
 
-    save: Path | None = flag(None, "Folder to save checkpoints to, at the end and between.",
+    save: Path | None = flag(None,
+        "Folder to save checkpoints to, at the end and between; for one job at a time.",
         unset="nothing is saved")
     save_interval: int | None = flag(None, "Iterations between two checkpoints.", COUNT,
         unset="only at the end", idle_without="--save")
@@ -47,6 +49,9 @@ class CheckpointFlags:
     no_save_optim: bool = flag(False, "Save the weights only.", idle_without="--save")
     load: Path | None = flag(None, "Folder to load a checkpoint from, the last good one.",
         unset="train from random weights")
+    use_checkpoint_args: bool = flag(False,
+        "Take the flags of the model that are not given from the checkpoint.",
+        idle_without="--load")
     ckpt_step: int | None = flag(None, "Iteration of the checkpoint to load.", COUNT,
         unset="the last good one", idle_without="--load")
     no_load_optim: bool = flag(False, "Load the weights only; the iteration goes on.",
@@ -55,3 +60,29 @@ class CheckpointFlags:
         idle_without="--load")
     exit_on_missing_checkpoint: bool = flag(False, "End the run if there is nothing to load.",
         idle_without="--load")
+
+
+@dataclass(frozen=True)
+class GuardFlags:
+    """What a run of weeks does when something goes wrong, or its time is over."""
+
+    exit_signal_handler: bool = flag(False,
+        "On SIGTERM or SIGUSR1 to any rank: save at the end of the iteration, and leave with 0.")
+    exit_signal: Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"] = flag("SIGTERM",
+        "One more signal that does so.", idle_without="--exit-signal-handler")
+    exit_duration_in_mins: float | None = flag(None,
+        "Save and leave at the end of the first iteration after so many minutes.", POSITIVE,
+        unset="never")
+    no_check_for_nan_in_loss_and_grad: bool = flag(False,
+        "Take no step where the loss or the gradient norm is not finite, and go on; otherwise the "
+        "run ends there, naming rank and samples.")
+    check_for_spiky_loss: bool = flag(False,
+        "Tell of every loss that is 10 times the largest so far of this launch, with its samples.")
+    iterations_to_skip: tuple[str, ...] = flag((),
+        "Iterations, as the log counts them, whose samples are passed over without a step.",
+        unset="none", metavar="N ...")
+    hang_seconds: float | None = flag(None,
+        "Seconds without progress of any rank after which the job ends, naming the stuck ones.",
+        POSITIVE, unset="half of --distributed-timeout-minutes")
+    log_straggler: bool = flag(False,
+        "Time the passes of one iteration of every printed line, and tell which ranks are slow.")

@@ -7,7 +7,7 @@ as in Megatron, is noted.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING
 
-from megatron.config.declare import Declaration
+from megatron.config.declare import Declaration, Facts
 
 
 def value_mistakes(
@@ -43,11 +43,7 @@ def pairing_mistakes(
         A line on each fault, which begins with the flag.
     """
     holds = _judge(values)
-    for option, value in values.items():
-        declaration, facts = declared[option], declared[option].facts
-        if not declaration.asks(value):
-            continue
-        given = declaration.shown(value)
+    for given, facts in _asking(declared, values):
         if facts.needs and not any(holds(c, True) for c in facts.needs.split(" or ")):
             yield f"{given} {facts.lack}: add {facts.needs}, or leave it out"
         for condition in facts.excludes.split(" or "):
@@ -70,17 +66,23 @@ def idle_notes(declared: Mapping[str, Declaration], values: Mapping[str, object]
         A line on each, which begins with the flag.
     """
     holds = _judge(values)
-    for option, value in values.items():
-        declaration, facts = declared[option], declared[option].facts
-        if not declaration.asks(value):
-            continue
-        given = declaration.shown(value)
+    for given, facts in _asking(declared, values):
         wanted = facts.idle_without.split(" or ") if facts.idle_without else []
         if wanted and not any(holds(condition, True) for condition in wanted):
             yield f"{given} changes nothing without {facts.idle_without}"
         for condition in facts.idle_with.split(" or "):
             if holds(condition, False):
                 yield f"{given} changes nothing with {condition}"
+
+
+def _asking(
+    declared: Mapping[str, Declaration], values: Mapping[str, object]
+) -> Iterator[tuple[str, Facts]]:
+    """Yield every flag that asks for something, as it is given, with the facts about it."""
+    for option, value in values.items():
+        declaration = declared[option]
+        if declaration.asks(value):
+            yield declaration.shown(value), declaration.facts
 
 
 def _judge(values: Mapping[str, object]) -> Callable[[str, bool], bool]:

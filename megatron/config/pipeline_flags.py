@@ -20,6 +20,7 @@ from megatron.config.pipeline_layout import LAYOUT_FLAG, layout_faults, readable
 from megatron.model.distribution import LayerDistribution
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAITS
 from megatron.schedules.counted import counted
+from megatron.schedules.request import MOST_FORWARDS
 from megatron.schedules.treatments import TREATMENTS
 
 V_SCHEDULES: Final = {"zb": "zb-v", "half": "v-half", "min": "v-min"}
@@ -29,6 +30,10 @@ ZERO_BUBBLE: Final = {"unlimited": "zb-1p", "limited": "zb-auto"}
 """Schedule of the fork's --enable-zero-bubble, without and with a memory limit."""
 
 _FILE_SCHEDULES: Final = tuple(name for name, t in TRAITS.items() if "file" in t.options)
+
+
+_LONGEST_COUNT: Final = 8
+"""Characters of a number of layers."""
 
 
 class Pipeline(NamedTuple):
@@ -59,6 +64,36 @@ def settle_pipeline(flags: Flags) -> Pipeline:
     treatment = treatment_of(flags)
     chunks = None if _whole(flags) else _chunks(flags)
     return Pipeline(_schedule(flags), treatment, chunks, _distribution(flags, treatment))
+
+
+def size_faults(flags: Flags, replicas: int) -> Iterator[str]:
+    """Refuse numbers of which no plan can be made, before anybody waits for it.
+
+    Args:
+        flags: as given.
+        replicas: of the model.
+
+    Yields:
+        A line that begins with the flag of the largest number.
+    """
+    train, ranks = flags.train, flags.parallel.pipeline_model_parallel_size
+    of_a_microbatch = train.micro_batch_size * replicas
+    microbatches = (train.global_batch_size or of_a_microbatch) // of_a_microbatch
+    chunks = _chunks(flags) or TRAITS[_schedule(flags)].chunks
+    forwards = ranks * chunks * microbatches
+    if forwards <= MOST_FORWARDS:
+        return
+    asked = [*_given(flags.pipeline, *_CHUNKS, _LAYOUT), "--pipeline-schedule"][0]
+    worst = max(
+        (microbatches, f"--global-batch-size {train.global_batch_size}"),
+        (chunks, asked),
+        (ranks, f"--pipeline-model-parallel-size {ranks}"),
+    )[1]
+    yield (
+        f"{worst} is too much: {microbatches:,} microbatches x {chunks:,} chunk(s) x {ranks:,} "
+        f"rank(s) are {forwards:,} forward passes an iteration, and a plan has at most "
+        f"{MOST_FORWARDS:,}: lower it, or raise --micro-batch-size"
+    )
 
 
 def _schedule(flags: Flags) -> str:
@@ -260,6 +295,24 @@ def _end_rule(flags: Flags) -> Iterator[str]:
             )
 
 
+def _last_stage_rule(flags: Flags) -> Iterator[str]:
+    """Refuse more layers of the last stage than there are, where its layers may be chosen."""
+    last, layers = flags.pipeline.final_stage_num_layers, flags.model.num_layers
+    if last is None or not TREATMENTS[treatment_of(flags)].redistributed:
+        return
+    chunks = _chunks(flags) or TRAITS[_schedule(flags)].chunks
+    if flags.parallel.pipeline_model_parallel_size * chunks == 1 and last != layers:
+        yield (
+            f"--final-stage-num-layers {last} is not --num-layers {layers}, and there is one "
+            "stage: leave it out"
+        )
+    elif last > layers:
+        yield (
+            f"--final-stage-num-layers {last} is more than --num-layers {layers}: give 0 to "
+            f"{layers}"
+        )
+
+
 def _account_rule(flags: Flags) -> Iterator[str]:
     """Refuse to count a vocabulary layer as one of its stage's layers where no stage has it."""
     treatment = treatment_of(flags)
@@ -288,7 +341,7 @@ def _distribution_rule(flags: Flags) -> Iterator[str]:
 def _distribution_words(flags: Flags) -> Iterator[str]:
     text = flags.pipeline.layer_distribution
     words = [] if text in (None, "even", "remainder", "redis") else text.split(",")
-    if not all(word.strip().isdecimal() for word in words):
+    if not all(word.strip().isdecimal() and len(word) <= _LONGEST_COUNT for word in words):
         yield (
             f"--layer-distribution {text}: give even, remainder, redis, or a number of layers for "
             "every stage, as in 3,4,4,1"
@@ -354,6 +407,7 @@ PIPELINE_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
     _chunk_layers_rule,
     _layout_rule,
     _end_rule,
+    _last_stage_rule,
     _account_rule,
     _distribution_rule,
     _distribution_words,

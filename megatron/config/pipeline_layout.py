@@ -110,10 +110,10 @@ def _written_out(text: str) -> str:
     """
 
     def repeated(found: re.Match[str]) -> str:
-        part, times = found[1], int(found[2])
-        if len(part) * times > LONGEST:
-            raise OverflowError(f"{found[0]} is too long a pipeline: lower the {times}")
-        return part * times
+        part, times = found[1], found[2].lstrip("0") or "0"
+        if len(times) > len(str(LONGEST)) or len(part) * int(times) > LONGEST:
+            raise OverflowError(f"{part}*{times[:20]} is too long a pipeline: lower the number")
+        return part * int(times)
 
     groups = 1
     while groups:

@@ -17,23 +17,26 @@ from megatron.config.flags import (
     Flags,
     LogFlags,
     ModelFlags,
-    OptimizerFlags,
     TrainFlags,
 )
-from megatron.config.long_run_flags import CheckpointFlags, ReplicaFlags
+from megatron.config.guard_flags import parse_iterations
+from megatron.config.long_run_flags import CheckpointFlags, GuardFlags, ReplicaFlags
+from megatron.config.optimizer_flags import OptimizerFlags
 from megatron.config.pipeline_flags import settle_pipeline
 from megatron.config.run_config import (
     DryRun,
+    GuardConfig,
     LogConfig,
     ParallelConfig,
     ReplicaConfig,
     RunConfig,
     TrainConfig,
 )
+from megatron.data.batch_sizes import BatchSizes, Rampup
 from megatron.data.config import DataConfig
 from megatron.data.tokenizer import build_tokenizer
 from megatron.model.config import ModelConfig
-from megatron.optimizer.config import OptimizerConfig
+from megatron.optimizer.config import MuonConfig, OptimizerConfig
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -59,6 +62,7 @@ def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> R
         parallel=parallel_config(flags, vocab_size, replicas),
         train=train_config(flags.train, validates(flags.data.split), replicas),
         checkpoint=checkpoint_config(flags.checkpoint),
+        guard=guard_config(flags.guard, flags.parallel.distributed_timeout_minutes),
         optimizer=optimizer_config(flags),
         data=copied(
             DataConfig,
@@ -119,6 +123,21 @@ def checkpoint_config(flags: CheckpointFlags) -> CheckpointConfig:
         load_step=flags.ckpt_step,
         load_optimizer=not flags.no_load_optim,
         must_load=flags.exit_on_missing_checkpoint,
+    )
+
+
+def guard_config(flags: GuardFlags, timeout_minutes: int) -> GuardConfig:
+    """What a long run does when something goes wrong, or its time is over."""
+    names = sorted({"SIGTERM", "SIGUSR1", flags.exit_signal})
+    minutes = flags.exit_duration_in_mins
+    return GuardConfig(
+        exit_signals=tuple(names) if flags.exit_signal_handler else (),
+        exit_seconds=None if minutes is None else 60 * minutes,
+        ends_if_not_finite=not flags.no_check_for_nan_in_loss_and_grad,
+        tells_spikes=flags.check_for_spiky_loss,
+        skipped=parse_iterations(flags.iterations_to_skip),
+        hang_seconds=flags.hang_seconds or 30 * timeout_minutes,
+        tells_stragglers=flags.log_straggler,
     )
 
 
@@ -195,7 +214,7 @@ class Iterations(NamedTuple):
     """How long a run is.
 
     Attributes:
-        batch: samples of an iteration.
+        batch: samples of an iteration, once batches grow no more.
         total: iterations of the whole job; 0 where no length is given.
         last: the last iteration that runs now.
     """
@@ -208,8 +227,44 @@ class Iterations(NamedTuple):
 def iterations(flags: TrainFlags) -> Iterations:
     """The run's length; samples are rounded down to whole iterations."""
     batch = flags.global_batch_size or flags.micro_batch_size
-    total = flags.train_iters or (flags.train_samples or 0) // batch
+    try:
+        sizes = BatchSizes(batch, rampup_of(flags))
+    except ValueError:  # a rule tells it
+        sizes = BatchSizes(batch)
+    total = flags.train_iters or sizes.iterations(flags.train_samples or 0)
     return Iterations(batch, total, min(total, flags.exit_interval or total))
+
+
+def rampup_of(flags: TrainFlags) -> Rampup | None:
+    """Return how batches grow; ``None``: they do not.
+
+    Raises:
+        ValueError: they cannot grow so; the message begins with the flag.
+    """
+    if not flags.rampup_batch_size:
+        return None
+    given = f"--rampup-batch-size {' '.join(flags.rampup_batch_size)}"
+    try:
+        start, increment, samples = map(int, flags.rampup_batch_size)
+    except ValueError as error:
+        raise ValueError(
+            f"{given}: give three whole numbers: samples of the first batch, samples by which "
+            "batches grow at a time, and samples over which they grow"
+        ) from error
+    last, unit = flags.global_batch_size or flags.micro_batch_size, flags.micro_batch_size
+    if min(start, increment, samples) < 1:
+        raise ValueError(f"{given}: all three must be at least 1")
+    if start >= last or (last - start) % increment:
+        raise ValueError(
+            f"{given}: batches do not come from {start} to --global-batch-size {last} by steps of "
+            f"{increment}: make the difference a multiple of the second number"
+        )
+    if start % unit or increment % unit:
+        raise ValueError(
+            f"{given}: not every batch is made of microbatches of {unit} (--micro-batch-size): "
+            f"make the first two numbers multiples of {unit}"
+        )
+    return Rampup(start, increment, samples)
 
 
 def train_config(flags: TrainFlags, validates: bool, replicas: int) -> TrainConfig:
@@ -223,29 +278,63 @@ def train_config(flags: TrainFlags, validates: bool, replicas: int) -> TrainConf
         dtype=torch.bfloat16 if flags.bf16 else torch.float32,
         eval_interval=flags.eval_interval if flags.eval_iters > 0 and validates else None,
         replicas=replicas,
+        rampup=rampup_of(flags),
+        length=flags.train_samples,
     )
 
 
-def learning_rate_spans(flags: OptimizerFlags, train: TrainFlags) -> tuple[int, int]:
-    """Return the samples of the decay, warm-up included, and of the warm-up."""
+class Spans(NamedTuple):
+    """The spans of the learning rate, in samples.
+
+    Attributes:
+        decay: until the final rate is reached, warm-up included.
+        warmup: of the warm-up; a share of the decay need not be whole.
+        annealing: at the end of the decay in which the rate of WSD falls.
+    """
+
+    decay: int
+    warmup: float
+    annealing: int
+
+
+def learning_rate_spans(flags: OptimizerFlags, train: TrainFlags) -> Spans:
+    """Return the spans of the learning rate, given in iterations or in samples."""
     batch, total, _ = iterations(train)
     decay = flags.lr_decay_samples or (flags.lr_decay_iters or 0) * batch
     decay = decay or train.train_samples or total * batch
+    warmup: float = flags.lr_warmup_samples or flags.lr_warmup_iters * batch
     if flags.lr_warmup_fraction:
-        return decay, round(flags.lr_warmup_fraction * decay)
-    return decay, flags.lr_warmup_samples or flags.lr_warmup_iters * batch
+        warmup = flags.lr_warmup_fraction * decay
+    annealing = flags.lr_wsd_decay_samples or (flags.lr_wsd_decay_iters or 0) * batch
+    return Spans(decay, warmup, annealing)
 
 
 def optimizer_config(flags: Flags) -> OptimizerConfig:
-    """AdamW and the learning rate, its spans in samples."""
-    decay, warmup = learning_rate_spans(flags.optimizer, flags.train)
+    """The optimizer and its rates, their spans in samples."""
+    optimizer, train = flags.optimizer, flags.train
+    batch, total, _ = iterations(train)
+    spans = learning_rate_spans(optimizer, train)
     return copied(
         OptimizerConfig,
-        flags.optimizer,
-        lr_decay_samples=decay,
-        lr_warmup_samples=warmup,
-        post_validation=flags.optimizer.enable_optimizer_post_validation,
+        optimizer,
+        lr_decay_samples=spans.decay,
+        lr_warmup_samples=spans.warmup,
+        lr_wsd_decay_samples=spans.annealing,
+        weight_decay_samples=train.train_samples or total * batch,
+        muon=muon_config(optimizer),
+        post_validation=optimizer.enable_optimizer_post_validation,
     )
+
+
+def muon_config(flags: OptimizerFlags) -> MuonConfig:
+    """Muon's settings: its flags without their common beginning."""
+    prefix = "muon_"
+    same = {
+        name.removeprefix(prefix): value
+        for name, value in vars(flags).items()
+        if name.startswith(prefix) and name != "muon_no_split_qkv"
+    }
+    return MuonConfig(split_qkv=not flags.muon_no_split_qkv, **same)
 
 
 def profiled_iterations(flags: LogFlags) -> tuple[int | None, int | None]:

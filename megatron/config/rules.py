@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from megatron.config.data_flags import parse_data_path, parse_split, validates
-from megatron.config.declare import option_of
 from megatron.config.flags import DataFlags, Flags
+from megatron.config.guard_rules import GUARD_NOTES, GUARD_RULES
+from megatron.config.optimizer_rules import OPTIMIZER_NOTES, OPTIMIZER_RULES
 from megatron.config.pipeline_flags import PIPELINE_NOTES, PIPELINE_RULES
-from megatron.config.resolve import iterations, learning_rate_spans, profiled_iterations
+from megatron.config.resolve import iterations, profiled_iterations, rampup_of
 
 Rule = Callable[[Flags], Iterator[str]]
 
@@ -72,6 +73,13 @@ def _batches(flags: Flags) -> Iterator[str]:
         )
 
 
+def _growing_batches(flags: Flags) -> Iterator[str]:
+    try:
+        rampup_of(flags.train)
+    except ValueError as error:
+        yield str(error)
+
+
 def _length(flags: Flags) -> Iterator[str]:
     train = flags.train
     if (train.train_iters is None) == (train.train_samples is None):
@@ -82,60 +90,6 @@ def _length(flags: Flags) -> Iterator[str]:
         yield (
             f"--train-samples {train.train_samples} is less than one iteration of {batch} samples: "
             "raise it, or lower --global-batch-size"
-        )
-
-
-def _learning_rates(flags: Flags) -> Iterator[str]:
-    optimizer = flags.optimizer
-    if optimizer.min_lr > optimizer.lr:
-        yield f"--min-lr {optimizer.min_lr} is above --lr {optimizer.lr}: lower it"
-    if optimizer.lr_warmup_init > optimizer.lr:
-        yield f"--lr-warmup-init {optimizer.lr_warmup_init} is above --lr {optimizer.lr}: lower it"
-
-
-def _idle_decay(flags: Flags) -> Iterator[str]:
-    optimizer = flags.optimizer
-    if optimizer.lr_decay_style != "constant" or optimizer.lr_warmup_fraction:
-        return  # a constant rate needs the decay span only if the warm-up is a share of it
-    for name in ("lr_decay_iters", "lr_decay_samples"):
-        if value := getattr(optimizer, name):
-            yield f"{option_of(name)} {value} changes nothing with --lr-decay-style constant"
-
-
-def _units(flags: Flags) -> Iterator[str]:
-    """The decay and the warm-up must be counted as the training is, in samples or iterations."""
-    unit, wanted = _units_of_spans(flags)
-    for name in _in_wrong_unit(flags):
-        flag = option_of(name)
-        yield (
-            f"{flag} {getattr(flags.optimizer, name)} does not go with --train-{wanted}: use "
-            f"{flag.replace(unit, wanted)}, or --train-{unit}"
-        )
-
-
-def _units_of_spans(flags: Flags) -> tuple[str, str]:
-    """The unit that no span of the learning rate may have, and that which it must."""
-    in_samples = flags.train.train_samples is not None
-    return ("iters", "samples") if in_samples else ("samples", "iters")
-
-
-def _in_wrong_unit(flags: Flags) -> list[str]:
-    unit, _ = _units_of_spans(flags)
-    names = (f"lr_decay_{unit}", f"lr_warmup_{unit}")
-    return [name for name in names if getattr(flags.optimizer, name)]
-
-
-def _warmup(flags: Flags) -> Iterator[str]:
-    if _in_wrong_unit(flags):
-        return  # told by the rule of the units; spans of two units cannot be compared
-    decay, warmup = learning_rate_spans(flags.optimizer, flags.train)
-    names = ("lr_warmup_fraction", "lr_warmup_samples", "lr_warmup_iters")
-    given = next((name for name in names if getattr(flags.optimizer, name)), None)
-    if given is not None and decay and warmup >= decay:
-        yield (
-            f"{option_of(given)} {getattr(flags.optimizer, given)}: the warm-up of {warmup} "
-            f"samples is not shorter than the {decay} samples of the decay: shorten it, or "
-            "lengthen --lr-decay-iters or --lr-decay-samples"
         )
 
 
@@ -165,6 +119,14 @@ def _split_of_mock_data(flags: Flags) -> Iterator[str]:
         yield (
             f"--split {flags.data.split} divides nothing: --mock-data has samples of its own for "
             "every split with a share"
+        )
+
+
+def _growth_in_a_dry_run(flags: Flags) -> Iterator[str]:
+    if flags.log.dry_run and flags.train.rampup_batch_size:
+        yield (
+            f"--rampup-batch-size {' '.join(flags.train.rampup_batch_size)} changes nothing in a "
+            "dry run, which predicts an iteration of --global-batch-size"
         )
 
 
@@ -224,21 +186,23 @@ RULES: Final[tuple[Rule, ...]] = (
     _rotation,
     *PIPELINE_RULES,
     _batches,
+    _growing_batches,
     _length,
-    _learning_rates,
-    _units,
-    _warmup,
+    *OPTIMIZER_RULES,
     _data,
     _split,
     _trace,
     _schedule_profile,
+    *GUARD_RULES,
 )
 """All rules that the flags alone decide, in the order of their groups."""
 
 NOTES: Final[tuple[Rule, ...]] = (
-    _idle_decay,
+    *OPTIMIZER_NOTES,
     _split_of_mock_data,
+    _growth_in_a_dry_run,
     _idle_evaluation,
     *PIPELINE_NOTES,
+    *GUARD_NOTES,
 )
 """The rules about flags that change nothing beside the others: a line on each, as a note."""

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 
 from megatron.checkpoint.config import CheckpointConfig
+from megatron.data.batch_sizes import BatchSizes, Rampup
 from megatron.data.config import DataConfig
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
@@ -104,14 +105,16 @@ class TrainConfig:
 
     Attributes:
         micro_batch_size: samples b of a microbatch.
-        global_batch_size: samples of an iteration.
-        train_iters: iterations of the whole job; the learning rate is planned over them.
+        global_batch_size: samples of an iteration, once batches grow no more.
+        train_iters: iterations of the whole job, if it begins at sample 0.
         exit_interval: stop after the first iteration that this number divides; ``None``: never.
         seed: seed of the initial weights, the data order and dropout.
         dtype: ``torch.bfloat16`` or ``torch.float32``, of parameters and activations.
         eval_interval: iterations between two evaluations; ``None``: no evaluation.
         eval_iters: batches of ``global_batch_size`` samples per evaluation.
         replicas: that share a global batch.
+        rampup: how batches grow before; ``None``: they do not.
+        length: samples of the whole job; ``None``: it ends by its iterations.
     """
 
     micro_batch_size: int
@@ -123,16 +126,28 @@ class TrainConfig:
     eval_interval: int | None
     eval_iters: int
     replicas: int = 1
+    rampup: Rampup | None = None
+    length: int | None = None
 
     @property
     def num_microbatches(self) -> int:
-        """Microbatches m of an iteration and replica."""
+        """Microbatches m of an iteration and replica, once batches grow no more."""
         return self.global_batch_size // (self.micro_batch_size * self.replicas)
 
     @property
+    def batches(self) -> BatchSizes:
+        """The sizes of all global batches."""
+        return BatchSizes(self.global_batch_size, self.rampup)
+
+    @property
     def train_samples(self) -> int:
-        """Samples of the whole job."""
-        return self.train_iters * self.global_batch_size
+        """Samples of the whole job, which is made of whole batches."""
+        return self.batches.samples_of(self.train_iters)
+
+    @property
+    def dataset_samples(self) -> int:
+        """Samples that the data are shuffled for; batches of any size read them in one order."""
+        return self.train_samples if self.length is None else self.length
 
 
 @dataclass(frozen=True)
@@ -152,6 +167,8 @@ class LogConfig:
         profile_schedule_end: first iteration whose passes are no longer timed.
         save_measured_costs: file for the measured costs.
         replan: make the plan anew from the measured costs.
+        log_num_zeros_in_grad: count the zeros of the gradient in every iteration.
+        log_params_norm: find the norm of all weights after every iteration.
     """
 
     log_interval: int
@@ -165,6 +182,32 @@ class LogConfig:
     profile_schedule_end: int | None = None
     save_measured_costs: Path | None = None
     replan: bool = False
+    log_num_zeros_in_grad: bool = False
+    log_params_norm: bool = False
+
+
+@dataclass(frozen=True)
+class GuardConfig:
+    """What a long run does when something goes wrong, or its time is over.
+
+    Attributes:
+        exit_signals: names of the signals after which the run saves and leaves.
+        exit_seconds: after which it does so; ``None``: never.
+        ends_if_not_finite: a loss or gradient norm that is not finite ends the run; otherwise its
+            iteration takes no step.
+        tells_spikes: tell of losses far above all others.
+        skipped: iterations, counted from 1, whose samples are passed over.
+        hang_seconds: without progress, after which the job is given up.
+        tells_stragglers: tell which ranks are slower than the others.
+    """
+
+    exit_signals: tuple[str, ...] = ()
+    exit_seconds: float | None = None
+    ends_if_not_finite: bool = True
+    tells_spikes: bool = False
+    skipped: frozenset[int] = frozenset()
+    hang_seconds: float = 300.0
+    tells_stragglers: bool = False
 
 
 @dataclass(frozen=True)
@@ -195,6 +238,7 @@ class RunConfig:
         data: corpus and sampling.
         log: printed lines, traces.
         checkpoint: saving and loading.
+        guard: what happens when something goes wrong, or the time is over.
         notes: sentences about accepted flags that change nothing here, for the log.
         dry_run: what to predict instead of training; ``None``: train.
     """
@@ -206,5 +250,6 @@ class RunConfig:
     data: DataConfig
     log: LogConfig
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
     notes: tuple[str, ...] = ()
     dry_run: DryRun | None = None

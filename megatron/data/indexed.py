@@ -60,24 +60,27 @@ class IndexedDataset:
 
     Raises:
         FileNotFoundError: one of the two files is missing.
-        ValueError: a file is foreign, truncated, of another version, or the two do not match.
+        ValueError: a file is foreign, truncated, of another version, or cannot be read, or the two
+            do not match.
     """
 
     def __init__(self, prefix: Path) -> None:
         self.prefix = Path(prefix)
-        for path in (idx_path(self.prefix), bin_path(self.prefix)):
-            if not path.is_file():
-                raise FileNotFoundError(
-                    f"--data-path: {path} does not exist; give the prefix of a .bin/.idx pair "
-                    f"without its ending, or {_REMEDY}"
-                )
-        index = _read_index(idx_path(self.prefix))
-        _check_against_bin(self.prefix, index)
+        try:
+            _check_files(self.prefix)
+            index = _read_index(idx_path(self.prefix))
+            _check_against_bin(self.prefix, index)
+            tokens = _map_bytes(bin_path(self.prefix))
+        except PermissionError as error:
+            raise ValueError(
+                f"{error.filename} cannot be read ({error.strerror}): let this user read it, or "
+                "give another --data-path"
+            ) from error
         self.lengths = index.lengths
         self.document_indices = index.document_indices
         self._pointers = index.pointers
         self._dtype = index.dtype
-        self._tokens = _map_bytes(bin_path(self.prefix)).view(index.dtype)
+        self._tokens = tokens.view(index.dtype)
 
     def __len__(self) -> int:
         """Number of sequences."""
@@ -189,6 +192,15 @@ def _map_bytes(path: Path) -> NDArray[np.uint8]:
     if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.empty(0, np.uint8)
     return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+
+
+def _check_files(prefix: Path) -> None:
+    for path in (idx_path(prefix), bin_path(prefix)):
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"--data-path: {path} {'is no file' if path.exists() else 'does not exist'}; give "
+                f"the prefix of a .bin/.idx pair without its ending, or {_REMEDY}"
+            )
 
 
 def _read_index(path: Path) -> _Index:

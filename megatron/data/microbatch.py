@@ -1,5 +1,6 @@
 """Samples become microbatches, in an order that only the count of consumed samples decides."""
 
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +40,7 @@ class MicrobatchLoader:
 
     Attributes:
         consumed_samples: advanced by every `next_batch`; a checkpoint must save it.
+        num_microbatches: of this replica per global batch; it may change between two batches.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class MicrobatchLoader:
         self.consumed_samples = consumed_samples
         self._dataset = dataset
         self._micro_batch_size = micro_batch_size
-        self._num_microbatches = num_microbatches
+        self.num_microbatches = num_microbatches
         self._replica, self._replicas = replica
 
     def next_batch(self) -> list[Microbatch]:
@@ -92,10 +94,18 @@ class MicrobatchLoader:
         starts = range(first, end, self._micro_batch_size)[begin::step]
         return [self._read(start) for start in starts]
 
+    def digest(self, sample: int) -> str:
+        """Return a word that tells the tokens of a sample from others; empty if there is none."""
+        if not 0 <= sample < len(self._dataset):
+            return ""
+        tokens = np.empty(self._dataset.seq_length + 1, np.int64)
+        self._dataset.read(sample, tokens)
+        return hashlib.sha256(tokens.tobytes()).hexdigest()[:16]
+
     @property
     def _batch_size(self) -> int:
         """Samples of a global batch."""
-        return self._micro_batch_size * self._num_microbatches * self._replicas
+        return self._micro_batch_size * self.num_microbatches * self._replicas
 
     def _read(self, first: int) -> Microbatch:
         samples = np.empty((self._micro_batch_size, self._dataset.seq_length + 1), np.int64)

@@ -50,8 +50,9 @@ class MockDataset:
 
     def read(self, index: int, out: NDArray[np.int64]) -> None:
         """Writes sample ``index`` into ``out`` [s + 1]."""
-        # The legacy generator, because its stream is frozen for ever.
-        random = np.random.RandomState([*self._seeds, index])
+        # The legacy generator, because its stream is frozen for ever. It takes words of 32 bits.
+        high, low = divmod(index, 1 << 32)
+        random = np.random.RandomState([*self._seeds, low, *([high] if high else [])])
         length = random.randint(1, LONGEST_DOCUMENT + 1)
         start, filled = random.randint(length), 0
         while filled < len(out):

@@ -5,6 +5,7 @@ decoding gives the text back (but for U+2581, sentencepiece's own sign for a bla
 with ``</s>``, a control token that no text encodes to.
 """
 
+import errno
 import io
 import re
 import shutil
@@ -45,8 +46,24 @@ def prepare(
         exists the call returns at once; when another process is making it the call waits.
 
     Raises:
-        ValueError: the corpus holds no text, or more different characters than ``vocab_size``.
+        ValueError: the corpus holds no text, or more different characters than ``vocab_size``; or
+            there is no room in ``cache``.
     """
+    try:
+        return _prepare(corpus, vocab_size, cache, progress, num_threads)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ValueError(
+            f"{cache} has no room for {corpus.num_bytes / 1e6:.0f} MB of text and as many of token "
+            f"files ({error.strerror}): make room, or name another folder with --cache or "
+            "MEGATRON_CACHE; nothing was kept"
+        ) from error
+
+
+def _prepare(
+    corpus: Corpus, vocab_size: int, cache: Path, progress: Progress, num_threads: int
+) -> Path:
     thousands, rest = divmod(vocab_size, 1000)
     target = cache / f"{corpus.name}-{vocab_size if rest else f'{thousands}k'}"
     if target.is_dir():

@@ -7,17 +7,20 @@ the same seed.
 
 import hashlib
 import json
+import os
+import shutil
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megatron.data.index_builder import IndexBuilder
+from megatron.data.index_cache import IndexCache
 from megatron.data.indexed import IndexedDataset
-from megatron.native.files import atomic_path
 
+_SAMPLE_BYTES, _DOCUMENT_BYTES = 24, 4  # of the three arrays below
 _FORMAT = 1  # raise when the meaning of a cached array changes
 _FINAL_EPOCH_THRESHOLD = 0.80  # of an epoch; from here on the last one is mixed in
 _Integer = TypeVar("_Integer", bound=np.integer)
@@ -151,8 +154,8 @@ def build_sample_indices(
 ) -> SampleIndices:
     """Builds the indices, or maps them when an earlier run or another rank has built them.
 
-    The file names carry a hash of everything the content depends on, so a file that exists is
-    right; ranks that race write the same bytes.
+    The file names carry a hash of everything the content depends on, and a file of checksums says
+    whether the content is as it was written; ranks that race write the same bytes.
 
     Args:
         source: the corpus.
@@ -184,17 +187,19 @@ def build_sample_indices(
     digest = hashlib.sha256(identity.encode())
     digest.update(source.lengths.tobytes())
     stem = f"{source.prefix.name}-{digest.hexdigest()[:16]}"
-    paths = {name: cache / f"{stem}-{name}.npy" for name in ("documents", "samples", "shuffle")}
-    if not all(path.exists() for path in paths.values()):
+    cached = IndexCache(cache, stem)
+    if (found := cached.load()) is not None:
+        return SampleIndices(**found)
+    try:
+        samples = _num_samples(epochs.count, tokens, seq_length)
+        _check_room(cache, samples, epochs.count * len(sequences))
         built = _build(source.lengths, sequences, tokens, seq_length, epochs, seed, builder)
-        try:
-            _save(built, paths)
-        except OSError as error:
-            raise ValueError(
-                f"cannot write sample indices to {cache} ({error}); name a writable folder "
-                "with --data-cache-path"
-            ) from error
-    return SampleIndices(*(_map(path) for path in paths.values()))
+        return SampleIndices(**cached.save(vars(built)))
+    except OSError as error:
+        raise ValueError(
+            f"cannot write sample indices to {cache} ({error}); name a writable folder with room "
+            "for them with --data-cache-path"
+        ) from error
 
 
 def _num_samples(epochs: int, tokens: int, seq_length: int) -> int:
@@ -231,12 +236,22 @@ def _shuffled(random: np.random.RandomState, array: NDArray[_Integer]) -> NDArra
     return array
 
 
-def _save(indices: SampleIndices, paths: dict[str, Path]) -> None:
-    for name, path in paths.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(path) as temporary, temporary.open("wb") as file:
-            np.save(file, getattr(indices, name))
+def _check_room(cache: Path, samples: int, documents: int) -> None:
+    """Refuse indices for which there is no room, before they are built for minutes.
 
-
-def _map(path: Path) -> NDArray[Any]:
-    return np.asarray(np.load(path, mmap_mode="r"))
+    Raises:
+        ValueError: memory or disk are too small; names the flags.
+    """
+    needed = _SAMPLE_BYTES * samples + _DOCUMENT_BYTES * documents
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    folder = next(path for path in (cache, *cache.absolute().parents) if path.exists())
+    for room, where in (
+        (memory, "memory of this machine"),
+        (shutil.disk_usage(folder).free, f"room left in {cache}, the folder of --data-cache-path"),
+    ):
+        if needed > room:
+            raise ValueError(
+                f"the indices of {samples:,} samples take {needed / 1e9:.1f} GB, more than the "
+                f"{room / 1e9:.1f} GB of {where}: lower --train-iters, --train-samples or "
+                "--eval-iters"
+            )

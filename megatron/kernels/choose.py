@@ -29,6 +29,8 @@ def kernels_for(device: torch.device, dtype: torch.dtype, folder: Path | None = 
 
 @cache
 def _make(kind: str, dtype: torch.dtype, folder: Path | None) -> Kernels:
+    if kind == "meta":
+        return ReferenceKernels()  # there is nothing to compute, so nothing to say
     if kind != "cpu":
         _LOG.info("kernels: PyTorch's own on %s", kind)
         return ReferenceKernels()

@@ -12,11 +12,13 @@ WORD_EMBEDDINGS: Final = "embedding.word_embeddings.weight"
 POSITION_EMBEDDINGS: Final = "embedding.position_embeddings.weight"
 FINAL_NORM: Final = "decoder.final_layernorm"
 OUTPUT_LAYER: Final = "output_layer.weight"
+LAYERS: Final = "decoder.layers."
+"""Begin of the names of all parameters of transformer layers."""
 
 
 def layer_prefix(layer_number: int) -> str:
     """Return the prefix of a layer's parameter names in the whole model; layers count from 0."""
-    return f"decoder.layers.{layer_number}."
+    return f"{LAYERS}{layer_number}."
 
 
 @dataclass(frozen=True)

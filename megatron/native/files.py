@@ -5,11 +5,29 @@ rename the file when done. A lock keeps processes from doing the same slow work 
 """
 
 import fcntl
+import logging
 import os
 import secrets
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final, TextIO
+
+_LOG = logging.getLogger(__name__)
+
+TELL_AFTER: Final = 1.0
+"""Seconds after which a process says that it waits for another one."""
+
+TELL_AGAIN: Final = 30.0
+"""Seconds after which it says so again."""
+
+_PAUSE: Final = 0.1
+"""Seconds between two attempts to get a lock."""
+
+LARGEST_TEXT: Final = 1 << 30
+"""Bytes of the largest text file that is read at once; what has more is no plan and no costs."""
 
 
 def cache_root() -> Path:
@@ -59,7 +77,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds an exclusive lock while the block runs; others wait.
+    """Holds an exclusive lock while the block runs; others wait, and say so.
 
     The kernel drops the lock when its holder dies, so a killed process blocks nobody. The lock
     file itself stays: removing it would let a third process lock a different file of that name.
@@ -68,6 +86,74 @@ def locked(path: Path) -> Iterator[None]:
         path: the lock file; it and its folder are made when missing.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with path.open("a+") as file:
+        _lock(file, path)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
         yield
+
+
+def read_text(path: Path) -> str:
+    """Return the content of a text file that a user has named.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no text, or cannot be one; the message follows the file's name.
+    """
+    if path.is_fifo():  # opening it waits for somebody to write to it, perhaps for ever
+        raise ValueError("is a pipe: give a file")
+    with path.open("rb") as file:
+        content = file.read(LARGEST_TEXT + 1)
+    if len(content) > LARGEST_TEXT:
+        raise ValueError(f"has more than {LARGEST_TEXT:,} bytes: give another file")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"is no text: byte {error.start + 1} of it is {content[error.start]:#04x}"
+        ) from error
+    if "\0" in text:
+        raise ValueError("is no text: there are zeros in it")
+    return text
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file; other processes find all of it, or what was there before.
+
+    What is no file, such as ``/dev/stdout``, is written to as it is. A link stays a link.
+
+    Raises:
+        OSError: it cannot be written; the message names ``path``.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
+        with atomic_path(path.resolve()) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
+
+
+def _lock(file: TextIO, path: Path) -> None:
+    """Wait for an exclusive lock; say now and then for whom."""
+    begin, tell = time.monotonic(), TELL_AFTER
+    while not _is_locked_by_us(file):
+        waited = time.monotonic() - begin
+        if waited >= tell:
+            tell += TELL_AGAIN
+            file.seek(0)
+            holder = file.read() or "another process"
+            made = path.with_name(path.name.removeprefix(".").removesuffix(".lock"))
+            _LOG.warning("waited %.0f s for %s, which makes %s", waited, holder, made)
+        time.sleep(_PAUSE)
+
+
+def _is_locked_by_us(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

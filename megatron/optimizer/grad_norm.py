@@ -28,11 +28,11 @@ def local_sum_of_squares(parts: Iterable[ParameterPart], device: torch.device) -
     total = torch.zeros((), dtype=torch.float64, device=device)
     for part in parts:
         if part.counts_in_norm:
-            total += _sum_of_squares(part.gradient)
+            total += sum_of_squares(part.gradient)
     return total
 
 
-def _sum_of_squares(tensor: torch.Tensor) -> torch.Tensor:
+def sum_of_squares(tensor: torch.Tensor) -> torch.Tensor:
     """Sum of squares in float64 [] of a contiguous tensor: fp32 within blocks, fp64 across."""
     flat = tensor.view(-1)
     whole = flat.numel() - flat.numel() % BLOCK_ELEMENTS

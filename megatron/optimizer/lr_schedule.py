@@ -1,19 +1,62 @@
-"""The learning rate as a pure function of the samples consumed so far.
+"""The rates of a step as pure functions of the samples consumed so far.
 
-The meaning is that of Megatron's scheduler: the iteration that starts after ``n`` samples uses
-``learning_rate(config, n)``, so a warm-up makes its first step at ``lr_warmup_init``.
+The meaning is that of Megatron's ``OptimizerParamScheduler``: the iteration that starts after ``n``
+samples uses ``rates(config, n)``, so a warm-up makes its first step at ``lr_warmup_init``.
 """
 
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
 
 from megatron.optimizer.config import OptimizerConfig
 
+_REMAINING: Final[Mapping[str, Callable[[float], float]]] = {
+    "linear": lambda done: 1.0 - done,
+    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
+    "exponential": lambda done: 2.0 * 0.5**done - 1.0,
+    "minus_sqrt": lambda done: 1.0 - math.sqrt(done),
+}
+"""What is left of a decay, from 1 to 0, when a share of its span is done."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The rates of one step.
+
+    Attributes:
+        lr: learning rate.
+        vocabulary_lr: learning rate of the input and the output layer.
+        weight_decay: of the weights that decay.
+    """
+
+    lr: float
+    vocabulary_lr: float
+    weight_decay: float
+
+
+def rates(config: OptimizerConfig, consumed_samples: int) -> Rates:
+    """Return the rates of the iteration that starts after ``consumed_samples`` samples."""
+    peak, floor = config.decoupled_lr, config.decoupled_min_lr
+    return Rates(
+        lr=learning_rate(config, consumed_samples),
+        vocabulary_lr=_rate(
+            config,
+            config.lr if peak is None else peak,
+            config.min_lr if peak is None or floor is None else floor,
+            consumed_samples,
+        ),
+        weight_decay=weight_decay(config, consumed_samples),
+    )
+
 
 def learning_rate(config: OptimizerConfig, consumed_samples: int) -> float:
-    """The rate after ``consumed_samples`` samples.
+    """The learning rate after ``consumed_samples`` samples.
 
-    Linear from ``lr_warmup_init`` to ``lr`` over the warm-up; then ``lr`` for ever (``constant``)
-    or down to ``min_lr``, reached at ``lr_decay_samples`` and kept from there on.
+    Linear from ``lr_warmup_init`` to ``lr`` over the warm-up; then ``lr`` for ever (``constant``),
+    or down towards ``min_lr``, which is the rate after ``lr_decay_samples``. The rate falls along
+    a line, along half a cosine, with the inverse square root of the samples, or (``WSD``, arXiv
+    2404.06395) in the last ``lr_wsd_decay_samples`` of the span only.
 
     Args:
         config: rates, style and spans, in samples.
@@ -22,19 +65,53 @@ def learning_rate(config: OptimizerConfig, consumed_samples: int) -> float:
     Returns:
         The learning rate of the next iteration.
     """
-    warmup = config.lr_warmup_samples
-    if warmup > 0 and consumed_samples <= warmup:
-        return config.lr_warmup_init + (config.lr - config.lr_warmup_init) * (
-            consumed_samples / warmup
+    return _rate(config, config.lr, config.min_lr, consumed_samples)
+
+
+def _rate(config: OptimizerConfig, peak: float, floor: float, consumed: int) -> float:
+    warmup, style = config.lr_warmup_samples, config.lr_decay_style
+    if warmup > 0 and consumed <= warmup:
+        return config.lr_warmup_init + (peak - config.lr_warmup_init) * (consumed / warmup)
+    if style == "constant":
+        return peak
+    if consumed > config.lr_decay_samples:
+        return floor
+    if style == "inverse-square-root":
+        return max(floor, peak * math.sqrt(max(warmup, 1) / max(consumed, 1)))
+    return floor + _remaining(config, consumed) * (peak - floor)
+
+
+def _remaining(config: OptimizerConfig, consumed: int) -> float:
+    """What is left of the decay after the warm-up, from 1 to 0."""
+    style: str = config.lr_decay_style
+    begin = config.lr_warmup_samples
+    if style == "WSD":
+        style, begin = (
+            config.lr_wsd_decay_style,
+            config.lr_decay_samples - config.lr_wsd_decay_samples,
         )
-    if config.lr_decay_style == "constant":
-        return config.lr
-    if consumed_samples >= config.lr_decay_samples:
-        return config.min_lr
-    progress = (consumed_samples - warmup) / (config.lr_decay_samples - warmup)
-    remaining = (
-        1.0 - progress
-        if config.lr_decay_style == "linear"
-        else 0.5 * (1.0 + math.cos(math.pi * progress))
-    )
-    return config.min_lr + remaining * (config.lr - config.min_lr)
+    if consumed <= begin:
+        return 1.0
+    return _REMAINING[style]((consumed - begin) / (config.lr_decay_samples - begin))
+
+
+def weight_decay(config: OptimizerConfig, consumed_samples: int) -> float:
+    """The weight decay after ``consumed_samples`` samples.
+
+    Constant, or from ``start_weight_decay`` at step 0 to ``end_weight_decay`` after
+    ``weight_decay_samples``, along a line or half a cosine.
+
+    Args:
+        config: the decays, their style and their span.
+        consumed_samples: samples of all finished iterations.
+
+    Returns:
+        The weight decay of the next iteration.
+    """
+    if config.weight_decay_incr_style == "constant":
+        return config.weight_decay
+    start, end = config.start_weight_decay, config.end_weight_decay
+    assert start is not None
+    assert end is not None
+    done = min(1.0, consumed_samples / config.weight_decay_samples)
+    return start + (1.0 - _REMAINING[config.weight_decay_incr_style](done)) * (end - start)

@@ -5,18 +5,20 @@ from typing import Protocol
 
 from torch import Tensor
 
+from megatron.optimizer.lr_schedule import Rates
+
 
 class Optimizer(Protocol):
     """Updates the parts of the parameters that one rank is responsible for."""
 
-    def step(self, lr: float, grad_norm: float, factor: float = 1.0) -> None:
+    def step(self, rates: Rates, grad_norm: float, factor: float = 1.0) -> None:
         """Update every part from its gradient times ``factor``, and round the weights.
 
         The gradients are scaled in place. Afterwards they may only be zeroed, or used by another
         step after ``restore``, without the factor.
 
         Args:
-            lr: learning rate of this step.
+            rates: of this step.
             grad_norm: norm of the whole model's gradient, over all ranks, after the factor.
             factor: of the gradients, see ``GlobalState.factor``.
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from megatron.optimizer.global_state import GlobalState
 from megatron.optimizer.grad_norm import clip_coefficient
+from megatron.optimizer.lr_schedule import Rates
 from megatron.optimizer.optimizer import Optimizer
 from megatron.parallel.groups import ConnectedAxis
 from megatron.parallel.p2p import Transfer, receive, send
@@ -44,22 +45,22 @@ class PostValidatedStep:
         self._is_last = hosts.rank == hosts.size - 1
         self._open: _OpenStep | None = None
 
-    def guess(self, lr: float, own: GlobalState) -> None:
+    def guess(self, rates: Rates, own: GlobalState) -> None:
         """Step on the sum so far, unless the sum already shows that this step would be wrong.
 
         Args:
-            lr: learning rate.
+            rates: of the step.
             own: sums over this rank.
         """
         assert self._open is None, "the last step has not been validated"
         prefix = self._sum_so_far(own)
         pending = self._pass_on(prefix)
         stepped = prefix.is_finite if self._is_last else self._needs_no_clipping(prefix)
-        self._open = _OpenStep(lr, stepped, *pending)
+        self._open = _OpenStep(rates, stepped, *pending)
         if stepped:
             if not self._is_last:
                 self._optimizer.save()
-            self._optimizer.step(lr, prefix.grad_norm, prefix.factor)
+            self._optimizer.step(rates, prefix.grad_norm, prefix.factor)
 
     def validate(self) -> tuple[GlobalState, bool]:
         """Wait for the sums over all ranks; return them, and whether every rank's step was right.
@@ -90,7 +91,7 @@ class PostValidatedStep:
         if full.is_finite:
             # a guess, which never clips, has left the gradients times the factor
             factor = 1.0 if step.stepped else full.factor
-            self._optimizer.step(step.lr, full.grad_norm, factor)
+            self._optimizer.step(step.rates, full.grad_norm, factor)
 
     def _needs_no_clipping(self, state: GlobalState) -> bool:
         return state.is_finite and clip_coefficient(state.grad_norm, self._clip_grad) == 1.0
@@ -119,13 +120,13 @@ class _OpenStep:
     """A step that is not validated yet.
 
     Attributes:
-        lr: its learning rate.
+        rates: its rates.
         stepped: whether it was taken.
         full: the sums over all ranks, under way.
         sent: the sums so far, under way to the next rank.
     """
 
-    lr: float
+    rates: Rates
     stepped: bool
     full: Transfer
     sent: Transfer | None

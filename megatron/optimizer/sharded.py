@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from megatron.optimizer.bucket import Bucket
+from megatron.optimizer.lr_schedule import Rates
 from megatron.optimizer.optimizer import Optimizer, check_norm
 from megatron.optimizer.parameters import ParameterPart
 from megatron.parallel import collectives
@@ -25,7 +26,7 @@ MakeOptimizer = Callable[[Sequence[ParameterPart]], Optimizer]
 class _OpenStep:
     """The arguments of a step that has not been taken for all buckets."""
 
-    lr: float
+    rates: Rates
     grad_norm: float
     factor: float
 
@@ -56,7 +57,7 @@ class ShardedOptimizer:
         self._to_update: set[int] = set()
         self._to_gather: set[int] = set()
 
-    def open(self, lr: float, grad_norm: float, factor: float = 1.0) -> None:
+    def open(self, rates: Rates, grad_norm: float, factor: float = 1.0) -> None:
         """Note a step, which ``update`` and ``gather`` take; arguments and errors as of ``step``.
 
         ``update`` also zeroes the gradients of its bucket: they are complete, and used up.
@@ -65,7 +66,7 @@ class ShardedOptimizer:
         assert not self._to_update, "the last step has not been taken"
         assert not self._to_gather, "the last step's weights have not been gathered"
         self._steps += 1
-        self._open = _OpenStep(lr, grad_norm, factor)
+        self._open = _OpenStep(rates, grad_norm, factor)
         self._to_update = set(range(len(self._buckets)))
         self._to_gather = set(self._to_update)
 
@@ -91,9 +92,9 @@ class ShardedOptimizer:
             self.update(bucket)
             self.gather(bucket)
 
-    def step(self, lr: float, grad_norm: float, factor: float = 1.0) -> None:
+    def step(self, rates: Rates, grad_norm: float, factor: float = 1.0) -> None:
         """As in ``Optimizer``, at once; the gradients are not zeroed."""
-        self.open(lr, grad_norm, factor)
+        self.open(rates, grad_norm, factor)
         self._to_update.clear()
         for bucket in range(len(self._buckets)):
             self._step(bucket)
@@ -136,7 +137,7 @@ class ShardedOptimizer:
         optimizer, step = self._optimizers[bucket], self._open
         assert step is not None, "no step is open"
         if optimizer is not None:
-            optimizer.step(step.lr, step.grad_norm, step.factor)
+            optimizer.step(step.rates, step.grad_norm, step.factor)
 
     def _gather_all(self) -> None:
         self._to_gather = set(range(len(self._buckets)))

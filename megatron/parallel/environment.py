@@ -1,6 +1,8 @@
-"""Environment variables that must be set before NCCL and CUDA start."""
+"""The environment variables of a job: those that launchers set, and those of NCCL and CUDA."""
 
 import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 NCCL_ENVIRONMENT: Final = {
@@ -16,6 +18,76 @@ NCCL_ENVIRONMENT: Final = {
     # Transfers are issued one by one on purpose: in a batch they would wait for one another.
     "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "false",
 }
+
+MOST_RANKS: Final = 1 << 20
+"""Ranks of the largest job; more of them are a mistyped number."""
+
+_LAUNCHER: Final = "torchrun sets it; leave it to torchrun, or correct it"
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What a launcher says of the job and of this process.
+
+    Attributes:
+        rank: of this process in the job.
+        world_size: ranks of the job.
+        local_rank: of this process among those of its machine, and the number of its GPU.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+
+
+def launched(environment: Mapping[str, str] = os.environ) -> Launched:
+    """Read the variables of a launcher; a process without them is a job of its own.
+
+    Args:
+        environment: the variables by name; an empty one counts as not set.
+
+    Raises:
+        ValueError: a variable is no number, or one that cannot be; a line on each names it.
+    """
+    faults: list[str] = []
+
+    def number(name: str, default: int, least: int, below: int, why: str = "") -> int:
+        text = environment.get(name) or str(default)
+        if text.isascii() and text.isdecimal() and len(text) < 20 and least <= int(text) < below:
+            return int(text)
+        faults.append(
+            f"{name}={text}: must be a whole number from {least} to {below - 1}{why}; {_LAUNCHER}"
+        )
+        return default
+
+    size = number("WORLD_SIZE", 1, 1, MOST_RANKS + 1)
+    of_job = f", as WORLD_SIZE is {size}"
+    local_size = number("LOCAL_WORLD_SIZE", size, 1, size + 1, of_job)
+    of_machine = of_job if local_size == size else f", as LOCAL_WORLD_SIZE is {local_size}"
+    found = Launched(
+        number("RANK", 0, 0, size, of_job),
+        size,
+        number("LOCAL_RANK", 0, 0, local_size, of_machine),
+    )
+    if size > 1:
+        number("MASTER_PORT", 1, 1, 1 << 16)
+    if faults:
+        raise ValueError("\n".join(faults))
+    return found
+
+
+def missing_for_meeting(environment: Mapping[str, str] = os.environ) -> Iterator[str]:
+    """Yield a line on every variable that is not set, without which ranks cannot meet."""
+    for name, meaning in (
+        ("RANK", "this process's number"),
+        ("MASTER_ADDR", "the host of rank 0"),
+        ("MASTER_PORT", "the port on which rank 0 listens"),
+    ):
+        if not environment.get(name):
+            yield (
+                f"{name} is not set, and WORLD_SIZE={environment.get('WORLD_SIZE', '')} ranks need "
+                f"it to meet: start the job with torchrun, or set it to {meaning}"
+            )
 
 
 def set_nccl_environment() -> None:

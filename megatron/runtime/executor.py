@@ -7,6 +7,7 @@ from typing import Final
 from megatron.parallel.lanes import Pending
 from megatron.runtime.communicator import Communicator
 from megatron.runtime.observer import Observer
+from megatron.runtime.position import Position
 from megatron.runtime.rank_passes import Passes
 from megatron.runtime.replica_work import ReplicaWork
 from megatron.schedules.lower import Program, Run, Start, Wait
@@ -29,6 +30,7 @@ class Executor:
         placeholder: replaces ``passes`` when an iteration is abandoned. It computes nothing, but
             leaves the tensors that the other ranks wait for. Only a run with a gate needs it.
         replicas: the work with the replicas. Only a program that has some needs it.
+        position: is told of every instruction.
     """
 
     def __init__(
@@ -37,11 +39,13 @@ class Executor:
         communicator: Communicator,
         placeholder: Passes | None = None,
         replicas: ReplicaWork | None = None,
+        position: Position | None = None,
     ) -> None:
         self._passes = passes
         self._communicator = communicator
         self._placeholder = placeholder
         self._replicas = replicas
+        self._position = Position() if position is None else position
 
     def run(
         self, program: Program, recorder: Observer | None = None, gate: Gate | None = None
@@ -62,7 +66,9 @@ class Executor:
         self._communicator.recorder = recorder
         carried_out = True
         under_way: dict[Comm, Pending[object]] = {}
-        for step in program.rows[passes.rank]:
+        position = self._position
+        for at, step in enumerate(position.begin(program, passes.rank)):
+            position.at = at
             if not isinstance(step, Run):
                 if carried_out or step.comm.kind != "RG":
                     self._communicate(step, under_way, recorder)
@@ -74,6 +80,7 @@ class Executor:
                         passes = self._abandon()
                 with _recorded(recorder, step.item):
                     self._run(passes, step.item)
+        position.at = len(position.row)
         assert not under_way, f"never waited for {', '.join(map(str, under_way))}"
         return carried_out
 

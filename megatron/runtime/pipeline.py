@@ -17,6 +17,7 @@ from megatron.runtime.communicator import Communicator
 from megatron.runtime.executor import Executor, Gate
 from megatron.runtime.observer import Observer
 from megatron.runtime.placeholder_passes import PlaceholderPasses
+from megatron.runtime.position import Position
 from megatron.runtime.replica_work import ReplicaWork
 from megatron.runtime.stage_passes import StagePasses
 from megatron.runtime.store import ActivationStore
@@ -56,6 +57,7 @@ class Replication:
 class Installed:
     """A plan with its programs, ready to run on this rank."""
 
+    costs: Costs
     training: Program
     evaluation: Program
     passes: StagePasses
@@ -74,6 +76,9 @@ class PipelineRank:
         seed: of the run, for dropout.
         costs: assumed durations; they decide where communication is issued.
         replication: what is done together with replicas; needed if there are several.
+
+    Attributes:
+        position: where this rank is.
     """
 
     def __init__(
@@ -90,6 +95,7 @@ class PipelineRank:
         assert replication is not None or groups.gradients.size == 1, "replicas need buckets"
         self.model = model
         self.store = ActivationStore()
+        self.position = Position()
         self._groups = groups
         self._shape = activation_shape
         self._dtype = dtype
@@ -103,6 +109,11 @@ class PipelineRank:
     def train_program(self) -> Program:
         """The program of a training iteration."""
         return self._installed.training
+
+    @property
+    def costs(self) -> Costs:
+        """The durations for which the programs were made."""
+        return self._installed.costs
 
     def replace_plan(self, plan: Plan, costs: Costs) -> Installed:
         """Run another plan from the next iteration on; every rank calls it between iterations.
@@ -122,9 +133,13 @@ class PipelineRank:
         replaced, self._installed = self._installed, self._install(plan, costs)
         return replaced
 
-    def put_back(self, installed: Installed) -> None:
-        """Run a plan again that was replaced; every rank calls it between iterations."""
-        self._installed = installed
+    def put_back(self, installed: Installed) -> Installed:
+        """Run a plan again that was replaced, and return the one that ran until now.
+
+        Every rank calls it between iterations.
+        """
+        replaced, self._installed = self._installed, installed
+        return replaced
 
     def _install(self, plan: Plan, costs: Costs) -> Installed:
         groups, shape, dtype = self._groups, self._shape, self._dtype
@@ -133,10 +148,13 @@ class PipelineRank:
         placeholder = PlaceholderPasses(plan, rank, self.store, shape, dtype, groups.device)
         communicator = Communicator(groups, plan, passes, self._lane, shape, dtype)
         return Installed(
+            costs=costs,
             training=self.training_program(plan, costs),
             evaluation=lower(evaluation_plan(plan), costs),
             passes=passes,
-            executor=Executor(passes, communicator, placeholder, self._replica_work()),
+            executor=Executor(
+                passes, communicator, placeholder, self._replica_work(), self.position
+            ),
         )
 
     def training_program(self, plan: Plan, costs: Costs) -> Program:

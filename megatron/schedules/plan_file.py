@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
+from megatron.native.files import read_text
 from megatron.schedules.check import check
 from megatron.schedules.counted import counted
 from megatron.schedules.plan import Plan
 from megatron.schedules.treatments import TREATMENTS
+
+_WAY_OUT: Final = "give one that tools/simulate.py --save-plan wrote"
 
 
 def load_plan(path: Path, ranks: int, microbatches: int, vocabulary: str) -> Plan:
@@ -86,9 +89,13 @@ def load_any_plan(path: Path) -> Plan:
             the message names it.
     """
     try:
-        plan = Plan.from_text(path.read_text())
+        text = read_text(path)
     except OSError as error:
         raise ValueError(f"cannot read the plan file {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{path} holds no plan: it {error}; {_WAY_OUT}") from error
+    try:
+        plan = Plan.from_text(text)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     try:

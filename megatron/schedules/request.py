@@ -20,6 +20,9 @@ from megatron.schedules.treatments import TREATMENTS, Treatment
 VOCABULARY_TREATMENTS: Final[tuple[str, ...]] = tuple(TREATMENTS)
 DEFAULT_SECONDS: Final = 60.0
 
+MOST_FORWARDS: Final = 4_000_000
+"""Forward passes of the largest plan, of all ranks together; more are a mistyped number."""
+
 _WHY_UNUSED: Final[Mapping[Option, str]] = {
     "chunks": f"its plans have a number of their own; {' or '.join(CHUNKED_SCHEDULES)} takes one",
     "split_backward": "its plan has W passes or not; 'auto' takes a request for them",
@@ -101,6 +104,12 @@ class Request:
             raise ValueError(f"a pipeline needs at least 1 rank, got {self.ranks}")
         if self.microbatches < 1:
             raise ValueError(f"an iteration needs at least 1 microbatch, got {self.microbatches}")
+        chunks = self.chunks or self.traits.chunks
+        if (forwards := self.ranks * chunks * self.microbatches) > MOST_FORWARDS:
+            raise ValueError(
+                f"{self.ranks} ranks x {chunks} chunks x {self.microbatches} microbatches are "
+                f"{forwards:,} forward passes, and a plan has at most {MOST_FORWARDS:,}: take fewer"
+            )
         if self.memory_limit is not None and not 1 <= self.memory_limit < inf:
             raise ValueError(
                 f"a memory limit of {self.memory_limit:g} microbatches a rank fits no schedule: "

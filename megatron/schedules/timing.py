@@ -6,7 +6,6 @@ all communications into one order for all ranks.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.graph import Graph
@@ -128,7 +127,9 @@ class Walk:
         missing, latest = self._missing, self.latest
         woken: list[int] = []
         now = ends[-1] if ends else 0.0
-        for item in islice(self._rows[rank], len(ends), None):
+        row = self._rows[rank]
+        for at in range(len(ends), len(row)):  # a slice would copy the rest of a row at every wait
+            item = row[at]
             number, microbatch = divmod(item, m)
             start = self._earliest_start(rank, number, microbatch, now)
             if start is None:

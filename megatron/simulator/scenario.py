@@ -38,13 +38,15 @@ class Scenario:
             layer.
         layers: transformer layers of the model, for ``redis``; by default 4 per stage.
         last_stage_layers: layers of the last stage, for ``redis``; by default they are balanced.
-        buckets: of every rank, if the pipeline has replicas. The costs have the times of U, RG, AG.
+        replicas: of the pipeline.
+        buckets: that they exchange. The costs have the times of U, RG and AG.
     """
 
     request: Request
     output_layer: float | None = None
     layers: int | None = None
     last_stage_layers: int | None = None
+    replicas: int = 1
     buckets: EvenBuckets | None = None
 
 

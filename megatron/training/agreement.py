@@ -37,7 +37,16 @@ def run_digests(config: RunConfig, run_plan: RunPlan) -> dict[str, str]:
     """Return the digests of a configuration and of the plan that was made for it."""
     found = {
         f"{part}.{field.name}": repr(_without_paths(getattr(getattr(config, part), field.name)))
-        for part in ("model", "parallel", "train", "optimizer", "data", "log")
+        for part in (
+            "model",
+            "parallel",
+            "train",
+            "optimizer",
+            "data",
+            "guard",
+            "log",
+            "checkpoint",
+        )
         for field in fields(getattr(config, part))
     }
     plan, costs = run_plan.plan, run_plan.costs
@@ -61,7 +70,7 @@ def data_digests(train: TrainConfig, data: Data) -> dict[str, str]:
         ValueError: a batch holds a token outside the vocabulary.
         OSError: the data cannot be read.
     """
-    last = train.train_samples - train.global_batch_size
+    last = train.dataset_samples - train.global_batch_size
     found = {"training data": _batches(data.train, (0, last))}
     if data.valid is not None:
         found["validation data"] = _batches(data.valid, (0,))

@@ -5,61 +5,67 @@ and the samples consumed. The learning rate is a function of the samples consume
 """
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, fields, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 import torch.distributed as dist
 
-from megatron.checkpoint import folder, storage
+from megatron.checkpoint import folder, lock, storage
 from megatron.checkpoint.background import Background
 from megatron.checkpoint.boxed import BoxedTensor
+from megatron.checkpoint.common import read_checked_common
 from megatron.checkpoint.config import CheckpointConfig
 from megatron.checkpoint.folder import DamagedError
-from megatron.checkpoint.storage import SaveError
+from megatron.checkpoint.share import Part, part_of, share
+from megatron.checkpoint.storage import OtherModelError, SaveError
 from megatron.checkpoint.train_tensors import tensors_of
+from megatron.config.model_words import differences
 from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import ConnectedAxis, Groups
+from megatron.training.progress import Progress
 from megatron.training.rendezvous import UserError
 from megatron.training.setup import TrainState
 
-MAY_CHANGE: Final = frozenset(
-    {
-        "seq_length",
-        "attention_dropout",
-        "hidden_dropout",
-        "init_method_std",
-        "label_smoothing",
-        "z_loss_coeff",
-    }
-)
-"""Fields of ``ModelConfig`` with which the weights of a checkpoint mean the same."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a run has come.
-
-    Attributes:
-        iteration: finished iterations.
-        consumed_samples: samples that they have used.
-    """
-
-    iteration: int = 0
-    consumed_samples: int = 0
+SAVE_TIMEOUT: Final = timedelta(hours=3)
+"""How long a rank waits for another one that writes or reads its part of a checkpoint."""
 
 
 def writer_hosts(groups: Groups, config: CheckpointConfig) -> ConnectedAxis:
     """Return the ranks of the job on CPUs; every rank calls it with the same configuration.
 
-    Asynchronous saves get a process group of their own, because others are in use meanwhile.
+    Saving and loading get a process group of their own. Asynchronous saves need one, because others
+    are in use meanwhile; and a rank may be busy with its files for longer than any other collective
+    may wait.
     """
     hosts = groups.world_hosts
-    if not config.asynchronous or hosts.size == 1:
+    if hosts.size == 1 or (config.save is None and config.load is None):
         return hosts
-    return replace(hosts, group=dist.new_group(backend="gloo", group_desc="checkpoint"))
+    group = dist.new_group(backend="gloo", timeout=SAVE_TIMEOUT, group_desc="checkpoint")
+    return replace(hosts, group=group)
+
+
+@contextmanager
+def sole_writer(config: CheckpointConfig, hosts: ConnectedAxis) -> Iterator[None]:
+    """Keep other jobs from saving to the same folder while the block runs; every rank calls it.
+
+    Raises:
+        UserError: another job saves there.
+    """
+    with ExitStack() as stack:
+        fault = None
+        if config.save is not None and hosts.rank == 0:
+            try:
+                if note := stack.enter_context(lock.held(config.save)):
+                    print(f"--save: {note}", flush=True)
+            except (lock.InUseError, OSError) as error:
+                fault = f"--save: {error}; end that job, or name another folder"
+        if fault := hosts.all_gather_object(fault)[0]:
+            raise UserError(fault)
+        yield
 
 
 def _same_folder(one: Path | None, other: Path | None) -> bool:
@@ -72,8 +78,7 @@ class Checkpoints:
     Args:
         config: the run.
         state: this rank.
-        hosts: all ranks of the job on CPUs, with a group that nothing else uses if saves are
-            asynchronous.
+        hosts: all ranks of the job on CPUs, with a group that nothing else uses.
         say: prints on the first rank.
 
     Attributes:
@@ -95,7 +100,8 @@ class Checkpoints:
         self._say = say
         self.failed = False
         self._background = Background()
-        self._copies: dict[str, torch.Tensor] = {}
+        self._copies: dict[str, BoxedTensor] = {}
+        self._part: Part | None = None
         self._of_others: set[int] = set()
 
     def load(self) -> Progress:
@@ -122,8 +128,8 @@ class Checkpoints:
         if not root.is_dir() and not _same_folder(root, self._config.save):
             raise UserError(f"--load {root} does not exist: correct it, or leave it out")
         started = time.perf_counter()
-        where = self._choose(root)
-        if where is None:
+        loaded = self._read_last_good(root)
+        if loaded is None:
             if self._config.must_load:
                 raise UserError(f"--load {root} has no checkpoint (--exit-on-missing-checkpoint)")
             self._say(
@@ -131,10 +137,7 @@ class Checkpoints:
                 "--exit-on-missing-checkpoint it ends)"
             )
             return Progress()
-        try:
-            progress = self._read(where)
-        except DamagedError as error:
-            raise UserError(f"--load {root}: {error}") from error
+        where, progress = loaded
         seconds = time.perf_counter() - started
         self._say(f"loaded {where} in {seconds:.1f} s: iteration {progress.iteration}")
         return progress
@@ -144,13 +147,14 @@ class Checkpoints:
         root = self._config.save
         assert root is not None, "nowhere to save"
         self.report(wait=True)
-        tensors = self._tensors(moments=self._config.save_optimizer)
+        tensors = self._own_share()
         common = self._common(progress)
         if not self._config.asynchronous:
             self._say(self._write(root, progress.iteration, tensors, common))
             return
         started = time.perf_counter()
-        copies = self._copied(tensors)
+        copies = {name: own.copied(self._copies.get(name)) for name, own in tensors.items()}
+        self._copies = copies  # whose memory the next copy takes
         stalled = time.perf_counter() - started
         self._background.start(lambda: self._write(root, progress.iteration, copies, common))
         self._say(f"checkpoint of iteration {progress.iteration} begun; copied in {stalled:.2f} s")
@@ -165,14 +169,14 @@ class Checkpoints:
         state = self._state
         return tensors_of(state.updated, state.optimizer, moments=moments)
 
-    def _copied(self, tensors: Mapping[str, BoxedTensor]) -> dict[str, BoxedTensor]:
-        """Copy tensors to memory of the host, which is kept for the next copy."""
-        for name, tensor in tensors.items():
-            if name not in self._copies:
-                own = tensor.as_subclass(torch.Tensor)
-                self._copies[name] = torch.empty_like(own, device="cpu")
-            self._copies[name].copy_(tensor.as_subclass(torch.Tensor))
-        return {name: tensors[name].with_memory(self._copies[name]) for name in tensors}
+    def _own_share(self) -> dict[str, BoxedTensor]:
+        """Return what this rank writes: replicas share what they hold, and copies are left out."""
+        state, moments = self._state, self._config.save_optimizer
+        counted = [part for part in state.updated if part.counts_in_norm]
+        tensors = tensors_of(counted, state.optimizer, moments=moments)
+        if self._part is None:
+            self._part = part_of(tensors, self._hosts)
+        return share(tensors, self._part)
 
     def _common(self, progress: Progress) -> dict[str, Any]:
         """Return what is not a tensor. The plan is for people to read: any plan goes on from it."""
@@ -197,8 +201,9 @@ class Checkpoints:
             return f"--save: {error}; older checkpoints are as they were"
         self.failed = False
         said = [f"saved {where} in {time.perf_counter() - started:.1f} s"]
-        if self._hosts.rank == 0:
-            said += self._prune(root, iteration)
+        if self._config.save_retain_interval is not None:
+            left = self._prune(root, iteration) if self._hosts.rank == 0 else []
+            said += self._hosts.all_gather_object(left)[0]  # no rank goes on before the first
         return "\n".join(said)
 
     def _prune(self, root: Path, newest: int) -> list[str]:
@@ -207,8 +212,7 @@ class Checkpoints:
         What was there when this run started from elsewhere is of another run, and stays.
         """
         interval, left = self._config.save_retain_interval, list[str]()
-        if interval is None:
-            return left
+        assert interval is not None, "all are kept"
         self._of_others.discard(newest)
         for iteration in folder.complete(root):
             if iteration < newest and iteration % interval and iteration not in self._of_others:
@@ -218,8 +222,12 @@ class Checkpoints:
                     left.append(f"--save-retain-interval: {error}; the checkpoint stays")
         return left
 
-    def _choose(self, root: Path) -> Path | None:
-        """Return the folder to load, the same on every rank; ``None`` if there is none."""
+    def _read_last_good(self, root: Path) -> tuple[Path, Progress] | None:
+        """Read the newest checkpoint that is as it was written, the same on every rank.
+
+        Returns:
+            Its folder, and how far its run had come; ``None`` if there is none.
+        """
         hosts, step = self._hosts, self._config.load_step
         if hosts.rank == 0 and _same_folder(root, self._config.save):
             for line in folder.clean_up(root):
@@ -231,9 +239,12 @@ class Checkpoints:
             )
         for iteration in found if step is None else [step]:
             where = folder.folder_of(root, iteration)
-            problem = storage.check_files(where, hosts)
-            if problem is None:
-                return where
+            try:
+                return where, self._read(where)
+            except DamagedError as error:
+                problem = str(error)
+            except OtherModelError as error:
+                raise UserError(f"--load: {error}") from error
             if step is not None:
                 raise UserError(f"--ckpt-step {step}: {problem}")
             self._say(f"{problem}: an older checkpoint is tried")
@@ -243,7 +254,9 @@ class Checkpoints:
 
     def _read(self, where: Path) -> Progress:
         config, optimizer = self._config, self._state.optimizer
-        common = storage.read_common(where)
+        if problem := storage.check_files(where, self._hosts):
+            raise DamagedError(problem)
+        common = read_checked_common(where)
         self._check_model(where, common)
         self._note_changed_rates(common)
         moments = config.load_optimizer and not config.finetune
@@ -251,11 +264,29 @@ class Checkpoints:
             raise UserError(
                 f"--load: {where} was saved with --no-save-optim; add --no-load-optim or --finetune"
             )
+        if moments:
+            self._check_optimizer(where, common)
         storage.read(where, self._tensors(moments=moments), self._hosts)
         optimizer.loaded(int(common["optimizer_steps"]) if moments else 0)
         if config.finetune:
             return Progress()
-        return Progress(int(common["iteration"]), int(common["consumed_samples"]))
+        known = {field.name for field in fields(Progress)} & common.keys()
+        return Progress(**{name: common[name] for name in known})
+
+    def _check_optimizer(self, where: Path, common: Mapping[str, Any]) -> None:
+        """Refuse the state of another optimizer, which this one can do nothing with."""
+        saved = {"optimizer": "adam"} | common.get("optimizer", {})
+        theirs, ours = saved["optimizer"], self._optimizer.optimizer
+        if theirs != ours:
+            raise UserError(
+                f"--load: {where} was saved with --optimizer {theirs}, whose state --optimizer "
+                f"{ours} cannot use: use that one, or load the weights only (--no-load-optim)"
+            )
+        if ours == "sgd" and self._optimizer.sgd_momentum and not saved["sgd_momentum"]:
+            raise UserError(
+                f"--load: {where} was saved without momentum (--sgd-momentum 0): keep that, or "
+                "start with none (--no-load-optim)"
+            )
 
     def _note_changed_rates(self, common: Mapping[str, Any]) -> None:
         """Say which values of the optimizer and the learning rate the earlier run had otherwise."""
@@ -266,10 +297,9 @@ class Checkpoints:
 
     def _check_model(self, where: Path, common: Mapping[str, Any]) -> None:
         """Refuse weights of another model, though they may have the same shapes."""
-        saved = common["model"]
-        for name, value in asdict(self._model).items():
-            if name not in MAY_CHANGE and saved.get(name, value) != value:
-                raise UserError(
-                    f"--load: the model in {where} has {name} = {saved[name]}, and this run "
-                    f"{value}: give the flags of the run that saved it"
-                )
+        found = differences(common["model"], asdict(self._model))
+        if found:
+            raise UserError(
+                f"--load: the model in {where} is another one: {'; '.join(found)}. Give the flags "
+                "of the run that saved it, or --use-checkpoint-args in place of all of them"
+            )

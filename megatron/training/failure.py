@@ -20,6 +20,7 @@ from typing import Final, NoReturn, TypeVar
 
 import torch.distributed as dist
 
+from megatron.training.guard.exits import was_terminated
 from megatron.training.rendezvous import Rendezvous, UserError
 
 T = TypeVar("T")
@@ -64,21 +65,28 @@ def or_exit(
     sys.exit(2)
 
 
-def end_the_job(rendezvous: Rendezvous, error: Exception) -> NoReturn:
+def end_the_job(
+    rendezvous: Rendezvous, error: Exception, find_lost: Callable[[], float] | None = None
+) -> NoReturn:
     """Say why the job ends, and end this process at once: 2 for a user's mistake, else 1.
 
     A rank that fails must not linger in a collective that the others will never join. Of several
     ranks one speaks. If all ranks fail because one has died without a word, torchrun tells of that
-    one, and ends the others before they speak.
+    one, and ends the others before they speak. The torchrun of another machine does not know; there
+    the ranks find out who is lost.
 
     Args:
         rendezvous: where the ranks have met.
         error: a user's mistake or a diverged loss, which all ranks may find, is told in one line;
             any other failure with its traceback.
+        find_lost: begins to ask who is lost, and returns the seconds after which it is known. If a
+            rank is lost, this process ends before (see ``HangDetector``).
     """
     in_one_line = isinstance(error, (FloatingPointError, UserError))
+    if find_lost is not None and is_lost_connection(error):
+        _leave_the_word_to_torchrun(find_lost())
     if not _takes_the_word(rendezvous, otherwise=not in_one_line):
-        leave_the_word(SILENT_SECONDS)
+        _leave_the_word_to_torchrun(SILENT_SECONDS)
     elif in_one_line:
         say(_error(error))
     else:
@@ -87,6 +95,26 @@ def end_the_job(rendezvous: Rendezvous, error: Exception) -> NoReturn:
         print(f"[rank {rendezvous.rank}] failed:\n{trace}", end="", file=sys.stderr, flush=True)
         tell_torchrun(trace)
     os._exit(2 if isinstance(error, UserError) else 1)
+
+
+def is_lost_connection(error: Exception) -> bool:
+    """Return whether an error says that another rank is gone, and not what it has died of."""
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and "gloo/transport" in str(error)
+    )
+
+
+def end_with_reason(reason: str, code: int = 1) -> NoReturn:
+    """Say why the job ends, and end this process at once; any thread may call it."""
+    say(reason)
+    _let_others_be_silent(GRACE_SECONDS)
+    os._exit(code)
+
+
+def end_silently(code: int) -> NoReturn:
+    """End this process at once, as another says why; any thread may call it."""
+    _be_silent()
+    os._exit(code)
 
 
 def say(reason: str) -> None:
@@ -112,13 +140,25 @@ def tell_torchrun(reason: str) -> bool:
 def leave_the_word(seconds: float) -> None:
     """Wait for torchrun to end this rank because another has failed; return if it does not."""
     before = signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    if (file := _error_file()) is not None:
-        with suppress(OSError):  # then the speaker waits in vain, and ends
-            (file.parent / _SILENT).touch()
+    _be_silent()
     try:
         time.sleep(seconds)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _leave_the_word_to_torchrun(seconds: float) -> None:
+    """Leave the word; torchrun may have sent its signal already, to a rank that only notes it."""
+    if was_terminated():
+        end_silently(0)
+    leave_the_word(seconds)
+
+
+def _be_silent() -> None:
+    """Tell the other ranks of this machine that this one leaves the word to them."""
+    if (file := _error_file()) is not None:
+        with suppress(OSError):  # then the speaker waits in vain, and ends
+            (file.parent / _SILENT).touch()
 
 
 def _let_others_be_silent(seconds: float) -> None:

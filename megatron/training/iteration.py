@@ -7,7 +7,7 @@ import torch
 from megatron.data.microbatch import MicrobatchLoader
 from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.global_state import GlobalState
-from megatron.optimizer.lr_schedule import learning_rate
+from megatron.optimizer.lr_schedule import rates
 from megatron.parallel.groups import Groups
 from megatron.runtime.batch import DeviceMicrobatch, to_device, token_counts
 from megatron.runtime.observer import Observer
@@ -28,7 +28,7 @@ def run_iteration(
 
     Args:
         step: runs the schedule, reduces the gradients and takes the optimizer's step.
-        optimizer: learning rate by samples.
+        optimizer: rates by samples.
         loader: the training data.
         groups: this rank's view of the job.
         iteration: counted from 0.
@@ -38,9 +38,9 @@ def run_iteration(
         FloatingPointError: as ``train``.
         UserError: as ``train``.
     """
-    lr = learning_rate(optimizer, loader.consumed_samples)
+    step_rates = rates(optimizer, loader.consumed_samples)
     batch = _next_batch(loader, groups)
-    return step.train(Iteration(iteration, batch, lr, loader.consumed_samples), observer)
+    return step.train(Iteration(iteration, batch, step_rates, loader.consumed_samples), observer)
 
 
 def evaluate(state: TrainState, loader: MicrobatchLoader, eval_iters: int) -> float:

@@ -7,16 +7,23 @@
 most mistakes are found before the ranks meet. From there on all ranks go in step; rank 0 prints.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from megatron.config.run_config import RunConfig, TrainConfig
 from megatron.data.microbatch import MicrobatchLoader
 from megatron.parallel.grid import Grid
+from megatron.parallel.groups import ConnectedAxis
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.shape import iteration_flops
 from megatron.training.agreement import Digests, check_agreement, data_digests, run_digests
-from megatron.training.checkpointing import Checkpoints, Progress, writer_hosts
+from megatron.training.checkpointing import Checkpoints, sole_writer, writer_hosts
+from megatron.training.growing_batches import GrowingBatches
+from megatron.training.guard.exits import AgreedExit, ExitSignals
+from megatron.training.guard.losses import LossWatch
+from megatron.training.guard.stragglers import StragglerWatch
+from megatron.training.guard.words import samples_in_words
 from megatron.training.iteration import evaluate, run_iteration
 from megatron.training.metrics.log_line import evaluation_lines, introduction, vocabulary_words
 from megatron.training.metrics.meter import Meter, Metered
@@ -24,13 +31,15 @@ from megatron.training.metrics.peak_tflops import peak_of_rank
 from megatron.training.open_data import Data, open_data
 from megatron.training.outputs import check_outputs
 from megatron.training.planning.model_shape import shape_of
+from megatron.training.planning.must_fit import check_memory
 from megatron.training.planning.run_plan import RunPlan, described, make_run_plan
 from megatron.training.planning.shared_plan import shared_plan
 from megatron.training.profiling.observation import Observation
 from megatron.training.profiling.torch_trace import profiler
+from megatron.training.progress import Progress
 from megatron.training.rendezvous import Rendezvous, UserError
 from megatron.training.setup import TrainState, build_train_state, connect, ends_with_copies
-from megatron.training.step import make_train_step
+from megatron.training.step import Finished, make_train_step
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,7 @@ def prepare(config: RunConfig, rank: int) -> Prepared:
     check_outputs(config.log, rank, config.checkpoint.save)
     grid = config.parallel.grid
     run_plan = _planned(config, rank)
+    check_memory(config, run_plan, grid.axis("pipeline", rank).rank)
     replica = grid.axis("data", rank).rank
     data = open_data(config.data, config.train, config.model.vocab_size, replica)
     digests = run_digests(config, run_plan) | data_digests(config.train, data)
@@ -99,21 +109,34 @@ def set_up(
     return build_train_state(config, groups, prepared.run_plan)
 
 
-def train(config: RunConfig, state: TrainState, data: Data) -> None:
+def train(
+    config: RunConfig,
+    state: TrainState,
+    data: Data,
+    signals: ExitSignals | None = None,
+    begin: float | None = None,
+) -> None:
     """Train from where a checkpoint stopped, or from the start, to the end of ``config``.
 
     Args:
         config: the run.
         state: this rank.
         data: what ``open_data`` returned.
+        signals: what this rank has got, and goes on to get; ``None``: it dies of signals.
+        begin: when the process has begun, by ``time.monotonic``; ``None``: now.
 
     Raises:
         FloatingPointError: the loss or the gradient is infinite or NaN; the message names the
             iteration and the rank that saw it first.
         UserError: the data or the checkpoint cannot be read.
     """
-    loop = _Loop(config, state, data)
-    with profiler(config.log, state.groups.world.rank) as step_profiler:
+    begin = time.monotonic() if begin is None else begin
+    hosts, rank = writer_hosts(state.groups, config.checkpoint), state.groups.world.rank
+    agreed_exit = AgreedExit(
+        config.guard, signals or ExitSignals(), begin, state.groups.world_hosts
+    )
+    with sole_writer(config.checkpoint, hosts), profiler(config.log, rank) as step_profiler:
+        loop = _Loop(config, state, data, hosts)
         for iteration in range(loop.start.iteration, loop.last):
             try:
                 loop.run(iteration)
@@ -122,7 +145,11 @@ def train(config: RunConfig, state: TrainState, data: Data) -> None:
                 raise
             with loop.meter.paused():  # the profiler may write its trace here
                 step_profiler.step()
-    loop.end()
+            if reason := agreed_exit.reason():
+                loop.leave(iteration, reason)
+                break
+        loop.end()
+    agreed_exit.close()
 
 
 class _Loop:
@@ -134,16 +161,28 @@ class _Loop:
         meter: times the iterations, and prints.
     """
 
-    def __init__(self, config: RunConfig, state: TrainState, data: Data) -> None:
+    def __init__(
+        self, config: RunConfig, state: TrainState, data: Data, hosts: ConnectedAxis
+    ) -> None:
         self._config, self._state, self._data = config, state, data
         self._say = print if state.groups.world.rank == 0 else _silent
-        hosts = writer_hosts(state.groups, config.checkpoint)
         self._checkpoints = Checkpoints(config, state, hosts, self._tell)
-        self.start = self._checkpoints.load()
+        self._position = state.pipeline.position
+        with self._position.within("the load of a checkpoint", may_last=True):
+            self.start = self._checkpoints.load()
         self._skip_consumed()
-        self.last = last_iteration(config.train, self.start.iteration)
-        self.meter = _introduce(config, state, self._say)
-        self._step = make_train_step(config.optimizer, state)
+        if note := self.start.other_order(data.train, config.train.train_samples):
+            self._tell(note)
+        self.last = last_iteration(config.train, self.start)
+        self._batches = GrowingBatches(config, state, data.train, self._tell)
+        self.meter = _introduce(config, state, self.start, self._say)
+        self._step = make_train_step(
+            config.optimizer, state, config.log, ends_if_not_finite=config.guard.ends_if_not_finite
+        )
+        self._losses = LossWatch(config.guard.tells_spikes)
+        self._leaves = ""
+        interval = config.log.log_interval if config.guard.tells_stragglers else None
+        self._stragglers = StragglerWatch(interval, state, self._tell)
         self._observation = Observation(
             config.log,
             state,
@@ -154,28 +193,66 @@ class _Loop:
 
     def run(self, iteration: int) -> None:
         """Train an iteration; observe, evaluate and save where that is due."""
-        config, meter, observation = self._config, self.meter, self._observation
-        if observation.times(iteration):
-            meter.report(self._step.settle())
+        config = self._config
+        self._position.enter(f"iteration {iteration + 1}")
+        with self.meter.paused():
+            if self._batches.change:
+                self._report(self._step.settle())
+            self._batches.follow()
+        if iteration + 1 in config.guard.skipped:
+            self._skip(iteration)
+        else:
+            self._train(iteration)
+        with self.meter.paused():
+            self._checkpoints.report()
+        if self._data.valid is not None and _is_due(iteration, config.train.eval_interval):
+            self._evaluate(self._data.valid, iteration)
+        if _is_due(iteration, config.checkpoint.save_interval):
+            self._save(iteration)
+
+    def leave(self, iteration: int, reason: str) -> None:
+        """Make ``iteration`` the last one; ``reason`` is told at the end."""
+        self.last, self._leaves = iteration + 1, reason
+
+    def _train(self, iteration: int) -> None:
+        meter, observation = self.meter, self._observation
+        if observation.times(iteration) or self._stragglers.times(iteration):
+            self._report(self._step.settle())
         with meter.paused():
-            observer = observation.begin(iteration)
+            observer = observation.begin(iteration) or self._stragglers.begin(iteration)
         finished = run_iteration(
             self._step,
-            config.optimizer,
+            self._config.optimizer,
             self._data.train,
             self._state.groups,
             iteration,
             observer,
         )
         meter.ended(iteration)
-        meter.report(finished)
+        self._report(finished)
         with meter.paused():
             observation.finished(iteration)
-            self._checkpoints.report()
-        if self._data.valid is not None and _is_due(iteration, config.train.eval_interval):
-            self._evaluate(self._data.valid, iteration)
-        if _is_due(iteration, config.checkpoint.save_interval):
-            self._save(iteration)
+            self._stragglers.finished(iteration)
+
+    def _skip(self, iteration: int) -> None:
+        """Pass over the samples of an iteration."""
+        self._report(self._step.settle())
+        first = self._data.train.consumed_samples
+        end = first + self._config.train.batches.at(first)
+        self._data.train.consumed_samples = end
+        samples = range(first, end)
+        self._tell(
+            f"iteration {iteration + 1} is skipped (--iterations-to-skip): "
+            f"{samples_in_words(samples)} of the data are passed over"
+        )
+        self.meter.ended(iteration)
+        self.meter.report(Finished(iteration, 0.0, 0.0, end, samples=samples, is_skipped=True))
+
+    def _report(self, finished: Finished | None) -> None:
+        """Note an iteration that has become final."""
+        self.meter.report(finished)
+        for remark in self._losses.remarks(finished):
+            self._tell(remark)
 
     def end(self) -> None:
         """Make the last iteration final, save, and print what is known only now.
@@ -185,7 +262,7 @@ class _Loop:
                 lost; a launcher that restarts failed jobs must not take this one for done.
         """
         config, meter = self._config, self.meter
-        meter.report(self._step.settle())
+        self._report(self._step.settle())
         meter.report_rest()
         if self.last == self.start.iteration:
             self._tell(f"nothing to train: the checkpoint is of iteration {self.last} already")
@@ -193,9 +270,12 @@ class _Loop:
             self.last - 1, config.checkpoint.save_interval
         ):
             self._save(self.last - 1)
-        self._checkpoints.report(wait=True)
+        self.let_save_end()
         exit_interval = config.train.exit_interval
-        if exit_interval is not None and self.last % exit_interval == 0:
+        if self._leaves:
+            saved = "" if config.checkpoint.save else "; nothing is saved, without --save"
+            self._tell(f"exiting at iteration {self.last} {self._leaves}{saved}")
+        elif exit_interval is not None and self.last % exit_interval == 0:
             self._tell(f"exiting at iteration {self.last} (--exit-interval)")
         meter.report_memory(self.last)
         meter.report_post_validation()
@@ -208,7 +288,8 @@ class _Loop:
 
     def let_save_end(self) -> None:
         """Wait for a checkpoint that is being written: it may be the last one of the run."""
-        self._checkpoints.report(wait=True)
+        with self._position.within("the end of a save", may_last=True):
+            self._checkpoints.report(wait=True)
 
     def _skip_consumed(self) -> None:
         """Go on in the data where the earlier run stopped.
@@ -217,58 +298,78 @@ class _Loop:
             UserError: its batches had another size, so iterations and samples do not fit together.
         """
         train, start = self._config.train, self.start
-        if start.consumed_samples != start.iteration * train.global_batch_size:
+        by_iterations = start.iteration * train.global_batch_size
+        if train.length is None and start.consumed_samples != by_iterations:
             raise UserError(
                 f"--global-batch-size {train.global_batch_size}: the {start.iteration} iterations "
                 f"in --load have used {start.consumed_samples} samples, and a run keeps the size "
-                f"of its batches: use {start.consumed_samples // start.iteration}, or --finetune "
-                "to start anew from those weights"
+                f"of its batches: use {start.consumed_samples // start.iteration}, give its length "
+                "in samples (--train-samples), or --finetune to start anew from those weights"
             )
         self._data.train.consumed_samples = start.consumed_samples
-        if self._data.valid is not None and train.eval_interval is not None:
-            evaluations = start.iteration // train.eval_interval
-            self._data.valid.consumed_samples = (
-                evaluations * train.eval_iters * train.global_batch_size
-            )
 
     def _evaluate(self, valid: MicrobatchLoader, iteration: int) -> None:
-        self.meter.report(self._step.settle())
-        with self.meter.paused():
-            loss = evaluate(self._state, valid, self._config.train.eval_iters)
+        self._report(self._step.settle())
+        train = self._config.train
+        assert train.eval_interval is not None
+        # A resumed run with smaller batches has more evaluations than there is data for: again.
+        planned = train.train_iters // train.eval_interval
+        number = iteration // train.eval_interval % planned
+        valid.consumed_samples = number * train.eval_iters * train.global_batch_size
+        phase = f"evaluation at iteration {iteration + 1}"
+        with self.meter.paused(), self._batches.largest(), self._position.within(phase):
+            loss = evaluate(self._state, valid, train.eval_iters)
         self._say(evaluation_lines(iteration + 1, loss), flush=True)
 
     def _save(self, iteration: int) -> None:
-        self.meter.report(self._step.settle())
-        with self.meter.paused():
-            self._checkpoints.save(Progress(iteration + 1, self._data.train.consumed_samples))
+        self._report(self._step.settle())
+        phase = f"the save of iteration {iteration + 1}"
+        with self.meter.paused(), self._position.within(phase, may_last=True):
+            samples = self._config.train.train_samples
+            self._checkpoints.save(Progress.after(iteration + 1, self._data.train, samples))
 
     def _tell(self, text: str) -> None:
         self._say(text, flush=True)
 
 
-def last_iteration(train: TrainConfig, start: int) -> int:
-    """Return the iterations after which a run ends that has trained ``start`` of them already."""
-    ends = [train.train_iters]
+def last_iteration(train: TrainConfig, start: Progress) -> int:
+    """Return the iterations after which a run ends that has come as far as ``start`` already."""
+    ends = [_total_iterations(train, start)]
     if train.exit_interval is not None:
-        ends.append((start // train.exit_interval + 1) * train.exit_interval)
-    return max(start, min(ends))
+        ends.append((start.iteration // train.exit_interval + 1) * train.exit_interval)
+    return max(start.iteration, min(ends))
 
 
-def _introduce(config: RunConfig, state: TrainState, say: Callable[..., None]) -> Meter:
+def _total_iterations(train: TrainConfig, start: Progress) -> int:
+    """Return the iterations of the whole job; batches may have had another size at first."""
+    if train.length is None:
+        return train.train_iters
+    return start.iteration + train.batches.iterations(train.length, start.consumed_samples)
+
+
+def _introduce(
+    config: RunConfig, state: TrainState, start: Progress, say: Callable[..., None]
+) -> Meter:
     """Print the layout, the sizes and how FLOPs are counted; return the meter of the run."""
     groups, model, train_config = state.groups, config.model, config.train
     groups.world.barrier()  # all ranks measure the peak at the same time, as under load
     peak = peak_of_rank(groups.device, train_config.dtype, config.log.peak_tflops)
     own = sum(p.parameter.numel() for p in state.parameters if p.counts_in_norm)
     counts = groups.pipeline.all_gather_object(own)
-    batch = train_config.global_batch_size
-    flops = iteration_flops(shape_of(model, 1), model.num_layers, batch)
+    flops = iteration_flops(shape_of(model, 1), model.num_layers, 1)
+    whole = flops * train_config.global_batch_size
     words = vocabulary_words(model.vocab_size, config.data.added_entries)
     schedule = described(config.parallel.pipeline_schedule, state.run_plan)
-    lines = introduction(config.parallel, train_config, words, schedule, counts, flops, peak)
+    lines = introduction(config.parallel, train_config, words, schedule, counts, whole, peak)
     for line in (*config.notes, *lines):
         say(line, flush=True)
-    metered = Metered(config.log.log_interval, train_config.train_iters, batch, flops, peak.tflops)
+    metered = Metered(
+        config.log.log_interval,
+        _total_iterations(train_config, start),
+        start.consumed_samples,
+        flops,
+        peak.tflops,
+    )
     return Meter(metered, config.optimizer, groups, say)
 
 

@@ -37,7 +37,7 @@ def open_data(config: DataConfig, train: TrainConfig, vocab_size: int, replica: 
     """
     evaluations = train.train_iters // train.eval_interval if train.eval_interval else 0
     samples = evaluations * train.eval_iters * train.global_batch_size
-    datasets = build_datasets(config, (train.train_samples, samples, 0), vocab_size)
+    datasets = build_datasets(config, (train.dataset_samples, samples, 0), vocab_size)
 
     def loader(dataset: SampleDataset) -> MicrobatchLoader:
         return MicrobatchLoader(

@@ -1,6 +1,10 @@
-"""Checks before training that the files which a run leaves can be written."""
+"""Files that a run leaves: before training it is checked that they can be written.
 
-from collections.abc import Iterator
+If one of them cannot be written later, as the disk has become full, the run says so and goes on:
+nobody wants to lose days of training for the sake of a trace.
+"""
+
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from megatron.checkpoint.folder import POINTER
@@ -34,6 +38,20 @@ def check_outputs(log: LogConfig, rank: int, save: Path | None = None) -> None:
             ) from error
 
 
+def why_unwritten(flag: str, write: Callable[[], object]) -> str | None:
+    """Write files; if that fails, return why, for the log of a run that goes on.
+
+    Args:
+        flag: that asks for them.
+        write: writes them.
+    """
+    try:
+        write()
+    except OSError as error:
+        return f"{flag}: {error}; the run goes on without it"
+    return None
+
+
 def _files(log: LogConfig, rank: int, save: Path | None) -> Iterator[tuple[str, Path]]:
     """Yield the files of ``rank``: its own, and on rank 0 the files about all ranks."""
     if save is not None:
@@ -54,7 +72,7 @@ def _check_file(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         path.open("ab").close()
-    else:
+    if not path.exists() or path.is_file():  # such files are written beside and renamed
         probe = temporary_name(path)
         probe.touch()
         probe.unlink()

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -14,9 +13,9 @@ import torch.distributed as dist
 from megatron.config.run_config import ParallelConfig, RunConfig, TrainConfig
 from megatron.model.config import ModelConfig
 from megatron.model.stage import RankModel, place
-from megatron.optimizer.adamw import MixedPrecisionAdamW
 from megatron.optimizer.bucket import Bucket
-from megatron.optimizer.config import OptimizerConfig
+from megatron.optimizer.make import make_optimizer
+from megatron.optimizer.muon import QKVRows
 from megatron.optimizer.optimizer import Optimizer
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
 from megatron.optimizer.sharded import ShardedOptimizer
@@ -224,9 +223,10 @@ def build_train_state(
     )
     whole = tuple(map(ParameterPart.whole, parameters))
     own = tuple(part for bucket in buckets for part in bucket.parts(axis.rank))
+    make = partial(make_optimizer, config.optimizer, qkv_rows(config.model))
     sharded = None
     if replicas.shard_optimizer:
-        sharded = ShardedOptimizer(buckets, partial(make_optimizer, config.optimizer), axis)
+        sharded = ShardedOptimizer(buckets, make, axis)
     deferred = sharded is not None and not config.optimizer.post_validation
     replication = Replication(
         chosen,
@@ -245,11 +245,12 @@ def build_train_state(
         buckets=buckets,
         counted=whole if axis.size == 1 else own,
         updated=whole if sharded is None else own,
-        optimizer=sharded or make_optimizer(config.optimizer, whole),
+        optimizer=sharded or make(whole),
         sharded=sharded if deferred else None,
     )
 
 
-def make_optimizer(config: OptimizerConfig, parts: Sequence[ParameterPart]) -> Optimizer:
-    """Return the optimizer of some parts of this rank's parameters."""
-    return MixedPrecisionAdamW(parts, config)
+def qkv_rows(config: ModelConfig) -> QKVRows:
+    """Return how queries, keys and values lie in the fused matrix of a layer."""
+    heads = config.num_attention_heads // config.num_query_groups
+    return QKVRows(heads * config.kv_channels, config.kv_channels, config.kv_channels)

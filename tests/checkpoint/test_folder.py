@@ -1,12 +1,15 @@
 """Whatever happens while checkpoints are written, a good one is found, and damage is named."""
 
+import errno
 import json
 import os
 import random
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -93,6 +96,80 @@ def test_a_kill_at_any_moment_leaves_a_good_checkpoint(
     assert seen == {"old", "new"}
 
 
+def disk_error_at(
+    monkeypatch: pytest.MonkeyPatch, number: int, *, lasts: bool, work: Callable[[], None]
+) -> bool:
+    """Do ``work`` on a disk whose operation of this number fails; return whether there was one.
+
+    Args:
+        monkeypatch: puts the fault in.
+        number: of the operation.
+        lasts: whether all later ones fail, too.
+        work: may raise an ``OSError`` of its own accord.
+    """
+    count = 0
+
+    def faulty(operation: Callable[..., object]) -> Callable[..., object]:
+        def run(*args: object, **kwargs: object) -> object:
+            nonlocal count
+            count += 1
+            if count - 1 == number or (lasts and count > number):
+                raise OSError(errno.EIO, "Input/output error")
+            return operation(*args, **kwargs)
+
+        return run
+
+    with monkeypatch.context() as patched, suppress(OSError):
+        for name in STEPS:
+            patched.setattr(os, name, faulty(getattr(os, name)))
+        work()
+    return count > number
+
+
+@pytest.mark.parametrize("lasts", [False, True], ids=["once", "from then on"])
+@pytest.mark.parametrize("again", [False, True], ids=["next", "same iteration again"])
+def test_a_disk_error_at_any_operation_leaves_a_good_checkpoint(
+    again: bool, lasts: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without a new job that would tidy up, unless the disk is gone for good."""
+    new, number, failed = 10 if again else 20, 0, True
+    while failed:
+        root = tmp_path / str(number)
+        save(root, 10, "old")
+
+        def save_or_give_up(root: Path = root) -> None:
+            try:
+                save(root, new, "new")
+            except OSError:
+                folder.give_up(root, new)
+                raise
+
+        failed = disk_error_at(monkeypatch, number, lasts=lasts, work=save_or_give_up)
+        if lasts:
+            folder.clean_up(root)
+        where = folder.folder_of(root, folder.candidates(root)[0])
+        folder.verify(where)
+        assert lasts or not folder.partial_of(root, new).exists()
+        number += 1
+    assert number > 8, "the file operations were counted"
+
+
+def test_a_disk_error_while_tidying_up_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    save(tmp_path, 10, "old")
+    folder.begin(tmp_path, 20)
+    folder.folder_of(tmp_path, 10).rename(tmp_path / "iter_0000010.replaced")
+    told: list[str] = []
+    disk_error_at(monkeypatch, 0, lasts=True, work=lambda: told.extend(folder.clean_up(tmp_path)))
+    assert [line.partition(" stays as it is")[0] for line in told] == [
+        str(tmp_path / "iter_0000010.replaced"),
+        str(tmp_path / "iter_0000020.partial"),
+    ]
+    folder.clean_up(tmp_path)
+    assert folder.candidates(tmp_path) == [10]
+
+
 def test_a_kill_while_deleting_leaves_all_or_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -157,6 +234,10 @@ def test_every_damage_is_named(
     shutil.rmtree(root)
 
 
+def manifest(files: dict[str, Any], form: object = 1, iteration: object = 10) -> str:
+    return json.dumps({"format": form, "iteration": iteration, "files": files})
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -166,9 +247,16 @@ def test_every_damage_is_named(
         ('{"files": {"x": 3}}', "cannot be read"),
         ("[" * 100_000, "cannot be read"),
         (
-            json.dumps({"files": {"../x": {"size": 1, "sha256": "0"}}}),
+            manifest({"../x": {"size": 1, "sha256": "0"}}),
             "'../x', which is no file of this folder",
         ),
+        (manifest({"a\0b": {"size": 1, "sha256": "0"}}), "which is no file of this folder"),
+        (manifest({"..": {"size": 1, "sha256": "0"}}), "'..', which is no file of this folder"),
+        ('{"files": {}}', "cannot be read"),
+        (manifest({}, form=2), "says format 2, and this program reads 1"),
+        (manifest({}, form=None), "says format None, and this program reads 1"),
+        (manifest({}, iteration=11), "is of iteration 11, and its folder of another one"),
+        (manifest({}, iteration="10"), "is of iteration '10', and its folder of another one"),
     ],
 )
 def test_a_damaged_manifest_is_named(tmp_path: Path, text: str, said: str) -> None:
@@ -177,6 +265,44 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, text: str, said: str) -> No
     (where / folder.MANIFEST).write_text(text)
     with pytest.raises(DamagedError, match=said):
         folder.verify(where)
+
+
+def test_a_folder_under_another_name_is_refused(tmp_path: Path) -> None:
+    for iteration in (10, 20):
+        save(tmp_path, iteration)
+    shutil.rmtree(folder.folder_of(tmp_path, 20))
+    folder.folder_of(tmp_path, 10).rename(folder.folder_of(tmp_path, 20))
+    with pytest.raises(DamagedError, match="is of iteration 10, and its folder of another one"):
+        folder.verify(folder.folder_of(tmp_path, 20))
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "-1", "1.0", "\u0661\u0660", "release", ""])
+def test_a_pointer_that_names_no_iteration_is_none(text: str, tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    (tmp_path / folder.POINTER).write_text(text)
+    assert folder.pointed_to(tmp_path) is None
+    assert folder.candidates(tmp_path) == [10]
+
+
+@pytest.mark.parametrize("name", [folder.POINTER, f"iter_0000010/{folder.MANIFEST}"])
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_what_is_no_file_makes_nobody_wait(name: str, kind: str, tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    (tmp_path / name).unlink()
+    if kind == "pipe":
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).mkdir()
+    assert folder.pointed_to(tmp_path) == (None if name == folder.POINTER else 10)
+    said = str(folder.problem_of(folder.folder_of(tmp_path, 10)))
+    assert (said == "None") == (name == folder.POINTER)
+    assert name == folder.POINTER or f"{folder.MANIFEST} cannot be read" in said
+
+
+def test_what_cannot_be_removed_is_told_and_does_not_end_the_job(tmp_path: Path) -> None:
+    (tmp_path / "iter_0000030.partial").write_text("a file of somebody else")
+    [said] = folder.clean_up(tmp_path)
+    assert "iter_0000030.partial: never finished, and cannot be removed" in said
 
 
 @pytest.mark.parametrize("left", ["no manifest", "nothing"])

@@ -3,12 +3,20 @@
 import errno
 import os
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from correctness.rank_runs import Pieces, assemble, make_pipeline_groups
+from correctness.rank_runs import (
+    CPU,
+    Pieces,
+    assemble,
+    make_pipeline_groups,
+    parameter_values,
+    pieces,
+)
 from correctness.schedule_cases import layout
 from correctness.short_runs import Job
 from harness.rank_pool import RankPool
@@ -17,47 +25,58 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from megatron.checkpoint import folder, storage
 from megatron.checkpoint.boxed import BoxedTensor
-from megatron.checkpoint.folder import DamagedError
-from megatron.checkpoint.storage import SaveError
+from megatron.checkpoint.share import part_of, share
+from megatron.checkpoint.storage import OtherModelError, SaveError
 from megatron.checkpoint.train_tensors import tensors_of
 from megatron.config.run_config import RunConfig
 from megatron.parallel.box import Box, Piece, whole
-from megatron.parallel.groups import ConnectedAxis
+from megatron.parallel.groups import ConnectedAxis, Groups, make_groups
 from megatron.training.setup import TrainState, build_train_state
 
 LAYOUTS = {
-    "alone": (1, "none", "1f1b"),
-    "tied copies": (2, "none", "1f1b"),
-    "sharded": (2, "vocab-2", "zb-h1"),
-    "folded": (3, "vocab-1", "zb-v"),
-    "interlaced": (4, "interlaced", "1f1b"),
-    "redistributed": (2, "redis", "interleaved"),
+    "alone": (1, 1, "none", "1f1b", False),
+    "tied copies": (1, 2, "none", "1f1b", False),
+    "replicas of tied copies": (2, 2, "redis", "interleaved", True),
+    "folded": (1, 3, "vocab-1", "zb-v", False),
+    "interlaced": (1, 4, "interlaced", "1f1b", False),
+    "replicas": (2, 2, "vocab-2", "zb-h1", False),
+    "sharded optimizer": (4, 1, "none", "1f1b", True),
 }
+"""Replicas, pipeline ranks, treatment, schedule, and whether replicas share the optimizer."""
+
+
+def ranks_of(name: str) -> int:
+    replicas, pipeline, *_ = LAYOUTS[name]
+    return replicas * pipeline
+
+
+def connected(config: RunConfig) -> Groups:
+    return make_groups(config.parallel.grid, CPU, timedelta(seconds=60))
 
 
 def everything(state: TrainState) -> Pieces:
     """All tensors of this rank with their boxes; padding is zero."""
     held: Pieces = {}
-    for entry in state.parameters:
-        for kind, tensor in state.optimizer.tensors_of(entry.name).items():
-            parts: list[tuple[Box, torch.Tensor]] = [
-                (box, part.detach().clone()) for box, part in entry.owned.parts(tensor)
-            ]
-            held[f"{kind}.{entry.name}"] = entry.owned.global_shape, parts
+    for part in state.updated:
+        for kind, tensor in state.optimizer.tensors_of(part.name).items():
+            boxes = [(piece.box, tensor[piece.local.slices].clone()) for piece in part.pieces]
+            held[f"{kind}.{part.name}"] = part.global_shape, boxes
     return held
 
 
 def save_on_rank(rank: int, world_size: int, *, config: RunConfig, root: Path) -> Pieces:
-    """Save a state in which all tensors differ, and return it."""
-    groups = make_pipeline_groups()
+    """Save a state in which all tensors differ, each rank its share, and return it."""
+    groups = connected(config)
     state = build_train_state(config, groups)
     with torch.no_grad():
-        for entry in state.parameters:
-            kept = state.optimizer.tensors_of(entry.name)
+        for part in state.updated:
+            kept = state.optimizer.tensors_of(part.name)
             kept["exp_avg"].copy_(3 * kept["weight"])
             kept["exp_avg_sq"].copy_(kept["weight"] ** 2)
     state.optimizer.loaded(steps=7)
-    tensors = tensors_of(state.updated, state.optimizer)
+    counted = [part for part in state.updated if part.counts_in_norm]
+    tensors = tensors_of(counted, state.optimizer)
+    tensors = share(tensors, part_of(tensors, groups.world_hosts))
     storage.write(root, 10, tensors, {"steps": state.optimizer.steps}, groups.world_hosts)
     state.pipeline.close()
     return everything(state)
@@ -65,9 +84,12 @@ def save_on_rank(rank: int, world_size: int, *, config: RunConfig, root: Path) -
 
 def load_on_rank(
     rank: int, world_size: int, *, config: RunConfig, root: Path
-) -> tuple[Pieces, bool]:
-    """Load into a state of other weights; whether the model's weights are the rounded masters."""
-    groups = make_pipeline_groups()
+) -> tuple[Pieces, Pieces, bool]:
+    """Load into a state of other weights; return the optimizer's tensors, and the model's weights.
+
+    And whether the own weights are the rounded masters.
+    """
+    groups = connected(config)
     state = build_train_state(config, groups)
     where = folder.folder_of(root, folder.candidates(root)[0])
     assert storage.check_files(where, groups.world_hosts) is None
@@ -76,19 +98,19 @@ def load_on_rank(
     assert state.optimizer.steps == 7
     rounded = all(
         torch.equal(
-            entry.parameter.detach(),
-            state.optimizer.tensors_of(entry.name)["weight"].to(entry.parameter.dtype),
+            part.weight, state.optimizer.tensors_of(part.name)["weight"].to(part.weight.dtype)
         )
-        for entry in state.parameters
+        for part in state.updated
     )
     state.pipeline.close()
-    return everything(state), rounded
+    return everything(state), pieces(state, parameter_values), rounded
 
 
 def config_of(name: str, tied: bool, folder: Path, dtype: torch.dtype, seed: int) -> RunConfig:
-    ranks, treatment, schedule = LAYOUTS[name]
+    replicas, ranks, treatment, schedule, sharded = LAYOUTS[name]
     options = GPTOptions(num_layers=12, vocab_size=37, tie_embeddings=tied, swiglu=True)
-    config = Job(options, microbatches=12).config(layout(schedule, treatment, ranks, folder), dtype)
+    spread = replace(layout(schedule, treatment, ranks, folder), replicas=replicas, sharded=sharded)
+    config = Job(options, microbatches=12).config(spread, dtype)
     return replace(config, train=replace(config.train, seed=seed))
 
 
@@ -108,7 +130,7 @@ def test_every_layout_loads_what_another_has_saved(
     """Weights and moments to the last bit; a model in bf16 gets the rounded weights."""
     saved = ranks.run(
         save_on_rank,
-        LAYOUTS[saver][0],
+        ranks_of(saver),
         config=config_of(saver, tied, tmp_path, torch.float32, seed=1),
         root=tmp_path,
     )
@@ -116,9 +138,14 @@ def test_every_layout_loads_what_another_has_saved(
     for number, loader in enumerate(LAYOUTS):
         dtype = torch.bfloat16 if number % 2 else torch.float32
         config = config_of(loader, tied, tmp_path, dtype, seed=2)
-        loaded = ranks.run(load_on_rank, LAYOUTS[loader][0], config=config, root=tmp_path)
-        assert all(rounded for _, rounded in loaded)
-        found = assemble([held for held, _ in loaded])
+        loaded = ranks.run(load_on_rank, ranks_of(loader), config=config, root=tmp_path)
+        assert all(rounded for _, _, rounded in loaded)
+        found = assemble([held for held, _, _ in loaded])
+        weights = assemble([weights for _, weights, _ in loaded])
+        assert all(
+            torch.equal(weight, expected[f"weight.{name}"].to(dtype))
+            for name, weight in weights.items()
+        )
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
@@ -142,14 +169,14 @@ def fail_on_rank(rank: int, world_size: int, *, config: RunConfig, root: Path) -
     groups = make_pipeline_groups()
     state = build_train_state(config, groups)
     where = folder.folder_of(root, 10)
-    with pytest.raises(DamagedError) as told:
+    with pytest.raises(OtherModelError) as told:
         storage.read(where, tensors_of(state.updated, state.optimizer), groups.world_hosts)
     state.pipeline.close()
     return str(told.value)
 
 
 def test_another_model_is_refused_by_name(ranks: RankPool, tmp_path: Path) -> None:
-    saved = config_of("sharded", True, tmp_path, torch.float32, seed=1)
+    saved = config_of("tied copies", True, tmp_path, torch.float32, seed=1)
     ranks.run(save_on_rank, 2, config=saved, root=tmp_path)
     wider = replace(saved, model=replace(saved.model, vocab_size=38))
     for said in ranks.run(fail_on_rank, 2, config=wider, root=tmp_path):
@@ -183,7 +210,7 @@ def cannot_write(rank: int, world_size: int, *, root: Path, error: OSError) -> s
 def test_what_cannot_be_written_ends_the_save_and_not_the_last_checkpoint(
     error: OSError, reason: str, ranks: RankPool, tmp_path: Path
 ) -> None:
-    saved = config_of("sharded", True, tmp_path, torch.float32, seed=1)
+    saved = config_of("tied copies", True, tmp_path, torch.float32, seed=1)
     ranks.run(save_on_rank, 2, config=saved, root=tmp_path)
     for said in ranks.run(cannot_write, 2, root=tmp_path, error=error):
         assert "iter_0000020 was not written" in said

@@ -49,6 +49,7 @@ def test_pictures_text_and_traces_show_it(
     for word in ("U update of a bucket", "RG reduction over replicas", "AG gathering from"):
         assert word in " ".join(text.split())
         assert word in drawn.read_text()
+    assert "m = 4, d = 2: time" in text
     rows = [line for line in text.splitlines() if line.startswith(" ") and "G0" in line]
     assert any("AG0" in row for row in rows)
     assert any("RG0" in row for row in rows)

@@ -14,7 +14,7 @@ from megatron.config import checks, job_rules
 from megatron.config.command_line import parse
 from megatron.config.flags import Flags
 from megatron.data.indexed import IndexedWriter
-from megatron.optimizer.lr_schedule import learning_rate
+from megatron.optimizer.lr_schedule import rates
 from megatron.training.planning.run_plan import make_run_plan
 
 VOCAB = 1000
@@ -123,6 +123,53 @@ def refusal(
         ("--lr-decay-samples 30", 1, "--lr-decay-samples 30 --lr-decay-iters"),
         ("--adam-beta2 1", 1, "--adam-beta2 1.0 below 1"),
         ("--weight-decay inf", 1, "--weight-decay inf finite"),
+        ("--lr-decay-style WSD", 1, "--lr-decay-style WSD give --lr-wsd-decay-iters"),
+        (
+            "--lr-decay-style WSD --lr-wsd-decay-samples 3",
+            1,
+            "--lr-wsd-decay-samples 3 --train-iters --lr-wsd-decay-iters",
+        ),
+        (
+            "--decoupled-lr 1e-4 --decoupled-min-lr 2e-4",
+            1,
+            "--decoupled-min-lr 0.0002 --decoupled-lr 0.0001 lower",
+        ),
+        (
+            "--decoupled-lr 1e-4 --min-lr 2e-4",
+            1,
+            "--decoupled-lr 0.0001 --min-lr 0.0002 --decoupled-min-lr",
+        ),
+        ("--start-weight-decay 0.2", 1, "--start-weight-decay 0.2 constant linear cosine"),
+        (
+            "--weight-decay-incr-style linear --end-weight-decay 1",
+            1,
+            "--weight-decay-incr-style linear first step give --start-weight-decay",
+        ),
+        (
+            "--weight-decay-incr-style cosine --start-weight-decay 1 --end-weight-decay 0.5",
+            1,
+            "--end-weight-decay 0.5 --start-weight-decay 1.0 raise",
+        ),
+        (
+            "--optimizer muon --muon-num-ns-steps 7",
+            1,
+            "--muon-num-ns-steps 7 quintic multiple of 5",
+        ),
+        (
+            "--optimizer muon --muon-coefficient-type polar_express",
+            1,
+            "--muon-num-ns-steps 5 polar_express 8 steps or more",
+        ),
+        (
+            "--optimizer muon --use-distributed-optimizer --global-batch-size 4",
+            2,
+            "--use-distributed-optimizer Muon whole matrices adam or sgd",
+        ),
+        (
+            "--rampup-batch-size 2 2 8 --global-batch-size 4",
+            1,
+            "--rampup-batch-size 2 2 8 --train-iters 10 give one",
+        ),
         ("--peak-tflops 0", 1, "--peak-tflops 0.0 greater than 0"),
         ("--profile --profile-step-end 10", 1, "--profile-step-end 10 --profile-step-start 10"),
         ("--profile --exit-interval 5", 1, "--profile-step-start 10 last iteration, 5 lower"),
@@ -170,7 +217,11 @@ def refusal(
         ),
         ("--tokenizer-type NoSuchTokenizer", 1, "--tokenizer-type NoSuchTokenizer choose"),
         ("--fp16", 1, "--fp16: yet --bf16"),
-        ("--load x --use-checkpoint-args", 1, "--use-checkpoint-args: --load leave"),
+        (
+            "--load x --use-checkpoint-opt_param-scheduler",
+            1,
+            "--use-checkpoint-opt-param-scheduler: flags give",
+        ),
         ("--pretrained-checkpoint out", 1, "--pretrained-checkpoint out: --load leave"),
         ("--recompute_granularity full", 1, "--recompute-granularity full: recomputed yet leave"),
         (
@@ -215,6 +266,11 @@ def test_refused_with_flag_value_and_way_out(
         ("--min-lr 1e-4 --lr-decay-style constant", "--min-lr 0.0001 constant"),
         ("--lr-decay-iters 9 --lr-decay-style constant", "--lr-decay-iters 9 constant"),
         ("--lr-warmup-init 1e-5", "--lr-warmup-init 1e-05 --lr-warmup-iters"),
+        ("--lr-wsd-decay-iters 3", "--lr-wsd-decay-iters 3 --lr-decay-style WSD"),
+        ("--decoupled-min-lr 1e-5", "--decoupled-min-lr 1e-05 --decoupled-lr"),
+        ("--start-weight-decay 0.01", "--start-weight-decay 0.01 constant --weight-decay"),
+        ("--sgd-momentum 0.5", "--sgd-momentum 0.5 --optimizer sgd"),
+        ("--muon-nesterov", "--muon-nesterov --optimizer muon"),
         ("--profile-step-end 20", "--profile-step-end 20 --profile"),
         ("--profile-schedule-end 2", "--profile-schedule-end 2 --profile-schedule-start"),
         ("--tokenizer-model some.model", "--tokenizer-model some.model NullTokenizer"),
@@ -247,10 +303,53 @@ def test_what_changes_nothing_is_told_and_trains_the_same(
     assert replace(config.train, eval_iters=100) == plain.train
     samples = range(0, 30, 3)
     constant = replace(plain.optimizer, lr_decay_style=config.optimizer.lr_decay_style)
-    assert [learning_rate(config.optimizer, n) for n in samples] == [
-        learning_rate(constant, n) for n in samples
-    ]
+    assert [rates(config.optimizer, n) for n in samples] == [rates(constant, n) for n in samples]
     assert replace(config.model, rotary_base=10000) == plain.model
+
+
+@pytest.mark.parametrize(
+    ("flags", "world_size", "words"),
+    [
+        ("--rampup-batch-size 2 2", 1, "--rampup-batch-size 2 2 three whole numbers"),
+        ("--rampup-batch-size 2 2 x", 1, "--rampup-batch-size 2 2 x three whole numbers"),
+        ("--rampup-batch-size 2 0 9", 1, "--rampup-batch-size 2 0 9 at least 1"),
+        ("--rampup-batch-size 2 4 9", 1, "--rampup-batch-size 2 4 9 --global-batch-size 8"),
+        ("--rampup-batch-size 8 2 9", 1, "--rampup-batch-size 8 2 9 --global-batch-size 8"),
+        ("--rampup-batch-size 2 3 9", 1, "--rampup-batch-size 2 3 9 microbatches of 2 multiples"),
+        ("--rampup-batch-size 2 2 9", 2, "--rampup-batch-size 2 2 9 2 replicas multiples of 4"),
+        (
+            "--rampup-batch-size 2 2 9 --pipeline-schedule auto",
+            1,
+            "--rampup-batch-size 2 2 9 --pipeline-schedule auto give one",
+        ),
+    ],
+)
+def test_batches_that_cannot_grow_so_are_refused(
+    base: dict[str, str], flags: str, world_size: int, words: str
+) -> None:
+    sized = f"{flags} --train-samples 40 --global-batch-size 8"
+    message = refusal(base, sized, world_size, without=("--train-iters",))
+    assert len(message.splitlines()) == 1
+    position = 0
+    for word in words.split():
+        found = message.find(word, position)
+        assert found >= 0, f"no {word!r} in its place in: {message}"
+        position = found + len(word)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--optimizer muon",
+        "--rampup-batch-size 2 2 9 --global-batch-size 8 --train-samples 90",
+    ],
+)
+def test_a_dry_run_says_what_it_does_not_predict(base: dict[str, str], flags: str) -> None:
+    line = command_line(base, f"{flags} --dry-run", without=("--data-path", "--train-iters"))
+    length = [] if "--train-samples" in flags else ["--train-iters", "10"]
+    (note,) = parse([*line, *length], 1).notes
+    assert note.startswith(flags.split()[0])
+    assert "dry run" in note
 
 
 def test_what_must_be_given_is_asked_for(base: dict[str, str]) -> None:
@@ -347,7 +446,7 @@ def test_a_data_path_that_is_no_blend(base: dict[str, str], blend: str) -> None:
         "--num-layers 4 5",
         "--seed 1.5",
         "--lr fast",
-        "--lr-decay-style WSD",
+        "--lr-decay-style square",
         "--swiglu true",
         "--use-rotary-position-embeddings true",
         "--profile-dir -x",

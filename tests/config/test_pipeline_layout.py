@@ -21,6 +21,13 @@ def run(flags: str) -> RunConfig:
     return parse(with_flags(BASE.split(), flags.split()), world_size=1)
 
 
+def assert_in_order(words: str, message: str) -> None:
+    """Assert that ``message`` has all words, and in this order."""
+    position = 0
+    for word in words.split():
+        position = message.index(word, position)
+
+
 @pytest.mark.parametrize(
     ("text", "layers"),
     [
@@ -85,9 +92,7 @@ def test_what_cannot_be_read_is_refused_with_the_way_out(text: str, words: str) 
         parse_layout(text)
     message = str(caught.value)
     assert message.startswith(f"--pipeline-model-parallel-layout {text}: ")
-    position = 0
-    for word in words.split():
-        position = message.index(word, position)
+    assert_in_order(words, message)
 
 
 @pytest.mark.parametrize(
@@ -155,9 +160,7 @@ def test_what_does_not_fit_is_told_once_with_the_way_out(flags: str, words: str)
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the words are checked below
         run(f"--pipeline-model-parallel-layout {flags}")
     [message] = str(caught.value).splitlines()
-    position = 0
-    for word in words.split():
-        position = message.index(word, position)
+    assert_in_order(words, message)
 
 
 def test_a_rank_without_anything_to_train_names_the_layout() -> None:

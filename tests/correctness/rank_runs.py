@@ -60,6 +60,8 @@ class RankRun:
     Attributes:
         losses: of every iteration.
         gradient_norms: of every iteration, before clipping.
+        num_zeros: of the gradient of every iteration, if they are counted.
+        params_norms: of the weights after every iteration, if they are asked for.
         initial: parameters before training.
         first_gradients: gradients of the first iteration, before clipping.
         final: parameters after training.
@@ -70,6 +72,8 @@ class RankRun:
 
     losses: list[float] = field(default_factory=list)
     gradient_norms: list[float] = field(default_factory=list)
+    num_zeros: list[int | None] = field(default_factory=list)
+    params_norms: list[float | None] = field(default_factory=list)
     initial: Pieces = field(default_factory=dict)
     first_gradients: Pieces = field(default_factory=dict)
     final: Pieces = field(default_factory=dict)
@@ -82,6 +86,8 @@ class RankRun:
         if finished is not None:
             self.losses.append(finished.loss)
             self.gradient_norms.append(finished.grad_norm)
+            self.num_zeros.append(finished.num_zeros)
+            self.params_norms.append(finished.params_norm)
 
 
 def make_pipeline_groups() -> Groups:
@@ -120,7 +126,7 @@ def train_on_rank(
         ListLoader(batches, replica),
         ListLoader(evaluation_batches, replica),
     )
-    step = make_train_step(config.optimizer, state)
+    step = make_train_step(config.optimizer, state, config.log)
     for iteration in range(len(batches)):
         run.note(run_iteration(step, config.optimizer, loader, state.groups, iteration))
         if iteration in evaluate_after:

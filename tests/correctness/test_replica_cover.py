@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import pytest
+import torch
 from correctness.cover import Case, cover, pairs_of
 from correctness.rank_runs import assemble, train_on_rank
 from correctness.short_runs import Job, Layout
 from harness.rank_pool import RankPool
-from reference.plain_gpt import GPTOptions
+from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_training import Training
 
 ITERATIONS = 10
@@ -117,9 +118,23 @@ def test_losses_norms_gradients_and_weights_are_those_of_one_process(
     assert by_rank[0].losses == pytest.approx(expected.losses, rel=1e-5)
     assert by_rank[0].gradient_norms == pytest.approx(expected.gradient_norms, rel=1e-5)
     gradients = assemble([own.first_gradients for own in by_rank])
+    assert max(errors(gradients, expected.first_gradients).values()) < 1e-5
     final = assemble([own.final for own in by_rank])
-    for found, wanted in ((gradients, expected.first_gradients), (final, expected.parameters)):
-        assert found.keys() == wanted.keys()
-        for name, value in wanted.items():
-            error = float((found[name].double() - value).norm() / value.norm())
-            assert error < 1e-5, name
+    # Adam turns even a gradient that is only rounding into a step, such as that of a key's bias.
+    assert max(errors(final, expected.parameters).values()) < 5e-3
+    [whole] = errors({"": joined(final)}, {"": joined(expected.parameters)}).values()
+    assert whole < 1e-5
+
+
+def errors(found: Parameters, wanted: Parameters) -> dict[str, float]:
+    """The norm of what is wrong with every tensor, relative to the norm of the tensor."""
+    assert found.keys() == wanted.keys()
+    return {
+        name: float((found[name].double() - value).norm() / value.norm())
+        for name, value in wanted.items()
+    }
+
+
+def joined(parameters: Parameters) -> torch.Tensor:
+    """All tensors as one vector."""
+    return torch.cat([parameters[name].double().flatten() for name in sorted(parameters)])

@@ -12,6 +12,7 @@ from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_training import Training
 
+from megatron.optimizer.lr_schedule import Rates
 from megatron.optimizer.sharded import ShardedOptimizer
 from megatron.parallel import collectives
 from megatron.parallel.groups import ConnectedAxis
@@ -85,17 +86,7 @@ def start(ranks: RankPool, its_job: Job) -> Parameters:
 
 
 def name_of(value: object) -> str:
-    return "" if isinstance(value, GPTOptions) else str(value)
-
-
-@pytest.mark.parametrize(("layout", "options"), CASES, ids=name_of)
-def test_replicas_train_what_one_process_trains(
-    layout: Layout,
-    options: GPTOptions,
-    ranks: RankPool,
-    alone: Callable[[GPTOptions], Training],
-) -> None:
-    compare(layout, options, ranks, alone)
+    return str(value) if isinstance(value, Layout) else ""
 
 
 @pytest.fixture(scope="module")
@@ -104,23 +95,22 @@ def eight_ranks() -> Iterator[RankPool]:
         yield pool
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(("layout", "options"), EIGHT_RANKS, ids=name_of)
-def test_eight_ranks_train_what_one_process_trains(
+@pytest.mark.parametrize(
+    ("layout", "options", "pool"),
+    [
+        *((*case, "ranks") for case in CASES),
+        *(pytest.param(*case, "eight_ranks", marks=pytest.mark.full) for case in EIGHT_RANKS),
+    ],
+    ids=name_of,
+)
+def test_replicas_train_what_one_process_trains(
     layout: Layout,
     options: GPTOptions,
-    eight_ranks: RankPool,
+    pool: str,
+    request: pytest.FixtureRequest,
     alone: Callable[[GPTOptions], Training],
 ) -> None:
-    compare(layout, options, eight_ranks, alone)
-
-
-def compare(
-    layout: Layout,
-    options: GPTOptions,
-    ranks: RankPool,
-    alone: Callable[[GPTOptions], Training],
-) -> None:
+    ranks: RankPool = request.getfixturevalue(pool)
     its_job, expected = job(options), alone(options)
     by_rank = ranks.run(
         train_on_rank,
@@ -204,10 +194,10 @@ def with_fault(rank: int, world_size: int, *, fault: str, **arguments: Any) -> R
         return train_on_rank(rank, world_size, **arguments)
 
 
-def open_anyway(self: ShardedOptimizer, lr: float, grad_norm: float, factor: float) -> None:
+def open_anyway(self: ShardedOptimizer, rates: Rates, grad_norm: float, factor: float) -> None:
     """Open a step although the weights of the last one were not gathered."""
     vars(self)["_to_gather"].clear()
-    OPEN(self, lr, grad_norm, factor)
+    OPEN(self, rates, grad_norm, factor)
 
 
 OPEN = ShardedOptimizer.open

@@ -112,22 +112,15 @@ def test_all_pairs_are_trained() -> None:
         assert {case[1:3] for case in cases} == set(product(TREATMENTS, sizes))
 
 
-@pytest.mark.parametrize(("schedule", "treatment", "p", "tied"), all_pairs() + each_once((3, 4)))
+@pytest.mark.parametrize(
+    ("schedule", "treatment", "p", "tied"),
+    [
+        *all_pairs(),
+        *each_once((3, 4)),
+        *(pytest.param(*case, marks=pytest.mark.full) for case in full_cross_product()),
+    ],
+)
 def test_every_schedule_and_treatment(
-    schedule: str,
-    treatment: str,
-    p: int,
-    tied: bool,
-    ranks: RankPool,
-    expected: Callable[[Job], Expected],
-    tmp_path: Path,
-) -> None:
-    check(ranks, expected, job(p, tied), layout(schedule, treatment, p, tmp_path))
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("schedule", "treatment", "p", "tied"), full_cross_product())
-def test_the_whole_cross_product(
     schedule: str,
     treatment: str,
     p: int,

@@ -1,5 +1,6 @@
 """The on-disk format, byte for byte, and what a reader does with files that are not it."""
 
+import errno
 import struct
 from pathlib import Path
 
@@ -187,3 +188,28 @@ def test_until_the_last_rename_there_is_no_index(
         writer.add_document([5])
     assert seen == [("x.bin", False), ("x.idx", False)]
     assert IndexedDataset(tmp_path / "x")[0].tolist() == [5]
+
+
+def test_a_file_that_may_not_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_by_hand(tmp_path / "x", [[1]])
+
+    def denied(self: Path, *_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "open", denied)
+    with pytest.raises(ValueError, match=r"x\.idx cannot be read \(Permission denied\): let this"):
+        IndexedDataset(tmp_path / "x")
+
+
+def test_a_folder_of_its_name_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "x.idx").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"x\.idx is no file"):
+        IndexedDataset(tmp_path / "x")
+
+
+def test_an_index_of_nothing_is_read(tmp_path: Path) -> None:
+    with IndexedWriter(tmp_path / "x", 100):
+        pass
+    assert len(IndexedDataset(tmp_path / "x")) == 0

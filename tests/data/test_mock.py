@@ -80,3 +80,15 @@ def test_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("MEGATRON_CACHE", str(tmp_path))
     rows(datasets().train)
     assert not list(tmp_path.iterdir())
+
+
+def test_samples_beyond_32_bits_are_others() -> None:
+    dataset = datasets((2**40, 0, 0)).train
+    assert dataset is not None
+    found = []
+    for index in (5, 5 + 2**32, 5 + 2**33, 2**40 - 1):
+        out = np.empty(dataset.seq_length + 1, np.int64)
+        dataset.read(index, out)
+        found.append(tuple(out))
+    assert len(set(found)) == 4
+    np.testing.assert_array_equal(found[0], rows(datasets((6, 0, 0)).train)[5])

@@ -1,5 +1,6 @@
 """Sample data: lossless, of the size asked for, complete or absent, and made once."""
 
+import errno
 import os
 import re
 import subprocess
@@ -183,6 +184,19 @@ def test_a_killed_run_is_cleared_away_and_redone(tmp_path: Path) -> None:
     folder = prepare(corpus, 32000, cache, silent)
     assert not stale.exists()
     assert len(IndexedDataset(folder / "text_document")) == 1
+
+
+def test_a_full_disk_is_told_with_its_folder_and_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(prepare_module, "train_tokenizer", full)
+    cache = tmp_path / "cache"
+    with pytest.raises(ValueError, match=rf"^{cache} has no room for .*--cache or MEGATRON_CACHE"):
+        prepare(snippets(tmp_path, TEXT), 400, cache, silent)
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
 def test_a_second_call_does_no_work(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """Sampling against the token stream it is defined on."""
 
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -191,6 +193,86 @@ def test_interrupted_build_is_not_taken_for_a_cache(
     assert [path.name.rsplit("-")[-1] for path in cache.iterdir()] == ["documents.npy"]
     indices = build_sample_indices(source, range(10), 4, 10, 1, cache, builder)
     assert len(indices.shuffle) >= 10
+
+
+def spoil(path: Path, how: str) -> None:
+    content = bytearray(path.read_bytes())
+    if how == "flipped":
+        content[-1] ^= 1
+    elif how == "cut short":
+        del content[-8:]
+    elif how == "header only":
+        del content[min(128, len(content) // 2) :]
+    elif how == "empty":
+        content.clear()
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["documents.npy", "samples.npy", "shuffle.npy", "checksums.json"])
+@pytest.mark.parametrize("how", ["flipped", "cut short", "header only", "empty", "a folder"])
+def test_a_damaged_cache_is_named_and_built_anew(
+    name: str,
+    how: str,
+    write_corpus: Write,
+    tmp_path: Path,
+    builder: IndexBuilder,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source, cache = write_corpus(LENGTHS), tmp_path / "cache"
+    built = build_sample_indices(source, range(10), 4, 10, 1, cache, builder)
+    expected = {name: getattr(built, name).tolist() for name in ("documents", "samples", "shuffle")}
+    [path] = cache.glob(f"*-{name}")
+    if how == "a folder":
+        path.unlink()
+        path.mkdir()
+        with pytest.raises(ValueError, match=rf"cannot write sample indices to .*{name}"):
+            build_sample_indices(source, range(10), 4, 10, 1, cache, builder)
+        path.rmdir()
+    else:
+        spoil(path, how)
+    again = build_sample_indices(source, range(10), 4, 10, 1, cache, builder)
+    assert {name: getattr(again, name).tolist() for name in expected} == expected
+    assert f"{path} " in caplog.text
+    assert "built anew" in caplog.text
+    build_sample_indices(source, range(10), 4, 10, 1, cache, Unwanted())
+
+
+def test_a_cache_without_checksums_is_built_anew_without_a_word(
+    write_corpus: Write, tmp_path: Path, builder: IndexBuilder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is of an earlier version, or a killed job has left it."""
+    source = write_corpus(LENGTHS)
+    build_sample_indices(source, range(10), 4, 10, 1, tmp_path / "cache", builder)
+    [path] = (tmp_path / "cache").glob("*.json")
+    path.unlink()
+    build_sample_indices(source, range(10), 4, 10, 1, tmp_path / "cache", builder)
+    assert path.exists()
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("num_samples", [10**13, 10**18])
+def test_indices_without_room_are_refused_before_they_are_built(
+    num_samples: int, write_corpus: Write, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ValueError, match=r"indices of [\d,]+ samples take .* GB of .*: lower --tra"
+    ):
+        build_sample_indices(
+            write_corpus(LENGTHS), range(10), 4, num_samples, 1, tmp_path / "cache", Unwanted()
+        )
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_full_disk_is_told_with_its_folder(
+    write_corpus: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
+    with pytest.raises(
+        ValueError, match=r"0\.0 GB of room left in .*cache, the folder of --data-c"
+    ):
+        build_sample_indices(
+            write_corpus(LENGTHS), range(10), 4, 10, 1, tmp_path / "cache", Unwanted()
+        )
 
 
 def test_unwritable_cache_names_the_way_out(

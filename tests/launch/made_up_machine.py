@@ -28,12 +28,13 @@ class Machine:
     ) -> None:
         self.folder = folder
         listing = "\n".join(f"echo 'GPU {i}: NVIDIA H200 (UUID: GPU-{i})'" for i in range(gpus))
-        self._stand_in("nvidia-smi", listing or "echo 'no devices were found'; exit 6")
-        self._stand_in("nproc", f"echo {cores}")
+        self.stand_in("nvidia-smi", listing or "echo 'no devices were found'; exit 6")
+        self.stand_in("nproc", f"echo {cores}")
         known = (f"echo '\t{name} (libc6,x86-64) => /lib/{name}'" for name in libraries)
-        self._stand_in("ldconfig", "\n".join(known))
+        self.stand_in("ldconfig", "\n".join(known))
 
-    def _stand_in(self, name: str, script: str) -> None:
+    def stand_in(self, name: str, script: str) -> None:
+        """Have ``script`` run in place of a command of the machine."""
         file = self.folder / name
         file.write_text(f"#!/bin/sh\n{script}\n")
         file.chmod(0o755)

@@ -17,22 +17,12 @@ from pathlib import Path
 import pytest
 from cuda_path import needs_gpus
 
-from megatron.data.indexed import IndexedWriter
 from megatron.simulator.timeline_file import load_timeline
 
 ROOT = Path(__file__).resolve().parents[2]
 WATCHED_JOB = Path(__file__).with_name("watched_job.py")
 
 pytestmark = needs_gpus
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    prefix = tmp_path_factory.mktemp("corpus") / "counting"
-    with IndexedWriter(prefix, 64) as writer:
-        for document in range(200):
-            writer.add_document([(document + i) % 50 for i in range(40)] + [63])
-    return prefix
 
 
 def losses(corpus: Path, ranks: int, flags: str) -> list[float]:

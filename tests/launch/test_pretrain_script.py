@@ -308,6 +308,9 @@ def test_several_nodes(gpus: Machine) -> None:
         ({"HIDDEN_SIZE": -8}, ["HIDDEN_SIZE=-8"]),
         ({"SEQ_LENGTH": "010"}, ["SEQ_LENGTH=010"]),
         ({"WORLD_SIZE": 2}, ["WORLD_SIZE=2", "RANK", "MASTER_ADDR"]),
+        ({"WORLD_SIZE": 10**9}, ["WORLD_SIZE=1000000000", "at least 1 and at most 65535"]),
+        ({"MASTER_PORT": 65536}, ["MASTER_PORT=65536", "at least 1 and at most 65535"]),
+        ({"MASTER_PORT": "ten"}, ["MASTER_PORT=ten", "at least 1 and at most 65535"]),
         ({"RANK": 1}, ["RANK=1", "WORLD_SIZE=1"]),
         ({"PIPELINE_SIZE": 4, "GPUS_PER_NODE": 2}, ["PIPELINE_SIZE=4", "GPUS_PER_NODE"]),
     ],
@@ -317,6 +320,16 @@ def test_refusals_name_the_variable_its_value_and_the_way_out(
 ) -> None:
     message = cpu.refusal(**variables)
     assert [part for part in parts if part not in message] == []
+
+
+def test_a_host_that_nobody_knows_ends_the_launch(cpu: Machine) -> None:
+    """It is asked for again for a while, as a name server may be late; torchrun would hang."""
+    asked = cpu.folder / "asked"
+    cpu.stand_in("getent", f"echo $2 >> {asked}; exit 2")
+    cpu.stand_in("sleep", "exit 0")
+    message = cpu.refusal(WORLD_SIZE=2, RANK=1, MASTER_ADDR="typo", DRY_RUN=0)
+    assert "MASTER_ADDR=typo is no host that this machine knows: set it" in message
+    assert asked.read_text().split() == ["typo"] * 16
 
 
 @pytest.mark.parametrize(
@@ -343,6 +356,8 @@ def test_refusals_name_the_variable_its_value_and_the_way_out(
         ({"SCHEDULE_TIMER_END": 9}, ["SCHEDULE_TIMER_END=9"]),
         ({"AIP_RUN_NAME": "a"}, ["AIP_RUN_NAME=a"]),
         ({"FB_SPLIT": 0, "SYNC_OPTIMIZER": 0, "OFFLOAD": 0}, []),
+        ({"MASTER_ADDR": "node0"}, ["MASTER_ADDR=node0"]),
+        ({"MASTER_ADDR": "node0", "MASTER_PORT": 12345}, []),
     ],
 )
 def test_a_variable_without_effect_is_noted(

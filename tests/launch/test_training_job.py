@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from command_lines import with_flags
 
-from megatron.data.indexed import IndexedWriter
 from megatron.simulator.timeline_file import load_timeline
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,16 +27,6 @@ ITERATION_LINE = re.compile(
     r"elapsed time per iteration \(ms\): [\d.]+ \| .*lm loss: (?P<loss>\S+) \| .*"
     r"grad norm: (?P<norm>\S+) \| number of skipped iterations: +0 \|"
 )
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Documents that count upwards modulo 50, which a model soon learns."""
-    prefix = tmp_path_factory.mktemp("corpus") / "counting"
-    with IndexedWriter(prefix, 64) as writer:
-        for document in range(200):
-            writer.add_document([(document + i) % 50 for i in range(40)] + [63])
-    return prefix
 
 
 def training_flags(corpus: Path | None, flags: str) -> list[str]:
@@ -65,7 +54,10 @@ runpy.run_path(script, run_name="__main__")
 
 @contextmanager
 def started(
-    corpus: Path | None, flags: str, unlike: tuple[Path, str] | None = None
+    corpus: Path | None,
+    flags: str,
+    unlike: tuple[Path, str] | None = None,
+    launcher: str = "",
 ) -> Iterator[subprocess.Popen[str]]:
     """A torchrun of two ranks, gone at the end whatever happens.
 
@@ -73,9 +65,11 @@ def started(
         corpus: prefix of the data; ``None``: data that are made up.
         flags: of both ranks.
         unlike: a folder to write to, and flags that rank 1 has besides, or in place of others.
+        launcher: flags of torchrun.
     """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command = [*torchrun, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    command += launcher.split()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     script, *words = training_flags(corpus, flags)
     if unlike is not None:

@@ -1,13 +1,31 @@
 """Parameters of single modules, as the optimizer sees those of a model."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torch import nn
 
 from megatron.model.ownership import OwnedParameter
-from megatron.optimizer.parameters import OptimizedParameter
+from megatron.optimizer.config import OptimizerConfig
+from megatron.optimizer.lr_schedule import Rates
+from megatron.optimizer.make import make_optimizer
+from megatron.optimizer.muon import QKVRows
+from megatron.optimizer.optimizer import Optimizer
+from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
+
+QKV = QKVRows(query=4, key=2, value=2)
+"""Rows of a query group in a fused matrix."""
 
 
 def entries(parameters: Iterable[tuple[str, nn.Parameter]]) -> list[OptimizedParameter]:
     """Named parameters, each a whole tensor of its model."""
     return [OptimizedParameter.of(OwnedParameter.whole(name, p)) for name, p in parameters]
+
+
+def optimizer_of(config: OptimizerConfig, owned: Sequence[OptimizedParameter]) -> Optimizer:
+    """The optimizer of whole parameters, which have their gradients."""
+    return make_optimizer(config, QKV, list(map(ParameterPart.whole, owned)))
+
+
+def rates_of(config: OptimizerConfig, lr: float) -> Rates:
+    """A learning rate for all weights, with the constant weight decay."""
+    return Rates(lr, lr, config.weight_decay)

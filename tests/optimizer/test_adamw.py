@@ -2,16 +2,16 @@
 
 import pytest
 import torch
-from optimizer.entries import entries
+from optimizer.entries import entries, optimizer_of, rates_of
 from torch import nn
 
 from megatron.kernels.choose import kernels_for
 from megatron.layers.main_grad import main_grad_of
 from megatron.model.ownership import OwnedParameter
-from megatron.optimizer.adamw import MixedPrecisionAdamW
 from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.config import OptimizerConfig
-from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
+from megatron.optimizer.optimizer import Optimizer
+from megatron.optimizer.parameters import OptimizedParameter
 
 CPU = torch.device("cpu")
 CONFIG = OptimizerConfig(lr=0.1, weight_decay=0.3, adam_beta1=0.8, adam_beta2=0.9, adam_eps=1e-6)
@@ -19,10 +19,10 @@ RATES = [0.1, 0.05, 0.2]
 SHAPES = {"fc.weight": (6, 4), "fc.bias": (6,), "norm.weight": (4,), "table.weight": (9, 4)}
 
 
-def optimizer_of(parameter: nn.Parameter, *, weight_decay: bool) -> MixedPrecisionAdamW:
+def alone(parameter: nn.Parameter, *, weight_decay: bool) -> Optimizer:
     entry = OptimizedParameter(OwnedParameter.whole("w", parameter), weight_decay)
     Bucket([entry], kernels_for(CPU, parameter.dtype))
-    return MixedPrecisionAdamW([ParameterPart.whole(entry)], CONFIG)
+    return optimizer_of(CONFIG, [entry])
 
 
 def start(name: str) -> torch.Tensor:
@@ -39,13 +39,13 @@ def train(dtype: torch.dtype) -> tuple[dict[str, nn.Parameter], list[float]]:
     parameters = {name: nn.Parameter(start(name).to(dtype)) for name in SHAPES}
     owned = entries(parameters.items())
     bucket = Bucket(owned, kernels_for(CPU, dtype))
-    optimizer = MixedPrecisionAdamW(list(map(ParameterPart.whole, owned)), CONFIG)
+    optimizer = optimizer_of(CONFIG, owned)
     norms = []
     for lr, grads in zip(RATES, gradients(), strict=True):
         for name, parameter in parameters.items():
             main_grad_of(parameter).copy_(grads[name])
         norms.append(float(torch.cat([g.flatten() for g in grads.values()]).norm()))
-        optimizer.step(lr, norms[-1])
+        optimizer.step(rates_of(CONFIG, lr), norms[-1])
         bucket.gradients.zero_()
     return parameters, norms
 
@@ -85,10 +85,10 @@ def test_bf16_parameters_are_the_rounded_fp32_masters() -> None:
 
 def test_bf16_keeps_steps_too_small_for_bf16() -> None:
     parameter = nn.Parameter(torch.ones(16, 16, dtype=torch.bfloat16))
-    optimizer = optimizer_of(parameter, weight_decay=False)
+    optimizer = alone(parameter, weight_decay=False)
     for _ in range(64):  # 64 steps of 2**-12 are 2**-6; one alone is lost in bf16 (2**-9)
         main_grad_of(parameter).fill_(1.0)
-        optimizer.step(2.0**-12, grad_norm=0.5)
+        optimizer.step(rates_of(CONFIG, 2.0**-12), grad_norm=0.5)
     torch.testing.assert_close(parameter.detach().float(), torch.full((16, 16), 1 - 2.0**-6))
 
 
@@ -96,17 +96,17 @@ def test_bf16_keeps_steps_too_small_for_bf16() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_norm_that_is_no_number_changes_nothing(dtype: torch.dtype, norm: float) -> None:
     parameter = nn.Parameter(torch.ones(4, 4, dtype=dtype))
-    optimizer = optimizer_of(parameter, weight_decay=True)
+    optimizer = alone(parameter, weight_decay=True)
     with pytest.raises(FloatingPointError, match=str(norm)):
-        optimizer.step(0.1, norm)
+        optimizer.step(rates_of(CONFIG, 0.1), norm)
     assert torch.all(parameter == 1)
 
 
 def test_full_precision_holds_no_second_copy() -> None:
     parameter = nn.Parameter(torch.ones(4, 4))
     address = parameter.data_ptr()
-    optimizer = optimizer_of(parameter, weight_decay=True)
+    optimizer = alone(parameter, weight_decay=True)
     main_grad_of(parameter).fill_(1.0)
-    optimizer.step(0.1, 4.0)
+    optimizer.step(rates_of(CONFIG, 0.1), 4.0)
     assert parameter.data_ptr() == address
     assert torch.all(parameter < 1)

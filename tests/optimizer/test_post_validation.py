@@ -1,47 +1,50 @@
 """A wrong guess leaves no trace, and all ranks agree on what was wrong."""
 
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from datetime import timedelta
+from typing import Literal
 
 import pytest
 import torch
 from harness.rank_pool import RankPool
 from hypothesis import given
 from hypothesis import strategies as st
-from optimizer.entries import entries
+from optimizer.entries import entries, optimizer_of, rates_of
 from torch import nn
 
 from megatron.kernels.choose import kernels_for
 from megatron.layers.main_grad import main_grad_of
-from megatron.optimizer.adamw import MixedPrecisionAdamW
 from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.global_state import GlobalState, add_up
-from megatron.optimizer.parameters import ParameterPart
 from megatron.optimizer.post_validation import PostValidatedStep
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import make_groups, single_rank
 
 CPU = torch.device("cpu")
 CONFIG = OptimizerConfig(lr=0.1, weight_decay=0.3, clip_grad=1.0)
-SHAPES = {"table": (9, 4), "norm": (5,)}
+RATES = rates_of(CONFIG, 0.1)
+SHAPES = {"table": (9, 4), "decoder.layers.0.mlp.linear_fc1.weight": (6, 4), "norm": (5,)}
+OPTIMIZERS: list[Literal["adam", "sgd", "muon"]] = ["adam", "sgd", "muon"]
 NAN, INF = float("nan"), float("inf")
 
 
 class Replica:
     """The same few parameters and the same gradients for everyone who makes one."""
 
-    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        dtype: torch.dtype = torch.float32,
+        optimizer: Literal["adam", "sgd", "muon"] = "adam",
+    ) -> None:
         generator = torch.Generator().manual_seed(3)
         self.parameters = entries(
             (name, nn.Parameter(torch.randn(shape, generator=generator).to(dtype)))
             for name, shape in SHAPES.items()
         )
         self.bucket = Bucket(self.parameters, kernels_for(CPU, dtype))
-        self.optimizer = MixedPrecisionAdamW(
-            list(map(ParameterPart.whole, self.parameters)), CONFIG
-        )
+        self.optimizer = optimizer_of(replace(CONFIG, optimizer=optimizer), self.parameters)
 
     def draw_gradients(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -60,6 +63,7 @@ def assert_equal(ours: list[torch.Tensor], expected: list[torch.Tensor]) -> None
 WRONG, RIGHT = (0.5, 3.0), (0.7, 0.7)
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "steps",
@@ -71,26 +75,28 @@ WRONG, RIGHT = (0.5, 3.0), (0.7, 0.7)
     ],
 )
 def test_restore_undoes_steps_to_the_last_bit(
-    steps: list[tuple[float, float]], dtype: torch.dtype
+    steps: list[tuple[float, float]],
+    dtype: torch.dtype,
+    optimizer: Literal["adam", "sgd", "muon"],
 ) -> None:
-    guessing, waiting = Replica(dtype), Replica(dtype)
+    guessing, waiting = Replica(dtype, optimizer), Replica(dtype, optimizer)
     for number, (guess, norm) in enumerate(steps):
         for replica in (guessing, waiting):
             replica.draw_gradients(number)
         before = guessing.values()
         guessing.optimizer.save()
-        guessing.optimizer.step(0.1, guess)
+        guessing.optimizer.step(RATES, guess)
         assert not torch.equal(guessing.values()[0], before[0])
         if guess != norm:
             guessing.optimizer.restore()
             assert_equal(guessing.values(), before)
-            guessing.optimizer.step(0.1, norm)
-        waiting.optimizer.step(0.1, norm)
+            guessing.optimizer.step(RATES, norm)
+        waiting.optimizer.step(RATES, norm)
         assert_equal(guessing.values(), waiting.values())
     # What is left of the moments and counts shows in the next step.
     for replica in (guessing, waiting):
         replica.draw_gradients(99)
-        replica.optimizer.step(0.1, 0.5)
+        replica.optimizer.step(RATES, 0.5)
     assert_equal(guessing.values(), waiting.values())
 
 
@@ -100,7 +106,7 @@ def test_several_steps_are_undone_at_once() -> None:
     before = replica.values()
     replica.optimizer.save()
     for _ in range(3):
-        replica.optimizer.step(0.1, 0.5)
+        replica.optimizer.step(RATES, 0.5)
     replica.optimizer.restore()
     assert_equal(replica.values(), before)
 
@@ -170,14 +176,14 @@ def steps_on_rank(rank: int, world_size: int, *, steps: list[list[float]]) -> li
             replica.draw_gradients(number)
         tokens = (9.0, 7.0) if rank == 0 else (0.0, 0.0)
         own, before = GlobalState(0.1 * rank, squares[rank], *tokens), guessing.values()
-        step.guess(0.1, own)
+        step.guess(RATES, own)
         guessed = not torch.equal(guessing.values()[0], before[0])
         full, right = step.validate()
         if not right:
             step.correct(full)
         waited_for = add_up(torch.tensor(astuple(own), dtype=torch.float64), groups.pipeline)
         if full.is_finite:
-            waiting.optimizer.step(0.1, full.grad_norm, full.factor)
+            waiting.optimizer.step(RATES, full.grad_norm, full.factor)
         verdicts.append(
             Verdict(full, waited_for, right, guessed, guessing.values(), waiting.values())
         )

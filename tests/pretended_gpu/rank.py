@@ -15,6 +15,7 @@ from pretended_gpu.order import Issued, Step
 
 from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch, MicrobatchLoader
+from megatron.optimizer.lr_schedule import Rates
 from megatron.parallel.grid import Tiling
 from megatron.parallel.groups import ConnectedAxis, connect_grid
 from megatron.runtime.batch import DeviceMicrobatch, to_device
@@ -26,6 +27,8 @@ from megatron.training.open_data import Data
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.setup import TrainState, build_train_state, ends_with_copies
 from megatron.training.step import Iteration, make_train_step
+
+_RATES = Rates(1e-3, 1e-3, 0.01)
 
 
 @dataclass
@@ -88,7 +91,7 @@ def run_rank(
             last = observed and number == iterations - 1
             gpu.ranges.clear()
             observer = NamedRanges(DEVICE, recorder) if last else None
-            step.train(Iteration(number, _batch(gpu, config), 1e-3, 0), observer)
+            step.train(Iteration(number, _batch(gpu, config), _RATES, 0), observer)
             found.held.append(gpu.memory.held)
         found.ranges, found.spans = list(gpu.ranges), recorder.spans()
         step.settle()

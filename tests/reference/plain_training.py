@@ -1,8 +1,8 @@
 """The training loop around the plain GPT, with PyTorch's own AdamW and gradient clipping."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from reference.plain_gpt import GPTOptions, Parameters
@@ -28,6 +28,13 @@ class AdamWOptions:
     clip_grad: float = 1.0
 
 
+class Optimizer(Protocol):
+    """Another optimizer than AdamW."""
+
+    def step(self, weights: Mapping[str, torch.Tensor], learning_rate: float) -> None:
+        """Update weights from their ``.grad``."""
+
+
 @dataclass(frozen=True, eq=False)
 class Training:
     """What a training run left behind.
@@ -51,6 +58,7 @@ def train(
     learning_rates: Sequence[float],
     options: GPTOptions,
     adamw: AdamWOptions,
+    optimizer: Optimizer | None = None,
 ) -> Training:
     """Train on every global batch once, in order.
 
@@ -59,24 +67,14 @@ def train(
         global_batches: for every iteration its microbatches.
         learning_rates: for every iteration its learning rate.
         options: the model.
-        adamw: the optimizer.
+        adamw: the optimizer, and the limit of the gradient norm.
+        optimizer: steps instead of AdamW.
 
     Returns:
         Losses, gradients and final parameters.
     """
     weights = {name: value.clone().requires_grad_() for name, value in parameters.items()}
-    matrices = [weight for weight in weights.values() if weight.dim() > 1]
-    vectors = [weight for weight in weights.values() if weight.dim() == 1]
-    groups: list[dict[str, Any]] = [
-        {"params": matrices},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(
-        groups,
-        weight_decay=adamw.weight_decay,
-        betas=(adamw.adam_beta1, adamw.adam_beta2),
-        eps=adamw.adam_eps,
-    )
+    optimizer = optimizer or _AdamW(weights, adamw)
     losses, gradient_norms, first_gradients = [], [], None
     for microbatches, learning_rate in zip(global_batches, learning_rates, strict=True):
         loss, gradients = loss_and_gradients(weights, microbatches, options)
@@ -87,10 +85,39 @@ def train(
         # Clips to clip_grad / (norm + 1e-6), as Megatron does.
         limit = adamw.clip_grad or float("inf")
         gradient_norms.append(torch.nn.utils.clip_grad_norm_(weights.values(), limit).item())
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate
-        optimizer.step()
+        with torch.no_grad():
+            optimizer.step(weights, learning_rate)
         losses.append(loss)
     assert first_gradients is not None, "no global batch"
     final = {name: weight.detach() for name, weight in weights.items()}
     return Training(losses, gradient_norms, first_gradients, final)
+
+
+class _AdamW:
+    """PyTorch's AdamW.
+
+    Args:
+        weights: by name.
+        options: the optimizer's constants.
+    """
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], options: AdamWOptions) -> None:
+        groups: list[dict[str, Any]] = [
+            {"params": [weight for weight in weights.values() if weight.dim() > 1]},
+            {
+                "params": [weight for weight in weights.values() if weight.dim() == 1],
+                "weight_decay": 0.0,
+            },
+        ]
+        self._optimizer = torch.optim.AdamW(
+            groups,
+            weight_decay=options.weight_decay,
+            betas=(options.adam_beta1, options.adam_beta2),
+            eps=options.adam_eps,
+        )
+
+    def step(self, weights: Mapping[str, torch.Tensor], learning_rate: float) -> None:
+        """Update weights from their ``.grad``."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.step()

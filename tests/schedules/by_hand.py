@@ -7,7 +7,7 @@ and finds the cycles.
 
 import graphlib
 from collections import defaultdict
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 from megatron.schedules.costs import Costs
 from megatron.schedules.plan import Plan
@@ -188,3 +188,27 @@ def zb_h1_row(ranks: int, rank: int, microbatches: int) -> list[str]:
         if item[0] == "B" and int(item[1:]) >= rank:
             row.append(f"W{int(item[1:]) - rank}")
     return row + [f"W{i}" for i in range(max(microbatches - rank, 0), microbatches)]
+
+
+def wave_by_wave_row(ranks: int, rank: int, microbatches: int, waves: int) -> list[str]:
+    """Return a row of waves that all microbatches take before any of them takes the next one.
+
+    This is the order of ``generate_hanayo_schedule`` in github.com/topal-team/elf
+    (elf/scheduling/schedulers.py, which cites Hanayo's paper). Forwards up the ranks alternate with
+    forwards down them, and with backwards of the way up when these are over; backwards of the way
+    down alternate with the backwards of the way up that are left.
+    """
+    order = [(i, wave) for wave in range(waves) for i in range(microbatches)]
+    back = [(i, waves - 1 - wave) for i, wave in order]
+    down = [label("F", i, 2 * wave) for i, wave in order]
+    up = [label("F", i, 2 * wave + 1) for i, wave in order]
+    up_again = [label("B", i, 2 * wave + 1) for i, wave in back]
+    down_again = [label("B", i, 2 * wave) for i, wave in back]
+    first = min(ranks - rank, microbatches)
+    between = down[first:] + up_again
+    row = down[:first]
+    for forward, other in zip(up, between, strict=False):
+        row += [forward, other]
+    for backward, other in zip_longest(down_again, between[len(up) :]):
+        row += [backward, *([] if other is None else [other])]
+    return row

@@ -5,6 +5,7 @@ Costs are small whole numbers, so that times compare exactly and ties are common
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from random import Random
 from typing import Final, NamedTuple
@@ -17,11 +18,14 @@ from megatron.schedules.blocks.block import Block, Slot, unroll
 from megatron.schedules.blocks.with_vocabulary import with_vocabulary
 from megatron.schedules.catalogue import SCHEDULES, TRAITS
 from megatron.schedules.costs import UNIT_COSTS, Costs
+from megatron.schedules.graph import Graph
+from megatron.schedules.held import held_changes, peak_held
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import COMM_KINDS
 from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS, PassKind
 from megatron.schedules.plan import Plan
 from megatron.schedules.search import shorten
+from megatron.schedules.search.list_schedule import Problem, Rows
 from megatron.schedules.treatments import TREATMENTS, Treatment
 
 BARRIERS: Final = {name: len(known.barriers) for name, known in TREATMENTS.items()}
@@ -148,8 +152,8 @@ def cases(
     return Case(schedule, draw(vocabulary), ranks, microbatches, chunks, seed)
 
 
-def random_costs(seed: int, ranks: int, chunks: int = 1) -> Costs:
-    """Return a duration of 1 to 9 for every kind of pass on every rank, and chunk if it has any.
+def random_costs(seed: int, ranks: int, chunks: int = 1, unit: float = 1.0) -> Costs:
+    """Return 1 to 9 units for every kind of pass on every rank, and chunk if it has any.
 
     Communication is free: see ``with_comms``.
     """
@@ -157,7 +161,7 @@ def random_costs(seed: int, ranks: int, chunks: int = 1) -> Costs:
     return Costs(
         {
             kind: [
-                [float(random.randint(1, 9)) for _ in range(chunks if kind in CHUNKED_KINDS else 1)]
+                [unit * random.randint(1, 9) for _ in range(chunks if kind in CHUNKED_KINDS else 1)]
                 for _ in range(ranks)
             ]
             for kind in PASS_KINDS
@@ -169,6 +173,23 @@ def with_comms(costs: Costs, seed: int, longest: int = 9) -> Costs:
     """Return ``costs`` with communications of every kind that take 0 to ``longest``."""
     random = Random(seed)
     return Costs(costs.passes, {kind: float(random.randint(0, longest)) for kind in COMM_KINDS})
+
+
+def problem_of(plan: Plan, costs: Costs, kept: float = 1.0) -> Problem:
+    """Return the search problem whose ranks may hold what they do in ``plan``."""
+    graph = Graph(plan, costs)
+    limits = [peak_held(plan, row, kept) for row in plan.rows]
+    return Problem(graph, [held_changes(plan, item, kept) for item in graph.passes], limits)
+
+
+def rows_of(problem: Problem, plan: Plan) -> Rows:
+    """Return the numbered rows of ``plan``."""
+    return [problem.graph.row(rank, row) for rank, row in enumerate(plan.rows)]
+
+
+def plan_with(plan: Plan, problem: Problem, rows: Rows) -> Plan:
+    """Return ``plan`` with other, numbered rows."""
+    return replace(plan, rows=tuple(problem.graph.plan_row(row) for row in rows))
 
 
 def plan_of_block(block: Block, vocabulary: str, microbatches: int) -> Plan:

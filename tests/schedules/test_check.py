@@ -96,6 +96,12 @@ def test_a_deadlock_names_who_waits_for_what(
         assert part in message
 
 
+def test_numbers_that_promise_endless_work_are_refused_at_once() -> None:
+    many = TEXT.replace("microbatches 2", "microbatches 1000000000")
+    assert complaint(many).splitlines()[0] == "rank 0 never runs B2 F2 B3 F3 B4 F4 B5 F5 ..."
+    assert "0.1000000000 do not name every" in complaint(TEXT.replace("1.0", "0.1000000000"))
+
+
 @pytest.mark.parametrize("stages", ["0.0", "0.0 0.0", "0.0 2.0", "0.0 1.1", "0.0 1.0 1.0"])
 def test_stages_name_every_rank_and_chunk_once(stages: str) -> None:
     message = complaint(TEXT.replace("stages 0.0 1.0", f"stages {stages}"))

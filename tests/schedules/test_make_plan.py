@@ -136,6 +136,13 @@ def test_auto_fits_the_least_memory_that_there_is(vocabulary: str) -> None:
         ({"vocabulary": "vocab-3"}, "unknown vocabulary treatment 'vocab-3': choose one of none"),
         ({"ranks": 0}, "at least 1 rank, got 0"),
         ({"microbatches": 0}, "at least 1 microbatch, got 0"),
+        (
+            {"microbatches": 10**9},
+            "2 ranks x 1 chunks x 1000000000 microbatches are 2,000,000,000 forward passes, and a "
+            "plan has at most 4,000,000: take fewer",
+        ),
+        ({"schedule": "interleaved", "chunks": 10**9}, "and a plan has at most 4,000,000"),
+        ({"ranks": 10**9, "schedule": "zb-v"}, "and a plan has at most 4,000,000"),
         ({"memory_limit": 0}, "a memory limit of 0 microbatches a rank fits no schedule"),
         ({"memory_limit": -3}, "a memory limit of -3 microbatches a rank fits no schedule"),
         ({"memory_limit": nan}, "a memory limit of nan microbatches a rank fits no schedule"),
@@ -233,6 +240,23 @@ def test_a_plan_file_that_cannot_run_is_shown_with_the_cell_and_the_reason(
         make_plan("file", "none", 3, 4, file=path)
     assert all(reason in str(caught.value) for reason in reasons)
     assert str(caught.value).startswith(str(path))
+
+
+@pytest.mark.parametrize("number", ["1000000000", "9" * 5000])
+def test_a_plan_file_of_endless_microbatches_is_refused_at_once(
+    number: str, tmp_path: Path
+) -> None:
+    text = make_plan("1f1b", "none", 3, 4).to_text()
+    path = tmp_path / "plan.txt"
+    path.write_text(text.replace("microbatches 4", f"microbatches {number}"))
+    with pytest.raises(ValueError, match=r"plan\.txt.* (rank 0 never runs B4 F4|digits)"):
+        make_plan("file", "none", 3, 4, file=path)
+
+
+def test_a_binary_file_is_no_plan(tmp_path: Path) -> None:
+    (tmp_path / "plan.txt").write_bytes(bytes(range(256)))
+    with pytest.raises(ValueError, match=r"plan\.txt holds no plan: it is no text: .*; give one"):
+        make_plan("file", "none", 3, 4, file=tmp_path / "plan.txt")
 
 
 @pytest.mark.parametrize(

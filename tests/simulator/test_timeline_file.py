@@ -1,5 +1,6 @@
 """Timelines on disk: what is saved comes back, anything else is refused, and it can be drawn."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,41 @@ def test_a_timeline_survives_its_file(tmp_path: Path) -> None:
     assert sorted(loaded.waits) == sorted(timeline.waits)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"ranks": 2, "spans": [{"rank": 0}]}'])
+SPAN = {"rank": 0, "lane": "compute", "label": "F0", "kind": "F", "microbatch": 0, "chunk": 0}
+
+
+def written(ranks: object = 1, **changes: object) -> str:
+    span = {**SPAN, "start": 0.0, "end": 1, **changes}
+    return json.dumps({"ranks": ranks, "spans": [span]})
+
+
+def test_a_file_written_by_hand_is_read(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text(written())
+    assert load_timeline(tmp_path / "t.json").spans[0].end == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[1]",
+        '{"ranks": 2, "spans": [{"rank": 0}]}',
+        "[" * 100_000,
+        "\0",
+        written(ranks=10**9),
+        written(ranks="1"),
+        written(ranks=None),
+        written(rank=1),
+        written(rank=True),
+        written(start="0"),
+        written(end=float("nan")),
+        written(start=float("-inf")),
+        written(microbatch=None),
+        written(kind=3),
+        written(more=0),
+    ],
+)
 def test_another_file_is_refused_by_name(text: str, tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text(text)

@@ -8,7 +8,7 @@ from tools.launch_lines_page import DRY_RUN, PAGE, LaunchList, Told, launch_list
 LISTS = launch_lists()
 MISSING = {
     "M-LM gpt3_175b": {
-        "batch sizes that grow",
+        "other batch sizes that change",
         "fp16",
         "other tokenizers",
         "TensorBoard and Weights & Biases",
@@ -28,7 +28,7 @@ MISSING = {
         "documents kept apart in a sample",
         "optimizer states in fewer bits",
         "other tokenizers",
-        "stops by time, signal or file",
+        "stops by a file",
         "TensorBoard and Weights & Biases",
     },
     "Pai llama3.1-8b": {
@@ -49,7 +49,6 @@ MISSING = {
         "tensor parallelism",
     },
     "BLOOM-176B": {
-        "batch sizes that grow",
         "data given per split or in a file",
         "other layers",
         "other position embeddings",
@@ -57,7 +56,7 @@ MISSING = {
         "other tokenizers",
         "recomputation",
         "settings in a file",
-        "stops by time, signal or file",
+        "stops by a file",
         "TensorBoard and Weights & Biases",
         "tensor parallelism",
     },

@@ -6,7 +6,7 @@ import pytest
 
 from megatron.schedules.make_plan import plan_for
 from megatron.simulator.scenario import Scenario, run
-from tools.plans_at_scale import COSTS, Case, Measured, bubble, compare, load, main, measure
+from tools.plans_at_scale import COSTS, Case, Measured, add, bubble, compare, load, main, measure
 
 
 def test_measurements_are_added_and_not_repeated(
@@ -42,6 +42,28 @@ def test_the_table_puts_before_beside_after() -> None:
     lines = list(compare(before, after))
     assert "| schedule | p = 8 | p = 16 |" in lines
     assert lines[-1] == "| zb-v | 9.8% → 0.0%, 30.0 → 7.5 s | 9.8% → ?, 30.0 → ? s |"
+
+
+def test_seconds_are_compared_at_one_pace() -> None:
+    """A unit that took twice as long halves the seconds; without a unit they stay."""
+    quiet, busy, old = (Case("even", "zb-v", "none", p, p) for p in (1, 2, 3))
+    found = {
+        quiet: Measured(0.0, 8.0, 0.5),
+        busy: Measured(0.0, 8.0, 1.0),
+        old: Measured(0.0, 8.0),
+    }
+    assert [*compare({}, found)][-1].count("? → 8.0 s") == 2
+    assert "? → 0.0%, ? → 4.0 s" in [*compare({}, found)][-1]
+
+
+def test_units_are_kept_in_the_file(tmp_path: Path) -> None:
+    file, case = tmp_path / "plans.csv", Case("even", "zb-v", "none", 2, 2)
+    add(file, case, Measured(0.25, 1.5, 0.125))
+    assert load(file) == {case: Measured(0.25, 1.5, 0.125)}
+    file.write_text(
+        "costs,schedule,vocabulary,ranks,microbatches,bubble,seconds\neven,zb-v,none,2,2,0.25,1.5\n"
+    )
+    assert load(file) == {case: Measured(0.25, 1.5)}
 
 
 def test_a_file_without_measurements_is_refused(tmp_path: Path) -> None:

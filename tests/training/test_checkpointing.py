@@ -1,26 +1,36 @@
 """A run that is saved and loaded goes on as if nothing had happened, to the last bit."""
 
 import io
+import os
+import re
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from checkpoint.test_layouts import everything
-from correctness.rank_runs import Pieces, make_pipeline_groups
+from correctness.rank_runs import CPU, Pieces
 from correctness.short_runs import Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
 from megatron.checkpoint import folder
+from megatron.checkpoint.boxed import BoxedTensor
 from megatron.checkpoint.config import CheckpointConfig
 from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch, MicrobatchLoader
+from megatron.parallel.groups import make_groups
+from megatron.training.checkpointing import Checkpoints, writer_hosts
 from megatron.training.loop import last_iteration, train
 from megatron.training.open_data import Data
+from megatron.training.progress import Progress
 from megatron.training.rendezvous import UserError
 from megatron.training.setup import build_train_state
 
@@ -28,16 +38,26 @@ JOB = Job(GPTOptions(num_layers=4, vocab_size=61), microbatches=4, iterations=6,
 
 
 class Batches(MicrobatchLoader):
-    """Global batches in which every microbatch is one sample."""
+    """Global batches in which every microbatch is one sample.
 
-    def __init__(self, batches: Sequence[Sequence[Any]]) -> None:
+    Args:
+        batches: of all replicas.
+        replica: number of the replica, and number of replicas.
+    """
+
+    def __init__(self, batches: Sequence[Sequence[Any]], replica: tuple[int, int] = (0, 1)) -> None:
         self._batches = batches
+        self._replica, self._replicas = replica
         self.consumed_samples = 0
 
     def next_batch(self) -> list[Microbatch]:
         batch = self._batches[self.consumed_samples // JOB.microbatches]
         self.consumed_samples += JOB.microbatches
-        return list(batch)
+        return list(batch[self._replica :: self._replicas])
+
+    def digest(self, sample: int) -> str:
+        batch, place = divmod(sample, JOB.microbatches)
+        return str(self._batches[batch][place].tokens.tolist())
 
 
 @dataclass
@@ -48,9 +68,13 @@ class Ended:
     said: str
 
 
-def run_on_rank(rank: int, world_size: int, *, config: RunConfig) -> Ended | str:
-    state = build_train_state(config, make_pipeline_groups())
-    data = Data(Batches(JOB.batches()), Batches(JOB.batches(seed=1) * 3))
+def run_on_rank(
+    rank: int, world_size: int, *, config: RunConfig, data_seed: int = 0
+) -> Ended | str:
+    groups = make_groups(config.parallel.grid, CPU, timedelta(seconds=60))
+    state = build_train_state(config, groups)
+    replica = groups.data.rank, groups.data.size
+    data = Data(Batches(JOB.batches(data_seed), replica), Batches(JOB.batches(seed=1) * 3, replica))
     with redirect_stdout(io.StringIO()) as out:
         try:
             train(config, state, data)
@@ -66,6 +90,7 @@ def run(
     *,
     exit_interval: int | None = None,
     post_validation: bool = False,
+    optimizer: Literal["adam", "sgd", "muon"] = "adam",
     dtype: torch.dtype = torch.bfloat16,
     **checkpoint: Any,
 ) -> list[Any]:
@@ -73,11 +98,11 @@ def run(
     config = replace(
         config,
         train=replace(config.train, exit_interval=exit_interval, eval_interval=2),
-        optimizer=replace(config.optimizer, post_validation=post_validation),
+        optimizer=replace(config.optimizer, post_validation=post_validation, optimizer=optimizer),
         log=replace(config.log, peak_tflops=1.0),
         checkpoint=CheckpointConfig(**checkpoint),
     )
-    return ranks.run(run_on_rank, layout.ranks, config=config)
+    return ranks.run(run_on_rank, layout.world_size, config=config)
 
 
 def assert_same(one: list[Ended], other: list[Ended]) -> None:
@@ -100,6 +125,8 @@ def losses(said: str) -> list[str]:
         (Layout(1, "none"), False, False),
         (Layout(2, "vocab-2", "zb-h1"), True, True),
         (Layout(2, "none", "zb-v"), False, True),
+        (Layout(1, "none", replicas=2), False, True),
+        pytest.param(Layout(2, "none", replicas=2), False, False, marks=pytest.mark.full),
     ],
     ids=str,
 )
@@ -115,6 +142,37 @@ def test_a_resumed_run_is_the_unbroken_one(
     assert "iteration 3" in second[0].said
     assert_same(second, unbroken)
     assert losses(first[0].said) + losses(second[0].said) == losses(unbroken[0].said)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "muon"])
+def test_every_optimizer_goes_on_as_if_nothing_had_happened(
+    optimizer: Literal["sgd", "muon"], ranks: RankPool, tmp_path: Path
+) -> None:
+    layout = Layout(2, "vocab-2")
+    how: dict[str, Any] = {"optimizer": optimizer}
+    unbroken = run(ranks, layout, **how)
+    run(ranks, layout, exit_interval=3, save=tmp_path, **how)
+    assert_same(run(ranks, layout, load=tmp_path, **how), unbroken)
+    [alone] = run(ranks, Layout(1, "none"), load=tmp_path, **how)
+    ours, expected = losses(alone.said), losses(unbroken[0].said)[-len(losses(alone.said)) :]
+    for line, same in zip(ours, expected, strict=True):  # the last digits depend on the layout
+        assert _numbers(line) == pytest.approx(_numbers(same), rel=1e-2)
+
+
+def _numbers(line: str) -> list[float]:
+    return [float(found) for found in re.findall(r"\d\.\d+(?:E[+-]\d+)?", line)]
+
+
+def test_another_optimizers_state_is_refused(ranks: RankPool, tmp_path: Path) -> None:
+    layout = Layout(1, "none")
+    run(ranks, layout, exit_interval=3, save=tmp_path)
+    [said] = run(ranks, layout, optimizer="sgd", load=tmp_path)
+    assert said.startswith("--load: ")
+    assert "saved with --optimizer adam" in said
+    assert "--optimizer sgd" in said
+    assert "--no-load-optim" in said
+    [ended] = run(ranks, layout, optimizer="sgd", load=tmp_path, load_optimizer=False)
+    assert "iteration 3" in ended.said
 
 
 def test_saves_come_when_due_and_old_ones_go(ranks: RankPool, tmp_path: Path) -> None:
@@ -231,11 +289,36 @@ def test_another_model_of_the_same_shapes_is_refused(ranks: RankPool, tmp_path: 
     config = JOB.config(Layout(1, "none"), torch.bfloat16)
     config = replace(
         config,
-        model=replace(config.model, norm_epsilon=1e-3),
+        model=replace(config.model, norm_epsilon=1e-3, swiglu=True, attention_dropout=0.2),
         checkpoint=CheckpointConfig(load=tmp_path),
     )
     [said] = ranks.run(run_on_rank, 1, config=config)
-    assert "norm_epsilon = 1e-05, and this run 0.001" in said
+    assert "--norm-epsilon 1e-05 there, --norm-epsilon 0.001 here; no --swiglu there, --sw" in said
+    assert "--use-checkpoint-args" in said
+
+
+def test_data_in_another_order_are_told(ranks: RankPool, tmp_path: Path) -> None:
+    run(ranks, Layout(1, "none"), exit_interval=3, save=tmp_path)
+    config = JOB.config(Layout(1, "none"), torch.bfloat16)
+    config = replace(
+        config,
+        log=replace(config.log, peak_tflops=1.0),
+        checkpoint=CheckpointConfig(load=tmp_path),
+    )
+    longer = replace(config, train=replace(config.train, train_iters=9, exit_interval=4))
+
+    def told(config: RunConfig, data_seed: int) -> list[str]:
+        [ended] = ranks.run(run_on_rank, 1, config=config, data_seed=data_seed)
+        return [line for line in ended.said.splitlines() if "another order" in line]
+
+    assert not told(config, 0)
+    assert not told(longer, 0), "a longer run whose data begin alike"
+    [line] = told(longer, 2)
+    assert "(--train-iters), 24 before and 36 now" in line
+    assert "--exit-interval" in line
+    [line] = told(config, 2)
+    assert "--train-iters" not in line
+    assert "--data-path" in line
 
 
 def test_batches_of_another_size_are_refused(ranks: RankPool, tmp_path: Path) -> None:
@@ -245,7 +328,7 @@ def test_batches_of_another_size_are_refused(ranks: RankPool, tmp_path: Path) ->
     config = replace(config, train=larger, checkpoint=CheckpointConfig(load=tmp_path))
     [said] = ranks.run(run_on_rank, 1, config=config)
     assert "--global-batch-size 8: the 1 iterations in --load have used 4 samples" in said
-    assert "use 4, or --finetune" in said
+    assert "use 4, give its length in samples (--train-samples), or --finetune" in said
 
 
 @pytest.mark.parametrize(
@@ -254,4 +337,117 @@ def test_batches_of_another_size_are_refused(ranks: RankPool, tmp_path: Path) ->
 )
 def test_a_run_ends_at_the_next_multiple(exit_interval: int | None, start: int, last: int) -> None:
     train_config = JOB.config(Layout(1, "none")).train
-    assert last_iteration(replace(train_config, exit_interval=exit_interval), start) == last
+    train_config = replace(train_config, exit_interval=exit_interval)
+    assert last_iteration(train_config, Progress(start, start * JOB.microbatches)) == last
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from megatron.checkpoint import lock
+with lock.held(Path(sys.argv[1]), 0):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_two_jobs_do_not_save_to_one_folder(
+    ranks: RankPool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The second one changes nothing there, and both of its ranks say why."""
+    left = folder.begin(tmp_path, 10)
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "held\n"
+            said = run(ranks, Layout(2, "vocab-2"), save=tmp_path, load=tmp_path)
+        finally:
+            other.kill()
+    for line in said:
+        assert f"--save: {tmp_path} is in use: process {other.pid} of " in line
+        assert "end that job, or name another folder" in line
+    assert left.exists()
+    run(ranks, Layout(2, "vocab-2"), save=tmp_path, load=tmp_path)
+    assert folder.complete(tmp_path) == [6]
+
+
+def save_slowly(
+    rank: int, world_size: int, *, config: RunConfig, timeout: float, lasts: float
+) -> list[str]:
+    """Save twice: first rank 1 takes long to write, then rank 0 to delete the older one."""
+    groups = make_groups(config.parallel.grid, CPU, timedelta(seconds=timeout))
+    state = build_train_state(config, groups)
+    said: list[str] = []
+    hosts = writer_hosts(groups, config.checkpoint)
+    checkpoints = Checkpoints(config, state, hosts, said.append)
+
+    def slow(operation: Any) -> Any:
+        def run(*args: Any) -> Any:
+            time.sleep(lasts)
+            return operation(*args)
+
+        return run
+
+    for iteration in (1, 2):
+        with pytest.MonkeyPatch.context() as patched:
+            if rank == 1 and iteration == 1:
+                patched.setattr(os, "fsync", slow(os.fsync))
+            if rank == 0 and iteration == 2:
+                patched.setattr(folder, "remove", slow(folder.remove))
+            checkpoints.save(Progress(iteration, iteration))
+            checkpoints.report(wait=True)
+        groups.world_hosts.barrier()
+        assert not checkpoints.failed
+    state.pipeline.close()
+    return said
+
+
+@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_a_save_may_take_longer_than_a_collective(
+    asynchronous: bool, ranks: RankPool, tmp_path: Path
+) -> None:
+    config = JOB.config(Layout(2, "vocab-2"))
+    how = CheckpointConfig(save=tmp_path, save_retain_interval=9, asynchronous=asynchronous)
+    config = replace(config, checkpoint=how)
+    ranks.run(save_slowly, 2, config=config, timeout=3.0, lasts=4.0)
+    assert folder.complete(tmp_path) == [2]
+
+
+def share_on_rank(rank: int, world_size: int, *, config: RunConfig) -> tuple[int, int]:
+    """Save; return the bytes that this rank has copied and written."""
+    groups = make_groups(config.parallel.grid, CPU, timedelta(seconds=60))
+    state = build_train_state(config, groups)
+    written: list[int] = []
+    checkpoints = Checkpoints(
+        config, state, writer_hosts(groups, config.checkpoint), lambda text: None
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        copied = BoxedTensor.copied
+
+        def counted(self: BoxedTensor, to: BoxedTensor | None = None) -> BoxedTensor:
+            made = copied(self, to)
+            written.append(made.as_subclass(torch.Tensor).nbytes)
+            return made
+
+        patched.setattr(BoxedTensor, "copied", counted)
+        checkpoints.save(Progress(1, 1))
+        checkpoints.report(wait=True)
+    state.pipeline.close()
+    assert config.checkpoint.save is not None
+    file = folder.folder_of(config.checkpoint.save, 1) / f"__{rank}_0.distcp"
+    return sum(written), file.stat().st_size
+
+
+def test_replicas_share_what_is_copied_and_written(ranks: RankPool, tmp_path: Path) -> None:
+    sizes = []
+    for replicas in (1, 2):
+        config = JOB.config(Layout(2, "none", replicas=replicas))
+        how = CheckpointConfig(save=tmp_path / str(replicas), asynchronous=True)
+        config = replace(config, checkpoint=how)
+        sizes.append(ranks.run(share_on_rank, 2 * replicas, config=config))
+    one, two = sizes
+    for what in (0, 1):  # copied, written
+        whole, parts = ([rank[what] for rank in by_rank] for by_rank in (one, two))
+        assert sum(parts) == pytest.approx(sum(whole), rel=0.05), "nothing twice"
+        assert max(parts) < 0.6 * max(whole)

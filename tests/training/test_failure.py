@@ -13,7 +13,17 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from megatron.training import failure
-from megatron.training.failure import GRACE_SECONDS, SILENT_SECONDS, end_the_job, or_exit, say
+from megatron.training.failure import (
+    GRACE_SECONDS,
+    SILENT_SECONDS,
+    end_silently,
+    end_the_job,
+    end_with_reason,
+    is_lost_connection,
+    or_exit,
+    say,
+)
+from megatron.training.guard.exits import ExitSignals
 from megatron.training.rendezvous import Rendezvous, UserError
 
 
@@ -192,3 +202,126 @@ def test_a_rank_that_is_not_ended_goes_on() -> None:
     before = signal.getsignal(signal.SIGTERM)
     failure.leave_the_word(0.0)
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.fixture
+def siblings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The markers of three ranks of a machine, of which the second is this one."""
+    for rank in range(3):
+        (tmp_path / str(rank)).mkdir()
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "1" / "error.json"))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a job")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    return [tmp_path / str(rank) / "silent" for rank in range(3)]
+
+
+@pytest.fixture
+def naps(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """What happens while a rank sleeps, nap by nap; it fails if it sleeps longer."""
+    left: list[Callable[[], None]] = []
+    monkeypatch.setattr(time, "sleep", lambda _: left.pop(0)())
+    return left
+
+
+def test_the_speaker_waits_until_all_siblings_can_be_ended_without_a_fault(
+    siblings: list[Path], naps: list[Callable[[], None]]
+) -> None:
+    naps += [siblings[2].touch, siblings[2].touch, siblings[0].touch]
+    failure._let_others_be_silent(3600.0)
+    assert not naps
+    assert not siblings[1].exists()
+
+
+def test_the_speaker_does_not_wait_for_itself_nor_for_ever(
+    siblings: list[Path], naps: list[Callable[[], None]]
+) -> None:
+    siblings[0].touch()
+    failure._let_others_be_silent(0.0)
+    siblings[2].touch()
+    failure._let_others_be_silent(3600.0)
+    assert not naps
+
+
+def test_a_rank_that_no_torchrun_has_started_has_no_siblings(
+    naps: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+    failure._let_others_be_silent(3600.0)
+    assert not naps
+
+
+def ended(work: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> object:
+    """The exit code with which ``work`` ends the process."""
+
+    def end(code: int) -> None:
+        raise Ended(code)
+
+    monkeypatch.setattr(os, "_exit", end)
+    with pytest.raises(Ended) as caught:
+        work()
+    return caught.value.args[0]
+
+
+def test_a_silent_end_is_ready_for_the_speaker(
+    siblings: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ended(lambda: end_silently(0), monkeypatch) == 0
+    assert siblings[1].exists()
+
+
+def test_an_end_with_a_reason_leaves_it_for_torchrun(
+    siblings: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    siblings[0].touch()
+    siblings[2].touch()
+    assert ended(lambda: end_with_reason("error: rank 3 was lost"), monkeypatch) == 1
+    assert "rank 3 was lost" in (siblings[1].parent / "error.json").read_text()
+
+
+LOST = RuntimeError(
+    "[../third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:1"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (LOST, True),
+        (dist.DistNetworkError("connection reset"), True),
+        (dist.DistBackendError("NCCL error"), True),
+        (RuntimeError("broken"), False),
+        (KeyError("gloo/transport"), False),
+    ],
+)
+def test_errors_that_only_tell_of_a_lost_rank_are_known(error: Exception, lost: bool) -> None:
+    assert is_lost_connection(error) == lost
+
+
+def test_who_loses_a_connection_asks_who_is_lost_before_it_speaks(
+    waits: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rendezvous = Rendezvous(dist.HashStore(), 0, 2)
+    assert ended(lambda: end_the_job(rendezvous, LOST, lambda: 45.0), monkeypatch) == 1
+    assert waits == [45.0, GRACE_SECONDS]
+    assert "Connection closed by peer" in capsys.readouterr().err
+    other = Rendezvous(rendezvous.store, 1, 2)
+    broken = RuntimeError("broken")
+    assert ended(lambda: end_the_job(other, broken, lambda: 45.0), monkeypatch) == 1
+    assert waits[2:] == [SILENT_SECONDS]
+
+
+def test_a_rank_that_torchrun_has_ended_already_ends_at_once_and_well(
+    waits: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --exit-signal-handler it has only noted the signal."""
+    before = signal.getsignal(signal.SIGTERM)
+    ExitSignals(("SIGTERM",))
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        rendezvous = Rendezvous(dist.HashStore(), 0, 2)
+        assert ended(lambda: end_the_job(rendezvous, LOST, lambda: 45.0), monkeypatch) == 0
+        assert ended(lambda: end_the_job(rendezvous, KeyError("x")), monkeypatch) == 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert "KeyError" in capsys.readouterr().err
+    assert waits == [GRACE_SECONDS]

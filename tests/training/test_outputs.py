@@ -1,13 +1,18 @@
 """A file that could not be written is found before training, and looking for it leaves no trace."""
 
 import dataclasses
+import errno
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from megatron.config.run_config import LogConfig
-from megatron.training.outputs import check_outputs
+from megatron.native import files
+from megatron.training.outputs import check_outputs, why_unwritten
+from megatron.training.profiling.torch_trace import profiler
 
 FLAGS = {
     "record_timeline": "--record-timeline",
@@ -65,3 +70,53 @@ def test_every_rank_must_be_able_to_save(rank: int, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=f"^--save {tmp_path}/file/.*: give"):
         check_outputs(log(), rank, tmp_path / "file" / "checkpoints")
+
+
+def test_a_file_that_cannot_be_written_later_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    said = why_unwritten("--record-timeline", lambda: (tmp_path / "taken").write_text("text"))
+    assert said is not None
+    assert said.startswith("--record-timeline: [Errno 21] Is a directory: ")
+    assert said.endswith("taken'; the run goes on without it")
+    assert why_unwritten("--record-timeline", lambda: None) is None
+
+
+def traced(folder: Path) -> list[str]:
+    """Trace an iteration; return what was said."""
+    said: list[str] = []
+    config = dataclasses.replace(log(profile_dir=folder), profile_step_start=2, profile_step_end=3)
+    with profiler(config, 0, lambda text, **_: said.append(text)) as steps:
+        for _ in range(4):
+            steps.step()
+    return said
+
+
+def test_a_trace_is_there_when_it_is_complete(tmp_path: Path) -> None:
+    assert not traced(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.rank0.json"]
+    assert "traceEvents" in json.loads((tmp_path / "trace.rank0.json").read_text())
+
+
+def test_a_trace_that_is_cut_short_is_told_and_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The profiler itself says nothing of a full disk."""
+
+    def cut_short(_: object, path: str) -> None:
+        Path(path).write_text('{"traceEvents": [')
+
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", cut_short)
+    [said] = traced(tmp_path)
+    assert said.startswith(
+        f"--profile-dir: {tmp_path}/trace.rank0.json was cut short after 17 bytes"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_ends_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "sync", full)
+    [said] = traced(tmp_path)
+    assert "No space left on device" in said

@@ -62,7 +62,7 @@ def make_meter(state: TrainState, log_interval: int) -> tuple[Meter, list[str]]:
     def say(line: str, flush: bool = False) -> None:
         said.append(line)
 
-    metered = Metered(log_interval, 4, 2, flops=10**12, peak_tflops=1.0)
+    metered = Metered(log_interval, 4, 0, flops=10**12, peak_tflops=1.0)
     return Meter(metered, config(log_interval, True).optimizer, state.groups, say), said
 
 
@@ -119,6 +119,16 @@ def test_the_end_of_a_run_tells_the_iterations_that_fill_no_interval(
         assert f"iteration        {iterations}/" in told[-1]
         assert f"lm loss: {iterations - 1.0:.6E}" in told[-1]
         assert milliseconds(said)[-1] == 1000.0 * iterations
+
+
+def test_speed_and_batch_size_follow_batches_that_grow(state: TrainState, clock: Clock) -> None:
+    meter, said = make_meter(state, 2)
+    for number, consumed in enumerate((2, 6)):  # of 2 and of 4 samples, 1 s each
+        clock.now += 1.0
+        meter.ended(number)
+        meter.report(Finished(number, 1.0, 1.0, consumed))
+    assert "global batch size:     4 |" in said[0]
+    assert "(TFLOP/s/GPU): 3.000 |" in said[0]
 
 
 def test_wrong_guesses_are_counted(state: TrainState, clock: Clock) -> None:

@@ -6,13 +6,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch
 from megatron.optimizer.grad_norm import local_sum_of_squares
+from megatron.optimizer.lr_schedule import Rates
 from megatron.runtime.batch import DeviceMicrobatch, to_device
 from megatron.runtime.timeline import Recorder
 from megatron.schedules.costs import Costs
@@ -37,6 +38,8 @@ from tools.benchmarking.measure import (
     matrix_rates,
 )
 
+_RATES: Final = Rates(1e-4, 1e-4, 0.01)
+
 
 def run_rank(case: BenchmarkCase, result: Path) -> None:
     """Run ``case`` on this rank of a torchrun job; rank 0 writes the measurements to ``result``.
@@ -57,7 +60,7 @@ def run_rank(case: BenchmarkCase, result: Path) -> None:
     first_loss, costs = _warm_up(state, batch[: count // case.replicas])
     _run_whole_batch(state, config, costs)
 
-    on_device = to_device(batch, groups.device)
+    on_device = to_device(batch, groups.device, replicas=groups.data.size)
     recorder = Recorder(groups.pipeline.rank, groups.device)
     groups.world.barrier()
     recorder.begin()
@@ -82,7 +85,7 @@ def _warm_up(state: TrainState, batch: Sequence[Microbatch]) -> tuple[float, Cos
         same on every rank.
     """
     groups, losses = state.groups, []
-    on_device = to_device(batch, groups.device)
+    on_device = to_device(batch, groups.device, replicas=groups.data.size)
     for iteration in range(WARM_UP_ITERATIONS):
         recorder = Recorder(groups.pipeline.rank, groups.device)
         groups.world.barrier()
@@ -109,9 +112,9 @@ def _step(
     squares = local_sum_of_squares(state.counted, state.groups.device)
     state.groups.world.all_reduce(squares)
     if state.sharded is not None:  # the next iteration takes the step
-        state.sharded.open(1e-4, float(squares) ** 0.5)
+        state.sharded.open(_RATES, float(squares) ** 0.5)
     else:
-        state.optimizer.step(1e-4, float(squares) ** 0.5)
+        state.optimizer.step(_RATES, float(squares) ** 0.5)
         state.zero_gradients()
     end = _now(state)
     return {

@@ -10,21 +10,10 @@ OWN_TOKENIZER = Condition(
         in ("NullTokenizer", "GPTSentencePieceTokenizer", "SentencePieceTokenizer")
     ),
 )
-NO_ANNEALING = Condition(
-    "without --lr-decay-style WSD", lambda line: line.word("--lr-decay-style") != "WSD"
-)
 SAME_STD = Condition(
     "with the value of --init-method-std",
     lambda line: (
         line.number("--embedding-init-method-std") == line.number("--init-method-std", 0.02)
-    ),
-)
-CONSTANT_DECAY = Condition(
-    "where both are --weight-decay",
-    lambda line: (
-        line.number("--start-weight-decay", -1)
-        == line.number("--end-weight-decay", -1)
-        == line.number("--weight-decay", 0.01)
     ),
 )
 GROUPS_OF_PIPELINE = Condition(
@@ -43,7 +32,6 @@ WITH_ROPE = Condition(
 )
 
 
-NO_SGD = Condition("without --optimizer sgd", lambda line: line.word("--optimizer") != "sgd")
 INDEXED = Condition(
     "with --dataset MMAP or Idxmap",
     lambda line: (line.word("--dataset") or "MMAP").endswith(("MMAP", "Idxmap")),

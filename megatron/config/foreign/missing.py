@@ -11,15 +11,12 @@ from typing import Final
 
 from megatron.config.foreign.answer import Row, rows
 from megatron.config.foreign.conditions import (
-    CONSTANT_DECAY,
     GROUPS_OF_PIPELINE,
     INDEXED,
     LIMIT_IN_MICROBATCHES,
-    NO_ANNEALING,
     NO_FP8,
     NO_RECOMPUTATION,
     NO_RECORDS,
-    NO_SGD,
     OWN_TOKENIZER,
     SAME_STD,
     WITH_ROPE,
@@ -157,17 +154,27 @@ FEATURES: Final = (
                 --ckpt-fully-parallel-load --dist-ckpt-optim-fully-reshardable
                 --ckpt-assume-constant-structure --use-persistent-ckpt-worker
                 --auto-detect-ckpt-format --verify-integrity"""),
+            Idle("the learning rate follows the flags of the run that loads", None, """
+                --override-opt_param-scheduler --override-lr-scheduler --reset-lr-scheduler"""),
             Idle("nothing random is saved: it follows from the seed", None, """
                 --no-save-rng --no-load-rng"""),
             Idle("nothing is loaded", without("--load", "--pretrained-checkpoint"), """
-                --no-load-lr-state --reset-iteration --load-iteration N --use-checkpoint-args
-                --no-use-tokenizer-model-from-checkpoint-args --override-opt_param-scheduler
-                --use-checkpoint-opt_param-scheduler --override-lr-scheduler
-                --use-checkpoint-lr-scheduler --reset-lr-scheduler --dist-ckpt-strictness N"""),
+                --no-load-lr-state --reset-iteration --load-iteration N
+                --no-use-tokenizer-model-from-checkpoint-args --dist-ckpt-strictness N"""),
             Idle("nothing is saved or loaded",
                 without("--save", "--load", "--pretrained-checkpoint"), """
                 --ckpt-format N --dist-ckpt-format N --ckpt-* [...] --dist-ckpt-* [...]
                 --save-* [...]"""),
+        ),
+    ),
+    Feature(
+        "the learning rate of a checkpoint",
+        "the learning rate follows the flags, not the checkpoint",
+        "give the flags of the run that saved it; what differs is told when it is loaded",
+        "",
+        idle=(
+            Idle("nothing is loaded", without("--load", "--pretrained-checkpoint"), """
+                --use-checkpoint-opt_param-scheduler --use-checkpoint-lr-scheduler"""),
         ),
     ),
     Feature(
@@ -302,7 +309,7 @@ FEATURES: Final = (
         "the log has no line for it yet",
         _LEAVE_IT_OUT,
         """
-        --log-params-norm --log-num-zeros-in-grad --log-straggler --log-energy
+        --log-energy
         --log-max-attention-logit --record-memory-history --memory-snapshot-path N
         --profile-memory-iter N --config-logger-dir N --timing-log-level N --structured-logs
         --structured-logs-dir N --transformer-timers --metrics N ... --log-device-memory-used
@@ -311,11 +318,11 @@ FEATURES: Final = (
         idle=(Idle("nothing is saved", without("--save"), "--log-progress"),),
     ),
     Feature(
-        "batch sizes that grow",
-        "every iteration has the same batch",
-        "give the last size with --global-batch-size alone",
+        "other batch sizes that change",
+        "a batch grows by equal increments only, and is never made smaller",
+        "use --rampup-batch-size START INCREMENT SAMPLES",
         """
-        --rampup-batch-size N ... --step-batch-size-schedule N ...
+        --step-batch-size-schedule N ...
         """,
         idle=(
             Idle("batches do not grow",
@@ -335,18 +342,13 @@ FEATURES: Final = (
         """,
     ),
     Feature(
-        "stops by time, signal or file",
-        "a run ends by its length only",
-        "leave it out (--exit-interval N ends a run early)",
+        "stops by a file",
+        "a run ends by its length, after a time or by a signal",
+        "use --exit-interval, --exit-duration-in-mins or --exit-signal-handler",
         """
-        --exit-duration-in-mins N --exit-signal-handler --exit-signal-handler-for-* [...]
         --trigger-path N --kill-switch-path N --kill-switch-file N --adlr-autoresume
         --adlr-autoresume-interval N --phase-transition-iterations N
         """,
-        idle=(
-            Idle("a run ends by its length only", without("--exit-signal-handler"), """
-                --exit-signal N"""),
-        ),
     ),
     Feature(
         "documents kept apart in a sample",
@@ -388,34 +390,37 @@ FEATURES: Final = (
     ),
     Feature(
         "other optimizers",
-        "the only optimizer is Adam with decoupled weight decay",
-        "use --optimizer adam",
+        "the optimizers are Adam with decoupled weight decay, SGD and Muon",
+        "use --optimizer adam, sgd or muon",
         """
-        --optimizer {sgd,muon,dist_muon,lion,soap,adaptive_muon,adafactor,lamb,adagrad,ademamix}
-        --muon-* [...] --lion-* [...] --soap-* [...] --ademamix-* [...] --use-bnb-optimizer
+        --optimizer {lion,soap,adaptive_muon,adafactor,lamb,adagrad,ademamix}
+        --lion-* [...] --soap-* [...] --ademamix-* [...] --adaptive-muon-* [...]
+        --use-bnb-optimizer
+        """,
+    ),
+    Feature(
+        "other kinds of Muon",
+        "Muon's momentum is fp32, its state is on every replica, and all other weights take Adam",
+        "leave it out, or use --optimizer muon as it is",
+        """
+        --optimizer {dist_muon} --muon-fp32-matmul-prec {low} --muon-scalar-optimizer N
+        --muon-* [...]
         """,
         idle=(
-            Idle("Adam has no momentum of this kind", NO_SGD, """
-                --sgd-momentum N"""),
+            Idle("no matrix is split over tensor-parallel ranks", None, """
+                --muon-tp-mode N"""),
+            Idle("all other weights take Adam", None, """
+                --muon-scalar-optimizer {adam}"""),
         ),
     ),
     Feature(
         "other learning rates and decays",
-        "all weights have one rate, constant, linear or cosine, and one decay",
-        "use --lr-decay-style cosine or linear, and --weight-decay",
+        "weights have one rate, or two with --decoupled-lr; norms and biases never decay",
+        "use --lr-decay-style cosine, linear, inverse-square-root or WSD, and --weight-decay",
         """
-        --lr-decay-style {WSD,inverse-square-root,exponential} --decoupled-lr N
-        --decoupled-min-lr N --weight-decay-incr-style N --use-mup --mup-* [...]
-        --head-lr-mult N
+        --lr-decay-style {exponential} --use-mup --mup-* [...] --head-lr-mult N
+        --apply-wd-to-qk-layernorm --no-weight-decay-cond-type N
         """,
-        idle=(
-            Idle("a constant decay is given by --weight-decay", None, """
-                --weight-decay-incr-style {constant}"""),
-            Idle("the decay of weights does not change", CONSTANT_DECAY, """
-                --start-weight-decay N --end-weight-decay N"""),
-            Idle("the learning rate has no annealing phase", NO_ANNEALING, """
-                --lr-wsd-decay-style N --lr-wsd-decay-iters N --lr-wsd-decay-samples N"""),
-        ),
     ),
     Feature(
         "other position embeddings",
@@ -515,11 +520,11 @@ FEATURES: Final = (
     ),
     Feature(
         "steps that are checked, repeated or skipped",
-        "every step is taken once, and checked for infinity and NaN only",
-        _LEAVE_IT_OUT,
+        "every step is taken once; losses are checked for infinity, NaN and spikes",
+        "leave it out (see --check-for-spiky-loss and --iterations-to-skip)",
         """
-        --check-for-spiky-loss --check-for-large-grads --rerun-mode N --error-injection-* [...]
-        --iterations-to-skip N ... --skip-train --skip-train-iteration-range N ...
+        --check-for-large-grads --rerun-mode N --error-injection-* [...]
+        --skip-train --skip-train-iteration-range N ...
         --skip-samples N ... --deterministic-mode --enable-ft-package --ft-* [...]
         --calc-ft-timeouts --inprocess-* [...] --replication [...] --replication-* [...]
         --train-range-to-skip N ... --batch-invariant-mode

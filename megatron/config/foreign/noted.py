@@ -79,8 +79,10 @@ _TABLE = (
     ("when Python collects garbage is left to Python", None, """
         --manual-gc --manual-gc-interval N --no-manual-gc-eval"""),
     ("memory is left to PyTorch's allocator", None, "--empty-unused-memory-level {0,1,2}"),
-    ("a loss or a gradient norm that is not finite always ends the run", None, """
-        --no-check-for-nan-in-loss-and-grad --check-for-nan-in-loss-and-grad"""),
+    ("a loss or a gradient norm that is not finite ends the run",
+        without("--no-check-for-nan-in-loss-and-grad"), "--check-for-nan-in-loss-and-grad"),
+    ("--no-check-for-nan-in-loss-and-grad has the word",
+        beside("--no-check-for-nan-in-loss-and-grad"), "--check-for-nan-in-loss-and-grad"),
     ("training ends after the shorter --train-tokens", SHORTER_TOKENS, """
         --train-samples N --train-iters N"""),
     ("no graph of kernels is captured", None, """
@@ -90,7 +92,7 @@ _TABLE = (
         --no-mmap-bin-files --mmap-warmup --data-impl {mmap,infer}
         --dataset {MMAP,GPT,LLama-Pretrain-Idxmap}
         --dataset {Qwen-Pretrain-Idxmap,Mistral-Pretrain-Idxmap} --dataloader-fast-cache-load
-        --dataloader-defer-npy-index-mmap"""),
+        --dataloader-defer-npy-index-mmap --exit-signal-handler-for-* [...]"""),
     ("samples are shuffled once, by the seed, and read in that order", None, """
         --dataloader-type {single,cyclic} --shuffle-documents --no-shuffle-sample-level"""),
     ("no causal mask is ever stored", None, """

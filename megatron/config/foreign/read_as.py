@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from megatron.config.flags import SCHEDULE_PROFILE_ITERATIONS
 from megatron.config.foreign.answer import Row, rows
-from megatron.config.foreign.line import SHORTER_TOKENS, Condition, Line
+from megatron.config.foreign.line import ONE_REPLICA, SHORTER_TOKENS, Condition, Line
 from megatron.schedules.plan_flags import PLAN_FLAGS
 
 _TIMERS = (
@@ -32,6 +32,7 @@ def read_as() -> Iterator[Row]:
         "--allow-padding-num-layers",
         when=Condition("where the stages do not divide the layers", _uneven),
     )
+    yield from rows("rewritten", "--optimizer muon", "--optimizer {dist_muon}", when=ONE_REPLICA)
 
 
 def _short_names() -> Iterator[tuple[str, str]]:
@@ -133,6 +134,8 @@ _NAMES = (
     ),
     ("--z-loss-coeff 1e-4", "--use-z-loss"),
     ("--optimizer adam", "--optimizer {adamw,Adam,AdamW}"),
+    ("--muon-nesterov", "--muon-use-nesterov"),
+    ("--lr-wsd-decay-style minus_sqrt", "--lr-wsd-decay-style {1-sqrt}"),
     ("--eval-iters 0", "--eval-iters {-1}"),
     # They number the tokens alike, and end a document with </s>; only text is cut differently.
     ("--tokenizer-type GPTSentencePieceTokenizer", "--tokenizer-type {Llama2Tokenizer}"),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from megatron.kernels.cpu.library import Library, expect
+from megatron.kernels.cpu.library import Library, expect, gradient_from_saved
 
 _TILE = 1 << 16  # elements: the four fp32 temporaries of a tile take a megabyte
 _CUBIC = 0.044715
@@ -62,12 +62,7 @@ class CompiledGelu(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         """One product."""
         (slope,) = ctx.saved_tensors
-        grad, x_grad = grad.contiguous(), torch.empty_like(slope)
-        expect(torch.bfloat16, grad)
-        ctx.library.multiply_bf16(
-            grad.data_ptr(), slope.data_ptr(), grad.numel(), x_grad.data_ptr()
-        )
-        return x_grad, None
+        return gradient_from_saved(ctx.library.multiply_bf16, grad, slope), None
 
 
 def _value_and_slope(x: Tensor, value: Tensor, slope: Tensor) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from megatron.kernels.cpu.library import Library, expect
+from megatron.kernels.cpu.library import Library, expect, gradient_from_saved
 from megatron.kernels.reference.squared_relu import SquaredReLU
 
 
@@ -47,9 +47,4 @@ class CompiledSquaredReLU(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         """``2 relu(x) grad``."""
         (out,) = ctx.saved_tensors
-        grad, x_grad = grad.contiguous(), torch.empty_like(out)
-        expect(torch.bfloat16, grad)
-        ctx.library.squared_relu_backward_bf16(
-            grad.data_ptr(), out.data_ptr(), out.numel(), x_grad.data_ptr()
-        )
-        return x_grad, None
+        return gradient_from_saved(ctx.library.squared_relu_backward_bf16, grad, out), None

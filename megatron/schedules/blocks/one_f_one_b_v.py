@@ -4,7 +4,8 @@ Chunk 0 goes down the ranks, chunk 1 comes back up. The unit is the F of a chunk
 so a microbatch takes six units on each rank. F starts on a stage as soon as it has ended on the one
 before, and so does B on two of three stages. On every third stage B waits three units, because it
 would run into other passes there. The times from F to B of a rank's two chunks add up to 8 p units,
-so every rank holds 2 p / 3 microbatches.
+so every rank holds 2 p / 3 microbatches. Repeated, the block leaves gaps in the warm-up and the
+cool-down, into which ``search/fill_gaps.py`` moves passes as the authors' scheduler does.
 """
 
 from megatron.schedules.blocks.block import Block, Slot

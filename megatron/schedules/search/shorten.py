@@ -3,7 +3,7 @@
 A block orders its passes as if a new microbatch came after every interval, and as if passes took
 the times of the block. Neither is true in the warm-up and the cool-down, nor with real costs. The
 given plan is one of the trials, so the returned plan is never longer. (arXiv 2405.15362, section
-4.2, moves F, B and W ahead by a greedy rule; this rule is one of the trials here.)
+4.2, moves F, B and W ahead by a greedy rule; ``fill_gaps``, one of the trials, does it.)
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +19,7 @@ from megatron.schedules.passes import PassKind
 from megatron.schedules.plan import Plan
 from megatron.schedules.search.automatic import greedy
 from megatron.schedules.search.cool_down import cooled_down
+from megatron.schedules.search.fill_gaps import fill_gaps
 from megatron.schedules.search.justify import Scheduled, justify, planned, scheduled, to_the_left
 from megatron.schedules.search.keys_from_plan import keys_from_plan
 from megatron.schedules.search.lengthen import Lengthening, Target
@@ -188,11 +189,16 @@ class _Search:
 
     def _trials(self, start: Scheduled) -> Iterator[Scheduled]:
         """Yield schedules until the effort is spent, the quick ones first."""
+        starts = [start]
         found = [start, to_the_left(self._problem, start, 0.0)]  # always once, whatever the effort
         yield found[-1]
-        self._affords(1)
+        if not self._plan.split_backward and not self.graph.followed_by:  # W fills gaps as well
+            starts.append(fill_gaps(self._problem, start))
+            found.append(starts[-1])
+            yield found[-1]
+        self._affords(len(starts))
         cooled = [self._cooled_down(start)] if self.cools_down else []
-        for schedule in self._others(start):
+        for schedule in self._others(starts):
             found.append(schedule)
             yield schedule
         found += cooled
@@ -200,11 +206,10 @@ class _Search:
         if self._plan.split_backward:
             yield from self._shaken(min(found, key=lambda s: (s.span, s.end)))
 
-    def _others(self, start: Scheduled) -> Iterator[Scheduled]:
-        """Yield the schedules from all other starts and slacks."""
-        starts = [start]
+    def _others(self, starts: list[Scheduled]) -> Iterator[Scheduled]:
+        """Yield the schedules from these and all other starts, with all slacks."""
+        start, starts = starts[0], [*starts, *(self._greedy() if self._searched else [])]
         if self._searched:
-            starts += self._greedy()
             yield starts[-1]
         for keys in self.keys:
             if self._affords(1):

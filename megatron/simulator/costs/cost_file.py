@@ -19,11 +19,13 @@ that the schedule runs (``check_measured``).
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
 
+from megatron.native.files import read_text, write_text
 from megatron.schedules.costs import Costs, Exchange, Time
 from megatron.schedules.needs import COMM_KINDS, REPLICA_KINDS, CommKind
 from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS, PLANNED_KINDS, PassKind
@@ -84,8 +86,7 @@ def load_costs(path: Path) -> CostFile:
             and the value.
     """
     try:
-        document = json.loads(path.read_text(), object_pairs_hook=_no_doubles)
-        sections = _section(document, "the file")
+        sections = _section(_document(path), "the file")
         for name in sections:
             if name not in ("passes", "comms", "bytes", "layers"):
                 raise ValueError(f"'{name}' is no section: write passes, comms, bytes or layers")
@@ -102,7 +103,7 @@ def load_costs(path: Path) -> CostFile:
         layers = _layers(sections["layers"]) if "layers" in sections else None
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:  # of JSON and of Unicode too
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return CostFile(
         costs, sizes, layers, frozenset(passes) | set(costs.comms) | set(costs.exchanges)
@@ -141,11 +142,34 @@ def save_costs(path: Path, costs: Costs, layers: Sequence[Sequence[int]]) -> Non
         path: path of the file.
         costs: measured costs.
         layers: transformer layers of each chunk of each rank during the measurement.
+
+    Raises:
+        OSError: it cannot be written; the message names it.
     """
     exchanges = {kind: own.times for kind, own in costs.exchanges.items()}
     comms = {**costs.comms, **exchanges}
     document = {"passes": dict(costs.passes), "comms": comms, "layers": layers}
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(document, indent=1) + "\n")
+
+
+def _document(path: Path) -> object:
+    """Return what a JSON file holds.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no JSON file.
+    """
+    way_out = "give a file that --save-measured-costs wrote, or one in its form"
+    try:
+        return json.loads(read_text(path), object_pairs_hook=_no_doubles)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"is no complete JSON: {error.msg} in line {error.lineno}, column {error.colno}; it "
+            f"was cut short, or it is another file: {way_out}"
+        ) from error
+    except RecursionError as error:
+        raise ValueError(f"holds lists in lists without end: {way_out}") from error
 
 
 def _costs(
@@ -191,9 +215,8 @@ def _number(word: str, text: str) -> float:
 
 
 def _no_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    names = [name for name, _ in pairs]
-    for name in names:
-        if names.count(name) > 1:
+    for name, times in Counter(name for name, _ in pairs).items():
+        if times > 1:
             raise ValueError(f"'{name}' is given twice: give it once")
     return dict(pairs)
 

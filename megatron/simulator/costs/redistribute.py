@@ -1,9 +1,14 @@
 """Spread transformer layers over stages, some of which have other work as well (``redis``)."""
 
 from collections.abc import Sequence
+from heapq import heapify, heapreplace
 from math import isfinite
+from typing import Final
 
 from megatron.schedules.counted import counted
+
+MOST_LAYERS: Final = 100_000
+"""Layers of the deepest model; more are a mistyped number."""
 
 
 def redistribute(
@@ -28,18 +33,21 @@ def redistribute(
         last: layers of the last stage, if the user has chosen their number.
 
     Raises:
-        ValueError: if ``stages`` is below 1 or another count below 0, a time is negative or not a
-            number, ``extra`` has not one time per stage, or ``last`` does not fit ``layers``.
+        ValueError: if ``stages`` is below 1, another count below 0 or above ``MOST_LAYERS``, a time
+            is negative or not a number, ``extra`` has not one time per stage, or ``last`` does not
+            fit ``layers``.
     """
     _check(layers, stages, layer_time, extra, last)
     counts = [0] * stages
-    free = range(stages)[::-1]
     if last is not None:
         counts[-1] = last
-        free = free[1:]
+    free = range(stages if last is None else stages - 1)
+    lightest = [(extra[stage], -stage) for stage in free]  # of equal ones the last stage
+    heapify(lightest)
     for _ in range(layers - sum(counts)):
-        lightest = min(free, key=lambda stage: extra[stage] + counts[stage] * layer_time)
-        counts[lightest] += 1
+        stage = -lightest[0][1]
+        counts[stage] += 1
+        heapreplace(lightest, (extra[stage] + counts[stage] * layer_time, -stage))
     return counts
 
 
@@ -84,7 +92,7 @@ def redistribute_stages(
 def _check(
     layers: int, stages: int, layer_time: float, extra: Sequence[float], last: int | None
 ) -> None:
-    if layers < 0 or stages < 1:
+    if not 0 <= layers <= MOST_LAYERS or stages < 1:
         raise ValueError(
             f"{counted(layers, 'layer')} cannot be spread over {counted(stages, 'stage')}"
         )

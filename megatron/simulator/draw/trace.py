@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from megatron.native.files import write_text
 from megatron.schedules.lower import lane
 from megatron.schedules.needs import REPLICA_KINDS, Comm, Need, needs, participants, sources
 from megatron.schedules.passes import PASS_KINDS, Pass
@@ -79,8 +80,12 @@ def chrome_trace(plan: Plan, timeline: Timeline, microseconds: float = 1.0) -> d
 def save_chrome_trace(
     plan: Plan, timeline: Timeline, path: Path, microseconds: float = 1.0
 ) -> None:
-    """Write ``chrome_trace`` of the same arguments to ``path``."""
-    path.write_text(json.dumps(chrome_trace(plan, timeline, microseconds)))
+    """Write ``chrome_trace`` of the same arguments to ``path``, complete or not at all.
+
+    Raises:
+        OSError: it cannot be written; the message names it.
+    """
+    write_text(path, json.dumps(chrome_trace(plan, timeline, microseconds)))
 
 
 def _thread(plan: Plan, span: Span, item: Need) -> Thread:

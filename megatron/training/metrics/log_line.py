@@ -30,6 +30,10 @@ class IterationValues:
         global_batch_size: samples of an iteration.
         lm_loss: mean over the interval, nats per token.
         grad_norm: global norm of the last iteration, before clipping.
+        num_zeros: zeros of its gradient; ``None``: not counted.
+        params_norm: norm of the weights after it; ``None``: not asked for.
+        skipped: iterations of the interval that took no step.
+        nans: those of them whose loss was not finite.
     """
 
     time: datetime
@@ -43,6 +47,10 @@ class IterationValues:
     global_batch_size: int
     lm_loss: float
     grad_norm: float
+    num_zeros: int | None = None
+    params_norm: float | None = None
+    skipped: int = 0
+    nans: int = 0
 
 
 def introduction(
@@ -101,8 +109,7 @@ def iteration_line(values: IterationValues) -> str:
     """Return Megatron's training line; the MFU behind the throughput is the only addition."""
     # Megatron prints one decimal, which is too coarse for a CPU core's third of a TFLOP/s.
     decimals = 1 if values.tflops_per_rank >= 10 else 3
-    # Parsers look for the last fields, which are the same in every run: bf16 and fp32 need no loss
-    # scale, and a loss or gradient that is not finite ends the run, so no iteration is skipped.
+    # Parsers look for the loss scale, which bf16 and fp32 do not need.
     fields = (
         f" [{values.time:%Y-%m-%d %H:%M:%S}]"
         f" iteration {values.iteration:8d}/{values.train_iters:8d}",
@@ -115,8 +122,10 @@ def iteration_line(values: IterationValues) -> str:
         f"lm loss: {values.lm_loss:.6E}",
         "loss scale: 1.0",
         f"grad norm: {values.grad_norm:.3f}",
-        "number of skipped iterations:   0",
-        "number of nan iterations:   0 |",
+        *([] if values.num_zeros is None else [f"num zeros: {values.num_zeros:.1f}"]),
+        *([] if values.params_norm is None else [f"params norm: {values.params_norm:.3f}"]),
+        f"number of skipped iterations: {values.skipped:3d}",
+        f"number of nan iterations: {values.nans:3d} |",
     )
     return " | ".join(fields)
 

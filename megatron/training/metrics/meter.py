@@ -4,6 +4,7 @@ An iteration ends when its last pass and its optimizer's step have been issued. 
 gradient norm may be known only later; its time still counts for the interval in which it was spent.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,14 +26,14 @@ class Metered:
     Attributes:
         log_interval: iterations per printed line.
         train_iters: iterations of the whole job.
-        global_batch_size: samples of an iteration.
-        flops: model FLOPs of an iteration, over all ranks.
+        consumed_samples: of iterations that an earlier run has trained.
+        flops: model FLOPs of a sample, over all ranks.
         peak_tflops: peak of one rank in TFLOP/s, for the MFU.
     """
 
     log_interval: int
     train_iters: int
-    global_batch_size: int
+    consumed_samples: int
     flops: int
     peak_tflops: float
 
@@ -58,8 +59,10 @@ class Meter:
         self._optimizer = optimizer
         self._groups = groups
         self._say = say
+        self._consumed = self._printed = metered.consumed_samples
         self._losses: list[float] = []
         self._unprinted: tuple[Finished, float] | None = None  # the last one, and when it ended
+        self._skipped = self._nans = 0  # iterations since the last line
         self._steps = self._steps_redone = 0
         self._memory_reported = False
         self._paused = 0.0
@@ -82,9 +85,15 @@ class Meter:
         if finished is None:
             return
         end = self._ends.pop(finished.number)
-        self._losses.append(finished.loss)
+        if finished.is_skipped:
+            self._skipped += 1
+            self._nans += not math.isfinite(finished.loss)
+        else:
+            self._losses.append(finished.loss)
         self._steps += 1
         self._steps_redone += finished.step_redone
+        self._batch = finished.consumed_samples - self._consumed
+        self._consumed = finished.consumed_samples
         self._unprinted = finished, end
         if (finished.number + 1) % self._metered.log_interval == 0:
             self.report_rest()
@@ -94,11 +103,12 @@ class Meter:
         if self._unprinted is None:
             return
         finished, end = self._unprinted
-        seconds = (end - self._begin) / len(self._losses)
+        seconds = (end - self._begin) / (len(self._losses) + self._skipped)
         self._say(iteration_line(self._values(finished, seconds)), flush=True)
         with self.paused():
             self.report_memory(finished.number + 1)
-        self._losses, self._unprinted = [], None
+        self._losses, self._skipped, self._nans, self._unprinted = [], 0, 0, None
+        self._printed = finished.consumed_samples
         self._begin = end
 
     def report_memory(self, iteration: int) -> None:
@@ -120,7 +130,8 @@ class Meter:
 
     def _values(self, finished: Finished, seconds: float) -> IterationValues:
         metered = self._metered
-        tflops = metered.flops / seconds / self._groups.world.size / 1e12
+        samples = (finished.consumed_samples - self._printed) / len(self._losses)
+        tflops = metered.flops * samples / seconds / self._groups.world.size / 1e12
         return IterationValues(
             time=datetime.now().astimezone(),
             iteration=finished.number + 1,
@@ -130,9 +141,13 @@ class Meter:
             tflops_per_rank=tflops,
             mfu=tflops / metered.peak_tflops,
             learning_rate=learning_rate(self._optimizer, finished.consumed_samples),
-            global_batch_size=metered.global_batch_size,
-            lm_loss=sum(self._losses) / len(self._losses),
+            global_batch_size=self._batch,
+            lm_loss=sum(self._losses) / len(self._losses) if self._losses else math.nan,
             grad_norm=finished.grad_norm,
+            num_zeros=finished.num_zeros,
+            params_norm=finished.params_norm,
+            skipped=self._skipped,
+            nans=self._nans,
         )
 
     def _clock(self) -> float:

@@ -15,7 +15,7 @@ from megatron.simulator.costs.from_timelines import costs_from_timelines
 from megatron.simulator.draw.trace import save_chrome_trace
 from megatron.simulator.simulate import Timeline, simulate
 from megatron.simulator.timeline_file import save_timeline
-from megatron.training.outputs import PLANNED, TRACE
+from megatron.training.outputs import PLANNED, TRACE, why_unwritten
 from megatron.training.profiling.replan import (
     PlanWith,
     Trial,
@@ -117,7 +117,9 @@ class Observation:
             flush=True,
         )
         if config.save_measured_costs is not None:
-            save_measured(state, costs, config.save_measured_costs)
+            unwritten = save_measured(state, costs, config.save_measured_costs)
+            if unwritten is not None:
+                self._say(unwritten, flush=True)
         if config.replan:
             found, self._trial = replan(self._plan_with, state, costs, timelines)
             self._say(describe_replanned(found), flush=True)
@@ -137,11 +139,15 @@ class Observation:
             return
         costs = self._costs or costs_from_timelines(state.plan, [timeline])
         planned = simulate(state.pipeline.train_program, costs)
-        save_timeline(timeline, path)
-        save_timeline(planned, path.with_suffix(PLANNED))
-        save_chrome_trace(state.plan, timeline, path.with_suffix(TRACE), 1e6)
+
+        def write() -> None:
+            save_timeline(timeline, path)
+            save_timeline(planned, path.with_suffix(PLANNED))
+            save_chrome_trace(state.plan, timeline, path.with_suffix(TRACE), 1e6)
+
         self._say(
-            f"timeline of the last iteration: {path}, and beside it as planned ({PLANNED}) and "
+            why_unwritten("--record-timeline", write)
+            or f"timeline of the last iteration: {path}, and beside it as planned ({PLANNED}) and "
             f"as a trace ({TRACE}); clocks of ranks agree within {error * 1e6:.0f} us",
             flush=True,
         )

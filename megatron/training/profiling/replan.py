@@ -15,6 +15,7 @@ from megatron.schedules.costs import Costs, Time
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.cost_file import save_costs
 from megatron.simulator.simulate import Timeline, simulate
+from megatron.training.outputs import why_unwritten
 from megatron.training.planning.run_plan import RunPlan
 from megatron.training.setup import TrainState
 
@@ -164,17 +165,20 @@ def describe_costs(costs: Costs) -> str:
     return ", ".join(f"{kind} {seconds * 1e3:.3g} ms" for kind, seconds in times)
 
 
-def save_measured(state: TrainState, costs: Costs, path: Path) -> None:
+def save_measured(state: TrainState, costs: Costs, path: Path) -> str | None:
     """Write the measured costs, and the layers of the measured stages; every rank calls it.
 
     ``--measured-costs`` of training and of ``tools/simulate.py`` reads them.
+
+    Returns:
+        Why they were not written, for the log; ``None`` if they were, and on all ranks but one.
     """
     layers = state.groups.pipeline.all_gather_object(
         list(map(len, state.pipeline.model.placement.chunks))
     )
-    if state.groups.world.rank == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_costs(path, costs, layers)
+    if state.groups.world.rank != 0:
+        return None
+    return why_unwritten("--save-measured-costs", lambda: save_costs(path, costs, layers))
 
 
 def _flat(time: Time) -> Iterator[float]:

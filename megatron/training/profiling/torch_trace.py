@@ -1,12 +1,16 @@
 """PyTorch profiler traces of a few iterations, one file per rank."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from megatron.config.run_config import LogConfig
+from megatron.native.files import atomic_path
+from megatron.training.outputs import why_unwritten
 
 
 class Steps(Protocol):
@@ -23,10 +27,15 @@ class _NoProfiler:
 
 
 @contextmanager
-def profiler(config: LogConfig, rank: int) -> Iterator[Steps]:
+def profiler(config: LogConfig, rank: int, say: Callable[..., None] = print) -> Iterator[Steps]:
     """Trace the iterations ``profile_step_start`` to ``profile_step_end`` (exclusive, from 1).
 
     The traces open in Perfetto or chrome://tracing.
+
+    Args:
+        config: which iterations are traced, and the folder of the traces.
+        rank: of the job.
+        say: prints why a trace could not be written.
     """
     if not config.profile:
         yield _NoProfiler()
@@ -38,7 +47,26 @@ def profiler(config: LogConfig, rank: int) -> Iterator[Steps]:
     schedule = torch.profiler.schedule(
         wait=config.profile_step_start - 1 - warmup, warmup=warmup, active=active, repeat=1
     )
-    with torch.profiler.profile(
-        schedule=schedule, on_trace_ready=lambda trace: trace.export_chrome_trace(str(path))
-    ) as profile:
+
+    def keep(trace: torch.profiler.profile) -> None:
+        unwritten = why_unwritten("--profile-dir", lambda: _write(trace, path))
+        if unwritten is not None:
+            say(unwritten, flush=True)
+
+    with torch.profiler.profile(schedule=schedule, on_trace_ready=keep) as profile:
         yield profile
+
+
+def _write(trace: torch.profiler.profile, path: Path) -> None:
+    """Write a trace, complete or not at all.
+
+    Raises:
+        OSError: it cannot be written. The profiler itself says nothing of a full disk.
+    """
+    with atomic_path(path) as temporary:
+        trace.export_chrome_trace(str(temporary))
+        with temporary.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(-min(16, size), os.SEEK_END)
+            if not file.read().rstrip().endswith(b"}"):
+                raise OSError(f"{path} was cut short after {size} bytes: the disk may be full")

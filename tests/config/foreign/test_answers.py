@@ -192,11 +192,13 @@ def test_conditions_on_a_line() -> None:
         ("--zero-bubble-max-pending-backward auto", 1, 1, 0),
         ("--zero-bubble-max-pending-backward auto --enable-zero-bubble", 1, 0, 1),
         ("--zero-bubble-max-pending-backward auto --zero-bubble-v-schedule", 1, 1, 0),
-        ("--start-weight-decay 0.1 --end-weight-decay 0.1 --weight-decay 0.1", 1, 2, 0),
-        ("--start-weight-decay 0.1 --end-weight-decay 0.2 --weight-decay 0.1", 1, 0, 2),
         ("--embedding-init-method-std 0.02", 1, 1, 0),
         ("--embedding-init-method-std 0.3", 1, 0, 1),
-        ("--exit-signal SIGINT", 1, 1, 0),
+        ("--optimizer dist_muon", 1, 1, 0),
+        ("--optimizer dist_muon", 2, 0, 1),
+        ("--muon-scalar-optimizer adam --muon-tp-mode duplicated", 1, 2, 0),
+        ("--muon-scalar-optimizer lion --muon-fp32-matmul-prec low", 1, 0, 2),
+        ("--lr-wsd-decay-style 1-sqrt --muon-use-nesterov", 1, 2, 0),
     ],
 )
 def test_the_answer_depends_on_other_flags(

@@ -1,9 +1,9 @@
 """What 1F1B-V promises (arXiv 2405.15362): two thirds of the memory of 1F1B, at its bubble.
 
 F = 1 and B = 2 a stage, communication free. ``PUBLISHED`` is what the pattern of the authors' own
-scheduler holds and idles with m = 3 p, put through our simulator, before it moves passes ahead
-(``v1f1b.py`` in megatron/core/pipeline_parallel/zerobubble/scheduler of
-github.com/sail-sg/zero-bubble-pipeline-parallelism).
+scheduler holds and idles with m = 3 p, put through our simulator, before it moves passes ahead and
+after (``v1f1b.py`` in megatron/core/pipeline_parallel/zerobubble/scheduler of
+github.com/sail-sg/zero-bubble-pipeline-parallelism). Idle times are the same with m = 2 p and 4 p.
 """
 
 from itertools import pairwise
@@ -24,6 +24,18 @@ PUBLISHED: Final = [
     (2, 2, 3.5), (3, 3, 7), (4, 3, 9), (5, 4, 12.5), (6, 5, 16), (7, 5, 18), (8, 6, 21.5),
     (12, 9, 34), (16, 11, 45),
 ]  # fmt: skip
+MOVED_AHEAD: Final = {4: 7.5, 6: 11, 8: 16.5, 12: 26, 16: 37.5, 24: 56}
+"""Ranks -> the idle time that is left when the scheduler has moved passes ahead."""
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+@pytest.mark.parametrize(("p", "idle"), MOVED_AHEAD.items())
+def test_its_plan_idles_no_longer_than_the_published_one(p: int, idle: float, groups: int) -> None:
+    """Blocks leave gaps in the warm-up and the cool-down: a quarter of the idle time, and more."""
+    m, costs = groups * p, Costs({"F": 1.0, "B": 2.0})
+    plan = make_plan("1f1b-v", "none", p, m, costs)
+    assert by_hand.span(plan, costs) / 2 - 3 * m <= idle + 1e-9
+    assert max(in_flight(plan)) <= (2 * p + 3) / 3
 
 
 @pytest.mark.parametrize(("p", "held", "idle"), PUBLISHED)

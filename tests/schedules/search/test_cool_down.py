@@ -3,25 +3,18 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import by_hand
-from schedules.cases import cases, random_costs, seeds
+from schedules.cases import cases, plan_with, problem_of, random_costs, rows_of, seeds
 
 from megatron.schedules.check import check
 from megatron.schedules.costs import Costs
-from megatron.schedules.graph import Graph
-from megatron.schedules.held import held_changes, peak_held
+from megatron.schedules.held import peak_held
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan import Plan
 from megatron.schedules.search.cool_down import cooled_down
 from megatron.schedules.search.justify import Scheduled, planned, scheduled
-from megatron.schedules.search.list_schedule import Problem, Rule, list_schedule
+from megatron.schedules.search.list_schedule import Rule, list_schedule
 
 split = cases(["zb-h1", "zb-h2", "zb-v", "v-half", "v-min"], passes=40)
-
-
-def problem_of(plan: Plan, costs: Costs) -> Problem:
-    graph = Graph(plan, costs)
-    changes = [held_changes(plan, item) for item in graph.passes]
-    return Problem(graph, changes, [peak_held(plan, row) for row in plan.rows])
 
 
 def trials(plan: Plan, costs: Costs, affordable: int) -> list[Scheduled]:
@@ -32,17 +25,12 @@ def trials(plan: Plan, costs: Costs, affordable: int) -> list[Scheduled]:
         left[0] -= placements
         return left[0] >= 0
 
-    base = [problem.graph.row(rank, row) for rank, row in enumerate(plan.rows)]
+    base = rows_of(problem, plan)
     now = scheduled(problem, base)
     work = [
         sum(costs.of_pass(plan, rank, item) for item in row) for rank, row in enumerate(plan.rows)
     ]
     return [*cooled_down(problem, base, planned(problem, base, now.starts), work, affords)]
-
-
-def plan_with(plan: Plan, found: Scheduled, costs: Costs) -> Plan:
-    rows = tuple(Graph(plan, costs).plan_row(row) for row in found.rows)
-    return Plan(rows, plan.stages, plan.microbatches, plan.treatment)
 
 
 @settings(max_examples=40)
@@ -52,10 +40,10 @@ def test_trials_run_hold_no_more_and_are_no_more_than_is_afforded(
 ) -> None:
     plan = data.draw(split).plan
     costs = random_costs(seed, plan.ranks, plan.chunks)
-    found = trials(plan, costs, affordable)
+    problem, found = problem_of(plan, costs), trials(plan, costs, affordable)
     assert len(found) <= affordable
     for one in found:
-        new = plan_with(plan, one, costs)
+        new = plan_with(plan, problem, one.rows)
         check(new)
         for before, after in zip(plan.rows, new.rows, strict=True):
             assert sorted(before) == sorted(after)
@@ -78,7 +66,7 @@ def test_a_rank_that_may_not_idle_starts_a_filler_instead_of_waiting() -> None:
     costs = Costs({"F": 1.0, "B": [2.0, 5.0], "W": [5.0, 0.5]})
     plan = make_plan("zb-h1", "none", 2, 2, shortened=False)
     problem = problem_of(plan, costs)
-    base = [problem.graph.row(rank, row) for rank, row in enumerate(plan.rows)]
+    base = rows_of(problem, plan)
     keys = planned(problem, base, scheduled(problem, base).starts)
     last = [
         [key + 1000 * filler for key in row]

@@ -1,7 +1,6 @@
 """Shortening saves time, holds no more, and changes nothing where it saves none."""
 
 from collections import defaultdict
-from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,8 +10,11 @@ from schedules.cases import (
     Case,
     cases,
     few_trials,
+    plan_with,
     plans_of_blocks,
+    problem_of,
     random_costs,
+    rows_of,
     seeds,
     with_comms,
 )
@@ -21,14 +23,13 @@ from megatron.schedules.blocks.block import unroll
 from megatron.schedules.blocks.one_f_one_b import one_f_one_b
 from megatron.schedules.check import check
 from megatron.schedules.costs import Costs
-from megatron.schedules.graph import Graph
-from megatron.schedules.held import Held, held_changes, peak_held
+from megatron.schedules.held import Held, peak_held
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan
 from megatron.schedules.search.automatic import one_by_one
+from megatron.schedules.search.fill_gaps import fill_gaps
 from megatron.schedules.search.justify import justify, scheduled, to_the_left
-from megatron.schedules.search.list_schedule import Problem
 from megatron.schedules.search.shorten import shorten
 
 any_plan = plans_of_blocks | st.builds(
@@ -40,13 +41,6 @@ slack_shares = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_
 
 def costs_of(plan: Plan, seed: int) -> Costs:
     return with_comms(random_costs(seed, plan.ranks, plan.chunks), seed, 3)
-
-
-def problem_of(plan: Plan, costs: Costs, kept: float = 1.0) -> Problem:
-    """Return the problem whose ranks may hold what they do in ``plan``."""
-    graph = Graph(plan, costs)
-    limits = [peak_held(plan, row, kept) for row in plan.rows]
-    return Problem(graph, [held_changes(plan, item, kept) for item in graph.passes], limits)
 
 
 def by_kind(row: tuple[Pass, ...]) -> dict[tuple[str, int], list[int]]:
@@ -124,13 +118,12 @@ def test_every_schedule_on_the_way_runs_within_the_limits(
     """List scheduling from any plan comes to an end, whatever it is allowed to delay."""
     costs = costs_of(plan, seed)
     problem = problem_of(plan, costs, kept)
-    start = scheduled(problem, [problem.graph.row(r, row) for r, row in enumerate(plan.rows)])
+    start = scheduled(problem, rows_of(problem, plan))
     moved = to_the_left(problem, start, slacks[0])
     justified = justify(problem, start, slacks)
     assert justified.span <= start.span
-    for found in (moved, justified):
-        rows = tuple(problem.graph.plan_row(row) for row in found.rows)
-        done = replace(plan, rows=rows)
+    for found in (moved, justified, fill_gaps(problem, start)):
+        done = plan_with(plan, problem, found.rows)
         check(done)
         assert found.span == by_hand.span(done, costs)
         assert_within(done, list(problem.limits), kept)

@@ -1,6 +1,8 @@
 """Costs as users write them: what is meant arrives, what cannot be meant is refused by name."""
 
+import errno
 import json
+import os
 import re
 from itertools import product
 from pathlib import Path
@@ -124,7 +126,10 @@ def test_a_file_without_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ("{", "costs.json: Expecting property name"),
+        ("{", "costs.json: is no complete JSON: Expecting property name"),
+        ('{"passes": {"F": 1, "B', "is no complete JSON: Unterminated string"),
+        ("", "is no complete JSON: Expecting value in line 1"),
+        ("[" * 100_000, "holds lists in lists without end: give a file that --save-measured-costs"),
         ([1], "the file is [1]"),
         ({"pass": {}}, "'pass' is no section"),
         ({"passes": [1]}, "passes is [1]"),
@@ -150,6 +155,30 @@ def test_other_files_are_refused_by_name(document: object, message: str, tmp_pat
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         load_costs(written(tmp_path, document))
     assert str(tmp_path / "costs.json") in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [bytes(range(256)), b"\0\0", b"\xff\xfe{}"], ids=repr)
+def test_a_binary_file_is_no_text(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "costs.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"costs\.json: is no text: "):
+        load_costs(tmp_path / "costs.json")
+
+
+def test_what_cannot_be_written_leaves_the_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "new folder" / "costs.json"
+    save_costs(path, Costs({"F": 1.0, "B": 2.0}), [[1]])
+    before = path.read_text()
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=rf"No space left on device: '{path}'"):
+        save_costs(path, Costs({"F": 5.0, "B": 5.0}), [[1]])
+    assert path.read_text() == before
+    assert os.listdir(path.parent) == ["costs.json"]
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

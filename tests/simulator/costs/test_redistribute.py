@@ -80,3 +80,20 @@ def test_of_stages_that_share_ranks_the_slowest_rank_counts(
 def test_what_makes_no_distribution_is_refused(arguments: tuple, message: str) -> None:  # type: ignore[type-arg]
     with pytest.raises(ValueError, match=message):
         redistribute(*arguments)
+
+
+@given(st.integers(0, 40), st.lists(times, min_size=1, max_size=6), times)
+def test_every_layer_goes_to_the_last_of_the_fastest_stages(
+    layers: int, extra: list[float], layer_time: float
+) -> None:
+    """The rule as it is stated, one layer after the other."""
+    counts = [0] * len(extra)
+    for _ in range(layers):
+        work = [own + count * layer_time for own, count in zip(extra, counts, strict=True)]
+        counts[max(stage for stage, time in enumerate(work) if time == min(work))] += 1
+    assert redistribute(layers, len(extra), layer_time, extra) == counts
+
+
+def test_endless_layers_are_refused() -> None:
+    with pytest.raises(ValueError, match="1000000000 layers cannot be spread over 2 stages"):
+        redistribute(10**9, 2, 1.0, [0.0, 0.0])

@@ -203,7 +203,7 @@ def test_nothing_to_draw_is_refused(panels: list[Panel], width: int, message: st
         draw_svg(panels, width)
 
 
-@pytest.mark.full  # tests/commands/test_draw_schedule.py does it for some of the pictures
+@pytest.mark.full  # tests/commands/test_draw_schedule.py does it with the plans that are drawn
 def test_the_pictures_in_the_repository_are_what_the_tool_draws(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "tools/draw.py"), "--into", str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True)

@@ -132,3 +132,10 @@ def test_a_single_microbatch_is_no_microbatches() -> None:
     layout, vocabulary, *_ = introduction(config.parallel, config.train, *words, [1], 1, peak)
     assert ", 1 microbatch, " in layout
     assert "in 1 shard of " in vocabulary
+
+
+def test_figures_of_the_model_stand_behind_the_gradient_norm() -> None:
+    asked = IterationValues(**(vars(VALUES) | {"num_zeros": 7, "params_norm": 81.25}))
+    assert "| grad norm: 1.234 | num zeros: 7.0 | params norm: 81.250 | number of skipped" in (
+        iteration_line(asked)
+    )

@@ -1,0 +1,56 @@
+"""What a run must know of a checkpoint besides its tensors, checked before anything is made of it.
+
+A digest shows that the file is as it was written. It does not show that a person who has edited the
+file, and the manifest with it, knew what the values mean.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from megatron.checkpoint import folder
+from megatron.checkpoint.folder import DamagedError
+from megatron.checkpoint.storage import COMMON, read_common
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _is_mapping(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+_SOUND: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+    "iteration": (_is_count, "a whole number, 0 or more"),
+    "consumed_samples": (_is_count, "a whole number, 0 or more"),
+    "optimizer_steps": (_is_count, "a whole number, 0 or more"),
+    "has_optimizer": (lambda value: isinstance(value, bool), "true or false"),
+    "model": (_is_mapping, "values by name"),
+}
+
+
+def read_checked_common(where: Path) -> dict[str, Any]:
+    """Return what is not a tensor in the checkpoint of a training run.
+
+    Raises:
+        DamagedError: the file cannot be read, or holds values that no run has saved; names it.
+    """
+    common, path = read_common(where), where / COMMON
+    for name, (is_sound, wanted) in _SOUND.items():
+        if name not in common:
+            raise DamagedError(f"{path} has no {name}: it is of another program, or was edited")
+        if not is_sound(common[name]):
+            raise DamagedError(
+                f"{path}: {name} is {str(common[name])[:40]!r}, which is not {wanted}"
+            )
+    if not _is_mapping(common.get("optimizer", {})):
+        raise DamagedError(f"{path}: optimizer is not values by name")
+    iteration, steps = common["iteration"], common["optimizer_steps"]
+    if where != folder.folder_of(where.parent, iteration):
+        raise DamagedError(f"{path} is of iteration {iteration}, and {where.name} of another one")
+    if steps > iteration:
+        raise DamagedError(
+            f"{path}: optimizer_steps is {steps}, more than the {iteration} iterations"
+        )
+    return common

@@ -1,0 +1,85 @@
+"""The flags that make a certain model: the way back from ``ModelConfig`` to a command line."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from megatron.config.declare import all_declarations, option_of
+from megatron.config.flags import Flags
+
+FREE: Final = frozenset(
+    {
+        "seq_length",
+        "attention_dropout",
+        "hidden_dropout",
+        "init_method_std",
+        "label_smoothing",
+        "z_loss_coeff",
+    }
+)
+"""Fields of ``ModelConfig`` that may change under the same weights."""
+
+_OPPOSITES: Final = {
+    "add_bias_linear": "--disable-bias-linear",
+    "tie_embeddings": "--untie-embeddings-and-output-weights",
+}
+"""Flags that turn a field off."""
+
+Model = Mapping[str, Any]
+"""The fields of a ``ModelConfig`` by name, as a checkpoint keeps them."""
+
+
+def model_flags(model: Model) -> dict[str, list[str]]:
+    """Return the flags that make a model, each with the words behind it.
+
+    What has its default is left out, and so is what this version has no flag for.
+
+    Args:
+        model: its fields.
+    """
+    declared = all_declarations(Flags)
+    found: dict[str, list[str]] = {}
+    for name in model:
+        for option, value in _flags_of(name, model):
+            if option not in declared or value is False or value is None:
+                continue
+            if value != declared[option].default:
+                found[option] = [] if value is True else [str(value)]
+    return found
+
+
+def differences(saved: Model, own: Model) -> list[str]:
+    """Return the flags in which two models differ that cannot have the same weights.
+
+    Args:
+        saved: the model of a checkpoint; what it does not say does not differ.
+        own: the model of this run.
+    """
+    names = [name for name in own if name not in FREE and name in saved]
+    both = [(_written(name, saved), _written(name, own)) for name in names]
+    return [f"{there} there, {here} here" for there, here in both if there != here]
+
+
+def _written(name: str, model: Model) -> str:
+    """Return the flags that decide a field as on a command line."""
+    words = []
+    for option, value in _flags_of(name, model):
+        if value is False:
+            words.append(f"no {option}")
+        elif value is not None:
+            words.append(option if value is True else f"{option} {value}")
+    return " ".join(words)
+
+
+def _flags_of(name: str, model: Model) -> Iterator[tuple[str, Any]]:
+    """Yield the flags that decide a field, and their values; ``None``: not given."""
+    value = model[name]
+    if name in _OPPOSITES:
+        yield _OPPOSITES[name], not value
+    elif name == "num_query_groups":
+        grouped = value != model.get("num_attention_heads")
+        yield "--group-query-attention", grouped
+        yield option_of(name), value if grouped else None
+    elif name == "vocab_size":  # the tokenizer decides it, with or without --vocab-size
+        yield "a vocabulary of", value
+    else:
+        yield option_of(name), value

@@ -1,0 +1,53 @@
+"""``--use-checkpoint-args``: the model's flags come from the checkpoint that a run loads.
+
+They stand in for those that the command line leaves out. A flag that it does give counts; if the
+weights of the checkpoint do not fit it, the run says so when it loads them.
+"""
+
+from pathlib import Path
+from typing import Any, Final
+
+from megatron.checkpoint import folder, storage
+from megatron.checkpoint.folder import DamagedError
+from megatron.config.model_words import model_flags
+from megatron.config.words import SortedWords
+
+USE: Final = "--use-checkpoint-args"
+
+
+def add_saved_model(words: SortedWords) -> None:
+    """Add the flags of the model that is to be loaded, with a note, or a mistake if it is none."""
+    if USE not in words.given or "--load" not in words.given:
+        return
+    root, step = Path(words.given["--load"][0]), words.given.get("--ckpt-step", [""])[0]
+    try:
+        where, model = _model_in(root, step)
+    except DamagedError as error:
+        words.mistakes.append(f"{USE}: {error}; give the flags of the model")
+        return
+    if where is None:
+        words.notes.append(f"{USE} changes nothing: {root} has no checkpoint yet")
+        return
+    added = {o: values for o, values in model_flags(model).items() if o not in words.given}
+    words.given.update(added)
+    shown = " ".join(" ".join([option, *values]) for option, values in added.items())
+    words.notes.append(f"{USE} is read as {shown or 'what is given anyway'}, from {where}")
+
+
+def _model_in(root: Path, step: str) -> tuple[Path | None, dict[str, Any]]:
+    """Return the newest checkpoint that tells its model, and the model's fields.
+
+    Raises:
+        DamagedError: there are checkpoints, but none tells.
+    """
+    found = [int(step)] if step.isdigit() else folder.candidates(root)
+    problem = None
+    for iteration in found:
+        where = folder.folder_of(root, iteration)
+        problem = folder.problem_of(where, [storage.COMMON])
+        model = None if problem else storage.read_common(where).get("model")
+        if isinstance(model, dict):
+            return where, model
+    if found:
+        raise DamagedError(problem or f"no checkpoint in {root} tells its model")
+    return None, {}

@@ -1,0 +1,178 @@
+"""Steps on full-precision masters of the weights, whatever the precision of the weights.
+
+Under bf16 each part of a parameter has an fp32 master copy that is updated and rounded back; an
+fp32 weight is its own master. How masters are updated is a rule: AdamW, SGD or Muon. An optimizer
+may have several rules, each for some of the masters.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from megatron.model.ownership import OUTPUT_LAYER, WORD_EMBEDDINGS
+from megatron.optimizer.grad_norm import clip_coefficient
+from megatron.optimizer.lr_schedule import Rates
+from megatron.optimizer.optimizer import check_norm
+from megatron.optimizer.parameters import ParameterPart
+
+
+@dataclass(frozen=True)
+class Master:
+    """What a rule updates.
+
+    Attributes:
+        part: the part of a parameter.
+        weight: its weight in full precision, with the gradient as its ``.grad``.
+    """
+
+    part: ParameterPart
+    weight: Tensor
+
+    @property
+    def name(self) -> str:
+        """Name of the parameter in the whole model."""
+        return self.part.name
+
+    @property
+    def gradient(self) -> Tensor:
+        """The gradient, of the weight's shape and type."""
+        return self.part.gradient
+
+    @property
+    def in_vocabulary(self) -> bool:
+        """Whether it is of the input or the output layer, whose learning rate may be its own."""
+        return self.name in (WORD_EMBEDDINGS, OUTPUT_LAYER)
+
+
+class Rule(Protocol):
+    """A way to update some masters."""
+
+    def step(self, rates: Rates, divisor: Tensor | None) -> None:
+        """Update the masters from their gradients.
+
+        Args:
+            rates: of this step.
+            divisor: of the gradients, a scalar; the quotients stay in their place. ``None``: 1.
+        """
+        ...
+
+    def state_of(self, name: str) -> dict[str, Tensor]:
+        """Return what the rule keeps of a master, each of its shape, by name."""
+        ...
+
+    def loaded(self, steps: int) -> None:
+        """Go on from a state that was loaded, after so many steps."""
+        ...
+
+    @property
+    def state(self) -> list[Tensor]:
+        """All that a step changes for good, but for the masters; always in the same order."""
+        ...
+
+
+MakeRules = Callable[[Sequence[Master]], Sequence[Rule]]
+"""Returns the rules for some masters, each of which falls under one."""
+
+
+class MixedPrecisionOptimizer:
+    """Updates parts of parameters by rules; an ``Optimizer``.
+
+    Args:
+        parts: of bf16, fp32 or fp64 parameters, at least one; the storage of their weights and
+            gradients never changes.
+        clip_grad: limit of the global gradient norm; 0 switches clipping off.
+        rules: for the parts' masters.
+    """
+
+    def __init__(self, parts: Sequence[ParameterPart], clip_grad: float, rules: MakeRules) -> None:
+        self._clip_grad = clip_grad
+        self._rounded: list[Tensor] = []  # the bf16 parameters ...
+        self._masters: list[Tensor] = []  # ... and their masters, in the same order
+        masters = [Master(part, self._master_of(part)) for part in parts]
+        self._by_name = {master.name: master.weight for master in masters}
+        self._gradients = [part.gradient for part in parts]
+        self._rules = rules(masters)
+        self._steps = self._saved_steps = 0
+        self._saved: list[Tensor] = []
+
+    def _master_of(self, part: ParameterPart) -> Tensor:
+        """The full-precision tensor to update, with the main gradient as its ``.grad``."""
+        master = part.weight
+        if part.gradient.dtype != part.weight.dtype:
+            master = part.weight.to(part.gradient.dtype)
+            self._rounded.append(part.weight)
+            self._masters.append(master)
+        master.grad = part.gradient
+        return master
+
+    @torch.no_grad()
+    def step(self, rates: Rates, grad_norm: float, factor: float = 1.0) -> None:
+        """As in ``Optimizer``."""
+        check_norm(grad_norm)
+        # Fused kernels divide gradients by a scale, which is meant for loss scaling, and keep the
+        # quotients. This saves the pass over memory that a multiplication before would take.
+        # A step that was taken on a guess has divided by the factor already, so factor and
+        # clipping are two divisions, to the same bits in any case.
+        divisors = [
+            torch.full((), 1.0 / scale, device=self._gradients[0].device)
+            for scale in (factor, clip_coefficient(grad_norm, self._clip_grad))
+            if scale != 1.0
+        ]
+        if len(divisors) == 2:
+            torch._foreach_div_(self._gradients, divisors[0])
+        for rule in self._rules:
+            rule.step(rates, divisors[-1] if divisors else None)
+        self._steps += 1
+        self._round()
+
+    def tensors_of(self, name: str) -> dict[str, Tensor]:
+        """As in ``Optimizer``: the master, and what its rule keeps."""
+        found = {"weight": self._by_name[name]}
+        for rule in self._rules:
+            found |= rule.state_of(name)
+        return found
+
+    @property
+    def steps(self) -> int:
+        """As in ``Optimizer``."""
+        return self._steps
+
+    @torch.no_grad()
+    def loaded(self, steps: int) -> None:
+        """As in ``Optimizer``."""
+        self._steps = steps
+        for rule in self._rules:
+            rule.loaded(steps)
+        self._round()
+
+    @torch.no_grad()
+    def save(self) -> None:
+        """As in ``Optimizer``.
+
+        The copy takes as much memory as masters and state do, 12 bytes a parameter with AdamW and
+        fp32 masters, and is kept for the next copy. A copy takes about as long as a step.
+        """
+        state = self._state()
+        if not self._saved:
+            self._saved = list(map(torch.empty_like, state))
+        torch._foreach_copy_(self._saved, state)
+        self._saved_steps = self._steps
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """As in ``Optimizer``."""
+        assert self._saved, "nothing was saved"
+        torch._foreach_copy_(self._state(), self._saved)
+        self._steps = self._saved_steps
+        self._round()
+
+    def _state(self) -> list[Tensor]:
+        """Everything that a step changes for good, always in the same order."""
+        return [*self._by_name.values(), *(kept for rule in self._rules for kept in rule.state)]
+
+    def _round(self) -> None:
+        if self._masters:
+            torch._foreach_copy_(self._rounded, self._masters)

@@ -1,0 +1,123 @@
+"""Muon: momentum, made orthogonal, for the matrices of the layers.
+
+An update has the singular vectors of the mean of gradients, and singular values near 1
+(``newton_schulz``). It depends on a matrix as a whole, so a rank must have all of it.
+As in Megatron, a layer's queries, keys and values are three matrices, although they lie in one, and
+SwiGLU's gate and up projections are one.
+
+Sources: https://kellerjordan.github.io/posts/muon, arXiv 2502.16982 (lengths of updates).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from megatron.optimizer.config import MuonConfig, ScaleMode
+from megatron.optimizer.lr_schedule import Rates
+from megatron.optimizer.mixed_precision import Master
+from megatron.optimizer.newton_schulz import coefficients, orthogonalized
+
+FUSED_QKV: Final = "self_attention.linear_qkv.weight"
+"""End of the name of the matrix in which queries, keys and values lie."""
+
+
+@dataclass(frozen=True)
+class QKVRows:
+    """Rows of one query group in the fused matrix, which has all groups one after the other.
+
+    Attributes:
+        query: rows of the group's query heads.
+        key: rows of its key.
+        value: rows of its value.
+    """
+
+    query: int
+    key: int
+    value: int
+
+    @property
+    def split(self) -> tuple[int, int, int]:
+        """The three numbers in their order."""
+        return self.query, self.key, self.value
+
+
+class Muon:
+    """Muon for some matrices; a ``Rule`` that keeps their mean gradient, ``momentum_buffer``.
+
+    Args:
+        masters: whole matrices.
+        config: settings.
+        qkv: how queries, keys and values lie in the fused matrices.
+    """
+
+    def __init__(self, masters: Sequence[Master], config: MuonConfig, qkv: QKVRows) -> None:
+        for master in masters:
+            whole = tuple(master.weight.shape) == master.part.global_shape
+            assert whole, f"{master.name} is not a whole matrix"
+        self._masters = masters
+        self._gradients = [master.gradient for master in masters]
+        self._config = config
+        self._qkv = qkv
+        self._steps = coefficients(config.coefficient_type, config.num_ns_steps)
+        self._momenta = {master.name: torch.zeros_like(master.weight) for master in masters}
+
+    def step(self, rates: Rates, divisor: Tensor | None) -> None:
+        """As in ``Rule``."""
+        if divisor is not None and self._gradients:
+            torch._foreach_div_(self._gradients, divisor)
+        for master in self._masters:
+            decay = rates.weight_decay if master.part.weight_decay else 0.0
+            master.weight.mul_(1.0 - rates.lr * decay)
+            master.weight.sub_(self._update(master), alpha=rates.lr)
+
+    def _update(self, master: Master) -> Tensor:
+        """Add the gradient to the mean, and return the update."""
+        config, momentum = self._config, self._momenta[master.name]
+        momentum.lerp_(master.gradient, 1.0 - config.momentum)
+        direction = momentum
+        if config.nesterov:
+            direction = master.gradient.lerp(momentum, config.momentum)
+        if not config.split_qkv or not master.name.endswith(FUSED_QKV):
+            return self._scaled(direction)
+        rows, columns = self._qkv.split, direction.shape[1]
+        by_group = direction.view(-1, sum(rows), columns).split(rows, dim=1)
+        updates = [self._scaled(own.reshape(-1, columns)).view_as(own) for own in by_group]
+        return torch.cat(updates, dim=1).view_as(direction)
+
+    def _scaled(self, matrix: Tensor) -> Tensor:
+        """Return the orthogonal matrix near a matrix, with the length that its shape asks for."""
+        config = self._config
+        length = config.extra_scale_factor * update_length(
+            matrix.shape[0], matrix.shape[1], config.scale_mode
+        )
+        return orthogonalized(matrix, self._steps, config.fp32_matmul_prec) * length
+
+    def state_of(self, name: str) -> dict[str, Tensor]:
+        """As in ``Rule``."""
+        return {"momentum_buffer": self._momenta[name]} if name in self._momenta else {}
+
+    def loaded(self, steps: int) -> None:
+        """As in ``Rule``: no step depends on how many there were before."""
+
+    @property
+    def state(self) -> list[Tensor]:
+        """As in ``Rule``."""
+        return list(self._momenta.values())
+
+
+def update_length(rows: int, columns: int, mode: ScaleMode) -> float:
+    """Return what an orthogonal update of this shape is multiplied by.
+
+    ``spectral`` makes updates of all shapes as long as Adam's, times a constant (arXiv 2502.16982);
+    ``unit_rms_norm`` keeps the norm of what a layer adds (arXiv 2502.07529); ``shape_scaling`` is
+    the first Muon's.
+    """
+    if mode == "spectral":
+        return math.sqrt(max(rows, columns))
+    if mode == "unit_rms_norm":
+        return math.sqrt(rows / columns)
+    return math.sqrt(max(1.0, rows / columns))

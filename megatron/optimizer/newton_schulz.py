@@ -1,0 +1,102 @@
+"""The Newton-Schulz iteration: an orthogonal matrix close to a given one, by products alone.
+
+If U S Vᵀ is the singular value decomposition of a matrix, the iteration leaves U and V as they are
+and brings every singular value near 1. Quintic polynomials with a steep slope at 0 need few steps,
+in exchange for values that end in a band around 1 (Jordan, https://kellerjordan.github.io/posts/muon).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import torch
+
+from megatron.optimizer.config import Coefficients, Precision
+
+Step = tuple[float, float, float]
+"""Coefficients a, b and c of a step X <- a X + b (X Xᵀ) X + c (X Xᵀ)² X."""
+
+STEPS: Final[Mapping[Coefficients, tuple[Step, ...]]] = {
+    "simple": ((3.4445, -4.7750, 2.0315),),
+    "quintic": (
+        (4.0848, -6.8946, 2.9270),
+        (3.9505, -6.3029, 2.6377),
+        (3.7418, -5.5913, 2.3037),
+        (2.8769, -3.1427, 1.2046),
+        (2.8366, -3.0525, 1.2012),
+    ),
+    "polar_express": (
+        (8.2051, -22.9019, 16.4607),
+        (4.0664, -2.8612, 0.5184),
+        (3.9096, -2.8234, 0.5250),
+        (3.2856, -2.4153, 0.4853),
+        (2.2779, -1.6198, 0.3985),
+        (1.8726, -1.2307, 0.3585),
+        (1.8564, -1.2132, 0.3568),
+        (1.8750, -1.2500, 0.3750),
+    ),
+    "aol": (
+        (4.0098, -7.0585, 2.4635),
+        (3.4585, -5.5479, 2.5959),
+        (2.7573, -3.2939, 1.4254),
+        (2.7215, -3.0494, 1.3169),
+    ),
+}
+"""Sets of steps by Megatron's names: Jordan's, You's (leloykun.github.io/ponder/muon-opt-coeffs),
+Polar Express (arXiv 2505.16932) and almost orthogonal layers (arXiv 2208.03160)."""
+
+EPSILON: Final = 1e-7
+"""The least norm that a matrix is divided by."""
+
+
+def coefficients(kind: Coefficients, steps: int) -> tuple[Step, ...]:
+    """Return the coefficients of so many steps.
+
+    Raises:
+        ValueError: the set does not make so many steps.
+    """
+    own = STEPS[kind]
+    if kind == "polar_express":
+        if steps < len(own):
+            raise ValueError(f"{kind} takes {len(own)} steps or more")
+        return own + own[-1:] * (steps - len(own))
+    if steps % len(own):
+        raise ValueError(f"{kind} takes a multiple of {len(own)} steps")
+    return own * (steps // len(own))
+
+
+def orthogonalized(
+    matrix: torch.Tensor, steps: Sequence[Step], precision: Precision
+) -> torch.Tensor:
+    """Return a matrix with the singular vectors of ``matrix`` and singular values near 1.
+
+    Args:
+        matrix: [m, n], full precision.
+        steps: the coefficients of every step.
+        precision: of the products.
+
+    Returns:
+        [m, n] in the type of ``matrix``; zero if that is zero.
+    """
+    tall = matrix.shape[0] > matrix.shape[1]
+    x_mn = matrix.T if tall else matrix  # so that X Xᵀ is the smaller product
+    x_mn = x_mn / torch.linalg.vector_norm(x_mn).clamp_min(EPSILON)
+    if precision == "medium":
+        x_mn = x_mn.to(torch.bfloat16)
+    with _products_in(precision):
+        for a, b, c in steps:
+            a_mm = x_mn @ x_mn.T
+            b_mm = torch.addmm(a_mm, a_mm, a_mm, beta=b, alpha=c)
+            x_mn = torch.addmm(x_mn, b_mm, x_mn, beta=a)
+    return (x_mn.T if tall else x_mn).to(matrix.dtype)
+
+
+@contextmanager
+def _products_in(precision: Precision) -> Iterator[None]:
+    """Let PyTorch take ``precision`` for products of fp32 matrices."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

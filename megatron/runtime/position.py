@@ -1,0 +1,78 @@
+"""Where a rank is: written by the thread that trains, read by another one at any time.
+
+The executor writes one attribute per instruction. Everything that people want to know is derived
+from it when somebody asks, which is rarely.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from megatron.schedules.lower import Instruction, Program, Run, Wait
+from megatron.schedules.needs import Comm
+from megatron.schedules.passes import Pass
+
+
+class Position:
+    """The place of one rank in its run.
+
+    Attributes:
+        phase: what the rank does, in words, as in ``iteration 12``.
+        may_last: whether the phase may go on for long without any progress that shows here, as a
+            save may.
+        program: the program that runs, or ran last; ``None`` before the first.
+        row: this rank's row of it.
+        at: number of the current instruction in the row; its length when all are done.
+        programs: programs begun so far.
+    """
+
+    def __init__(self) -> None:
+        self.phase = "the start"
+        self.may_last = True
+        self.program: Program | None = None
+        self.row: tuple[Instruction, ...] = ()
+        self.at = 0
+        self.programs = 0
+
+    def begin(self, program: Program, rank: int) -> tuple[Instruction, ...]:
+        """Note that ``rank`` begins its row of ``program``; return the row."""
+        self.at = 0
+        self.program, self.row = program, program.rows[rank]
+        self.programs += 1
+        return self.row
+
+    def enter(self, phase: str, *, may_last: bool = False) -> None:
+        """Note what the rank does from now on; arguments as the attributes."""
+        self.phase, self.may_last = phase, may_last
+
+    @contextmanager
+    def within(self, phase: str, *, may_last: bool = False) -> Iterator[None]:
+        """Note what the rank does in this context; arguments as the attributes."""
+        before = self.phase, self.may_last
+        self.enter(phase, may_last=may_last)
+        try:
+            yield
+        finally:
+            self.phase, self.may_last = before
+
+    @property
+    def progress(self) -> tuple[object, ...]:
+        """A value that changes with everything that the rank does."""
+        return self.programs, self.at, self.phase
+
+    @property
+    def instruction(self) -> Instruction | None:
+        """The instruction that is carried out; ``None`` outside of a program."""
+        row, at = self.row, self.at  # read once, as they may change meanwhile
+        return row[at] if at < len(row) else None
+
+    @property
+    def awaited(self) -> Comm | None:
+        """The communication that the rank waits for; ``None`` if it does not wait."""
+        step = self.instruction
+        return step.comm if isinstance(step, Wait) else None
+
+    @property
+    def last_pass(self) -> Pass | None:
+        """The pass of the row that was finished last; ``None`` if none was."""
+        done = self.row[: self.at]
+        return next((step.item for step in reversed(done) if isinstance(step, Run)), None)

@@ -1,0 +1,93 @@
+"""Lets plan and data follow batches that grow: every number of microbatches has its own plan.
+
+Stages and layers stay where they are; only the order of passes changes. The plan of the last size
+is made before the run, and evaluations always run it. Plans of smaller sizes are made when they
+are needed, on the first rank for all.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from megatron.config.run_config import RunConfig
+from megatron.data.microbatch import MicrobatchLoader
+from megatron.runtime.pipeline import Installed
+from megatron.schedules.search.watch import Watch
+from megatron.training.planning.run_plan import RunPlan, make_run_plan
+from megatron.training.planning.shared_plan import from_json, to_json
+from megatron.training.setup import TrainState
+
+
+class GrowingBatches:
+    """The batches of a run on one rank; all ranks call every method alike, between iterations.
+
+    Args:
+        config: the run.
+        state: this rank, with the plan of the last size.
+        loader: the training data.
+        say: prints on the first rank.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        state: TrainState,
+        loader: MicrobatchLoader,
+        say: Callable[[str], None],
+    ) -> None:
+        self._config, self._state, self._loader, self._say = config, state, loader, say
+        self._largest: Installed | None = None  # kept while a smaller plan runs
+
+    @property
+    def change(self) -> bool:
+        """Whether the next batch has another size than the plan that runs."""
+        if self._config.train.rampup is None:
+            return False
+        return self._microbatches(self._size()) != self._loader.num_microbatches
+
+    def follow(self) -> None:
+        """Run the plan for the next batch, and read as many microbatches."""
+        if not self.change:
+            return
+        size, pipeline = self._size(), self._state.pipeline
+        if size == self._config.train.global_batch_size:
+            assert self._largest is not None, "batches only grow"
+            pipeline.put_back(self._largest)
+            self._largest = None
+        else:
+            found = self._plan(size)
+            replaced = pipeline.replace_plan(found.plan, found.costs)
+            self._largest = self._largest or replaced
+        self._loader.num_microbatches = self._microbatches(size)
+        self._say(
+            f"batches of {size} samples from here on, {self._loader.num_microbatches} microbatches"
+        )
+
+    @contextmanager
+    def largest(self) -> Iterator[None]:
+        """Run the plan of the last size in this context, for evaluations."""
+        if self._largest is None:
+            yield
+            return
+        running = self._state.pipeline.put_back(self._largest)
+        yield
+        self._state.pipeline.put_back(running)
+
+    def _size(self) -> int:
+        return self._config.train.batches.at(self._loader.consumed_samples)
+
+    def _microbatches(self, size: int) -> int:
+        train = self._config.train
+        return size // (train.micro_batch_size * train.replicas)
+
+    def _plan(self, size: int) -> RunPlan:
+        """Return the plan that the first rank makes for batches of this size."""
+        config, world = self._config, self._state.groups.world
+        own = ""
+        if world.rank == 0:
+            train = replace(config.train, global_batch_size=size, rampup=None)
+            smaller = replace(config, train=train)
+            watch = Watch.of_rank(0, config.parallel.search_seconds)
+            own = to_json(make_run_plan(smaller, watch=watch))
+            watch.close()
+        return from_json(world.all_gather_object(own)[0])

@@ -1,0 +1,140 @@
+"""Tells which ranks are slow, in which kind of pass: ``--log-straggler``.
+
+One iteration of every printed line is timed. Ranks have unequal stages, so a time is compared with
+what the plan expects of that rank. Planned costs have a unit of their own (FLOPs, or seconds of an
+earlier measurement), so for every kind of pass the median rank sets the scale.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+from megatron.runtime.timeline import Recorder
+from megatron.schedules.passes import Pass, PassKind
+from megatron.simulator.simulate import Span
+from megatron.training.setup import TrainState
+
+SLOW: Final = 1.2
+"""A rank is told if it takes so many times as long as the others, measured by the plan."""
+
+Part = tuple[PassKind, int]
+"""Kind and chunk of a pass."""
+
+Times = Mapping[Part, float]
+"""Time of a pass of every part that a rank runs, in any unit."""
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A rank that is slow in one part of its work.
+
+    Attributes:
+        rank: rank of the job.
+        part: kind and chunk of the passes.
+        seconds: median time of a pass.
+        by_median: how many times the median of all ranks that is.
+        by_plan: how many times what the plan expects of this rank beside the others.
+    """
+
+    rank: int
+    part: Part
+    seconds: float
+    by_median: float
+    by_plan: float
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        kind, chunk = self.part
+        name = f"{kind} of chunk {chunk}" if chunk else kind
+        return (
+            f"rank {self.rank}: {name} takes {self.seconds * 1e3:.1f} ms, {self.by_median:.2f} "
+            f"times the median of ranks, {self.by_plan:.2f} times the plan"
+        )
+
+
+def compare(measured: Sequence[Times], planned: Sequence[Times]) -> list[Slow]:
+    """Return how slow every rank is in each of its parts, the slowest by plan first.
+
+    Args:
+        measured: seconds of a pass, by rank.
+        planned: expected time of a pass, by rank, in a unit of its own.
+    """
+    found = []
+    for part in {part for own in measured for part in own}:
+        ranks = [rank for rank, own in enumerate(measured) if part in own]
+        by_plan = {rank: measured[rank][part] / planned[rank][part] for rank in ranks}
+        usual, scale = median(measured[r][part] for r in ranks), median(by_plan.values())
+        found += [
+            Slow(r, part, measured[r][part], measured[r][part] / usual, by_plan[r] / scale)
+            for r in ranks
+        ]
+    return sorted(found, key=lambda slow: (-slow.by_plan, slow.rank, slow.part))
+
+
+def report(iteration: int, compared: Sequence[Slow]) -> Iterator[str]:
+    """Yield the lines on an iteration, counted from 1; ``compared`` is from ``compare``."""
+    slow = [one for one in compared if one.by_plan >= SLOW]
+    for one in slow:
+        yield f"straggler in iteration {iteration}: {one}"
+    if not slow and compared:
+        yield f"no straggler in iteration {iteration}; the slowest is {compared[0]}"
+
+
+class StragglerWatch:
+    """Times some iterations of one rank; all ranks call it alike.
+
+    Args:
+        interval: iterations of which the last one is timed; ``None``: none is.
+        state: this rank.
+        say: prints on the first rank.
+    """
+
+    def __init__(self, interval: int | None, state: TrainState, say: Callable[[str], None]) -> None:
+        self._interval = interval
+        self._state = state
+        self._say = say
+        self._recorder: Recorder | None = None
+
+    def times(self, iteration: int) -> bool:
+        """Return whether ``iteration``, counted from 0, is timed: it must run alone, and once."""
+        return self._interval is not None and (iteration + 1) % self._interval == 0
+
+    def begin(self, iteration: int) -> Recorder | None:
+        """Return the observer of ``iteration``, if it is timed."""
+        groups = self._state.groups
+        timed = self.times(iteration)
+        self._recorder = Recorder(groups.pipeline.rank, groups.device) if timed else None
+        return self._recorder
+
+    def finished(self, iteration: int) -> None:
+        """Tell how slow the ranks were in ``iteration``, if it was timed."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is None:
+            return
+        groups, pipeline = self._state.groups, self._state.pipeline
+        own = median_times(recorder.spans())
+        planned = {
+            part: pipeline.costs.of_pass(self._state.plan, groups.pipeline.rank, _pass(part)) or 1.0
+            for part in own
+        }
+        everywhere = groups.world.all_gather_object((own, planned))
+        compared = compare([times for times, _ in everywhere], [plan for _, plan in everywhere])
+        for line in report(iteration + 1, compared):
+            self._say(line)
+
+
+def _pass(part: Part) -> Pass:
+    kind, chunk = part
+    return Pass(kind, 0, chunk)
+
+
+def median_times(spans: Sequence[Span]) -> Times:
+    """Return the median time of a pass of each part."""
+    times: dict[Part, list[float]] = defaultdict(list)
+    for span in spans:
+        if span.lane == "compute":
+            item = Pass.parse(span.label)
+            times[item.kind, item.chunk].append(span.end - span.start)
+    return {part: median(seconds) for part, seconds in times.items()}

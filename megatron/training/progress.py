@@ -1,0 +1,53 @@
+"""How far a run has come, in iterations and in its data."""
+
+from dataclasses import dataclass
+
+from megatron.data.microbatch import MicrobatchLoader
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come.
+
+    Attributes:
+        iteration: finished iterations.
+        consumed_samples: samples that they have used.
+        last_sample: digest of the last of these; empty if it is not known.
+        train_samples: samples that the run was to use in the end; 0 if that is not known.
+    """
+
+    iteration: int = 0
+    consumed_samples: int = 0
+    last_sample: str = ""
+    train_samples: int = 0
+
+    @classmethod
+    def after(cls, iteration: int, loader: MicrobatchLoader, train_samples: int) -> "Progress":
+        """Return the progress after so many iterations, when ``loader`` has just served them."""
+        consumed = loader.consumed_samples
+        return cls(iteration, consumed, loader.digest(consumed - 1), train_samples)
+
+    def other_order(self, loader: MicrobatchLoader, train_samples: int) -> str | None:
+        """Return a note if the samples used so far are not the first ones of a loader's order.
+
+        Megatron's order of real data depends on the epochs that a run needs, and thereby on its
+        length. A run that is made longer may so see other data.
+
+        Args:
+            loader: of the run that goes on.
+            train_samples: samples that it will have used in the end.
+        """
+        now = loader.digest(self.consumed_samples - 1)
+        if "" in (now, self.last_sample) or now == self.last_sample:
+            return None
+        why = "--data-path, --split, --seed, --seq-length or the tokenizer is another"
+        if train_samples != self.train_samples:
+            why = (
+                f"as in Megatron it depends on the samples that a run asks for (--train-iters), "
+                f"{self.train_samples} before and {train_samples} now. Keep that number and stop "
+                f"with --exit-interval to keep the order. Or {why}"
+            )
+        return (
+            "--load: the data come in another order than in the run so far, so that some samples "
+            f"may come twice and others not at all: {why}"
+        )

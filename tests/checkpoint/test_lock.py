@@ -1,0 +1,94 @@
+"""Two jobs never save to one folder; a dead one is in nobody's way."""
+
+import errno
+import fcntl
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from megatron.checkpoint import lock
+from megatron.checkpoint.lock import InUseError
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from megatron.checkpoint import lock
+with lock.held(Path(sys.argv[1]), 0):
+    print("held", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+@contextmanager
+def other_job(root: Path, seconds: float = 60) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the lock."""
+    command = [sys.executable, "-c", HOLDER, str(root), str(seconds)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_second_job_is_told_of_the_first_and_a_dead_one_is_not_in_the_way(tmp_path: Path) -> None:
+    with other_job(tmp_path) as first:
+        with pytest.raises(InUseError) as told, lock.held(tmp_path, 0):
+            pass
+        said = str(told.value)
+        assert f"{tmp_path} is in use: process {first.pid} of {os.uname().nodename}, since" in said
+        assert re.search(r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\+00:00, saves there", said)
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        with lock.held(tmp_path, 0) as note:
+            assert note is None
+
+
+def test_a_job_waits_for_one_that_is_about_to_end(tmp_path: Path) -> None:
+    with other_job(tmp_path, 0.5):
+        begun = time.monotonic()
+        with lock.held(tmp_path, 60):
+            assert time.monotonic() - begun < 60
+
+
+def test_whoever_holds_the_lock_without_a_word_is_another_job(tmp_path: Path) -> None:
+    with lock.held(tmp_path, 0):
+        (tmp_path / lock.LOCK).write_text("[" * 100_000)
+        with pytest.raises(InUseError, match="another job saves there"), lock.held(tmp_path, 0):
+            pass
+    with lock.held(tmp_path / "new" / "folder", 0):
+        pass
+
+
+def test_a_file_system_without_locks_is_noted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def unknown(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unknown)
+    with lock.held(tmp_path) as note:
+        assert note == (
+            f"{tmp_path} cannot be locked ([Errno 37] No locks available): let no other job save "
+            "there"
+        )
+
+
+def test_other_faults_of_the_disk_are_raised(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(fcntl, "flock", broken)
+    with pytest.raises(OSError, match="Input/output error"), lock.held(tmp_path):
+        pass

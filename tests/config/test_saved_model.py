@@ -1,0 +1,132 @@
+"""A model's flags and its fields say the same, both ways; --use-checkpoint-args reads them."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from command_lines import with_flags
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatron.checkpoint import folder, storage
+from megatron.checkpoint.boxed import BoxedTensor
+from megatron.config.command_line import parse, read
+from megatron.config.model_words import differences, model_flags
+from megatron.model.config import ModelConfig
+from megatron.parallel.box import whole
+from megatron.parallel.groups import ConnectedAxis
+
+ALONE = ConnectedAxis("world", 0, (0,))
+RUN = [
+    "--micro-batch-size",
+    "1",
+    "--train-iters",
+    "1",
+    "--lr",
+    "1e-3",
+    "--mock-data",
+    "--device",
+    "cpu",
+    "--vocab-size",
+    "63",
+]
+MODEL = "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16"
+
+OPTIONS = [
+    "--ffn-hidden-size 48",
+    "--group-query-attention --num-query-groups 2",
+    "--group-query-attention",
+    "--kv-channels 12",
+    "--position-embedding-type rope --rotary-base 500 --rotary-percent 0.5 --rotary-interleaved",
+    "--position-embedding-type rope --use-rope-scaling --rope-scaling-factor 4",
+    "--normalization RMSNorm --norm-epsilon 1e-6",
+    "--swiglu",
+    "--qk-layernorm",
+    "--disable-bias-linear --add-qkv-bias",
+    "--untie-embeddings-and-output-weights",
+    "--attention-dropout 0 --hidden-dropout 0.25",
+    "--init-method-std 0.01 --label-smoothing 0.1 --z-loss-coeff 1e-4 --logit-softcap 30",
+    "--max-position-embeddings 32",
+]
+
+
+def model_of(words: list[str]) -> ModelConfig:
+    return parse([*RUN, *words], 1, speak=False).model
+
+
+@settings(max_examples=25)
+@given(st.lists(st.sampled_from(OPTIONS), unique_by=lambda option: option.split()[0]))
+def test_the_flags_of_a_model_make_that_model(options: list[str]) -> None:
+    model = model_of([*MODEL.split(), *" ".join(options).split()])
+    flags = model_flags(asdict(model))
+    assert model_of([word for option, words in flags.items() for word in (option, *words)]) == model
+    assert differences(asdict(model), asdict(model)) == []
+
+
+def test_fields_that_this_version_does_not_know_are_left_out() -> None:
+    known = asdict(model_of(MODEL.split()))
+    assert model_flags({**known, "experts": 8}) == model_flags(known)
+
+
+def test_models_differ_by_flags_that_decide_the_weights() -> None:
+    one = asdict(model_of(MODEL.split()))
+    other = f"{MODEL} --swiglu --untie-embeddings-and-output-weights --attention-dropout 0"
+    told = differences(one, asdict(model_of(f"{other} --group-query-attention".split())))
+    assert told == [
+        "--ffn-hidden-size 128 there, --ffn-hidden-size 64 here",
+        "no --group-query-attention there, --group-query-attention --num-query-groups 1 here",
+        "no --swiglu there, --swiglu here",
+        "no --untie-embeddings-and-output-weights there, "
+        "--untie-embeddings-and-output-weights here",
+    ]
+
+
+def save(root: Path, iteration: int, model: ModelConfig) -> None:
+    tensors = {"weight.a": BoxedTensor(torch.ones(2), (2,), whole((2,)))}
+    storage.write(root, iteration, tensors, {"model": asdict(model)}, ALONE)
+
+
+def test_the_checkpoint_gives_the_flags_that_the_line_does_not(tmp_path: Path) -> None:
+    saved = model_of([*MODEL.split(), "--swiglu", "--attention-dropout", "0"])
+    save(tmp_path, 10, saved)
+    use = ["--load", str(tmp_path), "--use-checkpoint-args"]
+    config = parse([*RUN, *use], 1, speak=False)
+    assert config.model == saved
+    [note] = [note for note in config.notes if note.startswith("--use-checkpoint-args")]
+    assert "is read as --num-layers 2 --hidden-size 32" in note
+    assert note.endswith(f"from {folder.folder_of(tmp_path, 10)}")
+    own = parse([*RUN, *use, "--attention-dropout", "0.5", "--seq-length", "8"], 1, speak=False)
+    assert own.model.attention_dropout == 0.5
+    assert own.model.seq_length == 8
+
+
+def test_of_several_checkpoints_it_is_the_one_that_is_loaded(tmp_path: Path) -> None:
+    for iteration, layers in ((10, 2), (20, 4), (30, 6)):
+        save(
+            tmp_path, iteration, model_of(with_flags(MODEL.split(), ["--num-layers", str(layers)]))
+        )
+    use = [*RUN, "--load", str(tmp_path), "--use-checkpoint-args"]
+    assert parse([*use, "--ckpt-step", "10"], 1, speak=False).model.num_layers == 2
+    (folder.folder_of(tmp_path, 30) / storage.COMMON).write_text("{}")
+    assert parse(use, 1, speak=False).model.num_layers == 4
+
+
+def test_without_a_checkpoint_the_line_counts(tmp_path: Path) -> None:
+    """So that the first start of a job and all later ones have the same command line."""
+    use = [*RUN, "--load", str(tmp_path), "--use-checkpoint-args"]
+    config = parse([*use, *MODEL.split()], 1, speak=False)
+    assert (
+        f"--use-checkpoint-args changes nothing: {tmp_path} has no checkpoint yet" in config.notes
+    )
+    with pytest.raises(ValueError, match="--num-layers"):
+        parse(use, 1, speak=False)
+
+
+def test_a_checkpoint_that_cannot_tell_is_named(tmp_path: Path) -> None:
+    save(tmp_path, 10, model_of(MODEL.split()))
+    (folder.folder_of(tmp_path, 10) / storage.COMMON).unlink()
+    use = [*RUN, *MODEL.split(), "--load", str(tmp_path), "--use-checkpoint-args"]
+    [mistake] = read(use, 1, speak=False).mistakes
+    assert mistake.startswith("--use-checkpoint-args: ")
+    assert "common.json is missing; give the flags of the model" in mistake

@@ -1,0 +1,229 @@
+"""A job whose ranks are killed again and again ends as if nothing had happened, to the last bit."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from megatron.checkpoint import folder
+from tools.checkpoint import main as checkpoint_tool
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB = Path(__file__).with_name("chaos_job.py")
+PATIENCE = 900
+"""Seconds after which the job counts as hanging."""
+
+BATCH = 8
+LINE = re.compile(r"iteration +(\d+)/ +\d+ \|.*?lm loss: (\S+) \|.*grad norm: (\S+) \|")
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/environ").exists(), reason="finds ranks by /proc: Linux"
+)
+
+
+@dataclass(frozen=True)
+class Chaos:
+    """A job that is killed.
+
+    Attributes:
+        ranks: of the job.
+        flags: of its layout and of its saves.
+        iterations: that it trains.
+        kills: how often one of its ranks is killed.
+        seed: of the ranks, and of the moments.
+    """
+
+    ranks: int
+    flags: str
+    iterations: int
+    kills: int
+    seed: int
+
+
+@contextmanager
+def started(chaos: Chaos, root: Path) -> Iterator[subprocess.Popen[str]]:
+    """The job under torchrun, which starts it anew when a rank dies; its output is in a file."""
+    flags = (
+        "--num-layers 4 --hidden-size 16 --num-attention-heads 2 --seq-length 16 --mock-data "
+        f"--micro-batch-size 1 --global-batch-size {BATCH} --vocab-size 63 --lr 1e-2 --device cpu "
+        f"--train-iters {chaos.iterations} --log-interval 1 --split 1,0,0 --peak-tflops 0.1 "
+        f"--save {root}/saved --load {root}/saved --save-interval 2 --save-retain-interval 1000 "
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(chaos.ranks)]
+    command += ["--max-restarts", str(chaos.kills), "--monitor-interval", "0.1"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", str(JOB)]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "CHAOS_RECORDS": str(root / "records"),
+    }
+    (root / "records").mkdir(parents=True)
+    with (root / "output").open("w") as output:
+        process = subprocess.Popen(
+            [*command, *flags.split(), *chaos.flags.split()],
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def ranks_of(torchrun: int) -> dict[int, int]:
+    """The processes of the ranks that live, by rank."""
+    found = {}
+    with suppress(OSError):
+        for child in Path(f"/proc/{torchrun}/task/{torchrun}/children").read_text().split():
+            with suppress(OSError):
+                environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+                for entry in environment:
+                    if entry.startswith(b"RANK="):
+                        found[int(entry[5:])] = int(child)
+    return found
+
+
+def wait_until(job: subprocess.Popen[str], condition: object, what: str, seconds: float) -> bool:
+    """Wait for a condition; return whether it came true before the job ended."""
+    assert callable(condition)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        if job.poll() is not None:
+            return False
+        time.sleep(0.005)
+    raise AssertionError(f"waited in vain until {what}")
+
+
+def kill_some(job: subprocess.Popen[str], chaos: Chaos, root: Path) -> list[str]:
+    """Kill ranks at random moments of all kinds; return where each kill found the job."""
+    draw, found = random.Random(chaos.seed), list[str]()
+    before: set[int] = set()
+    for number in range(chaos.kills):
+        kind = ("during a save", "while it trains", "while it starts")[
+            number % 2 if number < 2 else draw.choices((0, 1, 2), (5, 4, 1))[0]
+        ]
+
+        def fresh(before: set[int] = before) -> bool:
+            now = ranks_of(job.pid)
+            return len(now) == chaos.ranks and before.isdisjoint(now.values())
+
+        if not wait_until(job, fresh, "all ranks have started", PATIENCE):
+            break
+        lines = (root / "output").read_text().count("lm loss")
+
+        def trains(lines: int = lines) -> bool:
+            return (root / "output").read_text().count("lm loss") > lines
+
+        def saves() -> bool:
+            return any((root / "saved").glob("iter_*.partial"))
+
+        if kind != "while it starts" and not wait_until(job, trains, "it trains", PATIENCE):
+            break
+        if kind == "during a save" and not wait_until(job, saves, "it saves", PATIENCE):
+            break
+        time.sleep(draw.random() ** 2 * (0.05 if kind == "during a save" else 1.0))
+        processes = ranks_of(job.pid)
+        victim = draw.randrange(chaos.ranks)
+        if victim not in processes:
+            break
+        before = set(processes.values())
+        found.append(f"rank {victim} {kind}{', in fact' if saves() else ''}")
+        os.kill(processes[victim], signal.SIGKILL)
+    return found
+
+
+def run(chaos: Chaos, root: Path) -> tuple[list[str], str]:
+    """Run the job to its end; return where it was killed, and what it printed."""
+    with started(chaos, root) as job:
+        killed = kill_some(job, chaos, root)
+        job.wait(timeout=PATIENCE)
+    output = (root / "output").read_text()
+    assert job.returncode == 0, output
+    return killed, output
+
+
+def printed(output: str) -> dict[int, set[tuple[str, str]]]:
+    """Loss and gradient norm of every iteration, each time it was printed."""
+    found: dict[int, set[tuple[str, str]]] = defaultdict(set)
+    for iteration, loss, norm in LINE.findall(output):
+        found[int(iteration)].add((loss, norm))
+    return found
+
+
+def samples_read(root: Path) -> dict[tuple[int, int], set[tuple[int, ...]]]:
+    """By rank and number of a batch's first sample: the samples, each way it was read."""
+    found: dict[tuple[int, int], set[tuple[int, ...]]] = defaultdict(set)
+    for file in (root / "records").iterdir():
+        for line in file.read_text().splitlines():
+            if not line.endswith("}"):
+                continue  # the process died while it wrote it
+            batch = json.loads(line)
+            found[batch["rank"], batch["first"]].add(tuple(batch["samples"]))
+    return found
+
+
+CASES = {
+    "synchronous": Chaos(2, "--pipeline-model-parallel-size 2 --enable-vocab-parallel", 14, 2, 1),
+    "20 kills, synchronous": Chaos(
+        2,
+        "--pipeline-model-parallel-size 2 --enable-vocab-parallel --enable-zero-bubble",
+        60,
+        20,
+        seed=2,
+    ),
+    "20 kills, asynchronous, replicas": Chaos(
+        4, "--pipeline-model-parallel-size 2 --async-save --overlap-grad-reduce", 60, 20, seed=3
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.full] if c.kills > 2 else []) for n, c in CASES.items()],
+)
+def test_kills_at_random_moments_change_nothing(name: str, tmp_path: Path) -> None:
+    chaos = CASES[name]
+    unbroken = Chaos(chaos.ranks, chaos.flags, chaos.iterations, 0, 0)
+    _, expected = run(unbroken, tmp_path / "unbroken")
+    killed, output = run(chaos, tmp_path / "killed")
+    print("\n".join(killed))
+    assert len(killed) == chaos.kills, (killed, output)
+
+    losses = printed(expected)
+    assert sorted(losses) == list(range(1, chaos.iterations + 1))
+    assert all(len(values) == 1 for values in losses.values())
+    assert printed(output) == losses, "every iteration, each time it was trained"
+
+    read = samples_read(tmp_path / "unbroken")
+    firsts = range(0, chaos.iterations * BATCH, BATCH)
+    for first in firsts:  # the ranks of a replica read the same ones, the replicas all of a batch
+        of_ranks = {tuple(*read[rank, first]) for rank in range(chaos.ranks)}
+        assert sorted(sum(of_ranks, ())) == list(range(first, first + BATCH))
+    again = samples_read(tmp_path / "killed")
+    assert {batch: again[batch] for batch in read} == read, "none lost, none of another batch"
+    assert again.keys() == read.keys()
+
+    last = tmp_path / "killed" / "saved"
+    assert folder.pointed_to(last) == chaos.iterations
+    with pytest.raises(SystemExit) as ended:
+        checkpoint_tool(["diff", str(last), str(tmp_path / "unbroken" / "saved")])
+    assert ended.value.code == 0, "weights and moments, to the last bit"

@@ -1,0 +1,115 @@
+"""Which rank holds up a job: the one that waits for nobody, or does not answer."""
+
+from dataclasses import replace
+
+import pytest
+from correctness.rank_runs import CPU
+
+from megatron.parallel.grid import Grid
+from megatron.parallel.groups import Groups, connect_grid
+from megatron.runtime.position import Position
+from megatron.schedules.lower import Run, Start, Wait, lower
+from megatron.schedules.make_plan import make_plan
+from megatron.schedules.needs import Comm
+from megatron.training.guard.places import Place, hang, place_of, table
+
+PROGRAM = lower(make_plan("1f1b", "vocab-2", 4, 8))
+GRID = Grid(data_size=2, pipeline_size=4)
+
+RUNS = Place("iteration 7", "runs F3", (), "F2", (7, 20), idle=400.0, gives_up=300.0)
+WAITS = replace(RUNS, instruction="X3 from 0", awaits=(0,))
+BETWEEN = replace(RUNS, instruction="")
+
+
+def groups_of(rank: int) -> Groups:
+    """The view of a rank of two replicas, without process groups."""
+    return connect_grid(GRID, rank, CPU, (0, 0), lambda use, tiling: None)
+
+
+def test_a_place_survives_its_way_through_the_store() -> None:
+    for place in (RUNS, WAITS, BETWEEN):
+        assert Place.from_text(place.to_text()) == place
+
+
+def position_at(rank: int, instruction: Run | Start | Wait) -> Position:
+    position = Position()
+    position.enter("iteration 7")
+    row = position.begin(PROGRAM, rank)  # as tuples, a Start and its Wait are equal
+    position.at = [(type(step), step) for step in row].index((type(instruction), instruction))
+    return position
+
+
+@pytest.mark.parametrize(
+    ("pipeline_rank", "comm", "awaits"),
+    [
+        (2, Comm("X", 3, 1), (3,)),  # stage 1 of replica 1 is rank 3 of the job
+        (1, Comm("X", 3, 1), (5,)),
+        (2, Comm("G", 3, 3), (7,)),
+        (2, Comm("C1", 3), (1, 3, 7)),
+    ],
+)
+def test_who_is_waited_for_follows_from_the_communication(
+    pipeline_rank: int, comm: Comm, awaits: tuple[int, ...]
+) -> None:
+    """In the second of two replicas, whose ranks are 1, 3, 5 and 7."""
+    rank = GRID.groups("pipeline")[1][pipeline_rank]
+    position = position_at(pipeline_rank, Wait(comm))
+    place = place_of(position, groups_of(rank), 5.0, 9.0)
+    assert place.awaits == awaits
+    assert place.instruction == str(comm)
+    assert place.last_pass == str(position.last_pass)
+    assert str(place).startswith(f"iteration 7: {comm}, waits for rank")
+
+
+def test_passes_and_starts_wait_for_nobody() -> None:
+    run = next(step for step in PROGRAM.rows[1] if isinstance(step, Run))
+    start = next(step for step in PROGRAM.rows[1] if isinstance(step, Start))
+    for instruction in (run, start):
+        place = place_of(position_at(1, instruction), groups_of(2), 5.0, 9.0)
+        assert place.awaits == ()
+        assert place.instruction
+
+
+def test_a_rank_that_is_not_connected_yet_has_a_place_too() -> None:
+    place = place_of(Position(), None, 5.0, 9.0)
+    assert str(place) == "the start; no progress for 5 s"
+
+
+def test_a_rank_that_works_holds_up_those_that_wait() -> None:
+    found = hang({0: RUNS, 1: WAITS, 2: WAITS}, 3)
+    assert found.startswith("no rank has made progress for 400 s: rank 0 is stuck in iteration 7: ")
+    assert "runs F3" in found
+    assert "rank 1" not in found
+
+
+def test_a_rank_between_programs_holds_up_those_that_are_ahead() -> None:
+    behind = replace(BETWEEN, progress=(6, 40))
+    assert "rank 2 is stuck in iteration 7;" in hang({0: WAITS, 1: WAITS, 2: behind}, 3)
+
+
+def test_no_rank_is_blamed_if_all_wait_alike() -> None:
+    assert "each waits for others" in hang({0: WAITS, 1: WAITS}, 2)
+    assert "rank 0 is stuck" in hang({0: RUNS}, 1)
+
+
+@pytest.mark.parametrize("other", [RUNS, WAITS, BETWEEN])
+def test_a_job_goes_on_while_one_rank_may(other: Place) -> None:
+    """It makes progress, or is in a phase that may last."""
+    assert hang({0: replace(other, idle=1.0), 1: WAITS}, 2) == ""
+    assert hang({0: replace(other, gives_up=3600.0), 1: WAITS}, 2) == ""
+
+
+def test_a_rank_that_does_not_answer_is_lost_whatever_the_others_do() -> None:
+    found = hang({1: WAITS, 2: replace(RUNS, idle=0.0)}, 3)
+    assert found.startswith("rank 0 was lost: no answer")
+    assert found.endswith("; rank 1 waited for it")
+    assert hang({1: RUNS}, 3).startswith("ranks 0, 2 were lost")
+
+
+def test_the_table_has_a_line_for_every_rank() -> None:
+    assert [line.split("]")[0] for line in table({1: WAITS}, 3)] == [
+        "[rank 0",
+        "[rank 1",
+        "[rank 2",
+    ]
+    assert next(table({1: WAITS}, 2)) == "[rank 0] no answer"

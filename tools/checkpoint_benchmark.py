@@ -1,0 +1,211 @@
+#!/usr/bin/env python3
+"""Time checkpoints beside plain torch.save and torch.load of the same bytes.
+
+    python tools/checkpoint_benchmark.py --folder SCRATCH --gigabytes 2 --ranks 1 2 --rounds 5
+
+Every rank has an equal share of the bytes. A round times each way once, the ways in an order that
+changes from round to round, because machines drift:
+
+    plain save   torch.save of a rank's share to a file of its own, and fsync
+    save         a synchronous checkpoint
+    stall        what training waits for an asynchronous one: the copy
+    background   the asynchronous one until it is on disk
+    plain load   torch.load of the files of the plain save
+    load         the checkpoint into tensors that exist
+
+A time is that of the slowest rank; CPU seconds are those of all ranks and threads together. Files
+are read from the page cache if they fit there, in the plain way as in ours.
+"""
+
+import argparse
+import os
+import resource
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+from megatron.checkpoint import folder, storage
+from megatron.checkpoint.boxed import BoxedTensor
+from megatron.parallel.box import Box, Piece
+from megatron.parallel.groups import ConnectedAxis
+
+HIDDEN = 2048
+WAYS = ("plain save", "save", "stall", "background", "plain load", "load")
+BASES = {"save": "plain save", "stall": "plain save", "load": "plain load"}
+"""What a way is compared with."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a way took.
+
+    Attributes:
+        seconds: until the slowest rank had ended.
+        cpu: seconds of all ranks and threads.
+    """
+
+    seconds: float
+    cpu: float
+
+
+Round = dict[str, Taken]
+
+
+def own_tensors(rank: int, ranks: int, gigabytes: float) -> dict[str, BoxedTensor]:
+    """Return a rank's share: matrices of 4 h x h and h x h in fp32, its rows of every one."""
+    pair = 5 * HIDDEN * HIDDEN * 4
+    found = {}
+    for number in range(max(1, round(gigabytes * 1e9 / pair))):
+        for name, rows in (("mlp", 4 * HIDDEN), ("attention", HIDDEN)):
+            box = Box((rows // ranks * rank, 0), (rows // ranks, HIDDEN))
+            tensor = torch.randn(box.shape)
+            found[f"weight.{number}.{name}"] = BoxedTensor(
+                tensor, (rows, HIDDEN), (Piece(box, (0, 0)),)
+            )
+    return found
+
+
+class Bench:
+    """The ways to save and load on one rank.
+
+    Args:
+        tensors: of this rank.
+        scratch: folder to write to.
+        hosts: all ranks.
+    """
+
+    def __init__(
+        self, tensors: Mapping[str, BoxedTensor], scratch: Path, hosts: ConnectedAxis
+    ) -> None:
+        self._tensors, self._scratch, self._hosts = dict(tensors), scratch, hosts
+        self._plain = {n: t.as_subclass(torch.Tensor) for n, t in tensors.items()}
+        self._copies: dict[str, BoxedTensor] = {}
+
+    def round(self, number: int) -> Round:
+        """Time every way once."""
+        saves: list[Callable[[], Round]] = [self._plain_saves, self._saves, self._copies_and_saves]
+        loads: list[Callable[[], Round]] = [self._plain_loads, self._loads]
+        found: Round = {}
+        for ways in (saves, loads):
+            for place in range(len(ways)):
+                found |= ways[(number + place) % len(ways)]()
+        return found
+
+    def _timed(self, work: Callable[[], object]) -> Taken:
+        os.sync()  # what the way before has left
+        self._hosts.barrier()
+        begun, cpu = time.perf_counter(), _cpu()
+        work()
+        own = time.perf_counter() - begun, _cpu() - cpu
+        everybody = self._hosts.all_gather_object(own)
+        return Taken(max(s for s, _ in everybody), sum(c for _, c in everybody))
+
+    def _plain_saves(self) -> Round:
+        return {"plain save": self._timed(self._plain_save)}
+
+    def _plain_save(self) -> None:
+        with self._plain_file().open("wb") as file:
+            torch.save(self._plain, file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _saves(self) -> Round:
+        return {"save": self._timed(lambda: self._save(self._tensors))}
+
+    def _save(self, tensors: Mapping[str, BoxedTensor]) -> None:
+        storage.write(self._scratch, 1, tensors, {"iteration": 1}, self._hosts)
+
+    def _copies_and_saves(self) -> Round:
+        stall = self._timed(self._copy)
+        return {"stall": stall, "background": self._timed(lambda: self._save(self._copies))}
+
+    def _copy(self) -> None:
+        own = self._tensors.items()
+        self._copies = {name: tensor.copied(self._copies.get(name)) for name, tensor in own}
+
+    def _plain_loads(self) -> Round:
+        return {"plain load": self._timed(lambda: torch.load(self._plain_file()))}
+
+    def _loads(self) -> Round:
+        return {"load": self._timed(self._load)}
+
+    def _load(self) -> None:
+        where = folder.folder_of(self._scratch, 1)
+        problem = storage.check_files(where, self._hosts)
+        assert problem is None, problem
+        storage.read(where, self._tensors, self._hosts)
+
+    def _plain_file(self) -> Path:
+        return self._scratch / f"plain-{self._hosts.rank}.pt"
+
+
+def _cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def on_rank(rank: int, ranks: int, args: argparse.Namespace, scratch: Path) -> None:
+    """Time all rounds; rank 0 prints."""
+    torch.set_num_threads(1)
+    hosts = ConnectedAxis("world", rank, tuple(range(ranks)))
+    if ranks > 1:
+        dist.init_process_group(
+            "gloo", init_method=f"file://{scratch}/store", rank=rank, world_size=ranks
+        )
+    tensors = own_tensors(rank, ranks, args.gigabytes)
+    size = sum(t.as_subclass(torch.Tensor).nbytes for t in tensors.values()) * ranks
+    bench = Bench(tensors, scratch, hosts)
+    rounds = [bench.round(number) for number in range(args.rounds)]
+    if rank == 0:
+        print(f"\n{size / 1e9:.2f} GB on {ranks} rank{'s' * (ranks > 1)}, {args.rounds} rounds\n")
+        print("\n".join(report(rounds)), flush=True)
+    if ranks > 1:
+        dist.destroy_process_group()
+
+
+def report(rounds: Sequence[Round]) -> Iterator[str]:
+    """Yield a Markdown table: medians and ranges, ratios formed within each round."""
+    yield "| way | seconds, median (range) | CPU seconds | to plain, median (range) |"
+    yield "|---|---|---|---|"
+    for way in WAYS:
+        seconds = [taken[way].seconds for taken in rounds]
+        cpu = statistics.median(taken[way].cpu for taken in rounds)
+        ratio = ""
+        if way in BASES:
+            pairs = [taken[way].seconds / taken[BASES[way]].seconds for taken in rounds]
+            ratio = f"{statistics.median(pairs):.2f} ({min(pairs):.2f} to {max(pairs):.2f})"
+        span = f"{statistics.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
+        yield f"| {way} | {span} | {cpu:.2f} | {ratio} |"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path, required=True, help="to write to and to empty")
+    parser.add_argument("--gigabytes", type=float, default=2.0, help="of all ranks together")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args(arguments)
+    for ranks in args.ranks:
+        scratch = args.folder / f"checkpoint-benchmark-{os.getpid()}-{ranks}"
+        scratch.mkdir(parents=True)
+        try:
+            torch.multiprocessing.spawn(on_rank, (ranks, args, scratch), nprocs=ranks)
+        finally:
+            shutil.rmtree(scratch)
+
+
+if __name__ == "__main__":
+    main()
