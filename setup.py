@@ -64,6 +64,7 @@ setup(
     ],
     extras_require={
         "solver": ["ortools>=9.10"],
+        "tensorboard": ["tensorboard>=2.14"],  # for --tensorboard-dir
         "tools": ["matplotlib>=3.8"],  # for the plot in the report of tools/benchmark.py
         "test": [
             "hypothesis>=6.100",

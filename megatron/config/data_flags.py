@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from megatron.config.run_config import EvaluationSet
+
 
 def parse_data_path(words: Sequence[str]) -> tuple[tuple[float, Path], ...]:
     """Read the words after ``--data-path``.
@@ -63,12 +65,14 @@ def parse_split(text: str) -> tuple[float, float, float]:
     return train, valid, test
 
 
-def validates(text: str) -> bool:
-    """Whether a ``--split`` leaves documents for validation; without a fault in it, it says so."""
+def evaluation_sets(text: str) -> tuple[EvaluationSet, ...]:
+    """Return the sets for which a ``--split`` leaves documents; all if there is a fault in it."""
     try:
-        return parse_split(text)[1] > 0
+        _, valid, test = parse_split(text)
     except ValueError:
-        return True
+        return ("validation", "test")
+    shares: tuple[tuple[EvaluationSet, float], ...] = (("validation", valid), ("test", test))
+    return tuple(name for name, share in shares if share > 0)
 
 
 def _number(word: str) -> float:

@@ -27,6 +27,7 @@ from megatron.config.declare import (
 )
 from megatron.config.long_run_flags import CheckpointFlags, GuardFlags, ReplicaFlags
 from megatron.config.optimizer_flags import OptimizerFlags
+from megatron.config.record_flags import RecordFlags
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAINABLE_SCHEDULES
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.gpus import GPUS
@@ -207,10 +208,15 @@ class TrainFlags:
     seed: int = flag(1234, "Seed of weights, data order and dropout.", SEED)
     bf16: bool = flag(False,
         "Parameters and activations in bf16, not fp32; master weights and gradients stay fp32.")
-    eval_interval: int | None = flag(None, "Iterations between evaluations.", COUNT,
-        unset="no evaluation")
+    eval_interval: int | None = flag(None,
+        "Iterations between evaluations; there is one at the end too, on the test set as well.",
+        COUNT, unset="no evaluation")
     eval_iters: int = flag(100, "Batches per evaluation; 0: no evaluation.", NOT_NEGATIVE,
-        idle_without="--eval-interval")
+        idle_without="--eval-interval or --skip-train")
+    skip_train: bool = flag(False,
+        "Only evaluate the checkpoint of --load, on the validation and the test set.",
+        needs="--load", lack="would evaluate random weights",
+        excludes="--profile or --record-timeline or --profile-schedule-start")
 
 
 @dataclass(frozen=True)
@@ -297,3 +303,4 @@ class Flags:
     checkpoint: CheckpointFlags
     guard: GuardFlags
     log: LogFlags
+    records: RecordFlags

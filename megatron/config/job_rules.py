@@ -11,6 +11,7 @@ from megatron.config.data_flags import parse_data_path
 from megatron.config.declare import options_of
 from megatron.config.flags import Flags
 from megatron.config.gpu_driver import why_gpus_are_out_of_reach
+from megatron.config.installed import tensorboard_rule, wandb_rule
 from megatron.config.long_run_flags import ReplicaFlags
 from megatron.config.pipeline_flags import settle_pipeline, size_faults, treatment_of
 from megatron.config.resolve import number_of_replicas, rampup_of, vocabulary
@@ -32,7 +33,9 @@ def job_rules(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
     of_all = (_tokenizer, partial(_plan_size, world_size), partial(_plan_file, world_size))
     if dry_run:
         return (*of_all, partial(_predicted_replicas, world_size))
-    return (*of_all, partial(_ranks, world_size), _device, _backend, _data_files)
+    packages = (tensorboard_rule, wandb_rule)
+    of_ranks = partial(_ranks, world_size)
+    return (*of_all, of_ranks, _device, _backend, _data_files, *packages)
 
 
 def job_notes(world_size: int, dry_run: bool) -> tuple[Rule, ...]:

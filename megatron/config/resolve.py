@@ -4,12 +4,13 @@ A field with the same name as a flag is copied by itself.
 """
 
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
 from megatron.checkpoint.config import CheckpointConfig
-from megatron.config.data_flags import parse_data_path, parse_split, validates
+from megatron.config.data_flags import evaluation_sets, parse_data_path, parse_split
 from megatron.config.flags import (
     DRY_RUN_GPU,
     SCHEDULE_PROFILE_ITERATIONS,
@@ -23,11 +24,14 @@ from megatron.config.guard_flags import parse_iterations
 from megatron.config.long_run_flags import CheckpointFlags, GuardFlags, ReplicaFlags
 from megatron.config.optimizer_flags import OptimizerFlags
 from megatron.config.pipeline_flags import settle_pipeline
+from megatron.config.record_flags import RecordFlags
 from megatron.config.run_config import (
     DryRun,
+    EvaluationSet,
     GuardConfig,
     LogConfig,
     ParallelConfig,
+    RecordConfig,
     ReplicaConfig,
     RunConfig,
     TrainConfig,
@@ -60,8 +64,8 @@ def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> R
     return RunConfig(
         model=model_config(flags.model, vocab_size),
         parallel=parallel_config(flags, vocab_size, replicas),
-        train=train_config(flags.train, validates(flags.data.split), replicas),
-        checkpoint=checkpoint_config(flags.checkpoint),
+        train=train_config(flags.train, evaluation_sets(flags.data.split), replicas),
+        checkpoint=checkpoint_config(flags.checkpoint, flags.train.skip_train),
         guard=guard_config(flags.guard, flags.parallel.distributed_timeout_minutes),
         optimizer=optimizer_config(flags),
         data=copied(
@@ -75,7 +79,7 @@ def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> R
             added_entries=max(0, vocab_size - (flags.data.vocab_size or vocab_size)),
             cache_path=flags.data.data_cache_path,
         ),
-        log=log_config(flags.log),
+        log=log_config(flags),
         notes=notes,
         dry_run=dry_run_config(flags.log) if flags.log.dry_run else None,
     )
@@ -113,16 +117,17 @@ def replica_config(flags: ReplicaFlags, replicas: int) -> ReplicaConfig:
     )
 
 
-def checkpoint_config(flags: CheckpointFlags) -> CheckpointConfig:
-    """What is saved, and what is loaded."""
+def checkpoint_config(flags: CheckpointFlags, skip_train: bool) -> CheckpointConfig:
+    """What is saved, and what is loaded; without training only weights, which must be there."""
     return copied(
         CheckpointConfig,
         flags,
+        save=None if skip_train else flags.save,
         save_optimizer=not flags.no_save_optim,
         asynchronous=flags.async_save,
         load_step=flags.ckpt_step,
-        load_optimizer=not flags.no_load_optim,
-        must_load=flags.exit_on_missing_checkpoint,
+        load_optimizer=not flags.no_load_optim and not skip_train,
+        must_load=flags.exit_on_missing_checkpoint or skip_train,
     )
 
 
@@ -267,16 +272,19 @@ def rampup_of(flags: TrainFlags) -> Rampup | None:
     return Rampup(start, increment, samples)
 
 
-def train_config(flags: TrainFlags, validates: bool, replicas: int) -> TrainConfig:
-    """Length, batches and precision; without documents for validation there is no evaluation."""
+def train_config(flags: TrainFlags, sets: tuple[EvaluationSet, ...], replicas: int) -> TrainConfig:
+    """Length, batches and precision; only a set with documents is evaluated."""
     length = iterations(flags)
+    evaluates = flags.eval_iters > 0 and (flags.eval_interval is not None or flags.skip_train)
+    between = evaluates and "validation" in sets and not flags.skip_train
     return copied(
         TrainConfig,
         flags,
         global_batch_size=length.batch,
         train_iters=length.total,
         dtype=torch.bfloat16 if flags.bf16 else torch.float32,
-        eval_interval=flags.eval_interval if flags.eval_iters > 0 and validates else None,
+        eval_interval=flags.eval_interval if between else None,
+        final_sets=sets if evaluates else (),
         replicas=replicas,
         rampup=rampup_of(flags),
         length=flags.train_samples,
@@ -345,6 +353,21 @@ def profiled_iterations(flags: LogFlags) -> tuple[int | None, int | None]:
     return start, end
 
 
-def log_config(flags: LogFlags) -> LogConfig:
-    """Printed lines, traces and measurements."""
-    return copied(LogConfig, flags, profile_schedule_end=profiled_iterations(flags)[1])
+def log_config(flags: Flags) -> LogConfig:
+    """Printed lines, traces, measurements and records."""
+    return copied(
+        LogConfig,
+        flags.log,
+        profile_schedule_end=profiled_iterations(flags.log)[1],
+        records=record_config(flags.records, flags.checkpoint.save),
+    )
+
+
+def record_config(flags: RecordFlags, save: Path | None) -> RecordConfig:
+    """What is recorded; Weights & Biases writes beside the checkpoints, as in Megatron."""
+    return copied(
+        RecordConfig,
+        flags,
+        wandb_save_dir=flags.wandb_save_dir or (save / "wandb" if save is not None else None),
+        live_display=not flags.no_live_display,
+    )

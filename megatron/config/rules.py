@@ -7,7 +7,7 @@ A line begins with the flag at fault and names the way out. ``RULES`` lists all 
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from megatron.config.data_flags import parse_data_path, parse_split, validates
+from megatron.config.data_flags import evaluation_sets, parse_data_path, parse_split
 from megatron.config.flags import DataFlags, Flags
 from megatron.config.guard_rules import GUARD_NOTES, GUARD_RULES
 from megatron.config.optimizer_rules import OPTIMIZER_NOTES, OPTIMIZER_RULES
@@ -132,11 +132,28 @@ def _growth_in_a_dry_run(flags: Flags) -> Iterator[str]:
 
 def _idle_evaluation(flags: Flags) -> Iterator[str]:
     interval = flags.train.eval_interval
-    if interval is not None and flags.train.eval_iters and not validates(flags.data.split):
+    if interval is not None and flags.train.eval_iters and not evaluation_sets(flags.data.split):
         yield (
             f"--eval-interval {interval} changes nothing: --split {flags.data.split} leaves no "
             "documents to validate on; for an evaluation give a second share, as in 969,30,1"
         )
+
+
+def _nothing_to_evaluate(flags: Flags) -> Iterator[str]:
+    if not flags.train.skip_train:
+        return
+    if not flags.train.eval_iters:
+        yield "--skip-train evaluates nothing with --eval-iters 0: give a number of batches"
+    if not evaluation_sets(flags.data.split):
+        yield (
+            f"--skip-train evaluates nothing: --split {flags.data.split} leaves no documents for "
+            "it; give a second or third share, as in 969,30,1"
+        )
+
+
+def _idle_without_training(flags: Flags) -> Iterator[str]:
+    if flags.train.skip_train and flags.checkpoint.save is not None:
+        yield f"--save {flags.checkpoint.save} changes nothing: --skip-train trains nothing to save"
 
 
 def _trace(flags: Flags) -> Iterator[str]:
@@ -191,6 +208,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *OPTIMIZER_RULES,
     _data,
     _split,
+    _nothing_to_evaluate,
     _trace,
     _schedule_profile,
     *GUARD_RULES,
@@ -202,6 +220,7 @@ NOTES: Final[tuple[Rule, ...]] = (
     _split_of_mock_data,
     _growth_in_a_dry_run,
     _idle_evaluation,
+    _idle_without_training,
     *PIPELINE_NOTES,
     *GUARD_NOTES,
 )

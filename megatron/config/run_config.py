@@ -99,6 +99,10 @@ class ParallelConfig:
         return self.grid.axis("vocabulary", 0).size if sharded else 1
 
 
+EvaluationSet = Literal["validation", "test"]
+"""A part of the data that is only evaluated."""
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """How long to train, on batches of which size, in which precision.
@@ -115,6 +119,8 @@ class TrainConfig:
         replicas: that share a global batch.
         rampup: how batches grow before; ``None``: they do not.
         length: samples of the whole job; ``None``: it ends by its iterations.
+        final_sets: what is evaluated at the end: the validation set, the test set, both or none.
+        skip_train: only evaluate.
     """
 
     micro_batch_size: int
@@ -128,6 +134,8 @@ class TrainConfig:
     replicas: int = 1
     rampup: Rampup | None = None
     length: int | None = None
+    final_sets: tuple[EvaluationSet, ...] = ()
+    skip_train: bool = False
 
     @property
     def num_microbatches(self) -> int:
@@ -151,6 +159,41 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
+class RecordConfig:
+    """What a run records besides its printed lines.
+
+    Attributes:
+        log_jsonl: file of JSON lines; ``None``: none.
+        tensorboard_dir: folder of curves; ``None``: none.
+        tensorboard_log_interval: iterations between two points of a curve of every iteration.
+        tensorboard_queue_size: points that may wait to be written.
+        log_timers_to_tensorboard: curves of times, throughput and idle time too.
+        log_memory_to_tensorboard: curves of memory too.
+        log_validation_ppl_to_tensorboard: curves of perplexities too.
+        log_world_size_to_tensorboard: a curve of the number of ranks too.
+        wandb_project: project of Weights & Biases; ``None``: nothing is sent there.
+        wandb_exp_name: name of the run there; ``None``: it makes one up.
+        wandb_entity: owner of the project; ``None``: who is logged in.
+        wandb_save_dir: folder of its files; ``None``: its own choice.
+        live_display: show a display where rank 0 prints to a terminal.
+    """
+
+    log_jsonl: Path | None = None
+    tensorboard_dir: Path | None = None
+    tensorboard_log_interval: int = 1
+    tensorboard_queue_size: int = 1000
+    log_timers_to_tensorboard: bool = False
+    log_memory_to_tensorboard: bool = False
+    log_validation_ppl_to_tensorboard: bool = False
+    log_world_size_to_tensorboard: bool = False
+    wandb_project: str | None = None
+    wandb_exp_name: str | None = None
+    wandb_entity: str | None = None
+    wandb_save_dir: Path | None = None
+    live_display: bool = True
+
+
+@dataclass(frozen=True)
 class LogConfig:
     """Printed lines and measurements of a run, and their files.
 
@@ -169,6 +212,7 @@ class LogConfig:
         replan: make the plan anew from the measured costs.
         log_num_zeros_in_grad: count the zeros of the gradient in every iteration.
         log_params_norm: find the norm of all weights after every iteration.
+        records: what is recorded besides the printed lines.
     """
 
     log_interval: int
@@ -184,6 +228,7 @@ class LogConfig:
     replan: bool = False
     log_num_zeros_in_grad: bool = False
     log_params_norm: bool = False
+    records: RecordConfig = field(default_factory=RecordConfig)
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,8 @@ def run_digests(config: RunConfig, run_plan: RunPlan) -> dict[str, str]:
 def data_digests(train: TrainConfig, data: Data) -> dict[str, str]:
     """Return the digests of the data.
 
-    The first and the last training batch are hashed, and the first batch of the evaluation.
+    The first and the last training batch are hashed, and the first batch of every set that is
+    evaluated.
 
     Args:
         train: length and batches of the run.
@@ -74,6 +75,8 @@ def data_digests(train: TrainConfig, data: Data) -> dict[str, str]:
     found = {"training data": _batches(data.train, (0, last))}
     if data.valid is not None:
         found["validation data"] = _batches(data.valid, (0,))
+    if data.test is not None:
+        found["test data"] = _batches(data.test, (0,))
     return found
 
 

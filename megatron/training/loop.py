@@ -8,26 +8,28 @@ most mistakes are found before the ranks meet. From there on all ranks go in ste
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from megatron.config.run_config import RunConfig, TrainConfig
-from megatron.data.microbatch import MicrobatchLoader
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import ConnectedAxis
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.shape import iteration_flops
 from megatron.training.agreement import Digests, check_agreement, data_digests, run_digests
 from megatron.training.checkpointing import Checkpoints, sole_writer, writer_hosts
+from megatron.training.evaluations import Evaluations
 from megatron.training.growing_batches import GrowingBatches
 from megatron.training.guard.exits import AgreedExit, ExitSignals
 from megatron.training.guard.losses import LossWatch
 from megatron.training.guard.stragglers import StragglerWatch
 from megatron.training.guard.words import samples_in_words
-from megatron.training.iteration import evaluate, run_iteration
-from megatron.training.metrics.log_line import evaluation_lines, introduction, vocabulary_words
+from megatron.training.iteration import run_iteration
+from megatron.training.metrics.log import Log
+from megatron.training.metrics.log_line import introduction, vocabulary_words
 from megatron.training.metrics.meter import Meter, Metered
+from megatron.training.metrics.open_log import open_log
 from megatron.training.metrics.peak_tflops import peak_of_rank
+from megatron.training.metrics.records import Started, now
 from megatron.training.open_data import Data, open_data
 from megatron.training.outputs import check_outputs
 from megatron.training.planning.model_shape import shape_of
@@ -131,24 +133,16 @@ def train(
         UserError: the data or the checkpoint cannot be read.
     """
     begin = time.monotonic() if begin is None else begin
-    hosts, rank = writer_hosts(state.groups, config.checkpoint), state.groups.world.rank
+    hosts = writer_hosts(state.groups, config.checkpoint)
     agreed_exit = AgreedExit(
         config.guard, signals or ExitSignals(), begin, state.groups.world_hosts
     )
-    with sole_writer(config.checkpoint, hosts), profiler(config.log, rank) as step_profiler:
+    with sole_writer(config.checkpoint, hosts):
         loop = _Loop(config, state, data, hosts)
-        for iteration in range(loop.start.iteration, loop.last):
-            try:
-                loop.run(iteration)
-            except FloatingPointError:
-                loop.let_save_end()
-                raise
-            with loop.meter.paused():  # the profiler may write its trace here
-                step_profiler.step()
-            if reason := agreed_exit.reason():
-                loop.leave(iteration, reason)
-                break
-        loop.end()
+        with loop.log:
+            loop.run_all(agreed_exit)
+            loop.end()
+        loop.log.close()
     agreed_exit.close()
 
 
@@ -158,14 +152,17 @@ class _Loop:
     Attributes:
         start: what an earlier run has trained.
         last: iterations after which this run ends.
-        meter: times the iterations, and prints.
+        log: takes records, and prints on rank 0.
+        meter: times the iterations, and records them.
     """
 
     def __init__(
         self, config: RunConfig, state: TrainState, data: Data, hosts: ConnectedAxis
     ) -> None:
         self._config, self._state, self._data = config, state, data
-        self._say = print if state.groups.world.rank == 0 else _silent
+        world = state.groups.world
+        self.log = open_log(config.log.records, world.rank, world.size)
+        self._say = self.log.say
         self._checkpoints = Checkpoints(config, state, hosts, self._tell)
         self._position = state.pipeline.position
         with self._position.within("the load of a checkpoint", may_last=True):
@@ -173,9 +170,12 @@ class _Loop:
         self._skip_consumed()
         if note := self.start.other_order(data.train, config.train.train_samples):
             self._tell(note)
+        self._total = total_iterations(config.train, self.start)
         self.last = last_iteration(config.train, self.start)
+        for note in data.notes:
+            self._tell(note)
         self._batches = GrowingBatches(config, state, data.train, self._tell)
-        self.meter = _introduce(config, state, self.start, self._say)
+        self.meter = _introduce(config, state, self.start, self.log)
         self._step = make_train_step(
             config.optimizer, state, config.log, ends_if_not_finite=config.guard.ends_if_not_finite
         )
@@ -183,6 +183,7 @@ class _Loop:
         self._leaves = ""
         interval = config.log.log_interval if config.guard.tells_stragglers else None
         self._stragglers = StragglerWatch(interval, state, self._tell)
+        self._evaluations = Evaluations(config.train, state, data, self.meter, self.log)
         self._observation = Observation(
             config.log,
             state,
@@ -190,6 +191,21 @@ class _Loop:
             lambda costs: make_run_plan(config, costs),
             self._say,
         )
+
+    def run_all(self, agreed_exit: AgreedExit) -> None:
+        """Train all iterations, or until the ranks agree to leave."""
+        with profiler(self._config.log, self._state.groups.world.rank) as step_profiler:
+            for iteration in range(self.start.iteration, self.last):
+                try:
+                    self.run(iteration)
+                except FloatingPointError:
+                    self.let_save_end()
+                    raise
+                with self.meter.paused():  # the profiler may write its trace here
+                    step_profiler.step()
+                if reason := agreed_exit.reason():
+                    self.leave(iteration, reason)
+                    break
 
     def run(self, iteration: int) -> None:
         """Train an iteration; observe, evaluate and save where that is due."""
@@ -205,8 +221,11 @@ class _Loop:
             self._train(iteration)
         with self.meter.paused():
             self._checkpoints.report()
-        if self._data.valid is not None and _is_due(iteration, config.train.eval_interval):
-            self._evaluate(self._data.valid, iteration)
+        if self._evaluations.is_due(iteration):
+            self._report(self._step.settle())
+            phase = f"evaluation at iteration {iteration + 1}"
+            with self._batches.largest(), self._position.within(phase):
+                self._evaluations.between(iteration)
         if _is_due(iteration, config.checkpoint.save_interval):
             self._save(iteration)
 
@@ -219,7 +238,8 @@ class _Loop:
         if observation.times(iteration) or self._stragglers.times(iteration):
             self._report(self._step.settle())
         with meter.paused():
-            observer = observation.begin(iteration) or self._stragglers.begin(iteration)
+            recorder = observation.begin(iteration) or self._stragglers.begin(iteration)
+            observer = meter.observer(iteration, recorder)
         finished = run_iteration(
             self._step,
             self._config.optimizer,
@@ -264,21 +284,29 @@ class _Loop:
         config, meter = self._config, self.meter
         self._report(self._step.settle())
         meter.report_rest()
-        if self.last == self.start.iteration:
+        if config.train.skip_train:
+            self._tell("training is skipped (--skip-train)")
+        elif self.last == self.start.iteration:
             self._tell(f"nothing to train: the checkpoint is of iteration {self.last} already")
         elif config.checkpoint.save is not None and not _is_due(
             self.last - 1, config.checkpoint.save_interval
         ):
             self._save(self.last - 1)
-        self.let_save_end()
         exit_interval = config.train.exit_interval
         if self._leaves:
             saved = "" if config.checkpoint.save else "; nothing is saved, without --save"
             self._tell(f"exiting at iteration {self.last} {self._leaves}{saved}")
+        elif config.train.skip_train or self.last >= self._total:
+            phase = "the last evaluations"
+            with self._batches.largest(), self._position.within(phase):
+                self._evaluations.at_end(self.last)
         elif exit_interval is not None and self.last % exit_interval == 0:
             self._tell(f"exiting at iteration {self.last} (--exit-interval)")
+        with meter.paused("save"):
+            self.let_save_end()
         meter.report_memory(self.last)
         meter.report_post_validation()
+        meter.report_end(self.last, self._data.train.consumed_samples)
         self._state.pipeline.close()
         if self._checkpoints.failed:
             raise UserError(
@@ -299,7 +327,8 @@ class _Loop:
         """
         train, start = self._config.train, self.start
         by_iterations = start.iteration * train.global_batch_size
-        if train.length is None and start.consumed_samples != by_iterations:
+        counted = train.length is None and not train.skip_train
+        if counted and start.consumed_samples != by_iterations:
             raise UserError(
                 f"--global-batch-size {train.global_batch_size}: the {start.iteration} iterations "
                 f"in --load have used {start.consumed_samples} samples, and a run keeps the size "
@@ -308,49 +337,34 @@ class _Loop:
             )
         self._data.train.consumed_samples = start.consumed_samples
 
-    def _evaluate(self, valid: MicrobatchLoader, iteration: int) -> None:
-        self._report(self._step.settle())
-        train = self._config.train
-        assert train.eval_interval is not None
-        # A resumed run with smaller batches has more evaluations than there is data for: again.
-        planned = train.train_iters // train.eval_interval
-        number = iteration // train.eval_interval % planned
-        valid.consumed_samples = number * train.eval_iters * train.global_batch_size
-        phase = f"evaluation at iteration {iteration + 1}"
-        with self.meter.paused(), self._batches.largest(), self._position.within(phase):
-            loss = evaluate(self._state, valid, train.eval_iters)
-        self._say(evaluation_lines(iteration + 1, loss), flush=True)
-
     def _save(self, iteration: int) -> None:
         self._report(self._step.settle())
         phase = f"the save of iteration {iteration + 1}"
-        with self.meter.paused(), self._position.within(phase, may_last=True):
+        with self.meter.paused("save"), self._position.within(phase, may_last=True):
             samples = self._config.train.train_samples
             self._checkpoints.save(Progress.after(iteration + 1, self._data.train, samples))
 
     def _tell(self, text: str) -> None:
-        self._say(text, flush=True)
+        self.log.say(text)
 
 
 def last_iteration(train: TrainConfig, start: Progress) -> int:
     """Return the iterations after which a run ends that has come as far as ``start`` already."""
-    ends = [_total_iterations(train, start)]
+    ends = [start.iteration if train.skip_train else total_iterations(train, start)]
     if train.exit_interval is not None:
         ends.append((start.iteration // train.exit_interval + 1) * train.exit_interval)
     return max(start.iteration, min(ends))
 
 
-def _total_iterations(train: TrainConfig, start: Progress) -> int:
+def total_iterations(train: TrainConfig, start: Progress) -> int:
     """Return the iterations of the whole job; batches may have had another size at first."""
     if train.length is None:
         return train.train_iters
     return start.iteration + train.batches.iterations(train.length, start.consumed_samples)
 
 
-def _introduce(
-    config: RunConfig, state: TrainState, start: Progress, say: Callable[..., None]
-) -> Meter:
-    """Print the layout, the sizes and how FLOPs are counted; return the meter of the run."""
+def _introduce(config: RunConfig, state: TrainState, start: Progress, log: Log) -> Meter:
+    """Tell the layout, the sizes and how FLOPs are counted; return the meter of the run."""
     groups, model, train_config = state.groups, config.model, config.train
     groups.world.barrier()  # all ranks measure the peak at the same time, as under load
     peak = peak_of_rank(groups.device, train_config.dtype, config.log.peak_tflops)
@@ -362,20 +376,32 @@ def _introduce(
     schedule = described(config.parallel.pipeline_schedule, state.run_plan)
     lines = introduction(config.parallel, train_config, words, schedule, counts, whole, peak)
     for line in (*config.notes, *lines):
-        say(line, flush=True)
+        log.say(line)
+    total = total_iterations(train_config, start)
+    log.write(
+        Started(
+            time=now(),
+            iteration=start.iteration,
+            consumed_samples=start.consumed_samples,
+            train_iters=total,
+            world_size=groups.world.size,
+            parameters=sum(counts),
+            flops=whole,
+            peak_tflops=peak.tflops,
+            config=config,
+        )
+    )
     metered = Metered(
         config.log.log_interval,
-        _total_iterations(train_config, start),
+        total,
         start.consumed_samples,
+        model.seq_length,
         flops,
         peak.tflops,
+        with_ranks=groups.world.all_gather_object(log.wants_ranks)[0],  # rank 0 alone has sinks
     )
-    return Meter(metered, config.optimizer, groups, say)
+    return Meter(metered, config.optimizer, groups, log)
 
 
 def _is_due(iteration: int, interval: int | None) -> bool:
     return interval is not None and (iteration + 1) % interval == 0
-
-
-def _silent(*_: object, **__: object) -> None:
-    """Print nothing: only rank 0 prints."""

@@ -16,10 +16,14 @@ class Data:
     Attributes:
         train: microbatches of the training iterations.
         valid: microbatches of the evaluations; ``None`` if there are no evaluations.
+        test: microbatches of the evaluation of the test set at the end; ``None`` if there is none.
+        notes: lines about what is left out.
     """
 
     train: MicrobatchLoader
     valid: MicrobatchLoader | None
+    test: MicrobatchLoader | None = None
+    notes: tuple[str, ...] = ()
 
 
 def open_data(config: DataConfig, train: TrainConfig, vocab_size: int, replica: int = 0) -> Data:
@@ -35,9 +39,9 @@ def open_data(config: DataConfig, train: TrainConfig, vocab_size: int, replica: 
         FileNotFoundError: a corpus is missing.
         ValueError: a corpus is damaged, or a split is too short for one sample.
     """
-    evaluations = train.train_iters // train.eval_interval if train.eval_interval else 0
-    samples = evaluations * train.eval_iters * train.global_batch_size
-    datasets = build_datasets(config, (train.dataset_samples, samples, 0), vocab_size)
+    validation = evaluations_of_validation(train) * train.eval_iters * train.global_batch_size
+    datasets = build_datasets(config, (train.dataset_samples, validation, 0), vocab_size)
+    test, notes = _test_set(config, train, vocab_size)
 
     def loader(dataset: SampleDataset) -> MicrobatchLoader:
         return MicrobatchLoader(
@@ -48,4 +52,34 @@ def open_data(config: DataConfig, train: TrainConfig, vocab_size: int, replica: 
         )
 
     assert datasets.train is not None
-    return Data(loader(datasets.train), loader(datasets.valid) if datasets.valid else None)
+    return Data(
+        loader(datasets.train),
+        loader(datasets.valid) if datasets.valid else None,
+        loader(test) if test else None,
+        notes,
+    )
+
+
+def evaluations_of_validation(train: TrainConfig) -> int:
+    """Return how often a whole job evaluates the validation set."""
+    between = train.train_iters // train.eval_interval if train.eval_interval else 0
+    return between + ("validation" in train.final_sets)
+
+
+def _test_set(
+    config: DataConfig, train: TrainConfig, vocab_size: int
+) -> tuple[SampleDataset | None, tuple[str, ...]]:
+    """Return the test set, and a line if there is none.
+
+    The default split leaves a thousandth of the documents to it, of a small corpus none. So it is
+    left out, unless nothing else is evaluated.
+    """
+    if "test" not in train.final_sets:
+        return None, ()
+    samples = train.eval_iters * train.global_batch_size
+    try:
+        return build_datasets(config, (0, 0, samples), vocab_size).test, ()
+    except ValueError as error:
+        if train.final_sets == ("test",):
+            raise
+        return None, (f"the test set is not evaluated: {error}",)

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from megatron.checkpoint.folder import POINTER
-from megatron.config.run_config import LogConfig
+from megatron.config.run_config import LogConfig, RecordConfig
 from megatron.native.files import temporary_name
+from megatron.training.metrics.json_lines import check_json_lines
 
 PLANNED, TRACE = ".planned.json", ".trace.json"
 """Endings of the files that are written beside the file of ``--record-timeline``."""
@@ -21,12 +22,13 @@ def check_outputs(log: LogConfig, rank: int, save: Path | None = None) -> None:
     Only the folders are left behind, and existing files keep their content.
 
     Args:
-        log: traces and measurements.
+        log: traces, measurements and records.
         rank: of the job.
         save: folder of the checkpoints, to which every rank writes.
 
     Raises:
-        ValueError: a file cannot be written; names the flag, the path, the reason and a way out.
+        ValueError: a file cannot be written, or holds something else than what would be appended
+            to it; names the flag, the path, the reason and a way out.
     """
     for flag, path in _files(log, rank, save):
         try:
@@ -36,6 +38,8 @@ def check_outputs(log: LogConfig, rank: int, save: Path | None = None) -> None:
                 f"{flag} {path} cannot be written ({error}): give a path in a folder that this "
                 "user may write to"
             ) from error
+    if rank == 0 and log.records.log_jsonl is not None:
+        check_json_lines(log.records.log_jsonl)
 
 
 def why_unwritten(flag: str, write: Callable[[], object]) -> str | None:
@@ -66,6 +70,16 @@ def _files(log: LogConfig, rank: int, save: Path | None) -> Iterator[tuple[str, 
         yield "--record-timeline", log.record_timeline
         for ending in (PLANNED, TRACE):
             yield "--record-timeline", log.record_timeline.with_suffix(ending)
+    yield from _records(log.records)
+
+
+def _records(records: RecordConfig) -> Iterator[tuple[str, Path]]:
+    if records.log_jsonl is not None:
+        yield "--log-jsonl", records.log_jsonl
+    if records.tensorboard_dir is not None:
+        yield "--tensorboard-dir", records.tensorboard_dir / "events"
+    if records.wandb_project is not None and records.wandb_save_dir is not None:
+        yield "--wandb-save-dir", records.wandb_save_dir / "run"
 
 
 def _check_file(path: Path) -> None:

@@ -11,7 +11,6 @@ MISSING = {
         "other batch sizes that change",
         "fp16",
         "other tokenizers",
-        "TensorBoard and Weights & Biases",
         "tensor parallelism",
     },
     "M-LM 345M tp2pp2": {
@@ -29,23 +28,19 @@ MISSING = {
         "optimizer states in fewer bits",
         "other tokenizers",
         "stops by a file",
-        "TensorBoard and Weights & Biases",
     },
     "Pai llama3.1-8b": {
         "other tokenizers",
-        "TensorBoard and Weights & Biases",
         "tensor parallelism",
     },
     "ROCm llama3-70b": {
         "other tokenizers",
-        "TensorBoard and Weights & Biases",
         "tensor parallelism",
     },
     "llm-jp 175b": {
         "other checkpoints",
         "fp8 and fp4",
         "recomputation",
-        "TensorBoard and Weights & Biases",
         "tensor parallelism",
     },
     "BLOOM-176B": {
@@ -57,7 +52,6 @@ MISSING = {
         "recomputation",
         "settings in a file",
         "stops by a file",
-        "TensorBoard and Weights & Biases",
         "tensor parallelism",
     },
 }

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from megatron.config.run_config import LogConfig
+from megatron.config.run_config import LogConfig, RecordConfig
 from megatron.native import files
 from megatron.training.outputs import check_outputs, why_unwritten
 from megatron.training.profiling.torch_trace import profiler
@@ -120,3 +120,36 @@ def test_a_full_disk_ends_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(files, "sync", full)
     [said] = traced(tmp_path)
     assert "No space left on device" in said
+
+
+def with_records(**values: Any) -> LogConfig:
+    return log(records=RecordConfig(**values))
+
+
+@pytest.mark.parametrize(
+    ("flag", "values"),
+    [
+        ("--log-jsonl", {"log_jsonl": "out"}),
+        ("--tensorboard-dir", {"tensorboard_dir": "out"}),
+        ("--wandb-save-dir", {"wandb_save_dir": "out", "wandb_project": "p"}),
+    ],
+)
+def test_records_are_looked_for_on_the_rank_that_writes_them(
+    flag: str, values: dict[str, str], tmp_path: Path
+) -> None:
+    def placed(folder: Path) -> LogConfig:
+        return with_records(**{n: folder / v if v == "out" else v for n, v in values.items()})
+
+    check_outputs(placed(tmp_path / "new"), rank=0)
+    assert (tmp_path / "new").is_dir()
+    assert not [path for path in tmp_path.rglob("*") if not path.is_dir()]
+    (tmp_path / "file").touch()
+    check_outputs(placed(tmp_path / "file"), rank=1)
+    with pytest.raises(ValueError, match=f"^{flag} {tmp_path}/file/out.*: give"):
+        check_outputs(placed(tmp_path / "file"), rank=0)
+
+
+def test_a_file_of_something_else_is_not_appended_to(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("mine\n")
+    with pytest.raises(ValueError, match=r"^--log-jsonl .*/notes: .* give another file"):
+        check_outputs(with_records(log_jsonl=tmp_path / "notes"), rank=0)

@@ -12,8 +12,11 @@ from reference.plain_gpt import GPTOptions
 from megatron.config.run_config import RunConfig
 from megatron.layers.main_grad import main_grad_of
 from megatron.parallel.groups import single_rank
+from megatron.runtime.observer import NamedRanges
+from megatron.runtime.timeline import Recorder
 from megatron.training.iteration import run_iteration
 from megatron.training.metrics import meter as meter_module
+from megatron.training.metrics.log import Lines, Log
 from megatron.training.metrics.meter import Meter, Metered
 from megatron.training.setup import TrainState, build_train_state
 from megatron.training.step import Finished, SynchronousTrainStep, make_train_step
@@ -59,11 +62,9 @@ def finished(number: int, step_redone: bool = False) -> Finished:
 def make_meter(state: TrainState, log_interval: int) -> tuple[Meter, list[str]]:
     said: list[str] = []
 
-    def say(line: str, flush: bool = False) -> None:
-        said.append(line)
-
-    metered = Metered(log_interval, 4, 0, flops=10**12, peak_tflops=1.0)
-    return Meter(metered, config(log_interval, True).optimizer, state.groups, say), said
+    metered = Metered(log_interval, 4, 0, seq_length=10, flops=10**12, peak_tflops=1.0)
+    log = Log(said.append, [Lines(said.append)])
+    return Meter(metered, config(log_interval, True).optimizer, state.groups, log), said
 
 
 def milliseconds(said: list[str]) -> list[float]:
@@ -152,3 +153,17 @@ def test_a_single_rank_does_not_guess(state: TrainState) -> None:
     assert step.settle() is None  # type: ignore[func-returns-value]  # what is checked
     grads = [main_grad_of(entry.parameter) for entry in state.parameters]
     assert not torch.cat([grad.flatten() for grad in grads]).any()
+
+
+def test_idle_time_comes_from_one_recorder_of_an_iteration(state: TrainState) -> None:
+    """Its own, or that of somebody else; and only where a record is due."""
+    metered = Metered(2, 4, 2, 10, flops=10**12, peak_tflops=1.0, with_ranks=True)
+    meter = Meter(metered, config(2, True).optimizer, state.groups, Log(print))
+    theirs, names = Recorder(0, CPU), NamedRanges(CPU)
+    assert isinstance(meter.observer(1, None), Recorder)
+    assert meter.observer(1, theirs) is theirs
+    assert meter.observer(1, names) is names
+    assert meter.observer(0, None) is None
+    assert meter.observer(0, names) is names
+    plain, _ = make_meter(state, 2)
+    assert plain.observer(1, None) is None, "nobody asks for figures of ranks"

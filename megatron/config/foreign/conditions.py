@@ -43,4 +43,4 @@ LIMIT_IN_MICROBATCHES = Condition(
 NO_RECOMPUTATION = without(
     "--recompute-granularity", "--recompute-activations", "--checkpoint-activations"
 )
-NO_RECORDS = without("--tensorboard-dir", "--wandb-project", "--wandb-mode")
+NO_RECORDS = without("--tensorboard-dir", "--wandb-project")

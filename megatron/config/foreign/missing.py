@@ -286,22 +286,17 @@ FEATURES: Final = (
         ),
     ),
     Feature(
-        "TensorBoard and Weights & Biases",
-        "records for TensorBoard or Weights & Biases are not written yet",
-        "leave it out (the printed lines have the figures)",
+        "other records",
+        "records go to JSON lines, TensorBoard and Weights & Biases, and hold what docs/metrics.md "
+        "lists",
+        "use --log-jsonl, --tensorboard-dir or --wandb-project; WANDB_MODE and the like are "
+        "variables of the environment",
         """
-        --tensorboard-dir N --wandb-project N --wandb-name N --wandb-entity-name N
-        --wandb-mode N --tensorboard-* [...] --mlflow-* [...] --clearml-* [...]
+        --tensorboard-* [...] --wandb-mode N --wandb-* [...] --mlflow-* [...] --clearml-* [...]
         """,
         idle=(
-            Idle("only --tensorboard-dir and --wandb-project write records", NO_RECORDS, """
-                --tensorboard-log-interval N --tensorboard-queue-size N
-                --log-timers-to-tensorboard --log-batch-size-to-tensorboard
-                --log-learning-rate-to-tensorboard --log-loss-scale-to-tensorboard
-                --log-memory-to-tensorboard --log-validation-ppl-to-tensorboard
-                --log-world-size-to-tensorboard --log-optimizer-states-to-tensorboard
-                --log-*-to-tensorboard [...] --wandb-entity N --wandb-exp-name N
-                --wandb-save-dir N --wandb-* [...]"""),
+            Idle("only --tensorboard-dir and --wandb-project draw curves", NO_RECORDS, """
+                --log-optimizer-states-to-tensorboard --log-*-to-tensorboard [...]"""),
         ),
     ),
     Feature(
@@ -524,7 +519,7 @@ FEATURES: Final = (
         "leave it out (see --check-for-spiky-loss and --iterations-to-skip)",
         """
         --check-for-large-grads --rerun-mode N --error-injection-* [...]
-        --skip-train --skip-train-iteration-range N ...
+        --skip-train-iteration-range N ...
         --skip-samples N ... --deterministic-mode --enable-ft-package --ft-* [...]
         --calc-ft-timeouts --inprocess-* [...] --replication [...] --replication-* [...]
         --train-range-to-skip N ... --batch-invariant-mode

@@ -99,7 +99,7 @@ _TABLE = (
         --no-create-attention-mask-in-dataloader --create-attention-mask-in-dataloader"""),
     ("this project only pretrains", None, """
         --train-mode {pretrain} --transformer-type {megatron} --data-type {gpt}"""),
-    ("every line has the throughput", None, "--log-throughput"),
+    ("every line and every record has the throughput", None, "--log-throughput"),
     ("--profile-schedule-start and --record-timeline time every pass, without barriers", None, """
         --timing-log-level {0,1,2} --timing-log-option {max,minmax,all}
         --no-barrier-with-level-1-timing --barrier-with-L1-time --no-barrier-with-L1-time"""),
@@ -107,9 +107,11 @@ _TABLE = (
         --profile-ranks N ... --use-pytorch-profiler --nvtx-ranges --pytorch-profiler-* [...]"""),
     ("--profile writes a PyTorch trace of every rank", None, """
         --profile-ranks N ... --use-pytorch-profiler --nvtx-ranges"""),
-    ("it asks for less in a record that is not written", None, """
-        --no-log-loss-scale-to-tensorboard --no-log-learnig-rate-to-tensorboard
-        --no-log-learning-rate-to-tensorboard"""),
+    ("curves of the learning rate and of the batch size are always drawn", None, """
+        --log-learning-rate-to-tensorboard --log-batch-size-to-tensorboard
+        --no-log-learnig-rate-to-tensorboard --no-log-learning-rate-to-tensorboard"""),
+    ("there is no loss scale to draw a curve of", None, """
+        --log-loss-scale-to-tensorboard --no-log-loss-scale-to-tensorboard"""),
     ("no run is reported to a service", None, """
         --no-one-logger --enable-one-logger --one-logger-* [...] --app-tag-run-name N
         --app-tag-run-version N"""),

@@ -137,6 +137,8 @@ _NAMES = (
     ("--muon-nesterov", "--muon-use-nesterov"),
     ("--lr-wsd-decay-style minus_sqrt", "--lr-wsd-decay-style {1-sqrt}"),
     ("--eval-iters 0", "--eval-iters {-1}"),
+    ("--wandb-exp-name {}", "--wandb-name N"),
+    ("--wandb-entity {}", "--wandb-entity-name N"),
     # They number the tokens alike, and end a document with </s>; only text is cut differently.
     ("--tokenizer-type GPTSentencePieceTokenizer", "--tokenizer-type {Llama2Tokenizer}"),
     ("--pipeline-schedule 1f1b-v", "--enable-1f1b-v"),

@@ -1,1 +1,1 @@
-"""Times, memory and log lines of a run."""
+"""Times, memory, lines and records of a run, and where they go."""

@@ -3,54 +3,13 @@
 Pure functions from values to text. The loop decides when a line is printed, and on which rank.
 """
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 
 from megatron.config.run_config import ParallelConfig, TrainConfig
 from megatron.schedules.counted import counted
 from megatron.training.metrics.peak_memory import MEBIBYTE, PeakMemory
 from megatron.training.metrics.peak_tflops import Peak
-
-
-@dataclass(frozen=True)
-class IterationValues:
-    """The values of a training line.
-
-    Attributes:
-        time: when the line is printed.
-        iteration: number of the last finished iteration, from 1.
-        train_iters: iterations of the whole job.
-        consumed_samples: training samples so far.
-        seconds_per_iteration: mean over the interval since the last line.
-        tflops_per_rank: model TFLOP/s of one rank.
-        mfu: model FLOPs utilisation: ``tflops_per_rank`` as a share of the rank's peak.
-        learning_rate: rate of the next step, as in Megatron.
-        global_batch_size: samples of an iteration.
-        lm_loss: mean over the interval, nats per token.
-        grad_norm: global norm of the last iteration, before clipping.
-        num_zeros: zeros of its gradient; ``None``: not counted.
-        params_norm: norm of the weights after it; ``None``: not asked for.
-        skipped: iterations of the interval that took no step.
-        nans: those of them whose loss was not finite.
-    """
-
-    time: datetime
-    iteration: int
-    train_iters: int
-    consumed_samples: int
-    seconds_per_iteration: float
-    tflops_per_rank: float
-    mfu: float
-    learning_rate: float
-    global_batch_size: int
-    lm_loss: float
-    grad_norm: float
-    num_zeros: int | None = None
-    params_norm: float | None = None
-    skipped: int = 0
-    nans: int = 0
+from megatron.training.metrics.records import Evaluation, Interval
 
 
 def introduction(
@@ -105,7 +64,7 @@ def vocabulary_words(vocab_size: int, added: int) -> str:
     return f"{vocab_size - added} + {added} for the end of a document" if added else f"{vocab_size}"
 
 
-def iteration_line(values: IterationValues) -> str:
+def iteration_line(values: Interval) -> str:
     """Return Megatron's training line; the MFU behind the throughput is the only addition."""
     # Megatron prints one decimal, which is too coarse for a CPU core's third of a TFLOP/s.
     decimals = 1 if values.tflops_per_rank >= 10 else 3
@@ -130,20 +89,12 @@ def iteration_line(values: IterationValues) -> str:
     return " | ".join(fields)
 
 
-def evaluation_lines(iteration: int, lm_loss: float) -> str:
-    """Return Megatron's validation line between two rules.
-
-    Args:
-        iteration: training iterations done.
-        lm_loss: mean over the evaluation's tokens, nats per token.
-
-    Returns:
-        Three lines. The perplexity is computed from at most 20 nats, as in Megatron.
-    """
-    perplexity = math.exp(min(20.0, lm_loss))
+def evaluation_lines(values: Evaluation) -> str:
+    """Return Megatron's validation line between two rules; at the end it names the set."""
+    where = f" on {values.dataset} set" if values.at_end else ""
     line = (
-        f" validation loss at iteration {iteration} | lm loss value: {lm_loss:.6E} | "
-        f"lm loss PPL: {perplexity:.6E} | "
+        f" validation loss at iteration {values.iteration}{where} | "
+        f"lm loss value: {values.lm_loss:.6E} | lm loss PPL: {values.perplexity:.6E} | "
     )
     rule = "-" * (len(line) + 1)
     return f"{rule}\n{line}\n{rule}"

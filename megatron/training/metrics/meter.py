@@ -1,4 +1,4 @@
-"""Times iterations and prints Megatron's line every few of them.
+"""Times iterations, and records them: each one, and every few of them together.
 
 An iteration ends when its last pass and its optimizer's step have been issued. Its loss and its
 gradient norm may be known only later; its time still counts for the interval in which it was spent.
@@ -6,82 +6,107 @@ gradient norm may be known only later; its time still counts for the interval in
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from typing import Literal
 
 from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.lr_schedule import learning_rate
 from megatron.parallel.groups import Groups
-from megatron.training.metrics.log_line import IterationValues, iteration_line, memory_line
+from megatron.runtime.observer import Observer
+from megatron.runtime.timeline import Recorder
+from megatron.training.metrics.log import Log
+from megatron.training.metrics.log_line import memory_line
 from megatron.training.metrics.peak_memory import peak_memory
+from megatron.training.metrics.rank_figures import busy_and_elapsed, gather_figures
+from megatron.training.metrics.records import Ended, Interval, RankFigures, Step, now
 from megatron.training.step import Finished
+
+Pause = Literal["save", "evaluation", "other"]
+"""What training stands still for."""
 
 
 @dataclass(frozen=True)
 class Metered:
-    """The values that are the same in every line of a run.
+    """The values that are the same in every record of a run.
 
     Attributes:
         log_interval: iterations per printed line.
         train_iters: iterations of the whole job.
         consumed_samples: of iterations that an earlier run has trained.
+        seq_length: tokens of a sample.
         flops: model FLOPs of a sample, over all ranks.
         peak_tflops: peak of one rank in TFLOP/s, for the MFU.
+        with_ranks: whether memory and idle time by rank are recorded; the same on every rank.
     """
 
     log_interval: int
     train_iters: int
     consumed_samples: int
+    seq_length: int
     flops: int
     peak_tflops: float
+    with_ranks: bool = False
 
 
 class Meter:
     """Times the iterations of a run; every rank has a meter, and all ranks call it in step.
 
     Args:
-        metered: the values that are the same in every line.
+        metered: the values that are the same in every record.
         optimizer: learning rate by samples, and whether steps are post-validated.
         groups: this rank's view of the job.
-        say: prints, on rank 0.
+        log: takes the records; only rank 0's does.
     """
 
     def __init__(
-        self,
-        metered: Metered,
-        optimizer: OptimizerConfig,
-        groups: Groups,
-        say: Callable[..., None],
+        self, metered: Metered, optimizer: OptimizerConfig, groups: Groups, log: Log
     ) -> None:
         self._metered = metered
         self._optimizer = optimizer
         self._groups = groups
-        self._say = say
-        self._consumed = self._printed = metered.consumed_samples
+        self._log = log
+        self._consumed = metered.consumed_samples
+        self._batch = self._trained = 0  # samples of the last iteration, and of the interval
         self._losses: list[float] = []
-        self._unprinted: tuple[Finished, float] | None = None  # the last one, and when it ended
-        self._skipped = self._nans = 0  # iterations since the last line
+        self._unrecorded: tuple[Finished, float] | None = None  # the last one, and when it ended
+        self._skipped = self._nans = 0  # iterations of the interval
         self._steps = self._steps_redone = 0
         self._memory_reported = False
-        self._paused = 0.0
+        self._paused: dict[Pause, float] = {"save": 0.0, "evaluation": 0.0, "other": 0.0}
         self._ends: dict[int, float] = {}  # ends of the iterations that are not reported yet
-        self._begin = self._clock()
+        self._recorders: dict[int, Recorder] = {}  # of those of which idle time is recorded
+        self._begin = self._last_end = self._clock()
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Do not count the time spent in this context."""
+    def paused(self, what: Pause = "other") -> Iterator[None]:
+        """Do not count the time spent in this context for any iteration."""
         start = time.perf_counter()
         yield
-        self._paused += time.perf_counter() - start
+        self._paused[what] += time.perf_counter() - start
+
+    def observer(self, number: int, other: Observer | None) -> Observer | None:
+        """Return what observes iteration ``number``, from which its record gets the idle time.
+
+        Args:
+            number: of the iteration, counted from 0.
+            other: observes it for another purpose, and does for this one if it is a recorder.
+        """
+        if not self._metered.with_ranks or not self._is_recorded(number):
+            return other
+        if other is not None and not isinstance(other, Recorder):
+            return other
+        recorder = other or Recorder(self._groups.pipeline.rank, self._groups.device)
+        self._recorders[number] = recorder
+        return recorder
 
     def ended(self, number: int) -> None:
         """Note that iteration ``number``, counted from 0, has ended."""
         self._ends[number] = self._clock()
 
     def report(self, finished: Finished | None) -> None:
-        """Note loss and norm of an iteration that has ended; print when the interval is full."""
+        """Note loss and norm of an iteration that has ended; record it, and a full interval."""
         if finished is None:
             return
         end = self._ends.pop(finished.number)
@@ -94,21 +119,24 @@ class Meter:
         self._steps_redone += finished.step_redone
         self._batch = finished.consumed_samples - self._consumed
         self._consumed = finished.consumed_samples
-        self._unprinted = finished, end
-        if (finished.number + 1) % self._metered.log_interval == 0:
+        self._trained += 0 if finished.is_skipped else self._batch
+        self._log.write(self._step(finished, end - self._last_end))
+        self._last_end = end
+        self._unrecorded = finished, end
+        if self._is_recorded(finished.number):
             self.report_rest()
 
     def report_rest(self) -> None:
-        """Print the iterations since the last line, if there are any, as the end of a run does."""
-        if self._unprinted is None:
+        """Record the iterations that fill no interval, if there are any: at the end of a run."""
+        if self._unrecorded is None:
             return
-        finished, end = self._unprinted
-        seconds = (end - self._begin) / (len(self._losses) + self._skipped)
-        self._say(iteration_line(self._values(finished, seconds)), flush=True)
+        finished, end = self._unrecorded
+        seconds = end - self._begin
+        self._log.write(self._interval(finished, seconds, self._figures(finished.number)))
         with self.paused():
             self.report_memory(finished.number + 1)
-        self._losses, self._skipped, self._nans, self._unprinted = [], 0, 0, None
-        self._printed = finished.consumed_samples
+        self._losses, self._skipped, self._nans, self._unrecorded = [], 0, 0, None
+        self._trained = 0
         self._begin = end
 
     def report_memory(self, iteration: int) -> None:
@@ -118,38 +146,84 @@ class Meter:
         self._memory_reported = True
         peaks = self._groups.world.all_gather_object(peak_memory(self._groups.device))
         for rank, memory in enumerate(peaks):
-            self._say(memory_line(rank, iteration, memory), flush=True)
+            self._log.say(memory_line(rank, iteration, memory))
 
     def report_post_validation(self) -> None:
         """Print how many steps were redone: each has cost the forwards of a warm-up."""
         if self._optimizer.post_validation:
-            self._say(
-                f"optimizer post-validation: {self._steps_redone} of {self._steps} steps redone",
-                flush=True,
+            self._log.say(
+                f"optimizer post-validation: {self._steps_redone} of {self._steps} steps redone"
             )
 
-    def _values(self, finished: Finished, seconds: float) -> IterationValues:
+    def report_end(self, iteration: int, consumed_samples: int) -> None:
+        """Record the end of the run."""
+        self._log.write(
+            Ended(
+                time=now(),
+                iteration=iteration,
+                consumed_samples=consumed_samples,
+                consumed_tokens=consumed_samples * self._metered.seq_length,
+                seconds_in_saves=self._paused["save"],
+                seconds_in_evaluations=self._paused["evaluation"],
+            )
+        )
+
+    def _is_recorded(self, number: int) -> bool:
+        """Whether an interval ends with iteration ``number``."""
+        return (number + 1) % self._metered.log_interval == 0
+
+    def _figures(self, number: int) -> tuple[RankFigures, ...]:
+        """Return memory and idle time by rank, if they are recorded."""
+        if not self._metered.with_ranks:
+            return ()
+        recorder = self._recorders.pop(number, None)
+        passes = None if recorder is None else busy_and_elapsed(recorder)
+        return gather_figures(self._groups, peak_memory(self._groups.device), passes)
+
+    def _step(self, finished: Finished, seconds: float) -> Step:
         metered = self._metered
-        samples = (finished.consumed_samples - self._printed) / len(self._losses)
-        tflops = metered.flops * samples / seconds / self._groups.world.size / 1e12
-        return IterationValues(
-            time=datetime.now().astimezone(),
+        return Step(
             iteration=finished.number + 1,
             train_iters=metered.train_iters,
             consumed_samples=finished.consumed_samples,
-            seconds_per_iteration=seconds,
+            seconds=seconds,
+            learning_rate=learning_rate(self._optimizer, finished.consumed_samples),
+            global_batch_size=self._batch,
+            lm_loss=finished.loss,
+            grad_norm=finished.grad_norm,
+            params_norm=finished.params_norm,
+            num_zeros=finished.num_zeros,
+        )
+
+    def _interval(
+        self, finished: Finished, seconds: float, ranks: tuple[RankFigures, ...]
+    ) -> Interval:
+        metered = self._metered
+        samples_per_second = self._trained / seconds
+        tflops = metered.flops * samples_per_second / self._groups.world.size / 1e12
+        return Interval(
+            time=now(),
+            iteration=finished.number + 1,
+            train_iters=metered.train_iters,
+            consumed_samples=finished.consumed_samples,
+            consumed_tokens=finished.consumed_samples * metered.seq_length,
+            seconds_per_iteration=seconds / (len(self._losses) + self._skipped),
             tflops_per_rank=tflops,
             mfu=tflops / metered.peak_tflops,
+            tokens_per_second=samples_per_second * metered.seq_length,
             learning_rate=learning_rate(self._optimizer, finished.consumed_samples),
             global_batch_size=self._batch,
             lm_loss=sum(self._losses) / len(self._losses) if self._losses else math.nan,
             grad_norm=finished.grad_norm,
-            num_zeros=finished.num_zeros,
             params_norm=finished.params_norm,
+            num_zeros=finished.num_zeros,
             skipped=self._skipped,
             nans=self._nans,
+            seconds_in_saves=self._paused["save"],
+            seconds_in_evaluations=self._paused["evaluation"],
+            ranks=ranks,
         )
 
     def _clock(self) -> float:
         """Return the current time in seconds, less all pauses."""
-        return time.perf_counter() - self._paused
+        return time.perf_counter() - sum(self._paused.values())

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -10,7 +11,6 @@ from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 
 from megatron.training.metrics.log_line import (
-    IterationValues,
     evaluation_lines,
     introduction,
     iteration_line,
@@ -19,15 +19,18 @@ from megatron.training.metrics.log_line import (
 )
 from megatron.training.metrics.peak_memory import PeakMemory
 from megatron.training.metrics.peak_tflops import Peak
+from megatron.training.metrics.records import Evaluation, Interval, RankFigures, perplexity
 
-VALUES = IterationValues(
+VALUES = Interval(
     time=datetime(2026, 11, 20, 12, 0, 0),
     iteration=5,
     train_iters=30,
     consumed_samples=30,
+    consumed_tokens=480,
     seconds_per_iteration=0.12344,
     tflops_per_rank=12.34,
     mfu=0.3449,
+    tokens_per_second=777.0,
     learning_rate=1e-4,
     global_batch_size=6,
     lm_loss=10.34567,
@@ -76,21 +79,46 @@ def test_every_field_splits_at_the_bar_into_name_and_value() -> None:
 
 
 def test_a_slow_rank_shows_more_than_one_digit() -> None:
-    slow = IterationValues(**(vars(VALUES) | {"tflops_per_rank": 0.3414}))
+    slow = replace(VALUES, tflops_per_rank=0.3414)
     assert "throughput per GPU (TFLOP/s/GPU): 0.341 |" in iteration_line(slow)
 
 
-def test_the_validation_line() -> None:
-    rule, line, end = evaluation_lines(10, 2.0).split("\n")
+def test_what_only_some_runs_know_stands_where_megatron_has_it() -> None:
+    line = iteration_line(replace(VALUES, num_zeros=12, params_norm=2.5))
+    assert "| grad norm: 1.234 | num zeros: 12.0 | params norm: 2.500 | number of skipped" in line
+
+
+def test_what_is_only_recorded_leaves_the_line_as_it_is() -> None:
+    more = replace(VALUES, seconds_in_saves=3.0, ranks=(RankFigures(0, 1 << 30, None, 0.5),))
+    assert iteration_line(more) == iteration_line(VALUES)
+
+
+def evaluation(lm_loss: float, **changes: Any) -> Evaluation:
+    plain = Evaluation(
+        VALUES.time, 10, 60, "validation", False, lm_loss, perplexity(lm_loss), seconds=1.0
+    )
+    return replace(plain, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({}, "10"),
+        ({"at_end": True}, "10 on validation set"),
+        ({"at_end": True, "dataset": "test"}, "10 on test set"),
+    ],
+)
+def test_the_validation_line(changes: dict[str, Any], where: str) -> None:
+    rule, line, end = evaluation_lines(evaluation(2.0, **changes)).split("\n")
     assert line == (
-        " validation loss at iteration 10 | lm loss value: 2.000000E+00 | "
+        f" validation loss at iteration {where} | lm loss value: 2.000000E+00 | "
         "lm loss PPL: 7.389056E+00 | "
     )
     assert rule == end == "-" * (len(line) + 1)
 
 
 def test_the_perplexity_of_a_diverged_model_stays_finite() -> None:
-    found = re.search(r"lm loss PPL: (\S+) ", evaluation_lines(1, 1e6))
+    found = re.search(r"lm loss PPL: (\S+) ", evaluation_lines(evaluation(1e6)))
     assert found is not None
     assert float(found.group(1)) == pytest.approx(math.exp(20), rel=1e-6)
 
@@ -135,7 +163,7 @@ def test_a_single_microbatch_is_no_microbatches() -> None:
 
 
 def test_figures_of_the_model_stand_behind_the_gradient_norm() -> None:
-    asked = IterationValues(**(vars(VALUES) | {"num_zeros": 7, "params_norm": 81.25}))
+    asked = Interval(**(vars(VALUES) | {"num_zeros": 7, "params_norm": 81.25}))
     assert "| grad norm: 1.234 | num zeros: 7.0 | params norm: 81.250 | number of skipped" in (
         iteration_line(asked)
     )

@@ -1,0 +1,88 @@
+"""The evaluations of a run: of the validation set between iterations, of all sets at the end."""
+
+import time
+
+from megatron.config.run_config import EvaluationSet, TrainConfig
+from megatron.data.microbatch import MicrobatchLoader
+from megatron.training.iteration import evaluate
+from megatron.training.metrics.log import Log
+from megatron.training.metrics.meter import Meter
+from megatron.training.metrics.records import Evaluation, now, perplexity
+from megatron.training.open_data import Data
+from megatron.training.setup import TrainState
+
+
+class Evaluations:
+    """Evaluates, and records the losses; all ranks call every method alike.
+
+    Each evaluation has samples of its own, which follow from the iterations that are done.
+
+    Args:
+        config: what is evaluated, and when.
+        state: this rank.
+        data: of all sets.
+        meter: does not count the time for any iteration.
+        log: takes the records.
+    """
+
+    def __init__(
+        self, config: TrainConfig, state: TrainState, data: Data, meter: Meter, log: Log
+    ) -> None:
+        self._config = config
+        self._state = state
+        self._data = data
+        self._meter = meter
+        self._log = log
+
+    def is_due(self, iteration: int) -> bool:
+        """Whether there is an evaluation after ``iteration``, counted from 0."""
+        interval = self._config.eval_interval
+        return (
+            interval is not None
+            and self._data.valid is not None
+            and (iteration + 1) % interval == 0
+        )
+
+    def between(self, iteration: int) -> None:
+        """Evaluate after ``iteration``, counted from 0; its step must be final."""
+        config = self._config
+        assert config.eval_interval is not None
+        # A resumed run with smaller batches has more evaluations than there is data for: again.
+        planned = config.train_iters // config.eval_interval
+        before = iteration // config.eval_interval % planned
+        self._validate(iteration + 1, before, at_end=False)
+
+    def at_end(self, iterations: int) -> None:
+        """Evaluate every set that there is, after so many iterations."""
+        if "validation" in self._config.final_sets:
+            interval = self._config.eval_interval
+            self._validate(iterations, iterations // interval if interval else 0, at_end=True)
+        if "test" in self._config.final_sets and self._data.test is not None:
+            self._evaluate("test", self._data.test, iterations, at_end=True)
+
+    def _validate(self, iterations: int, before: int, at_end: bool) -> None:
+        """Evaluate the validation set, with the samples that follow those of ``before`` others."""
+        loader, config = self._data.valid, self._config
+        assert loader is not None, "without data nothing is evaluated"
+        samples = config.eval_iters * config.global_batch_size
+        loader.consumed_samples = before * samples
+        self._evaluate("validation", loader, iterations, at_end)
+
+    def _evaluate(
+        self, dataset: EvaluationSet, loader: MicrobatchLoader, iterations: int, at_end: bool
+    ) -> None:
+        started = time.perf_counter()
+        with self._meter.paused("evaluation"):
+            loss = evaluate(self._state, loader, self._config.eval_iters)
+        self._log.write(
+            Evaluation(
+                time=now(),
+                iteration=iterations,
+                consumed_samples=self._data.train.consumed_samples,
+                dataset=dataset,
+                at_end=at_end,
+                lm_loss=loss,
+                perplexity=perplexity(loss),
+                seconds=time.perf_counter() - started,
+            )
+        )

@@ -1,0 +1,95 @@
+"""The points that a record adds to curves, under Megatron-LM's names where it has one.
+
+Megatron draws some curves twice, over the iterations and over the samples. It has one name for the
+losses of validation and test; here the test set has a name of its own.
+"""
+
+from collections.abc import Iterator
+from statistics import fmean
+from typing import NamedTuple
+
+from megatron.config.run_config import RecordConfig
+from megatron.training.metrics.records import Evaluation, Interval, Record, Step
+
+
+class Point(NamedTuple):
+    """A point of a curve.
+
+    Attributes:
+        curve: its name.
+        value: of the point.
+        over_samples: whether the curve is drawn over the samples too.
+    """
+
+    curve: str
+    value: float
+    over_samples: bool = False
+
+
+class Curves:
+    """Chooses the points that are drawn.
+
+    Args:
+        config: which curves there are, and how often those of every iteration get a point.
+        world_size: ranks of the job.
+    """
+
+    def __init__(self, config: RecordConfig, world_size: int) -> None:
+        self._config = config
+        self._world_size = world_size
+
+    @property
+    def wants_ranks(self) -> bool:
+        """Whether a curve needs memory or idle time by rank."""
+        return self._config.log_timers_to_tensorboard or self._config.log_memory_to_tensorboard
+
+    def points(self, record: Record) -> Iterator[Point]:
+        """Yield the points of a record."""
+        if isinstance(record, Step):
+            if record.iteration % self._config.tensorboard_log_interval == 0:
+                yield from self._of_step(record)
+        elif isinstance(record, Interval):
+            if self._config.log_timers_to_tensorboard:
+                yield from _times(record)
+            if self._config.log_memory_to_tensorboard:
+                yield from _memory(record)
+        elif isinstance(record, Evaluation):
+            curve = f"lm loss {record.dataset}"
+            yield Point(curve, record.lm_loss, True)
+            if self._config.log_validation_ppl_to_tensorboard:
+                yield Point(f"{curve} ppl", record.perplexity, True)
+
+    def _of_step(self, record: Step) -> Iterator[Point]:
+        yield Point("learning-rate", record.learning_rate, True)
+        yield Point("batch-size", record.global_batch_size, True)
+        yield Point("lm loss", record.lm_loss, True)
+        if self._config.log_world_size_to_tensorboard:
+            yield Point("world-size", self._world_size, True)
+        yield Point("grad-norm", record.grad_norm, True)
+        if record.num_zeros is not None:
+            yield Point("num-zeros", record.num_zeros, True)
+        if record.params_norm is not None:
+            yield Point("params-norm", record.params_norm, True)
+
+
+def _times(record: Interval) -> Iterator[Point]:
+    yield Point("iteration-time", record.seconds_per_iteration)
+    yield Point("throughput", record.tflops_per_rank)
+    yield Point("mfu", record.mfu)
+    yield Point("tokens-per-second", record.tokens_per_second)
+    yield Point("seconds-in-saves", record.seconds_in_saves)
+    yield Point("seconds-in-evaluations", record.seconds_in_evaluations)
+    if record.idle:
+        yield Point("idle", fmean(record.idle))
+        yield Point("idle-max", max(record.idle))
+
+
+def _memory(record: Interval) -> Iterator[Point]:
+    """The rank that holds the most decides whether a run fits."""
+    if not record.ranks:
+        return
+    reserved = [r.reserved_memory for r in record.ranks if r.reserved_memory is not None]
+    held = max(rank.peak_memory for rank in record.ranks)
+    yield Point("mem-max-allocated-bytes" if reserved else "mem-max-resident-bytes", held)
+    if reserved:
+        yield Point("mem-max-reserved-bytes", max(reserved))

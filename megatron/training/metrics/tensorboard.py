@@ -1,0 +1,77 @@
+"""Curves for TensorBoard: ``--tensorboard-dir``, written by PyTorch's writer or by tensorboardX.
+
+Where only tensorboardX is installed, names have underscores in place of spaces, as it wants them.
+"""
+
+import importlib
+import json
+from pathlib import Path
+from typing import Protocol
+
+from megatron.config.installed import is_installed
+from megatron.training.metrics.curves import Curves
+from megatron.training.metrics.json_lines import plain
+from megatron.training.metrics.records import Record, Started
+
+
+class Writer(Protocol):
+    """What is used of a ``SummaryWriter``."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        """Add a point to the curve ``tag``."""
+        ...
+
+    def add_text(self, tag: str, text_string: str, global_step: int) -> None:
+        """Add a text in Markdown."""
+        ...
+
+    def close(self) -> None:
+        """Write what waits to be written."""
+        ...
+
+
+class TensorBoard:
+    """Draws curves.
+
+    Args:
+        folder: for the files of events.
+        queue_size: points that may wait to be written.
+        curves: chooses the points.
+    """
+
+    def __init__(self, folder: Path, queue_size: int, curves: Curves) -> None:
+        self.name = f"--tensorboard-dir {folder}"
+        self.wants_ranks = curves.wants_ranks
+        self._folder = folder
+        self._queue_size = queue_size
+        self._curves = curves
+        self._writer: Writer | None = None
+        self._space = " " if is_installed("tensorboard") else "_"
+
+    def write(self, record: Record) -> None:
+        """Add the record's points, over iterations and, as in Megatron, over samples."""
+        if isinstance(record, Started):
+            self._writer = _writer(self._folder, self._queue_size)
+            config = json.dumps(plain(record.config), indent=2)
+            self._writer.add_text("configuration", f"```json\n{config}\n```", record.iteration)
+        for curve, value, over_samples in self._curves.points(record):
+            self._add(curve, value, record.iteration)
+            if over_samples:
+                self._add(f"{curve} vs samples", value, record.consumed_samples)
+
+    def close(self, failed: bool) -> None:
+        """Write what waits to be written."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _add(self, curve: str, value: float, place: int) -> None:
+        if self._writer is not None:  # else its folder could not be opened, which was told
+            self._writer.add_scalar(curve.replace(" ", self._space), value, place)
+
+
+def _writer(folder: Path, queue_size: int) -> Writer:
+    module = "torch.utils.tensorboard" if is_installed("tensorboard") else "tensorboardX"
+    writer: Writer = importlib.import_module(module).SummaryWriter(
+        str(folder), max_queue=queue_size
+    )
+    return writer

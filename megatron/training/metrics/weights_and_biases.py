@@ -1,0 +1,78 @@
+"""Curves for Weights & Biases: ``--wandb-project``, under the names that they have in TensorBoard.
+
+As in Megatron-LM every point stands over the iterations, and a curve of its own has the samples.
+"""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from megatron.config.run_config import RecordConfig
+from megatron.training.metrics.curves import Curves
+from megatron.training.metrics.json_lines import plain
+from megatron.training.metrics.records import Record, Started, Step
+from megatron.training.rendezvous import UserError
+
+
+class WeightsAndBiases:
+    """Sends curves with the package ``wandb``.
+
+    Args:
+        config: project, name, owner and folder.
+        curves: chooses the points.
+    """
+
+    def __init__(self, config: RecordConfig, curves: Curves) -> None:
+        self.name = f"--wandb-project {config.wandb_project}"
+        self.wants_ranks = curves.wants_ranks
+        self._config = config
+        self._curves = curves
+        self._wandb = importlib.import_module("wandb")
+        self._run: Any = None
+
+    def write(self, record: Record) -> None:
+        """Send the record's points.
+
+        Raises:
+            UserError: the run cannot be begun, for example because nobody is logged in.
+            OSError: the points cannot be sent.
+        """
+        if isinstance(record, Started):
+            self._begin(record)
+        points = {curve: value for curve, value, _ in self._curves.points(record)}
+        if points and isinstance(record, Step):
+            points["samples vs steps"] = record.consumed_samples
+        if points and self._run is not None:
+            try:
+                self._run.log(points, step=record.iteration)
+            except self._wandb.Error as error:
+                raise OSError(str(error)) from error
+
+    def close(self, failed: bool) -> None:
+        """End the run there."""
+        if self._run is not None:
+            self._run.finish(exit_code=int(failed))
+
+    def _begin(self, record: Started) -> None:
+        config, folder = self._config, self._config.wandb_save_dir
+        try:
+            self._run = self._wandb.init(
+                project=config.wandb_project,
+                name=config.wandb_exp_name,
+                entity=config.wandb_entity,
+                dir=_made(folder),
+                config=plain(record.config),
+            )
+        except self._wandb.Error as error:
+            raise UserError(
+                f"{self.name}: {error}; log in with wandb login, set WANDB_MODE=offline, or leave "
+                "it out"
+            ) from error
+
+
+def _made(folder: Path | None) -> str | None:
+    """Make a folder, which ``wandb`` would replace by a temporary one if it were missing."""
+    if folder is None:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    return str(folder)

@@ -1,0 +1,147 @@
+"""Whole jobs on a terminal: what stands on it at the end, however the job ends."""
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from launch.test_training_job import (
+    ITERATION_LINE,
+    PATIENCE,
+    ROOT,
+    rank_process,
+    training_flags,
+)
+from training.metrics.screen import Screen
+
+ROWS, COLUMNS = 40, 120
+DISPLAY = re.compile(r"^iteration \d+/\d+  ━", re.MULTILINE)
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d")
+
+
+@dataclass
+class Ended:
+    """A job that has ended on a terminal.
+
+    Attributes:
+        code: its exit code.
+        seen: what the terminal showed before the last act.
+        shown: what the terminal shows at the end; this kind knows no other control than those of
+            the display, and fails at any that would have to be switched off.
+        settings: of the terminal, before and after.
+    """
+
+    code: int
+    seen: str
+    shown: str
+    settings: tuple[Any, Any]
+
+
+def on_terminal(
+    flags: str, ranks: int = 1, act: Callable[[subprocess.Popen[bytes]], None] | None = None
+) -> Ended:
+    """Run a job on a terminal of its own.
+
+    Args:
+        flags: of the job.
+        ranks: one, or two under torchrun.
+        act: is done once five iterations have been printed.
+    """
+    terminal, inner = pty.openpty()
+    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+    before = termios.tcgetattr(inner)
+    launcher = () if ranks == 1 else (*TORCHRUN, "--rdzv-endpoint", "localhost:0")
+    script = training_flags(None, f"--pipeline-model-parallel-size {ranks} {flags}")
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
+    environment |= {"PYTHONIOENCODING": "utf-8", "NO_COLOR": ""}
+    job = subprocess.Popen(
+        [sys.executable, *launcher, *script],
+        env={**os.environ, **environment},
+        stdin=inner,
+        stdout=inner,
+        stderr=inner,
+        start_new_session=True,
+    )
+    screen, seen, raw = Screen(), "", b""
+    end = time.monotonic() + PATIENCE
+    try:
+        while job.poll() is None or select.select([terminal], [], [], 0.2)[0]:
+            assert time.monotonic() < end, screen.shown
+            if select.select([terminal], [], [], 0.2)[0]:
+                raw += os.read(terminal, 1 << 16)
+                whole = raw.rfind(b"\n") + 1
+                screen.feed(raw[:whole].decode())
+                raw = raw[whole:]
+            if act is not None and not seen and len(ITERATION_LINE.findall(screen.shown)) >= 5:
+                seen = screen.shown
+                act(job)
+        screen.feed(raw.decode())
+        return Ended(job.returncode, seen, screen.shown, (before, termios.tcgetattr(inner)))
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+        os.close(terminal)
+        os.close(inner)
+
+
+def test_at_the_end_there_are_lines_only_and_an_error_is_the_last_of_them() -> None:
+    """A loss that grows without a bound; the display stands above the error."""
+    ended = on_terminal("--train-iters 500 --lr 1e30 --clip-grad 0 --eval-iters 0")
+    assert ended.code == 1, ended.shown
+    assert re.search(r"\n.*idle [\d.]+% of the time.*\nerror: iteration .*\n$", ended.shown)
+    assert len(DISPLAY.findall(ended.shown)) == 1
+    assert ended.settings[0] == ended.settings[1]
+
+
+@pytest.mark.full
+def test_a_display_that_is_gone_leaves_the_lines() -> None:
+    ended = on_terminal("--train-iters 30 --lr 1e-2", act=lambda job: None)
+    assert ended.code == 0, ended.shown
+    assert DISPLAY.search(ended.seen)
+    assert not DISPLAY.search(ended.shown)
+    found = [int(line["iteration"]) for line in ITERATION_LINE.finditer(ended.shown)]
+    assert found == list(range(1, 31))
+    assert ended.settings[0] == ended.settings[1]
+
+
+@pytest.mark.full
+def test_nobody_must_have_a_display() -> None:
+    ended = on_terminal("--train-iters 8 --lr 1e-2 --no-live-display", act=lambda job: None)
+    assert ended.code == 0, ended.shown
+    assert not DISPLAY.search(ended.seen + ended.shown)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_leaves_the_terminal_as_it_was(how: signal.Signals) -> None:
+    ended = on_terminal("--train-iters 9999 --lr 1e-2", act=lambda job: job.send_signal(how))
+    assert ended.code == (130 if how == signal.SIGINT else -how)
+    assert "\npipeline of 1 on cpu" in ended.shown
+    assert re.search(r"\nidle [\d.]+% of the time.*\n$", ended.shown), "the cursor is below it"
+    assert ended.settings[0] == ended.settings[1]
+
+
+@pytest.mark.full
+def test_a_lost_rank_is_told_below_the_display() -> None:
+    """Rank 0 has the display, and torchrun tells of rank 1."""
+
+    def kill(job: subprocess.Popen[bytes]) -> None:
+        os.kill(rank_process(job.pid, 1), signal.SIGKILL)
+
+    ended = on_terminal("--train-iters 9999 --lr 1e-2", ranks=2, act=kill)
+    assert ended.code == 1, ended.shown
+    below = ended.shown[list(DISPLAY.finditer(ended.shown))[-1].end() :]
+    assert "(SIGKILL)" in below
+    assert re.search(r"=+\n$", below)

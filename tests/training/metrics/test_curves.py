@@ -1,0 +1,73 @@
+"""Curves have Megatron's names, and a point whenever one is due."""
+
+import pytest
+from training.metrics.made_records import ended, evaluation, interval, started, step
+
+from megatron.config.run_config import RecordConfig
+from megatron.training.metrics.curves import Curves, Point
+from megatron.training.metrics.records import RankFigures, Record
+
+STEP = ["learning-rate", "batch-size", "lm loss", "grad-norm"]
+
+
+def names(config: RecordConfig, record: Record) -> list[str]:
+    return [point.curve for point in Curves(config, 2).points(record)]
+
+
+def test_every_iteration_is_drawn_over_iterations_and_samples() -> None:
+    points = list(Curves(RecordConfig(), 2).points(step(4)))
+    assert points == [
+        Point("learning-rate", 1e-3, True),
+        Point("batch-size", 8, True),
+        Point("lm loss", 9.6, True),
+        Point("grad-norm", 1.5, True),
+    ]
+
+
+@pytest.mark.parametrize("record", [started(), interval(2), ended(2)])
+def test_nothing_else_is_drawn_unless_asked_for(record: Record) -> None:
+    assert not names(RecordConfig(), record)
+
+
+def test_the_interval_of_the_curves() -> None:
+    config = RecordConfig(tensorboard_log_interval=3)
+    drawn = [n for n in range(1, 10) if names(config, step(n))]
+    assert drawn == [3, 6, 9]
+
+
+def test_what_only_some_runs_know_is_drawn_where_it_is_known() -> None:
+    config = RecordConfig(log_world_size_to_tensorboard=True)
+    assert set(names(config, step(1))) == {*STEP, "world-size"}
+    more = step(1, num_zeros=3, params_norm=2.0)
+    assert set(names(RecordConfig(), more)) == {*STEP, "num-zeros", "params-norm"}
+
+
+@pytest.mark.parametrize("dataset", ["validation", "test"])
+def test_evaluations(dataset: str) -> None:
+    record = evaluation(4, dataset=dataset)
+    assert names(RecordConfig(), record) == [f"lm loss {dataset}"]
+    with_ppl = RecordConfig(log_validation_ppl_to_tensorboard=True)
+    assert names(with_ppl, record) == [f"lm loss {dataset}", f"lm loss {dataset} ppl"]
+
+
+def test_times_and_idle_shares() -> None:
+    curves = Curves(RecordConfig(log_timers_to_tensorboard=True), 2)
+    assert curves.wants_ranks
+    found = {point.curve: point.value for point in curves.points(interval(2))}
+    assert found["iteration-time"] == 2.0
+    assert found["throughput"] == 0.25
+    assert found["idle"] == 0.25
+    assert found["idle-max"] == 0.375
+    without = {point.curve for point in curves.points(interval(2, ranks=()))}
+    assert without == found.keys() - {"idle", "idle-max"}
+
+
+def test_memory_is_that_of_the_rank_that_holds_the_most() -> None:
+    curves = Curves(RecordConfig(log_memory_to_tensorboard=True), 2)
+    assert curves.wants_ranks
+    assert list(curves.points(interval(2))) == [Point("mem-max-resident-bytes", 3000)]
+    gpus = (RankFigures(0, 5, 9), RankFigures(1, 7, 8))
+    assert list(curves.points(interval(2, ranks=gpus))) == [
+        Point("mem-max-allocated-bytes", 7),
+        Point("mem-max-reserved-bytes", 9),
+    ]

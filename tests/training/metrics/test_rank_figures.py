@@ -1,0 +1,72 @@
+"""Memory and idle shares of all ranks, gathered from what each has measured of itself."""
+
+import pytest
+import torch
+from correctness.rank_runs import make_pipeline_groups
+from harness.rank_pool import RankPool
+
+from megatron.parallel.groups import single_rank
+from megatron.runtime.timeline import Recorder
+from megatron.schedules.needs import Comm
+from megatron.schedules.passes import Pass
+from megatron.training.metrics.peak_memory import PeakMemory
+from megatron.training.metrics.rank_figures import busy_and_elapsed, gather_figures
+from megatron.training.metrics.records import RankFigures
+
+CPU = torch.device("cpu")
+
+
+def figures_on_rank(
+    rank: int, world_size: int, *, passes: list[tuple[float, float] | None]
+) -> tuple[RankFigures, ...]:
+    memory = PeakMemory(1000 * (rank + 1), 2000 if rank else None)
+    return gather_figures(make_pipeline_groups(), memory, passes[rank])
+
+
+def test_every_rank_has_the_figures_of_all(ranks: RankPool) -> None:
+    """Rank 0 is busy for 3 of the 4 s that rank 1 needs, although it is done after 3.5 s."""
+    one, other = ranks.run(figures_on_rank, 2, passes=[(3.0, 3.5), (2.0, 4.0)])
+    assert one == other == (RankFigures(0, 1000, None, 0.25), RankFigures(1, 2000, 2000, 0.5))
+
+
+def test_a_rank_that_has_measured_nothing_has_no_share(ranks: RankPool) -> None:
+    one, other = ranks.run(figures_on_rank, 2, passes=[None, (2.0, 4.0)])
+    assert one == other
+    assert [rank.idle for rank in one] == [None, 0.5]
+
+
+class Moments:
+    """Stands in for the ``time`` module; tells the moments that it is given."""
+
+    def __init__(self, *moments: float) -> None:
+        self._moments = iter(moments)
+
+    def perf_counter(self) -> float:
+        return next(self._moments)
+
+
+def test_the_time_goes_from_the_first_wait_to_the_last_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It begins at 10; waits from 11 to 13; passes from 13 to 15 and 18 to 19; waits to 25."""
+    origin, wait, passes, last = (10.0, 10.0), (11.0, 13.0), (13.0, 15.0, 18.0, 19.0), (19.0, 25.0)
+    clock = Moments(*origin, *wait, *passes, *last)
+    monkeypatch.setattr("megatron.runtime.timeline.time", clock)
+    recorder = Recorder(0, CPU)
+    with recorder.waiting(Comm("C0", 0, 0)):
+        pass
+    for item in (Pass("F", 0), Pass("B", 0)):
+        with recorder.span(item):
+            pass
+    with recorder.waiting(Comm("C0", 0, 0)):
+        pass
+    assert busy_and_elapsed(recorder) == (3.0, 8.0)
+
+
+def test_without_passes_there_is_no_time() -> None:
+    assert busy_and_elapsed(Recorder(0, CPU)) is None
+
+
+def test_a_single_rank_needs_no_group() -> None:
+    [own] = gather_figures(single_rank(CPU), PeakMemory(5), (1.0, 2.0))
+    assert own == RankFigures(0, 5, None, 0.5)

@@ -1,0 +1,73 @@
+"""Curves are read back from TensorBoard's files with its own reader."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+from training.metrics.made_records import evaluation, interval, started, step
+
+from megatron.config.run_config import RecordConfig
+from megatron.training.metrics import tensorboard
+from megatron.training.metrics.curves import Curves
+from megatron.training.metrics.tensorboard import TensorBoard
+
+FAKE = """
+writers = []
+
+class SummaryWriter:
+    def __init__(self, logdir, max_queue):
+        self.folder, self.queue, self.points, self.closed = logdir, max_queue, [], False
+        writers.append(self)
+
+    def add_scalar(self, tag, scalar_value, global_step):
+        self.points.append((tag, scalar_value, global_step))
+
+    def add_text(self, tag, text_string, global_step):
+        pass
+
+    def close(self):
+        self.closed = True
+"""
+
+
+def test_curves_over_iterations_and_samples(tmp_path: Path) -> None:
+    reader = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator",
+        reason="the extra tensorboard is not installed",
+    )
+    config = RecordConfig(log_timers_to_tensorboard=True, log_validation_ppl_to_tensorboard=True)
+    sink = TensorBoard(tmp_path, 10, Curves(config, 2))
+    for record in (started(), step(1), step(2), interval(2), evaluation(2)):
+        sink.write(record)
+    sink.close(failed=False)
+    found = reader.EventAccumulator(str(tmp_path)).Reload()
+    losses = [(point.step, round(point.value, 5)) for point in found.Scalars("lm loss")]
+    assert losses == [(1, 9.9), (2, 9.8)]
+    over_samples = [point.step for point in found.Scalars("lm loss vs samples")]
+    assert over_samples == [8, 16]
+    tags = set(found.Tags()["scalars"])
+    assert tags >= {"learning-rate vs samples", "iteration-time", "lm loss validation ppl"}
+    assert "iteration-time vs samples" not in tags
+    [text] = found.Tensors("configuration/text_summary")
+    assert b'"vocab_size": 61' in text.tensor_proto.string_val[0]
+
+
+def test_the_other_package_gets_names_without_spaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would complain of every point. A package stands in for it that notes its calls."""
+    package = tmp_path / "packages" / "tensorboardX"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(FAKE)
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.setattr(tensorboard, "is_installed", lambda name: name == "tensorboardX")
+    sink = TensorBoard(tmp_path / "curves", 10, Curves(RecordConfig(), 2))
+    for record in (started(), step(1)):
+        sink.write(record)
+    sink.close(failed=False)
+    made = importlib.import_module("tensorboardX").writers[0]
+    assert (made.folder, made.queue, made.closed) == (str(tmp_path / "curves"), 10, True)
+    assert ("lm_loss", 9.9, 1) in made.points
+    assert ("lm_loss_vs_samples", 9.9, 8) in made.points
+    monkeypatch.delitem(sys.modules, "tensorboardX")
