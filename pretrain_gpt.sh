@@ -256,7 +256,7 @@ else
   iterations="${EXIT_INTERVAL:-30}"
   eval_iterations=10
   # A batch of a few thousand tokens takes this rate only after a longer warm-up: with a tenth of 30
-  # iterations single batches throw the loss up by 1 to 4 on the way.
+  # iterations single batches throw the loss up by as much as 4 on the way.
   device=cpu init_std=0.02 warmup_share=0.3
   rates=(--lr 2.0e-3 --min-lr 2.0e-4 --lr-decay-style cosine)
 fi

@@ -137,13 +137,15 @@ class _Search:
         best = self._judged(start)
         floor = self._floor()
         idle = 0
-        for found in self._trials(start):
+        for made, found in enumerate(self._trials(start), 1):
             judged = self._judged(found, best.span)
             better = _shorter(judged, best, _EPSILON * floor)
             idle = 0 if better else idle + 1
             if better:
                 best = judged
-            self._watch.show(1 - max(self._left, 0) / self._effort, f"bubble {_idle(best, floor)}")
+            without_luck = made / (made + PATIENCE + 1 - idle)
+            share = max(1 - max(self._left, 0) / self._effort, without_luck)
+            self._watch.show(share, f"bubble {_idle(best, floor)}")
             if best.span <= floor * (1 + _EPSILON) or idle > PATIENCE:
                 break
         return best

@@ -89,7 +89,7 @@ class Watch:
         """Show how far the present search is.
 
         Args:
-            share: share of its trials that are made.
+            share: share of its trials that are made, if it finds nothing better any more.
             found: what it has found so far.
         """
         now = self._clock()
@@ -131,18 +131,18 @@ class Watch:
         return f" ({self._plan} of at most {self._plans} plans)" if self._plans > 1 else ""
 
     def _times(self, now: float, share: float) -> str:
-        """Return how long the present search takes at most, and all plans about."""
+        """Return how long the present search and all plans take about."""
         if share <= 0:
             return ""
         begun, whole = self._search_begun, (now - self._search_begun) / share
         left = begun + whole - now
-        said = f", at most {_duration(self._within(left, now))} left"
+        said = f", about {_duration(self._within(left, now))} left"
         if self._plans <= self._plan:
             return said
         left += (self._searches - self._search) * whole
         mean = (now + left - self._begun) / self._plan
         every = self._within(left + mean * (self._plans - self._plan), now)
-        return f"{said}, for all plans about {_duration(every)}"
+        return f"{said}, {_duration(every)} for all plans"
 
     def _within(self, seconds: float, now: float) -> float:
         """Return ``seconds``, or the time that is left if that is less."""

@@ -103,13 +103,13 @@ def _head(found: RunForecast) -> str:
 def _job(config: RunConfig, gpu: Gpu) -> str:
     """Return what the job is, but for its plan: its GPUs, replicas, vocabulary and batch."""
     train, replicas = config.train, config.train.replicas
-    alone = " (--dry-run-replicas N plans more)" if replicas == 1 else ""
+    alone = "; --dry-run-replicas N plans more" if replicas == 1 else ""
     share = "" if replicas == 1 else " for each replica"
     microbatches = counted(train.num_microbatches, "microbatch")
     return (
-        f"dry run, nothing is started: {config.parallel.grid.world_size} x {gpu.name} "
-        f"({gpu.peak_tflops:g} TFLOP/s, {gpu.memory / GIB:.0f} GiB)\n"
-        f"{counted(replicas, 'replica')} of a pipeline of {config.parallel.pipeline_size}{alone}; "
+        f"dry run, nothing is started: {counted(replicas, 'replica')} of "
+        f"{config.parallel.pipeline_size} x {gpu.name} ({gpu.peak_tflops:g} TFLOP/s, "
+        f"{gpu.memory / GIB:.0f} GiB){alone}\n"
         f"vocabulary {config.parallel.vocab_parallel}; global batch {train.global_batch_size}: "
         f"{microbatches} of {counted(train.micro_batch_size, 'sample')}{share}"
     )

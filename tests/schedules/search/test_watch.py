@@ -56,7 +56,7 @@ def test_a_file_gets_a_line_now_and_then() -> None:
         clock.now = float(second)
         watch.show(second / 100, "bubble 1.0%")
     lines = stream.getvalue().splitlines()
-    assert lines[0] == ("zb-v: 2% of its trials made, at most 98 s left, best so far: bubble 1.0%")
+    assert lines[0] == ("zb-v: 2% of its trials made, about 98 s left, best so far: bubble 1.0%")
     assert [line.split()[1] for line in lines] == ["2%", "22%", "42%"]
 
 
@@ -71,8 +71,8 @@ def test_a_terminal_has_one_line_that_is_rewritten_below_those_that_stay() -> No
     watch.close()
     clear = "\r\x1b[K"
     assert stream.getvalue() == (
-        "1f1b: 1.2\nzb-v: 40% of its trials made, at most 6 s left"
-        f"{clear}zb-v: 50% of its trials made, at most 5 s left"
+        "1f1b: 1.2\nzb-v: 40% of its trials made, about 6 s left"
+        f"{clear}zb-v: 50% of its trials made, about 5 s left"
         f"{clear}zb-v: 1.0\n"
     )
 
@@ -91,8 +91,8 @@ def test_of_several_plans_it_says_which_one_is_made_and_how_long_all_take() -> N
     watch.show(0.5)
     said = stream.getvalue().splitlines()[-1]
     assert said == (
-        "s2 (2 of at most 5 plans), search 1 of 2: 50% of its trials made, at most 16 s left, "
-        "for all plans about 159 s"
+        "s2 (2 of at most 5 plans), search 1 of 2: 50% of its trials made, about 16 s left, "
+        "159 s for all plans"
     )
     watch.planned("s2", "time 7")
     assert stream.getvalue().endswith("s2 (2 of at most 5 plans): time 7\n")
@@ -107,7 +107,7 @@ def test_long_times_are_told_in_minutes_and_never_beyond_those_of_the_watch() ->
         watch.begin("zb-v")
         clock.now = 12.0
         watch.show(0.01)
-        assert f"at most {left} left, for all plans about {every}" in stream.getvalue()
+        assert f"about {left} left, {every} for all plans" in stream.getvalue()
 
 
 def test_the_time_left_is_at_most_that_of_the_watch() -> None:
@@ -116,7 +116,7 @@ def test_the_time_left_is_at_most_that_of_the_watch() -> None:
     watch.begin("zb-v")
     clock.now = 3.0
     watch.show(0.1)
-    assert "at most 2 s left" in stream.getvalue()
+    assert "about 2 s left" in stream.getvalue()
 
 
 def test_a_search_that_was_cut_is_told_and_one_that_was_not_is_not() -> None:
@@ -162,7 +162,7 @@ def test_a_search_shows_how_far_it_is() -> None:
     request = Request("auto", "vocab-2", 3, 9, UNEVEN)
     find_plan(request, Watch(None, stream, Running()))
     said = stream.getvalue()
-    assert "of its trials made, at most" in said
+    assert "of its trials made, about" in said
     assert "best so far: bubble" in said
     of_all = rf"of at most {len(SCHEDULES)} plans\)"
     made = re.findall(rf"^\S+ \((\d+) {of_all}: time [\d.]+ in the unit of the costs, ", said, re.M)
