@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from megatron.config.run_config import ReplicaConfig
-from megatron.simulator.costs.gpus import GIB
 from megatron.simulator.draw.palette import MEANINGS
 from megatron.simulator.exchange import Exchanges
+from megatron.simulator.units import MEMORY, TIME
 from megatron.training.planning.forecast_run import RunForecast, forecast_run
 
 
@@ -23,15 +23,16 @@ def replica_lines(found: RunForecast, exchanges: Exchanges) -> Iterator[str]:
         f"at {link.bandwidth / 1e9:g} GB/s and {1e6 * link.latency:g} us a step"
     )
     for kind, own in found.hidden.items():
-        yield f"{kind} ({MEANINGS[kind]}): {own.alone:.3f} s, of which {own.share:.0%} is hidden"
+        time = TIME.write(own.alone)
+        yield f"{kind} ({MEANINGS[kind]}): {time}, of which {own.share:.0%} is hidden"
     yield f"padding of the buckets: {found.padding:.2%} of a rank's parameters at most"
     for named, replicas in _alternatives(found):
         parallel = replace(found.config.parallel, replicas=replicas)
         config = replace(found.config, parallel=parallel)
         other = forecast_run(config, found.run_plan, found.gpu)
         yield (
-            f"{named}: iteration {other.outcome.seconds:.3f} s, fullest rank "
-            f"{max(other.outcome.peak) / GIB:.1f} GiB"
+            f"{named}: iteration {TIME.write(other.outcome.seconds)}, fullest rank "
+            f"{MEMORY.write(max(other.outcome.peak))}"
         )
 
 

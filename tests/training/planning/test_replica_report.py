@@ -102,13 +102,14 @@ def test_a_slower_link_takes_longer() -> None:
 def test_the_report_says_it_and_what_other_flags_would_give() -> None:
     config = run("--use-distributed-optimizer --overlap-grad-reduce --dry-run-gpu H100")
     text = "\n".join(dry_run(config, gpu("H100")))
-    assert "16 replicas of 4 x H100" in text
+    assert "64 x H100" in text
+    assert "16 replicas of a pipeline of 4" in text
     assert "at 50 GB/s and 10 us a step" in text
     assert re.search(
-        r"^RG \(reduction over replicas\): [\d.]+ s, of which \d+% is hidden$", text, re.M
+        r"^RG \(reduction over replicas\): [\d.]+ m?s, of which \d+% is hidden$", text, re.M
     )
     assert re.search(r"^padding of the buckets: 0\.\d\d%", text, re.M)
-    now = float(re.findall(r"^iteration ([\d.]+) s", text, re.M)[0])
+    now = seconds(*re.findall(r"^iteration ([\d.]+) (m?s)", text, re.M)[0])
     others = dict(alternatives(text))
     assert others.keys() == {
         "without --overlap-grad-reduce",
@@ -123,6 +124,10 @@ def test_the_report_says_it_and_what_other_flags_would_give() -> None:
 
 
 def alternatives(text: str) -> Iterator[tuple[str, tuple[float, float]]]:
-    lines = r"^(with\S* \S+): iteration ([\d.]+) s, fullest rank ([\d.]+) GiB$"
-    for named, seconds, held in re.findall(lines, text, re.M):
-        yield named, (float(seconds), float(held))
+    lines = r"^(with\S* \S+): iteration ([\d.]+) (m?s), fullest rank ([\d.]+) GiB$"
+    for named, time, unit, held in re.findall(lines, text, re.M):
+        yield named, (seconds(time, unit), float(held))
+
+
+def seconds(number: str, unit: str) -> float:
+    return float(number) * {"s": 1.0, "ms": 1e-3}[unit]
