@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from io import StringIO
 from itertools import islice, takewhile
+from math import inf
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,7 +15,7 @@ from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 from torch import nn
 
-from megatron.config.run_config import ReplicaConfig, RunConfig
+from megatron.config.run_config import DryRun, ReplicaConfig, RunConfig
 from megatron.kernels.choose import kernels_for
 from megatron.layers.main_grad import give_main_grad
 from megatron.layers.vocabulary.output_layer import OutputLayer
@@ -357,18 +358,21 @@ def test_the_head_names_what_auto_takes() -> None:
 
 
 def test_replicas_share_the_global_batch() -> None:
-    """Two replicas of half the batch take the time of one replica, and train twice as much."""
+    """Two replicas train twice as much as one in its time, and what their link adds to it."""
     alone = config()
     train = replace(alone.train, global_batch_size=2 * alone.train.global_batch_size, replicas=2)
     parallel = replace(alone.parallel, replicas=ReplicaConfig(size=2))
     both = replace(alone, train=train, parallel=parallel)
-    one, two = report(alone), report(both)
+    free = DryRun("A100", replica_bandwidth=inf, replica_latency=0.0)
+    one, two, linked = report(alone), report(replace(both, dry_run=free)), report(both)
     assert "4 x A100" in one
     assert "1 replica of a pipeline of 4 (--dry-run-replicas N plans more)" in one
     assert "8 x A100" in two
     assert "2 replicas of a pipeline of 4; " in two
     assert "global batch 32: 8 microbatches of 2 samples for each replica" in two
-    assert re.findall("^iteration .*", one, re.M) == re.findall("^iteration .*", two, re.M)
+    now, same, longer = (re.findall(r"^iteration ([\d.]+)", t, re.M)[0] for t in (one, two, linked))
+    assert now == same
+    assert float(longer) > float(same)
 
 
 def test_no_figure_of_a_small_model_reads_zero() -> None:
