@@ -235,7 +235,10 @@ class _Loop:
 
     def _train(self, iteration: int) -> None:
         meter, observation = self.meter, self._observation
-        if observation.times(iteration) or self._stragglers.times(iteration):
+        timed = observation.times(iteration) or self._stragglers.times(iteration)
+        # A guess is checked before, so that a timed iteration runs once. The open step of a sharded
+        # optimizer belongs to the iteration.
+        if timed and self._config.optimizer.post_validation:
             self._report(self._step.settle())
         with meter.paused():
             recorder = observation.begin(iteration) or self._stragglers.begin(iteration)

@@ -78,6 +78,33 @@ def _exchanges(plan: Plan, timelines: Sequence[Timeline]) -> dict[CommKind, Exch
     return found
 
 
+def as_all_joined(replicas: Sequence[Timeline]) -> Timeline:
+    """Return the first replica's timeline, with each exchange beginning when the last one joined.
+
+    So a slow replica does not count as a slow link.
+
+    Args:
+        replicas: timelines of one iteration of all replicas, whose clocks agree.
+    """
+    joined: dict[tuple[int, str], float] = {}
+    for timeline in replicas:
+        for span in filter(_is_exchange, timeline.spans):
+            place = span.rank, span.label
+            joined[place] = max(span.start, joined.get(place, span.start))
+    first = replicas[0]
+    spans = (
+        span._replace(start=min(span.end, joined[span.rank, span.label]))
+        if _is_exchange(span)
+        else span
+        for span in first.spans
+    )
+    return Timeline(first.ranks, tuple(spans), first.waits)
+
+
+def _is_exchange(span: Span) -> bool:
+    return span.lane == "comm" and span.kind in REPLICA_KINDS
+
+
 def meetings(timeline: Timeline) -> Mapping[str, list[Span]]:
     """Return the spans of every collective by its name; they begin when the last rank has joined.
 

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Final
 
 from megatron.runtime.timeline import Recorder
-from megatron.schedules.passes import Pass, PassKind
+from megatron.schedules.passes import PLANNED_KINDS, Pass, PassKind
 from megatron.simulator.simulate import Span
 from megatron.training.setup import TrainState
 
@@ -131,10 +131,10 @@ def _pass(part: Part) -> Pass:
 
 
 def median_times(spans: Sequence[Span]) -> Times:
-    """Return the median time of a pass of each part."""
+    """Return the median time of a pass of each part. Updates of buckets stand in no plan."""
     times: dict[Part, list[float]] = defaultdict(list)
     for span in spans:
-        if span.lane == "compute":
+        if span.lane == "compute" and span.kind in PLANNED_KINDS:
             item = Pass.parse(span.label)
             times[item.kind, item.chunk].append(span.end - span.start)
     return {part: median(seconds) for part, seconds in times.items()}

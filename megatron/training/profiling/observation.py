@@ -11,7 +11,7 @@ from megatron.runtime.clocks import common_start
 from megatron.runtime.observer import NamedRanges, Observer
 from megatron.runtime.timeline import Recorder
 from megatron.schedules.costs import Costs
-from megatron.simulator.costs.from_timelines import costs_from_timelines
+from megatron.simulator.costs.from_timelines import as_all_joined, costs_from_timelines
 from megatron.simulator.draw.trace import save_chrome_trace
 from megatron.simulator.simulate import Timeline, simulate
 from megatron.simulator.timeline_file import save_timeline
@@ -97,7 +97,8 @@ class Observation:
 
         Every replica has measured its own, but all must decide alike: the first one's count.
         """
-        timelines = self._state.groups.data.all_gather_object(self._timelines)[0]
+        everywhere = self._state.groups.data.all_gather_object(self._timelines)
+        timelines = [as_all_joined(replicas) for replicas in zip(*everywhere, strict=True)]
         self._timelines = []
         costs = costs_from_timelines(self._state.plan, timelines)
         if self._trial is None:
@@ -134,6 +135,7 @@ class Observation:
         timeline then differ only in what the simulator does not model.
         """
         state, path = self._state, self._config.record_timeline
+        timeline = as_all_joined(state.groups.data.all_gather_object(timeline))
         error = max(state.groups.world.all_gather_object(self._clock_error))
         if state.groups.world.rank != 0 or path is None:
             return

@@ -10,7 +10,7 @@ from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import COMM_KINDS, Comm, CommKind
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
-from megatron.simulator.costs.from_timelines import costs_from_timelines
+from megatron.simulator.costs.from_timelines import as_all_joined, costs_from_timelines
 from megatron.simulator.exchange import EvenBuckets, Overlap
 from megatron.simulator.simulate import Span, Timeline, simulate
 
@@ -106,6 +106,20 @@ def test_passes_that_take_turns_count_in_the_mean_and_disturbed_iterations_not()
     found = costs_from_timelines(plan, [iteration(1.0), iteration(7.0), iteration(1.0)])
     assert found.of_pass(plan, 1, Pass("T", 0)) == pytest.approx(1.0)
     assert found.of_pass(plan, 0, Pass("F", 0)) == pytest.approx(0.1)
+
+
+def test_a_slow_replica_is_no_slow_link() -> None:
+    def replica(late: float) -> Timeline:
+        passes = Span(0, "compute", "B0", "B", 0, 0, 0.0, 2.0 + late)
+        return Timeline(1, (passes, Span(0, "comm", "RG 0 of 0", "RG", 0, 0, 2.0 + late, 6.0)))
+
+    plan = make_plan("1f1b", "none", 1, 1)
+    whole = Timeline(1, (Span(0, "compute", "F0", "F", 0, 0, 0.0, 1.0),))
+    for replicas in ([replica(0), replica(1.5)], [replica(1.5), replica(0)]):
+        first = as_all_joined(replicas)
+        assert first.compute(0) == replicas[0].compute(0)
+        both = Timeline(1, (*whole.spans, *first.spans))
+        assert costs_from_timelines(plan, [both]).exchanges["RG"].times == [2.5]
 
 
 def test_what_a_rank_does_with_its_replicas_costs_all_buckets_together() -> None:

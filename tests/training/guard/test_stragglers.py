@@ -13,7 +13,8 @@ from reference.plain_gpt import GPTOptions
 from megatron.config.run_config import RunConfig
 from megatron.runtime.stage_passes import StagePasses
 from megatron.schedules.passes import Pass
-from megatron.training.guard.stragglers import StragglerWatch, Times, compare, report
+from megatron.simulator.simulate import Span
+from megatron.training.guard.stragglers import StragglerWatch, Times, compare, median_times, report
 from megatron.training.iteration import run_iteration
 from megatron.training.setup import build_train_state
 from megatron.training.step import make_train_step
@@ -21,6 +22,14 @@ from megatron.training.step import make_train_step
 Work = Callable[[StagePasses, Pass], None]
 
 JOB = Job(GPTOptions(num_layers=4, vocab_size=61), microbatches=4, iterations=2)
+
+
+def test_updates_of_buckets_are_left_out_as_no_plan_expects_them() -> None:
+    def span(kind: str, lane: str, start: float, end: float) -> Span:
+        return Span(0, lane, f"{kind}0", kind, 0, 0, start, end)
+
+    spans = [span("U", "compute", 0, 9), span("F", "compute", 9, 11), span("RG", "comm", 0, 5)]
+    assert median_times(spans) == {("F", 0): 2}
 
 
 def forward(*seconds: float) -> list[Times]:

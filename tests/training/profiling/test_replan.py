@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from correctness.rank_runs import CPU, Batches, ListLoader, make_pipeline_groups
+from correctness.rank_runs import CPU, Batches, ListLoader
 from correctness.short_runs import Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
@@ -60,7 +60,8 @@ class Run:
 
 
 def run_observed(rank: int, world_size: int, *, config: RunConfig, batches: Batches) -> Run:
-    state = build_train_state(config, make_pipeline_groups())
+    grid = config.parallel.grid
+    state = build_train_state(config, make_groups(grid, CPU, TIMEOUT))
     said: list[str] = []
     observation = Observation(
         config.log,
@@ -69,7 +70,8 @@ def run_observed(rank: int, world_size: int, *, config: RunConfig, batches: Batc
         lambda costs: make_run_plan(config, costs),
         lambda text, **_: said.append(text),
     )
-    step, loader = make_train_step(config.optimizer, state), ListLoader(batches)
+    replica = (state.groups.data.rank, state.groups.data.size)
+    step, loader = make_train_step(config.optimizer, state), ListLoader(batches, replica)
     losses = []
     for iteration in range(len(batches)):
         observer = observation.begin(iteration)
@@ -145,6 +147,45 @@ def test_a_run_is_measured_and_planned_anew_and_its_losses_stay(
     assert {"F0", "wait"} <= {event.get("name") for event in trace["traceEvents"]} | {
         event.get("cat") for event in trace["traceEvents"]
     }
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_updates_and_exchanges_with_replicas_are_measured_and_recorded(
+    overlap: bool, ranks: RankPool, tmp_path: Path
+) -> None:
+    costs_file, timeline = tmp_path / "costs.json", tmp_path / "run.json"
+    layout = Layout(2, "vocab-2", replicas=2, sharded=True, overlap=overlap)
+    config = JOB.config(layout)
+    log = replace(
+        config.log,
+        profile_schedule_start=2,
+        profile_schedule_end=4,
+        save_measured_costs=costs_file,
+        record_timeline=timeline,
+    )
+    parallel = config.parallel
+    gathering = replace(parallel.replicas, overlap_gather=overlap)
+    config = replace(config, log=log, parallel=replace(parallel, replicas=gathering))
+    ranks.run(run_observed, layout.world_size, config=config, batches=JOB.batches())
+    costs = load_costs(costs_file).costs
+    updates: Any = costs.passes["U"]
+    assert len(updates) == 2
+    assert min(updates) > 0
+    assert costs.exchanges.keys() == {"RG", "AG"}
+    recorded = load_timeline(timeline)
+    planned = load_timeline(tmp_path / "run.planned.json")
+    for found in (recorded, planned):
+        for rank in range(2):
+            kinds = [span.kind for span in found.spans if span.rank == rank]
+            assert kinds.count("U") == kinds.count("RG") == kinds.count("AG") > 0
+    for rank in range(2):
+        for kind, exchange in costs.exchanges.items():
+            own = [s for s in planned.spans if s.kind == kind and s.rank == rank]
+            assert sum(s.end - s.start for s in own) == pytest.approx(exchange.times[rank])
+    compare(planned, recorded)
+    events = json.loads((tmp_path / "run.trace.json").read_text())["traceEvents"]
+    threads = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert "communication: replicas" in threads
 
 
 def test_the_simulator_reads_the_measured_costs(ranks: RankPool, tmp_path: Path) -> None:
