@@ -130,7 +130,8 @@ def _add_header(header: dict[str, str], name: str, value: str) -> None:
     if not known[name].fullmatch(value):
         raise ValueError(
             f"'{name} {value[:40]}' cannot be read: write 'microbatches M', "
-            f"'stages RANK.CHUNK ...', 'vocabulary NAME' with one of {', '.join(_NAMES)}, or 'forward only'"
+            f"'stages RANK.CHUNK ...', 'vocabulary NAME' with one of {', '.join(_NAMES)}, or "
+            "'forward only'"
         )
     header[name] = value
 
