@@ -17,7 +17,8 @@ class ReplicaFlags:
     overlap_grad_reduce: bool = flag(False,
         "Reduce gradients over the replicas beside the passes, in every schedule.")
     ddp_bucket_size: int | None = flag(None,
-        "Parameters whose gradients are reduced together.", COUNT, unset="40,000,000",
+        "Parameters whose gradients are reduced together.", COUNT,
+        unset="400,000,000, or 1,000,000 for each replica if that is more",
         excludes="--ddp-num-buckets")
     ddp_num_buckets: int | None = flag(None,
         "About so many buckets a rank; no parameter is cut. Another way to give their size.", COUNT,

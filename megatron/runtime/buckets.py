@@ -19,20 +19,29 @@ from megatron.schedules.buckets import Bucket, Touch
 from megatron.schedules.passes import PassKind
 from megatron.schedules.plan import Plan
 
-DEFAULT_BUCKET_SIZE: Final = 40_000_000
-"""Parameters of a bucket, as in Megatron, where the user asks for no other size."""
+DEFAULT_BUCKET_SIZE: Final = 400_000_000
+DEFAULT_PER_REPLICA: Final = 1_000_000
+"""Parameters of a bucket where the user asks for no other size, and the least for each replica. A
+ring takes time by bytes and by steps, and has as many steps as replicas; a bucket of a pipeline is
+complete only with the last pass of its chunk, so smaller ones hide no more of it
+(docs/benchmarks/2026-11-22-replicas)."""
 
 
 def make_buckets(
-    model: RankModel, plan: Plan, limit: int | None = None, number: int | None = None
+    model: RankModel,
+    plan: Plan,
+    replicas: int,
+    limit: int | None = None,
+    number: int | None = None,
 ) -> list[tuple[OwnedParameter, ...]]:
     """Spread the parameters of this rank over buckets.
 
     Args:
         model: the part of the model that this rank owns.
         plan: tells which passes there are.
-        limit: parameters after which a bucket is full, by default ``DEFAULT_BUCKET_SIZE``. A
-            parameter is not cut.
+        replicas: number of replicas.
+        limit: parameters after which a bucket is full; ``None``: ``DEFAULT_BUCKET_SIZE``, or
+            ``DEFAULT_PER_REPLICA`` for each replica if that is more. A parameter is not cut.
         number: of buckets, about, as no parameter is cut; in place of ``limit``.
     """
     touched = touches(model, plan)
@@ -42,7 +51,8 @@ def make_buckets(
         together[touched[id(owned.parameter)], alone].append(owned)
     if number is not None:
         limit = sum(p.numel() for p in model.parameters()) // number
-    limit = DEFAULT_BUCKET_SIZE if limit is None else limit
+    if limit is None:
+        limit = max(DEFAULT_BUCKET_SIZE, DEFAULT_PER_REPLICA * replicas)
     return [
         bucket
         for parameters in together.values()

@@ -211,7 +211,7 @@ def build_train_state(
     model = make_model(config.model, config.train, padded, groups, run_plan)
     parameters = tuple(map(OptimizedParameter.of, model.owned_parameters()))
     replicas, axis = config.parallel.replicas, groups.gradients
-    chosen = make_buckets(model, run_plan.plan, replicas.bucket_size, replicas.buckets)
+    chosen = make_buckets(model, run_plan.plan, axis.size, replicas.bucket_size, replicas.buckets)
     buckets = tuple(
         Bucket(
             [OptimizedParameter.of(owned) for owned in bucket],

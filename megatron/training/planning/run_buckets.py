@@ -51,7 +51,7 @@ def _of_rank(config: RunConfig, run_plan: RunPlan, rank: int) -> RankBuckets:
     )
     model = RankModel(config.model, placement, config.train.dtype, torch.device("meta"))
     replicas = parallel.replicas
-    buckets = make_buckets(model, plan, replicas.bucket_size, replicas.buckets)
+    buckets = make_buckets(model, plan, replicas.size, replicas.bucket_size, replicas.buckets)
     shapes = [[tuple(owned.parameter.shape) for owned in bucket] for bucket in buckets]
     return RankBuckets(
         described(buckets, model, plan),
