@@ -21,7 +21,7 @@ with in_environment():
     from megatron.training.guard.orphans import end_with_torchrun
     from megatron.training.loop import prepare, set_up, train
     from megatron.training.planning.dry_run import dry_run
-    from megatron.training.rendezvous import check_meeting_place, join
+    from megatron.training.rendezvous import join
     from megatron.training.setup import leave
 
 
@@ -48,7 +48,6 @@ def pretrain() -> None:
     if config.dry_run is not None:
         predict(config, config.dry_run.gpu, rank)
         return
-    or_exit(lambda: check_meeting_place(world_size), rank, local_rank)
     prepared = or_exit(lambda: prepare(config, rank), rank, local_rank)
     signals = ExitSignals(config.guard.exit_signals)
     rendezvous = or_exit(lambda: join(config.parallel), rank, local_rank)

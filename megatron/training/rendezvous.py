@@ -101,7 +101,7 @@ class Rendezvous:
 
 
 def check_meeting_place(world_size: int, seconds: float = RESOLVE_SECONDS) -> None:
-    """Check that the ranks can know where they meet, before anything takes time.
+    """Check that the ranks can know where they meet, before they wait for each other there.
 
     Args:
         world_size: ranks of the job.
@@ -138,6 +138,7 @@ def join(config: ParallelConfig) -> Rendezvous:
     size = config.grid.world_size
     if size == 1:
         return Rendezvous(dist.HashStore(), 0, 1)
+    check_meeting_place(size)
     timeout = timedelta(minutes=config.timeout_minutes)
     try:
         store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
