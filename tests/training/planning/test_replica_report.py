@@ -103,8 +103,7 @@ def test_a_slower_link_takes_longer() -> None:
 def test_the_report_says_it_and_what_other_flags_would_give() -> None:
     config = run("--use-distributed-optimizer --overlap-grad-reduce --dry-run-gpu H100")
     text = "\n".join(dry_run(config, gpu("H100")))
-    assert "64 x H100" in text
-    assert "16 replicas of a pipeline of 4" in text
+    assert "16 replicas of 4 x H100 (989 TFLOP/s, 80 GiB)\n" in text
     assert "at 50 GB/s and 10 us a step" in text
     assert re.search(
         r"^RG \(reduction over replicas\): [\d.]+ m?s, of which \d+% is hidden$", text, re.M
