@@ -225,7 +225,7 @@ def refuse_unused(arguments: argparse.Namespace) -> None:
     ):
         for name in names:
             value = getattr(arguments, name)
-            if idle and value not in (None, False):
+            if idle and value is not None and value is not False:
                 given = " ".join(value) if name == "rows" else value
                 flag = PLAN_FLAGS.get(name, ("--" + name.replace("_", "-"),))[0]
                 raise ValueError(f"{flag} {given} goes with {belongs_to}; leave it out")

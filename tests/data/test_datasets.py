@@ -109,6 +109,7 @@ def test_indices_lie_where_the_config_says(
     build_datasets(config_of((1.0, write_corpus([30] * 9)), cache_path=cache), (5, 0, 0), 70000)
     folder = cache or tmp_path / "sample_indices"
     assert {path.name.rsplit("-")[-1] for path in folder.iterdir()} == {
+        "checksums.json",
         "documents.npy",
         "samples.npy",
         "shuffle.npy",
