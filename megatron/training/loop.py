@@ -211,10 +211,11 @@ class _Loop:
         """Train an iteration; observe, evaluate and save where that is due."""
         config = self._config
         self._position.enter(f"iteration {iteration + 1}")
-        with self.meter.paused():
-            if self._batches.change:
-                self._report(self._step.settle())
-            self._batches.follow()
+        if self._batches.change:
+            self._report(self._step.settle())
+            phase = "the plan for batches of another size"
+            with self.meter.paused(), self._position.within(phase, may_last=True):
+                self._batches.follow()
         if iteration + 1 in config.guard.skipped:
             self._skip(iteration)
         else:
