@@ -140,8 +140,12 @@ def train(
     with sole_writer(config.checkpoint, hosts):
         loop = _Loop(config, state, data, hosts)
         with loop.log:
-            loop.run_all(agreed_exit)
-            loop.end()
+            try:
+                loop.run_all(agreed_exit)
+                loop.end()
+            except FloatingPointError:
+                loop.let_save_end()
+                raise
         loop.log.close()
     agreed_exit.close()
 
@@ -196,11 +200,7 @@ class _Loop:
         """Train all iterations, or until the ranks agree to leave."""
         with profiler(self._config.log, self._state.groups.world.rank) as step_profiler:
             for iteration in range(self.start.iteration, self.last):
-                try:
-                    self.run(iteration)
-                except FloatingPointError:
-                    self.let_save_end()
-                    raise
+                self.run(iteration)
                 with self.meter.paused(), self._position.within("the profiler", may_last=True):
                     step_profiler.step()  # may write its trace
                 if reason := agreed_exit.reason():
