@@ -261,6 +261,7 @@ class _Loop:
     def _skip(self, iteration: int) -> None:
         """Pass over the samples of an iteration."""
         self._report(self._step.settle())
+        self._observation.passed_over(iteration)
         first = self._data.train.consumed_samples
         end = first + self._config.train.batches.at(first)
         self._data.train.consumed_samples = end
