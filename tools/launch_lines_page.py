@@ -31,8 +31,9 @@ what `pretrain_gpt.py --dry-run` says to each. Variables of a script stand as 1 
 
 An accepted flag has its meaning in Megatron-LM. A noted one is told in a line, with what it means
 here. One whose effect would be missing is refused. All refusals of a line come at once; without the
-refused flags, each of these lines is accepted. With more than one replica of the model, flags of
-a sharded optimizer are refused too. [flags.md](flags.md) has the answers to all flags.
+refused flags, each of these lines is accepted. With more than one replica of the model, ways to
+shard over replicas other than `--use-distributed-optimizer` are refused too. [flags.md](flags.md)
+has the answers to all flags.
 
 | script | flags | accepted | noted | refused | for want of |
 |---|--:|--:|--:|--:|---|"""

@@ -140,8 +140,12 @@ def train(
     with sole_writer(config.checkpoint, hosts):
         loop = _Loop(config, state, data, hosts)
         with loop.log:
-            loop.run_all(agreed_exit)
-            loop.end()
+            try:
+                loop.run_all(agreed_exit)
+                loop.end()
+            except FloatingPointError:
+                loop.let_save_end()
+                raise
         loop.log.close()
     agreed_exit.close()
 
@@ -196,11 +200,7 @@ class _Loop:
         """Train all iterations, or until the ranks agree to leave."""
         with profiler(self._config.log, self._state.groups.world.rank) as step_profiler:
             for iteration in range(self.start.iteration, self.last):
-                try:
-                    self.run(iteration)
-                except FloatingPointError:
-                    self.let_save_end()
-                    raise
+                self.run(iteration)
                 with self.meter.paused(), self._position.within("the profiler", may_last=True):
                     step_profiler.step()  # may write its trace
                 if reason := agreed_exit.reason():
@@ -211,10 +211,11 @@ class _Loop:
         """Train an iteration; observe, evaluate and save where that is due."""
         config = self._config
         self._position.enter(f"iteration {iteration + 1}")
-        with self.meter.paused():
-            if self._batches.change:
-                self._report(self._step.settle())
-            self._batches.follow()
+        if self._batches.change:
+            self._report(self._step.settle())
+            phase = "the plan for batches of another size"
+            with self.meter.paused(), self._position.within(phase, may_last=True):
+                self._batches.follow()
         if iteration + 1 in config.guard.skipped:
             self._skip(iteration)
         else:
@@ -260,6 +261,7 @@ class _Loop:
     def _skip(self, iteration: int) -> None:
         """Pass over the samples of an iteration."""
         self._report(self._step.settle())
+        self._observation.passed_over(iteration)
         first = self._data.train.consumed_samples
         end = first + self._config.train.batches.at(first)
         self._data.train.consumed_samples = end

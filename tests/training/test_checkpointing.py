@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from correctness.short_runs import Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
-from megatron.checkpoint import folder
+from megatron.checkpoint import folder, storage
 from megatron.checkpoint.boxed import BoxedTensor
 from megatron.checkpoint.config import CheckpointConfig
 from megatron.config.run_config import RunConfig
@@ -451,3 +452,55 @@ def test_replicas_share_what_is_copied_and_written(ranks: RankPool, tmp_path: Pa
         whole, parts = ([rank[what] for rank in by_rank] for by_rank in (one, two))
         assert sum(parts) == pytest.approx(sum(whole), rel=0.05), "nothing twice"
         assert max(parts) < 0.6 * max(whole)
+
+
+class SpoiltAtTheEnd(Batches):
+    """Makes a weight infinite when the last batch is read."""
+
+    def __init__(self, batches: Sequence[Sequence[Any]], weight: torch.Tensor) -> None:
+        super().__init__(batches)
+        self._weight = weight
+
+    def next_batch(self) -> list[Microbatch]:
+        batch = super().next_batch()
+        if self.consumed_samples == JOB.microbatches * JOB.iterations:
+            self._weight.detach().fill_(torch.nan)
+        return batch
+
+
+def end_on_a_bad_loss(rank: int, world_size: int, *, config: RunConfig) -> list[int]:
+    """Train with slow saves until the last loss is NaN; return what is saved then."""
+    groups = make_groups(config.parallel.grid, CPU, timedelta(seconds=60))
+    state = build_train_state(config, groups)
+    write, (parameter, *_) = storage.write, state.parameters
+
+    def slowly(*args: Any) -> Path:
+        time.sleep(1)
+        return write(*args)
+
+    data = Data(SpoiltAtTheEnd(JOB.batches(0), parameter.parameter), None)
+    with (
+        redirect_stdout(io.StringIO()),
+        patch.object(storage, "write", slowly),
+        pytest.raises(FloatingPointError, match=f"iteration {JOB.iterations}: "),
+    ):
+        train(config, state, data)
+    state.pipeline.close()
+    assert config.checkpoint.save is not None
+    return folder.complete(config.checkpoint.save)
+
+
+@pytest.mark.parametrize("post_validation", [False, True])
+def test_a_bad_last_loss_lets_an_asynchronous_save_end(
+    post_validation: bool, ranks: RankPool, tmp_path: Path
+) -> None:
+    """A step that is validated afterwards shows it only when all iterations are done."""
+    before = JOB.iterations - 1
+    config = JOB.config(Layout(2, "vocab-2"), torch.float32)
+    config = replace(
+        config,
+        optimizer=replace(config.optimizer, post_validation=post_validation),
+        log=replace(config.log, peak_tflops=1.0),
+        checkpoint=CheckpointConfig(save=tmp_path, save_interval=before, asynchronous=True),
+    )
+    assert ranks.run(end_on_a_bad_loss, 2, config=config) == [[before]] * 2

@@ -9,6 +9,7 @@ from datetime import timedelta
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -32,8 +33,10 @@ from megatron.data.batch_sizes import Rampup
 from megatron.data.microbatch import Microbatch, MicrobatchLoader
 from megatron.optimizer.lr_schedule import learning_rate
 from megatron.parallel.groups import make_groups
+from megatron.training.growing_batches import GrowingBatches
 from megatron.training.loop import train
 from megatron.training.open_data import Data
+from megatron.training.planning.run_plan import RunPlan
 from megatron.training.setup import build_train_state
 
 JOB = Job(GPTOptions(num_layers=4, vocab_size=61))
@@ -201,3 +204,24 @@ def test_a_run_in_samples_may_go_on_with_other_batches(ranks: RankPool, tmp_path
     assert printed(said, "lm loss") == pytest.approx(expected.losses, rel=1e-5)
     assert len(printed(said, "lm loss value")) == len(sizes) // 3
     assert " 4/      11 |" in ended[0].said
+
+
+def plan_and_tell(rank: int, world_size: int, *, config: RunConfig) -> list[tuple[str, bool]]:
+    """Train; return where the rank said to be while it planned, and whether that may last."""
+    found: list[tuple[str, bool]] = []
+    plan = GrowingBatches._plan
+
+    def told(batches: GrowingBatches, size: int) -> RunPlan:
+        position = batches._state.pipeline.position
+        found.append((position.phase, position.may_last))
+        return plan(batches, size)
+
+    with patch.object(GrowingBatches, "_plan", told):
+        run_on_rank(rank, world_size, config=config)
+    return found
+
+
+def test_a_search_for_the_next_plan_is_not_taken_for_a_hang(ranks: RankPool) -> None:
+    """It may last as long as the one before the run."""
+    [told] = ranks.run(plan_and_tell, 1, config=growing(Layout(1, "none")))
+    assert told == [("the plan for batches of another size", True)] * 2

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from megatron.config.run_config import RunConfig
+from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.counted import counted
 from megatron.schedules.held import in_flight
@@ -291,9 +291,16 @@ def _neighbours(config: RunConfig, watch: Watch) -> Iterator[_Setting]:
                 schedule_file=None,
                 measured_costs=None,
             )
+            parallel = _split_evenly(parallel)
             other = replace(config, train=train, parallel=parallel)
             for candidate in _candidates_if_any(other, watch):
                 named = f"--pipeline-schedule {candidate.schedule} --vocab-parallel {treatment}"
                 if micro_batch_size != batch:
                     named += f" --micro-batch-size {micro_batch_size}"
                 yield _Setting(named, other, candidate, least_memory(other, candidate))
+
+
+def _split_evenly(parallel: ParallelConfig) -> ParallelConfig:
+    """Return a layout whose vocabulary is padded so that it splits into its shards."""
+    shards = parallel.vocab_shards
+    return replace(parallel, padded_vocab_size=-(-parallel.padded_vocab_size // shards) * shards)

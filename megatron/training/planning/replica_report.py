@@ -45,10 +45,11 @@ def _alternatives(found: RunForecast) -> Iterator[tuple[str, ReplicaConfig]]:
         _turned("--overlap-grad-reduce", now.overlap),
         replace(now, overlap=not now.overlap),
     )
-    yield (
-        _turned("--use-distributed-optimizer", now.shard_optimizer),
-        replace(now, shard_optimizer=sharded, overlap_gather=now.overlap_gather and sharded),
-    )
+    if found.config.optimizer.optimizer != "muon":  # which needs whole matrices
+        yield (
+            _turned("--use-distributed-optimizer", now.shard_optimizer),
+            replace(now, shard_optimizer=sharded, overlap_gather=now.overlap_gather and sharded),
+        )
     if now.shard_optimizer and not found.config.optimizer.post_validation:
         yield (
             _turned("--overlap-param-gather", now.overlap_gather),

@@ -67,6 +67,13 @@ class Observation:
         """Return whether ``iteration`` is timed; a timed iteration must run alone and only once."""
         return iteration in self._measured or iteration == self._last
 
+    def passed_over(self, iteration: int) -> None:
+        """Note that ``iteration`` does not run; every rank calls it in place of ``begin``."""
+        if iteration in self._measured:  # as many others are measured
+            self._measured = range(self._measured.start, self._measured.stop + 1)
+        if iteration == self._last:
+            self._say("--record-timeline: the last iteration is skipped, and nothing is recorded")
+
     def begin(self, iteration: int) -> Observer | None:
         """Return the observer of ``iteration``, if any; every rank calls it before that."""
         state = self._state

@@ -3,6 +3,7 @@
 import io
 from contextlib import redirect_stdout
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -67,3 +68,21 @@ def test_weights_are_those_of_a_run_on_the_other_samples(
     flagged = [line.split("|") for line in said.splitlines() if "number of skipped" in line]
     counts = [int(fields[-3].split(":")[1]) for fields in flagged]
     assert counts == [int(number in skipped) for number in range(1, 5)]
+
+
+def test_a_skipped_iteration_is_measured_by_the_next_one(ranks: RankPool, tmp_path: Path) -> None:
+    config, costs, timeline = JOB.config(Layout(2, "vocab-2")), *map(tmp_path.joinpath, "ab")
+    log = replace(
+        config.log,
+        peak_tflops=1.0,
+        profile_schedule_start=1,
+        profile_schedule_end=3,
+        save_measured_costs=costs,
+        record_timeline=timeline,
+    )
+    config = replace(config, log=log, guard=replace(config.guard, skipped=frozenset((2, 4))))
+    (_, said), _ = ranks.run(run_on_rank, 2, config=config, without=())
+    assert "iterations 1 to 3 measured: " in said
+    assert costs.is_file()
+    assert "--record-timeline: the last iteration is skipped" in said
+    assert not timeline.exists()

@@ -134,3 +134,21 @@ def size(number: str, name: str) -> float:
     """In seconds or bytes."""
     units = {unit.name: unit.size for scale in (TIME, MEMORY) for unit in scale.units}
     return float(number) * units[name]
+
+
+def test_what_would_fit_is_forecast_with_the_vocabulary_split() -> None:
+    """With rows that do not split over the ranks where the run's own vocabulary is whole."""
+    words = WORDS.replace("vocab-2", "none").replace("size 4", "size 3", 1)
+    words = words.replace(f"--num-layers {LAYERS}", "--num-layers 6").replace("interleaved", "1f1b")
+    config = parse(words.split(), world_size=1, speak=False)
+    assert config.parallel.padded_vocab_size % 3
+    whole = forecast_run(config, make_run_plan(config), gpu("H100"))
+    share = 0.9 * max(whole.outcome.peak) / gpu("H100").usable
+    small = replace(gpu("H100"), memory=share * gpu("H100").memory)
+    text = "\n".join(dry_run(config, small))
+    assert re.search(r"^  --pipeline-schedule \S+ --vocab-parallel vocab-2: ", text, re.M)
+
+
+def test_muon_is_not_told_to_shard() -> None:
+    text = "\n".join(dry_run(run("--optimizer muon"), gpu("H100")))
+    assert dict(alternatives(text)).keys() == {"with --overlap-grad-reduce"}
