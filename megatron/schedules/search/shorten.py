@@ -30,6 +30,10 @@ EFFORT: Final = 600_000
 """Passes that all trials of a plan with a split backward may place; this takes some seconds."""
 EFFORT_SEARCHED: Final = 2_000_000
 """The same for a schedule that is ``searched``, whose plan depends on the search alone."""
+FEWEST_PLACEMENTS: Final = 5
+"""Times that all passes of a plan with a split backward may be placed at least, however many they
+are: the trials that even out the costs of the ranks take four, and at p = 128 need more than
+``EFFORT``."""
 EFFORT_FUSED: Final = 12_000
 """The same for a plan without W, which has nothing to fill gaps with: its block is nearly always
 the best."""
@@ -117,7 +121,8 @@ class _Search:
         self._problem = Problem(self.graph, changes, allowed)
         self._ideal = Problem(Graph(plan, _evened(plan, costs)), changes, allowed)
         self._passes = sum(map(len, plan.rows))
-        self._left = EFFORT_SEARCHED if searched else EFFORT
+        self._least = FEWEST_PLACEMENTS * self._passes
+        self._left = max(EFFORT_SEARCHED if searched else EFFORT, self._least)
         if not plan.split_backward:
             self._left = EFFORT_FUSED if plan.chunks == 1 else EFFORT_TURNS
         self._effort = self._left
@@ -125,7 +130,7 @@ class _Search:
     def lengthen_to(self, target: Target) -> None:
         """Look for a plan that is good when lengthened; even a ``searched`` one gets ``EFFORT``."""
         self.lengthening = Lengthening(self.graph, target)
-        self._left = self._effort = min(self._left, EFFORT)
+        self._left = self._effort = min(self._left, max(EFFORT, self._least))
 
     def rows(self, plan: Plan) -> Rows:
         """Return the numbered rows of a plan."""
