@@ -1,5 +1,7 @@
 """Buckets: how they are cut, what autograd leaves in them, and what memory they share."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from torch import nn
 
 from megatron.kernels.choose import kernels_for
 from megatron.layers.main_grad import main_grad_of
-from megatron.optimizer.bucket import Bucket, lay_out, row_length, share_a_bucket
+from megatron.optimizer.bucket import VECTOR, Bucket, lay_out, row_length, share_a_bucket
 from megatron.optimizer.parameters import ParameterPart
 
 CPU = torch.device("cpu")
@@ -86,7 +88,9 @@ SHAPES = st.lists(
 
 
 @given(shapes=SHAPES, shards=st.integers(1, 9))
-def test_no_boundary_of_a_shard_cuts_a_row(shapes: list[tuple[int, ...]], shards: int) -> None:
+def test_no_boundary_of_a_shard_cuts_a_row_or_a_vector(
+    shapes: list[tuple[int, ...]], shards: int
+) -> None:
     layout = lay_out(shapes, shards)
     covered = torch.zeros(layout.size, dtype=torch.int)
     for shape, start in zip(shapes, layout.starts, strict=True):
@@ -94,12 +98,17 @@ def test_no_boundary_of_a_shard_cuts_a_row(shapes: list[tuple[int, ...]], shards
         covered[start : start + size] += 1
         for shard in range(1, shards):
             inside = layout.shard(shard).start - start
-            assert not 0 < inside < size or inside % row == 0
+            assert not 0 < inside < size or inside % math.lcm(row, VECTOR) == 0
     total = sum(torch.Size(shape).numel() for shape in shapes)
     assert int(covered.max()) == 1
     assert int(covered.sum()) == total
-    longest = max(map(row_length, shapes))
-    assert layout.size - total < (shards * longest if shards > 1 else 1)
+    steps = [math.lcm(row_length(shape), VECTOR) for shape in shapes]
+    assert layout.size - total < (shards * max(steps) + sum(steps) if shards > 1 else 1)
+
+
+def test_nothing_is_padded_where_all_sizes_are_multiples_of_a_vector() -> None:
+    shapes = [(48, 16), (48,), (16, 16), (16,), (64, 16), (64,)]
+    assert lay_out(shapes, 2).size == sum(torch.Size(shape).numel() for shape in shapes)
 
 
 def test_the_padding_of_a_usual_model_is_below_three_percent() -> None:
