@@ -258,7 +258,7 @@ class Checkpoints:
         config, optimizer = self._config, self._state.optimizer
         if problem := storage.check_files(where, self._hosts):
             raise DamagedError(problem)
-        common = read_checked_common(where)
+        common = self._read_common(where)
         self._check_model(where, common)
         self._note_changed_rates(common)
         moments = config.load_optimizer and not config.finetune
@@ -274,6 +274,17 @@ class Checkpoints:
             return Progress()
         known = {field.name for field in fields(Progress)} & common.keys()
         return Progress(**{name: common[name] for name in known})
+
+    def _read_common(self, where: Path) -> dict[str, Any]:
+        """Return what is not a tensor; if one rank cannot read it, all ranks raise alike."""
+        common, problem = dict[str, Any](), None
+        try:
+            common = read_checked_common(where)
+        except DamagedError as error:
+            problem = str(error)
+        if told := next(filter(None, self._hosts.all_gather_object(problem)), None):
+            raise DamagedError(told)
+        return common
 
     def _check_optimizer(self, where: Path, common: Mapping[str, Any]) -> None:
         """Refuse the state of another optimizer, which this one can do nothing with."""

@@ -232,7 +232,10 @@ class _Loop:
 
     def leave(self, iteration: int, reason: str) -> None:
         """Make ``iteration`` the last one; ``reason`` is told at the end."""
+        early = iteration + 1 < self.last
         self.last, self._leaves = iteration + 1, reason
+        if early and self._config.log.record_timeline is not None:
+            self._tell("--record-timeline: the run leaves early, and nothing is recorded")
 
     def _train(self, iteration: int) -> None:
         meter, observation = self.meter, self._observation
