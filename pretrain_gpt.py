@@ -19,8 +19,9 @@ with in_environment():
     from megatron.training.guard.exits import ExitSignals
     from megatron.training.guard.hang_detector import HangDetector
     from megatron.training.guard.orphans import end_with_torchrun
-    from megatron.training.loop import prepare, set_up, train
+    from megatron.training.loop import train
     from megatron.training.planning.dry_run import dry_run
+    from megatron.training.prepare import prepare, set_up
     from megatron.training.rendezvous import join
     from megatron.training.setup import leave
 

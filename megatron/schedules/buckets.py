@@ -14,8 +14,9 @@ timing can make them wait for each other in a circle.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from megatron.schedules.lower import Instruction, Program, Run, Start, Wait
 from megatron.schedules.needs import Comm
@@ -62,16 +63,26 @@ def with_reductions(
             are reduced after the last pass.
     """
     assert not program.shares, "the program reduces its gradients already"
+    return _extended(program, buckets, partial(_with_reductions, overlap=overlap), reduction)
+
+
+def _extended(
+    program: Program,
+    buckets: Sequence[Sequence[Bucket]],
+    extend: Callable[[int, Sequence[Instruction], Sequence[Bucket]], tuple[Instruction, ...]],
+    comm_of: Callable[[int, int], Comm],
+) -> Program:
+    """Return a program with extended rows, and with the shares of what was added."""
     rows = tuple(
-        _with_reductions(rank, row, own, overlap)
+        extend(rank, row, own)
         for rank, (row, own) in enumerate(zip(program.rows, buckets, strict=True))
     )
     shares = {
-        reduction(rank, number): bucket.share
+        comm_of(rank, number): bucket.share
         for rank, own in enumerate(buckets)
         for number, bucket in enumerate(own)
     }
-    return replace(program, rows=rows, shares=shares)
+    return replace(program, rows=rows, shares={**program.shares, **shares})
 
 
 def _with_reductions(
@@ -105,16 +116,7 @@ def with_updates(
         overlap: whether passes run beside the gatherings whose parameters they do not read;
             otherwise the first pass comes after all of them.
     """
-    rows = tuple(
-        _with_updates(rank, row, own, overlap)
-        for rank, (row, own) in enumerate(zip(program.rows, buckets, strict=True))
-    )
-    shares = {
-        gathering(rank, number): bucket.share
-        for rank, own in enumerate(buckets)
-        for number, bucket in enumerate(own)
-    }
-    return replace(program, rows=rows, shares={**program.shares, **shares})
+    return _extended(program, buckets, partial(_with_updates, overlap=overlap), gathering)
 
 
 def _with_updates(

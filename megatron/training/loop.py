@@ -3,19 +3,14 @@
     flags -> configs -> grid -> plan -> my row -> stage -> executor
           -> gradients reduced -> optimizer -> log
 
-``pretrain_gpt.py`` makes the first arrow. The work that needs no other rank comes first, so that
-most mistakes are found before the ranks meet. From there on all ranks go in step; rank 0 prints.
+``pretrain_gpt.py`` makes the first arrow, and ``prepare.py`` the next ones, up to a rank that can
+train. From here on all ranks go in step; rank 0 prints.
 """
 
 import time
-from dataclasses import dataclass, replace
 
-from megatron.config.run_config import RunConfig, TrainConfig
-from megatron.parallel.grid import Grid
+from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import ConnectedAxis
-from megatron.schedules.search.watch import Watch
-from megatron.simulator.costs.shape import iteration_flops
-from megatron.training.agreement import Digests, check_agreement, data_digests, run_digests
 from megatron.training.checkpointing import Checkpoints, sole_writer, writer_hosts
 from megatron.training.evaluations import Evaluations
 from megatron.training.growing_batches import GrowingBatches
@@ -24,91 +19,16 @@ from megatron.training.guard.losses import LossWatch
 from megatron.training.guard.stragglers import StragglerWatch
 from megatron.training.guard.words import samples_in_words
 from megatron.training.iteration import run_iteration
-from megatron.training.metrics.log import Log
-from megatron.training.metrics.log_line import introduction, vocabulary_words
-from megatron.training.metrics.meter import Meter, Metered
+from megatron.training.metrics.introduce import introduce
 from megatron.training.metrics.open_log import open_log
-from megatron.training.metrics.peak_tflops import peak_of_rank
-from megatron.training.metrics.records import Started, now
-from megatron.training.open_data import Data, open_data
-from megatron.training.outputs import check_outputs
-from megatron.training.planning.model_shape import shape_of
-from megatron.training.planning.must_fit import check_memory
-from megatron.training.planning.run_plan import RunPlan, described, make_run_plan
-from megatron.training.planning.shared_plan import shared_plan
+from megatron.training.open_data import Data
+from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.profiling.observation import Observation
 from megatron.training.profiling.torch_trace import profiler
-from megatron.training.progress import Progress
-from megatron.training.rendezvous import Rendezvous, UserError
-from megatron.training.setup import TrainState, build_train_state, connect, ends_with_copies
+from megatron.training.progress import Progress, last_iteration, total_iterations
+from megatron.training.rendezvous import UserError
+from megatron.training.setup import TrainState
 from megatron.training.step import Finished, make_train_step
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Everything that a rank knows before it has met the others.
-
-    Attributes:
-        grid: all ranks of the job.
-        run_plan: the plan that they run.
-        data: the data that they train on.
-        digests: digests of everything that all ranks must agree on.
-    """
-
-    grid: Grid
-    run_plan: RunPlan
-    data: Data
-    digests: Digests
-
-
-def prepare(config: RunConfig, rank: int) -> Prepared:
-    """Plan, open the data and check that results can be written: all work without other ranks.
-
-    Raises:
-        ValueError: there is no plan, the data is unusable, or a file cannot be written.
-        OSError: the data cannot be read.
-    """
-    check_outputs(config.log, rank, config.checkpoint.save)
-    grid = config.parallel.grid
-    run_plan = _planned(config, rank)
-    check_memory(config, run_plan, grid.axis("pipeline", rank).rank)
-    replica = grid.axis("data", rank).rank
-    data = open_data(config.data, config.train, config.model.vocab_size, replica)
-    digests = run_digests(config, run_plan) | data_digests(config.train, data)
-    return Prepared(grid, run_plan, data, digests)
-
-
-def _planned(config: RunConfig, rank: int) -> RunPlan:
-    """Return the plan; if its search has a time limit, rank 0 alone searches (``shared_plan``)."""
-    seconds = config.parallel.search_seconds
-    watch = Watch.of_rank(rank, seconds if rank == 0 or seconds is None else 0.0)
-    found = make_run_plan(config, watch=watch)
-    watch.close()
-    return found
-
-
-def set_up(
-    config: RunConfig, prepared: Prepared, rendezvous: Rendezvous, local_rank: int
-) -> TrainState:
-    """Connect the ranks that have met, and build this rank's row, stages and executor.
-
-    Args:
-        config: the run.
-        prepared: what ``prepare`` returned.
-        rendezvous: where the ranks have met.
-        local_rank: this rank's number on its machine, which is also the number of its GPU.
-
-    Raises:
-        UserError: the ranks would run different things.
-    """
-    if config.parallel.search_seconds is not None:
-        run_plan = shared_plan(rendezvous, prepared.run_plan)
-        digests = {**prepared.digests, **run_digests(config, run_plan)}
-        prepared = replace(prepared, run_plan=run_plan, digests=digests)
-    check_agreement(rendezvous, prepared.digests)
-    ends = ends_with_copies(prepared.run_plan.plan, config.model.tie_embeddings)
-    groups = connect(config.parallel, prepared.grid, rendezvous, local_rank, ends)
-    return build_train_state(config, groups, prepared.run_plan)
 
 
 def train(
@@ -179,7 +99,7 @@ class _Loop:
         for note in data.notes:
             self._tell(note)
         self._batches = GrowingBatches(config, state, data.train, self._tell)
-        self.meter = _introduce(config, state, self.start, self.log)
+        self.meter = introduce(config, state, self.start, self.log)
         self._step = make_train_step(
             config.optimizer, state, config.log, ends_if_not_finite=config.guard.ends_if_not_finite
         )
@@ -354,61 +274,6 @@ class _Loop:
 
     def _tell(self, text: str) -> None:
         self.log.say(text)
-
-
-def last_iteration(train: TrainConfig, start: Progress) -> int:
-    """Return the iterations after which a run ends that has come as far as ``start`` already."""
-    ends = [start.iteration if train.skip_train else total_iterations(train, start)]
-    if train.exit_interval is not None:
-        ends.append((start.iteration // train.exit_interval + 1) * train.exit_interval)
-    return max(start.iteration, min(ends))
-
-
-def total_iterations(train: TrainConfig, start: Progress) -> int:
-    """Return the iterations of the whole job; batches may have had another size at first."""
-    if train.length is None:
-        return train.train_iters
-    return start.iteration + train.batches.iterations(train.length, start.consumed_samples)
-
-
-def _introduce(config: RunConfig, state: TrainState, start: Progress, log: Log) -> Meter:
-    """Tell the layout, the sizes and how FLOPs are counted; return the meter of the run."""
-    groups, model, train_config = state.groups, config.model, config.train
-    groups.world.barrier()  # all ranks measure the peak at the same time, as under load
-    peak = peak_of_rank(groups.device, train_config.dtype, config.log.peak_tflops)
-    own = sum(p.parameter.numel() for p in state.parameters if p.counts_in_norm)
-    counts = groups.pipeline.all_gather_object(own)
-    flops = iteration_flops(shape_of(model, 1), model.num_layers, 1)
-    whole = flops * train_config.global_batch_size
-    words = vocabulary_words(model.vocab_size, config.data.added_entries)
-    schedule = described(config.parallel.pipeline_schedule, state.run_plan)
-    lines = introduction(config.parallel, train_config, words, schedule, counts, whole, peak)
-    for line in (*config.notes, *lines):
-        log.say(line)
-    total = total_iterations(train_config, start)
-    log.write(
-        Started(
-            time=now(),
-            iteration=start.iteration,
-            consumed_samples=start.consumed_samples,
-            train_iters=total,
-            world_size=groups.world.size,
-            parameters=sum(counts),
-            flops=whole,
-            peak_tflops=peak.tflops,
-            config=config,
-        )
-    )
-    metered = Metered(
-        config.log.log_interval,
-        total,
-        start.consumed_samples,
-        model.seq_length,
-        flops,
-        peak.tflops,
-        with_ranks=groups.world.all_gather_object(log.wants_ranks)[0],  # rank 0 alone has sinks
-    )
-    return Meter(metered, config.optimizer, groups, log)
 
 
 def _is_due(iteration: int, interval: int | None) -> bool:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from megatron.config.run_config import TrainConfig
 from megatron.data.microbatch import MicrobatchLoader
 
 
@@ -51,3 +52,18 @@ class Progress:
             "--load: the data come in another order than in the run so far, so that some samples "
             f"may come twice and others not at all: {why}"
         )
+
+
+def last_iteration(train: TrainConfig, start: Progress) -> int:
+    """Return the iterations after which a run ends that has come as far as ``start`` already."""
+    ends = [start.iteration if train.skip_train else total_iterations(train, start)]
+    if train.exit_interval is not None:
+        ends.append((start.iteration // train.exit_interval + 1) * train.exit_interval)
+    return max(start.iteration, min(ends))
+
+
+def total_iterations(train: TrainConfig, start: Progress) -> int:
+    """Return the iterations of the whole job; batches may have had another size at first."""
+    if train.length is None:
+        return train.train_iters
+    return start.iteration + train.batches.iterations(train.length, start.consumed_samples)

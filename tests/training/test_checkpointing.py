@@ -29,9 +29,9 @@ from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch, MicrobatchLoader
 from megatron.parallel.groups import make_groups
 from megatron.training.checkpointing import Checkpoints, writer_hosts
-from megatron.training.loop import last_iteration, train
+from megatron.training.loop import train
 from megatron.training.open_data import Data
-from megatron.training.progress import Progress
+from megatron.training.progress import Progress, last_iteration
 from megatron.training.rendezvous import UserError
 from megatron.training.setup import build_train_state
 

@@ -1,0 +1,53 @@
+"""Says what a run is before its first iteration, and makes the meter that times it."""
+
+from megatron.config.run_config import RunConfig
+from megatron.simulator.costs.shape import iteration_flops
+from megatron.training.metrics.log import Log
+from megatron.training.metrics.log_line import introduction, vocabulary_words
+from megatron.training.metrics.meter import Meter, Metered
+from megatron.training.metrics.peak_tflops import peak_of_rank
+from megatron.training.metrics.records import Started, now
+from megatron.training.planning.model_shape import shape_of
+from megatron.training.planning.run_plan import described
+from megatron.training.progress import Progress, total_iterations
+from megatron.training.setup import TrainState
+
+
+def introduce(config: RunConfig, state: TrainState, start: Progress, log: Log) -> Meter:
+    """Tell the layout, the sizes and how FLOPs are counted; return the meter of the run."""
+    groups, model, train_config = state.groups, config.model, config.train
+    groups.world.barrier()  # all ranks measure the peak at the same time, as under load
+    peak = peak_of_rank(groups.device, train_config.dtype, config.log.peak_tflops)
+    own = sum(p.parameter.numel() for p in state.parameters if p.counts_in_norm)
+    counts = groups.pipeline.all_gather_object(own)
+    flops = iteration_flops(shape_of(model, 1), model.num_layers, 1)
+    whole = flops * train_config.global_batch_size
+    words = vocabulary_words(model.vocab_size, config.data.added_entries)
+    schedule = described(config.parallel.pipeline_schedule, state.run_plan)
+    lines = introduction(config.parallel, train_config, words, schedule, counts, whole, peak)
+    for line in (*config.notes, *lines):
+        log.say(line)
+    total = total_iterations(train_config, start)
+    log.write(
+        Started(
+            time=now(),
+            iteration=start.iteration,
+            consumed_samples=start.consumed_samples,
+            train_iters=total,
+            world_size=groups.world.size,
+            parameters=sum(counts),
+            flops=whole,
+            peak_tflops=peak.tflops,
+            config=config,
+        )
+    )
+    metered = Metered(
+        config.log.log_interval,
+        total,
+        start.consumed_samples,
+        model.seq_length,
+        flops,
+        peak.tflops,
+        with_ranks=groups.world.all_gather_object(log.wants_ranks)[0],  # rank 0 alone has sinks
+    )
+    return Meter(metered, config.optimizer, groups, log)

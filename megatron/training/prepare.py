@@ -1,0 +1,85 @@
+"""What comes before training: first all work that needs no other rank, then the ranks meet.
+
+So most mistakes are found before any rank waits for another.
+"""
+
+from dataclasses import dataclass, replace
+
+from megatron.config.run_config import RunConfig
+from megatron.parallel.grid import Grid
+from megatron.schedules.search.watch import Watch
+from megatron.training.agreement import Digests, check_agreement, data_digests, run_digests
+from megatron.training.open_data import Data, open_data
+from megatron.training.outputs import check_outputs
+from megatron.training.planning.must_fit import check_memory
+from megatron.training.planning.run_plan import RunPlan, make_run_plan
+from megatron.training.planning.shared_plan import shared_plan
+from megatron.training.rendezvous import Rendezvous
+from megatron.training.setup import TrainState, build_train_state, connect, ends_with_copies
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that a rank knows before it has met the others.
+
+    Attributes:
+        grid: all ranks of the job.
+        run_plan: the plan that they run.
+        data: the data that they train on.
+        digests: digests of everything that all ranks must agree on.
+    """
+
+    grid: Grid
+    run_plan: RunPlan
+    data: Data
+    digests: Digests
+
+
+def prepare(config: RunConfig, rank: int) -> Prepared:
+    """Plan, open the data and check that results can be written: all work without other ranks.
+
+    Raises:
+        ValueError: there is no plan, the data is unusable, or a file cannot be written.
+        OSError: the data cannot be read.
+    """
+    check_outputs(config.log, rank, config.checkpoint.save)
+    grid = config.parallel.grid
+    run_plan = _planned(config, rank)
+    check_memory(config, run_plan, grid.axis("pipeline", rank).rank)
+    replica = grid.axis("data", rank).rank
+    data = open_data(config.data, config.train, config.model.vocab_size, replica)
+    digests = run_digests(config, run_plan) | data_digests(config.train, data)
+    return Prepared(grid, run_plan, data, digests)
+
+
+def _planned(config: RunConfig, rank: int) -> RunPlan:
+    """Return the plan; if its search has a time limit, rank 0 alone searches (``shared_plan``)."""
+    seconds = config.parallel.search_seconds
+    watch = Watch.of_rank(rank, seconds if rank == 0 or seconds is None else 0.0)
+    found = make_run_plan(config, watch=watch)
+    watch.close()
+    return found
+
+
+def set_up(
+    config: RunConfig, prepared: Prepared, rendezvous: Rendezvous, local_rank: int
+) -> TrainState:
+    """Connect the ranks that have met, and build this rank's row, stages and executor.
+
+    Args:
+        config: the run.
+        prepared: what ``prepare`` returned.
+        rendezvous: where the ranks have met.
+        local_rank: this rank's number on its machine, which is also the number of its GPU.
+
+    Raises:
+        UserError: the ranks would run different things.
+    """
+    if config.parallel.search_seconds is not None:
+        run_plan = shared_plan(rendezvous, prepared.run_plan)
+        digests = {**prepared.digests, **run_digests(config, run_plan)}
+        prepared = replace(prepared, run_plan=run_plan, digests=digests)
+    check_agreement(rendezvous, prepared.digests)
+    ends = ends_with_copies(prepared.run_plan.plan, config.model.tie_embeddings)
+    groups = connect(config.parallel, prepared.grid, rendezvous, local_rank, ends)
+    return build_train_state(config, groups, prepared.run_plan)
