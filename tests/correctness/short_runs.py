@@ -29,6 +29,18 @@ from megatron.schedules.treatments import TREATMENTS
 ROWS_MULTIPLE = 4
 """Rows of a vocabulary shard are a multiple of this, so that there is padding to go wrong."""
 
+EIGHT_LAYER_GPT = GPTOptions(num_layers=8, vocab_size=37)
+EIGHT_LAYER_LLAMA = GPTOptions(
+    num_layers=8,
+    vocab_size=37,
+    tie_embeddings=False,
+    position_embedding_type="rope",
+    normalization="RMSNorm",
+    swiglu=True,
+    add_bias_linear=False,
+)
+"""Models that four ranks of two chunks can share."""
+
 
 @dataclass(frozen=True)
 class Layout:

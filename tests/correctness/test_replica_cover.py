@@ -1,12 +1,15 @@
 """Replicas and all that goes with them: every pair of two factors trains as one process does."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
 
 import pytest
 import torch
 from correctness.cover import Case, cover, pairs_of
 from correctness.rank_runs import assemble, train_on_rank
+from correctness.short_runs import EIGHT_LAYER_GPT as GPT
+from correctness.short_runs import EIGHT_LAYER_LLAMA as LLAMA
 from correctness.short_runs import Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions, Parameters
@@ -51,17 +54,7 @@ def layout_of(case: Case) -> Layout:
 
 
 def options_of(model: str, tied: bool) -> GPTOptions:
-    if model == "gpt":
-        return GPTOptions(num_layers=8, vocab_size=37, tie_embeddings=tied)
-    return GPTOptions(
-        num_layers=8,
-        vocab_size=37,
-        tie_embeddings=tied,
-        position_embedding_type="rope",
-        normalization="RMSNorm",
-        swiglu=True,
-        add_bias_linear=False,
-    )
+    return replace(GPT if model == "gpt" else LLAMA, tie_embeddings=tied)
 
 
 def job_of(case: Case) -> Job:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from correctness.rank_runs import RankRun, assemble, train_on_rank
-from correctness.short_runs import Job, Layout
+from correctness.short_runs import EIGHT_LAYER_GPT, EIGHT_LAYER_LLAMA, Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_training import Training
@@ -21,16 +21,8 @@ from megatron.schedules.buckets import Touch
 from megatron.schedules.lower import Instruction, Run
 
 ITERATIONS = 5
-GPT = GPTOptions(num_layers=8, vocab_size=37, label_smoothing=0.1)
-LLAMA = GPTOptions(
-    num_layers=8,
-    vocab_size=37,
-    tie_embeddings=False,
-    position_embedding_type="rope",
-    normalization="RMSNorm",
-    swiglu=True,
-    add_bias_linear=False,
-)
+GPT = replace(EIGHT_LAYER_GPT, label_smoothing=0.1)
+LLAMA = EIGHT_LAYER_LLAMA
 
 
 def job(options: GPTOptions) -> Job:

@@ -80,11 +80,7 @@ def training_sizes(
         replicas: of the pipeline; a sharded optimizer spreads its state over them.
         padding: of the buckets, as a share of the parameters.
     """
-    state = STATE_BYTES / replicas.optimizer_parts
-    per_parameter = FP32_GRADIENT_PARAMETER - STATE_BYTES + state
-    # Padding lies in what is cut into shards: gradients, and with a sharded optimizer all else.
-    padded = per_parameter if replicas.sharded else FP32_BYTES
-    per_parameter += padding * padded
+    per_parameter = _per_parameter(replicas, padding)
     sizes = model_sizes(
         shape,
         plan.stages,
@@ -105,13 +101,22 @@ def training_sizes(
     ]
     static[first] += per_parameter * positions * shape.hidden_size
     for rank in _keepers_of_a_copy(plan, post_validation):
-        static[rank] += state * counts[rank]
+        static[rank] += STATE_BYTES / replicas.optimizer_parts * counts[rank]
     assert not isinstance(sizes.activation, (int, float))
     activation = [list(of_ranks(own)) for own in sizes.activation]
     if positions:
         # The words' embeddings, which wait for their gradient beside the sum of the two.
         activation[first][first_chunk] += ACTIVATION_BYTES * shape.elements
     return replace(sizes, static=static, activation=activation)
+
+
+def _per_parameter(replicas: Replicas, padding: float) -> float:
+    """Return the bytes of a parameter with its gradient, its share of the state, and padding.
+
+    Padding lies in what is cut into shards: gradients, and with a sharded optimizer all else.
+    """
+    held = FP32_GRADIENT_PARAMETER - STATE_BYTES + STATE_BYTES / replicas.optimizer_parts
+    return held + padding * (held if replicas.sharded else FP32_BYTES)
 
 
 def _layer_at_work(
