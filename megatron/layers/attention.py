@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from megatron.kernels.face import Kernels
 from megatron.kernels.heads import split_heads
+from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.linear import Linear
 from megatron.layers.rope import RotaryEmbedding
 
@@ -96,23 +97,37 @@ class SelfAttention(nn.Module):
         if qk_norms is not None:
             self.q_layernorm, self.k_layernorm = qk_norms
 
-    def forward(self, x_bsh: Tensor, rope: RotaryEmbedding | None = None) -> Tensor:
+    def forward(
+        self,
+        x_bsh: Tensor,
+        rope: RotaryEmbedding | None = None,
+        seeds: DropoutSeeds | None = None,
+    ) -> Tensor:
         """Let every position attend to itself and to earlier positions.
 
         Args:
             x_bsh: input [b, s, h].
             rope: rotation for at least s positions, or None for no rotation.
+            seeds: of dropout in training; ``None``: nothing is dropped.
 
         Returns:
             The attention's output after its projection, [b, s, h].
         """
-        shape, dropout = self.shape, self.dropout if self.training else 0.0
+        shape = self.shape
         qkv_bsgcd = self.linear_qkv(x_bsh).view(
             *x_bsh.shape[:2], shape.num_groups, shape.heads_per_group + 2, shape.head_size
         )
+        return self.linear_proj(self._core(qkv_bsgcd, rope, seeds))
+
+    def _core(
+        self, qkv_bsgcd: Tensor, rope: RotaryEmbedding | None, seeds: DropoutSeeds | None
+    ) -> Tensor:
+        """Return what lies between the two projections, [b, s, a d]."""
+        dropout = self.dropout if seeds is not None else 0.0
+        if seeds is not None and dropout:
+            seeds.begin("attention")
         if self.q_layernorm is None and rope is None:
-            context_bsf = self._kernels.causal_self_attention(qkv_bsgcd, dropout=dropout)
-            return self.linear_proj(context_bsf)
+            return self._kernels.causal_self_attention(qkv_bsgcd, dropout=dropout)
         q_bsad, k_bsgd, v_bsgd = split_heads(qkv_bsgcd)
         if self.q_layernorm is not None and self.k_layernorm is not None:
             q_bsad, k_bsgd = self.q_layernorm(q_bsad), self.k_layernorm(k_bsgd)
@@ -124,4 +139,4 @@ class SelfAttention(nn.Module):
             v_bsgd.transpose(1, 2),
             dropout=dropout,
         )
-        return self.linear_proj(context_basd.transpose(1, 2).flatten(2))
+        return context_basd.transpose(1, 2).flatten(2)

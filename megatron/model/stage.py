@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from megatron.kernels.choose import kernels_for
-from megatron.layers.dropout import seed_dropout
+from megatron.layers.dropout import DropoutSeeds, dropout
 from megatron.layers.norm import build_norm
 from megatron.layers.rope import Llama3Scaling, RotaryEmbedding
 from megatron.layers.vocabulary.input_layer import InputLayer
@@ -178,18 +178,16 @@ class RankModel(nn.Module):
             iteration: iteration of the run, from 0.
             microbatch: number of the microbatch within the global batch.
         """
-        config = self.config
-        dropout = self.training and (config.hidden_dropout > 0 or config.attention_dropout > 0)
+
+        def seeds(layer: int) -> DropoutSeeds | None:
+            return DropoutSeeds(seed, iteration, microbatch, layer) if self.training else None
+
         if chunk == self.placement.first_chunk:
             if self.positions is not None:
                 x_bsh = x_bsh + self.positions.weight[: x_bsh.shape[1]]
-            if dropout:
-                seed_dropout(seed, iteration, microbatch, -1)
-            x_bsh = nn.functional.dropout(x_bsh, config.hidden_dropout, self.training)
+            x_bsh = dropout(x_bsh, self.config.hidden_dropout, seeds(-1), "embedding")
         for index, layer in self._numbered_layers(chunk):
-            if dropout:
-                seed_dropout(seed, iteration, microbatch, index)
-            x_bsh = layer(x_bsh, self.rope)
+            x_bsh = layer(x_bsh, self.rope, seeds(index))
         if chunk == self.placement.last_chunk:
             assert self.final_norm is not None
             x_bsh = self.final_norm(x_bsh)

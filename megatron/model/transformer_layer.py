@@ -5,10 +5,10 @@ Shapes: b batch, s sequence, h hidden.
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from megatron.kernels.face import Kernels
 from megatron.layers.attention import AttentionShape, SelfAttention
+from megatron.layers.dropout import DropoutSeeds, dropout
 from megatron.layers.mlp import MLP
 from megatron.layers.norm import build_norm
 from megatron.layers.rope import RotaryEmbedding
@@ -77,18 +77,23 @@ class TransformerLayer(nn.Module):
             kernels=kernels,
         )
 
-    def forward(self, x_bsh: Tensor, rope: RotaryEmbedding | None = None) -> Tensor:
+    def forward(
+        self,
+        x_bsh: Tensor,
+        rope: RotaryEmbedding | None = None,
+        seeds: DropoutSeeds | None = None,
+    ) -> Tensor:
         """Return the block's output.
 
         Args:
             x_bsh: residual stream [b, s, h].
             rope: rotation shared by all layers; None with learned positions.
+            seeds: of dropout in training; ``None``: nothing is dropped.
 
         Returns:
             [b, s, h].
         """
-        x_bsh = x_bsh + self._drop(self.self_attention(self.input_layernorm(x_bsh), rope))
-        return x_bsh + self._drop(self.mlp(self.pre_mlp_layernorm(x_bsh)))
-
-    def _drop(self, x_bsh: Tensor) -> Tensor:
-        return functional.dropout(x_bsh, self.hidden_dropout, self.training)
+        attended_bsh = self.self_attention(self.input_layernorm(x_bsh), rope, seeds)
+        x_bsh = x_bsh + dropout(attended_bsh, self.hidden_dropout, seeds, "attention output")
+        mlp_bsh = self.mlp(self.pre_mlp_layernorm(x_bsh))
+        return x_bsh + dropout(mlp_bsh, self.hidden_dropout, seeds, "mlp output")

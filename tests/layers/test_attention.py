@@ -7,6 +7,7 @@ from torch import Tensor
 
 from megatron.kernels.choose import kernels_for
 from megatron.layers.attention import AttentionShape, SelfAttention
+from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.norm import build_norm
 from megatron.layers.rope import RotaryEmbedding
 
@@ -18,9 +19,10 @@ def test_weights_are_dropped_only_in_training() -> None:
     torch.manual_seed(0)
     layer = make_layer(dropout=0.5)
     x = torch.randn(2, 6, 12, dtype=torch.float64)
-    assert not torch.equal(layer(x), layer(x))
-    layer.eval()
-    assert torch.equal(layer(x), layer(x))
+    first, second = (DropoutSeeds(1, 0, microbatch, 0) for microbatch in range(2))
+    assert torch.equal(layer(x, seeds=first), layer(x, seeds=first))
+    assert not torch.equal(layer(x, seeds=first), layer(x, seeds=second))
+    torch.testing.assert_close(layer(x), make_layer()(x))
 
 
 def make_layer(

@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from megatron.kernels.autograd import apply
 from megatron.kernels.choose import kernels_for
-from megatron.layers.dropout import seed_dropout
+from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.linear import Linear, defer_weight_gradients
 from megatron.layers.main_grad import main_grad_of
 from megatron.layers.rope import RotaryEmbedding
@@ -71,8 +71,7 @@ def backwards(layer: TransformerLayer, config: ModelConfig, batch: list[Tensor])
     gradients = []
     for microbatch, x_bsh in enumerate(batch):
         x_bsh = x_bsh.clone().requires_grad_()
-        seed_dropout(1, 0, microbatch, 0)
-        y_bsh = layer(x_bsh, rope)
+        y_bsh = layer(x_bsh, rope, DropoutSeeds(1, 0, microbatch, 0))
         y_bsh.backward(torch.sin(y_bsh.detach() * 7))
         assert x_bsh.grad is not None
         gradients.append(x_bsh.grad)

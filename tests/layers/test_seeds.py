@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from megatron.layers.dropout import seed_dropout
+from megatron.layers.dropout import DropoutSeeds, dropout
 from megatron.layers.seeds import stable_seed
 
 
@@ -27,10 +27,10 @@ def test_seed_is_the_same_in_another_process() -> None:
 def test_dropout_mask_belongs_to_seed_iteration_microbatch_and_layer(
     other: tuple[int, int, int, int],
 ) -> None:
-    def mask(key: tuple[int, int, int, int]) -> torch.Tensor:
-        seed_dropout(*key)
-        return torch.nn.functional.dropout(torch.ones(256), 0.5)
+    def mask(key: tuple[int, int, int, int], use: str = "embedding") -> torch.Tensor:
+        return dropout(torch.ones(256), 0.5, DropoutSeeds(*key), use)
 
     first = mask((1, 3, 4, 5))
     assert not torch.equal(first, mask(other))
     assert torch.equal(first, mask((1, 3, 4, 5)))
+    assert not torch.equal(first, mask((1, 3, 4, 5), "mlp output"))

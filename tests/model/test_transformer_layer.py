@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from megatron.kernels.choose import kernels_for
-from megatron.layers.dropout import seed_dropout
+from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.rope import RotaryEmbedding
 from megatron.model.config import ModelConfig
 from megatron.model.init import init_layer
@@ -99,14 +99,12 @@ def test_dropout_follows_its_seed_and_stops_in_evaluation(which: str) -> None:
     x = torch.randn(2, 8, 16, dtype=torch.float64)
 
     def run(microbatch: int) -> torch.Tensor:
-        seed_dropout(1, 0, microbatch, 0)
-        y: torch.Tensor = layer(x)
+        y: torch.Tensor = layer(x, seeds=DropoutSeeds(1, 0, microbatch, 0))
         return y
 
     first = run(0)
     assert torch.equal(first, run(0))
     assert not torch.equal(first, run(1))
-    layer.eval()
     torch.testing.assert_close(layer(x), make_layer(GPT)(x))
 
 

@@ -1,0 +1,180 @@
+"""Tensor parallelism: how activations enter and leave layers that several ranks share.
+
+The t ranks of the tensor axis hold each layer together. The first linear layer of attention and MLP
+is cut by its outputs, the second by its inputs (arXiv 1909.08053). Between the two a rank works on
+its own heads or columns and talks to nobody. In front of the first, activations *enter*: every rank
+needs all tokens. After the second they *leave*: the ranks' parts are added up.
+
+Outside of that, either every rank has all tokens, or each has its own part of the sequence
+(sequence parallelism, arXiv 2205.05198). A layer asks its strategy to move activations, and does
+not know which of the two holds. No method is differentiable; layers join them to pairs that are.
+
+Shapes: b batch, s tokens of a sequence, u those that a rank has outside of attention and MLP (s, or
+s / t with sequence parallelism), h hidden.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from megatron.parallel import collectives
+from megatron.parallel.groups import ConnectedAxis
+from megatron.parallel.lanes import Done, Lane, Pending, make_lane
+
+
+class TensorParallel(Protocol):
+    """A strategy; every rank of the axis calls its methods in the same order."""
+
+    @property
+    def rank(self) -> int:
+        """This rank's place tp on the axis."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Ranks t of the axis."""
+        ...
+
+    @property
+    def sequence_parts(self) -> int:
+        """Parts of the sequence outside of attention and MLP: t with sequence parallelism or 1."""
+        ...
+
+    def gather(self, x_buh: Tensor) -> Tensor:
+        """Return all tokens [b, s, h] of what every rank has a part of."""
+        ...
+
+    def reduce(self, partial_bsh: Tensor) -> Tensor:
+        """Return the sum of the ranks' parts, for the tokens that this rank has.
+
+        This is the adjoint of ``gather``, and ``gather`` its own.
+
+        Args:
+            partial_bsh: this rank's summand [b, s, h]; it may be changed, or be the result.
+
+        Returns:
+            [b, u, h].
+        """
+        ...
+
+    def start_reduction(self, partial_bsh: Tensor) -> Pending[Tensor]:
+        """Begin ``reduce``, beside what the caller does until it waits for the result.
+
+        The caller waits before it calls any other method.
+        """
+        ...
+
+    def own_tokens(self, x_bsh: Tensor) -> Tensor:
+        """Return the tokens of this rank, [b, u, h], of a tensor that every rank has whole."""
+        ...
+
+
+class Alone:
+    """A rank that holds its layers alone, t = 1."""
+
+    rank = 0
+    size = 1
+    sequence_parts = 1
+
+    def gather(self, x_buh: Tensor) -> Tensor:
+        """As in ``TensorParallel``."""
+        return x_buh
+
+    def reduce(self, partial_bsh: Tensor) -> Tensor:
+        """As in ``TensorParallel``."""
+        return partial_bsh
+
+    def start_reduction(self, partial_bsh: Tensor) -> Pending[Tensor]:
+        """As in ``TensorParallel``."""
+        return Done(partial_bsh)
+
+    def own_tokens(self, x_bsh: Tensor) -> Tensor:
+        """As in ``TensorParallel``."""
+        return x_bsh
+
+
+class SharedTokens:
+    """Every rank has all tokens outside of attention and MLP, and does the same work on them.
+
+    Args:
+        axis: the tensor axis, with a process group for what passes wait for.
+        lane: where reductions run beside a backward.
+    """
+
+    sequence_parts = 1
+
+    def __init__(self, axis: ConnectedAxis, lane: Lane) -> None:
+        self.rank, self.size = axis.rank, axis.size
+        self._axis = axis
+        self._lane = lane
+
+    def gather(self, x_buh: Tensor) -> Tensor:
+        """As in ``TensorParallel``."""
+        return x_buh
+
+    def start_reduction(self, partial_bsh: Tensor) -> Pending[Tensor]:
+        """As in ``TensorParallel``."""
+        return self._lane.submit(lambda: self.reduce(partial_bsh))
+
+    def own_tokens(self, x_bsh: Tensor) -> Tensor:
+        """As in ``TensorParallel``."""
+        return x_bsh
+
+    def reduce(self, partial_bsh: Tensor) -> Tensor:
+        """As in ``TensorParallel``: an all-reduce."""
+        return collectives.all_reduce(partial_bsh, collectives.SUM, self._axis)
+
+
+class SplitTokens:
+    """Every rank has its own part of the sequence outside of attention and MLP.
+
+    Rank k has the tokens k s / t to (k + 1) s / t - 1 of every sample.
+
+    Args:
+        axis: the tensor axis, with a process group for what passes wait for.
+        lane: where reductions run beside a backward.
+    """
+
+    def __init__(self, axis: ConnectedAxis, lane: Lane) -> None:
+        self.rank, self.size = axis.rank, axis.size
+        self.sequence_parts = axis.size
+        self._axis = axis
+        self._lane = lane
+
+    def gather(self, x_buh: Tensor) -> Tensor:
+        """As in ``TensorParallel``: an all-gather."""
+        parts_tbuh = collectives.all_gather(x_buh.contiguous(), self._axis)
+        return parts_tbuh.movedim(0, 1).flatten(1, 2)
+
+    def start_reduction(self, partial_bsh: Tensor) -> Pending[Tensor]:
+        """As in ``TensorParallel``."""
+        return self._lane.submit(lambda: self.reduce(partial_bsh))
+
+    def own_tokens(self, x_bsh: Tensor) -> Tensor:
+        """As in ``TensorParallel``."""
+        return x_bsh.chunk(self.size, dim=1)[self.rank]
+
+    def reduce(self, partial_bsh: Tensor) -> Tensor:
+        """As in ``TensorParallel``: a reduce-scatter."""
+        parts_tbuh = partial_bsh.unflatten(1, (self.size, -1)).movedim(1, 0).contiguous()
+        collectives.reduce_scatter(parts_tbuh.view(-1), self._axis)
+        own_buh: Tensor = parts_tbuh[self.rank]
+        return own_buh
+
+
+def tensor_parallel(
+    axis: ConnectedAxis, device: torch.device, *, sequence_parallel: bool
+) -> TensorParallel:
+    """Return the strategy of a rank.
+
+    Args:
+        axis: the tensor axis, with a process group that only passes use.
+        device: on which this rank computes.
+        sequence_parallel: whether each rank has its own part of the sequence outside of attention
+            and MLP.
+    """
+    if axis.size == 1:
+        return Alone()
+    lane = make_lane(device, axis.size, "tensor")
+    return SplitTokens(axis, lane) if sequence_parallel else SharedTokens(axis, lane)
