@@ -78,6 +78,17 @@ class Device:
         """Return the seconds from one end of a link to the other for ``size`` bytes."""
         return self.link_latency + size / self.link_bandwidth
 
+    def round(self, size: float, ranks: int) -> float:
+        """Return the seconds of a reduce-scatter or an all-gather along a ring.
+
+        An all-reduce is one of each.
+
+        Args:
+            size: bytes of the whole tensor.
+            ranks: of the ring.
+        """
+        return (ranks - 1) * self.message(size / ranks)
+
 
 @dataclass(frozen=True)
 class Traffic:
@@ -86,6 +97,8 @@ class Traffic:
     Attributes:
         layer_forward: in a layer's F, per element of its input.
         layer_backward: in a layer's B, per element of its input.
+        outside_forward: of ``layer_forward`` what lies outside of attention and MLP.
+        outside_backward: of ``layer_backward`` what lies outside of attention and MLP.
         loss_forward: from logits to their exponentials and statistics, per logit.
         loss_backward: from exponentials to the gradient of the logits, per logit.
         exponentials: in a pass that only computes exponentials (E), per logit.
@@ -101,6 +114,8 @@ class Traffic:
 
     layer_forward: float
     layer_backward: float
+    outside_forward: float
+    outside_backward: float
     loss_forward: float
     loss_backward: float
     exponentials: float
@@ -114,6 +129,8 @@ class Traffic:
 UNFUSED: Final = Traffic(
     layer_forward=46,
     layer_backward=62,
+    outside_forward=22,
+    outside_backward=22,
     loss_forward=38,
     loss_backward=14,
     exponentials=8,
@@ -124,7 +141,8 @@ UNFUSED: Final = Traffic(
     gradient=8,
 )
 """Megatron-LM's kernels in 16 bits. A layer: two norms (4 bytes forward, 6 backward), flash
-attention (8 and 16), two dropouts with their residuals (7 and 5), GELU of 4h (16 and 24). Logits:
+attention (8 and 16), two dropouts with their residuals (7 and 5), GELU of 4h (16 and 24). Norms and
+dropouts lie outside of attention and MLP. Logits:
 to fp32 (6), maximum (4), subtraction, exponentials and division in place (8 each), sum (4); back,
 the product with the loss's gradient (8) and the way to 16 bits (6). The input's gradient: zeros
 (2), then a sum of 16-bit numbers (6)."""
@@ -145,6 +163,8 @@ FLOPs, and communication is free. It depends on no hardware, so it is the same o
 FUSED: Final = Traffic(
     layer_forward=0,
     layer_backward=0,
+    outside_forward=0,
+    outside_backward=0,
     loss_forward=0,
     loss_backward=0,
     exponentials=4,

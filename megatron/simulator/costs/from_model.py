@@ -33,37 +33,67 @@ class ModelTimes:
     def layer(self) -> dict[PassKind, float]:
         """Return the times of one transformer layer: F, B without weight gradients, and W.
 
-        Attention itself has no weights, so its whole backward is in B.
+        Attention itself has no weights, so its whole backward is in B. Where ranks share the layer,
+        activations enter and leave attention and MLP once each in F and in B, by two rounds of a
+        ring (arXiv 2205.05198, section 4.2.2), for which the passes wait; with sequence parallelism
+        W gathers the inputs of both again.
         """
         shape, device, traffic = self.shape, self.device, self.traffic
-        recomputed = traffic.layer_forward if shape.kept == "input" else 0.0
-        backward = (traffic.layer_backward + recomputed) * shape.elements
+        forward = self._layer_traffic(traffic.layer_forward, traffic.outside_forward)
+        forward += 4 * self._round()
+        backward = self._layer_traffic(traffic.layer_backward, traffic.outside_backward)
+        backward += 4 * self._round()
+        if shape.kept == "input":
+            backward += forward
+        gathered = 2 * self._round() if shape.tensor.sequence_parallel else 0.0
         return {
-            "F": device.product("forward", shape.forward_flops)
-            + device.traffic(traffic.layer_forward * shape.elements),
-            "B": device.product("backward", shape.backward_flops) + device.traffic(backward),
-            "W": device.product("backward", shape.weight_gradient_flops),
+            "F": device.product("forward", shape.forward_flops) + forward,
+            "B": device.product("backward", shape.backward_flops) + backward,
+            "W": device.product("backward", shape.weight_gradient_flops) + gathered,
         }
 
+    def _layer_traffic(self, all_of_it: float, outside: float) -> float:
+        """Return the time of elementwise kernels, given their bytes per element of a layer."""
+        tensor = self.shape.tensor
+        of_a_rank = (all_of_it - outside) / tensor.ranks + outside / tensor.sequence_parts
+        return self.device.traffic(of_a_rank * self.shape.elements)
+
+    def _round(self) -> float:
+        """Return the time in which the tensor ranks gather, or scatter, an activation."""
+        return self.device.round(ACTIVATION_BYTES * self.shape.elements, self.shape.tensor.ranks)
+
     def whole_output(self) -> dict[PassKind, float]:
-        """Return the time that a whole output layer adds to each pass of its stage."""
-        device, traffic, logits = self.device, self.traffic, self.shape.logits
-        product = device.product("output", self.shape.output_product_flops)
+        """Return the time that an output layer on the last stage adds to each pass of it.
+
+        The tensor ranks share it: they gather its input if they have parts of it, and its gradient
+        leaves it as it leaves a layer.
+        """
+        device, traffic, tensor = self.device, self.traffic, self.shape.tensor
+        logits = self.shape.logits / tensor.ranks
+        product = device.product("output", self.shape.output_product_flops) / tensor.ranks
+        entering = self._round() if tensor.sequence_parallel else 0.0
+        leaving = self._round() if tensor.sequence_parallel else 2 * self._round()
         forward = product + device.traffic(traffic.loss_forward * logits) + self._overhead("S")
+        forward += entering + self._statistics("statistics")
         loss = device.traffic(traffic.loss_backward * logits)
         if self.early_whole:
-            early = product + device.traffic(traffic.early_gradient * logits)
+            early = product + device.traffic(traffic.early_gradient * logits) + leaving
             return {"F": forward + early, "B": 0.0, "W": product + loss + self._overhead("T")}
-        return {"F": forward, "B": product + loss + self._overhead("T"), "W": product}
+        return {"F": forward, "B": product + loss + leaving + self._overhead("T"), "W": product}
 
     def whole_input(self) -> dict[PassKind, float]:
-        """Return the time that a whole input layer adds to each pass of its stage."""
-        shape, device, traffic = self.shape, self.device, self.traffic
+        """Return the time that an input layer on the first stage adds to each pass of it.
+
+        The tensor ranks share it, and add up what they have looked up.
+        """
+        shape, device, traffic, tensor = self.shape, self.device, self.traffic, self.shape.tensor
+        entering = self._round() if tensor.sequence_parallel else 0.0
+        leaving = self._round() if tensor.sequence_parallel else 2 * self._round()
+        parameters = shape.vocabulary_parameters / tensor.ranks
         return {
-            "F": device.traffic(traffic.lookup * shape.elements) + self._overhead("IF"),
-            "B": device.traffic(traffic.scatter * shape.elements),
-            "W": device.traffic(traffic.gradient * shape.vocabulary_parameters)
-            + self._overhead("IB"),
+            "F": device.traffic(traffic.lookup * shape.elements) + self._overhead("IF") + leaving,
+            "B": device.traffic(traffic.scatter * shape.elements) + entering,
+            "W": device.traffic(traffic.gradient * parameters) + self._overhead("IB"),
         }
 
     def vocabulary_passes(self, shards: int, treatment: Treatment) -> dict[PassKind, float]:
@@ -93,20 +123,43 @@ class ModelTimes:
         }
 
     def communications(self, treatment: Treatment) -> dict[CommKind, float]:
-        """Return the time of every kind of communication; collectives are pipelined over ranks."""
-        hop = self.device.message(ACTIVATION_BYTES * self.shape.elements)
+        """Return the time of every kind of communication; collectives are pipelined over ranks.
+
+        Those of the vocabulary have two levels if several ranks share a layer: each sends its part
+        of an activation along the pipeline, and the tensor ranks gather or scatter the parts.
+        """
+        hop = self.device.message(ACTIVATION_BYTES * self.shape.own_elements)
         comms: dict[CommKind, float] = {"X": hop, "G": hop}
         if treatment.is_sharded:
-            comms |= {"C0": hop, "CIF": hop, "CIB": hop}
+            spread = self._part() + self._round()
+            comms |= {"C0": spread, "CIF": self._reduced(), "CIB": spread}
         for barrier in treatment.barriers:
             comms[barrier.kind] = sum(map(self._payload, barrier.carries))
         return comms
 
+    def _part(self) -> float:
+        """Return the time of a tensor rank's part of an activation along the pipeline."""
+        return self.device.message(ACTIVATION_BYTES * self.shape.elements / self.shape.tensor.ranks)
+
+    def _reduced(self) -> float:
+        """Return the time to add up an activation at one stage.
+
+        Without sequence parallelism the stage's ranks gather their parts of the sum.
+        """
+        rounds = 1 if self.shape.tensor.sequence_parallel else 2
+        return self._part() + rounds * self._round()
+
     def _payload(self, payload: Payload) -> float:
         """Return the seconds for a barrier's payload: the gradient of X, or numbers per token."""
         if payload == "gradient":
-            return self.device.message(ACTIVATION_BYTES * self.shape.elements)
-        return self.device.message(4 * FP32_OF_A_TOKEN[payload] * self.shape.tokens)
+            return self._reduced()
+        size = 4 * FP32_OF_A_TOKEN[payload] * self.shape.tokens
+        return self.device.message(size) + self._statistics(payload)
+
+    def _statistics(self, payload: Payload) -> float:
+        """Return the time in which the tensor ranks gather numbers of every token."""
+        ranks = self.shape.tensor.ranks
+        return self.device.round(4 * FP32_OF_A_TOKEN[payload] * self.shape.tokens * ranks, ranks)
 
     def _overhead(self, kind: PassKind) -> float:
         return self.device.overhead.get(kind, 0.0)

@@ -1,4 +1,7 @@
-"""Bytes that every rank holds: parameters with their optimizer state, activations, logits."""
+"""Bytes that every rank holds: parameters with their optimizer state, activations, logits.
+
+The tensor ranks of a stage hold alike; a *rank* here is any of them.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,7 +49,7 @@ def parameters(
     *,
     tied: bool = False,
 ) -> list[float]:
-    """Return the parameters of every rank, those of its shard of the vocabulary included.
+    """Return the parameters of a rank of every stage, with its shard of the vocabulary.
 
     Args: as those of ``model_sizes``.
     """
@@ -54,7 +57,7 @@ def parameters(
     counts = [0.0] * ranks
     for (rank, _), count in zip(stages, layers, strict=True):
         counts[rank] += count * shape.layer_parameters
-    whole = shape.vocabulary_parameters
+    whole = shape.vocabulary_parameters / shape.tensor.ranks
     if treatment.is_sharded:
         return [own + (1 if tied else 2) * whole / ranks for own in counts]
     first, last = stages[0][0], stages[-1][0]
@@ -96,8 +99,9 @@ def model_sizes(
     activation = [[0.0] * (len(stages) // ranks) for _ in range(ranks)]
     for (rank, chunk), layer_count in zip(stages, layers, strict=True):
         activation[rank][chunk] += layer_count * shape.layer_activation_bytes
-    activation[last][last_chunk] += x  # the final norm keeps its input
-    logits = shape.logits / (ranks if treatment.is_sharded else 1)
+    own_x = ACTIVATION_BYTES * shape.own_elements
+    activation[last][last_chunk] += own_x  # the final norm keeps its input
+    logits = shape.logits / shape.tensor.ranks / (ranks if treatment.is_sharded else 1)
     exponentials = x + logit.held * logits
     at_work = logit.workspace + logit.working * logits
     at_work += treatment.gradients_held * logit.early_gradient * shape.elements
@@ -109,5 +113,5 @@ def model_sizes(
         [own + at_work for own in static],
         activation,
         exponentials=exponentials,
-        embedding=[x if rank == first else 0.0 for rank in range(ranks)],
+        embedding=[own_x if rank == first else 0.0 for rank in range(ranks)],
     )

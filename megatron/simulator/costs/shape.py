@@ -7,11 +7,14 @@ as many key heads as query heads), with b sequences of s tokens in a microbatch,
     input layer        3bsh                    hV
     output layer       6bshV                   hV
 
+Where t ranks share a layer (tensor parallelism, arXiv 1909.08053), the counts of a layer are those
+of one of them.
+
 A multiply-add is two FLOPs. Attention counts in full although causality needs only half of it. The
 table gives parameters as bytes of 16 bits, 24h^2 and 2hV.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 ACTIVATION_BYTES: Final = 2
@@ -20,6 +23,29 @@ ACTIVATION_BYTES: Final = 2
 Kept = Literal["all", "flash", "input"]
 """What a layer keeps from its forward to its backward: everything with the attention matrices,
 everything that flash attention needs, or only its input, from which it is recomputed."""
+
+
+@dataclass(frozen=True)
+class TensorSplit:
+    """How the ranks of the tensor axis share a layer.
+
+    Attributes:
+        ranks: t; they cut heads and MLP among them.
+        sequence_parallel: outside of attention and MLP each has its own part of the sequence
+            (arXiv 2205.05198); otherwise all have all tokens.
+    """
+
+    ranks: int = 1
+    sequence_parallel: bool = False
+
+    @property
+    def sequence_parts(self) -> int:
+        """Parts of the sequence outside of attention and MLP."""
+        return self.ranks if self.sequence_parallel else 1
+
+
+WHOLE: Final = TensorSplit()
+"""A rank has its layers alone."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +64,15 @@ class Shape:
         gated_mlp: the MLP has three matrices, as SwiGLU has, instead of two.
         output_slope: the slope of the MLP's activation function follows from its output, as that
             of squared ReLU does, so that its input is not kept.
-        vector_parameters: parameters of a layer's biases and norms, which the paper leaves out;
-            they add nothing to its FLOPs.
+        vector_parameters: parameters of a layer's norms and of the biases after its parts are added
+            up, which the paper leaves out; they add nothing to its FLOPs.
+        cut_vector_parameters: parameters of the other biases, which are cut like their matrices.
         own_queries: queries and keys are rotated or normalised, so they are kept in addition to the
             output of the projection.
         dropout: the two dropouts on the residual stream keep one byte per element each.
         kept: what a layer keeps for its backward.
+        tensor: how ranks share a layer. Counts of a layer are those of one rank; those of the
+            vocabulary are of the whole one.
     """
 
     hidden_size: int
@@ -57,9 +86,11 @@ class Shape:
     gated_mlp: bool = False
     output_slope: bool = False
     vector_parameters: int = 0
+    cut_vector_parameters: int = 0
     own_queries: bool = False
     dropout: bool = True
     kept: Kept = "flash"
+    tensor: TensorSplit = WHOLE
 
     @property
     def tokens(self) -> int:
@@ -72,9 +103,15 @@ class Shape:
         return self.tokens * self.hidden_size
 
     @property
+    def own_elements(self) -> float:
+        """Elements of it that a rank has outside of attention and MLP."""
+        return self.elements / self.tensor.sequence_parts
+
+    @property
     def layer_parameters(self) -> int:
         """Parameters of a layer."""
-        return self.matrix_parameters + self.vector_parameters
+        cut = self.cut_vector_parameters // self.tensor.ranks
+        return self.matrix_parameters + self.vector_parameters + cut
 
     @property
     def matrix_parameters(self) -> int:
@@ -135,34 +172,36 @@ class Shape:
 
         A layer keeps the inputs of both norms, of the four linear layers and of the activation
         function, unless ``output_slope``; query, key and value; and the masks of the dropouts
-        (arXiv 2205.05198, section 4.1; flash attention saves its 5as/h).
+        (arXiv 2205.05198, section 4.1; flash attention saves its 5as/h). Of a plain GPT, 10 of the
+        34 bytes per element lie outside of attention and MLP.
         """
         if self.kept == "input":
-            return float(ACTIVATION_BYTES * self.elements)
+            return ACTIVATION_BYTES * self.own_elements
         inner = 3 if self.gated_mlp else 1 if self.output_slope else 2
-        width = 4 * self.hidden_size + 2 * self._query_width + self._key_value_width
-        width += inner * self._ffn_width
+        width = 2 * self._query_width + self._key_value_width + inner * self._ffn_width
         if self.own_queries:
             width += self._query_width + self._key_value_width // 2
-        masks = 2 * self.hidden_size if self.dropout else 0
-        stored = 5 * self.num_attention_heads * self.seq_length if self.kept == "all" else 0
-        return float(self.tokens * (ACTIVATION_BYTES * width + masks + stored))
+        heads = self.num_attention_heads // self.tensor.ranks
+        stored = 5 * heads * self.seq_length if self.kept == "all" else 0
+        outside = 4 * ACTIVATION_BYTES + (2 if self.dropout else 0)  # norms, linear inputs, masks
+        within = self.tokens * (ACTIVATION_BYTES * width + stored)
+        return within + outside * self.own_elements
 
     @property
     def _ffn_width(self) -> int:
-        return self.ffn_hidden_size or 4 * self.hidden_size
+        return (self.ffn_hidden_size or 4 * self.hidden_size) // self.tensor.ranks
 
     @property
     def _query_width(self) -> int:
-        return self.query_width or self.hidden_size
+        return (self.query_width or self.hidden_size) // self.tensor.ranks
 
     @property
     def _key_value_width(self) -> int:
-        return self.key_value_width or 2 * self.hidden_size
+        return (self.key_value_width or 2 * self.hidden_size) // self.tensor.ranks
 
 
 def iteration_flops(shape: Shape, num_layers: int, microbatches: int) -> int:
-    """Return the FLOPs of an iteration as the paper counts them, without recomputation.
+    """Return the FLOPs of a replica's iteration as the paper counts them, without recomputation.
 
     Only matrix products count, and the backward counts twice the forward. For a GPT with an MLP of
     width ffn and B sequences in all microbatches together, the FLOPs are
@@ -177,5 +216,6 @@ def iteration_flops(shape: Shape, num_layers: int, microbatches: int) -> int:
         num_layers: transformer layers of the whole model.
         microbatches: microbatches of the iteration.
     """
-    forward = num_layers * shape.forward_flops + shape.output_product_flops
+    whole = replace(shape, tensor=WHOLE)
+    forward = num_layers * whole.forward_flops + whole.output_product_flops
     return 3 * microbatches * forward

@@ -92,7 +92,8 @@ def stage_costs(times: ModelTimes, stages: Stages, treatment: Treatment) -> Stag
     extras: list[dict[PassKind, float]] = [dict.fromkeys(CHUNKED_KINDS, 0.0) for _ in stages]
     others: dict[PassKind, float] = {}
     if treatment.is_sharded:
-        others = times.vocabulary_passes(1 + max(rank for rank, _ in stages), treatment)
+        shards = times.shape.tensor.ranks * (1 + max(rank for rank, _ in stages))
+        others = times.vocabulary_passes(shards, treatment)
     else:
         for extra, whole in ((extras[0], times.whole_input()), (extras[-1], times.whole_output())):
             for kind, time in whole.items():

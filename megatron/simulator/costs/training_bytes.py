@@ -106,7 +106,7 @@ def training_sizes(
     activation = [list(of_ranks(own)) for own in sizes.activation]
     if positions:
         # The words' embeddings, which wait for their gradient beside the sum of the two.
-        activation[first][first_chunk] += ACTIVATION_BYTES * shape.elements
+        activation[first][first_chunk] += ACTIVATION_BYTES * shape.own_elements
     return replace(sizes, static=static, activation=activation)
 
 
@@ -126,10 +126,13 @@ def _layer_at_work(
 
     Where B is fullest, there are within the MLP a gradient of the inner activation and the gradient
     of a matrix; or, where W is a pass of its own, the gradients on both sides of the activation.
-    The output layer's workspace is not needed at the same time.
+    Ranks that share a layer hold their part of a sum in addition, and with sequence parallelism the
+    input that they have gathered. The output layer's workspace is not needed at the same time.
     """
     beside = shape.tokens if plan.split_backward else shape.hidden_size
     at_work = float(ACTIVATION_BYTES * shape.inner_width * (shape.tokens + beside))
+    tensor = shape.tensor
+    at_work += ACTIVATION_BYTES * shape.elements * ((tensor.ranks > 1) + tensor.sequence_parallel)
     holders = range(plan.ranks) if treatment.is_sharded else (plan.stages[-1][0],)
     return [
         max(0.0, at_work - (logit.workspace if rank in holders else 0.0))

@@ -1,11 +1,17 @@
 """The shape of a model, from which the simulator counts FLOPs and bytes."""
 
 from megatron.model.config import ModelConfig
-from megatron.simulator.costs.shape import Shape
+from megatron.simulator.costs.shape import WHOLE, Shape, TensorSplit
 
 
-def shape_of(model: ModelConfig, micro_batch_size: int) -> Shape:
-    """Return the shape from which the simulator counts FLOPs and bytes."""
+def shape_of(model: ModelConfig, micro_batch_size: int, tensor: TensorSplit = WHOLE) -> Shape:
+    """Return the shape from which the simulator counts FLOPs and bytes.
+
+    Args:
+        model: the whole model.
+        micro_batch_size: samples of a microbatch.
+        tensor: how ranks share a layer.
+    """
     return Shape(
         hidden_size=model.hidden_size,
         num_attention_heads=model.num_attention_heads,
@@ -18,18 +24,26 @@ def shape_of(model: ModelConfig, micro_batch_size: int) -> Shape:
         gated_mlp=model.activation == "swiglu",
         output_slope=model.activation == "squared_relu",
         vector_parameters=_vector_parameters(model),
+        cut_vector_parameters=_cut_vector_parameters(model),
         own_queries=model.qk_layernorm or model.position_embedding_type == "rope",
         dropout=model.hidden_dropout > 0,
+        tensor=tensor,
     )
 
 
 def _vector_parameters(model: ModelConfig) -> int:
-    """Parameters of a layer's biases and norms."""
+    """Parameters of a layer's norms, and of the biases that follow its sums."""
     h, d = model.hidden_size, model.kv_channels
     norms = 2 * h + (2 * d if model.qk_layernorm else 0)
+    biases = 2 * h if model.add_bias_linear else 0
+    return norms * (2 if model.normalization == "LayerNorm" else 1) + biases
+
+
+def _cut_vector_parameters(model: ModelConfig) -> int:
+    """Parameters of the biases of heads, and of the MLP within."""
     biases = 0
     if model.add_bias_linear or model.add_qkv_bias:
-        biases += (model.num_attention_heads + 2 * model.num_query_groups) * d
+        biases += (model.num_attention_heads + 2 * model.num_query_groups) * model.kv_channels
     if model.add_bias_linear:
-        biases += 2 * h + model.ffn_hidden_size * (2 if model.activation == "swiglu" else 1)
-    return norms * (2 if model.normalization == "LayerNorm" else 1) + biases
+        biases += model.ffn_hidden_size * (2 if model.activation == "swiglu" else 1)
+    return biases

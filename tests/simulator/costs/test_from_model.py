@@ -7,7 +7,7 @@ import pytest
 from megatron.schedules.treatments import TREATMENTS, Treatment
 from megatron.simulator.costs.device import UNFUSED, Device, Traffic
 from megatron.simulator.costs.from_model import ModelTimes
-from megatron.simulator.costs.shape import Shape
+from megatron.simulator.costs.shape import Shape, TensorSplit
 from megatron.simulator.costs.stage_costs import even_layers, stage_costs
 
 SHAPE = Shape(1024, 16, 512, 50_000)
@@ -18,7 +18,7 @@ DEVICE = Device(
     link_bandwidth=1e11,
     link_latency=1e-4,
 )
-NO_TRAFFIC = Traffic(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+NO_TRAFFIC = Traffic(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 V_SHAPE = ((0, 0), (1, 0), (1, 1), (0, 1))
 
 
@@ -111,3 +111,42 @@ def test_what_makes_no_costs_is_refused() -> None:
 def test_the_loss_moves_less_back_than_forth() -> None:
     """What calibration needs: two slopes that tell products and traffic apart."""
     assert 2 * UNFUSED.loss_forward > UNFUSED.loss_backward
+
+
+def test_tensor_ranks_share_the_work_within_attention_and_mlp_and_move_its_ends() -> None:
+    """By hand: 8 GiB moved within, 4 outside; four rounds of a ring in F and B, two more in W."""
+    traffic = replace(NO_TRAFFIC, layer_forward=12, outside_forward=4)
+    alone = ModelTimes(SHAPE, DEVICE, traffic).layer()
+    hop = 2 * 512 * 1024 / 4 / 1e11 + 1e-4
+    for sequence_parallel in (False, True):
+        shape = replace(SHAPE, tensor=TensorSplit(4, sequence_parallel))
+        times = ModelTimes(shape, DEVICE, traffic).layer()
+        moved = (8 / 4 + (1 if sequence_parallel else 4)) * 512 * 1024 / 1e12
+        product = SHAPE.forward_flops / 4 / (100e12 * 0.6)
+        assert times["F"] == pytest.approx(product + moved + 4 * 3 * hop)
+        assert times["B"] == pytest.approx(alone["B"] / 4 + 4 * 3 * hop)
+        again = 2 * 3 * hop if sequence_parallel else 0
+        assert times["W"] == pytest.approx(alone["W"] / 4 + again)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_collectives_of_the_vocabulary_have_two_levels(sequence_parallel: bool) -> None:
+    """A part of an activation along the pipeline, then a ring of the tensor ranks."""
+    shape = replace(SHAPE, tensor=TensorSplit(4, sequence_parallel))
+    comms = ModelTimes(shape, DEVICE).communications(TREATMENTS["vocab-1"])
+    part = 2 * 512 * 1024 / 4 / 1e11 + 1e-4  # between any two ranks
+    assert comms["C0"] == comms["CIB"] == pytest.approx(part + 3 * part)
+    rounds = 1 if sequence_parallel else 2
+    assert comms["CIF"] == comms["C2"] == pytest.approx(part + rounds * 3 * part)
+    whole = 2 * 512 * 1024 / 1e11 + 1e-4
+    assert comms["X"] == comms["G"] == pytest.approx(part if sequence_parallel else whole)
+
+
+def test_the_tensor_ranks_of_an_end_share_its_vocabulary() -> None:
+    shape = replace(SHAPE, tensor=TensorSplit(4))
+    free = replace(DEVICE, link_bandwidth=float("inf"), link_latency=0.0)
+    alone, shared = (ModelTimes(each, free) for each in (SHAPE, shape))
+    for kind, time in shared.whole_output().items():
+        assert time == pytest.approx(alone.whole_output()[kind] / 4)
+    costs = stage_costs(shared, V_SHAPE, TREATMENTS["vocab-2"]).others
+    assert costs["S"] == alone.vocabulary_passes(8, TREATMENTS["vocab-2"])["S"]

@@ -15,7 +15,7 @@ from megatron.simulator.costs.model_bytes import (
     model_sizes,
 )
 from megatron.simulator.costs.peak_bytes import peak_bytes
-from megatron.simulator.costs.shape import Shape
+from megatron.simulator.costs.shape import Shape, TensorSplit
 
 SHAPE = Shape(64, 4, 16, 1000)
 PARAMETERS = 10 * 12 * 64**2 + 2 * 64 * 1000
@@ -35,6 +35,15 @@ def test_every_parameter_counts_once(
     )
     assert not isinstance(sizes.static, float)
     assert sum(sizes.static) == pytest.approx(per_parameter * PARAMETERS)
+
+
+@pytest.mark.parametrize("treatment", ["none", "vocab-1", "vocab-2"])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_tensor_ranks_share_all_matrices(treatment: str, sequence_parallel: bool) -> None:
+    split = replace(SHAPE, tensor=TensorSplit(4, sequence_parallel))
+    sizes = model_sizes(split, LINE, [3, 4, 3], TREATMENTS[treatment], logit=NO_LOGITS)
+    assert not isinstance(sizes.static, float)
+    assert 4 * sum(sizes.static) == pytest.approx(FP16_PARAMETER * PARAMETERS)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Counts of FLOPs, parameters and bytes: the paper's table, and an independent count."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.model.config import ModelConfig
 from megatron.model.transformer_layer import TransformerLayer
-from megatron.simulator.costs.shape import Shape, iteration_flops
+from megatron.simulator.costs.shape import Shape, TensorSplit, iteration_flops
 from megatron.training.planning.model_shape import shape_of
 
 sizes = st.integers(1, 64)
@@ -36,6 +37,20 @@ def test_what_flash_attention_and_recomputation_leave(b: int, s: int, h: int, a:
     assert again.layer_activation_bytes == 2 * b * s * h
     assert again.backward_flops == flash.backward_flops + flash.forward_flops
     assert iteration_flops(again, 3, 5) == iteration_flops(flash, 3, 5)
+
+
+@given(b=sizes, s=sizes, h=sizes, t=st.sampled_from([1, 2, 4, 8]))
+def test_tensor_ranks_keep_what_equations_2_and_4_say(b: int, s: int, h: int, t: int) -> None:
+    """Of arXiv 2205.05198: sbh (10 + 24/t + 5as/(ht)), and all of it by t on split sequences."""
+    stored = Shape(8 * h, 8, 8 * s, 1, micro_batch_size=b, kept="all")
+    e, scores = stored.elements, 5 * 8 * b * (8 * s) ** 2
+    shared, split = (replace(stored, tensor=TensorSplit(t, each)) for each in (False, True))
+    assert shared.layer_activation_bytes == pytest.approx(e * (10 + 24 / t) + scores / t)
+    assert split.layer_activation_bytes == pytest.approx((34 * e + scores) / t)
+    for each in (shared, split):
+        assert t * each.matrix_parameters == stored.matrix_parameters
+        assert t * each.forward_flops == stored.forward_flops
+        assert iteration_flops(each, 3, 5) == iteration_flops(stored, 3, 5)
 
 
 def test_no_dropout_needs_no_masks() -> None:
