@@ -23,34 +23,48 @@ class ModelTimes:
         traffic: memory traffic of its kernels.
         early_whole: whether a whole output layer computes its input gradient in F, right after the
             logits, as ours does; else in B, as Megatron-LM does.
+        split_backward: whether W is a pass of its own.
     """
 
     shape: Shape
     device: Device
     traffic: Traffic = UNFUSED
     early_whole: bool = False
+    split_backward: bool = True
 
     def layer(self) -> dict[PassKind, float]:
         """Return the times of one transformer layer: F, B without weight gradients, and W.
 
         Attention itself has no weights, so its whole backward is in B. Where ranks share the layer,
-        activations enter and leave attention and MLP once each in F and in B, by two rounds of a
-        ring (arXiv 2205.05198, section 4.2.2), for which the passes wait; with sequence parallelism
-        W gathers the inputs of both again.
+        activations enter and leave attention and MLP once each in F and in B, in four rounds of a
+        ring (arXiv 2205.05198, section 4.2.2). F waits for all of them.
         """
         shape, device, traffic = self.shape, self.device, self.traffic
         forward = self._layer_traffic(traffic.layer_forward, traffic.outside_forward)
         forward += 4 * self._round()
         backward = self._layer_traffic(traffic.layer_backward, traffic.outside_backward)
-        backward += 4 * self._round()
         if shape.kept == "input":
             backward += forward
-        gathered = 2 * self._round() if shape.tensor.sequence_parallel else 0.0
+        product = device.product("backward", shape.weight_gradient_flops)
+        waiting, weights = self._backward_rounds(product)
         return {
             "F": device.product("forward", shape.forward_flops) + forward,
-            "B": device.product("backward", shape.backward_flops) + backward,
-            "W": device.product("backward", shape.weight_gradient_flops) + gathered,
+            "B": device.product("backward", shape.backward_flops) + backward + waiting,
+            "W": weights,
         }
+
+    def _backward_rounds(self, product: float) -> tuple[float, float]:
+        """Return what B of a layer waits for rounds, and the time of W, given that of its product.
+
+        A W that is a pass of its own gathers both factors of each product again if they are parts
+        of the sequence. Otherwise what enters and leaves in B moves beside W's products, except for
+        the gradients of the layer's outputs, which are gathered before them.
+        """
+        split_sequence = self.shape.tensor.sequence_parallel
+        if self.split_backward:
+            return 4 * self._round(), product + (4 * self._round() if split_sequence else 0.0)
+        beside = (2 if split_sequence else 4) * self._round()
+        return (2 * self._round() if split_sequence else 0.0), max(product, beside)
 
     def _layer_traffic(self, all_of_it: float, outside: float) -> float:
         """Return the time of elementwise kernels, given their bytes per element of a layer."""

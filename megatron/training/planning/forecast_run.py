@@ -142,7 +142,7 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
     treatment = TREATMENTS[config.parallel.vocab_parallel]
     shape = shape_of(config.model, config.train.micro_batch_size)
     device = gpu.device(treatment)
-    times = ModelTimes(shape, device, early_whole=True)
+    times = ModelTimes(shape, device, early_whole=True, split_backward=plan.split_backward)
     costs = stage_costs(times, plan.stages, treatment).costs(run_plan.layers)
     program = lower(plan, run_plan.costs)
     step = [device.traffic(moved) for moved in _moved_by_step(config, run_plan, shape)]

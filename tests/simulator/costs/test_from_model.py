@@ -113,20 +113,27 @@ def test_the_loss_moves_less_back_than_forth() -> None:
     assert 2 * UNFUSED.loss_forward > UNFUSED.loss_backward
 
 
-def test_tensor_ranks_share_the_work_within_attention_and_mlp_and_move_its_ends() -> None:
-    """By hand: 8 GiB moved within, 4 outside; four rounds of a ring in F and B, two more in W."""
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_tensor_ranks_share_the_work_within_attention_and_mlp_and_move_its_ends(
+    sequence_parallel: bool,
+) -> None:
+    """By hand: 8 bytes an element are moved within and 4 outside; a round is three hops."""
     traffic = replace(NO_TRAFFIC, layer_forward=12, outside_forward=4)
     alone = ModelTimes(SHAPE, DEVICE, traffic).layer()
-    hop = 2 * 512 * 1024 / 4 / 1e11 + 1e-4
-    for sequence_parallel in (False, True):
-        shape = replace(SHAPE, tensor=TensorSplit(4, sequence_parallel))
-        times = ModelTimes(shape, DEVICE, traffic).layer()
-        moved = (8 / 4 + (1 if sequence_parallel else 4)) * 512 * 1024 / 1e12
-        product = SHAPE.forward_flops / 4 / (100e12 * 0.6)
-        assert times["F"] == pytest.approx(product + moved + 4 * 3 * hop)
-        assert times["B"] == pytest.approx(alone["B"] / 4 + 4 * 3 * hop)
-        again = 2 * 3 * hop if sequence_parallel else 0
-        assert times["W"] == pytest.approx(alone["W"] / 4 + again)
+    a_round = 3 * (2 * 512 * 1024 / 4 / 1e11 + 1e-4)
+    shape = replace(SHAPE, tensor=TensorSplit(4, sequence_parallel))
+    split = ModelTimes(shape, DEVICE, traffic).layer()
+    moved = (8 / 4 + (1 if sequence_parallel else 4)) * 512 * 1024 / 1e12
+    product = SHAPE.forward_flops / 4 / (100e12 * 0.6)
+    assert split["F"] == pytest.approx(product + moved + 4 * a_round)
+    assert split["B"] == pytest.approx(alone["B"] / 4 + 4 * a_round)
+    again = 4 * a_round if sequence_parallel else 0
+    assert split["W"] == pytest.approx(alone["W"] / 4 + again)
+    joined = ModelTimes(shape, DEVICE, traffic, split_backward=False).layer()
+    before = 2 * a_round if sequence_parallel else 0
+    assert joined["B"] == pytest.approx(alone["B"] / 4 + before)
+    beside = 2 * a_round if sequence_parallel else 4 * a_round
+    assert joined["W"] == pytest.approx(max(alone["W"] / 4, beside))
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
