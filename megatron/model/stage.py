@@ -33,9 +33,6 @@ from megatron.model.ownership import (
 )
 from megatron.model.transformer_layer import TransformerLayer
 from megatron.parallel.box import Box, Piece
-from megatron.parallel.tensor import Alone, TensorParallel
-
-_ALONE = Alone()
 
 
 @dataclass(frozen=True)
@@ -103,7 +100,6 @@ class RankModel(nn.Module):
         placement: the parts that this rank owns.
         dtype: of parameters and activations.
         device: of the parameters.
-        tensor: the ranks that share the layers.
 
     Attributes:
         kernels: of that device and type.
@@ -115,10 +111,8 @@ class RankModel(nn.Module):
         placement: Placement,
         dtype: torch.dtype,
         device: torch.device,
-        tensor: TensorParallel = _ALONE,
     ) -> None:
         super().__init__()
-        self.tensor = tensor
         self.config = config
         self.placement = placement
         self.kernels = kernels_for(device, dtype)
