@@ -32,6 +32,8 @@ class OwnedParameter:
         pieces: the boxes that are here.
         is_copy: whether another rank of the replica holds the same boxes and counts them: for
             the gradient norm, in checkpoints and when a tensor is put together.
+        is_partial: whether the gradient here is only one summand of the boxes' gradient. The ranks
+            of the tensor axis hold the others; their sum is due before that over the replicas.
     """
 
     name: str
@@ -39,6 +41,7 @@ class OwnedParameter:
     global_shape: Shape
     pieces: tuple[Piece, ...]
     is_copy: bool = False
+    is_partial: bool = False
 
     @classmethod
     def whole(cls, name: str, parameter: nn.Parameter) -> "OwnedParameter":
