@@ -115,9 +115,9 @@ class RankModel(nn.Module):
         tensor: TensorParallel = ALONE,
     ) -> None:
         super().__init__()
+        self.tensor = tensor
         self.config = config
         self.placement = placement
-        self._tensor = tensor
         self.kernels = kernels_for(device, dtype)
         self.rope = _rope(config, device)
         self.chunks = nn.ModuleList(
@@ -193,7 +193,7 @@ class RankModel(nn.Module):
         if chunk == self.placement.first_chunk:
             if self.positions is not None:
                 x_bsh = x_bsh + self._own_positions(x_bsh.shape[1])
-            x_bsh = dropout(x_bsh, self.config.hidden_dropout, seeds(-1), "embedding", self._tensor)
+            x_bsh = dropout(x_bsh, self.config.hidden_dropout, seeds(-1), "embedding", self.tensor)
         for index, layer in self._numbered_layers(chunk):
             x_bsh = layer(x_bsh, self.rope, seeds(index))
         if chunk == self.placement.last_chunk:
@@ -208,8 +208,8 @@ class RankModel(nn.Module):
             count: number u of these tokens.
         """
         assert self.positions is not None
-        table_bsh = self.positions.weight[None, : count * self._tensor.sequence_parts]
-        return self._tensor.own_tokens(table_bsh)[0]
+        table_bsh = self.positions.weight[None, : count * self.tensor.sequence_parts]
+        return self.tensor.own_tokens(table_bsh)[0]
 
     def _numbered_layers(self, chunk: int) -> Iterator[tuple[int, nn.Module]]:
         """Return the layers of a chunk with their indices in the whole model."""
@@ -229,12 +229,12 @@ class RankModel(nn.Module):
         if self.positions is not None:
             table = self.positions.weight
             assert isinstance(table, nn.Parameter)
-            yield OwnedParameter.held(POSITION_EMBEDDINGS, table, self._tensor)
+            yield OwnedParameter.held(POSITION_EMBEDDINGS, table, self.tensor)
         for chunk in range(len(self.chunks)):
             for index, layer in self._numbered_layers(chunk):
-                yield from owned_by(layer, layer_prefix(index), self._tensor)
+                yield from owned_by(layer, layer_prefix(index), self.tensor)
         if self.final_norm is not None:
-            yield from owned_by(self.final_norm, f"{FINAL_NORM}.", self._tensor)
+            yield from owned_by(self.final_norm, f"{FINAL_NORM}.", self.tensor)
         if self.output_layer is not None and not self.config.tie_embeddings:
             yield self._vocabulary_matrix(OUTPUT_LAYER, self.output_layer)
         elif self.holds_tied_copy and self.output_layer is not None:

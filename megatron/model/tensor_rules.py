@@ -27,5 +27,5 @@ def faults_of_cut(config: ModelConfig, ranks: int, *, sequence_parallel: bool) -
         if length % ranks:
             yield (
                 f"--tensor-model-parallel-size {ranks} does not divide {flag} {length}: "
-                f"the ranks share them evenly, so make {length} a multiple, or take fewer ranks"
+                f"they share it evenly, so choose a multiple of {ranks}, or fewer ranks"
             )
