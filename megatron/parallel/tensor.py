@@ -13,7 +13,7 @@ Shapes: b batch, s tokens of a sequence, u those that a rank has outside of atte
 s / t with sequence parallelism), h hidden.
 """
 
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -45,6 +45,13 @@ class TensorParallel(Protocol):
         """Return all tokens [b, s, h] of what every rank has a part of."""
         ...
 
+    def start_gather(self, x_buh: Tensor) -> Pending[Tensor]:
+        """Begin ``gather``, beside what the caller does until it waits for the result.
+
+        The caller waits before it calls any other method.
+        """
+        ...
+
     def reduce(self, partial_bsh: Tensor) -> Tensor:
         """Return the sum of the ranks' parts, for the tokens that this rank has.
 
@@ -59,10 +66,7 @@ class TensorParallel(Protocol):
         ...
 
     def start_reduction(self, partial_bsh: Tensor) -> Pending[Tensor]:
-        """Begin ``reduce``, beside what the caller does until it waits for the result.
-
-        The caller waits before it calls any other method.
-        """
+        """Begin ``reduce``, as ``start_gather`` begins ``gather``."""
         ...
 
     def own_tokens(self, x_bsh: Tensor) -> Tensor:
@@ -104,6 +108,10 @@ class Alone:
         """As in ``TensorParallel``."""
         return x_buh
 
+    def start_gather(self, x_buh: Tensor) -> Pending[Tensor]:
+        """As in ``TensorParallel``."""
+        return Done(x_buh)
+
     def reduce(self, partial_bsh: Tensor) -> Tensor:
         """As in ``TensorParallel``."""
         return partial_bsh
@@ -129,6 +137,9 @@ class Alone:
         return partial_nh.view(-1)
 
 
+ALONE: Final = Alone()
+
+
 class SharedTokens:
     """Every rank has all tokens outside of attention and MLP, and does the same work on them.
 
@@ -147,6 +158,10 @@ class SharedTokens:
     def gather(self, x_buh: Tensor) -> Tensor:
         """As in ``TensorParallel``."""
         return x_buh
+
+    def start_gather(self, x_buh: Tensor) -> Pending[Tensor]:
+        """As in ``TensorParallel``."""
+        return Done(x_buh)
 
     def start_reduction(self, partial_bsh: Tensor) -> Pending[Tensor]:
         """As in ``TensorParallel``."""
@@ -194,6 +209,10 @@ class SplitTokens:
         parts_tbuh = collectives.all_gather(x_buh.contiguous(), self._axis)
         return parts_tbuh.movedim(0, 1).flatten(1, 2)
 
+    def start_gather(self, x_buh: Tensor) -> Pending[Tensor]:
+        """As in ``TensorParallel``."""
+        return self._lane.submit(lambda: self.gather(x_buh))
+
     def start_reduction(self, partial_bsh: Tensor) -> Pending[Tensor]:
         """As in ``TensorParallel``."""
         return self._lane.submit(lambda: self.reduce(partial_bsh))
@@ -221,7 +240,7 @@ class SplitTokens:
         parts_tbuh = partial_bsh.unflatten(1, (self.size, -1)).movedim(1, 0).contiguous()
         collectives.reduce_scatter(parts_tbuh.view(-1), self._axis)
         own_buh: Tensor = parts_tbuh[self.rank]
-        return own_buh
+        return own_buh.clone()  # so that the memory of the other parts becomes free
 
 
 def tensor_parallel(
@@ -236,6 +255,6 @@ def tensor_parallel(
             and MLP.
     """
     if axis.size == 1:
-        return Alone()
+        return ALONE
     lane = make_lane(device, axis.size, "tensor")
     return SplitTokens(axis, lane) if sequence_parallel else SharedTokens(axis, lane)
