@@ -4,7 +4,8 @@ Shapes: b batch, s sequence, h hidden, g query groups (key/value heads), r query
 a = g r query heads, d channels of a head, c = r + 2: the queries, the key and the value of a group.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from megatron.kernels.heads import split_heads
 from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.linear import Linear
 from megatron.layers.rope import RotaryEmbedding
+from megatron.layers.tensor_cut import Holding, Whole
+from megatron.parallel.tensor import ALONE, TensorParallel
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,11 @@ class AttentionShape:
         """Query heads r that share one key/value head."""
         return self.num_heads // self.num_groups
 
+    def share(self, ranks: int) -> "AttentionShape":
+        """Return the sizes on one of several ranks that share the heads, by whole groups."""
+        assert self.num_groups % ranks == 0, f"{self.num_groups} groups for {ranks} ranks"
+        return replace(self, num_heads=self.num_heads // ranks, num_groups=self.num_groups // ranks)
+
 
 class SelfAttention(nn.Module):
     """Multi-head or grouped-query causal attention.
@@ -53,8 +61,10 @@ class SelfAttention(nn.Module):
     group its r query heads, then its key, then its value. Weights are unset until
     ``megatron.model.init`` draws them.
 
+    Tensor-parallel ranks share the heads, by whole groups.
+
     Args:
-        shape: sizes.
+        shape: sizes of the whole layer.
         bias: biases in both projections.
         qkv_bias: a bias in that of queries, keys and values, also without ``bias``.
         dropout: probability of dropping an attention weight in training.
@@ -62,6 +72,11 @@ class SelfAttention(nn.Module):
         device: where the parameters live.
         dtype: type of the parameters.
         kernels: of that device and type.
+        tensor: the ranks that share the layer.
+
+    Attributes:
+        shape: sizes of this rank's share.
+        holdings: how the ranks hold the parameters; see ``SaysHoldings``.
     """
 
     def __init__(
@@ -75,9 +90,11 @@ class SelfAttention(nn.Module):
         device: torch.device,
         dtype: torch.dtype,
         kernels: Kernels,
+        tensor: TensorParallel = ALONE,
     ) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape = shape.share(tensor.size)
+        self._tensor = tensor
         self.dropout = dropout
         self._kernels = kernels
         query_size = shape.num_heads * shape.head_size
@@ -88,14 +105,26 @@ class SelfAttention(nn.Module):
             device=device,
             dtype=dtype,
             kernels=kernels,
+            columns=tensor,
         )
         self.linear_proj = Linear(
-            query_size, shape.hidden_size, bias=bias, device=device, dtype=dtype, kernels=kernels
+            query_size,
+            shape.hidden_size,
+            bias=bias,
+            device=device,
+            dtype=dtype,
+            kernels=kernels,
+            rows=tensor,
         )
         self.q_layernorm: nn.Module | None = None
         self.k_layernorm: nn.Module | None = None
         if qk_norms is not None:
             self.q_layernorm, self.k_layernorm = qk_norms
+        self.holdings: Mapping[str, Holding] = {
+            name: Whole(for_own_heads=True)
+            for name, _ in self.named_parameters()
+            if name.startswith(("q_layernorm.", "k_layernorm."))
+        }
 
     def forward(
         self,
@@ -106,7 +135,7 @@ class SelfAttention(nn.Module):
         """Let every position attend to itself and to earlier positions.
 
         Args:
-            x_bsh: input [b, s, h].
+            x_bsh: input [b, s, h], of the tokens that this rank has.
             rope: rotation for at least s positions, or None for no rotation.
             seeds: of dropout in training; ``None``: nothing is dropped.
 
@@ -114,8 +143,8 @@ class SelfAttention(nn.Module):
             The attention's output after its projection, [b, s, h].
         """
         shape = self.shape
-        qkv_bsgcd = self.linear_qkv(x_bsh).view(
-            *x_bsh.shape[:2], shape.num_groups, shape.heads_per_group + 2, shape.head_size
+        qkv_bsgcd = self.linear_qkv(x_bsh).unflatten(
+            2, (shape.num_groups, shape.heads_per_group + 2, shape.head_size)
         )
         return self.linear_proj(self._core(qkv_bsgcd, rope, seeds))
 
@@ -125,7 +154,7 @@ class SelfAttention(nn.Module):
         """Return what lies between the two projections, [b, s, a d]."""
         dropout = self.dropout if seeds is not None else 0.0
         if seeds is not None and dropout:
-            seeds.begin("attention")
+            seeds.begin("attention", shard=self._tensor.rank)
         if self.q_layernorm is None and rope is None:
             return self._kernels.causal_self_attention(qkv_bsgcd, dropout=dropout)
         q_bsad, k_bsgd, v_bsgd = split_heads(qkv_bsgcd)

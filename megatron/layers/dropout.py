@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from megatron.layers.seeds import stable_seed
+from megatron.parallel.tensor import ALONE, TensorParallel
 
 
 @dataclass(frozen=True)
@@ -48,16 +49,37 @@ class DropoutSeeds:
             torch.cuda.manual_seed(value)  # of the current device, the rank's own
 
 
-def dropout(x: Tensor, probability: float, seeds: DropoutSeeds | None, use: str) -> Tensor:
+def dropout(
+    x: Tensor,
+    probability: float,
+    seeds: DropoutSeeds | None,
+    use: str,
+    tensor: TensorParallel = ALONE,
+) -> Tensor:
     """Return ``x`` with some elements dropped and the others scaled up.
 
     Args:
-        x: of any shape.
-        probability: of dropping an element.
+        x: of any shape; [b, u, h] where each tensor rank has its own tokens.
+        probability: of dropping an element, below 1.
         seeds: place in the run; ``None``: nothing is dropped, as outside of training.
         use: see ``DropoutSeeds.begin``.
+        tensor: the ranks that may have other tokens of the same samples.
     """
     if seeds is None or not probability:
         return x
     seeds.begin(use)
-    return functional.dropout(x, probability)
+    if tensor.sequence_parts == 1:
+        return functional.dropout(x, probability)
+    return x * _own_mask(x, probability, tensor) * (1 / (1 - probability))
+
+
+def _own_mask(x_buh: Tensor, probability: float, tensor: TensorParallel) -> Tensor:
+    """Return which elements stay, [b, u, h], as part of the mask of all tokens.
+
+    Every rank draws the whole mask, because a generator's numbers depend on the size of what is
+    drawn. So a rank writes and reads some bytes for every element of all tokens, t times what its
+    own would need, and for a moment they take memory.
+    """
+    b, u, h = x_buh.shape
+    all_bsh = functional.dropout(x_buh.new_ones(b, u * tensor.sequence_parts, h), probability)
+    return tensor.own_tokens(all_bsh).ne(0)

@@ -5,10 +5,17 @@ of the backward, output gradient times input, is handed out as a closure. It run
 says so (zero bubble, arXiv 2401.10241, section 2). Weights are drawn once, by
 ``megatron.model.init``.
 
-Shapes: ``...`` any leading dimensions, n their product, i input features, o output features.
+Tensor-parallel ranks share a layer in two ways (arXiv 1909.08053, section 3). *Column-parallel*,
+each forms some of the outputs, from all tokens: they are gathered before the product, and the
+input's gradient is reduced. *Row-parallel*, each has some of the inputs: the product is reduced,
+and the output's gradient is gathered. Nothing that a rank can gather is kept for the backward.
+
+Shapes: ``...`` any leading dimensions, n their product, i input features, o output features; with
+tensor parallelism b batch, s tokens of a sequence, u those of them that a rank has.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -19,23 +26,29 @@ from torch.nn import functional
 from megatron.kernels.autograd import apply
 from megatron.kernels.face import Kernels
 from megatron.layers.main_grad import main_grad_of
+from megatron.layers.tensor_cut import Cut, Holding
+from megatron.parallel.tensor import ALONE, TensorParallel
 
 Defer: TypeAlias = Callable[[Callable[[], None]], None]
 """Receives the work that a backward leaves for later; called once per linear layer."""
 
 
 class Linear(nn.Linear):
-    """``torch.nn.Linear`` that can leave its weight gradient for later.
+    """``torch.nn.Linear`` that ranks may share, and that can leave its weight gradient for later.
 
     Args:
-        in_features: i.
-        out_features: o.
+        in_features: i of the whole layer.
+        out_features: o of the whole layer.
         bias: whether the layer has a bias.
         device: where the parameters live.
         dtype: type of the parameters.
         kernels: of that device and type.
+        columns: the ranks that share the outputs.
+        rows: the ranks that share the inputs.
+        fused: number of layers of equal size whose outputs lie one after the other; each is cut.
 
     Attributes:
+        holdings: how the ranks hold the parameters; see ``SaysHoldings``.
         defer: receives the product of the weight gradient as work for later. Autograd then forms
             only the gradients of the input and of the bias, and the work adds the product to
             ``weight.main_grad``. ``None``: autograd forms all gradients.
@@ -52,18 +65,42 @@ class Linear(nn.Linear):
         device: torch.device,
         dtype: torch.dtype,
         kernels: Kernels,
+        columns: TensorParallel = ALONE,
+        rows: TensorParallel = ALONE,
+        fused: int = 1,
     ) -> None:
-        super().__init__(in_features, out_features, bias=bias, device=device, dtype=dtype)
+        assert in_features % rows.size == 0, f"{in_features} inputs for {rows.size} ranks"
+        assert out_features % (columns.size * fused) == 0, (out_features, columns.size, fused)
+        super().__init__(
+            in_features // rows.size,
+            out_features // columns.size,
+            bias=bias,
+            device=device,
+            dtype=dtype,
+        )
+        self.holdings: Mapping[str, Holding] = {}
+        if columns.size > 1:
+            self.holdings = {"weight": Cut(0, fused), "bias": Cut(0, fused)}
+        elif rows.size > 1:
+            self.holdings = {"weight": Cut(1)}
+        self._columns, self._rows = columns, rows
         self._kernels = kernels
 
     def reset_parameters(self) -> None:
         """Do nothing: ``megatron.model.init`` sets the values, from the right generator."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., i] -> [..., o]."""
-        if self.defer is None or not self.weight.requires_grad:
+        """[..., i] -> [..., o] of this rank; [b, u, i] -> [b, s, o] or back if ranks share it."""
+        defer = self.defer if self.weight.requires_grad else None
+        if defer is None and self._columns.size == self._rows.size == 1:
             return super().forward(x)
-        return apply(_SplitLinear, x, self.weight, self.bias, self.defer, self._kernels)
+        return apply(
+            _SharedLinear,
+            x,
+            self.weight,
+            self.bias,
+            _How(self._columns, self._rows, defer, self._kernels),
+        )
 
     if TYPE_CHECKING:  # PyTorch says of the call of a module only that it may return anything
 
@@ -78,50 +115,88 @@ def defer_weight_gradients(module: nn.Module, defer: Defer | None) -> None:
             part.defer = defer
 
 
-class _SplitLinear(torch.autograd.Function):
-    """``functional.linear`` whose backward leaves the product of the weight gradient to ``defer``.
+@dataclass(frozen=True)
+class _How:
+    """What a layer's product needs besides its factors; see ``Linear``."""
 
-    The products have the shapes and layouts of autograd's own; the results are equal bit for bit.
+    columns: TensorParallel
+    rows: TensorParallel
+    defer: Defer | None
+    kernels: Kernels
+
+
+class _SharedLinear(torch.autograd.Function):
+    """``functional.linear`` with communication around it, and a backward that can be split.
+
+    The products have the shapes and layouts of autograd's own. So a split backward equals one that
+    is not split bit for bit.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        defer: Defer,
-        kernels: Kernels,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: _How) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.defer, ctx.kernels = defer, kernels
-        return functional.linear(x, weight, bias)
+        ctx.how = how
+        whole_x = how.columns.gather(x)
+        if how.rows.size == 1:
+            return functional.linear(whole_x, weight, bias)
+        y = how.rows.reduce(functional.linear(whole_x, weight))
+        return y if bias is None else y.add_(bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors  # refuses an input that was changed since
-        grad_no = grad.reshape(-1, grad.shape[-1])
-        x_ni = x.detach().reshape(-1, x.shape[-1])  # without the graph that x came from
-        x_grad = bias_grad = None
-        if ctx.needs_input_grad[0]:
-            x_grad = (grad_no @ weight).view_as(x)
-        if ctx.needs_input_grad[2]:
-            bias_grad = grad_no.sum(0)
-        ctx.defer(_weight_gradient(ctx.kernels, weight, grad_no, x_ni))
-        return x_grad, None, bias_grad, None, None
+        how: _How = ctx.how
+        needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        grad_no = _rows(grad)
+        x_ni = _rows(x.detach())  # without the graph that x came from
+        bias_grad = grad_no.sum(0) if needs_bias else None
+        grad, x = grad_no.view(grad.shape), x_ni.view(x.shape)
+        if how.defer is not None:
+            how.defer(_weight_gradient(how, weight, grad, x))
+            needs_weight = False
+        x_grad, weight_grad = _products(how, weight, grad, x, (needs_x, needs_weight))
+        return x_grad, weight_grad, bias_grad, None
 
 
-def _weight_gradient(
-    kernels: Kernels, weight: Tensor, grad_no: Tensor, x_ni: Tensor
-) -> Callable[[], None]:
-    """Return the work of W, which keeps only its two factors of the graph alive."""
-    versions = grad_no._version, x_ni._version
+def _products(
+    how: _How, weight: Tensor, grad: Tensor, x: Tensor, wanted: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of the input and of the weight, each if it is wanted.
+
+    The input comes again beside the product of its gradient, and the gradient is reduced beside the
+    product of the weight's.
+    """
+    wants_x, wants_weight = wanted
+    x_grad = weight_grad = None
+    grad = how.rows.gather(grad)
+    coming = how.columns.start_gather(x) if wants_weight else None
+    if wants_x:
+        x_grad = (_rows(grad) @ weight).view(*grad.shape[:-1], -1)
+    whole_x = coming.wait() if coming else None
+    leaving = how.columns.start_reduction(x_grad) if x_grad is not None else None
+    if whole_x is not None:
+        weight_grad = _rows(grad).T @ _rows(whole_x)
+    return leaving.wait() if leaving else None, weight_grad
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[..., i] -> [n, i]."""
+    return x.reshape(-1, x.shape[-1])
+
+
+def _weight_gradient(how: _How, weight: Tensor, grad: Tensor, x: Tensor) -> Callable[[], None]:
+    """Return the work of W, which keeps only its two factors of the graph alive.
+
+    Each is kept for the tokens that this rank has outside of attention and MLP, and gathered again.
+    """
+    versions = grad._version, x._version
 
     def work() -> None:
-        assert versions == (grad_no._version, x_ni._version), (
+        assert versions == (grad._version, x._version), (
             "a factor of a deferred weight gradient was changed in place between B and W"
         )
-        kernels.accumulate_product_(main_grad_of(weight), grad_no.T, x_ni)
+        grad_no, x_ni = _rows(how.rows.gather(grad)), _rows(how.columns.gather(x))
+        how.kernels.accumulate_product_(main_grad_of(weight), grad_no.T, x_ni)
 
     return work

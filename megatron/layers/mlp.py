@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from megatron.kernels.face import Kernels
 from megatron.layers.linear import Linear
+from megatron.parallel.tensor import ALONE, TensorParallel
 
 Activation = Literal["gelu", "swiglu", "squared_relu"]
 """GELU by its tanh approximation, SwiGLU (arXiv 2002.05202) or relu(x)^2 (arXiv 2109.08668)."""
@@ -29,6 +30,7 @@ class MLP(nn.Module):
         device: where the parameters live.
         dtype: type of the parameters.
         kernels: of that device and type.
+        tensor: the ranks that share the columns f.
     """
 
     def __init__(
@@ -41,14 +43,28 @@ class MLP(nn.Module):
         device: torch.device,
         dtype: torch.dtype,
         kernels: Kernels,
+        tensor: TensorParallel = ALONE,
     ) -> None:
         super().__init__()
-        inner_rows = ffn_hidden_size * (2 if activation == "swiglu" else 1)
+        fused = 2 if activation == "swiglu" else 1
         self.linear_fc1 = Linear(
-            hidden_size, inner_rows, bias=bias, device=device, dtype=dtype, kernels=kernels
+            hidden_size,
+            ffn_hidden_size * fused,
+            bias=bias,
+            device=device,
+            dtype=dtype,
+            kernels=kernels,
+            columns=tensor,
+            fused=fused,
         )
         self.linear_fc2 = Linear(
-            ffn_hidden_size, hidden_size, bias=bias, device=device, dtype=dtype, kernels=kernels
+            ffn_hidden_size,
+            hidden_size,
+            bias=bias,
+            device=device,
+            dtype=dtype,
+            kernels=kernels,
+            rows=tensor,
         )
         functions = {
             "gelu": kernels.gelu,
@@ -58,5 +74,5 @@ class MLP(nn.Module):
         self._activation = functions[activation]
 
     def forward(self, x_bsh: Tensor) -> Tensor:
-        """[b, s, h] -> [b, s, h]."""
+        """[b, s, h] -> [b, s, h], of the tokens that this rank has."""
         return self.linear_fc2(self._activation(self.linear_fc1(x_bsh)))

@@ -18,8 +18,10 @@ from megatron.model.ownership import (
     WORD_EMBEDDINGS,
     OwnedParameter,
     layer_prefix,
+    owned_by,
 )
 from megatron.parallel.box import Box, Shape
+from megatron.parallel.tensor import ALONE, TensorParallel
 
 VOCABULARY_BLOCK = 1024
 """Rows of a vocabulary matrix that share a generator, so that a shard draws only its own rows."""
@@ -45,17 +47,23 @@ def initialise(owned: OwnedParameter, config: ModelConfig, seed: int) -> None:
             part.copy_(_values(owned.name, owned.global_shape, box, config, seed))
 
 
-def init_layer(layer: nn.Module, layer_number: int, config: ModelConfig, seed: int) -> None:
-    """Draw all parameters of a whole transformer layer.
+def init_layer(
+    layer: nn.Module,
+    layer_number: int,
+    config: ModelConfig,
+    seed: int,
+    tensor: TensorParallel = ALONE,
+) -> None:
+    """Draw all parameters of a transformer layer.
 
     Args:
         layer: a ``TransformerLayer``.
         layer_number: its index in the whole model, from 0.
         config: the model.
         seed: the run's seed.
+        tensor: the ranks that hold the layer together.
     """
-    for name, parameter in layer.named_parameters():
-        owned = OwnedParameter.whole(layer_prefix(layer_number) + name, parameter)
+    for owned in owned_by(layer, layer_prefix(layer_number), tensor):
         initialise(owned, config, seed)
 
 

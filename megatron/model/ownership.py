@@ -6,7 +6,9 @@ from typing import Final
 
 from torch import Tensor, nn
 
+from megatron.layers.tensor_cut import WHOLE, Holding, holdings_of
 from megatron.parallel.box import Box, Piece, Shape, whole
+from megatron.parallel.tensor import ALONE, TensorParallel
 
 WORD_EMBEDDINGS: Final = "embedding.word_embeddings.weight"
 POSITION_EMBEDDINGS: Final = "embedding.position_embeddings.weight"
@@ -32,6 +34,8 @@ class OwnedParameter:
         pieces: the boxes that are here.
         is_copy: whether another rank of the replica holds the same boxes and counts them: for
             the gradient norm, in checkpoints and when a tensor is put together.
+        is_partial: whether the gradient here is only one summand of the boxes' gradient. The ranks
+            of the tensor axis hold the others; their sum is due before that over the replicas.
     """
 
     name: str
@@ -39,11 +43,34 @@ class OwnedParameter:
     global_shape: Shape
     pieces: tuple[Piece, ...]
     is_copy: bool = False
+    is_partial: bool = False
 
     @classmethod
     def whole(cls, name: str, parameter: nn.Parameter) -> "OwnedParameter":
         """Return a parameter that is a whole tensor of the model."""
         return cls(name, parameter, tuple(parameter.shape), whole(parameter.shape))
+
+    @classmethod
+    def held(
+        cls, name: str, parameter: nn.Parameter, tensor: TensorParallel, how: Holding = WHOLE
+    ) -> "OwnedParameter":
+        """Return a parameter that the tensor ranks hold together.
+
+        Args:
+            name: of the tensor in the whole model.
+            parameter: the tensor here.
+            tensor: the tensor ranks.
+            how: whether they cut it.
+        """
+        own = tuple(parameter.shape)
+        return cls(
+            name,
+            parameter,
+            how.whole_shape(own, tensor),
+            how.pieces(own, tensor),
+            how.is_copy(tensor),
+            how.is_partial(tensor),
+        )
 
     def parts(self, tensor: Tensor) -> Iterator[tuple[Box, Tensor]]:
         """Yield every box that is here, with its part of ``tensor``.
@@ -54,3 +81,18 @@ class OwnedParameter:
         """
         for piece in self.pieces:
             yield piece.box, tensor[piece.local.slices]
+
+
+def owned_by(
+    module: nn.Module, prefix: str, tensor: TensorParallel = ALONE
+) -> Iterator[OwnedParameter]:
+    """Yield every parameter of a module that the tensor ranks hold together.
+
+    Args:
+        module: says by ``holdings`` which parameters are cut.
+        prefix: of the parameters' names in the whole model.
+        tensor: the tensor ranks.
+    """
+    holdings = holdings_of(module)
+    for name, parameter in module.named_parameters():
+        yield OwnedParameter.held(prefix + name, parameter, tensor, holdings[name])

@@ -30,9 +30,11 @@ from megatron.model.ownership import (
     WORD_EMBEDDINGS,
     OwnedParameter,
     layer_prefix,
+    owned_by,
 )
 from megatron.model.transformer_layer import TransformerLayer
 from megatron.parallel.box import Box, Piece
+from megatron.parallel.tensor import ALONE, TensorParallel
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ def place(
     layers: Sequence[int],
     padded_vocab_size: int,
     vocabulary_shard: tuple[int, int] | None,
+    tensor_shard: tuple[int, int] = (0, 1),
 ) -> Placement:
     """Return the parts of the model that ``rank`` owns.
 
@@ -71,15 +74,16 @@ def place(
         rank: pipeline rank.
         layers: number of layers of every stage, in the same order.
         padded_vocab_size: rows of the whole vocabulary matrix.
-        vocabulary_shard: index of this rank's shard and number of shards; ``None``: the whole
-            matrices are on the first and the last stage.
+        vocabulary_shard: index of this rank's shard and number of shards, if every rank has one;
+            ``None``: the whole matrices are on the first and the last stage.
+        tensor_shard: index of this rank's shard and number of shards there.
     """
     own = {chunk: stage for stage, (owner, chunk) in enumerate(stages) if owner == rank}
     assert sum(layers) == config.num_layers, "every layer is somewhere, once"
     first_layers = [0, *accumulate(layers)]
     last_stage = len(stages) - 1
     stage_chunk = {stage: chunk for chunk, stage in own.items()}
-    index, shards = vocabulary_shard or (0, 1)
+    index, shards = vocabulary_shard or tensor_shard
     shard = VocabularyShard.of(config.vocab_size, padded_vocab_size, index, shards)
     return Placement(
         chunks=tuple(range(*first_layers[own[c] : own[c] + 2]) for c in sorted(own)),
@@ -98,6 +102,7 @@ class RankModel(nn.Module):
         placement: the parts that this rank owns.
         dtype: of parameters and activations.
         device: of the parameters.
+        tensor: the ranks that share the layers.
 
     Attributes:
         kernels: of that device and type.
@@ -109,14 +114,18 @@ class RankModel(nn.Module):
         placement: Placement,
         dtype: torch.dtype,
         device: torch.device,
+        tensor: TensorParallel = ALONE,
     ) -> None:
         super().__init__()
+        self.tensor = tensor
         self.config = config
         self.placement = placement
         self.kernels = kernels_for(device, dtype)
         self.rope = _rope(config, device)
         self.chunks = nn.ModuleList(
-            nn.ModuleList(TransformerLayer(config, i, device, dtype, self.kernels) for i in layers)
+            nn.ModuleList(
+                TransformerLayer(config, i, device, dtype, self.kernels, tensor) for i in layers
+            )
             for layers in placement.chunks
         )
         h = config.hidden_size
@@ -173,7 +182,8 @@ class RankModel(nn.Module):
 
         Args:
             chunk: chunk of this rank.
-            x_bsh: word embeddings on the first stage, else the previous stage's output.
+            x_bsh: word embeddings on the first stage, else the previous stage's output; of the
+                tokens that this rank has, as what is returned.
             seed: of the run.
             iteration: iteration of the run, from 0.
             microbatch: number of the microbatch within the global batch.
@@ -184,14 +194,24 @@ class RankModel(nn.Module):
 
         if chunk == self.placement.first_chunk:
             if self.positions is not None:
-                x_bsh = x_bsh + self.positions.weight[: x_bsh.shape[1]]
-            x_bsh = dropout(x_bsh, self.config.hidden_dropout, seeds(-1), "embedding")
+                x_bsh = x_bsh + self._own_positions(x_bsh.shape[1])
+            x_bsh = dropout(x_bsh, self.config.hidden_dropout, seeds(-1), "embedding", self.tensor)
         for index, layer in self._numbered_layers(chunk):
             x_bsh = layer(x_bsh, self.rope, seeds(index))
         if chunk == self.placement.last_chunk:
             assert self.final_norm is not None
             x_bsh = self.final_norm(x_bsh)
         return x_bsh
+
+    def _own_positions(self, count: int) -> Tensor:
+        """Return the positions of the tokens that this rank has, [u, h].
+
+        Args:
+            count: number u of these tokens.
+        """
+        assert self.positions is not None
+        table_bsh = self.positions.weight[None, : count * self.tensor.sequence_parts]
+        return self.tensor.own_tokens(table_bsh)[0]
 
     def _numbered_layers(self, chunk: int) -> Iterator[tuple[int, nn.Module]]:
         """Return the layers of a chunk with their indices in the whole model."""
@@ -211,14 +231,12 @@ class RankModel(nn.Module):
         if self.positions is not None:
             table = self.positions.weight
             assert isinstance(table, nn.Parameter)
-            yield OwnedParameter.whole(POSITION_EMBEDDINGS, table)
+            yield OwnedParameter.held(POSITION_EMBEDDINGS, table, self.tensor)
         for chunk in range(len(self.chunks)):
             for index, layer in self._numbered_layers(chunk):
-                for name, parameter in layer.named_parameters():
-                    yield OwnedParameter.whole(layer_prefix(index) + name, parameter)
+                yield from owned_by(layer, layer_prefix(index), self.tensor)
         if self.final_norm is not None:
-            for name, parameter in self.final_norm.named_parameters():
-                yield OwnedParameter.whole(f"{FINAL_NORM}.{name}", parameter)
+            yield from owned_by(self.final_norm, f"{FINAL_NORM}.", self.tensor)
         if self.output_layer is not None and not self.config.tie_embeddings:
             yield self._vocabulary_matrix(OUTPUT_LAYER, self.output_layer)
         elif self.holds_tied_copy and self.output_layer is not None:

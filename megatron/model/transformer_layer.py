@@ -13,6 +13,7 @@ from megatron.layers.mlp import MLP
 from megatron.layers.norm import build_norm
 from megatron.layers.rope import RotaryEmbedding
 from megatron.model.config import ModelConfig
+from megatron.parallel.tensor import ALONE, TensorParallel
 
 
 class TransformerLayer(nn.Module):
@@ -26,6 +27,7 @@ class TransformerLayer(nn.Module):
         device: where the parameters live.
         dtype: type of the parameters and of the activations.
         kernels: of that device and type.
+        tensor: the ranks that share the layer.
     """
 
     def __init__(
@@ -35,9 +37,11 @@ class TransformerLayer(nn.Module):
         device: torch.device,
         dtype: torch.dtype,
         kernels: Kernels,
+        tensor: TensorParallel = ALONE,
     ) -> None:
         super().__init__()
         self.layer_number = layer_number
+        self._tensor = tensor
         self.hidden_dropout = config.hidden_dropout
 
         def norm(size: int) -> nn.Module:
@@ -65,6 +69,7 @@ class TransformerLayer(nn.Module):
             device=device,
             dtype=dtype,
             kernels=kernels,
+            tensor=tensor,
         )
         self.pre_mlp_layernorm = norm(config.hidden_size)
         self.mlp = MLP(
@@ -75,6 +80,7 @@ class TransformerLayer(nn.Module):
             device=device,
             dtype=dtype,
             kernels=kernels,
+            tensor=tensor,
         )
 
     def forward(
@@ -86,14 +92,18 @@ class TransformerLayer(nn.Module):
         """Return the block's output.
 
         Args:
-            x_bsh: residual stream [b, s, h].
+            x_bsh: residual stream [b, s, h], of the tokens that this rank has.
             rope: rotation shared by all layers; None with learned positions.
             seeds: of dropout in training; ``None``: nothing is dropped.
 
         Returns:
-            [b, s, h].
+            [b, s, h], of the same tokens.
         """
+
+        def dropped(branch_bsh: Tensor, use: str) -> Tensor:
+            return dropout(branch_bsh, self.hidden_dropout, seeds, use, self._tensor)
+
         attended_bsh = self.self_attention(self.input_layernorm(x_bsh), rope, seeds)
-        x_bsh = x_bsh + dropout(attended_bsh, self.hidden_dropout, seeds, "attention output")
+        x_bsh = x_bsh + dropped(attended_bsh, "attention output")
         mlp_bsh = self.mlp(self.pre_mlp_layernorm(x_bsh))
-        return x_bsh + dropout(mlp_bsh, self.hidden_dropout, seeds, "mlp output")
+        return x_bsh + dropped(mlp_bsh, "mlp output")

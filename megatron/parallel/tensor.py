@@ -13,7 +13,7 @@ Shapes: b batch, s tokens of a sequence, u those that a rank has outside of atte
 s / t with sequence parallelism), h hidden.
 """
 
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -45,6 +45,13 @@ class TensorParallel(Protocol):
         """Return all tokens [b, s, h] of what every rank has a part of."""
         ...
 
+    def start_gather(self, x_buh: Tensor) -> Pending[Tensor]:
+        """Begin ``gather``, beside what the caller does until it waits for the result.
+
+        The caller waits before it calls any other method.
+        """
+        ...
+
     def reduce(self, partial_bsh: Tensor) -> Tensor:
         """Return the sum of the ranks' parts, for the tokens that this rank has.
 
@@ -59,14 +66,34 @@ class TensorParallel(Protocol):
         ...
 
     def start_reduction(self, partial_bsh: Tensor) -> Pending[Tensor]:
-        """Begin ``reduce``, beside what the caller does until it waits for the result.
-
-        The caller waits before it calls any other method.
-        """
+        """Begin ``reduce``, as ``start_gather`` begins ``gather``."""
         ...
 
     def own_tokens(self, x_bsh: Tensor) -> Tensor:
         """Return the tokens of this rank, [b, u, h], of a tensor that every rank has whole."""
+        ...
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Return [t, ...]: the ``tensor`` of every rank, by place."""
+        ...
+
+    def gather_parts(self, x_buh: Tensor) -> Tensor:
+        """Return all tokens, [n, h], in the order of the ranks' parts of the sequence.
+
+        No activation is put back into the order of samples. For work token by token, such as that
+        of the vocabulary layers, any order will do.
+        """
+        ...
+
+    def reduce_parts(self, partial_nh: Tensor) -> Tensor:
+        """Return the ranks' sum as ``reduce`` does, for tokens in the order of ``gather_parts``.
+
+        Args:
+            partial_nh: this rank's summand, contiguous; it may be changed, or hold the result.
+
+        Returns:
+            The tokens that this rank has, one-dimensional.
+        """
         ...
 
 
@@ -81,6 +108,10 @@ class Alone:
         """As in ``TensorParallel``."""
         return x_buh
 
+    def start_gather(self, x_buh: Tensor) -> Pending[Tensor]:
+        """As in ``TensorParallel``."""
+        return Done(x_buh)
+
     def reduce(self, partial_bsh: Tensor) -> Tensor:
         """As in ``TensorParallel``."""
         return partial_bsh
@@ -92,6 +123,21 @@ class Alone:
     def own_tokens(self, x_bsh: Tensor) -> Tensor:
         """As in ``TensorParallel``."""
         return x_bsh
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """As in ``TensorParallel``."""
+        return tensor.unsqueeze(0)
+
+    def gather_parts(self, x_buh: Tensor) -> Tensor:
+        """As in ``TensorParallel``."""
+        return x_buh.flatten(0, 1)
+
+    def reduce_parts(self, partial_nh: Tensor) -> Tensor:
+        """As in ``TensorParallel``."""
+        return partial_nh.view(-1)
+
+
+ALONE: Final = Alone()
 
 
 class SharedTokens:
@@ -113,6 +159,10 @@ class SharedTokens:
         """As in ``TensorParallel``."""
         return x_buh
 
+    def start_gather(self, x_buh: Tensor) -> Pending[Tensor]:
+        """As in ``TensorParallel``."""
+        return Done(x_buh)
+
     def start_reduction(self, partial_bsh: Tensor) -> Pending[Tensor]:
         """As in ``TensorParallel``."""
         return self._lane.submit(lambda: self.reduce(partial_bsh))
@@ -120,6 +170,18 @@ class SharedTokens:
     def own_tokens(self, x_bsh: Tensor) -> Tensor:
         """As in ``TensorParallel``."""
         return x_bsh
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """As in ``TensorParallel``."""
+        return collectives.all_gather(tensor, self._axis)
+
+    def gather_parts(self, x_buh: Tensor) -> Tensor:
+        """As in ``TensorParallel``."""
+        return x_buh.flatten(0, 1)
+
+    def reduce_parts(self, partial_nh: Tensor) -> Tensor:
+        """As in ``TensorParallel``: an all-reduce."""
+        return collectives.all_reduce(partial_nh, collectives.SUM, self._axis).view(-1)
 
     def reduce(self, partial_bsh: Tensor) -> Tensor:
         """As in ``TensorParallel``: an all-reduce."""
@@ -147,6 +209,10 @@ class SplitTokens:
         parts_tbuh = collectives.all_gather(x_buh.contiguous(), self._axis)
         return parts_tbuh.movedim(0, 1).flatten(1, 2)
 
+    def start_gather(self, x_buh: Tensor) -> Pending[Tensor]:
+        """As in ``TensorParallel``."""
+        return self._lane.submit(lambda: self.gather(x_buh))
+
     def start_reduction(self, partial_bsh: Tensor) -> Pending[Tensor]:
         """As in ``TensorParallel``."""
         return self._lane.submit(lambda: self.reduce(partial_bsh))
@@ -155,12 +221,26 @@ class SplitTokens:
         """As in ``TensorParallel``."""
         return x_bsh.chunk(self.size, dim=1)[self.rank]
 
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """As in ``TensorParallel``."""
+        return collectives.all_gather(tensor, self._axis)
+
+    def gather_parts(self, x_buh: Tensor) -> Tensor:
+        """As in ``TensorParallel``: an all-gather."""
+        return self.all_gather(x_buh.contiguous()).flatten(0, 2)
+
+    def reduce_parts(self, partial_nh: Tensor) -> Tensor:
+        """As in ``TensorParallel``: a reduce-scatter."""
+        parts = partial_nh.view(self.size, -1)
+        collectives.reduce_scatter(parts.view(-1), self._axis)
+        return parts[self.rank].clone()  # not a view, which would keep all parts alive
+
     def reduce(self, partial_bsh: Tensor) -> Tensor:
         """As in ``TensorParallel``: a reduce-scatter."""
         parts_tbuh = partial_bsh.unflatten(1, (self.size, -1)).movedim(1, 0).contiguous()
         collectives.reduce_scatter(parts_tbuh.view(-1), self._axis)
         own_buh: Tensor = parts_tbuh[self.rank]
-        return own_buh
+        return own_buh.clone()  # so that the memory of the other parts becomes free
 
 
 def tensor_parallel(
@@ -175,6 +255,6 @@ def tensor_parallel(
             and MLP.
     """
     if axis.size == 1:
-        return Alone()
+        return ALONE
     lane = make_lane(device, axis.size, "tensor")
     return SplitTokens(axis, lane) if sequence_parallel else SharedTokens(axis, lane)

@@ -1,0 +1,31 @@
+"""Which models tensor-parallel ranks can share: the heads, the MLP and the sequence cut evenly."""
+
+from collections.abc import Iterator
+
+from megatron.model.config import ModelConfig
+
+
+def faults_of_cut(config: ModelConfig, ranks: int, *, sequence_parallel: bool) -> Iterator[str]:
+    """Yield a message, with the flag and the way out, for everything that does not cut evenly.
+
+    Query groups are not copied to several ranks: as in Megatron, there must be enough of them.
+
+    Args:
+        config: the model.
+        ranks: tensor-parallel ranks t.
+        sequence_parallel: whether each of them has its own part of the sequence.
+    """
+    grouped = config.num_query_groups < config.num_attention_heads
+    heads = "--num-query-groups" if grouped else "--num-attention-heads"
+    cuts = [
+        (heads, config.num_query_groups),
+        ("--ffn-hidden-size", config.ffn_hidden_size),
+    ]
+    if sequence_parallel:
+        cuts.append(("--seq-length", config.seq_length))
+    for flag, length in cuts:
+        if length % ranks:
+            yield (
+                f"--tensor-model-parallel-size {ranks} does not divide {flag} {length}: "
+                f"they share it evenly, so choose a multiple of {ranks}, or fewer ranks"
+            )
