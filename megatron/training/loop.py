@@ -19,6 +19,7 @@ from megatron.training.guard.losses import LossWatch
 from megatron.training.guard.stragglers import StragglerWatch
 from megatron.training.guard.words import samples_in_words
 from megatron.training.iteration import run_iteration
+from megatron.training.make_step import make_train_step
 from megatron.training.metrics.introduce import introduce
 from megatron.training.metrics.open_log import open_log
 from megatron.training.open_data import Data
@@ -28,7 +29,7 @@ from megatron.training.profiling.torch_trace import profiler
 from megatron.training.progress import Progress, last_iteration, total_iterations
 from megatron.training.rendezvous import UserError
 from megatron.training.setup import TrainState
-from megatron.training.step import Finished, make_train_step
+from megatron.training.step import Finished
 
 
 def train(

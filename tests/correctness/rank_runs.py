@@ -20,8 +20,9 @@ from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups
 from megatron.runtime.batch import DeviceMicrobatch, to_device, token_counts
 from megatron.training.iteration import evaluate, run_iteration
+from megatron.training.make_step import make_train_step
 from megatron.training.setup import TrainState, build_train_state
-from megatron.training.step import Finished, make_train_step
+from megatron.training.step import Finished
 
 CPU = torch.device("cpu")
 

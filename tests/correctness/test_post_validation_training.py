@@ -26,8 +26,9 @@ from reference.plain_gpt import GPTOptions
 from megatron.config.run_config import RunConfig
 from megatron.layers.main_grad import main_grad_of
 from megatron.training.iteration import evaluate, run_iteration
+from megatron.training.make_step import make_train_step
 from megatron.training.setup import TrainState, build_train_state
-from megatron.training.step import Finished, make_train_step
+from megatron.training.step import Finished
 
 OPTIONS = GPTOptions(num_layers=6, vocab_size=37, tie_embeddings=False)
 JOB = Job(OPTIONS, microbatches=5, iterations=6, warmup=1, dropout=0.1)

@@ -23,10 +23,11 @@ from megatron.runtime.observer import NamedRanges
 from megatron.runtime.timeline import Recorder
 from megatron.simulator.simulate import Span
 from megatron.training.loop import train
+from megatron.training.make_step import make_train_step
 from megatron.training.open_data import Data
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.setup import TrainState, build_train_state, ends_with_copies
-from megatron.training.step import Iteration, make_train_step
+from megatron.training.step import Iteration
 
 _RATES = Rates(1e-3, 1e-3, 0.01)
 

@@ -29,6 +29,7 @@ from megatron.simulator.scenario import Scenario, run
 from megatron.simulator.simulate import Span, Timeline, simulate
 from megatron.simulator.timeline_file import load_timeline
 from megatron.training.iteration import run_iteration
+from megatron.training.make_step import make_train_step
 from megatron.training.planning.run_plan import RunPlan, make_run_plan
 from megatron.training.profiling.observation import Observation
 from megatron.training.profiling.replan import (
@@ -38,7 +39,6 @@ from megatron.training.profiling.replan import (
     replan,
 )
 from megatron.training.setup import build_train_state
-from megatron.training.step import make_train_step
 
 JOB = Job(GPTOptions(num_layers=4, vocab_size=61), microbatches=6, iterations=7)
 TIMEOUT = timedelta(seconds=60)

@@ -1,0 +1,67 @@
+"""Ends a run whose loss or gradient is infinite or NaN, and says where that came from."""
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+import torch
+
+from megatron.optimizer.grad_norm import local_sum_of_squares
+from megatron.runtime.batch import DeviceMicrobatch
+from megatron.training.guard.words import ranks_in_words, samples_in_words
+from megatron.training.setup import TrainState
+
+
+def report_not_finite(
+    state: TrainState,
+    number: int,
+    batch: Sequence[DeviceMicrobatch],
+    loss: float,
+    samples: range,
+) -> NoReturn:
+    """Find the origin of an infinity or NaN, and end the run; weights and gradients do not change.
+
+    All ranks call it.
+
+    Args:
+        state: this rank.
+        number: of the iteration, counted from 0.
+        batch: its microbatches.
+        loss: of the whole model.
+        samples: of the global batch, by their place in the order of training.
+
+    Raises:
+        FloatingPointError: always.
+    """
+    found = _where_not_finite(state, batch, samples)
+    steps = state.optimizer.steps
+    advice = (
+        "lower --lr, or look at these samples"
+        if steps
+        else "no step was taken before, so look at these samples and at the weights that the run "
+        "begins with (--load, --init-method-std)"
+    )
+    raise FloatingPointError(
+        f"iteration {number + 1}: lm loss is {loss}: {found}: {advice}; --iterations-to-skip "
+        f"{number + 1} passes over them"
+    )
+
+
+def _where_not_finite(state: TrainState, batch: Sequence[DeviceMicrobatch], samples: range) -> str:
+    """Return on which rank and in which samples infinity or NaN comes first; all call it."""
+    where = state.pipeline.first_not_finite(batch)
+    if where is not None:
+        own_number, rank, what = where
+        microbatch = own_number * state.groups.data.size + state.groups.grid.coordinates(rank).data
+        size = batch[own_number].samples
+        there = samples[microbatch * size : (microbatch + 1) * size]
+        return (
+            f"rank {rank} saw it first, in {what}, microbatch {microbatch} of the global batch, "
+            f"{samples_in_words(there)}"
+        )
+    own = bool(torch.isfinite(local_sum_of_squares(state.counted, state.groups.device)))
+    finite = state.groups.world.all_gather_object(own)
+    ranks = ranks_in_words(rank for rank, is_finite in enumerate(finite) if not is_finite)
+    return (
+        f"the forward is finite, the gradient is not, on {ranks}; the global batch has "
+        f"{samples_in_words(samples)}"
+    )

@@ -1,0 +1,99 @@
+"""Iterations whose steps are taken on a guess, and checked later.
+
+Each rank steps on the norm that it knows (optimizer post-validation, arXiv 2401.10241). An
+iteration is reported one iteration late, because only then it is known whether its step stands.
+"""
+
+from megatron.optimizer.global_state import GlobalState
+from megatron.optimizer.post_validation import PostValidatedStep
+from megatron.runtime.observer import Observer
+from megatron.training.setup import TrainState
+from megatron.training.step import (
+    Figures,
+    Finished,
+    Iteration,
+    finished_iteration,
+    sums_of_rank,
+)
+
+
+class PostValidatedTrainStep:
+    """Steps on a guess of the global norm, and checks it before the next iteration's first B.
+
+    The next iteration's first forwards run before the check; a wrong guess makes them run again.
+
+    Args:
+        state: this rank, one of two or more.
+        clip_grad: limit of the global gradient norm; 0 switches clipping off.
+        figures: that are logged of the model.
+        ends_if_not_finite: see ``make_train_step``.
+    """
+
+    def __init__(
+        self,
+        state: TrainState,
+        clip_grad: float,
+        figures: Figures,
+        ends_if_not_finite: bool = True,
+    ) -> None:
+        self._ends_if_not_finite = ends_if_not_finite
+        self._state = state
+        self._figures = figures
+        self._num_zeros: int | None = None
+        self._step = PostValidatedStep(state.optimizer, clip_grad, state.groups.pipeline_hosts)
+        self._open: Iteration | None = None
+        self._verdict: tuple[GlobalState, bool] | None = None
+
+    def train(self, iteration: Iteration, observer: Observer | None = None) -> Finished | None:
+        """As in ``TrainStep``; the iteration returned is the one before."""
+        state, finished = self._state, None
+        if self._open is None:
+            loss = state.pipeline.train(iteration.batch, iteration.number, observer)
+        else:
+            loss = state.pipeline.train(
+                iteration.batch, iteration.number, observer, gate=self._stands
+            )
+            finished = self._close()
+            if loss is None:  # the forwards had wrong weights
+                loss = state.pipeline.train(iteration.batch, iteration.number, observer)
+        assert loss is not None, "nothing stops an iteration with the right weights"
+        own = sums_of_rank(state, iteration, loss).tolist()
+        self._num_zeros = self._figures.num_zeros()
+        self._step.guess(iteration.rates, GlobalState(*own))
+        self._open = iteration
+        return finished
+
+    def settle(self) -> Finished | None:
+        """As in ``TrainStep``."""
+        if self._open is None:
+            return None
+        self._stands()
+        return self._close()
+
+    def _stands(self) -> bool:
+        """Whether the last step was right on every rank, so that the next gradients may add up."""
+        self._verdict = self._step.validate()
+        _, right = self._verdict
+        if right:
+            self._state.zero_gradients()
+        return right
+
+    def _close(self) -> Finished:
+        """Make the last step final, correcting it if it does not stand."""
+        assert self._open is not None
+        assert self._verdict is not None
+        (full, right), iteration = self._verdict, self._open
+        self._verdict = self._open = None
+        if not right:
+            self._step.correct(full)
+            if self._ends_if_not_finite and not full.is_finite:
+                report_not_finite(
+                    self._state,
+                    iteration.number,
+                    iteration.batch,
+                    full.loss,
+                    samples_of(self._state, iteration),
+                )
+            self._state.zero_gradients()
+        figures = self._num_zeros, self._figures.params_norm()
+        return finished_iteration(self._state, iteration, full, figures, step_redone=not right)
