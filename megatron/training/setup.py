@@ -146,7 +146,7 @@ def make_model(
 
     Args:
         config: the whole model.
-        train: precision, and the seed of the weights.
+        train: precision, the seed of the weights, and what is kept for the backward.
         padded_vocab_size: rows of the whole vocabulary matrix.
         groups: this rank's view of the job.
         run_plan: tells on which rank each stage is, and how many layers it has.
@@ -162,7 +162,9 @@ def make_model(
             (vocabulary.rank, vocabulary.size) if plan.treatment.is_sharded else None
         ),
     )
-    model = RankModel(config, placement, train.dtype, groups.device)
+    model = RankModel(
+        config, placement, train.dtype, groups.device, vocab_recompute=train.vocab_recompute
+    )
     model.initialise(train.seed)
     return model
 

@@ -44,6 +44,7 @@ class Shape:
             output of the projection.
         dropout: the two dropouts on the residual stream keep one byte per element each.
         kept: what a layer keeps for its backward.
+        vocab_recompute: the output layer keeps nothing of the logits for its backward.
     """
 
     hidden_size: int
@@ -60,6 +61,7 @@ class Shape:
     own_queries: bool = False
     dropout: bool = True
     kept: Kept = "flash"
+    vocab_recompute: bool = False
 
     @property
     def tokens(self) -> int:

@@ -1,11 +1,18 @@
 """The shape of a model, from which the simulator counts FLOPs and bytes."""
 
+from megatron.config.run_config import RunConfig
 from megatron.model.config import ModelConfig
 from megatron.simulator.costs.shape import Shape
 
 
-def shape_of(model: ModelConfig, micro_batch_size: int) -> Shape:
-    """Return the shape from which the simulator counts FLOPs and bytes."""
+def shape_of(model: ModelConfig, micro_batch_size: int, *, vocab_recompute: bool = False) -> Shape:
+    """Return the shape from which the simulator counts FLOPs and bytes.
+
+    Args:
+        model: the model.
+        micro_batch_size: samples of a microbatch.
+        vocab_recompute: the output layer keeps nothing of the logits for its backward.
+    """
     return Shape(
         hidden_size=model.hidden_size,
         num_attention_heads=model.num_attention_heads,
@@ -20,7 +27,14 @@ def shape_of(model: ModelConfig, micro_batch_size: int) -> Shape:
         vector_parameters=_vector_parameters(model),
         own_queries=model.qk_layernorm or model.position_embedding_type == "rope",
         dropout=model.hidden_dropout > 0,
+        vocab_recompute=vocab_recompute,
     )
+
+
+def run_shape(config: RunConfig) -> Shape:
+    """Return the shape of a run's model and microbatches, with what the run keeps of them."""
+    train = config.train
+    return shape_of(config.model, train.micro_batch_size, vocab_recompute=train.vocab_recompute)
 
 
 def _vector_parameters(model: ModelConfig) -> int:
