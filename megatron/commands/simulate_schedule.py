@@ -123,6 +123,8 @@ def _add_cost_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     layer = "forward of the whole output layer: S and T have their times from it"
     add("--output-layer", type=number(0, float), metavar="TIME", help=layer)
+    again = "the backward of --output-layer computes the logits again, which takes TIME once more"
+    add("--vocab-recompute", action="store_true", help=again)
     layers = f"of the model, for redis (default: {LAYERS_PER_STAGE} a stage)"
     names = PLAN_FLAGS["layers"]
     add(*names, dest="layers", type=number(1), metavar="LAYERS", help=layers)
@@ -173,7 +175,8 @@ def read_case(arguments: argparse.Namespace, request: Request) -> Scenario:
         request: the plan that they ask for, with its costs.
 
     Raises:
-        ValueError: if the flags give the time of the output layer twice.
+        ValueError: if the flags give the time of the output layer twice, or not at all where it is
+            needed.
     """
     given, costs = arguments.cost is not None or arguments.costs is not None, request.costs
     if arguments.output_layer is not None and given and (costs.passes["S"] or costs.passes["T"]):
@@ -181,6 +184,8 @@ def read_case(arguments: argparse.Namespace, request: Request) -> Scenario:
             f"--output-layer {arguments.output_layer:g} and the costs of S and T both give the "
             "time of the output layer: give only one of them"
         )
+    if arguments.vocab_recompute and arguments.output_layer is None:
+        raise ValueError("--vocab-recompute adds to --output-layer TIME: give it, or leave it out")
     return Scenario(
         request,
         arguments.output_layer,
@@ -188,6 +193,7 @@ def read_case(arguments: argparse.Namespace, request: Request) -> Scenario:
         arguments.last_stage_layers,
         arguments.replicas,
         read_buckets(arguments),
+        arguments.vocab_recompute,
     )
 
 

@@ -115,6 +115,9 @@ class ParallelFlags:
         idle_without="--enable-vocab-parallel", excludes="--use-interlaced-schedule")
     use_interlaced_schedule: bool = flag(False,
         "The original's name of --vocab-parallel interlaced.")
+    vocab_recompute: bool = flag(False,
+        "Keep no logits for the output layer's backward, which forms them again: one more product, "
+        "and less memory, under every treatment.", idle_with="--skip-train")
     make_vocab_size_divisible_by: int = flag(128,
         "Every vocabulary shard has a multiple of this number of rows.", WIDTH)
     tensor_model_parallel_size: int = flag(1, "Tensor-parallel ranks; only 1 so far.", RANKS)

@@ -126,6 +126,8 @@ class TrainConfig:
         length: samples of the whole job; ``None``: it ends by its iterations.
         final_sets: what is evaluated at the end: the validation set, the test set, both or none.
         skip_train: only evaluate.
+        vocab_recompute: the output layer keeps nothing of the logits for its backward, which forms
+            them again.
     """
 
     micro_batch_size: int
@@ -141,6 +143,7 @@ class TrainConfig:
     length: int | None = None
     final_sets: tuple[EvaluationSet, ...] = ()
     skip_train: bool = False
+    vocab_recompute: bool = False
 
     @property
     def num_microbatches(self) -> int:

@@ -143,6 +143,15 @@ class Kernels(Protocol):
         """
         ...
 
+    def shifted_exponentials_(self, logits_tn: Tensor, shift_n: Tensor) -> None:
+        """``logits = exp(logits - shift)``: exponentials, once the maximum of all rows is known.
+
+        Args:
+            logits_tn: contiguous activations.
+            shift_n: statistics; no logit exceeds it but by rounding.
+        """
+        ...
+
     def carry_input_gradient_(
         self, total_nh: Tensor, shrink_n: Tensor, exp_tn: Tensor, weight_th: Tensor
     ) -> None:

@@ -103,6 +103,7 @@ class RankModel(nn.Module):
         dtype: of parameters and activations.
         device: of the parameters.
         tensor: the ranks that share the layers.
+        vocab_recompute: the output layer keeps nothing of the logits from S to T.
 
     Attributes:
         kernels: of that device and type.
@@ -115,6 +116,8 @@ class RankModel(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         tensor: TensorParallel = ALONE,
+        *,
+        vocab_recompute: bool = False,
     ) -> None:
         super().__init__()
         self.tensor = tensor
@@ -133,7 +136,9 @@ class RankModel(nn.Module):
         if placement.input_shard is not None:
             self.input_layer = InputLayer(placement.input_shard, h, dtype, device)
         if placement.output_shard is not None:
-            self.output_layer = self._make_output_layer(placement.output_shard, dtype, device)
+            self.output_layer = self._make_output_layer(
+                placement.output_shard, dtype, device, vocab_recompute
+            )
         self.positions = self.final_norm = None
         if (
             placement.first_chunk is not None
@@ -148,7 +153,7 @@ class RankModel(nn.Module):
             )
 
     def _make_output_layer(
-        self, shard: VocabularyShard, dtype: torch.dtype, device: torch.device
+        self, shard: VocabularyShard, dtype: torch.dtype, device: torch.device, recompute: bool
     ) -> OutputLayer:
         config = self.config
         options = LossOptions(
@@ -159,7 +164,7 @@ class RankModel(nn.Module):
         else:
             shape = (shard.rows, config.hidden_size)
             weight = nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
-        return OutputLayer(shard, weight, options, self.kernels)
+        return OutputLayer(shard, weight, options, self.kernels, recompute)
 
     @property
     def holds_tied_copy(self) -> bool:

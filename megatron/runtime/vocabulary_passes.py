@@ -166,9 +166,10 @@ class VocabularyPasses:
             self.losses[i] = (token_losses(merged, layer.options) * weight_n).sum()
         if not self._training:
             return
-        if self._treatment.gradient_pass == "T":
-            self._store.put("partial_gradient", i, layer.input_gradient(state, merged, weight_n))
-        layer.t(state, merged, weight_n)
+        form_gradient = self._treatment.gradient_pass == "T"
+        gradient_nh = layer.t(state, merged, weight_n, form_gradient=form_gradient)
+        if gradient_nh is not None:
+            self._store.put("partial_gradient", i, gradient_nh)
 
     def _merged(self, i: int) -> Merged:
         """Take the statistics over the whole vocabulary, in the form that the barriers left."""

@@ -119,6 +119,15 @@ class Treatment:
         early = self.gradient_pass == "S"
         return {"S": 1 + early, "E": 0, "T": 2 - early}
 
+    def products_of(self, kind: PassKind, *, recompute: bool = False) -> int:
+        """Return how many of the output layer's products a pass computes.
+
+        Args:
+            kind: a pass of the output layer.
+            recompute: nothing of the logits is kept until T, which computes them once more.
+        """
+        return self.products.get(kind, 0) + (recompute and kind == "T")
+
     @property
     def gradients_held(self) -> int:
         """The most microbatches whose input gradient from S is neither summed nor used yet.

@@ -40,6 +40,7 @@ class Scenario:
         last_stage_layers: layers of the last stage, for ``redis``; by default they are balanced.
         replicas: of the pipeline.
         buckets: that they exchange. The costs have the times of U, RG and AG.
+        vocab_recompute: the output layer's backward computes the logits once more.
     """
 
     request: Request
@@ -48,6 +49,7 @@ class Scenario:
     last_stage_layers: int | None = None
     replicas: int = 1
     buckets: EvenBuckets | None = None
+    vocab_recompute: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,14 +116,16 @@ def _costs(scenario: Scenario) -> Costs:
         )
     if time is None and not redistributed:
         return costs
+    again = scenario.vocab_recompute
     if treatment.is_sharded:
         assert time is not None
-        return spread_output_layer(costs, request.ranks, treatment, time)
+        return spread_output_layer(costs, request.ranks, treatment, time, recompute=again)
     stages = stages_of(request)
     if not treatment.redistributed:
-        return place_output_layer(costs, stages, time or 0.0)
+        return place_output_layer(costs, stages, time or 0.0, recompute=again)
     layers = LAYERS_PER_STAGE * len(stages) if scenario.layers is None else scenario.layers
-    return redistribute_layers(costs, stages, layers, time or 0.0, scenario.last_stage_layers)
+    last = scenario.last_stage_layers
+    return redistribute_layers(costs, stages, layers, time or 0.0, last, recompute=again)
 
 
 def _check_ranks(costs: Costs, ranks: int) -> None:

@@ -147,7 +147,7 @@ def make_model(
 
     Args:
         config: the whole model.
-        train: precision, and the seed of the weights.
+        train: precision, the seed of the weights, and what is kept for the backward.
         parallel: padding of the vocabulary, and whether the sequence is split.
         groups: this rank's view of the job.
         run_plan: tells on which rank each stage is, and how many layers it has.
@@ -165,7 +165,14 @@ def make_model(
         tensor_shard=(axis.rank, axis.size),
     )
     tensor = tensor_parallel(axis, groups.device, sequence_parallel=parallel.sequence_parallel)
-    model = RankModel(config, placement, train.dtype, groups.device, tensor)
+    model = RankModel(
+        config,
+        placement,
+        train.dtype,
+        groups.device,
+        tensor,
+        vocab_recompute=train.vocab_recompute,
+    )
     model.initialise(train.seed)
     return model
 

@@ -250,15 +250,33 @@ def test_exponentials_carry_maximum_sum_and_input_gradient_over_tiles(
     assert error_nh.max() < 2 * rtol * size
 
 
+@pytest.mark.parametrize(("rows", "tokens"), TILES)
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_exponentials_relative_to_a_known_maximum(
+    tried: Implementation, rows: int, tokens: int, scale: float
+) -> None:
+    """The maximum is that of all rows, here of these or of more; a logit may round beyond it."""
+    logits_tn = scale * tried.activation(rows, tokens)
+    shift_n = logits_tn.amax(0).to(tried.statistics) + tried.statistic(tokens, seed=1).abs()
+    shift_n[::3] = logits_tn.amax(0)[::3] * (1 - 2**-9)
+    expected = (logits_tn.double() - shift_n.double()).exp()
+    tried.kernels.shifted_exponentials_(logits_tn, shift_n)
+    rtol = {torch.bfloat16: HALF_UNIT, torch.float32: 3e-5}.get(tried.dtype, 1e-12)
+    torch.testing.assert_close(logits_tn.double(), expected, rtol=rtol, atol=1e-37)
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_logits_that_are_not_finite_stay_visible(tried: Implementation, value: float) -> None:
     logits_tn = tried.activation(40, 70)
     logits_tn[7, 9] = value
     max_n, sum_n = torch.full_like(tried.statistic(70), -torch.inf), tried.statistic(70) * 0
-    tried.kernels.exponentials_(logits_tn, max_n, sum_n)
+    tried.kernels.exponentials_(logits_tn.clone(), max_n, sum_n)
     finite = sum_n.isfinite()
     assert not finite[9]
     assert finite.sum() == 69
+    tried.kernels.shifted_exponentials_(logits_tn, max_n)
+    assert logits_tn[:, torch.arange(70) != 9].isfinite().all()
+    assert not logits_tn[7, 9].isfinite()
 
 
 @pytest.mark.parametrize(("rows", "tokens"), TILES)

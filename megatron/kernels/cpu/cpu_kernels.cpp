@@ -120,6 +120,17 @@ void exp_tile_bf16(uint16_t *logits, int64_t t, int64_t n, float *maximum, float
   }
 }
 
+// logits [t, n] in place -> exp(logits - shift), shift [n].
+void shifted_exp_bf16(uint16_t *logits, int64_t t, int64_t n, const float *shift) {
+  for (int64_t j = 0; j < t; ++j) {
+    uint16_t *row = logits + j * n;
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+      row[i] = to_bf16(exp_nonpositive(to_float(row[i]) - shift[i]));
+    }
+  }
+}
+
 // transposed [n, t] = tile [t, n].
 void transpose_bf16(const uint16_t *tile, int64_t t, int64_t n, uint16_t *transposed) {
   constexpr int64_t kRows = 32, kColumns = 64;  // a row of the result gets whole cache lines
@@ -395,6 +406,7 @@ void define(pybind11::module_ &module, const char *name, void (*function)(Argume
 
 PYBIND11_MODULE(MODULE_NAME, module) {
   define(module, "exp_tile_bf16", &exp_tile_bf16);
+  define(module, "shifted_exp_bf16", &shifted_exp_bf16);
   define(module, "transpose_bf16", &transpose_bf16);
   define(module, "rescale_add_bf16", &rescale_add_bf16);
   define(module, "scale_bf16", &scale_bf16);

@@ -127,6 +127,12 @@ class CompiledKernels(CpuKernels):
         self._library.exp_tile_bf16(logits_tn.data_ptr(), *logits_tn.shape, *carried)
         return shrink_n
 
+    def shifted_exponentials_(self, logits_tn: Tensor, shift_n: Tensor) -> None:
+        """See ``Kernels``."""
+        expect(torch.bfloat16, logits_tn)
+        expect(torch.float32, shift_n)
+        self._library.shifted_exp_bf16(logits_tn.data_ptr(), *logits_tn.shape, shift_n.data_ptr())
+
     def carry_input_gradient_(
         self, total_nh: Tensor, shrink_n: Tensor, exp_tn: Tensor, weight_th: Tensor
     ) -> None:

@@ -1,5 +1,7 @@
 """All kernels in PyTorch's own operations, for any device and type; the others must match them."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -72,13 +74,18 @@ class ReferenceKernels:
         new_max_n = torch.maximum(max_n, logits_tn.amax(0).to(max_n.dtype))
         shrink_n = (max_n - new_max_n).exp_()
         sum_n.mul_(shrink_n)
-        for part_tn in logits_tn.split(max(1, EXPONENTIALS_AT_ONCE // len(max_n))):
+        for part_tn in _slices(logits_tn):
             # In the dtype of statistics, because a difference in bf16 would be far off.
             exp_tn = (part_tn - new_max_n).exp_()
             sum_n.add_(exp_tn.sum(0))
             part_tn.copy_(exp_tn)
         max_n.copy_(new_max_n)
         return shrink_n
+
+    def shifted_exponentials_(self, logits_tn: Tensor, shift_n: Tensor) -> None:
+        """See ``Kernels``."""
+        for part_tn in _slices(logits_tn):
+            part_tn.copy_((part_tn - shift_n).exp_())
 
     def carry_input_gradient_(
         self, total_nh: Tensor, shrink_n: Tensor, exp_tn: Tensor, weight_th: Tensor
@@ -99,6 +106,11 @@ class ReferenceKernels:
         """See ``Kernels``."""
         scaled_nh = torch.mul(x_nh, factor_n.unsqueeze(1), out=torch.empty_like(x_nh))
         self.accumulate_product_(gradient_th, exp_tn, scaled_nh)
+
+
+def _slices(logits_tn: Tensor) -> Iterator[Tensor]:
+    """Yield parts of a tile whose exponentials may be in fp32 at the same time."""
+    yield from logits_tn.split(max(1, EXPONENTIALS_AT_ONCE // logits_tn.shape[1]))
 
 
 def scaled_dot_product(q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: float) -> Tensor:

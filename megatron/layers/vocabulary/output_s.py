@@ -2,11 +2,12 @@
 
 Every rank holds a shard of the vocabulary. S does all work that needs no other rank, C1 merges a
 few statistics per token, T (in ``output_t``) does the rest. The [v, n] matrix of exponentials
-exists once, in the activation dtype, in tiles of vocabulary rows. On a CPU a tile stays in cache
-while it is in use. As in flash attention, each tile is relative to the running maximum at the time
-it was computed; a factor per token and tile corrects this wherever the tile is used. Vocabulary is
-the first dimension and tokens the second, so that two of the three products read the large matrices
-in their memory order.
+exists once, in the activation dtype, in tiles of vocabulary rows; or only a tile of it at a time,
+if T is to form the tiles again (``output_t_again``). On a CPU a tile stays in cache while it is in
+use. As in flash attention, each tile is relative to the running maximum at the time it was
+computed; a factor per token and tile corrects this wherever the tile is used. Vocabulary is the
+first dimension and tokens the second, so that two of the three products read the large matrices in
+their memory order.
 
 Shapes: n tokens (sequence x batch), h hidden size, v rows of this rank's shard without padding,
 t rows of one tile, k tiles, p shards. Statistics are fp32 (float64 for float64 activations).
@@ -75,10 +76,10 @@ class ShardState(HasStatistics):
     Attributes:
         x_nh: input of the output layer.
         exp_tiles: for each tile [t, n], the exponentials relative to the tile's maximum in
-            ``tile_max_kn``, times the derivative of the soft-capping if there is one. None in an
-            evaluation.
+            ``tile_max_kn``, times the derivative of the soft-capping if there is one. None if they
+            are not kept.
         slope_tiles: for each tile [t, n], this derivative; kept only if label smoothing needs it.
-        tile_max_kn: for each tile, the running maximum at the time it was computed.
+        tile_max_kn: for each kept tile, the running maximum at the time it was computed.
         statistics_4n: local maximum m', sum s', target logit y' (0 elsewhere), sum of logits.
         target_row_n: row of the target in this shard; any row if another shard has the target.
         target_slope_n: derivative of the soft-capping at the target (1 without soft-capping); 0 if
@@ -147,7 +148,7 @@ def output_s(
     exp_tiles: Sequence[Tensor],
     *,
     form_gradient: bool,
-    t_follows: bool = True,
+    keep: bool = True,
     kernels: Kernels,
 ) -> ShardState:
     """Pass S: all work of the output layer that one shard can do alone.
@@ -159,30 +160,32 @@ def output_s(
         first_row: vocabulary id of ``weight_vh[0]``.
         options: form of the loss.
         exp_tiles: contiguous [t, n] buffers, their heights summing to v, that receive the
-            exponentials. For evaluation they may share their memory.
+            exponentials. If they are not kept they may share their memory.
         form_gradient: also form A and D, as Algorithm 2 does.
-        t_follows: keep the inputs of T; an evaluation needs only the statistics.
+        keep: the exponentials, for T. An evaluation needs only the statistics, and so does a T that
+            forms the exponentials again.
         kernels: of the device and type of ``x_nh``.
     """
-    state, target_nh = initial_state(x_nh, weight_vh, targets_n, first_row, options, len(exp_tiles))
-    if t_follows:
-        state.exp_tiles = exp_tiles
+    kept = exp_tiles if keep else ()
+    state, target_nh = initial_state(x_nh, weight_vh, targets_n, first_row, options, len(kept))
+    state.exp_tiles = kept
     max_n, sum_n, _, logit_sum_n = state.statistics_4n
     if form_gradient:
         state.raw_gradient_nh = torch.zeros_like(x_nh, dtype=max_n.dtype)
         state.target_gradient_nh = target_gradient(state, target_nh, weight_vh, options)
     del target_nh  # needed only for D
     tiles_th = weight_vh.split([len(tile) for tile in exp_tiles])
-    for tile_tn, tile_th, tile_max_n in zip(exp_tiles, tiles_th, state.tile_max_kn, strict=True):
+    for k, (tile_tn, tile_th) in enumerate(zip(exp_tiles, tiles_th, strict=True)):
         torch.mm(tile_th, x_nh.T, out=tile_tn)
         slope_tn = soft_cap(tile_tn, options.logit_softcap)
         if options.label_smoothing:
             logit_sum_n += tile_tn.sum(0, dtype=logit_sum_n.dtype)
         shrink_n = kernels.exponentials_(tile_tn, max_n, sum_n)
-        tile_max_n.copy_(max_n)
+        if keep:
+            state.tile_max_kn[k].copy_(max_n)
         if slope_tn is not None:
             tile_tn.mul_(slope_tn)
-            if options.label_smoothing and t_follows:
+            if options.label_smoothing and keep:
                 state.slope_tiles.append(slope_tn)
         if state.raw_gradient_nh is not None:
             kernels.carry_input_gradient_(state.raw_gradient_nh, shrink_n, tile_tn, tile_th)
@@ -199,7 +202,7 @@ def initial_state(
     options: LossOptions,
     tiles: int,
 ) -> tuple[ShardState, Tensor]:
-    """Return the state before the first of k ``tiles``, and the targets' rows of W [n, h]."""
+    """Return the state before the first of k kept ``tiles``, and the targets' rows of W [n, h]."""
     dtype = statistics_dtype(x_nh.dtype)
     statistics_4n = torch.zeros((4, len(x_nh)), dtype=dtype, device=x_nh.device)
     statistics_4n[0] = -torch.inf

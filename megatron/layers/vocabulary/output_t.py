@@ -30,18 +30,32 @@ def input_gradient_in_t(
 ) -> Tensor:
     """Return this shard's part of the input gradient [n, h]; in Algorithm 1, T forms it."""
     factor_kn = tile_factors(state, merged, weight_n, options)
-    target_nh = target_rows(weight_vh, state.target_row_n, weight_n.dtype)
-    gradient_nh = target_gradient(state, target_nh, weight_vh, options)
-    gradient_nh *= -weight_n.unsqueeze(1)
+    gradient_nh = targets_input_gradient(state, weight_vh, weight_n, options)
     tiles_th = weight_vh.split([len(tile) for tile in state.exp_tiles])
     for tile_tn, tile_th, factor_n in zip(state.exp_tiles, tiles_th, factor_kn, strict=True):
         kernels.add_input_gradient_(gradient_nh, factor_n, tile_tn, tile_th)
     row = 0
     for slope_tn in state.slope_tiles:
-        product_nh = slope_tn.T @ weight_vh[row : row + len(slope_tn)]
-        gradient_nh -= (options.spread * weight_n).unsqueeze(1) * product_nh
+        tile_th = weight_vh[row : row + len(slope_tn)]
+        subtract_spread_from_input(gradient_nh, slope_tn, tile_th, weight_n, options)
         row += len(slope_tn)
     return gradient_nh.to(state.x_nh.dtype)
+
+
+def targets_input_gradient(
+    state: ShardState, weight_vh: Tensor, weight_n: Tensor, options: LossOptions
+) -> Tensor:
+    """Return the part of the input gradient that the targets subtract, -g D, [n, h]."""
+    target_nh = target_rows(weight_vh, state.target_row_n, weight_n.dtype)
+    gradient_nh = target_gradient(state, target_nh, weight_vh, options)
+    return gradient_nh.mul_(-weight_n.unsqueeze(1))
+
+
+def subtract_spread_from_input(
+    gradient_nh: Tensor, slope_tn: Tensor, tile_th: Tensor, weight_n: Tensor, options: LossOptions
+) -> None:
+    """Subtract a tile's part of label smoothing from the input gradient of capped logits."""
+    gradient_nh -= (options.spread * weight_n).unsqueeze(1) * (slope_tn.T @ tile_th)
 
 
 def tile_factors(
@@ -87,6 +101,19 @@ def subtract_target_gradient(
         gradient_vh -= options.spread * weighted_nh.sum(0)
     row = 0
     for slope_tn in state.slope_tiles:
-        part_th = slope_tn @ (options.spread * weighted_nh).to(slope_tn.dtype)
-        gradient_vh[row : row + len(part_th)] -= part_th
-        row += len(part_th)
+        subtract_spread(gradient_vh[row : row + len(slope_tn)], slope_tn, weighted_nh, options)
+        row += len(slope_tn)
+
+
+def subtract_spread(
+    gradient_th: Tensor, slope_tn: Tensor, weighted_nh: Tensor, options: LossOptions
+) -> None:
+    """Subtract a tile's part of label smoothing from the weight gradient of capped logits.
+
+    Args:
+        gradient_th: of the tile's rows.
+        slope_tn: derivative of the soft-capping.
+        weighted_nh: g X.
+        options: form of the loss.
+    """
+    gradient_th -= slope_tn @ (options.spread * weighted_nh).to(slope_tn.dtype)

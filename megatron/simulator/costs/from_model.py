@@ -90,6 +90,8 @@ class ModelTimes:
         forward = product + device.traffic(traffic.loss_forward * logits) + self._overhead("S")
         forward += entering + self._statistics("statistics")
         loss = device.traffic(traffic.loss_backward * logits)
+        if self.shape.vocab_recompute:
+            loss += product + device.traffic(traffic.loss_forward * logits)
         if self.early_whole:
             early = product + device.traffic(traffic.early_gradient * logits) + leaving
             return {"F": forward + early, "B": 0.0, "W": product + loss + self._overhead("T")}
@@ -121,16 +123,18 @@ class ModelTimes:
         logits = shape.logits / shards
         product = device.product("output", shape.output_product_flops) / shards
         early = traffic.early_gradient if treatment.gradient_pass == "S" else 0.0
+        again = shape.vocab_recompute  # relative to the maximum of all shards, in T as in S
         scattered = traffic.scatter * shape.elements
         moved: dict[PassKind, float] = {
             "S": (traffic.loss_forward + early) * logits,
-            "E": traffic.exponentials * logits,
-            "T": (traffic.loss_backward + traffic.rescale) * logits,
+            "E": 0.0 if again else traffic.exponentials * logits,
+            "T": (traffic.loss_backward + (traffic.loss_forward if again else traffic.rescale))
+            * logits,
             "IF": traffic.lookup * shape.elements,
             "IB": scattered + traffic.gradient * shape.vocabulary_parameters / shards,
         }
         return {
-            kind: treatment.products.get(kind, 0) * product
+            kind: treatment.products_of(kind, recompute=again) * product
             + device.traffic(moved[kind])
             + self._overhead(kind)
             for kind in treatment.passes

@@ -1,7 +1,8 @@
 """Add the output layer's time to the passes that run it under a treatment of the vocabulary.
 
 The layer has three matrix products of equal size: the logits, the input gradient and the weight
-gradient (arXiv 2411.05288, section 3). ``time`` is the time of one of them.
+gradient (arXiv 2411.05288, section 3). ``time`` is the time of one of them. With ``recompute`` the
+logits are not kept, and computed once more before the weight gradient.
 """
 
 from dataclasses import replace
@@ -12,7 +13,9 @@ from megatron.schedules.treatments import TREATMENTS, Treatment
 from megatron.simulator.costs.stage_costs import StageCosts, Stages
 
 
-def spread_output_layer(costs: Costs, ranks: int, treatment: Treatment, time: float) -> Costs:
+def spread_output_layer(
+    costs: Costs, ranks: int, treatment: Treatment, time: float, *, recompute: bool = False
+) -> Costs:
     """Return ``costs`` with the S and T of one of ``ranks`` shards of the vocabulary.
 
     Args:
@@ -20,18 +23,21 @@ def spread_output_layer(costs: Costs, ranks: int, treatment: Treatment, time: fl
         ranks: ranks that share the layer.
         treatment: says which pass computes which of the three products.
         time: time of the whole layer's forward.
+        recompute: whether T computes the logits again.
     """
-    products, share = treatment.products, time / ranks
-    return replace(
-        costs, passes={**costs.passes, "S": products["S"] * share, "T": products["T"] * share}
-    )
+    kinds: tuple[PassKind, ...] = ("S", "T")
+    share = time / ranks
+    own = {kind: treatment.products_of(kind, recompute=recompute) * share for kind in kinds}
+    return replace(costs, passes={**costs.passes, **own})
 
 
-def place_output_layer(costs: Costs, stages: Stages, time: float) -> Costs:
+def place_output_layer(
+    costs: Costs, stages: Stages, time: float, *, recompute: bool = False
+) -> Costs:
     """Return ``costs`` with the whole output layer on the last stage."""
     rank, chunk = stages[-1]
     passes = dict(costs.passes)
-    for kind, extra in _whole_layer(costs, time).items():
+    for kind, extra in _whole_layer(costs, time, recompute).items():
         table = _table(passes[kind], stages)
         table[rank][chunk] += extra
         passes[kind] = table
@@ -39,7 +45,13 @@ def place_output_layer(costs: Costs, stages: Stages, time: float) -> Costs:
 
 
 def redistribute_layers(
-    costs: Costs, stages: Stages, layers: int, output_layer: float, last: int | None = None
+    costs: Costs,
+    stages: Stages,
+    layers: int,
+    output_layer: float,
+    last: int | None = None,
+    *,
+    recompute: bool = False,
 ) -> Costs:
     """Return the costs with the layers spread so that the slowest rank is as fast as possible.
 
@@ -51,11 +63,12 @@ def redistribute_layers(
         layers: transformer layers of the model.
         output_layer: time of the whole output layer's forward.
         last: layers of the last stage, if the user has chosen their number.
+        recompute: whether the output layer's backward computes the logits again.
 
     Raises:
         ValueError: if times differ by rank, because they then belong to a distribution already.
     """
-    extras = [*({} for _ in stages[1:]), _whole_layer(costs, output_layer)]
+    extras = [*({} for _ in stages[1:]), _whole_layer(costs, output_layer, recompute)]
     layer = {kind: _one_time(costs, kind) * len(stages) / layers for kind in extras[-1]}
     others = {kind: time for kind, time in costs.passes.items() if kind not in layer}
     spread = StageCosts(
@@ -64,10 +77,11 @@ def redistribute_layers(
     return spread.costs(spread.balanced(layers, last))
 
 
-def _whole_layer(costs: Costs, time: float) -> dict[PassKind, float]:
+def _whole_layer(costs: Costs, time: float, recompute: bool) -> dict[PassKind, float]:
     """Return what a whole output layer adds to its stage's passes, of the kinds that have costs."""
-    split = "W" in costs.passes
-    added: dict[PassKind, float] = {"F": time, "B": time if split else 2 * time, "W": time}
+    weights = 2 * time if recompute else time
+    backward = time if "W" in costs.passes else time + weights
+    added: dict[PassKind, float] = {"F": time, "B": backward, "W": weights}
     return {kind: extra for kind, extra in added.items() if kind in costs.passes}
 
 

@@ -73,6 +73,7 @@ class Shape:
         kept: what a layer keeps for its backward.
         tensor: how ranks share a layer. Counts of a layer are those of one rank; those of the
             vocabulary are of the whole one.
+        vocab_recompute: the output layer keeps nothing of the logits for its backward.
     """
 
     hidden_size: int
@@ -91,6 +92,7 @@ class Shape:
     dropout: bool = True
     kept: Kept = "flash"
     tensor: TensorSplit = WHOLE
+    vocab_recompute: bool = False
 
     @property
     def tokens(self) -> int:

@@ -33,7 +33,8 @@ def own_logits(shape: Shape, shards: int, tile_rows: int, exponentials_at_once: 
     Args:
         shape: the model and one microbatch.
         shards: ranks that the vocabulary is split over.
-        tile_rows: vocabulary entries of a tile, the unit in which the output layer works.
+        tile_rows: vocabulary entries of a tile, the unit in which the output layer works. If logits
+            are not kept, one tile of them is there while a pass runs.
         exponentials_at_once: number of a tile's exponentials that are in fp32 at the same time.
     """
     rows = min(tile_rows, -(-shape.vocab_size // shards))
@@ -41,10 +42,11 @@ def own_logits(shape: Shape, shards: int, tile_rows: int, exponentials_at_once: 
     gradient = ACTIVATION_BYTES * rows * shape.hidden_size  # the product that T adds
     # The targets' rows in bf16 and in fp32, and their product with X.
     targets = (ACTIVATION_BYTES + 2 * FP32_BYTES) * shape.elements
+    tile = ACTIVATION_BYTES * rows * shape.tokens if shape.vocab_recompute else 0
     return LogitBytes(
-        held=ACTIVATION_BYTES,
+        held=0 if shape.vocab_recompute else ACTIVATION_BYTES,
         working=0.0,
-        workspace=max(exponentials, gradient, targets),
+        workspace=tile + max(exponentials, gradient, targets),
         early_gradient=2 * FP32_BYTES,  # A and D
     )
 

@@ -298,6 +298,17 @@ def _neighbours(config: RunConfig, watch: Watch) -> Iterator[_Setting]:
                 if micro_batch_size != batch:
                     named += f" --micro-batch-size {micro_batch_size}"
                 yield _Setting(named, other, candidate, least_memory(other, candidate))
+    yield from _with_recomputed_logits(config, watch)
+
+
+def _with_recomputed_logits(config: RunConfig, watch: Watch) -> Iterator[_Setting]:
+    """Yield the run itself without logits in memory between its passes."""
+    if config.train.vocab_recompute:
+        return
+    other = replace(config, train=replace(config.train, vocab_recompute=True))
+    for candidate in asked(other, watch=watch):
+        named = f"--pipeline-schedule {candidate.schedule} --vocab-recompute"
+        yield _Setting(named, other, candidate, least_memory(other, candidate))
 
 
 def _split_evenly(parallel: ParallelConfig) -> ParallelConfig:

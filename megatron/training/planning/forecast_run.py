@@ -8,6 +8,7 @@ import torch
 
 from megatron.config.run_config import RunConfig
 from megatron.kernels.reference.kernels import EXPONENTIALS_AT_ONCE, TILE_ROWS
+from megatron.layers.vocabulary.output_t_again import tile_rows
 from megatron.model.config import ModelConfig
 from megatron.schedules.lower import lower
 from megatron.schedules.needs import CommKind
@@ -29,7 +30,7 @@ from megatron.simulator.costs.training_bytes import (
 from megatron.simulator.exchange import Exchanges, Hidden, Overlap, hidden
 from megatron.simulator.forecast import Forecast, forecast
 from megatron.simulator.simulate import Timeline, simulate
-from megatron.training.planning.model_shape import shape_of
+from megatron.training.planning.model_shape import run_shape
 from megatron.training.planning.run_buckets import RankBuckets, run_buckets
 from megatron.training.planning.run_plan import RunPlan
 
@@ -103,7 +104,10 @@ def own_output_layer(shape: Shape, shards: int) -> LogitBytes:
         shape: the model and one microbatch.
         shards: ranks that the vocabulary is split over.
     """
-    return own_logits(shape, shards, TILE_ROWS, EXPONENTIALS_AT_ONCE)
+    rows = TILE_ROWS
+    if shape.vocab_recompute:
+        rows = tile_rows(-(-shape.vocab_size // shards), TILE_ROWS)
+    return own_logits(shape, shards, rows, EXPONENTIALS_AT_ONCE)
 
 
 def run_sizes(config: RunConfig, plan: Plan, layers: Sequence[int], padding: float = 0.0) -> Sizes:
@@ -115,7 +119,7 @@ def run_sizes(config: RunConfig, plan: Plan, layers: Sequence[int], padding: flo
         layers: transformer layers of every stage.
         padding: share of a rank's parameters that its buckets have in addition.
     """
-    shape = shape_of(config.model, config.train.micro_batch_size)
+    shape = run_shape(config)
     return training_sizes(
         shape,
         plan,
@@ -140,7 +144,7 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
     """
     plan = run_plan.plan
     treatment = TREATMENTS[config.parallel.vocab_parallel]
-    shape = shape_of(config.model, config.train.micro_batch_size)
+    shape = run_shape(config)
     device = gpu.device(treatment)
     times = ModelTimes(shape, device, early_whole=True, split_backward=plan.split_backward)
     costs = stage_costs(times, plan.stages, treatment).costs(run_plan.layers)

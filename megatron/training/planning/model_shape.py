@@ -1,16 +1,24 @@
 """The shape of a model, from which the simulator counts FLOPs and bytes."""
 
+from megatron.config.run_config import RunConfig
 from megatron.model.config import ModelConfig
 from megatron.simulator.costs.shape import WHOLE, Shape, TensorSplit
 
 
-def shape_of(model: ModelConfig, micro_batch_size: int, tensor: TensorSplit = WHOLE) -> Shape:
+def shape_of(
+    model: ModelConfig,
+    micro_batch_size: int,
+    tensor: TensorSplit = WHOLE,
+    *,
+    vocab_recompute: bool = False,
+) -> Shape:
     """Return the shape from which the simulator counts FLOPs and bytes.
 
     Args:
         model: the whole model.
         micro_batch_size: samples of a microbatch.
         tensor: how ranks share a layer.
+        vocab_recompute: the output layer keeps nothing of the logits for its backward.
     """
     return Shape(
         hidden_size=model.hidden_size,
@@ -28,7 +36,14 @@ def shape_of(model: ModelConfig, micro_batch_size: int, tensor: TensorSplit = WH
         own_queries=model.qk_layernorm or model.position_embedding_type == "rope",
         dropout=model.hidden_dropout > 0,
         tensor=tensor,
+        vocab_recompute=vocab_recompute,
     )
+
+
+def run_shape(config: RunConfig) -> Shape:
+    """Return the shape of a run's model and microbatches, with what the run keeps of them."""
+    train = config.train
+    return shape_of(config.model, train.micro_batch_size, vocab_recompute=train.vocab_recompute)
 
 
 def _vector_parameters(model: ModelConfig) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
-from megatron.layers.vocabulary.naive_output import merged_from, naive_e, naive_s
+from megatron.layers.vocabulary.naive_output import merged_from, naive_e, naive_s, rescale_sum
 from megatron.layers.vocabulary.output_s import (
     LossOptions,
     Merged,
@@ -29,6 +29,7 @@ from megatron.layers.vocabulary.output_t import (
     subtract_target_gradient,
     tile_factors,
 )
+from megatron.layers.vocabulary.output_t_again import t_again
 from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.schedules.treatments import TREATMENTS, Treatment
 
@@ -111,10 +112,13 @@ def by_shards(
     treatment: Treatment,
     tile_rows: int,
     kernels: Kernels | None = None,
+    *,
+    recompute: bool = False,
 ) -> Answer:
     """The paper's way: S on every shard, C1, T on every shard, then C2 where T forms gradients.
 
-    In the naive treatment, between C1, of the maximum, and C2, of the sums, E.
+    In the naive treatment, between C1, of the maximum, and C2, of the sums, E. With ``recompute`` S
+    keeps no tile, and T forms the tiles again.
     """
     kernels = kernels or ReferenceKernels()
     v, options = len(problem.weight_vh), problem.options
@@ -122,25 +126,30 @@ def by_shards(
     parts = [VocabularyShard.of(v, padded, index, shards) for index in range(shards)]
     weights = [problem.weight_vh[p.first_row : p.first_row + p.real_rows] for p in parts]
     states = [
-        shard_s(problem, weight_vh, part.first_row, treatment, tile_rows, kernels)
+        shard_s(problem, weight_vh, part.first_row, treatment, tile_rows, kernels, not recompute)
         for part, weight_vh in zip(parts, weights, strict=True)
     ]
-    merged = merge(states, treatment, options, kernels)
-    x_gradients = [
-        input_gradient_from_s(state, merged, problem.weight_n, options)
-        if treatment.gradient_pass == "S"
-        else input_gradient_in_t(state, weight_vh, merged, problem.weight_n, options, kernels)
+    merged = merge(states, treatment, options, kernels, not recompute)
+    finish = again_t if recompute else shard_t
+    gradients = [
+        finish(state, weight_vh, merged, problem, treatment, tile_rows, kernels)
         for state, weight_vh in zip(states, weights, strict=True)
     ]
-    weight_gradients = [
-        weight_gradient(state, weight_vh, merged, problem, kernels)
-        for state, weight_vh in zip(states, weights, strict=True)
-    ]
+    x_gradients, weight_gradients = zip(*gradients, strict=True)
     return Answer(
         token_losses(merged, options),
         torch.stack(x_gradients).sum(0),
         torch.cat(weight_gradients),
     )
+
+
+def tiles_of(problem: Problem, rows: int, at_most: int, *, kept: bool) -> list[Tensor]:
+    """Buffers for the tiles of ``rows`` rows; those that are not kept share their memory."""
+    heights, n = tile_heights(rows, at_most), len(problem.x_nh)
+    if kept:
+        return [problem.x_nh.new_empty(height, n) for height in heights]
+    scratch = problem.x_nh.new_empty(max(heights, default=0), n)
+    return [scratch[:height] for height in heights]
 
 
 def shard_s(
@@ -150,39 +159,83 @@ def shard_s(
     treatment: Treatment,
     tile_rows: int,
     kernels: Kernels,
+    keep: bool,
 ) -> ShardState:
     """S of one shard."""
-    tiles = [
-        problem.x_nh.new_empty(height, len(problem.x_nh))
-        for height in tile_heights(len(weight_vh), tile_rows)
-    ]
+    tiles = tiles_of(problem, len(weight_vh), tile_rows, kept=keep)
     arguments = (problem.x_nh, weight_vh, problem.targets_n, first_row, problem.options, tiles)
-    if treatment.maximum_first:
+    if treatment.maximum_first and keep:
         return naive_s(*arguments)
-    return output_s(*arguments, form_gradient=treatment.gradient_pass == "S", kernels=kernels)
+    form_gradient = treatment.gradient_pass == "S"
+    return output_s(*arguments, form_gradient=form_gradient, keep=keep, kernels=kernels)
 
 
 def merge(
-    states: list[ShardState], treatment: Treatment, options: LossOptions, kernels: Kernels
+    states: list[ShardState],
+    treatment: Treatment,
+    options: LossOptions,
+    kernels: Kernels,
+    keep: bool,
 ) -> Merged:
     """C1, or C1, E and C2 in the naive treatment."""
     if not treatment.maximum_first:
         return merge_statistics(torch.stack([state.statistics_4n for state in states]))
     maximum_n = torch.stack([state.maximum_n for state in states]).amax(0)
     for state in states:
-        naive_e(state, maximum_n, options, kernels)
+        if keep:
+            naive_e(state, maximum_n, options, kernels)
+        else:
+            rescale_sum(state, maximum_n)
     return merged_from(maximum_n, torch.stack([state.sums_kn for state in states]).sum(0))
 
 
-def weight_gradient(
-    state: ShardState, weight_vh: Tensor, merged: Merged, problem: Problem, kernels: Kernels
-) -> Tensor:
-    """What T adds to a gradient of zero."""
-    gradient_vh = torch.zeros_like(weight_vh, dtype=problem.weight_n.dtype)
-    subtract_target_gradient(gradient_vh, state, problem.weight_n, problem.options)
-    factor_kn = tile_factors(state, merged, problem.weight_n, problem.options)
-    add_weight_gradient(gradient_vh, state, factor_kn, kernels)
-    return gradient_vh
+def shard_t(
+    state: ShardState,
+    weight_vh: Tensor,
+    merged: Merged,
+    problem: Problem,
+    treatment: Treatment,
+    tile_rows: int,
+    kernels: Kernels,
+) -> tuple[Tensor, Tensor]:
+    """The input gradient, of S or T, and what T adds to a weight gradient of zero."""
+    weight_n, options = problem.weight_n, problem.options
+    gradient_vh = torch.zeros_like(weight_vh, dtype=weight_n.dtype)
+    if treatment.gradient_pass == "S":
+        gradient_nh = input_gradient_from_s(state, merged, weight_n, options)
+    else:
+        gradient_nh = input_gradient_in_t(state, weight_vh, merged, weight_n, options, kernels)
+    subtract_target_gradient(gradient_vh, state, weight_n, options)
+    add_weight_gradient(gradient_vh, state, tile_factors(state, merged, weight_n, options), kernels)
+    return gradient_nh, gradient_vh
+
+
+def again_t(
+    state: ShardState,
+    weight_vh: Tensor,
+    merged: Merged,
+    problem: Problem,
+    treatment: Treatment,
+    tile_rows: int,
+    kernels: Kernels,
+) -> tuple[Tensor, Tensor]:
+    """``shard_t`` of a T that forms the tiles again."""
+    weight_n, options = problem.weight_n, problem.options
+    gradient_vh = torch.zeros_like(weight_vh, dtype=weight_n.dtype)
+    gradient_nh = t_again(
+        state,
+        weight_vh,
+        gradient_vh,
+        merged,
+        weight_n,
+        options,
+        tiles_of(problem, len(weight_vh), tile_rows, kept=False),
+        form_gradient=treatment.gradient_pass == "T",
+        kernels=kernels,
+    )
+    if gradient_nh is None:
+        gradient_nh = input_gradient_from_s(state, merged, weight_n, options)
+    return gradient_nh, gradient_vh
 
 
 def error(actual: Tensor, expected: Tensor) -> float:

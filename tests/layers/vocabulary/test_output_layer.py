@@ -66,7 +66,9 @@ def by_autograd(
     return loss.detach(), gradients, weight_gradient
 
 
-def make_layer(rank: int = 0, ranks: int = 1, tile_rows: int = 1000) -> OutputLayer:
+def make_layer(
+    rank: int = 0, ranks: int = 1, tile_rows: int = 1000, *, recompute: bool = False
+) -> OutputLayer:
     """A shard of ``matrix``, the padding filled with numbers that must not matter."""
     padded = -(-V // (4 * ranks)) * 4 * ranks
     shard = VocabularyShard.of(V, padded, rank, ranks)
@@ -74,7 +76,7 @@ def make_layer(rank: int = 0, ranks: int = 1, tile_rows: int = 1000) -> OutputLa
     weight_vh[: shard.real_rows] = matrix()[shard.first_row : shard.first_row + shard.real_rows]
     weight = nn.Parameter(weight_vh)
     give_main_grad(weight, torch.zeros_like(weight_vh))
-    return OutputLayer(shard, weight, OPTIONS, CpuKernels(tile_rows))
+    return OutputLayer(shard, weight, OPTIONS, CpuKernels(tile_rows), recompute)
 
 
 def run_alone(
@@ -86,7 +88,8 @@ def run_alone(
         Where the tiles lay in memory, and the gradient of every input.
     """
     states: dict[int, ShardState] = {}
-    places, gradients = set(), []
+    places: set[int] = set()
+    gradients = []
 
     def finish(i: int) -> None:
         state = states.pop(i)
@@ -96,7 +99,7 @@ def run_alone(
 
     for i, (x_nh, targets_n, _) in enumerate(batch):
         states[i] = layer.s(x_nh, targets_n, form_gradient=True)
-        places.add(states[i].exp_tiles[0].data_ptr())
+        places.update(tile.data_ptr() for tile in states[i].exp_tiles[:1])
         if i >= delay:
             finish(i - delay)
     for i in sorted(states):
@@ -104,9 +107,10 @@ def run_alone(
     return places, gradients
 
 
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("delay", [0, 1, 3])
-def test_iterations_with_any_number_of_microbatches(delay: int) -> None:
-    layer = make_layer(tile_rows=4)
+def test_iterations_with_any_number_of_microbatches(delay: int, recompute: bool) -> None:
+    layer = make_layer(tile_rows=4, recompute=recompute)
     for seed, microbatches in enumerate((1, 5, 4, 2, 7, 1)):
         batch = draw(microbatches, seed=seed)
         _, expected, expected_weight = by_autograd(matrix(), batch)
@@ -163,10 +167,15 @@ def test_evaluation_between_iterations_gives_the_loss_and_leaves_no_trace() -> N
 
 
 def run_on_rank(
-    rank: int, world_size: int, *, batch: list[tuple[Tensor, Tensor, Tensor]], treatment: Treatment
+    rank: int,
+    world_size: int,
+    *,
+    batch: list[tuple[Tensor, Tensor, Tensor]],
+    treatment: Treatment,
+    recompute: bool,
 ) -> tuple[float, list[Tensor], Tensor]:
     """Loss, input gradients as the last rank gets them, and this rank's weight gradient."""
-    layer = make_layer(rank, world_size)
+    layer = make_layer(rank, world_size, recompute=recompute)
     root, loss, gradients = world_size - 1, 0.0, []
     axis = make_pipeline_groups().column
     for x_nh, targets_n, weight_n in batch:
@@ -177,12 +186,10 @@ def run_on_rank(
             gathered = collectives.all_gather(state.statistics_4n, axis)
             merged = merge_statistics(gathered)
         loss += float((token_losses(merged, OPTIONS) * weight_n).sum())
-        if treatment.gradient_pass == "S":
+        part_nh = layer.t(state, merged, weight_n, form_gradient=treatment.gradient_pass == "T")
+        if part_nh is None:
             part_nh = input_gradient_from_s(state, merged, weight_n, OPTIONS)
-        else:
-            part_nh = layer.input_gradient(state, merged, weight_n)
         gradients.append(collectives.reduce(part_nh, root, axis))
-        layer.t(state, merged, weight_n)
     assert not main_grad_of(layer.weight)[layer.shard.real_rows :].any()
     return loss, gradients, main_grad_of(layer.weight)[: layer.shard.real_rows]
 
@@ -201,11 +208,17 @@ def naive_merged(
 
 
 @pytest.mark.parametrize("treatment", [ALGORITHM_2, ALGORITHM_1, NAIVE], ids=attrgetter("name"))
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_shards_on_real_ranks(world_size: int, treatment: Treatment, ranks: RankPool) -> None:
+@pytest.mark.parametrize(
+    ("world_size", "recompute"), [(1, False), (2, False), (3, False), (3, True), (4, False)]
+)
+def test_shards_on_real_ranks(
+    world_size: int, recompute: bool, treatment: Treatment, ranks: RankPool
+) -> None:
     batch = draw(3)
     loss, gradients, weight_gradient = by_autograd(matrix(), batch)
-    results = ranks.run(run_on_rank, world_size, batch=batch, treatment=treatment)
+    results = ranks.run(
+        run_on_rank, world_size, batch=batch, treatment=treatment, recompute=recompute
+    )
     assert [own for own, _, _ in results] == pytest.approx([float(loss)] * world_size, rel=1e-12)
     torch.testing.assert_close(results[-1][1], gradients, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(
