@@ -14,6 +14,7 @@ import torch
 from megatron.checkpoint.config import CheckpointConfig
 from megatron.data.batch_sizes import BatchSizes, Rampup
 from megatron.data.config import DataConfig
+from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
@@ -121,6 +122,7 @@ class TrainConfig:
         length: samples of the whole job; ``None``: it ends by its iterations.
         final_sets: what is evaluated at the end: the validation set, the test set, both or none.
         skip_train: only evaluate.
+        recomputation: what the backward computes again.
     """
 
     micro_batch_size: int
@@ -136,6 +138,7 @@ class TrainConfig:
     length: int | None = None
     final_sets: tuple[EvaluationSet, ...] = ()
     skip_train: bool = False
+    recomputation: Recomputation = NO_RECOMPUTATION
 
     @property
     def num_microbatches(self) -> int:

@@ -13,6 +13,7 @@ from megatron.kernels.face import Kernels
 from megatron.kernels.heads import split_heads
 from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.linear import Linear
+from megatron.layers.recompute import again
 from megatron.layers.rope import RotaryEmbedding
 
 
@@ -62,7 +63,12 @@ class SelfAttention(nn.Module):
         device: where the parameters live.
         dtype: type of the parameters.
         kernels: of that device and type.
+
+    Attributes:
+        recompute_core_attn: the backward computes again what lies between the projections.
     """
+
+    recompute_core_attn = False
 
     def __init__(
         self,
@@ -117,6 +123,8 @@ class SelfAttention(nn.Module):
         qkv_bsgcd = self.linear_qkv(x_bsh).view(
             *x_bsh.shape[:2], shape.num_groups, shape.heads_per_group + 2, shape.head_size
         )
+        if self.recompute_core_attn:
+            return self.linear_proj(again(self._core, qkv_bsgcd, rope, seeds))
         return self.linear_proj(self._core(qkv_bsgcd, rope, seeds))
 
     def _core(

@@ -93,14 +93,16 @@ class _SplitLinear(torch.autograd.Function):
         defer: Defer,
         kernels: Kernels,
     ) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.defer, ctx.kernels = defer, kernels
+        ctx.save_for_backward(x)
+        # A kept tensor that is computed again is not the parameter, which has the sum of gradients.
+        ctx.weight, ctx.defer, ctx.kernels = weight, defer, kernels
         return functional.linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors  # refuses an input that was changed since
+        (x,) = ctx.saved_tensors  # refuses an input that was changed since
+        weight = ctx.weight
         grad_no = grad.reshape(-1, grad.shape[-1])
         x_ni = x.detach().reshape(-1, x.shape[-1])  # without the graph that x came from
         x_grad = bias_grad = None

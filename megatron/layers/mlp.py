@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from megatron.kernels.face import Kernels
 from megatron.layers.linear import Linear
+from megatron.layers.recompute import again
 
 Activation = Literal["gelu", "swiglu", "squared_relu"]
 """GELU by its tanh approximation, SwiGLU (arXiv 2002.05202) or relu(x)^2 (arXiv 2109.08668)."""
@@ -29,7 +30,12 @@ class MLP(nn.Module):
         device: where the parameters live.
         dtype: type of the parameters.
         kernels: of that device and type.
+
+    Attributes:
+        recompute_mlp: the backward computes again all but the input.
     """
+
+    recompute_mlp = False
 
     def __init__(
         self,
@@ -59,4 +65,7 @@ class MLP(nn.Module):
 
     def forward(self, x_bsh: Tensor) -> Tensor:
         """[b, s, h] -> [b, s, h]."""
+        return again(self._run, x_bsh) if self.recompute_mlp else self._run(x_bsh)
+
+    def _run(self, x_bsh: Tensor) -> Tensor:
         return self.linear_fc2(self._activation(self.linear_fc1(x_bsh)))
