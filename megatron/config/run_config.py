@@ -14,6 +14,7 @@ import torch
 from megatron.checkpoint.config import CheckpointConfig
 from megatron.data.batch_sizes import BatchSizes, Rampup
 from megatron.data.config import DataConfig
+from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
@@ -128,6 +129,7 @@ class TrainConfig:
         skip_train: only evaluate.
         vocab_recompute: the output layer keeps nothing of the logits for its backward, which forms
             them again.
+        recomputation: what the backward computes again.
     """
 
     micro_batch_size: int
@@ -144,6 +146,7 @@ class TrainConfig:
     final_sets: tuple[EvaluationSet, ...] = ()
     skip_train: bool = False
     vocab_recompute: bool = False
+    recomputation: Recomputation = NO_RECOMPUTATION
 
     @property
     def num_microbatches(self) -> int:

@@ -14,6 +14,7 @@ from megatron.kernels.face import Kernels
 from megatron.kernels.heads import split_heads
 from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.linear import Linear
+from megatron.layers.recompute import again
 from megatron.layers.rope import RotaryEmbedding
 from megatron.layers.tensor_cut import Holding, Whole
 from megatron.parallel.tensor import ALONE, TensorParallel
@@ -77,7 +78,10 @@ class SelfAttention(nn.Module):
     Attributes:
         shape: sizes of this rank's share.
         holdings: how the ranks hold the parameters; see ``SaysHoldings``.
+        recompute_core_attn: the backward computes again what lies between the projections.
     """
+
+    recompute_core_attn = False
 
     def __init__(
         self,
@@ -146,6 +150,8 @@ class SelfAttention(nn.Module):
         qkv_bsgcd = self.linear_qkv(x_bsh).unflatten(
             2, (shape.num_groups, shape.heads_per_group + 2, shape.head_size)
         )
+        if self.recompute_core_attn:
+            return self.linear_proj(again(self._core, qkv_bsgcd, rope, seeds))
         return self.linear_proj(self._core(qkv_bsgcd, rope, seeds))
 
     def _core(

@@ -134,8 +134,9 @@ class _SharedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: _How) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.how = how
+        ctx.save_for_backward(x)
+        # A kept tensor that is computed again is not the parameter, which has the sum of gradients.
+        ctx.weight, ctx.how = weight, how
         whole_x = how.columns.gather(x)
         if how.rows.size == 1:
             return functional.linear(whole_x, weight, bias)
@@ -145,7 +146,8 @@ class _SharedLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors  # refuses an input that was changed since
+        (x,) = ctx.saved_tensors  # refuses an input that was changed since
+        weight = ctx.weight
         how: _How = ctx.how
         needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
         grad_no = _rows(grad)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from megatron.kernels.face import Kernels
 from megatron.layers.linear import Linear
+from megatron.layers.recompute import again
 from megatron.parallel.tensor import ALONE, TensorParallel
 
 Activation = Literal["gelu", "swiglu", "squared_relu"]
@@ -31,7 +32,12 @@ class MLP(nn.Module):
         dtype: type of the parameters.
         kernels: of that device and type.
         tensor: the ranks that share the columns f.
+
+    Attributes:
+        recompute_mlp: the backward computes again all but the input.
     """
+
+    recompute_mlp = False
 
     def __init__(
         self,
@@ -75,4 +81,7 @@ class MLP(nn.Module):
 
     def forward(self, x_bsh: Tensor) -> Tensor:
         """[b, s, h] -> [b, s, h], of the tokens that this rank has."""
+        return again(self._run, x_bsh) if self.recompute_mlp else self._run(x_bsh)
+
+    def _run(self, x_bsh: Tensor) -> Tensor:
         return self.linear_fc2(self._activation(self.linear_fc1(x_bsh)))

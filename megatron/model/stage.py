@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from megatron.kernels.choose import kernels_for
 from megatron.layers.dropout import DropoutSeeds, dropout
 from megatron.layers.norm import build_norm
+from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation, recompute_parts
 from megatron.layers.rope import Llama3Scaling, RotaryEmbedding
 from megatron.layers.vocabulary.input_layer import InputLayer
 from megatron.layers.vocabulary.output_layer import OutputLayer
@@ -103,6 +104,7 @@ class RankModel(nn.Module):
         dtype: of parameters and activations.
         device: of the parameters.
         tensor: the ranks that share the layers.
+        recomputation: what the backward computes again.
         vocab_recompute: the output layer keeps nothing of the logits from S to T.
 
     Attributes:
@@ -116,12 +118,14 @@ class RankModel(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         tensor: TensorParallel = ALONE,
+        recomputation: Recomputation = NO_RECOMPUTATION,
         *,
         vocab_recompute: bool = False,
     ) -> None:
         super().__init__()
         self.tensor = tensor
         self.config = config
+        self.recomputation = recomputation
         self.placement = placement
         self.kernels = kernels_for(device, dtype)
         self.rope = _rope(config, device)
@@ -131,6 +135,7 @@ class RankModel(nn.Module):
             )
             for layers in placement.chunks
         )
+        recompute_parts(self.chunks, recomputation.parts)
         h = config.hidden_size
         self.input_layer = self.output_layer = None
         if placement.input_shard is not None:
@@ -201,8 +206,11 @@ class RankModel(nn.Module):
             if self.positions is not None:
                 x_bsh = x_bsh + self._own_positions(x_bsh.shape[1])
             x_bsh = dropout(x_bsh, self.config.hidden_dropout, seeds(-1), "embedding", self.tensor)
-        for index, layer in self._numbered_layers(chunk):
-            x_bsh = layer(x_bsh, self.rope, seeds(index))
+        x_bsh = self.recomputation.run(
+            list(self._numbered_layers(chunk)),
+            lambda own, x: own[1](x, self.rope, seeds(own[0])),
+            x_bsh,
+        )
         if chunk == self.placement.last_chunk:
             assert self.final_norm is not None
             x_bsh = self.final_norm(x_bsh)

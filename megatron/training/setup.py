@@ -171,6 +171,7 @@ def make_model(
         train.dtype,
         groups.device,
         tensor,
+        train.recomputation,
         vocab_recompute=train.vocab_recompute,
     )
     model.initialise(train.seed)

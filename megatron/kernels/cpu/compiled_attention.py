@@ -62,11 +62,12 @@ class _SeparateAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_basd: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         batch, _, seq_length, size = grad_basd.shape
-        groups = len(ctx.saved_tensors[0]) // batch
+        saved = ctx.saved_tensors  # once: they may be computed again
+        groups = len(saved[0]) // batch
         dq_basd = grad_basd.new_empty(grad_basd.shape)
         dk_bgsd, dv_bgsd = grad_basd.new_empty(2, batch, groups, seq_length, size)
         parts = (_by_group(t, groups) for t in (grad_basd, dq_basd, dk_bgsd, dv_bgsd))
-        _backward(ctx.library, ctx.saved_tensors, *parts)
+        _backward(ctx.library, saved, *parts)
         return dq_basd, dk_bgsd, dv_bgsd, None
 
 
@@ -84,13 +85,14 @@ class _FusedAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_bsf: Tensor) -> tuple[Tensor, None]:
         batch, seq_length, _ = grad_bsf.shape
-        k_xsd = ctx.saved_tensors[0]
+        saved = ctx.saved_tensors
+        k_xsd = saved[0]
         groups, size = len(k_xsd) // batch, k_xsd.shape[-1]
         grad_bsgrd = grad_bsf.reshape(batch, seq_length, groups, -1, size)
         queries = grad_bsgrd.shape[3]
         dqkv_bsgcd = grad_bsf.new_empty(batch, seq_length, groups, queries + 2, size)
         grad_bgrsd = grad_bsgrd.permute(0, 2, 3, 1, 4)
-        _backward(ctx.library, ctx.saved_tensors, grad_bgrsd, *_parts(dqkv_bsgcd))
+        _backward(ctx.library, saved, grad_bgrsd, *_parts(dqkv_bsgcd))
         return dqkv_bsgcd, None
 
 

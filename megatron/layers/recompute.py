@@ -1,0 +1,96 @@
+"""Activations that a backward computes again instead of finding them kept.
+
+The graph of autograd is the one that it is without: what an operation would keep is only formed
+anew, from the same inputs by the same operations, when the first operation of the backward asks
+for it. Dropout seeds itself. So losses and gradients are the same bits, and a backward in parts (B
+and W) works as ever. Computing again ends with the last tensor that was kept, so a product whose
+result nobody keeps is not repeated.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias, TypeVar, get_args
+
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+Part: TypeAlias = Literal["core_attn", "mlp"]
+"""A part of a layer by Megatron's name: attention between its two projections, or the MLP."""
+
+PARTS: Final[tuple[Part, ...]] = get_args(Part)
+
+Layer = TypeVar("Layer")
+
+
+@dataclass(frozen=True)
+class Recomputation:
+    """What the layers of a chunk compute again in their backward.
+
+    Attributes:
+        parts: of every layer, from the inputs of each part.
+        group: layers in a row that are computed again together, from the input of the first; 0: no
+            whole layer is.
+        most: groups of a chunk at most, its first ones; ``None``: as many as its layers make.
+    """
+
+    parts: frozenset[Part] = frozenset()
+    group: int = 0
+    most: int | None = None
+
+    def run(
+        self, layers: Sequence[Layer], forward: Callable[[Layer, Tensor], Tensor], x: Tensor
+    ) -> Tensor:
+        """Run the layers of a chunk one after the other.
+
+        Args:
+            layers: of a chunk.
+            forward: runs one of them; it must give the same bits whenever it is called.
+            x: input of the first.
+
+        Returns:
+            The output of the last.
+        """
+        kept_from = 0
+        for group in self._groups(layers):
+            x = again(_run_all, group, forward, x)
+            kept_from += len(group)
+        return _run_all(layers[kept_from:], forward, x)
+
+    def _groups(self, layers: Sequence[Layer]) -> Iterator[Sequence[Layer]]:
+        """Yield the layers that are computed again together."""
+        if self.group:
+            first = range(0, len(layers), self.group)[: self.most]
+            yield from (layers[i : i + self.group] for i in first)
+
+
+NO_RECOMPUTATION: Final = Recomputation()
+
+
+def again(function: Callable[..., Tensor], *arguments: object) -> Tensor:
+    """Return what ``function`` returns, keeping only the tensors among ``arguments``.
+
+    Args:
+        function: must give the same bits whenever it is called.
+        arguments: of the function.
+    """
+    result: Tensor = checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
+    return result
+
+
+def recompute_parts(model: nn.Module, parts: frozenset[Part]) -> None:
+    """Let the layers in ``model`` compute parts of themselves again.
+
+    Every module that has such a part has an attribute ``recompute_PART``.
+    """
+    for name in (f"recompute_{part}" for part in parts):
+        for module in model.modules():
+            if hasattr(module, name):
+                setattr(module, name, True)
+
+
+def _run_all(
+    layers: Sequence[Layer], forward: Callable[[Layer, Tensor], Tensor], x: Tensor
+) -> Tensor:
+    for layer in layers:
+        x = forward(layer, x)
+    return x
