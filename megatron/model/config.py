@@ -131,14 +131,24 @@ class ModelConfig:
         """Whether the MLP's first layer has two halves."""
         return self.swiglu or self.geglu
 
+    def is_local(self, layer: int) -> bool:
+        """Whether a layer has the window.
+
+        Args:
+            layer: index in the whole model, from 0.
+        """
+        pattern = self.window_pattern or (1,)
+        return self.window_size is not None and bool(pattern[layer % len(pattern)])
+
     def window_of(self, layer: int) -> int | None:
         """Return how many earlier positions a position of a layer sees; ``None``: all of them.
 
         Args:
             layer: index in the whole model, from 0.
         """
-        pattern = self.window_pattern or (1,)
-        return self.window_size if pattern[layer % len(pattern)] else None
+        size = self.window_size
+        hides = size is not None and size < self.seq_length - 1 and self.is_local(layer)
+        return size if hides else None
 
     def rotates(self, layer: int) -> bool:
         """Whether queries and keys of a layer are rotated.

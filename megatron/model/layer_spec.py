@@ -220,7 +220,7 @@ def _rotation(config: ModelConfig, index: int) -> RotationSpec | None:
     if not config.rotates(index):
         return None
     base, local = config.rotary_base, config.rotary_base_local
-    is_local = local is not None and config.window_of(index) is not None
+    is_local = local is not None and config.is_local(index)
     return RotationSpec(
         config.kv_channels,
         config.seq_length,
