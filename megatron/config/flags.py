@@ -25,9 +25,11 @@ from megatron.config.declare import (
     required,
     up_to,
 )
+from megatron.config.layer_flags import LayerFlags
 from megatron.config.long_run_flags import CheckpointFlags, GuardFlags, ReplicaFlags
 from megatron.config.optimizer_flags import OptimizerFlags
 from megatron.config.record_flags import RecordFlags
+from megatron.model.config import PositionEmbedding
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAINABLE_SCHEDULES
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.gpus import GPUS
@@ -59,13 +61,13 @@ class ModelFlags:
     max_position_embeddings: int | None = flag(None,
         "Longest sequence; rows of the learned position table.", LENGTH, unset="--seq-length")
     ffn_hidden_size: int | None = flag(None, "Width of the MLP.", WIDTH,
-        unset="4 x hidden; with --swiglu 8/3 x hidden in multiples of 64")
+        unset="4 x hidden; with --swiglu or --geglu 8/3 x hidden in multiples of 64")
     group_query_attention: bool = flag(False, "Share key/value heads among query heads.")
     num_query_groups: int | None = flag(None, "Key/value heads.", WIDTH,
         unset="1, or heads without --group-query-attention", idle_without="--group-query-attention")
     kv_channels: int | None = flag(None, "Width of a head.", WIDTH, unset="hidden / heads")
-    position_embedding_type: Literal["learned_absolute", "rope"] = flag("learned_absolute",
-        "A learned table, or rotated queries and keys.")
+    position_embedding_type: PositionEmbedding = flag("learned_absolute",
+        "A learned table, rotated queries and keys, scores that fall with distance, or nothing.")
     rotary_base: int = flag(10000, "RoPE theta.", up_to(10**12), idle_without=_ROPE)
     rotary_percent: float = flag(1.0, "Share of each head that RoPE rotates.", PERCENT,
         idle_without=_ROPE)
@@ -297,6 +299,7 @@ class Flags:
     """Pretrain GPT with vocabulary parallelism in pipeline parallelism."""
 
     model: ModelFlags
+    layers: LayerFlags
     parallel: ParallelFlags
     pipeline: PipelineFlags
     train: TrainFlags

@@ -1,6 +1,6 @@
 """The flags that make a certain model: the way back from ``ModelConfig`` to a command line."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from megatron.config.declare import all_declarations, option_of
@@ -23,6 +23,12 @@ _OPPOSITES: Final = {
     "tie_embeddings": "--untie-embeddings-and-output-weights",
 }
 """Flags that turn a field off."""
+
+_PATTERNS: Final = {
+    "window_pattern": ("--window-attn-skip-freq", 0),
+    "no_rope_pattern": ("--no-rope-freq", 1),
+}
+"""Patterns of layers: their flags, and what an N-th layer has where these give a number."""
 
 Model = Mapping[str, Any]
 """The fields of a ``ModelConfig`` by name, as a checkpoint keeps them."""
@@ -79,7 +85,21 @@ def _flags_of(name: str, model: Model) -> Iterator[tuple[str, Any]]:
         grouped = value != model.get("num_attention_heads")
         yield "--group-query-attention", grouped
         yield option_of(name), value if grouped else None
+    elif name == "window_size":
+        yield option_of(name), None if value is None else f"{value},0"
+    elif name in _PATTERNS:
+        option, last = _PATTERNS[name]
+        yield option, _pattern_words(value, last)
     elif name == "vocab_size":  # the tokenizer decides it, with or without --vocab-size
         yield "a vocabulary of", value
     else:
         yield option_of(name), value
+
+
+def _pattern_words(pattern: Sequence[int], last: int) -> str | None:
+    """Return a pattern of layers as its flag takes it; ``None``: it is not given."""
+    if not pattern:
+        return None
+    if list(pattern) == [1 - last] * (len(pattern) - 1) + [last]:
+        return str(len(pattern))
+    return f"[{','.join(map(str, pattern))}]"

@@ -22,10 +22,10 @@ from megatron.config.flags import (
     DataFlags,
     Flags,
     LogFlags,
-    ModelFlags,
     TrainFlags,
 )
 from megatron.config.guard_flags import parse_iterations
+from megatron.config.layer_patterns import parse_pattern, parse_window
 from megatron.config.long_run_flags import CheckpointFlags, GuardFlags, ReplicaFlags
 from megatron.config.optimizer_flags import OptimizerFlags
 from megatron.config.pipeline_flags import settle_pipeline
@@ -44,7 +44,7 @@ from megatron.config.run_config import (
 from megatron.data.batch_sizes import BatchSizes, Rampup
 from megatron.data.config import DataConfig
 from megatron.data.tokenizer import build_tokenizer
-from megatron.model.config import ModelConfig
+from megatron.model.config import ModelConfig, Pattern
 from megatron.optimizer.config import MuonConfig, OptimizerConfig
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> R
     vocab_size, eod_token = vocabulary(flags.data, flags.log.dry_run)
     replicas = number_of_replicas(flags, world_size)
     return RunConfig(
-        model=model_config(flags.model, vocab_size),
+        model=model_config(flags, vocab_size),
         parallel=parallel_config(flags, vocab_size, replicas),
         train=train_config(flags, evaluation_sets(flags.data.split), replicas),
         checkpoint=checkpoint_config(flags.checkpoint, flags.train.skip_train),
@@ -180,21 +180,52 @@ def vocabulary(flags: DataFlags, dry_run: bool) -> tuple[int, int]:
     return max(tokenizer.vocab_size, flags.vocab_size or 0), tokenizer.eod
 
 
-def model_config(flags: ModelFlags, vocab_size: int) -> ModelConfig:
+def model_config(flags: Flags, vocab_size: int) -> ModelConfig:
     """The model's shape; MLP width, key/value heads and head width as Megatron derives them."""
-    heads, hidden = flags.num_attention_heads, flags.hidden_size
-    ffn_default = int(4 * hidden * 2 / 3 / 64) * 64 if flags.swiglu else 4 * hidden
+    model, layers = flags.model, flags.layers
+    heads, hidden = model.num_attention_heads, model.hidden_size
+    gated = model.swiglu or layers.geglu
+    ffn_default = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
     return copied(
         ModelConfig,
-        flags,
-        ffn_hidden_size=flags.ffn_hidden_size or ffn_default,
-        num_query_groups=(flags.num_query_groups or 1) if flags.group_query_attention else heads,
-        kv_channels=flags.kv_channels or hidden // heads,
-        max_position_embeddings=flags.max_position_embeddings or flags.seq_length,
+        model,
+        ffn_hidden_size=model.ffn_hidden_size or ffn_default,
+        num_query_groups=(model.num_query_groups or 1) if model.group_query_attention else heads,
+        kv_channels=model.kv_channels or hidden // heads,
+        max_position_embeddings=model.max_position_embeddings or model.seq_length,
         vocab_size=vocab_size,
-        add_bias_linear=not flags.disable_bias_linear,
-        tie_embeddings=not flags.untie_embeddings_and_output_weights,
+        add_bias_linear=not model.disable_bias_linear,
+        tie_embeddings=not model.untie_embeddings_and_output_weights,
+        **layer_fields(flags),
     )
+
+
+def layer_fields(flags: Flags) -> dict[str, Any]:
+    """The fields of the model about what its layers are made of."""
+    layers = flags.layers
+    names = {field.name for field in fields(ModelConfig)}
+    same = {name: value for name, value in vars(layers).items() if name in names}
+    derived = {
+        "window_size": parse_window(layers.window_size),
+        "window_pattern": window_pattern(flags),
+        "no_rope_pattern": no_rope_pattern(flags),
+    }
+    if layers.query_pre_attn_scalar is not None:
+        derived["softmax_scale"] = layers.query_pre_attn_scalar**-0.5
+    if layers.scale_embeddings_by_hidden_size:
+        derived["embedding_multiplier"] = flags.model.hidden_size**0.5
+    return same | derived
+
+
+def window_pattern(flags: Flags) -> Pattern:
+    """Which layers have the window; errors as of ``parse_pattern``."""
+    words = flags.layers.window_attn_skip_freq
+    return parse_pattern("--window-attn-skip-freq", words, 0, flags.model.num_layers)
+
+
+def no_rope_pattern(flags: Flags) -> Pattern:
+    """Which layers do not rotate; errors as of ``parse_pattern``."""
+    return parse_pattern("--no-rope-freq", flags.layers.no_rope_freq, 1, flags.model.num_layers)
 
 
 def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelConfig:

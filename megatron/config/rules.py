@@ -10,6 +10,7 @@ from typing import Final
 from megatron.config.data_flags import evaluation_sets, parse_data_path, parse_split
 from megatron.config.flags import DataFlags, Flags
 from megatron.config.guard_rules import GUARD_NOTES, GUARD_RULES
+from megatron.config.layer_rules import LAYER_NOTES, LAYER_RULES
 from megatron.config.optimizer_rules import OPTIMIZER_NOTES, OPTIMIZER_RULES
 from megatron.config.pipeline_flags import PIPELINE_NOTES, PIPELINE_RULES
 from megatron.config.resolve import iterations, profiled_iterations, rampup_of
@@ -33,9 +34,10 @@ def _heads(flags: Flags) -> Iterator[str]:
 
 def _mlp(flags: Flags) -> Iterator[str]:
     model = flags.model
-    if model.swiglu and model.ffn_hidden_size is None and model.hidden_size < 24:
+    gate = "--swiglu" if model.swiglu else "--geglu" if flags.layers.geglu else None
+    if gate and model.ffn_hidden_size is None and model.hidden_size < 24:
         yield (
-            f"--swiglu with --hidden-size {model.hidden_size} leaves an MLP without width, "
+            f"{gate} with --hidden-size {model.hidden_size} leaves an MLP without width, "
             "as its default is a multiple of 64: give --ffn-hidden-size"
         )
 
@@ -193,6 +195,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _mlp,
     _positions,
     _rotation,
+    *LAYER_RULES,
     *PIPELINE_RULES,
     _batches,
     _growing_batches,
@@ -208,6 +211,7 @@ RULES: Final[tuple[Rule, ...]] = (
 """All rules that the flags alone decide, in the order of their groups."""
 
 NOTES: Final[tuple[Rule, ...]] = (
+    *LAYER_NOTES,
     *OPTIMIZER_NOTES,
     _split_of_mock_data,
     _idle_evaluation,

@@ -14,6 +14,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from megatron.kernels.scores import PLAIN, Scores
+
 
 class Kernels(Protocol):
     """The operations of one device for one type of activations.
@@ -59,6 +61,17 @@ class Kernels(Protocol):
         """
         ...
 
+    def geglu(self, gate_up: Tensor) -> Tensor:
+        """``gelu(gate) * up`` of the two halves of the last dimension, the gate first.
+
+        Args:
+            gate_up: activations [..., 2 f].
+
+        Returns:
+            [..., f].
+        """
+        ...
+
     def layer_norm(self, x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
         """``(x - mean) / sqrt(variance + epsilon) * weight + bias`` over the last dimension.
 
@@ -83,27 +96,39 @@ class Kernels(Protocol):
         ...
 
     def causal_attention(
-        self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, *, dropout: float
+        self,
+        q_basd: Tensor,
+        k_bgsd: Tensor,
+        v_bgsd: Tensor,
+        *,
+        dropout: float,
+        scores: Scores = PLAIN,
     ) -> Tensor:
-        """softmax(q kᵀ / sqrt(d)) v, where every position sees itself and earlier positions.
+        """softmax(scores of q kᵀ) v, where every position sees itself and earlier positions.
+
+        No tensor of [s, s] for every head outlives the forward if nothing is dropped.
 
         Args:
             q_basd: queries [b, a, s, d]; transposed views are taken as they are.
             k_bgsd: keys [b, g, s, d]; a is a multiple of g.
             v_bgsd: values [b, g, s, d].
             dropout: probability of dropping an attention weight, 0 outside training.
+            scores: how products of queries and keys become scores.
 
         Returns:
             [b, a, s, d], laid out in memory as [b, s, a, d] where the kernel allows.
         """
         ...
 
-    def causal_self_attention(self, qkv_bsgcd: Tensor, *, dropout: float) -> Tensor:
+    def causal_self_attention(
+        self, qkv_bsgcd: Tensor, *, dropout: float, scores: Scores = PLAIN
+    ) -> Tensor:
         """``causal_attention`` of a fused projection's output, with no operation between the two.
 
         Args:
             qkv_bsgcd: [b, s, g, r + 2, d]: for every group its queries, its key and its value.
             dropout: as in ``causal_attention``.
+            scores: as in ``causal_attention``.
 
         Returns:
             [b, s, a d].

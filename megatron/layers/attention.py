@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from megatron.kernels.face import Kernels
 from megatron.kernels.heads import split_heads
+from megatron.kernels.scores import PLAIN, Scores
 from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.linear import Linear
 from megatron.layers.recompute import again
@@ -70,6 +71,7 @@ class SelfAttention(nn.Module):
         qkv_bias: a bias in that of queries, keys and values, also without ``bias``.
         dropout: probability of dropping an attention weight in training.
         qk_norms: norms over d of the queries and of the keys, applied before the rotation.
+        scores: how products of queries and keys become scores.
         device: where the parameters live.
         dtype: type of the parameters.
         kernels: of that device and type.
@@ -91,6 +93,7 @@ class SelfAttention(nn.Module):
         qkv_bias: bool = False,
         dropout: float,
         qk_norms: tuple[nn.Module, nn.Module] | None,
+        scores: Scores = PLAIN,
         device: torch.device,
         dtype: torch.dtype,
         kernels: Kernels,
@@ -100,6 +103,8 @@ class SelfAttention(nn.Module):
         self.shape = shape.share(tensor.size)
         self._tensor = tensor
         self.dropout = dropout
+        own_heads = self.shape.num_heads
+        self.scores = scores.of_heads(tensor.rank * own_heads, own_heads)
         self._kernels = kernels
         query_size = shape.num_heads * shape.head_size
         self.linear_qkv = Linear(
@@ -162,7 +167,9 @@ class SelfAttention(nn.Module):
         if seeds is not None and dropout:
             seeds.begin("attention", shard=self._tensor.rank)
         if self.q_layernorm is None and rope is None:
-            return self._kernels.causal_self_attention(qkv_bsgcd, dropout=dropout)
+            return self._kernels.causal_self_attention(
+                qkv_bsgcd, dropout=dropout, scores=self.scores
+            )
         q_bsad, k_bsgd, v_bsgd = split_heads(qkv_bsgcd)
         if self.q_layernorm is not None and self.k_layernorm is not None:
             q_bsad, k_bsgd = self.q_layernorm(q_bsad), self.k_layernorm(k_bsgd)
@@ -173,5 +180,6 @@ class SelfAttention(nn.Module):
             k_bsgd.transpose(1, 2),
             v_bsgd.transpose(1, 2),
             dropout=dropout,
+            scores=self.scores,
         )
         return context_basd.transpose(1, 2).flatten(2)

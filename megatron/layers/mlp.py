@@ -13,14 +13,15 @@ from megatron.layers.linear import Linear
 from megatron.layers.recompute import again
 from megatron.parallel.tensor import ALONE, TensorParallel
 
-Activation = Literal["gelu", "swiglu", "squared_relu"]
-"""GELU by its tanh approximation, SwiGLU (arXiv 2002.05202) or relu(x)^2 (arXiv 2109.08668)."""
+Activation = Literal["gelu", "swiglu", "geglu", "squared_relu"]
+"""GELU by its tanh approximation, SwiGLU or, with that GELU, GeGLU (arXiv 2002.05202), or relu(x)^2
+(arXiv 2109.08668)."""
 
 
 class MLP(nn.Module):
     """Two linear layers around an activation function.
 
-    With SwiGLU ``linear_fc1.weight`` is [2f, h], the gate's rows first, as in Megatron's
+    With a gate ``linear_fc1.weight`` is [2f, h], the gate's rows first, as in Megatron's
     checkpoints. Weights are unset until ``megatron.model.init`` draws them.
 
     Args:
@@ -52,7 +53,7 @@ class MLP(nn.Module):
         tensor: TensorParallel = ALONE,
     ) -> None:
         super().__init__()
-        fused = 2 if activation == "swiglu" else 1
+        fused = 2 if activation in ("swiglu", "geglu") else 1
         self.linear_fc1 = Linear(
             hidden_size,
             ffn_hidden_size * fused,
@@ -75,6 +76,7 @@ class MLP(nn.Module):
         functions = {
             "gelu": kernels.gelu,
             "swiglu": kernels.swiglu,
+            "geglu": kernels.geglu,
             "squared_relu": kernels.squared_relu,
         }
         self._activation = functions[activation]

@@ -7,16 +7,20 @@ from torch import Tensor, nn
 
 from megatron.kernels.face import Kernels
 
+NormKind = Literal["LayerNorm", "RMSNorm"]
+
 
 def build_norm(
-    kind: Literal["LayerNorm", "RMSNorm"],
+    kind: NormKind,
     size: int,
     epsilon: float,
     dtype: torch.dtype,
     device: torch.device,
     kernels: Kernels,
+    *,
+    zero_centred: bool = False,
 ) -> nn.LayerNorm | nn.RMSNorm:
-    """Return a norm over the last dimension with weight 1 and, for LayerNorm, bias 0.
+    """Return a norm over the last dimension that changes no scale yet; LayerNorm has bias 0.
 
     Args:
         kind: ``LayerNorm`` or ``RMSNorm``.
@@ -25,14 +29,15 @@ def build_norm(
         dtype: type of the parameters.
         device: where the parameters live.
         kernels: of that device and type.
+        zero_centred: the weight is kept as its distance from 1, so that it starts at 0.
 
     Raises:
         ValueError: ``kind`` is neither of the two.
     """
     if kind == "LayerNorm":
-        return LayerNorm(size, epsilon, dtype, device, kernels)
+        return LayerNorm(size, epsilon, dtype, device, kernels, zero_centred)
     if kind == "RMSNorm":
-        return RMSNorm(size, epsilon, dtype, device, kernels)
+        return RMSNorm(size, epsilon, dtype, device, kernels, zero_centred)
     raise ValueError(f"unknown normalization {kind!r}: choose LayerNorm or RMSNorm")
 
 
@@ -40,26 +45,51 @@ class LayerNorm(nn.LayerNorm):
     """``torch.nn.LayerNorm`` by the kernels of its device; see ``build_norm``."""
 
     def __init__(
-        self, size: int, epsilon: float, dtype: torch.dtype, device: torch.device, kernels: Kernels
+        self,
+        size: int,
+        epsilon: float,
+        dtype: torch.dtype,
+        device: torch.device,
+        kernels: Kernels,
+        zero_centred: bool = False,
     ) -> None:
         super().__init__(size, epsilon, device=device, dtype=dtype)
+        self._zero_centred = zero_centred
+        if zero_centred:
+            nn.init.zeros_(self.weight)
         self._kernels = kernels
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., h] -> [..., h], in the type of ``x``."""
-        return self._kernels.layer_norm(x, self.weight, self.bias, self.eps)
+        return self._kernels.layer_norm(
+            x, _scale(self.weight, self._zero_centred), self.bias, self.eps
+        )
 
 
 class RMSNorm(nn.RMSNorm):
     """``torch.nn.RMSNorm`` by the kernels of its device; see ``build_norm``."""
 
     def __init__(
-        self, size: int, epsilon: float, dtype: torch.dtype, device: torch.device, kernels: Kernels
+        self,
+        size: int,
+        epsilon: float,
+        dtype: torch.dtype,
+        device: torch.device,
+        kernels: Kernels,
+        zero_centred: bool = False,
     ) -> None:
         super().__init__(size, epsilon, device=device, dtype=dtype)
+        self._zero_centred = zero_centred
+        if zero_centred:
+            nn.init.zeros_(self.weight)
         self._epsilon = epsilon
         self._kernels = kernels
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., h] -> [..., h], in the type of ``x``."""
-        return self._kernels.rms_norm(x, self.weight, self._epsilon)
+        return self._kernels.rms_norm(x, _scale(self.weight, self._zero_centred), self._epsilon)
+
+
+def _scale(weight_h: Tensor, zero_centred: bool) -> Tensor:
+    """Return what a norm multiplies by: its weight, or 1 more, in the weight's type."""
+    return weight_h + 1 if zero_centred else weight_h

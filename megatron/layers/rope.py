@@ -63,6 +63,7 @@ class RotaryEmbedding:
         rotary_base: theta of the paper.
         device: where the table lives.
         interleaved: neighbouring channels make a pair, instead of channels of the two halves.
+        interpolation: by which positions are divided (arXiv 2306.15595).
         scaling: changes the frequencies; ``None``: they stay.
 
     Raises:
@@ -78,6 +79,7 @@ class RotaryEmbedding:
         device: torch.device,
         *,
         interleaved: bool = False,
+        interpolation: int = 1,
         scaling: Llama3Scaling | None = None,
     ) -> None:
         rotated = int(head_size * rotary_percent)
@@ -90,7 +92,7 @@ class RotaryEmbedding:
         frequency_r = float(rotary_base) ** -exponent_r
         if scaling is not None:
             frequency_r = scaling.scaled(frequency_r)
-        position_s = torch.arange(seq_length, dtype=torch.float64)
+        position_s = torch.arange(seq_length, dtype=torch.float64) / interpolation
         angle_s1r = torch.outer(position_s, frequency_r)[:, None]
         self._cos_s1r = angle_s1r.cos().to(device, torch.float32)
         self._sin_s1r = angle_s1r.sin().to(device, torch.float32)

@@ -5,6 +5,11 @@ from typing import Literal
 
 from megatron.layers.mlp import Activation
 
+PositionEmbedding = Literal["learned_absolute", "rope", "alibi", "none"]
+
+Pattern = tuple[int, ...]
+"""A property of layers: 1 for those that have it, repeated over all layers."""
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -23,15 +28,36 @@ class ModelConfig:
         max_position_embeddings: rows of the learned position table.
         vocab_size: real vocabulary entries V, before padding.
         position_embedding_type: ``learned_absolute`` adds a table on the first stage; ``rope``
-            rotates queries and keys.
+            rotates queries and keys; ``alibi`` lowers scores with distance; ``none``: causality
+            alone tells positions apart.
         rotary_base: RoPE theta.
         rotary_percent: share of each head that is rotated.
         rotary_interleaved: RoPE turns neighbouring channels together, not those of two halves.
         use_rope_scaling: RoPE's low frequencies are scaled down, as in Llama 3.1.
         rope_scaling_factor: by which the lowest are divided.
+        rotary_seq_len_interpolation_factor: by which RoPE divides positions.
+        rotary_base_local: RoPE theta of layers with a window, whose positions and frequencies are
+            not scaled; ``None``: they rotate as the others do.
+        no_rope_pattern: 1 for layers that do not rotate, 0 for others, repeated over the layers;
+            empty: all rotate.
+        window_size: how many earlier positions a position sees besides itself; ``None``: all.
+        window_pattern: 1 for layers with that window, 0 for those that see all, repeated over the
+            layers; empty: all layers have the window.
+        softmax_scale: factor of the products of queries and keys; ``None``: 1/sqrt(kv_channels).
+        attn_logit_softcapping: c of ``c * tanh(score / c)`` in attention; 0 switches it off.
         normalization: ``LayerNorm`` or ``RMSNorm``.
         norm_epsilon: epsilon of every norm.
+        apply_layernorm_1p: a norm's weight is kept as its distance from 1.
+        post_self_attn_layernorm: a norm of attention's output before it joins the stream.
+        post_mlp_layernorm: the same of the MLP's output.
+        apply_residual_connection_post_layernorm: branches add to their norm's output, not to its
+            input.
+        parallel_attn: attention and MLP read the same input, and both add to it.
+        parallel_layernorm: then the MLP has a norm of its own.
+        embed_layernorm: a norm of the word embeddings.
+        embedding_multiplier: factor of the word embeddings.
         swiglu: SiLU-gated MLP instead of GELU.
+        geglu: GELU-gated MLP.
         squared_relu: MLP with relu(x)^2 instead of GELU.
         qk_layernorm: normalise queries and keys per head.
         add_bias_linear: biases in the linear layers of the blocks.
@@ -54,15 +80,31 @@ class ModelConfig:
     seq_length: int
     max_position_embeddings: int
     vocab_size: int
-    position_embedding_type: Literal["learned_absolute", "rope"] = "learned_absolute"
+    position_embedding_type: PositionEmbedding = "learned_absolute"
     rotary_base: int = 10000
     rotary_percent: float = 1.0
     rotary_interleaved: bool = False
     use_rope_scaling: bool = False
     rope_scaling_factor: float = 8.0
+    rotary_seq_len_interpolation_factor: int = 1
+    rotary_base_local: int | None = None
+    no_rope_pattern: Pattern = ()
+    window_size: int | None = None
+    window_pattern: Pattern = ()
+    softmax_scale: float | None = None
+    attn_logit_softcapping: float = 0.0
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
     norm_epsilon: float = 1e-5
+    apply_layernorm_1p: bool = False
+    post_self_attn_layernorm: bool = False
+    post_mlp_layernorm: bool = False
+    apply_residual_connection_post_layernorm: bool = False
+    parallel_attn: bool = False
+    parallel_layernorm: bool = False
+    embed_layernorm: bool = False
+    embedding_multiplier: float = 1.0
     swiglu: bool = False
+    geglu: bool = False
     squared_relu: bool = False
     qk_layernorm: bool = False
     add_bias_linear: bool = True
@@ -80,4 +122,39 @@ class ModelConfig:
         """The MLP's activation function."""
         if self.swiglu:
             return "swiglu"
+        if self.geglu:
+            return "geglu"
         return "squared_relu" if self.squared_relu else "gelu"
+
+    @property
+    def gated_mlp(self) -> bool:
+        """Whether the MLP's first layer has two halves."""
+        return self.swiglu or self.geglu
+
+    def is_local(self, layer: int) -> bool:
+        """Whether a layer has the window.
+
+        Args:
+            layer: index in the whole model, from 0.
+        """
+        pattern = self.window_pattern or (1,)
+        return self.window_size is not None and bool(pattern[layer % len(pattern)])
+
+    def window_of(self, layer: int) -> int | None:
+        """Return how many earlier positions a position of a layer sees; ``None``: all of them.
+
+        Args:
+            layer: index in the whole model, from 0.
+        """
+        size = self.window_size
+        hides = size is not None and size < self.seq_length - 1 and self.is_local(layer)
+        return size if hides else None
+
+    def rotates(self, layer: int) -> bool:
+        """Whether queries and keys of a layer are rotated.
+
+        Args:
+            layer: index in the whole model, from 0.
+        """
+        pattern = self.no_rope_pattern or (0,)
+        return self.position_embedding_type == "rope" and not pattern[layer % len(pattern)]

@@ -34,7 +34,8 @@ def initialise(owned: OwnedParameter, config: ModelConfig, seed: int) -> None:
     """Draw a parameter.
 
     Matrices are normal(0, ``init_method_std``). Matrices that write to the residual stream are
-    divided by ``sqrt(2 num_layers)``, as in Megatron and GPT-2. Biases are 0, norms 1.
+    divided by ``sqrt(2 num_layers)``, as in Megatron and GPT-2. Biases are 0, norms
+    multiply by 1.
 
     Args:
         owned: any type and device.
@@ -70,7 +71,8 @@ def init_layer(
 def _values(name: str, shape: Shape, box: Box, config: ModelConfig, seed: int) -> torch.Tensor:
     """Return the initial values of a box of a tensor of the model, fp32."""
     if len(shape) == 1:
-        return torch.full(box.shape, 1.0 if name.endswith("layernorm.weight") else 0.0)
+        starts_at_one = name.endswith("norm.weight") and not config.apply_layernorm_1p
+        return torch.full(box.shape, float(starts_at_one))
     std = config.init_method_std
     if name.endswith(_RESIDUAL_OUTPUTS):
         std /= math.sqrt(2 * config.num_layers)

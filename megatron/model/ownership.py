@@ -11,7 +11,8 @@ from megatron.parallel.box import Box, Piece, Shape, whole
 from megatron.parallel.tensor import ALONE, TensorParallel
 
 WORD_EMBEDDINGS: Final = "embedding.word_embeddings.weight"
-POSITION_EMBEDDINGS: Final = "embedding.position_embeddings.weight"
+EMBEDDING_NORM: Final = "embedding.word_embeddings.norm"
+POSITION_EMBEDDINGS: Final = "embedding.position_embeddings"
 FINAL_NORM: Final = "decoder.final_layernorm"
 OUTPUT_LAYER: Final = "output_layer.weight"
 LAYERS: Final = "decoder.layers."

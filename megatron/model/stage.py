@@ -15,16 +15,18 @@ from torch import Tensor, nn
 
 from megatron.kernels.choose import kernels_for
 from megatron.layers.dropout import DropoutSeeds, dropout
-from megatron.layers.norm import build_norm
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation, recompute_parts
-from megatron.layers.rope import Llama3Scaling, RotaryEmbedding
+from megatron.layers.rope import RotaryEmbedding
 from megatron.layers.vocabulary.input_layer import InputLayer
 from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.output_s import LossOptions
 from megatron.layers.vocabulary.shard import VocabularyShard
+from megatron.model.build_layer import build_layer
 from megatron.model.config import ModelConfig
 from megatron.model.init import initialise
+from megatron.model.layer_spec import NormSpec, RotationSpec, layer_spec
 from megatron.model.ownership import (
+    EMBEDDING_NORM,
     FINAL_NORM,
     OUTPUT_LAYER,
     POSITION_EMBEDDINGS,
@@ -33,7 +35,6 @@ from megatron.model.ownership import (
     layer_prefix,
     owned_by,
 )
-from megatron.model.transformer_layer import TransformerLayer
 from megatron.parallel.box import Box, Piece
 from megatron.parallel.tensor import ALONE, TensorParallel
 
@@ -128,10 +129,10 @@ class RankModel(nn.Module):
         self.recomputation = recomputation
         self.placement = placement
         self.kernels = kernels_for(device, dtype)
-        self.rope = _rope(config, device)
+        self.ropes = _ropes(config, placement, device)
         self.chunks = nn.ModuleList(
             nn.ModuleList(
-                TransformerLayer(config, i, device, dtype, self.kernels, tensor) for i in layers
+                build_layer(config, i, device, dtype, self.kernels, tensor) for i in layers
             )
             for layers in placement.chunks
         )
@@ -144,7 +145,10 @@ class RankModel(nn.Module):
             self.output_layer = self._make_output_layer(
                 placement.output_shard, dtype, device, vocab_recompute
             )
-        self.positions = self.final_norm = None
+        self.positions = self.embedding_norm = self.final_norm = None
+        norm = NormSpec(config.normalization, config.norm_epsilon, config.apply_layernorm_1p)
+        if placement.first_chunk is not None and config.embed_layernorm:
+            self.embedding_norm = norm.build(h, device, dtype, self.kernels)
         if (
             placement.first_chunk is not None
             and config.position_embedding_type == "learned_absolute"
@@ -153,9 +157,7 @@ class RankModel(nn.Module):
                 config.max_position_embeddings, h, dtype=dtype, device=device
             )
         if placement.last_chunk is not None:
-            self.final_norm = build_norm(
-                config.normalization, h, config.norm_epsilon, dtype, device, self.kernels
-            )
+            self.final_norm = norm.build(h, device, dtype, self.kernels)
 
     def _make_output_layer(
         self, shard: VocabularyShard, dtype: torch.dtype, device: torch.device, recompute: bool
@@ -203,17 +205,31 @@ class RankModel(nn.Module):
             return DropoutSeeds(seed, iteration, microbatch, layer) if self.training else None
 
         if chunk == self.placement.first_chunk:
-            if self.positions is not None:
-                x_bsh = x_bsh + self._own_positions(x_bsh.shape[1])
-            x_bsh = dropout(x_bsh, self.config.hidden_dropout, seeds(-1), "embedding", self.tensor)
+            x_bsh = dropout(
+                self._embedding(x_bsh),
+                self.config.hidden_dropout,
+                seeds(-1),
+                "embedding",
+                self.tensor,
+            )
         x_bsh = self.recomputation.run(
             list(self._numbered_layers(chunk)),
-            lambda own, x: own[1](x, self.rope, seeds(own[0])),
+            lambda own, x: own[1](x, self.ropes[own[0]], seeds(own[0])),
             x_bsh,
         )
         if chunk == self.placement.last_chunk:
             assert self.final_norm is not None
             x_bsh = self.final_norm(x_bsh)
+        return x_bsh
+
+    def _embedding(self, x_bsh: Tensor) -> Tensor:
+        """Return what the first layer reads, but for dropout, from the word embeddings."""
+        if self.config.embedding_multiplier != 1:
+            x_bsh = x_bsh * self.config.embedding_multiplier
+        if self.embedding_norm is not None:
+            x_bsh = self.embedding_norm(x_bsh)
+        if self.positions is not None:
+            x_bsh = x_bsh + self._own_positions(x_bsh.shape[1])
         return x_bsh
 
     def _own_positions(self, count: int) -> Tensor:
@@ -241,19 +257,20 @@ class RankModel(nn.Module):
         """Yield every parameter of this rank once, with the boxes of the whole model's tensor."""
         if self.input_layer is not None:
             yield self._vocabulary_matrix(WORD_EMBEDDINGS, self.input_layer)
-        if self.positions is not None:
-            table = self.positions.weight
-            assert isinstance(table, nn.Parameter)
-            yield OwnedParameter.held(POSITION_EMBEDDINGS, table, self.tensor)
+        yield from self._owned(f"{EMBEDDING_NORM}.", self.embedding_norm)
+        yield from self._owned(f"{POSITION_EMBEDDINGS}.", self.positions)
         for chunk in range(len(self.chunks)):
             for index, layer in self._numbered_layers(chunk):
-                yield from owned_by(layer, layer_prefix(index), self.tensor)
-        if self.final_norm is not None:
-            yield from owned_by(self.final_norm, f"{FINAL_NORM}.", self.tensor)
+                yield from self._owned(layer_prefix(index), layer)
+        yield from self._owned(f"{FINAL_NORM}.", self.final_norm)
         if self.output_layer is not None and not self.config.tie_embeddings:
             yield self._vocabulary_matrix(OUTPUT_LAYER, self.output_layer)
         elif self.holds_tied_copy and self.output_layer is not None:
             yield self._vocabulary_matrix(WORD_EMBEDDINGS, self.output_layer, is_copy=True)
+
+    def _owned(self, prefix: str, module: nn.Module | None) -> Iterator[OwnedParameter]:
+        """Yield the parameters of a part of the model, if it is here."""
+        return iter(()) if module is None else owned_by(module, prefix, self.tensor)
 
     def _vocabulary_matrix(
         self, name: str, layer: InputLayer | OutputLayer, *, is_copy: bool = False
@@ -266,15 +283,13 @@ class RankModel(nn.Module):
         )
 
 
-def _rope(config: ModelConfig, device: torch.device) -> RotaryEmbedding | None:
-    if config.position_embedding_type != "rope":
-        return None
-    return RotaryEmbedding(
-        config.kv_channels,
-        config.seq_length,
-        config.rotary_percent,
-        config.rotary_base,
-        device,
-        interleaved=config.rotary_interleaved,
-        scaling=Llama3Scaling(config.rope_scaling_factor) if config.use_rope_scaling else None,
-    )
+def _ropes(
+    config: ModelConfig, placement: Placement, device: torch.device
+) -> dict[int, RotaryEmbedding | None]:
+    """Return the rotation of every layer here; layers that rotate alike share a table."""
+    tables: dict[RotationSpec | None, RotaryEmbedding | None] = {None: None}
+    specs = {i: layer_spec(config, i).rotation for own in placement.chunks for i in own}
+    for spec in specs.values():
+        if spec is not None and spec not in tables:
+            tables[spec] = spec.build(device)
+    return {index: tables[spec] for index, spec in specs.items()}

@@ -1,4 +1,4 @@
-"""One pre-norm GPT block: x + attention(norm(x)), then x + mlp(norm(x)).
+"""A transformer layer that follows its spec: x + attention(norm(x)), then x + mlp(norm(x)).
 
 Shapes: b batch, s sequence, h hidden.
 """
@@ -7,12 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from megatron.kernels.face import Kernels
-from megatron.layers.attention import AttentionShape, SelfAttention
 from megatron.layers.dropout import DropoutSeeds, dropout
-from megatron.layers.mlp import MLP
-from megatron.layers.norm import build_norm
 from megatron.layers.rope import RotaryEmbedding
 from megatron.model.config import ModelConfig
+from megatron.model.layer_spec import layer_spec
 from megatron.parallel.tensor import ALONE, TensorParallel
 
 
@@ -41,47 +39,21 @@ class TransformerLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.layer_number = layer_number
+        self.spec = spec = layer_spec(config, layer_number)
         self._tensor = tensor
-        self.hidden_dropout = config.hidden_dropout
+        self._hidden_dropout = spec.hidden_dropout
 
-        def norm(size: int) -> nn.Module:
-            return build_norm(
-                config.normalization, size, config.norm_epsilon, dtype, device, kernels
-            )
+        def norm(is_there: bool = True) -> nn.Module:
+            if not is_there:
+                return nn.Identity()
+            return spec.norm.build(config.hidden_size, device, dtype, kernels)
 
-        shape = AttentionShape(
-            hidden_size=config.hidden_size,
-            num_heads=config.num_attention_heads,
-            num_groups=config.num_query_groups,
-            head_size=config.kv_channels,
-        )
-        self.input_layernorm = norm(config.hidden_size)
-        self.self_attention = SelfAttention(
-            shape,
-            bias=config.add_bias_linear,
-            qkv_bias=config.add_qkv_bias,
-            dropout=config.attention_dropout,
-            qk_norms=(
-                (norm(config.kv_channels), norm(config.kv_channels))
-                if config.qk_layernorm
-                else None
-            ),
-            device=device,
-            dtype=dtype,
-            kernels=kernels,
-            tensor=tensor,
-        )
-        self.pre_mlp_layernorm = norm(config.hidden_size)
-        self.mlp = MLP(
-            config.hidden_size,
-            config.ffn_hidden_size,
-            activation=config.activation,
-            bias=config.add_bias_linear,
-            device=device,
-            dtype=dtype,
-            kernels=kernels,
-            tensor=tensor,
-        )
+        self.input_layernorm = norm()
+        self.self_attention = spec.attention.build(device, dtype, kernels, tensor)
+        self.post_self_attn_layernorm = norm(spec.norm_after_attention)
+        self.pre_mlp_layernorm = norm(spec.mlp_norm)
+        self.mlp = spec.mlp.build(device, dtype, kernels, tensor)
+        self.post_mlp_layernorm = norm(spec.norm_after_mlp)
 
     def forward(
         self,
@@ -93,17 +65,24 @@ class TransformerLayer(nn.Module):
 
         Args:
             x_bsh: residual stream [b, s, h], of the tokens that this rank has.
-            rope: rotation shared by all layers; None with learned positions.
+            rope: rotation of this layer, as its spec says; None without one.
             seeds: of dropout in training; ``None``: nothing is dropped.
 
         Returns:
             [b, s, h], of the same tokens.
         """
+        normed_bsh = self.input_layernorm(x_bsh)
+        attended_bsh = self.post_self_attn_layernorm(self.self_attention(normed_bsh, rope, seeds))
+        attended_bsh = self._drop(attended_bsh, seeds, "attention output")
+        x_bsh = self._stream(x_bsh, normed_bsh) + attended_bsh
+        normed_bsh = self.pre_mlp_layernorm(x_bsh)
+        mlp_bsh = self.post_mlp_layernorm(self.mlp(normed_bsh))
+        mlp_bsh = self._drop(mlp_bsh, seeds, "mlp output")
+        return self._stream(x_bsh, normed_bsh) + mlp_bsh
 
-        def dropped(branch_bsh: Tensor, use: str) -> Tensor:
-            return dropout(branch_bsh, self.hidden_dropout, seeds, use, self._tensor)
+    def _drop(self, branch_bsh: Tensor, seeds: DropoutSeeds | None, use: str) -> Tensor:
+        return dropout(branch_bsh, self._hidden_dropout, seeds, use, self._tensor)
 
-        attended_bsh = self.self_attention(self.input_layernorm(x_bsh), rope, seeds)
-        x_bsh = x_bsh + dropped(attended_bsh, "attention output")
-        mlp_bsh = self.mlp(self.pre_mlp_layernorm(x_bsh))
-        return x_bsh + dropped(mlp_bsh, "mlp output")
+    def _stream(self, x_bsh: Tensor, normed_bsh: Tensor) -> Tensor:
+        """Return what a branch that reads ``normed_bsh``, the norm of ``x_bsh``, adds to."""
+        return normed_bsh if self.spec.adds_to_normed else x_bsh

@@ -171,14 +171,16 @@ def reads(model: RankModel, plan: Plan) -> dict[int, frozenset[Touch]]:
 
 
 def _ends(model: RankModel) -> Iterator[tuple[nn.Parameter, int]]:
-    """Yield the position table and the final norm's parameters, with the chunk they belong to."""
+    """Yield the parameters between vocabulary and layers, with the chunk they belong to."""
     placement = model.placement
-    if placement.first_chunk is not None and model.positions is not None:
-        for parameter in model.positions.parameters():
-            yield parameter, placement.first_chunk
-    if placement.last_chunk is not None and model.final_norm is not None:
-        for parameter in model.final_norm.parameters():
-            yield parameter, placement.last_chunk
+    for chunk, module in (
+        (placement.first_chunk, model.embedding_norm),
+        (placement.first_chunk, model.positions),
+        (placement.last_chunk, model.final_norm),
+    ):
+        if chunk is not None and module is not None:
+            for parameter in module.parameters():
+                yield parameter, chunk
 
 
 def _chunk(chunk: int | None) -> int:

@@ -26,11 +26,11 @@ GROUPS_OF_PIPELINE = Condition(
         == line.word("--pipeline-model-parallel-size")
     ),
 )
-WITH_ROPE = Condition(
-    "with rotated positions",
-    lambda line: line.word("--position-embedding-type") == "rope",
+WITHOUT_TABLE = Condition(
+    "with positions that are no learned table",
+    lambda line: line.word("--position-embedding-type") in ("rope", "alibi", "none"),
 )
-
+WITH_TABLE = Condition("with learned positions", lambda line: not WITHOUT_TABLE.holds(line))
 
 INDEXED = Condition(
     "with --dataset MMAP or Idxmap",

@@ -19,7 +19,7 @@ from megatron.config.foreign.conditions import (
     NO_RECORDS,
     OWN_TOKENIZER,
     SAME_STD,
-    WITH_ROPE,
+    WITHOUT_TABLE,
 )
 from megatron.config.foreign.line import ONE_REPLICA, Condition, at_one, beside, without
 
@@ -419,38 +419,34 @@ FEATURES: Final = (
     ),
     Feature(
         "other position embeddings",
-        "positions are a learned table, or queries and keys rotated by RoPE",
-        "use --position-embedding-type rope or learned_absolute",
+        "positions are a learned table, rotated by RoPE, ALiBi's slopes, or none",
+        "use --position-embedding-type rope, learned_absolute, alibi or none",
         """
-        --position-embedding-type {alibi,none,yarn,mrope,relative,xpos}
-        --rotary-seq-len-interpolation-factor N --use-alibi-position-embeddings --yarn-* [...]
-        --mrope-* [...] --relative-attention-* [...] --rotary-scaling-factor N --no-rope-freq N
+        --position-embedding-type {yarn,mrope,relative,xpos} --yarn-* [...]
+        --mrope-* [...] --relative-attention-* [...] --rotary-scaling-factor N
         """,
         idle=(
-            Idle("the learned table is left out", WITH_ROPE, """
+            Idle("the learned table is left out", WITHOUT_TABLE, """
                 --no-position-embedding"""),
-            Idle("positions are not interpolated", None, """
-                --rotary-seq-len-interpolation-factor {1,1.0}"""),
         ),
     ),
     Feature(
         "other layers",
-        "the model is a GPT of attention and MLP layers of one kind",
+        "layers are of softmax attention and an MLP (GELU, SwiGLU, GeGLU or squared ReLU)",
         _LEAVE_IT_OUT,
         """
-        --embed-layernorm --spec N ... --transformer-impl N --parallel-attn --parallel-layernorm
-        --apply-residual-connection-post-layernorm --apply-residual-connection-post-norm
-        --normalization {SyncRMSNorm,apexRMSNorm,ScaleNorm} --glu-activation N --geglu
-        --quick-gelu --openai-gelu --reglu --liglu --activation-func-* [...] --xielu
-        --embedding-multiplier N --init-method-xavier-uniform
+        --spec N ... --transformer-impl N
+        --normalization {SyncRMSNorm,apexRMSNorm,ScaleNorm} --glu-activation N
+        --quick-gelu --quick-geglu --reglu --liglu --activation-func-* [...] --xielu
+        --init-method-xavier-uniform
         --use-embedding-init-method-* [...] --attention-head-type N --multi-latent-attention
         --q-lora-rank N --kv-lora-rank N --qk-head-dim N --qk-pos-emb-head-dim N --v-head-dim N
-        --window-size N --window-attn-skip-freq N --sliding-window-size N --sliding-window N
+        --sliding-window-size N --sliding-window N --interleave-sliding-window N
         --softmax-type N --attention-output-gate --attention-chunk-size N --attention-bias
-        --post-self-attn-norm --post-mlp-norm --mtp-num-layers N --mtp-* [...] --mamba-* [...]
+        --mtp-num-layers N --mtp-* [...] --mamba-* [...]
         --hybrid-* [...] --is-hybrid-model --linear-attention-* [...]
-        --heterogeneous-layers-* [...] --use-kan --lora-* [...] --use-embedding-scaling
-        --use-normhead --compression-training
+        --heterogeneous-layers-* [...] --use-kan --lora-* [...]
+        --use-embedding-scaling --use-normhead --compression-training
         """,
         idle=(
             Idle("it is the same deviation", SAME_STD, """

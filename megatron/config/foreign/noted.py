@@ -33,7 +33,7 @@ _TABLE = (
     ("a softmax is always computed in fp32", None, "--attention-softmax-in-fp32"),
     ("the scale cancels in the softmax", None, """
         --apply-query-key-layer-scaling --no-query-key-layer-scaling"""),
-    ("an offset of 1 in how the weight is stored changes no update", None, "--apply-layernorm-1p"),
+    ("GELU is always computed by its tanh approximation", None, "--openai-gelu"),
     ("there is one model implementation", None, """
         --use-mcore-models --use-legacy-models --use-megatron-core --enable-experimental
         --transformer-impl {local}"""),

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from megatron.config.flags import SCHEDULE_PROFILE_ITERATIONS
 from megatron.config.foreign.answer import Row, rows
+from megatron.config.foreign.conditions import WITH_TABLE
 from megatron.config.foreign.line import ONE_REPLICA, SHORTER_TOKENS, Condition, Line
 from megatron.schedules.plan_flags import PLAN_FLAGS
 
@@ -31,6 +32,12 @@ def read_as() -> Iterator[Row]:
         "--layer-distribution remainder",
         "--allow-padding-num-layers",
         when=Condition("where the stages do not divide the layers", _uneven),
+    )
+    yield from rows(
+        "rewritten",
+        "--position-embedding-type none",
+        "--no-position-embedding",
+        when=WITH_TABLE,
     )
     yield from rows("rewritten", "--optimizer muon", "--optimizer {dist_muon}", when=ONE_REPLICA)
 
@@ -115,6 +122,7 @@ _NAMES = (
         --position-embedding-type {rotary}"""),
     ("--position-embedding-type learned_absolute", """
         --position-embedding-type {absolute,learned}"""),
+    ("--position-embedding-type alibi", "--use-alibi-position-embeddings"),
     ("--rotary-base {}", "--rope-theta N\n--rotary-position-embeddings-theta N"),
     ("--normalization RMSNorm", """
         --use-rms-norm
@@ -122,6 +130,14 @@ _NAMES = (
         --normalization {rmsnorm}"""),
     ("--normalization LayerNorm", "--normalization {layernorm}"),
     ("--norm-epsilon {}", "--layernorm-epsilon N\n--rms-norm-eps N\n--rmsnorm-epsilon N"),
+    ("--apply-layernorm-1p", "--add-rmsnorm-offset"),
+    ("--post-self-attn-layernorm", "--post-self-attn-norm"),
+    ("--post-mlp-layernorm", "--post-mlp-norm"),
+    ("--post-self-attn-layernorm --post-mlp-layernorm", "--post-norm"),
+    ("--apply-residual-connection-post-layernorm", "--apply-residual-connection-post-norm"),
+    ("--embedding-multiplier {}", "--embedding-multiplier-scale N"),
+    ("--logit-softcap {}", "--output-logit-softcapping N\n--final-logit-softcapping N"),
+    ("--geglu", "--glu-activation {geglu}"),
     ("--swiglu", "--glu-activation {swiglu}\n--use-swiglu"),
     (
         "--untie-embeddings-and-output-weights",

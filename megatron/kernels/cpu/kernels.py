@@ -1,6 +1,7 @@
 """Kernels of a CPU: PyTorch's own if they are fast, otherwise faster ones, in C++ for bf16.
 
 ``CpuKernels`` needs no compiler; ``CompiledKernels`` adds the bf16 code of ``cpu_kernels.cpp``.
+Attention has faster kernels with plain scores only; others are the reference's.
 """
 
 import torch
@@ -14,6 +15,7 @@ from megatron.kernels.cpu.library import Library, expect
 from megatron.kernels.cpu.short_attention import LONGEST, ShortCausalAttention
 from megatron.kernels.cpu.squared_relu import CompiledSquaredReLU, PositiveSquaredReLU
 from megatron.kernels.reference.kernels import ReferenceKernels
+from megatron.kernels.scores import PLAIN, Scores
 
 TILE_ROWS = 1000
 """Vocabulary rows of a tile: its [t, n] part should stay in the second-level cache. The number is
@@ -52,12 +54,18 @@ class CpuKernels(ReferenceKernels):
         return super().layer_norm(x, weight_h, bias_h, epsilon)
 
     def causal_attention(
-        self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, *, dropout: float
+        self,
+        q_basd: Tensor,
+        k_bgsd: Tensor,
+        v_bgsd: Tensor,
+        *,
+        dropout: float,
+        scores: Scores = PLAIN,
     ) -> Tensor:
         """See ``Kernels``."""
-        if dropout == 0.0 and q_basd.shape[2] <= LONGEST:
+        if scores == PLAIN and dropout == 0.0 and q_basd.shape[2] <= LONGEST:
             return apply(ShortCausalAttention, q_basd, k_bgsd, v_bgsd)
-        return super().causal_attention(q_basd, k_bgsd, v_bgsd, dropout=dropout)
+        return super().causal_attention(q_basd, k_bgsd, v_bgsd, dropout=dropout, scores=scores)
 
     def accumulate_(self, total: Tensor, part: Tensor) -> None:
         """See ``Kernels``."""
@@ -96,18 +104,26 @@ class CompiledKernels(CpuKernels):
         return apply(CompiledLayerNorm, x, weight_h, bias_h, epsilon, self._library)
 
     def causal_attention(
-        self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, *, dropout: float
+        self,
+        q_basd: Tensor,
+        k_bgsd: Tensor,
+        v_bgsd: Tensor,
+        *,
+        dropout: float,
+        scores: Scores = PLAIN,
     ) -> Tensor:
         """See ``Kernels``."""
-        if dropout == 0.0 and q_basd.shape[2] <= compiled_attention.LONGEST:
+        if scores == PLAIN and dropout == 0.0 and q_basd.shape[2] <= compiled_attention.LONGEST:
             return compiled_attention.separate_attention(q_basd, k_bgsd, v_bgsd, self._library)
-        return super().causal_attention(q_basd, k_bgsd, v_bgsd, dropout=dropout)
+        return super().causal_attention(q_basd, k_bgsd, v_bgsd, dropout=dropout, scores=scores)
 
-    def causal_self_attention(self, qkv_bsgcd: Tensor, *, dropout: float) -> Tensor:
+    def causal_self_attention(
+        self, qkv_bsgcd: Tensor, *, dropout: float, scores: Scores = PLAIN
+    ) -> Tensor:
         """See ``Kernels``."""
-        if dropout == 0.0 and qkv_bsgcd.shape[1] <= compiled_attention.LONGEST:
+        if scores == PLAIN and dropout == 0.0 and qkv_bsgcd.shape[1] <= compiled_attention.LONGEST:
             return compiled_attention.fused_attention(qkv_bsgcd, self._library)
-        return super().causal_self_attention(qkv_bsgcd, dropout=dropout)
+        return super().causal_self_attention(qkv_bsgcd, dropout=dropout, scores=scores)
 
     def accumulate_(self, total: Tensor, part: Tensor) -> None:
         """See ``Kernels``."""

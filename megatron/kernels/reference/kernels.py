@@ -8,8 +8,11 @@ from torch.nn import functional
 
 from megatron.kernels.autograd import apply
 from megatron.kernels.heads import split_heads
+from megatron.kernels.reference.geglu import GeGLU
+from megatron.kernels.reference.scored_attention import scored_attention
 from megatron.kernels.reference.squared_relu import SquaredReLU
 from megatron.kernels.reference.swiglu import SwiGLU
+from megatron.kernels.scores import PLAIN, Scores
 
 TILE_ROWS = 16384
 """Vocabulary rows of a tile: it should fill a GPU, where more tiles only cost launches."""
@@ -42,6 +45,10 @@ class ReferenceKernels:
         """See ``Kernels``."""
         return apply(SwiGLU, gate_up)
 
+    def geglu(self, gate_up: Tensor) -> Tensor:
+        """See ``Kernels``."""
+        return apply(GeGLU, gate_up)
+
     def layer_norm(self, x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
         """See ``Kernels``."""
         return functional.layer_norm(x, weight_h.shape, weight_h, bias_h, epsilon)
@@ -51,15 +58,26 @@ class ReferenceKernels:
         return functional.rms_norm(x, weight_h.shape, weight_h, epsilon)
 
     def causal_attention(
-        self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, *, dropout: float
+        self,
+        q_basd: Tensor,
+        k_bgsd: Tensor,
+        v_bgsd: Tensor,
+        *,
+        dropout: float,
+        scores: Scores = PLAIN,
     ) -> Tensor:
         """See ``Kernels``."""
-        return scaled_dot_product(q_basd, k_bgsd, v_bgsd, dropout)
+        if scores.are_products:
+            return scaled_dot_product(q_basd, k_bgsd, v_bgsd, dropout, scores.scale)
+        return scored_attention(q_basd, k_bgsd, v_bgsd, scores, dropout)
 
-    def causal_self_attention(self, qkv_bsgcd: Tensor, *, dropout: float) -> Tensor:
+    def causal_self_attention(
+        self, qkv_bsgcd: Tensor, *, dropout: float, scores: Scores = PLAIN
+    ) -> Tensor:
         """See ``Kernels``."""
         heads = (t.transpose(1, 2) for t in split_heads(qkv_bsgcd))
-        return self.causal_attention(*heads, dropout=dropout).transpose(1, 2).flatten(2)
+        context_basd = self.causal_attention(*heads, dropout=dropout, scores=scores)
+        return context_basd.transpose(1, 2).flatten(2)
 
     def accumulate_(self, total: Tensor, part: Tensor) -> None:
         """See ``Kernels``."""
@@ -113,8 +131,10 @@ def _slices(logits_tn: Tensor) -> Iterator[Tensor]:
     yield from logits_tn.split(max(1, EXPONENTIALS_AT_ONCE // logits_tn.shape[1]))
 
 
-def scaled_dot_product(q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: float) -> Tensor:
-    """Causal attention by PyTorch's kernel; see ``Kernels.causal_attention``."""
+def scaled_dot_product(
+    q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: float, scale: float | None = None
+) -> Tensor:
+    """Causal attention by PyTorch's kernel; see ``Kernels.causal_attention`` and ``Scores``."""
     grouped = q_basd.shape[1] != k_bgsd.shape[1]
     if grouped and q_basd.is_cuda and q_basd.dtype == torch.float32:
         # CUDA's flash kernel has groups but no fp32; the memory-efficient one has fp32, no groups
@@ -122,5 +142,5 @@ def scaled_dot_product(q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: 
         k_bgsd, v_bgsd = (t.repeat_interleave(copies, dim=1) for t in (k_bgsd, v_bgsd))
         grouped = False
     return functional.scaled_dot_product_attention(
-        q_basd, k_bgsd, v_bgsd, dropout_p=dropout, is_causal=True, enable_gqa=grouped
+        q_basd, k_bgsd, v_bgsd, dropout_p=dropout, is_causal=True, scale=scale, enable_gqa=grouped
     )

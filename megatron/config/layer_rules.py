@@ -1,0 +1,48 @@
+"""The rules about what layers are made of."""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from megatron.config.flags import Flags
+from megatron.config.layer_patterns import parse_window
+from megatron.config.resolve import no_rope_pattern, window_pattern
+
+
+def _window(flags: Flags) -> Iterator[str]:
+    try:
+        parse_window(flags.layers.window_size)
+    except ValueError as error:
+        yield str(error)
+
+
+def _window_layers(flags: Flags) -> Iterator[str]:
+    try:
+        window_pattern(flags)
+    except ValueError as error:
+        yield str(error)
+
+
+def _unrotated_layers(flags: Flags) -> Iterator[str]:
+    try:
+        no_rope_pattern(flags)
+    except ValueError as error:
+        yield str(error)
+
+
+def _wide_window(flags: Flags) -> Iterator[str]:
+    words, length = flags.layers.window_size, flags.model.seq_length
+    if words is None or list(_window(flags)) or flags.layers.rotary_base_local is not None:
+        return
+    if (parse_window(words) or 0) >= length - 1:
+        yield f"--window-size {words} changes nothing: a sample has {length} tokens"
+
+
+LAYER_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
+    _window,
+    _window_layers,
+    _unrotated_layers,
+)
+"""The rules about the flags of layers; see ``megatron.config.rules``."""
+
+LAYER_NOTES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (_wide_window,)
+"""The rules about flags of layers that change nothing beside the others."""

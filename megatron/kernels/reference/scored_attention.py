@@ -1,0 +1,179 @@
+"""Causal attention with any ``Scores``: a window, a cap, ALiBi, in PyTorch on any device.
+
+PyTorch's own kernels know none of them but a mask, which would be a matrix of all positions. Here
+one block of queries after the other meets only the keys that it sees, so that a window saves work
+as well as memory, and the backward forms the block's probabilities anew. Scores and the softmax are
+in fp32 or better; the operands of products are in the type of activations.
+
+Shapes: b batch, a query heads, g key/value heads, r = a / g, s sequence, d channels of a head,
+x = b g; q positions of a block, y = r q, k keys that a block sees.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from megatron.kernels.autograd import apply
+from megatron.kernels.scores import Scores
+
+BLOCK = 256
+"""Positions of a block. With a window, a block sees so many keys more than a query does."""
+
+
+def scored_attention(
+    q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, scores: Scores, dropout: float
+) -> Tensor:
+    """See ``Kernels.causal_attention``. With dropout a byte per probability is kept: its mask."""
+    return apply(_ScoredAttention, q_basd, k_bgsd, v_bgsd, scores, dropout)
+
+
+class _ScoredAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, scores: Scores, dropout: float
+    ) -> Tensor:
+        batch, heads, seq_length, size = q_basd.shape
+        out_basd = q_basd.new_empty(batch, seq_length, heads, size).transpose(1, 2)
+        kept = []
+        for block in _blocks(seq_length, k_bgsd.shape[1], scores):
+            prob_xyk, _ = block.probabilities(block.queries(q_basd), block.keys(k_bgsd))
+            if dropout:
+                prob_xyk, keep_xyk = torch.ops.aten.native_dropout(prob_xyk, dropout, True)
+                kept.append(keep_xyk)
+            block.write(prob_xyk.to(v_bgsd.dtype) @ block.keys(v_bgsd), out_basd)
+        ctx.scores, ctx.dropout = scores, dropout
+        ctx.save_for_backward(q_basd, k_bgsd, v_bgsd, *kept)
+        return out_basd
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_basd: Tensor) -> tuple[Tensor | None, ...]:
+        q_basd, k_bgsd, v_bgsd, *kept = ctx.saved_tensors
+        batch, groups, seq_length, size = k_bgsd.shape
+        dq_basd = q_basd.new_empty(batch, seq_length, q_basd.shape[1], size).transpose(1, 2)
+        wide = _statistics(k_bgsd.dtype)
+        dk_xsd, dv_xsd = k_bgsd.new_zeros(2, batch * groups, seq_length, size, dtype=wide)
+        for block in _blocks(seq_length, groups, ctx.scores):
+            q_xyd, grad_xyd = block.queries(q_basd), block.queries(grad_basd)
+            k_xkd = block.keys(k_bgsd)
+            prob_xyk, slope_xyk = block.probabilities(q_xyd, k_xkd)
+            dprob_xyk = _wide_product(grad_xyd, block.keys(v_bgsd).mT)
+            used_xyk = prob_xyk
+            if kept:
+                factor_xyk = kept.pop(0) * (1 / (1 - ctx.dropout))
+                dprob_xyk *= factor_xyk
+                used_xyk = prob_xyk * factor_xyk
+            dscore_xyk = _softmax_gradient(dprob_xyk, prob_xyk)
+            dscore_xyk *= ctx.scores.scale_of(size) if slope_xyk is None else slope_xyk
+            dscore_xyk = dscore_xyk.to(q_xyd.dtype)
+            block.write(dscore_xyk @ k_xkd, dq_basd)
+            dk_xsd[:, block.first_key : block.end] += dscore_xyk.mT @ q_xyd
+            dv_xsd[:, block.first_key : block.end] += used_xyk.to(grad_xyd.dtype).mT @ grad_xyd
+        dk_bgsd, dv_bgsd = (
+            t_xsd.to(k_bgsd.dtype).unflatten(0, (batch, groups)) for t_xsd in (dk_xsd, dv_xsd)
+        )
+        return dq_basd, dk_bgsd, dv_bgsd, None, None
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Some positions, and the keys that their queries see.
+
+    Attributes:
+        start: first position.
+        end: position after the last, and after the last key.
+        first_key: first key that a query of the block sees.
+        groups: key/value heads g.
+        scores: how products become scores.
+    """
+
+    start: int
+    end: int
+    first_key: int
+    groups: int
+    scores: Scores
+
+    def queries(self, t_basd: Tensor) -> Tensor:
+        """Return the block of a tensor like the queries as a dense [x, y, d]."""
+        t_bgrqd: Tensor = t_basd[:, :, self.start : self.end].unflatten(1, (self.groups, -1))
+        return t_bgrqd.flatten(0, 1).flatten(1, 2)
+
+    def keys(self, t_bgsd: Tensor) -> Tensor:
+        """Return the keys or values that the block sees, [x, k, d]."""
+        return t_bgsd[:, :, self.first_key : self.end].flatten(0, 1)
+
+    def write(self, t_xyd: Tensor, out_basd: Tensor) -> None:
+        """Write what ``queries`` would return to its place in ``out_basd``."""
+        heads = out_basd.shape[1]
+        t_baqd = t_xyd.unflatten(1, (heads // self.groups, -1)).unflatten(0, (-1, self.groups))
+        out_basd[:, :, self.start : self.end] = t_baqd.flatten(1, 2)
+
+    def probabilities(self, q_xyd: Tensor, k_xkd: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the softmax of the scores, and the slopes of the scores over the products.
+
+        Both are [x, y, k], in the type of statistics. The slopes are ``None`` without a cap: each
+        is the scale then.
+        """
+        scale, cap = self.scores.scale_of(q_xyd.shape[-1]), self.scores.softcap
+        score_xyk, slope_xyk = _wide_product(q_xyd, k_xkd.mT), None
+        score_xyk *= scale
+        if cap:
+            tanh_xyk = score_xyk.div_(cap).tanh_()
+            score_xyk = tanh_xyk * cap
+            slope_xyk = tanh_xyk.square_().neg_().add_(1).mul_(scale)
+        score_xrqk = score_xyk.unflatten(1, (-1, self.end - self.start))
+        distance_qk = self._distances(q_xyd.device)
+        if self.scores.slopes_a:
+            score_xrqk = self._biased(score_xrqk, distance_qk)
+        hidden_qk = distance_qk < 0
+        if self.scores.window is not None:
+            hidden_qk |= distance_qk > self.scores.window
+        score_xrqk.masked_fill_(hidden_qk, -torch.inf)
+        prob_xyk: Tensor = score_xrqk.softmax(-1).flatten(1, 2)
+        return prob_xyk, slope_xyk
+
+    def _distances(self, device: torch.device) -> Tensor:
+        """Return how far each query of the block is behind each key, [q, k]."""
+        keys_k = torch.arange(self.first_key, self.end, device=device)
+        return keys_k[self.start - self.first_key :, None] - keys_k
+
+    def _biased(self, score_xrqk: Tensor, distance_qk: Tensor) -> Tensor:
+        slopes_a = torch.tensor(self.scores.slopes_a, device=distance_qk.device)
+        slopes_gr11 = slopes_a.to(score_xrqk.dtype).view(self.groups, -1, 1, 1)
+        score_bgrqk = score_xrqk.unflatten(0, (-1, self.groups))
+        distance_qk = distance_qk.to(score_xrqk.dtype)
+        biased_bgrqk = torch.addcmul(score_bgrqk, slopes_gr11, distance_qk, value=-1)
+        return biased_bgrqk.flatten(0, 1)
+
+
+def _blocks(seq_length: int, groups: int, scores: Scores) -> Iterator[_Block]:
+    """Yield the blocks of a sequence in order."""
+    before = seq_length if scores.window is None else scores.window
+    for start in range(0, seq_length, BLOCK):
+        end = min(start + BLOCK, seq_length)
+        yield _Block(start, end, max(0, start - before), groups, scores)
+
+
+def _statistics(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _wide_product(left: Tensor, right: Tensor) -> Tensor:
+    """Return a batched product in the type of statistics.
+
+    A GPU adds up 16-bit operands in fp32 and may as well return that; a CPU rounds the result.
+    """
+    if left.is_cuda and left.dtype.itemsize == 2:
+        return torch.bmm(left, right, out_dtype=torch.float32)
+    return (left @ right).to(_statistics(left.dtype))
+
+
+def _softmax_gradient(dprob_xyk: Tensor, prob_xyk: Tensor) -> Tensor:
+    gradient: Tensor = torch.ops.aten._softmax_backward_data(
+        dprob_xyk, prob_xyk, -1, prob_xyk.dtype
+    )
+    return gradient

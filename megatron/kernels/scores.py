@@ -1,0 +1,42 @@
+"""How attention turns products of queries and keys into scores."""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What becomes of the product of a query at position i and a key at position j <= i.
+
+    It is scaled, capped, biased by the distance of the two and hidden outside of the window, in
+    this order. Every head is for itself, so that heads may be on different ranks.
+
+    Attributes:
+        scale: factor; ``None``: 1 / sqrt(channels of a head).
+        softcap: c of ``c tanh(score / c)`` (Gemma 2); 0: no cap.
+        window: how many positions before its own a query sees; ``None``: all of them.
+        slopes_a: for every query head the slope of ALiBi (arXiv 2108.12409), by which a score
+            falls with every position between query and key; empty: no such bias.
+    """
+
+    scale: float | None = None
+    softcap: float = 0.0
+    window: int | None = None
+    slopes_a: tuple[float, ...] = ()
+
+    @property
+    def are_products(self) -> bool:
+        """Whether nothing but the scale is between products and scores of causal attention."""
+        return not self.softcap and self.window is None and not self.slopes_a
+
+    def of_heads(self, first: int, count: int) -> "Scores":
+        """Return what becomes of the products of some query heads."""
+        return replace(self, slopes_a=self.slopes_a[first : first + count])
+
+    def scale_of(self, channels: int) -> float:
+        """Return the scale for heads of so many channels."""
+        return channels**-0.5 if self.scale is None else self.scale
+
+
+PLAIN: Final = Scores()
+"""Scores of causal attention as the Transformer's paper has it (arXiv 1706.03762)."""

@@ -1,0 +1,246 @@
+"""What every layer of a model is made of, as data derived from the configuration.
+
+A ``LayerSpec`` says in which order attention and MLP follow, which norms stand where, and holds a
+spec of each part, which builds it. ``TransformerLayer`` follows it; nothing below asks which flag
+was given. Layers of one model may differ: their specs then do.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import nn
+
+from megatron.kernels.face import Kernels
+from megatron.kernels.scores import Scores
+from megatron.layers.alibi import alibi_slopes
+from megatron.layers.attention import AttentionShape, SelfAttention
+from megatron.layers.mlp import MLP, Activation
+from megatron.layers.norm import NormKind, build_norm
+from megatron.layers.rope import Llama3Scaling, RotaryEmbedding
+from megatron.model.config import ModelConfig
+from megatron.parallel.tensor import TensorParallel
+
+Order = Literal["sequential", "parallel"]
+"""The MLP reads what attention has added to, or both read the same input (GPT-J, GPT-NeoX)."""
+
+
+class PartSpec(Protocol):
+    """The spec of attention or of an MLP: frozen data that builds it."""
+
+    def build(
+        self, device: torch.device, dtype: torch.dtype, kernels: Kernels, tensor: TensorParallel
+    ) -> nn.Module:
+        """Return the part, with weights unset.
+
+        Args:
+            device: where the parameters live.
+            dtype: type of the parameters.
+            kernels: of that device and type.
+            tensor: the ranks that share the layer.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """A norm; see ``build_norm``."""
+
+    kind: NormKind
+    epsilon: float
+    zero_centred: bool = False
+
+    def build(
+        self, size: int, device: torch.device, dtype: torch.dtype, kernels: Kernels
+    ) -> nn.Module:
+        """Return a norm over ``size`` channels."""
+        return build_norm(
+            self.kind, size, self.epsilon, dtype, device, kernels, zero_centred=self.zero_centred
+        )
+
+
+@dataclass(frozen=True)
+class RotationSpec:
+    """RoPE; see ``RotaryEmbedding``. Layers with equal specs share a table."""
+
+    head_size: int
+    seq_length: int
+    percent: float
+    base: int
+    interleaved: bool = False
+    interpolation: int = 1
+    scaling: Llama3Scaling | None = None
+
+    def build(self, device: torch.device) -> RotaryEmbedding:
+        """Return the table of angles."""
+        return RotaryEmbedding(
+            self.head_size,
+            self.seq_length,
+            self.percent,
+            self.base,
+            device,
+            interleaved=self.interleaved,
+            interpolation=self.interpolation,
+            scaling=self.scaling,
+        )
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Softmax attention; see ``SelfAttention``.
+
+    Attributes:
+        shape: sizes.
+        bias: biases in both projections.
+        qkv_bias: a bias in that of queries, keys and values, also without ``bias``.
+        dropout: probability of dropping an attention weight.
+        qk_norm: of queries and keys, over the channels of a head; ``None``: they have none.
+        scores: how products of queries and keys become scores.
+    """
+
+    shape: AttentionShape
+    bias: bool
+    qkv_bias: bool
+    dropout: float
+    qk_norm: NormSpec | None
+    scores: Scores
+
+    def build(
+        self, device: torch.device, dtype: torch.dtype, kernels: Kernels, tensor: TensorParallel
+    ) -> nn.Module:
+        """See ``PartSpec``."""
+        qk_norms = None
+        if self.qk_norm is not None:
+            size = self.shape.head_size
+            query_norm = self.qk_norm.build(size, device, dtype, kernels)
+            qk_norms = query_norm, self.qk_norm.build(size, device, dtype, kernels)
+        return SelfAttention(
+            self.shape,
+            bias=self.bias,
+            qkv_bias=self.qkv_bias,
+            dropout=self.dropout,
+            qk_norms=qk_norms,
+            scores=self.scores,
+            device=device,
+            dtype=dtype,
+            kernels=kernels,
+            tensor=tensor,
+        )
+
+
+@dataclass(frozen=True)
+class MLPSpec:
+    """Two linear layers around an activation function; see ``MLP``."""
+
+    hidden_size: int
+    ffn_hidden_size: int
+    activation: Activation
+    bias: bool
+
+    def build(
+        self, device: torch.device, dtype: torch.dtype, kernels: Kernels, tensor: TensorParallel
+    ) -> nn.Module:
+        """See ``PartSpec``."""
+        return MLP(
+            self.hidden_size,
+            self.ffn_hidden_size,
+            activation=self.activation,
+            bias=self.bias,
+            device=device,
+            dtype=dtype,
+            kernels=kernels,
+            tensor=tensor,
+        )
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One transformer layer.
+
+    Attributes:
+        order: how attention and MLP follow each other.
+        norm: all norms over the residual stream.
+        attention: reads the stream through ``input_layernorm``.
+        mlp: reads the stream through a norm of its own, or through that of attention.
+        mlp_norm: whether the MLP has a norm of its own.
+        norm_after_attention: whether attention's output is normalised before it joins the stream.
+        norm_after_mlp: the same for the MLP's.
+        adds_to_normed: whether branches add to what their norm returns, not to what it reads.
+        rotation: of queries and keys, if any.
+        hidden_dropout: dropout on both branches.
+    """
+
+    order: Order
+    norm: NormSpec
+    attention: PartSpec
+    mlp: PartSpec
+    mlp_norm: bool
+    norm_after_attention: bool
+    norm_after_mlp: bool
+    adds_to_normed: bool
+    rotation: RotationSpec | None
+    hidden_dropout: float
+
+
+def layer_spec(config: ModelConfig, index: int) -> LayerSpec:
+    """Return what a layer of a model is made of.
+
+    Args:
+        config: the model.
+        index: of the layer in the whole model, from 0.
+    """
+    norm = NormSpec(config.normalization, config.norm_epsilon, config.apply_layernorm_1p)
+    return LayerSpec(
+        order="parallel" if config.parallel_attn else "sequential",
+        norm=norm,
+        attention=_attention(config, index, norm),
+        mlp=MLPSpec(
+            config.hidden_size, config.ffn_hidden_size, config.activation, config.add_bias_linear
+        ),
+        mlp_norm=config.parallel_layernorm or not config.parallel_attn,
+        norm_after_attention=config.post_self_attn_layernorm,
+        norm_after_mlp=config.post_mlp_layernorm,
+        adds_to_normed=config.apply_residual_connection_post_layernorm,
+        rotation=_rotation(config, index),
+        hidden_dropout=config.hidden_dropout,
+    )
+
+
+def _attention(config: ModelConfig, index: int, norm: NormSpec) -> AttentionSpec:
+    heads = config.num_attention_heads
+    shape = AttentionShape(config.hidden_size, heads, config.num_query_groups, config.kv_channels)
+    scores = Scores(
+        scale=config.softmax_scale,
+        softcap=config.attn_logit_softcapping,
+        window=config.window_of(index),
+        slopes_a=alibi_slopes(heads) if config.position_embedding_type == "alibi" else (),
+    )
+    return AttentionSpec(
+        shape,
+        bias=config.add_bias_linear,
+        qkv_bias=config.add_qkv_bias,
+        dropout=config.attention_dropout,
+        qk_norm=norm if config.qk_layernorm else None,
+        scores=scores,
+    )
+
+
+def _rotation(config: ModelConfig, index: int) -> RotationSpec | None:
+    """Return the rotation of a layer; a base of local layers comes with positions as they are."""
+    if not config.rotates(index):
+        return None
+    base, local = config.rotary_base, config.rotary_base_local
+    is_local = local is not None and config.is_local(index)
+    return RotationSpec(
+        config.kv_channels,
+        config.seq_length,
+        config.rotary_percent,
+        local if local is not None and is_local else base,
+        config.rotary_interleaved,
+        interpolation=1 if is_local else config.rotary_seq_len_interpolation_factor,
+        scaling=(
+            Llama3Scaling(config.rope_scaling_factor)
+            if config.use_rope_scaling and not is_local
+            else None
+        ),
+    )
