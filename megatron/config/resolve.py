@@ -29,6 +29,7 @@ from megatron.config.guard_flags import parse_iterations
 from megatron.config.long_run_flags import CheckpointFlags, GuardFlags, ReplicaFlags
 from megatron.config.optimizer_flags import OptimizerFlags
 from megatron.config.pipeline_flags import settle_pipeline
+from megatron.config.precision_flags import PrecisionFlags
 from megatron.config.record_flags import RecordFlags
 from megatron.config.run_config import (
     DryRun,
@@ -45,7 +46,7 @@ from megatron.data.batch_sizes import BatchSizes, Rampup
 from megatron.data.config import DataConfig
 from megatron.data.tokenizer import build_tokenizer
 from megatron.model.config import ModelConfig
-from megatron.optimizer.config import MuonConfig, OptimizerConfig
+from megatron.optimizer.config import LossScaleConfig, MuonConfig, OptimizerConfig
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -69,7 +70,7 @@ def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> R
     return RunConfig(
         model=model_config(flags.model, vocab_size),
         parallel=parallel_config(flags, vocab_size, replicas),
-        train=train_config(flags.train, evaluation_sets(flags.data.split), replicas),
+        train=train_config(flags, evaluation_sets(flags.data.split), replicas),
         checkpoint=checkpoint_config(flags.checkpoint, flags.train.skip_train),
         guard=guard_config(flags.guard, flags.parallel.distributed_timeout_minutes),
         optimizer=optimizer_config(flags),
@@ -251,22 +252,43 @@ def rampup_of(flags: TrainFlags) -> Rampup | None:
     return parse_rampup(flags.rampup_batch_size, batch, flags.micro_batch_size)
 
 
-def train_config(flags: TrainFlags, sets: tuple[EvaluationSet, ...], replicas: int) -> TrainConfig:
+def train_config(flags: Flags, sets: tuple[EvaluationSet, ...], replicas: int) -> TrainConfig:
     """Length, batches and precision; only a set with documents is evaluated."""
-    length = iterations(flags)
-    evaluates = flags.eval_iters > 0 and (flags.eval_interval is not None or flags.skip_train)
-    between = evaluates and "validation" in sets and not flags.skip_train
+    train = flags.train
+    length = iterations(train)
+    evaluates = train.eval_iters > 0 and (train.eval_interval is not None or train.skip_train)
+    between = evaluates and "validation" in sets and not train.skip_train
     return copied(
         TrainConfig,
-        flags,
+        train,
         global_batch_size=length.batch,
         train_iters=length.total,
-        dtype=torch.bfloat16 if flags.bf16 else torch.float32,
-        eval_interval=flags.eval_interval if between else None,
+        dtype=activation_dtype(flags),
+        eval_interval=train.eval_interval if between else None,
         final_sets=sets if evaluates else (),
         replicas=replicas,
-        rampup=rampup_of(flags),
-        length=flags.train_samples,
+        rampup=rampup_of(train),
+        length=train.train_samples,
+    )
+
+
+def activation_dtype(flags: Flags) -> torch.dtype:
+    """The type of parameters and activations."""
+    if flags.precision.fp16:
+        return torch.float16
+    return torch.bfloat16 if flags.train.bf16 else torch.float32
+
+
+def loss_scale_config(flags: PrecisionFlags) -> LossScaleConfig | None:
+    """The loss scale, which only fp16 has."""
+    if not flags.fp16:
+        return None
+    return LossScaleConfig(
+        constant=flags.loss_scale,
+        initial=flags.initial_loss_scale,
+        minimum=flags.min_loss_scale,
+        window=flags.loss_scale_window,
+        hysteresis=flags.hysteresis,
     )
 
 
@@ -310,6 +332,7 @@ def optimizer_config(flags: Flags) -> OptimizerConfig:
         weight_decay_samples=train.train_samples or total * batch,
         muon=muon_config(optimizer),
         post_validation=optimizer.enable_optimizer_post_validation,
+        loss_scale=loss_scale_config(flags.precision),
     )
 
 
@@ -349,4 +372,5 @@ def record_config(flags: RecordFlags, save: Path | None) -> RecordConfig:
         flags,
         wandb_save_dir=flags.wandb_save_dir or (save / "wandb" if save is not None else None),
         live_display=not flags.no_live_display,
+        log_loss_scale_to_tensorboard=not flags.no_log_loss_scale_to_tensorboard,
     )

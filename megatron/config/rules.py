@@ -12,6 +12,7 @@ from megatron.config.flags import DataFlags, Flags
 from megatron.config.guard_rules import GUARD_NOTES, GUARD_RULES
 from megatron.config.optimizer_rules import OPTIMIZER_NOTES, OPTIMIZER_RULES
 from megatron.config.pipeline_flags import PIPELINE_NOTES, PIPELINE_RULES
+from megatron.config.precision_rules import PRECISION_NOTES, PRECISION_RULES
 from megatron.config.resolve import iterations, profiled_iterations, rampup_of
 
 Rule = Callable[[Flags], Iterator[str]]
@@ -197,6 +198,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _batches,
     _growing_batches,
     _length,
+    *PRECISION_RULES,
     *OPTIMIZER_RULES,
     _data,
     _split,
@@ -208,6 +210,7 @@ RULES: Final[tuple[Rule, ...]] = (
 """All rules that the flags alone decide, in the order of their groups."""
 
 NOTES: Final[tuple[Rule, ...]] = (
+    *PRECISION_NOTES,
     *OPTIMIZER_NOTES,
     _split_of_mock_data,
     _idle_evaluation,
