@@ -28,6 +28,7 @@ from megatron.config.declare import (
 from megatron.config.layer_flags import LayerFlags
 from megatron.config.long_run_flags import CheckpointFlags, GuardFlags, ReplicaFlags
 from megatron.config.optimizer_flags import OptimizerFlags
+from megatron.config.precision_flags import PrecisionFlags
 from megatron.config.record_flags import RecordFlags
 from megatron.model.config import PositionEmbedding
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAINABLE_SCHEDULES
@@ -303,6 +304,7 @@ class Flags:
     parallel: ParallelFlags
     pipeline: PipelineFlags
     train: TrainFlags
+    precision: PrecisionFlags
     optimizer: OptimizerFlags
     data: DataFlags
     replicas: ReplicaFlags

@@ -41,7 +41,7 @@ def job_rules(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
 def job_notes(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
     """The rules about flags that change nothing on this machine, or with so many ranks."""
     alone = partial(_one_replica, world_size)
-    return (alone,) if dry_run else (alone, _backend_of_cpus, _bf16_on_cpus)
+    return (alone,) if dry_run else (alone, _backend_of_cpus, _narrow_products_on_cpus)
 
 
 def _one_replica(world_size: int, flags: Flags) -> Iterator[str]:
@@ -196,20 +196,22 @@ def _backend_of_cpus(flags: Flags) -> Iterator[str]:
         )
 
 
-def _bf16_on_cpus(flags: Flags) -> Iterator[str]:
-    if flags.train.bf16 and not _on_cuda(flags) and not _cpu_multiplies_bf16():
-        yield (
-            "--bf16 makes this run slower: this CPU has no instructions for bf16 products "
-            "(avx512_bf16, amx_bf16); fp32 is faster here, bf16 saves memory"
-        )
+def _narrow_products_on_cpus(flags: Flags) -> Iterator[str]:
+    for is_asked, name in ((flags.train.bf16, "bf16"), (flags.precision.fp16, "fp16")):
+        if is_asked and not _on_cuda(flags) and not _cpu_multiplies(name):
+            yield (
+                f"--{name} makes this run slower: this CPU has no instructions for {name} products "
+                f"(avx512_{name}, amx_{name}); fp32 is faster here, {name} saves memory"
+            )
 
 
-def _cpu_multiplies_bf16() -> bool:
-    """Whether the CPU has instructions for products of bf16 matrices; yes, if it is not known."""
+def _cpu_multiplies(name: str) -> bool:
+    """Whether the CPU has instructions for products of such matrices; yes, if it is not known."""
     if not CPUINFO.is_file():
         return True
     words = set(CPUINFO.read_text(encoding="utf-8", errors="replace").split())
-    return not words.isdisjoint(("avx512_bf16", "amx_bf16", "bf16"))  # the last one is ARM's
+    on_arm = {"bf16": "bf16", "fp16": "asimdhp"}[name]
+    return not words.isdisjoint((f"avx512_{name}", f"amx_{name}", on_arm))
 
 
 def _on_cuda(flags: Flags) -> bool:

@@ -32,6 +32,8 @@ class RecordFlags:
         "Curves of peak memory too, of the rank that holds the most.", idle_without=_CURVES)
     log_validation_ppl_to_tensorboard: bool = flag(False,
         "Curves of the perplexity of evaluations too.", idle_without=_CURVES)
+    no_log_loss_scale_to_tensorboard: bool = flag(False,
+        "No curve of the loss scale.", idle_without="--fp16")
     log_world_size_to_tensorboard: bool = flag(False,
         "A curve of the number of ranks too.", idle_without=_CURVES)
     wandb_project: str | None = flag(None,

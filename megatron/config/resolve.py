@@ -29,6 +29,7 @@ from megatron.config.layer_patterns import parse_pattern, parse_window
 from megatron.config.long_run_flags import CheckpointFlags, GuardFlags, ReplicaFlags
 from megatron.config.optimizer_flags import OptimizerFlags
 from megatron.config.pipeline_flags import settle_pipeline
+from megatron.config.precision_flags import PrecisionFlags
 from megatron.config.record_flags import RecordFlags
 from megatron.config.run_config import (
     DryRun,
@@ -45,7 +46,7 @@ from megatron.data.batch_sizes import BatchSizes, Rampup
 from megatron.data.config import DataConfig
 from megatron.data.tokenizer import build_tokenizer
 from megatron.model.config import ModelConfig, Pattern
-from megatron.optimizer.config import MuonConfig, OptimizerConfig
+from megatron.optimizer.config import LossScaleConfig, MuonConfig, OptimizerConfig
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -293,13 +294,33 @@ def train_config(flags: Flags, sets: tuple[EvaluationSet, ...], replicas: int) -
         train,
         global_batch_size=length.batch,
         train_iters=length.total,
-        dtype=torch.bfloat16 if train.bf16 else torch.float32,
+        dtype=activation_dtype(flags),
         eval_interval=train.eval_interval if between else None,
         final_sets=sets if evaluates else (),
         replicas=replicas,
         rampup=rampup_of(train),
         length=train.train_samples,
         vocab_recompute=flags.parallel.vocab_recompute,
+    )
+
+
+def activation_dtype(flags: Flags) -> torch.dtype:
+    """The type of parameters and activations."""
+    if flags.precision.fp16:
+        return torch.float16
+    return torch.bfloat16 if flags.train.bf16 else torch.float32
+
+
+def loss_scale_config(flags: PrecisionFlags) -> LossScaleConfig | None:
+    """The loss scale, which only fp16 has."""
+    if not flags.fp16:
+        return None
+    return LossScaleConfig(
+        constant=flags.loss_scale,
+        initial=flags.initial_loss_scale,
+        minimum=flags.min_loss_scale,
+        window=flags.loss_scale_window,
+        hysteresis=flags.hysteresis,
     )
 
 
@@ -343,6 +364,7 @@ def optimizer_config(flags: Flags) -> OptimizerConfig:
         weight_decay_samples=train.train_samples or total * batch,
         muon=muon_config(optimizer),
         post_validation=optimizer.enable_optimizer_post_validation,
+        loss_scale=loss_scale_config(flags.precision),
     )
 
 
@@ -382,4 +404,5 @@ def record_config(flags: RecordFlags, save: Path | None) -> RecordConfig:
         flags,
         wandb_save_dir=flags.wandb_save_dir or (save / "wandb" if save is not None else None),
         live_display=not flags.no_live_display,
+        log_loss_scale_to_tensorboard=not flags.no_log_loss_scale_to_tensorboard,
     )

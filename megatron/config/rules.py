@@ -13,6 +13,7 @@ from megatron.config.guard_rules import GUARD_NOTES, GUARD_RULES
 from megatron.config.layer_rules import LAYER_NOTES, LAYER_RULES
 from megatron.config.optimizer_rules import OPTIMIZER_NOTES, OPTIMIZER_RULES
 from megatron.config.pipeline_flags import PIPELINE_NOTES, PIPELINE_RULES
+from megatron.config.precision_rules import PRECISION_NOTES, PRECISION_RULES
 from megatron.config.resolve import iterations, profiled_iterations, rampup_of
 
 Rule = Callable[[Flags], Iterator[str]]
@@ -200,6 +201,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _batches,
     _growing_batches,
     _length,
+    *PRECISION_RULES,
     *OPTIMIZER_RULES,
     _data,
     _split,
@@ -212,6 +214,7 @@ RULES: Final[tuple[Rule, ...]] = (
 
 NOTES: Final[tuple[Rule, ...]] = (
     *LAYER_NOTES,
+    *PRECISION_NOTES,
     *OPTIMIZER_NOTES,
     _split_of_mock_data,
     _idle_evaluation,

@@ -119,7 +119,8 @@ class TrainConfig:
         train_iters: iterations of the whole job, if it begins at sample 0.
         exit_interval: stop after the first iteration that this number divides; ``None``: never.
         seed: seed of the initial weights, the data order and dropout.
-        dtype: ``torch.bfloat16`` or ``torch.float32``, of parameters and activations.
+        dtype: ``torch.bfloat16``, ``torch.float16`` or ``torch.float32``, of parameters and
+            activations.
         eval_interval: iterations between two evaluations; ``None``: no evaluation.
         eval_iters: batches of ``global_batch_size`` samples per evaluation.
         replicas: that share a global batch.
@@ -181,6 +182,7 @@ class RecordConfig:
         log_timers_to_tensorboard: curves of times, throughput and idle time too.
         log_memory_to_tensorboard: curves of memory too.
         log_validation_ppl_to_tensorboard: curves of perplexities too.
+        log_loss_scale_to_tensorboard: a curve of the loss scale, if losses are scaled.
         log_world_size_to_tensorboard: a curve of the number of ranks too.
         wandb_project: project of Weights & Biases; ``None``: nothing is sent there.
         wandb_exp_name: name of the run there; ``None``: it makes one up.
@@ -196,6 +198,7 @@ class RecordConfig:
     log_timers_to_tensorboard: bool = False
     log_memory_to_tensorboard: bool = False
     log_validation_ppl_to_tensorboard: bool = False
+    log_loss_scale_to_tensorboard: bool = True
     log_world_size_to_tensorboard: bool = False
     wandb_project: str | None = None
     wandb_exp_name: str | None = None

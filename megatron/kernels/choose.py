@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from megatron.kernels.cpu.kernels import CompiledKernels, CpuKernels
+from megatron.kernels.cpu.kernels import TILE_ROWS, CompiledKernels, CpuKernels
 from megatron.kernels.cpu.library import cpu_library
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
@@ -34,6 +34,9 @@ def _make(kind: str, dtype: torch.dtype, folder: Path | None) -> Kernels:
     if kind != "cpu":
         _LOG.info("kernels: PyTorch's own on %s", kind)
         return ReferenceKernels()
+    if dtype == torch.float16:
+        _LOG.info("kernels: PyTorch's own; those for CPUs know fp32 and bf16 only")
+        return ReferenceKernels(TILE_ROWS)
     if dtype != torch.bfloat16:
         _LOG.info("kernels: PyTorch arranged for a CPU; the compiled ones know bf16 only")
         return CpuKernels()

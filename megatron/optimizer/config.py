@@ -48,6 +48,25 @@ class MuonConfig:
 
 
 @dataclass(frozen=True)
+class LossScaleConfig:
+    """The loss scale of fp16 (``megatron.optimizer.loss_scaler``); names are Megatron's.
+
+    Attributes:
+        constant: a scale that never changes; ``None``: it does.
+        initial: the first scale.
+        minimum: the least.
+        window: steps without an overflow after which the scale is doubled.
+        hysteresis: overflows after which it is halved.
+    """
+
+    constant: float | None = None
+    initial: float = 2.0**32
+    minimum: float = 1.0
+    window: int = 1000
+    hysteresis: int = 2
+
+
+@dataclass(frozen=True)
 class OptimizerConfig:
     """The optimizer, clipping, and the schedules of its rates; steps are counted in samples.
 
@@ -76,6 +95,7 @@ class OptimizerConfig:
         clip_grad: limit of the global gradient norm; 0 switches clipping off.
         post_validation: step on the norm over the ranks up to this one, and step again if that
             turns out wrong (``megatron.optimizer.post_validation``).
+        loss_scale: that fp16 needs; ``None``: losses are not scaled.
     """
 
     lr: float
@@ -101,3 +121,4 @@ class OptimizerConfig:
     muon: MuonConfig = field(default_factory=MuonConfig)
     clip_grad: float = 1.0
     post_validation: bool = False
+    loss_scale: LossScaleConfig | None = None

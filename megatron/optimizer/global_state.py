@@ -62,7 +62,10 @@ class GlobalState:
 
 
 def own_totals(
-    loss: torch.Tensor, parts: Iterable[ParameterPart], tokens: tuple[float, float]
+    loss: torch.Tensor,
+    parts: Iterable[ParameterPart],
+    tokens: tuple[float, float],
+    loss_scale: float = 1.0,
 ) -> torch.Tensor:
     """Return this rank's part of a ``GlobalState``, float64 [4] on the device.
 
@@ -72,8 +75,10 @@ def own_totals(
             shard of the reduced gradients.
         tokens: all tokens of the replica's batch and those that count, on one of its ranks; 0 on
             the others.
+        loss_scale: that loss and gradients hold, and the sums do not.
     """
-    sums = torch.stack([loss.double(), local_sum_of_squares(parts, loss.device)])
+    squares = local_sum_of_squares(parts, loss.device)
+    sums = torch.stack([loss.double() / loss_scale, squares / loss_scale**2])
     return torch.cat([sums, torch.tensor(tokens, dtype=torch.float64).to(sums.device)])
 
 

@@ -1,10 +1,11 @@
 """Steps on full-precision masters of the weights, whatever the precision of the weights.
 
-Under bf16 each part of a parameter has an fp32 master copy that is updated and rounded back; an
-fp32 weight is its own master. How masters are updated is a rule: AdamW, SGD or Muon. An optimizer
-may have several rules, each for some of the masters.
+Under bf16 and fp16 each part of a parameter has an fp32 master copy that is updated and rounded
+back; an fp32 weight is its own master. How masters are updated is a rule: AdamW, SGD or Muon. An
+optimizer may have several rules, each for some of the masters.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -81,7 +82,7 @@ class MixedPrecisionOptimizer:
     """Updates parts of parameters by rules; an ``Optimizer``.
 
     Args:
-        parts: of bf16, fp32 or fp64 parameters, at least one; the storage of their weights and
+        parts: of parameters of any floating type, at least one; the storage of their weights and
             gradients never changes.
         clip_grad: limit of the global gradient norm; 0 switches clipping off.
         rules: for the parts' masters.
@@ -89,7 +90,7 @@ class MixedPrecisionOptimizer:
 
     def __init__(self, parts: Sequence[ParameterPart], clip_grad: float, rules: MakeRules) -> None:
         self._clip_grad = clip_grad
-        self._rounded: list[Tensor] = []  # the bf16 parameters ...
+        self._rounded: list[Tensor] = []  # the bf16 or fp16 parameters ...
         self._masters: list[Tensor] = []  # ... and their masters, in the same order
         masters = [Master(part, self._master_of(part)) for part in parts]
         self._by_name = {master.name: master.weight for master in masters}
@@ -114,12 +115,9 @@ class MixedPrecisionOptimizer:
         check_norm(grad_norm)
         # Fused kernels divide gradients by a scale, which is meant for loss scaling, and keep the
         # quotients. This saves the pass over memory that a multiplication before would take.
-        # A step that was taken on a guess has divided by the factor already, so factor and
-        # clipping are two divisions, to the same bits in any case.
         divisors = [
             torch.full((), 1.0 / scale, device=self._gradients[0].device)
-            for scale in (factor, clip_coefficient(grad_norm, self._clip_grad))
-            if scale != 1.0
+            for scale in _scales(factor, clip_coefficient(grad_norm, self._clip_grad))
         ]
         if len(divisors) == 2:
             torch._foreach_div_(self._gradients, divisors[0])
@@ -176,3 +174,14 @@ class MixedPrecisionOptimizer:
     def _round(self) -> None:
         if self._masters:
             torch._foreach_copy_(self._rounded, self._masters)
+
+
+def _scales(factor: float, clipping: float) -> list[float]:
+    """Return what gradients are scaled by, one after the other.
+
+    A step that was taken on a guess has applied the factor already, so factor and clipping are two
+    scales, to the same bits in any case; but a power of two, as a loss scale is, rounds nothing.
+    """
+    mantissa, _ = math.frexp(factor)
+    scales = [factor * clipping] if mantissa == 0.5 else [factor, clipping]
+    return [scale for scale in scales if scale != 1.0]

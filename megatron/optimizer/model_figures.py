@@ -55,4 +55,4 @@ def _counted(parts: Sequence[ParameterPart]) -> list[ParameterPart]:
 
 
 def _in_full(weight: Tensor) -> Tensor:
-    return weight.float() if weight.dtype == torch.bfloat16 else weight
+    return weight.to(torch.promote_types(weight.dtype, torch.float32))

@@ -45,22 +45,23 @@ class PostValidatedStep:
         self._is_last = hosts.rank == hosts.size - 1
         self._open: _OpenStep | None = None
 
-    def guess(self, rates: Rates, own: GlobalState) -> None:
+    def guess(self, rates: Rates, own: GlobalState, loss_scale: float = 1.0) -> None:
         """Step on the sum so far, unless the sum already shows that this step would be wrong.
 
         Args:
             rates: of the step.
             own: sums over this rank.
+            loss_scale: that the gradients hold, and the sums do not.
         """
         assert self._open is None, "the last step has not been validated"
         prefix = self._sum_so_far(own)
         pending = self._pass_on(prefix)
         stepped = prefix.is_finite if self._is_last else self._needs_no_clipping(prefix)
-        self._open = _OpenStep(rates, stepped, *pending)
+        self._open = _OpenStep(rates, loss_scale, stepped, *pending)
         if stepped:
             if not self._is_last:
                 self._optimizer.save()
-            self._optimizer.step(rates, prefix.grad_norm, prefix.factor)
+            self._optimizer.step(rates, prefix.grad_norm, prefix.factor / loss_scale)
 
     def validate(self) -> tuple[GlobalState, bool]:
         """Wait for the sums over all ranks; return them, and whether every rank's step was right.
@@ -90,7 +91,7 @@ class PostValidatedStep:
             self._optimizer.restore()
         if full.is_finite:
             # a guess, which never clips, has left the gradients times the factor
-            factor = 1.0 if step.stepped else full.factor
+            factor = 1.0 if step.stepped else full.factor / step.loss_scale
             self._optimizer.step(step.rates, full.grad_norm, factor)
 
     def _needs_no_clipping(self, state: GlobalState) -> bool:
@@ -121,12 +122,14 @@ class _OpenStep:
 
     Attributes:
         rates: its rates.
+        loss_scale: that its gradients hold.
         stepped: whether it was taken.
         full: the sums over all ranks, under way.
         sent: the sums so far, under way to the next rank.
     """
 
     rates: Rates
+    loss_scale: float
     stepped: bool
     full: Transfer
     sent: Transfer | None

@@ -1,8 +1,9 @@
 """One iteration's microbatches on the device, with the weight of every token's loss.
 
-The weight g is the token's mask divided by the number of *all* tokens of the global batch, which
-every rank knows without asking. How many of them count is known at the end of the iteration only,
-over all replicas (``megatron.optimizer.global_state``); losses and gradients are scaled then.
+The weight g is the token's mask times the loss scale, divided by the number of *all* tokens of the
+global batch; every rank knows them without asking. How many tokens count is known at the end of the
+iteration only, over all replicas (``megatron.optimizer.global_state``); losses and gradients are
+scaled then.
 """
 
 from collections.abc import Sequence
@@ -36,8 +37,8 @@ class DeviceMicrobatch:
     Attributes:
         tokens_n: input ids, flattened: sample by sample, or as ``part_by_part`` tells.
         targets_n: target ids.
-        weight_n: g, the weight of each token's loss: the token's mask divided by the number of
-            tokens of the global batch.
+        weight_n: g, the weight of each token's loss: the token's mask times the loss scale, divided
+            by the number of tokens of the global batch.
         samples: b, a number of the host.
         valid_tokens: sum of the mask, a number of the host.
     """
@@ -78,6 +79,7 @@ def to_device(
     dtype: torch.dtype = torch.float32,
     *,
     replicas: int = 1,
+    loss_scale: float = 1.0,
 ) -> list[DeviceMicrobatch]:
     """Move an iteration's microbatches to ``device`` and derive the loss weights in ``dtype``.
 
@@ -86,8 +88,9 @@ def to_device(
         device: to move to.
         dtype: of the weights.
         replicas: number of replicas; each has as many microbatches.
+        loss_scale: of fp16; so no tensor is scaled on its own.
     """
-    scale = 1.0 / (replicas * sum(m.tokens.numel() for m in microbatches))
+    scale = loss_scale / (replicas * sum(m.tokens.numel() for m in microbatches))
     return [
         DeviceMicrobatch(
             _moved(m.tokens.flatten(), device),
@@ -98,6 +101,11 @@ def to_device(
         )
         for m in microbatches
     ]
+
+
+def rescaled(microbatches: Sequence[DeviceMicrobatch], factor: float) -> list[DeviceMicrobatch]:
+    """Return the same microbatches with another loss scale, ``factor`` times theirs."""
+    return [replace(m, weight_n=m.weight_n * factor) for m in microbatches]
 
 
 def token_counts(microbatches: Sequence[DeviceMicrobatch]) -> tuple[float, float]:

@@ -183,6 +183,7 @@ class Checkpoints:
         return {
             **asdict(progress),
             "optimizer_steps": self._state.optimizer.steps,
+            "loss_scale": self._state.loss_scaler.saved(),
             "has_optimizer": self._config.save_optimizer,
             "model": asdict(self._model),
             "optimizer": asdict(self._optimizer),
@@ -270,6 +271,8 @@ class Checkpoints:
             self._check_optimizer(where, common)
         storage.read(where, self._tensors(moments=moments), self._hosts)
         optimizer.loaded(int(common["optimizer_steps"]) if moments else 0)
+        if moments:
+            self._state.loss_scaler.load(common.get("loss_scale"))
         if config.finetune:
             return Progress()
         known = {field.name for field in fields(Progress)} & common.keys()

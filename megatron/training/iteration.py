@@ -38,9 +38,18 @@ def run_iteration(
         FloatingPointError: as ``train``.
         UserError: as ``train``.
     """
-    step_rates = rates(optimizer, loader.consumed_samples)
-    batch = _next_batch(loader, groups)
-    return step.train(Iteration(iteration, batch, step_rates, loader.consumed_samples), observer)
+    first, scale = loader.consumed_samples, step.loss_scale
+    batch = _next_batch(loader, groups, scale)
+    return step.train(
+        Iteration(
+            iteration,
+            batch,
+            lambda without_step: rates(optimizer, first - without_step),
+            loader.consumed_samples,
+            scale,
+        ),
+        observer,
+    )
 
 
 def evaluate(state: TrainState, loader: MicrobatchLoader, eval_iters: int) -> float:
@@ -56,10 +65,12 @@ def evaluate(state: TrainState, loader: MicrobatchLoader, eval_iters: int) -> fl
     return total / eval_iters
 
 
-def _next_batch(loader: MicrobatchLoader, groups: Groups) -> list[DeviceMicrobatch]:
+def _next_batch(
+    loader: MicrobatchLoader, groups: Groups, loss_scale: float = 1.0
+) -> list[DeviceMicrobatch]:
     """Read the next batch; report faults of the data as the user's mistakes."""
     try:
         batch = loader.next_batch()
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
-    return to_device(batch, groups.device, replicas=groups.data.size)
+    return to_device(batch, groups.device, replicas=groups.data.size, loss_scale=loss_scale)

@@ -195,7 +195,19 @@ class _Loop:
             f"{samples_in_words(samples)} of the data are passed over"
         )
         self.meter.ended(iteration)
-        self.meter.report(Finished(iteration, 0.0, 0.0, end, samples=samples, is_skipped=True))
+        scaler = self._state.loss_scaler
+        self.meter.report(
+            Finished(
+                iteration,
+                0.0,
+                0.0,
+                end,
+                samples=samples,
+                is_skipped=True,
+                loss_scale=scaler.state.scale if scaler.is_active else None,
+                samples_without_step=scaler.state.samples_without_step,
+            )
+        )
 
     def _report(self, finished: Finished | None) -> None:
         """Note an iteration that has become final."""

@@ -21,8 +21,11 @@ def make_train_step(
         state: this rank.
         log: which figures of the model are logged; ``None``: no more than loss and norm.
         ends_if_not_finite: an iteration with a loss or gradient norm that is not finite ends the
-            run; otherwise it takes no step.
+            run; otherwise it takes no step. With a loss scale that changes it never ends the run,
+            as in Megatron: the scale is found by overflows.
     """
+    scaling = config.loss_scale
+    ends_if_not_finite = ends_if_not_finite and (scaling is None or scaling.constant is not None)
     figures = Figures(state)
     if log is not None:
         figures = Figures(state, log.log_num_zeros_in_grad, log.log_params_norm)

@@ -4,15 +4,20 @@ Each rank steps on the norm that it knows (optimizer post-validation, arXiv 2401
 iteration is reported one iteration late, because only then it is known whether its step stands.
 """
 
+from dataclasses import replace
+
 from megatron.optimizer.global_state import GlobalState
 from megatron.optimizer.post_validation import PostValidatedStep
+from megatron.runtime.batch import rescaled
 from megatron.runtime.observer import Observer
 from megatron.training.setup import TrainState
 from megatron.training.step import (
     Figures,
     Finished,
     Iteration,
-    finished_iteration,
+    end_not_finite,
+    finish,
+    own_rates,
     sums_of_rank,
 )
 
@@ -44,6 +49,16 @@ class PostValidatedTrainStep:
         self._open: Iteration | None = None
         self._verdict: tuple[GlobalState, bool] | None = None
 
+    @property
+    def loss_scale(self) -> float:
+        """As in ``TrainStep``: that of an iteration after one with finite gradients.
+
+        It may be wrong only where the last step is wrong too, so that the iteration runs twice.
+        """
+        scaler = self._state.loss_scaler
+        state = scaler.state if self._open is None else scaler.after(finite=True, samples=0)
+        return state.scale
+
     def train(self, iteration: Iteration, observer: Observer | None = None) -> Finished | None:
         """As in ``TrainStep``; the iteration returned is the one before."""
         state, finished = self._state, None
@@ -54,14 +69,23 @@ class PostValidatedTrainStep:
                 iteration.batch, iteration.number, observer, gate=self._stands
             )
             finished = self._close()
-            if loss is None:  # the forwards had wrong weights
+            if loss is None:  # the forwards had wrong weights, and maybe another loss scale
+                iteration = self._with_loss_scale(iteration)
                 loss = state.pipeline.train(iteration.batch, iteration.number, observer)
         assert loss is not None, "nothing stops an iteration with the right weights"
         own = sums_of_rank(state, iteration, loss).tolist()
         self._num_zeros = self._figures.num_zeros()
-        self._step.guess(iteration.rates, GlobalState(*own))
+        self._step.guess(own_rates(state, iteration), GlobalState(*own), iteration.loss_scale)
         self._open = iteration
         return finished
+
+    def _with_loss_scale(self, iteration: Iteration) -> Iteration:
+        """Return an iteration with the loss scale that is now known to be right."""
+        scale = self._state.loss_scaler.state.scale
+        if scale == iteration.loss_scale:
+            return iteration
+        batch = rescaled(iteration.batch, scale / iteration.loss_scale)
+        return replace(iteration, batch=batch, loss_scale=scale)
 
     def settle(self) -> Finished | None:
         """As in ``TrainStep``."""
@@ -87,13 +111,7 @@ class PostValidatedTrainStep:
         if not right:
             self._step.correct(full)
             if self._ends_if_not_finite and not full.is_finite:
-                report_not_finite(
-                    self._state,
-                    iteration.number,
-                    iteration.batch,
-                    full.loss,
-                    samples_of(self._state, iteration),
-                )
+                end_not_finite(self._state, iteration, full)
             self._state.zero_gradients()
         figures = self._num_zeros, self._figures.params_norm()
-        return finished_iteration(self._state, iteration, full, figures, step_redone=not right)
+        return finish(self._state, iteration, full, figures, step_redone=not right)

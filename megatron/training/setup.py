@@ -14,6 +14,7 @@ from megatron.config.run_config import ParallelConfig, RunConfig, TrainConfig
 from megatron.model.config import ModelConfig
 from megatron.model.stage import RankModel, place
 from megatron.optimizer.bucket import Bucket
+from megatron.optimizer.loss_scaler import LossScaler
 from megatron.optimizer.make import make_optimizer
 from megatron.optimizer.muon import QKVRows
 from megatron.optimizer.optimizer import Optimizer
@@ -44,6 +45,7 @@ class TrainState:
             each takes its own shards, as all gradients are reduced then.
         updated: the parts that this rank's optimizer updates and that checkpoints keep.
         optimizer: steps on them.
+        loss_scaler: follows the loss scale.
         sharded: the optimizer, if it is sharded and its steps are taken bucket by bucket in the
             next iteration.
     """
@@ -56,6 +58,7 @@ class TrainState:
     counted: tuple[ParameterPart, ...]
     updated: tuple[ParameterPart, ...]
     optimizer: Optimizer
+    loss_scaler: LossScaler
     sharded: ShardedOptimizer | None = None
 
     @property
@@ -257,6 +260,7 @@ def build_train_state(
         counted=whole if axis.size == 1 else own,
         updated=whole if sharded is None else own,
         optimizer=sharded or make(whole),
+        loss_scaler=LossScaler(config.optimizer.loss_scale),
         sharded=sharded if deferred else None,
     )
 

@@ -7,7 +7,7 @@ run is, as on CPUs. (On CUDA, atomic additions to rows of the vocabulary's gradi
 order.)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
@@ -29,14 +29,16 @@ class Iteration:
     Attributes:
         number: counted from 0.
         batch: its microbatches.
-        rates: of its step.
+        rates: of its step, if so many samples before have led to no step because of an overflow.
         consumed_samples: samples of all iterations up to and with this one.
+        loss_scale: that the weights of the losses hold.
     """
 
     number: int
     batch: Sequence[DeviceMicrobatch]
-    rates: Rates
+    rates: Callable[[int], Rates]
     consumed_samples: int
+    loss_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Finished:
         params_norm: norm of the model's weights after its step; ``None``: it is not asked for.
         samples: its samples, by their place in the order of training.
         is_skipped: whether it took no step.
+        loss_scale: of the next iteration; ``None``: losses are not scaled.
+        samples_without_step: of all iterations so far that have overflown; rates do not count them.
     """
 
     number: int
@@ -64,10 +68,17 @@ class Finished:
     params_norm: float | None = None
     samples: range = range(0)
     is_skipped: bool = False
+    loss_scale: float | None = None
+    samples_without_step: int = 0
 
 
 class TrainStep(Protocol):
     """A way to train an iteration; every rank uses the same way."""
+
+    @property
+    def loss_scale(self) -> float:
+        """The loss scale that the next iteration must have when it is handed to ``train``."""
+        ...
 
     def train(self, iteration: Iteration, observer: Observer | None = None) -> Finished | None:
         """Run the forward, the backward and the optimizer's step of an iteration.
@@ -143,6 +154,11 @@ class SynchronousTrainStep:
         self._figures = figures or Figures(state)
         self._ends_if_not_finite = ends_if_not_finite
 
+    @property
+    def loss_scale(self) -> float:
+        """As in ``TrainStep``."""
+        return self._state.loss_scaler.state.scale
+
     def train(self, iteration: Iteration, observer: Observer | None = None) -> Finished:
         """As in ``TrainStep``; the iteration returned is always this one."""
         state = self._state
@@ -159,14 +175,15 @@ class SynchronousTrainStep:
                     _samples(state, iteration),
                 )
             state.zero_gradients()
-            return finished_iteration(state, iteration, full)
+            return finish(state, iteration, full)
         num_zeros = self._figures.num_zeros()
+        rates, factor = own_rates(state, iteration), full.factor / iteration.loss_scale
         if state.sharded is not None:  # the next iteration takes the step, or settle does
-            state.sharded.open(iteration.rates, full.grad_norm, full.factor)
+            state.sharded.open(rates, full.grad_norm, factor)
         else:
-            state.optimizer.step(iteration.rates, full.grad_norm, full.factor)
+            state.optimizer.step(rates, full.grad_norm, factor)
             state.zero_gradients()
-        return finished_iteration(state, iteration, full, (num_zeros, self._figures.params_norm()))
+        return finish(state, iteration, full, (num_zeros, self._figures.params_norm()))
 
     def settle(self) -> None:
         """Take the step of a sharded optimizer; ``train`` has made every iteration final."""
@@ -181,11 +198,19 @@ def sums_of_rank(state: TrainState, iteration: Iteration, loss: torch.Tensor) ->
     """
     groups = state.groups
     tokens = token_counts(iteration.batch) if groups.vocabulary.rank == 0 else (0.0, 0.0)
-    totals = over_ranks(own_totals(loss, state.counted, tokens), groups.data)
-    return over_ranks(totals, groups.tensor_sums)
+    totals = own_totals(loss, state.counted, tokens, iteration.loss_scale)
+    return over_ranks(over_ranks(totals, groups.data), groups.tensor_sums)
 
 
-def finished_iteration(
+def own_rates(state: TrainState, iteration: Iteration) -> Rates:
+    """Return the rates of an iteration's step, when all iterations before are final.
+
+    As in Megatron they do not count iterations that took no step because of an overflow.
+    """
+    return iteration.rates(state.loss_scaler.state.samples_without_step)
+
+
+def finish(
     state: TrainState,
     iteration: Iteration,
     full: GlobalState,
@@ -193,7 +218,7 @@ def finished_iteration(
     *,
     step_redone: bool = False,
 ) -> Finished:
-    """Return an iteration whose outcome is known.
+    """Count an iteration whose outcome is known, which may change the loss scale; return it.
 
     Args:
         state: this rank.
@@ -202,6 +227,8 @@ def finished_iteration(
         figures: zeros of its gradient, and the norm of the weights after it.
         step_redone: whether its step was a wrong guess.
     """
+    samples, scaler = _samples(state, iteration), state.loss_scaler
+    scaler.update(full.is_finite, len(samples))
     return Finished(
         iteration.number,
         full.loss,
@@ -209,8 +236,10 @@ def finished_iteration(
         iteration.consumed_samples,
         step_redone and full.is_finite,
         *figures,
-        _samples(state, iteration),
+        samples,
         not full.is_finite,
+        scaler.state.scale if scaler.is_active else None,
+        scaler.state.samples_without_step,
     )
 
 

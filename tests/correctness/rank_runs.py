@@ -148,12 +148,16 @@ def gradients_on_rank(
     config: RunConfig,
     parameters: Parameters,
     batch: Sequence[Microbatch],
+    loss_scale: float = 1.0,
 ) -> tuple[float, Pieces]:
-    """Loss and gradients of one batch for given parameters, in the precision of ``config``."""
+    """Loss and gradients of one batch for given parameters, in the precision of ``config``.
+
+    Both hold the loss scale.
+    """
     state = build_train_state(config, make_pipeline_groups())
     load(state, parameters)
     statistics = torch.promote_types(config.train.dtype, torch.float32)
-    on_device = to_device(batch, CPU, statistics)
+    on_device = to_device(batch, CPU, statistics, loss_scale=loss_scale)
     loss = state.pipeline.train(on_device, 0)
     assert loss is not None
     loss = loss.double() * factor(on_device)

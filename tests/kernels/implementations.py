@@ -13,7 +13,12 @@ from megatron.kernels.reference.kernels import ReferenceKernels
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2}
+TOLERANCE = {
+    torch.float64: 1e-12,
+    torch.float32: 1e-6,
+    torch.bfloat16: 1e-2,
+    torch.float16: 1.25e-3,
+}
 """Norm of the error of a result, relative to its own norm."""
 
 
@@ -68,10 +73,13 @@ class Implementation:
 IMPLEMENTATIONS = [
     *(Implementation(name, CPU, dtype) for name in ("reference", "cpu") for dtype in DTYPES),
     Implementation("compiled", CPU, torch.bfloat16),
+    Implementation("reference", CPU, torch.float16),
 ]
 if torch.cuda.is_available():
     CUDA = torch.device("cuda")
-    IMPLEMENTATIONS += [Implementation("reference", CUDA, dtype) for dtype in DTYPES]
+    IMPLEMENTATIONS += [
+        Implementation("reference", CUDA, dtype) for dtype in (*DTYPES, torch.float16)
+    ]
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:

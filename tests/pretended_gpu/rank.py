@@ -92,7 +92,7 @@ def run_rank(
             last = observed and number == iterations - 1
             gpu.ranges.clear()
             observer = NamedRanges(DEVICE, recorder) if last else None
-            step.train(Iteration(number, _batch(gpu, config), _RATES, 0), observer)
+            step.train(Iteration(number, _batch(gpu, config), lambda _: _RATES, 0), observer)
             found.held.append(gpu.memory.held)
         found.ranges, found.spans = list(gpu.ranges), recorder.spans()
         step.settle()

@@ -83,7 +83,10 @@ def count_valid_tokens(microbatches: Iterable[Microbatch]) -> float:
 
 
 def loss_and_gradients(
-    parameters: Parameters, microbatches: Sequence[Microbatch], options: GPTOptions
+    parameters: Parameters,
+    microbatches: Sequence[Microbatch],
+    options: GPTOptions,
+    loss_scale: float = 1.0,
 ) -> tuple[float, Parameters]:
     """Mean loss over the valid tokens of a global batch, and its gradients.
 
@@ -91,6 +94,7 @@ def loss_and_gradients(
         parameters: the model's parameters, of any floating dtype; left as they are.
         microbatches: the global batch. Its division decides nothing but rounding.
         options: the model.
+        loss_scale: by which the loss is multiplied for the backward; the gradients hold it.
 
     Returns:
         The loss, and a gradient for every parameter, by name, in the parameter's dtype.
@@ -104,7 +108,9 @@ def loss_and_gradients(
         weights_bs = microbatch.loss_mask.to(logits_bsv.dtype) / valid_tokens
         loss = (weights_bs * token_losses(logits_bsv, microbatch.labels, options)).sum()
         for gradient, term in zip(
-            gradients.values(), torch.autograd.grad(loss, list(leaves.values())), strict=True
+            gradients.values(),
+            torch.autograd.grad(loss * loss_scale, list(leaves.values())),
+            strict=True,
         ):
             gradient += term
         total += loss.item()

@@ -44,3 +44,7 @@ NO_RECOMPUTATION = without(
     "--recompute-granularity", "--recompute-activations", "--checkpoint-activations"
 )
 NO_RECORDS = without("--tensorboard-dir", "--wandb-project")
+DYNAMIC_SCALE = Condition(
+    "beside --fp16 without --loss-scale",
+    lambda line: "--fp16" in line.given and "--loss-scale" not in line.given,
+)

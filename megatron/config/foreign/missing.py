@@ -178,20 +178,6 @@ FEATURES: Final = (
         ),
     ),
     Feature(
-        "fp16",
-        "fp16 and its loss scale are not built yet",
-        "use --bf16, which needs no loss scale",
-        """
-        --fp16
-        """,
-        idle=(
-            Idle("only fp16 needs a loss scale", without("--fp16"), """
-                --loss-scale N --initial-loss-scale N --min-loss-scale N --loss-scale-window N
-                --loss-scaling-factor N --dynamic-loss-scale --hysteresis N
-                --fp16-lm-cross-entropy"""),
-        ),
-    ),
-    Feature(
         "fp8 and fp4",
         "nothing is computed in fewer than 16 bits yet",
         "use --bf16",

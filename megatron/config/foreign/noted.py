@@ -9,6 +9,7 @@ of features that are missing here stand in ``missing``, also where they change n
 from collections.abc import Iterator
 
 from megatron.config.foreign.answer import Row, rows
+from megatron.config.foreign.conditions import DYNAMIC_SCALE
 from megatron.config.foreign.line import SHORTER_TOKENS, beside, without
 
 
@@ -79,6 +80,8 @@ _TABLE = (
     ("when Python collects garbage is left to Python", None, """
         --manual-gc --manual-gc-interval N --no-manual-gc-eval"""),
     ("memory is left to PyTorch's allocator", None, "--empty-unused-memory-level {0,1,2}"),
+    ("a loss scale that changes is found by overflows, which therefore never end a run",
+        DYNAMIC_SCALE, "--check-for-nan-in-loss-and-grad"),
     ("a loss or a gradient norm that is not finite ends the run",
         without("--no-check-for-nan-in-loss-and-grad"), "--check-for-nan-in-loss-and-grad"),
     ("--no-check-for-nan-in-loss-and-grad has the word",
@@ -110,8 +113,13 @@ _TABLE = (
     ("curves of the learning rate and of the batch size are always drawn", None, """
         --log-learning-rate-to-tensorboard --log-batch-size-to-tensorboard
         --no-log-learnig-rate-to-tensorboard --no-log-learning-rate-to-tensorboard"""),
-    ("there is no loss scale to draw a curve of", None, """
-        --log-loss-scale-to-tensorboard --no-log-loss-scale-to-tensorboard"""),
+    ("there is no loss scale to draw a curve of", without("--fp16"), """
+        --log-loss-scale-to-tensorboard"""),
+    ("the curve of the loss scale is drawn without being asked for", None, """
+        --log-loss-scale-to-tensorboard"""),
+    ("a loss scale changes unless --loss-scale is given", None, "--dynamic-loss-scale"),
+    ("exponentials are kept in the type of activations, and sums over them are fp32 anyway", None,
+        "--fp16-lm-cross-entropy"),
     ("no run is reported to a service", None, """
         --no-one-logger --enable-one-logger --one-logger-* [...] --app-tag-run-name N
         --app-tag-run-version N"""),

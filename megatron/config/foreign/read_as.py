@@ -104,6 +104,7 @@ def _span(line: Line, span: str) -> str:
 
 _NAMES = (
     ("--num-layers {}", "--encoder-num-layers N"),
+    ("--loss-scale {}", "--loss-scaling-factor N"),
     ("--seq-length {}", "--encoder-seq-length N"),
     ("--tensor-model-parallel-size {}", "--model-parallel-size N\n--tensor-parallel-size N"),
     ("--pipeline-model-parallel-size {}", "--pipeline-parallel-size N"),

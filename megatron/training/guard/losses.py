@@ -30,7 +30,7 @@ class LossWatch:
         if finished.is_skipped:
             yield (
                 f"iteration {finished.number + 1}: lm loss {finished.loss}, grad norm "
-                f"{finished.grad_norm}: no step was taken; {where}"
+                f"{finished.grad_norm}: no step was taken; {where}{_scale_in_words(finished)}"
             )
         if not math.isfinite(finished.loss):
             return
@@ -41,3 +41,8 @@ class LossWatch:
             )
         else:
             self._largest = max(self._largest, finished.loss)
+
+
+def _scale_in_words(finished: Finished) -> str:
+    scale = finished.loss_scale
+    return "" if scale is None else f"; the loss scale is {scale:g} now"

@@ -65,6 +65,8 @@ class Curves:
         yield Point("lm loss", record.lm_loss, True)
         if self._config.log_world_size_to_tensorboard:
             yield Point("world-size", self._world_size, True)
+        if record.loss_scale is not None and self._config.log_loss_scale_to_tensorboard:
+            yield Point("loss-scale", record.loss_scale, True)
         yield Point("grad-norm", record.grad_norm, True)
         if record.num_zeros is not None:
             yield Point("num-zeros", record.num_zeros, True)

@@ -69,6 +69,7 @@ def iteration_line(values: Interval) -> str:
     # Megatron prints one decimal, which is too coarse for a CPU core's third of a TFLOP/s.
     decimals = 1 if values.tflops_per_rank >= 10 else 3
     # Parsers look for the loss scale, which bf16 and fp32 do not need.
+    scale = 1.0 if values.loss_scale is None else values.loss_scale
     fields = (
         f" [{values.time:%Y-%m-%d %H:%M:%S}]"
         f" iteration {values.iteration:8d}/{values.train_iters:8d}",
@@ -79,7 +80,7 @@ def iteration_line(values: Interval) -> str:
         f"learning rate: {values.learning_rate:.6E}",
         f"global batch size: {values.global_batch_size:5d}",
         f"lm loss: {values.lm_loss:.6E}",
-        "loss scale: 1.0",
+        f"loss scale: {scale:.1f}",
         f"grad norm: {values.grad_norm:.3f}",
         *([] if values.num_zeros is None else [f"num zeros: {values.num_zeros:.1f}"]),
         *([] if values.params_norm is None else [f"params norm: {values.params_norm:.3f}"]),

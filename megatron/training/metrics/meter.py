@@ -188,13 +188,19 @@ class Meter:
             train_iters=metered.train_iters,
             consumed_samples=finished.consumed_samples,
             seconds=seconds,
-            learning_rate=learning_rate(self._optimizer, finished.consumed_samples),
+            learning_rate=self._rate_after(finished),
             global_batch_size=self._batch,
             lm_loss=finished.loss,
             grad_norm=finished.grad_norm,
             params_norm=finished.params_norm,
             num_zeros=finished.num_zeros,
+            loss_scale=finished.loss_scale,
         )
+
+    def _rate_after(self, finished: Finished) -> float:
+        """Return the rate of the next step."""
+        counted = finished.consumed_samples - finished.samples_without_step
+        return learning_rate(self._optimizer, counted)
 
     def _interval(
         self, finished: Finished, seconds: float, ranks: tuple[RankFigures, ...]
@@ -212,7 +218,7 @@ class Meter:
             tflops_per_rank=tflops,
             mfu=tflops / metered.peak_tflops,
             tokens_per_second=samples_per_second * metered.seq_length,
-            learning_rate=learning_rate(self._optimizer, finished.consumed_samples),
+            learning_rate=self._rate_after(finished),
             global_batch_size=self._batch,
             lm_loss=sum(self._losses) / len(self._losses) if self._losses else math.nan,
             grad_norm=finished.grad_norm,
@@ -223,6 +229,7 @@ class Meter:
             seconds_in_saves=self._paused["save"],
             seconds_in_evaluations=self._paused["evaluation"],
             ranks=ranks,
+            loss_scale=finished.loss_scale,
         )
 
     def _clock(self) -> float:

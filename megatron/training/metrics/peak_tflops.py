@@ -49,7 +49,7 @@ def peak_of_rank(device: torch.device, dtype: torch.dtype, peak_tflops: float | 
 
     Args:
         device: device that the rank computes on.
-        dtype: ``torch.bfloat16`` or ``torch.float32``, of the matrix products.
+        dtype: ``torch.bfloat16``, ``torch.float16`` or ``torch.float32``, of the matrix products.
         peak_tflops: the value of ``--peak-tflops``, which goes before every other source.
 
     Returns:
@@ -77,7 +77,8 @@ def tabulated_tflops(gpu_name: str, dtype: torch.dtype) -> float | None:
     known = tabulated_peak(gpu_name)
     if known is None:
         return None
-    return {torch.bfloat16: known.bf16, torch.float32: known.fp32}.get(dtype)
+    narrow = dict.fromkeys((torch.bfloat16, torch.float16), known.bf16)  # with the same units
+    return {**narrow, torch.float32: known.fp32}.get(dtype)
 
 
 def measure_tflops(

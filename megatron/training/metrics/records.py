@@ -52,6 +52,7 @@ class Step:
         grad_norm: global norm, before clipping.
         params_norm: global norm of the weights after its step.
         num_zeros: zeros of the gradient.
+        loss_scale: of the next iteration, as in Megatron.
     """
 
     iteration: int
@@ -64,6 +65,7 @@ class Step:
     grad_norm: float
     params_norm: float | None = None
     num_zeros: int | None = None
+    loss_scale: float | None = None
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,7 @@ class Interval:
         seconds_in_saves: time since the start in which training stood still for a save.
         seconds_in_evaluations: time since the start in which training stood still for one.
         ranks: memory and idle time by rank; empty if nobody asked for them.
+        loss_scale: of the next iteration, as in Megatron.
     """
 
     time: datetime
@@ -130,6 +133,7 @@ class Interval:
     seconds_in_saves: float = 0.0
     seconds_in_evaluations: float = 0.0
     ranks: tuple[RankFigures, ...] = ()
+    loss_scale: float | None = None
 
     @property
     def idle(self) -> tuple[float, ...]:

@@ -55,10 +55,10 @@ def dry_run(config: RunConfig, gpu: Gpu, watch: Watch | None = None) -> Iterator
             for other settings that would fit has as much time.
 
     Raises:
-        ValueError: no plan can be made, or the run is not in bf16, for which the costs are counted.
+        ValueError: no plan can be made, or the run is in fp32, for which no costs are counted.
     """
-    if config.train.dtype != torch.bfloat16:
-        raise ValueError("--dry-run counts FLOPs and bytes of bf16: add --bf16")
+    if config.train.dtype == torch.float32:
+        raise ValueError("--dry-run counts FLOPs and bytes of 16-bit numbers: add --bf16 or --fp16")
     traits = TRAITS[config.parallel.pipeline_schedule]
     watch = Watch() if watch is None else watch
     compared = asked(config, watch=watch)

@@ -1,0 +1,113 @@
+"""The loss scale of fp16, by Megatron-LM's rule.
+
+fp16 has no normal numbers below 2^-14, and most gradients of activations are smaller. So the loss
+is multiplied by a scale, which every gradient then has, and the optimizer's step divides by it. A
+scale that is too large lets a gradient overflow. Such an iteration takes no step, and after a few
+of them the scale is halved; after many good ones it is doubled (arXiv 1710.03740, section 3.2).
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Final
+
+from megatron.optimizer.config import LossScaleConfig
+
+GROWTH: Final = 2.0
+BACKOFF: Final = 0.5
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """A loss scale, and what its next change depends on.
+
+    Attributes:
+        scale: of the loss.
+        good_steps: steps since the last overflow or growth.
+        tolerance: overflows until the scale shrinks; from then on every overflow shrinks it. Only
+            a growth renews the tolerance, so overflows need not follow one another.
+        samples_without_step: of all iterations that took no step. Megatron's rates do not count
+            them.
+    """
+
+    scale: float
+    good_steps: int
+    tolerance: int
+    samples_without_step: int = 0
+
+
+class LossScaler:
+    """Follows the iterations of a run with its loss scale, alike on every rank.
+
+    Args:
+        config: how the scale changes; ``None``: losses are not scaled.
+
+    Attributes:
+        state: the scale of the next iteration; checkpoints keep it.
+    """
+
+    def __init__(self, config: LossScaleConfig | None) -> None:
+        self._config = config
+        self.state = LossScale(1.0, 0, 1)
+        if config is not None:
+            scale = config.initial if config.constant is None else config.constant
+            self.state = LossScale(scale, 0, config.hysteresis)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether losses are scaled, so that an overflow says nothing about the model."""
+        return self._config is not None
+
+    def after(self, finite: bool, samples: int) -> LossScale:
+        """Return the state after one more iteration.
+
+        Args:
+            finite: whether loss and gradients of the whole model are, so that a step is taken.
+            samples: of the iteration.
+        """
+        config, state = self._config, self.state
+        if config is None:
+            return state
+        if not finite:
+            state = replace(state, samples_without_step=state.samples_without_step + samples)
+        if config.constant is not None:
+            return state
+        return _grown(state, config) if finite else _shrunk(state, config)
+
+    def update(self, finite: bool, samples: int) -> None:
+        """Count one more iteration; arguments as of ``after``."""
+        self.state = self.after(finite, samples)
+
+    def saved(self) -> dict[str, float] | None:
+        """Return what a checkpoint keeps."""
+        return asdict(self.state) if self.is_active else None
+
+    def load(self, saved: Mapping[str, float] | None) -> None:
+        """Go on from what a checkpoint has kept; a constant scale stays what it is.
+
+        Args:
+            saved: result of ``saved``, maybe of a run that scaled no loss.
+        """
+        if self._config is None or saved is None:
+            return
+        loaded = LossScale(
+            float(saved["scale"]),
+            int(saved["good_steps"]),
+            int(saved["tolerance"]),
+            int(saved["samples_without_step"]),
+        )
+        if self._config.constant is not None:
+            loaded = replace(loaded, scale=self._config.constant)
+        self.state = loaded
+
+
+def _shrunk(state: LossScale, config: LossScaleConfig) -> LossScale:
+    tolerance = state.tolerance - 1
+    scale = state.scale if tolerance > 0 else max(state.scale * BACKOFF, config.minimum)
+    return replace(state, scale=scale, good_steps=0, tolerance=tolerance)
+
+
+def _grown(state: LossScale, config: LossScaleConfig) -> LossScale:
+    good_steps = state.good_steps + 1
+    if good_steps < config.window:
+        return replace(state, good_steps=good_steps)
+    return replace(state, scale=state.scale * GROWTH, good_steps=0, tolerance=config.hysteresis)

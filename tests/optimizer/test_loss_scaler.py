@@ -1,0 +1,84 @@
+"""The loss scale changes by Megatron-LM's rule, which a few runs by hand show."""
+
+import json
+
+import pytest
+
+from megatron.optimizer.config import LossScaleConfig
+from megatron.optimizer.loss_scaler import LossScaler
+
+SLOW = LossScaleConfig(initial=16, hysteresis=2, window=3)
+
+BY_HAND = [
+    # overflows (x) and steps (.), and the scale after each
+    (SLOW, "xxx.x...", [16, 8, 4, 4, 2, 2, 2, 4]),
+    (SLOW, "x...x.x.", [16, 16, 16, 32, 32, 32, 16, 16]),
+    (LossScaleConfig(initial=16, hysteresis=1, window=2), "x...x..", [8, 8, 16, 16, 8, 8, 16]),
+    (LossScaleConfig(initial=16, hysteresis=3, window=9), "x.x.x.x", [16, 16, 16, 16, 8, 8, 4]),
+    (LossScaleConfig(initial=5, minimum=2, hysteresis=1, window=1), "xxx.", [2.5, 2, 2, 4]),
+    (LossScaleConfig(constant=7, window=1, hysteresis=1), "x.x.", [7, 7, 7, 7]),
+]
+
+
+@pytest.mark.parametrize(("config", "outcomes", "scales"), BY_HAND)
+def test_scale_follows_the_rule(
+    config: LossScaleConfig, outcomes: str, scales: list[float]
+) -> None:
+    scaler, found = LossScaler(config), []
+    for outcome in outcomes:
+        scaler.update(outcome == ".", samples=4)
+        found.append(scaler.state.scale)
+    assert found == scales
+    assert scaler.state.samples_without_step == 4 * outcomes.count("x")
+
+
+def test_defaults_are_those_of_megatron() -> None:
+    scaler = LossScaler(LossScaleConfig())
+    assert scaler.state.scale == 2**32
+    for _ in range(999):
+        scaler.update(True, samples=1)
+    assert scaler.state.scale == 2**32
+    scaler.update(True, samples=1)
+    assert scaler.state.scale == 2**33
+    for expected in (2**33, 2**32, 2**31):
+        scaler.update(False, samples=1)
+        assert scaler.state.scale == expected
+
+
+def test_a_look_ahead_changes_nothing() -> None:
+    scaler = LossScaler(LossScaleConfig(initial=4, window=1))
+    before = scaler.state
+    assert scaler.after(True, samples=1).scale == 8
+    assert scaler.state == before
+
+
+@pytest.mark.parametrize("cut", range(7))
+def test_a_scaler_that_is_saved_goes_on_alike(cut: int) -> None:
+    config, outcomes = LossScaleConfig(initial=16, hysteresis=2, window=3), "xx..x.."
+    whole, first, second = (LossScaler(config) for _ in range(3))
+    for number, outcome in enumerate(outcomes):
+        whole.update(outcome == ".", samples=2)
+        if number < cut:
+            first.update(outcome == ".", samples=2)
+    second.load(json.loads(json.dumps(first.saved())))
+    for outcome in outcomes[cut:]:
+        second.update(outcome == ".", samples=2)
+    assert second.state == whole.state
+
+
+def test_without_fp16_nothing_is_scaled_counted_or_saved() -> None:
+    scaler = LossScaler(None)
+    before = scaler.state
+    scaler.update(False, samples=3)
+    assert scaler.state == before
+    assert (before.scale, scaler.is_active, scaler.saved()) == (1.0, False, None)
+
+
+def test_scales_are_loaded_where_they_change_only() -> None:
+    changing, constant = LossScaler(LossScaleConfig()), LossScaler(LossScaleConfig(constant=8))
+    changing.update(False, samples=5)
+    constant.load(changing.saved())
+    assert (constant.state.scale, constant.state.samples_without_step) == (8, 5)
+    before = changing.state
+    changing.load(None)  # of a run in bf16
+    assert changing.state == before
