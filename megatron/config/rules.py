@@ -15,6 +15,7 @@ from megatron.config.optimizer_rules import OPTIMIZER_NOTES, OPTIMIZER_RULES
 from megatron.config.pipeline_flags import PIPELINE_NOTES, PIPELINE_RULES
 from megatron.config.precision_rules import PRECISION_NOTES, PRECISION_RULES
 from megatron.config.resolve import iterations, profiled_iterations, rampup_of
+from megatron.config.tensor_rules import TENSOR_NOTES, TENSOR_RULES
 
 Rule = Callable[[Flags], Iterator[str]]
 
@@ -198,6 +199,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _rotation,
     *LAYER_RULES,
     *PIPELINE_RULES,
+    *TENSOR_RULES,
     _batches,
     _growing_batches,
     _length,
@@ -220,6 +222,7 @@ NOTES: Final[tuple[Rule, ...]] = (
     _idle_evaluation,
     _idle_without_training,
     *PIPELINE_NOTES,
+    *TENSOR_NOTES,
     *GUARD_NOTES,
 )
 """The rules about flags that change nothing beside the others: a line on each, as a note."""

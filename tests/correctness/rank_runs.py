@@ -21,7 +21,8 @@ from megatron.parallel.groups import Groups, make_groups
 from megatron.runtime.batch import DeviceMicrobatch, to_device, token_counts
 from megatron.training.iteration import evaluate, run_iteration
 from megatron.training.make_step import make_train_step
-from megatron.training.setup import TrainState, build_train_state
+from megatron.training.planning.run_plan import make_run_plan
+from megatron.training.setup import TrainState, build_train_state, ends_with_copies
 from megatron.training.step import Finished
 
 CPU = torch.device("cpu")
@@ -96,6 +97,13 @@ def make_pipeline_groups() -> Groups:
     return make_groups(Grid(pipeline_size=dist.get_world_size()), CPU, timedelta(seconds=60))
 
 
+def connected(config: RunConfig) -> Groups:
+    """This rank's groups in the pool's process group, which has the ranks of a run."""
+    plan = make_run_plan(config).plan
+    ends = ends_with_copies(plan, config.model.tie_embeddings)
+    return make_groups(config.parallel.grid, CPU, timedelta(seconds=60), ends)
+
+
 def train_on_rank(
     rank: int,
     world_size: int,
@@ -115,8 +123,8 @@ def train_on_rank(
         evaluation_batches: for all evaluations together.
         evaluate_after: iterations that are followed by an evaluation.
     """
-    groups = make_groups(config.parallel.grid, CPU, timedelta(seconds=60))
-    state = build_train_state(config, groups)
+    state = build_train_state(config, connected(config))
+    groups = state.groups
     run = RankRun(initial=pieces(state, parameter_values))
     replica = groups.data.rank, groups.data.size
     share = batches[0][groups.data.rank :: groups.data.size]
