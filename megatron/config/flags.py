@@ -27,6 +27,7 @@ from megatron.config.declare import (
 )
 from megatron.config.long_run_flags import CheckpointFlags, GuardFlags, ReplicaFlags
 from megatron.config.optimizer_flags import OptimizerFlags
+from megatron.config.recompute_flags import RecomputeFlags
 from megatron.config.record_flags import RecordFlags
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAINABLE_SCHEDULES
 from megatron.schedules.treatments import TREATMENTS
@@ -297,6 +298,7 @@ class Flags:
     parallel: ParallelFlags
     pipeline: PipelineFlags
     train: TrainFlags
+    recompute: RecomputeFlags
     optimizer: OptimizerFlags
     data: DataFlags
     replicas: ReplicaFlags

@@ -29,10 +29,10 @@ from megatron.config.guard_flags import parse_iterations
 from megatron.config.long_run_flags import CheckpointFlags, GuardFlags, ReplicaFlags
 from megatron.config.optimizer_flags import OptimizerFlags
 from megatron.config.pipeline_flags import settle_pipeline
+from megatron.config.recompute_flags import recomputation_of
 from megatron.config.record_flags import RecordFlags
 from megatron.config.run_config import (
     DryRun,
-    EvaluationSet,
     GuardConfig,
     LogConfig,
     ParallelConfig,
@@ -69,7 +69,7 @@ def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> R
     return RunConfig(
         model=model_config(flags.model, vocab_size),
         parallel=parallel_config(flags, vocab_size, replicas),
-        train=train_config(flags.train, evaluation_sets(flags.data.split), replicas),
+        train=train_config(flags, replicas),
         checkpoint=checkpoint_config(flags.checkpoint, flags.train.skip_train),
         guard=guard_config(flags.guard, flags.parallel.distributed_timeout_minutes),
         optimizer=optimizer_config(flags),
@@ -251,8 +251,9 @@ def rampup_of(flags: TrainFlags) -> Rampup | None:
     return parse_rampup(flags.rampup_batch_size, batch, flags.micro_batch_size)
 
 
-def train_config(flags: TrainFlags, sets: tuple[EvaluationSet, ...], replicas: int) -> TrainConfig:
+def train_config(given: Flags, replicas: int) -> TrainConfig:
     """Length, batches and precision; only a set with documents is evaluated."""
+    flags, sets = given.train, evaluation_sets(given.data.split)
     length = iterations(flags)
     evaluates = flags.eval_iters > 0 and (flags.eval_interval is not None or flags.skip_train)
     between = evaluates and "validation" in sets and not flags.skip_train
@@ -267,6 +268,7 @@ def train_config(flags: TrainFlags, sets: tuple[EvaluationSet, ...], replicas: i
         replicas=replicas,
         rampup=rampup_of(flags),
         length=flags.train_samples,
+        recomputation=recomputation_of(given.recompute),
     )
 
 

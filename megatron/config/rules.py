@@ -12,6 +12,7 @@ from megatron.config.flags import DataFlags, Flags
 from megatron.config.guard_rules import GUARD_NOTES, GUARD_RULES
 from megatron.config.optimizer_rules import OPTIMIZER_NOTES, OPTIMIZER_RULES
 from megatron.config.pipeline_flags import PIPELINE_NOTES, PIPELINE_RULES
+from megatron.config.recompute_rules import RECOMPUTE_RULES
 from megatron.config.resolve import iterations, profiled_iterations, rampup_of
 
 Rule = Callable[[Flags], Iterator[str]]
@@ -197,6 +198,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _batches,
     _growing_batches,
     _length,
+    *RECOMPUTE_RULES,
     *OPTIMIZER_RULES,
     _data,
     _split,

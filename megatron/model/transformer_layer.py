@@ -11,6 +11,7 @@ from megatron.layers.attention import AttentionShape, SelfAttention
 from megatron.layers.dropout import DropoutSeeds, dropout
 from megatron.layers.mlp import MLP
 from megatron.layers.norm import build_norm
+from megatron.layers.recompute import applied, forgetting
 from megatron.layers.rope import RotaryEmbedding
 from megatron.model.config import ModelConfig
 
@@ -26,7 +27,12 @@ class TransformerLayer(nn.Module):
         device: where the parameters live.
         dtype: type of the parameters and of the activations.
         kernels: of that device and type.
+
+    Attributes:
+        recompute_layernorm: the backward computes the outputs of both norms again.
     """
+
+    recompute_layernorm = False
 
     def __init__(
         self,
@@ -93,7 +99,10 @@ class TransformerLayer(nn.Module):
         Returns:
             [b, s, h].
         """
-        attended_bsh = self.self_attention(self.input_layernorm(x_bsh), rope, seeds)
+        of_normed = forgetting if self.recompute_layernorm else applied
+        attended_bsh = of_normed(
+            self.input_layernorm, x_bsh, lambda normed: self.self_attention(normed, rope, seeds)
+        )
         x_bsh = x_bsh + dropout(attended_bsh, self.hidden_dropout, seeds, "attention output")
-        mlp_bsh = self.mlp(self.pre_mlp_layernorm(x_bsh))
+        mlp_bsh = of_normed(self.pre_mlp_layernorm, x_bsh, self.mlp)
         return x_bsh + dropout(mlp_bsh, self.hidden_dropout, seeds, "mlp output")

@@ -92,7 +92,7 @@ FEATURES: Final = (
         idle=(
             Idle("layers are not split over tensor-parallel ranks",
                 at_one("--tensor-model-parallel-size"), """
-                --sequence-parallel --distribute-saved-activations --tp-comm-overlap
+                --sequence-parallel --tp-comm-overlap
                 --tp-comm-overlap-cfg N --tp-comm-bootstrap-backend N --tp-comm-* [...]
                 --disable-tp-comm-* [...] --scatter-gather-tensors-in-pipeline"""),
         ),
@@ -232,21 +232,26 @@ FEATURES: Final = (
         ),
     ),
     Feature(
-        "recomputation",
-        "activations are not recomputed yet",
-        "leave it out (--pipeline-schedule v-half or v-min holds fewer of them)",
-        """
-        --recompute-activations --recompute-granularity N --checkpoint-activations
-        --recompute-* [...]
-        """,
+        "what recomputed layers keep, elsewhere",
+        "the inputs of recomputed layers stay whole, on their rank",
+        "leave it out (--sequence-parallel cuts them too)",
+        "",
         idle=(
             Idle("recomputation is not asked for", NO_RECOMPUTATION, """
-                --recompute-method N --recompute-num-layers N --recompute-modules N ...
-                --activations-checkpoint-method N --activations-checkpoint-num-layers N
-                --checkpoint-num-layers N --deepspeed-activation-checkpointing
-                --partition-activations --contigious-checkpointing --checkpoint-in-cpu
-                --synchronize-each-layer --profile-backward"""),
+                --partition-activations --distribute-saved-activations --checkpoint-in-cpu"""),
+            Idle("layers are not split over tensor-parallel ranks",
+                at_one("--tensor-model-parallel-size"), """
+                --partition-activations --distribute-saved-activations"""),
         ),
+    ),
+    Feature(
+        "other kinds of recomputation",
+        "only what --recompute-granularity, --recompute-modules and --recompute-method name is "
+        "recomputed",
+        _LEAVE_IT_OUT,
+        """
+        --recompute-* [...]
+        """,
     ),
     Feature(
         "offloading",

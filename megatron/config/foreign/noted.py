@@ -34,6 +34,9 @@ _TABLE = (
     ("the scale cancels in the softmax", None, """
         --apply-query-key-layer-scaling --no-query-key-layer-scaling"""),
     ("an offset of 1 in how the weight is stored changes no update", None, "--apply-layernorm-1p"),
+    ("layers are recomputed in one way only, and --record-timeline times every pass", None, """
+        --deepspeed-activation-checkpointing --contigious-checkpointing --synchronize-each-layer
+        --profile-backward"""),
     ("there is one model implementation", None, """
         --use-mcore-models --use-legacy-models --use-megatron-core --enable-experimental
         --transformer-impl {local}"""),
