@@ -5,12 +5,19 @@ passes, and on a GPU to predict the time of a run. There is no other model of ti
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import PassKind
 from megatron.schedules.treatments import FP32_OF_A_TOKEN, Payload, Treatment
 from megatron.simulator.costs.device import UNFUSED, Device, Traffic
+from megatron.simulator.costs.recomputed import Repeated
 from megatron.simulator.costs.shape import ACTIVATION_BYTES, Shape
+
+CORE_TRAFFIC: Final = 8 / 46
+NORMS_TRAFFIC: Final = 8 / 46
+MLP_TRAFFIC: Final = 16 / 46
+"""Shares that the parts of a layer have in the traffic of its forward, as ``UNFUSED`` counts it."""
 
 
 @dataclass(frozen=True)
@@ -33,17 +40,31 @@ class ModelTimes:
     def layer(self) -> dict[PassKind, float]:
         """Return the times of one transformer layer: F, B without weight gradients, and W.
 
+        B has the parts of a layer that it computes again; for whole layers see ``repeated``.
+
         Attention itself has no weights, so its whole backward is in B.
         """
         shape, device, traffic = self.shape, self.device, self.traffic
-        recomputed = traffic.layer_forward if shape.kept == "input" else 0.0
-        backward = (traffic.layer_backward + recomputed) * shape.elements
+        again = shape.recomputed
+        parts = CORE_TRAFFIC * again.core + NORMS_TRAFFIC * again.norms + MLP_TRAFFIC * again.mlp
+        backward = (traffic.layer_backward + parts * traffic.layer_forward) * shape.elements
         return {
             "F": device.product("forward", shape.forward_flops)
             + device.traffic(traffic.layer_forward * shape.elements),
-            "B": device.product("backward", shape.backward_flops) + device.traffic(backward),
+            "B": device.product("backward", shape.backward_flops + shape.repeated_flops)
+            + device.traffic(backward),
             "W": device.product("backward", shape.weight_gradient_flops),
         }
+
+    def repeated(self) -> Repeated:
+        """Return the time that layers which are computed again whole add to B."""
+        shape, device = self.shape, self.device
+        return Repeated(
+            shape.recomputed,
+            device.product("backward", shape.forward_flops)
+            + device.traffic(self.traffic.layer_forward * shape.elements),
+            device.product("backward", shape.spared_flops),
+        )
 
     def whole_output(self) -> dict[PassKind, float]:
         """Return the time that a whole output layer adds to each pass of its stage."""

@@ -1,11 +1,17 @@
 """The shape of a model, from which the simulator counts FLOPs and bytes."""
 
+from megatron.config.run_config import RunConfig
+from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.model.config import ModelConfig
+from megatron.simulator.costs.recomputed import Recomputed
 from megatron.simulator.costs.shape import Shape
 
 
-def shape_of(model: ModelConfig, micro_batch_size: int) -> Shape:
+def shape_of(
+    model: ModelConfig, micro_batch_size: int, recomputation: Recomputation = NO_RECOMPUTATION
+) -> Shape:
     """Return the shape from which the simulator counts FLOPs and bytes."""
+    parts = recomputation.parts
     return Shape(
         hidden_size=model.hidden_size,
         num_attention_heads=model.num_attention_heads,
@@ -20,6 +26,13 @@ def shape_of(model: ModelConfig, micro_batch_size: int) -> Shape:
         vector_parameters=_vector_parameters(model),
         own_queries=model.qk_layernorm or model.position_embedding_type == "rope",
         dropout=model.hidden_dropout > 0,
+        recomputed=Recomputed(
+            core="core_attn" in parts,
+            norms="layernorm" in parts,
+            mlp="mlp" in parts,
+            group=recomputation.group,
+            most=recomputation.most,
+        ),
     )
 
 
@@ -33,3 +46,9 @@ def _vector_parameters(model: ModelConfig) -> int:
     if model.add_bias_linear:
         biases += 2 * h + model.ffn_hidden_size * (2 if model.activation == "swiglu" else 1)
     return norms * (2 if model.normalization == "LayerNorm" else 1) + biases
+
+
+def shape_of_run(config: RunConfig) -> Shape:
+    """Return the shape of a run, with what its backward computes again."""
+    train = config.train
+    return shape_of(config.model, train.micro_batch_size, train.recomputation)
