@@ -29,6 +29,7 @@ from megatron.config.layer_flags import LayerFlags
 from megatron.config.long_run_flags import CheckpointFlags, GuardFlags, ReplicaFlags
 from megatron.config.optimizer_flags import OptimizerFlags
 from megatron.config.precision_flags import PrecisionFlags
+from megatron.config.recompute_flags import RecomputeFlags
 from megatron.config.record_flags import RecordFlags
 from megatron.model.config import PositionEmbedding
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAINABLE_SCHEDULES
@@ -308,6 +309,7 @@ class Flags:
     pipeline: PipelineFlags
     train: TrainFlags
     precision: PrecisionFlags
+    recompute: RecomputeFlags
     optimizer: OptimizerFlags
     data: DataFlags
     replicas: ReplicaFlags

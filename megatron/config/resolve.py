@@ -31,6 +31,7 @@ from megatron.config.long_run_flags import CheckpointFlags, GuardFlags, ReplicaF
 from megatron.config.optimizer_flags import OptimizerFlags
 from megatron.config.pipeline_flags import settle_pipeline
 from megatron.config.precision_flags import PrecisionFlags
+from megatron.config.recompute_flags import recomputation_of
 from megatron.config.record_flags import RecordFlags
 from megatron.config.run_config import (
     DryRun,
@@ -309,6 +310,7 @@ def train_config(flags: Flags, sets: tuple[EvaluationSet, ...], replicas: int) -
         rampup=rampup_of(train),
         length=train.train_samples,
         vocab_recompute=flags.parallel.vocab_recompute,
+        recomputation=recomputation_of(flags.recompute),
     )
 
 

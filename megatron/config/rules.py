@@ -14,6 +14,7 @@ from megatron.config.layer_rules import LAYER_NOTES, LAYER_RULES
 from megatron.config.optimizer_rules import OPTIMIZER_NOTES, OPTIMIZER_RULES
 from megatron.config.pipeline_flags import PIPELINE_NOTES, PIPELINE_RULES
 from megatron.config.precision_rules import PRECISION_NOTES, PRECISION_RULES
+from megatron.config.recompute_rules import RECOMPUTE_RULES
 from megatron.config.resolve import iterations, profiled_iterations, rampup_of
 from megatron.config.tensor_rules import TENSOR_NOTES, TENSOR_RULES
 
@@ -204,6 +205,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _growing_batches,
     _length,
     *PRECISION_RULES,
+    *RECOMPUTE_RULES,
     *OPTIMIZER_RULES,
     _data,
     _split,

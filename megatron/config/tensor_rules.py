@@ -1,9 +1,8 @@
 """The rules about tensor parallelism: what its ranks share is cut evenly."""
 
 from collections.abc import Iterator
-from dataclasses import fields
 
-from megatron.config.flags import Flags, ModelFlags
+from megatron.config.flags import Flags
 from megatron.config.resolve import model_config
 from megatron.model.tensor_rules import faults_of_cut
 
@@ -12,8 +11,7 @@ def _cuts(flags: Flags) -> Iterator[str]:
     ranks, sequence = _size(flags), flags.parallel.sequence_parallel
     if ranks == 1:
         return
-    sound = {field.name: getattr(flags.model, field.name) for field in fields(ModelFlags)}
-    model = model_config(ModelFlags(**sound), vocab_size=1)
+    model = model_config(flags, vocab_size=1)
     yield from faults_of_cut(model, ranks, sequence_parallel=sequence)
     if model.hidden_size % ranks:  # unless the width of a head is given, heads see to it
         yield (

@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, TypeVar, get_args
 
+import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-Part: TypeAlias = Literal["core_attn", "mlp"]
-"""A part of a layer by Megatron's name: attention between its two projections, or the MLP."""
+Part: TypeAlias = Literal["core_attn", "layernorm", "mlp"]
+"""A part of a layer by Megatron's name: attention between its two projections, the norms before
+attention and before the MLP, or the MLP."""
 
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
 
@@ -75,6 +78,38 @@ def again(function: Callable[..., Tensor], *arguments: object) -> Tensor:
     """
     result: Tensor = checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
     return result
+
+
+def forgetting(
+    make: Callable[[Tensor], Tensor], x: Tensor, use: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Return ``use(make(x))``; where the backward needs ``make(x)`` itself, it makes it again.
+
+    Args:
+        make: must give the same bits whenever it is called.
+        x: is kept.
+        use: whatever it keeps of its own is kept.
+    """
+    made = make(x)
+    place, size = made.data_ptr(), made.numel()  # hooks live longer than the tensor may
+
+    def pack(kept: Tensor) -> Tensor | torch.Size:
+        is_made = kept.data_ptr() == place and kept.numel() == size
+        return kept.shape if is_made else kept
+
+    def unpack(kept: Tensor | torch.Size) -> Tensor:
+        if isinstance(kept, Tensor):
+            return kept
+        with torch.no_grad():
+            return make(x).view(kept)
+
+    with saved_tensors_hooks(pack, unpack):
+        return use(made)
+
+
+def applied(make: Callable[[Tensor], Tensor], x: Tensor, use: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return ``use(make(x))``, whatever is kept of it."""
+    return use(make(x))
 
 
 def recompute_parts(model: nn.Module, parts: frozenset[Part]) -> None:

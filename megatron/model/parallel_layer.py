@@ -22,10 +22,16 @@ class ParallelLayer(TransformerLayer):
         seeds: DropoutSeeds | None = None,
     ) -> Tensor:
         """See ``TransformerLayer``."""
-        normed_bsh = self.input_layernorm(x_bsh)
-        attended_bsh = self.post_self_attn_layernorm(self.self_attention(normed_bsh, rope, seeds))
-        attended_bsh = self._drop(attended_bsh, seeds, "attention output")
-        mlp_input_bsh = self.pre_mlp_layernorm(x_bsh) if self.spec.mlp_norm else normed_bsh
-        mlp_bsh = self.post_mlp_layernorm(self.mlp(mlp_input_bsh))
-        mlp_bsh = self._drop(mlp_bsh, seeds, "mlp output")
-        return self._stream(x_bsh, normed_bsh) + attended_bsh + mlp_bsh
+
+        def run_both(normed_bsh: Tensor) -> Tensor:
+            attended_bsh = self._attention_branch(normed_bsh, rope, seeds)
+            x_and_attended_bsh = self._stream(x_bsh, normed_bsh) + attended_bsh
+            if not self.spec.mlp_norm:
+                return x_and_attended_bsh + self._mlp_branch(normed_bsh, seeds)
+
+            def feed_forward(normed_bsh: Tensor) -> Tensor:
+                return x_and_attended_bsh + self._mlp_branch(normed_bsh, seeds)
+
+            return self._with_norm(self.pre_mlp_layernorm, x_bsh, feed_forward)
+
+        return self._with_norm(self.input_layernorm, x_bsh, run_both)

@@ -3,11 +3,14 @@
 Shapes: b batch, s sequence, h hidden.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from megatron.kernels.face import Kernels
 from megatron.layers.dropout import DropoutSeeds, dropout
+from megatron.layers.recompute import applied, forgetting
 from megatron.layers.rope import RotaryEmbedding
 from megatron.model.config import ModelConfig
 from megatron.model.layer_spec import layer_spec
@@ -26,7 +29,12 @@ class TransformerLayer(nn.Module):
         dtype: type of the parameters and of the activations.
         kernels: of that device and type.
         tensor: the ranks that share the layer.
+
+    Attributes:
+        recompute_layernorm: the backward computes the outputs of the norms before branches again.
     """
+
+    recompute_layernorm = False
 
     def __init__(
         self,
@@ -71,14 +79,33 @@ class TransformerLayer(nn.Module):
         Returns:
             [b, s, h], of the same tokens.
         """
-        normed_bsh = self.input_layernorm(x_bsh)
+
+        def attend(normed_bsh: Tensor) -> Tensor:
+            attended_bsh = self._attention_branch(normed_bsh, rope, seeds)
+            return self._stream(x_bsh, normed_bsh) + attended_bsh
+
+        attended_bsh = self._with_norm(self.input_layernorm, x_bsh, attend)
+
+        def feed_forward(normed_bsh: Tensor) -> Tensor:
+            mlp_bsh = self._mlp_branch(normed_bsh, seeds)
+            return self._stream(attended_bsh, normed_bsh) + mlp_bsh
+
+        return self._with_norm(self.pre_mlp_layernorm, attended_bsh, feed_forward)
+
+    def _with_norm(self, norm: nn.Module, x_bsh: Tensor, use: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return what ``use`` makes of the norm of ``x_bsh``."""
+        return (forgetting if self.recompute_layernorm else applied)(norm, x_bsh, use)
+
+    def _attention_branch(
+        self, normed_bsh: Tensor, rope: RotaryEmbedding | None, seeds: DropoutSeeds | None
+    ) -> Tensor:
+        """Return what attention adds to the stream."""
         attended_bsh = self.post_self_attn_layernorm(self.self_attention(normed_bsh, rope, seeds))
-        attended_bsh = self._drop(attended_bsh, seeds, "attention output")
-        x_bsh = self._stream(x_bsh, normed_bsh) + attended_bsh
-        normed_bsh = self.pre_mlp_layernorm(x_bsh)
-        mlp_bsh = self.post_mlp_layernorm(self.mlp(normed_bsh))
-        mlp_bsh = self._drop(mlp_bsh, seeds, "mlp output")
-        return self._stream(x_bsh, normed_bsh) + mlp_bsh
+        return self._drop(attended_bsh, seeds, "attention output")
+
+    def _mlp_branch(self, normed_bsh: Tensor, seeds: DropoutSeeds | None) -> Tensor:
+        """Return what the MLP adds to the stream."""
+        return self._drop(self.post_mlp_layernorm(self.mlp(normed_bsh)), seeds, "mlp output")
 
     def _drop(self, branch_bsh: Tensor, seeds: DropoutSeeds | None, use: str) -> Tensor:
         return dropout(branch_bsh, self._hidden_dropout, seeds, use, self._tensor)

@@ -41,7 +41,10 @@ LIMIT_IN_MICROBATCHES = Condition(
     lambda line: line.number("--zero-bubble-max-pending-backward") > 0,
 )
 NO_RECOMPUTATION = without(
-    "--recompute-granularity", "--recompute-activations", "--checkpoint-activations"
+    "--recompute-granularity",
+    "--recompute-activations",
+    "--checkpoint-activations",
+    "--activations-checkpoint-method",
 )
 NO_RECORDS = without("--tensorboard-dir", "--wandb-project")
 DYNAMIC_SCALE = Condition(

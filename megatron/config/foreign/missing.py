@@ -83,16 +83,6 @@ _LEAVE_IT_OUT: Final = "leave it out"
 # fmt: off
 FEATURES: Final = (
     Feature(
-        "saved activations in parts",
-        "tensor-parallel ranks keep parts of the sequence only while they share it",
-        "use --sequence-parallel, which saves more",
-        "",
-        idle=(
-            Idle("layers are not split over tensor-parallel ranks",
-                at_one("--tensor-model-parallel-size"), "--distribute-saved-activations"),
-        ),
-    ),
-    Feature(
         "other ways to shard over replicas",
         "replicas can share the optimizer's state, not weights or gradients",
         "use --use-distributed-optimizer",
@@ -213,21 +203,26 @@ FEATURES: Final = (
         ),
     ),
     Feature(
-        "recomputation",
-        "activations are not recomputed yet",
-        "leave it out (--pipeline-schedule v-half or v-min holds fewer of them)",
-        """
-        --recompute-activations --recompute-granularity N --checkpoint-activations
-        --recompute-* [...]
-        """,
+        "what recomputed layers keep, elsewhere",
+        "the inputs of recomputed layers stay whole, on their rank",
+        "leave it out (--sequence-parallel cuts them too)",
+        "",
         idle=(
             Idle("recomputation is not asked for", NO_RECOMPUTATION, """
-                --recompute-method N --recompute-num-layers N --recompute-modules N ...
-                --activations-checkpoint-method N --activations-checkpoint-num-layers N
-                --checkpoint-num-layers N --deepspeed-activation-checkpointing
-                --partition-activations --contigious-checkpointing --checkpoint-in-cpu
-                --synchronize-each-layer --profile-backward"""),
+                --partition-activations --distribute-saved-activations --checkpoint-in-cpu"""),
+            Idle("layers are not split over tensor-parallel ranks",
+                at_one("--tensor-model-parallel-size"), """
+                --partition-activations --distribute-saved-activations"""),
         ),
+    ),
+    Feature(
+        "other kinds of recomputation",
+        "only what --recompute-granularity, --recompute-modules and --recompute-method name is "
+        "recomputed",
+        _LEAVE_IT_OUT,
+        """
+        --recompute-* [...]
+        """,
     ),
     Feature(
         "offloading",

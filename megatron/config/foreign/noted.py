@@ -34,7 +34,9 @@ _TABLE = (
     ("a softmax is always computed in fp32", None, "--attention-softmax-in-fp32"),
     ("the scale cancels in the softmax", None, """
         --apply-query-key-layer-scaling --no-query-key-layer-scaling"""),
-    ("GELU is always computed by its tanh approximation", None, "--openai-gelu"),
+    ("layers are recomputed in one way only, and --record-timeline times every pass", None, """
+        --deepspeed-activation-checkpointing --contigious-checkpointing --synchronize-each-layer
+        --profile-backward"""),
     ("there is one model implementation", None, """
         --use-mcore-models --use-legacy-models --use-megatron-core --enable-experimental
         --transformer-impl {local}"""),

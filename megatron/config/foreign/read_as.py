@@ -115,6 +115,15 @@ _NAMES = (
     ("--save-measured-costs {}", "--schedule-costs N"),
     ("--micro-batch-size {}", "--batch-size N"),
     ("--ffn-hidden-size {}", "--intermediate-size N"),
+    ("--recompute-granularity full --recompute-method uniform", "--checkpoint-activations"),
+    (
+        "--recompute-granularity full --recompute-method {}",
+        "--activations-checkpoint-method {uniform,block}",
+    ),
+    (
+        "--recompute-num-layers {}",
+        "--checkpoint-num-layers N\n--activations-checkpoint-num-layers N",
+    ),
     ("--lr-warmup-fraction {}", "--warmup N"),
     ("--position-embedding-type rope", """
         --use-rotary-position-embeddings

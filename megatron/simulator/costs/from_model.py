@@ -5,12 +5,19 @@ passes, and on a GPU to predict the time of a run. There is no other model of ti
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import PassKind
 from megatron.schedules.treatments import FP32_OF_A_TOKEN, Payload, Treatment
 from megatron.simulator.costs.device import UNFUSED, Device, Traffic
+from megatron.simulator.costs.recomputed import Repeated
 from megatron.simulator.costs.shape import ACTIVATION_BYTES, Shape
+
+CORE_TRAFFIC: Final = 8 / 46
+NORMS_TRAFFIC: Final = 8 / 46
+MLP_TRAFFIC: Final = 16 / 46
+"""Shares that the parts of a layer have in the traffic of its forward, as ``UNFUSED`` counts it."""
 
 
 @dataclass(frozen=True)
@@ -35,23 +42,50 @@ class ModelTimes:
     def layer(self) -> dict[PassKind, float]:
         """Return the times of one transformer layer: F, B without weight gradients, and W.
 
+        B has the parts of a layer that it computes again; for whole layers see ``repeated``.
+
         Attention itself has no weights, so its whole backward is in B. Where ranks share the layer,
         activations enter and leave attention and MLP once each in F and in B, in four rounds of a
         ring (arXiv 2205.05198, section 4.2.2). F waits for all of them.
         """
         shape, device, traffic = self.shape, self.device, self.traffic
-        forward = self._layer_traffic(traffic.layer_forward, traffic.outside_forward)
-        forward += 4 * self._round()
         backward = self._layer_traffic(traffic.layer_backward, traffic.outside_backward)
-        if shape.kept == "input":
-            backward += forward
+        backward += self._repeated_parts()
         product = device.product("backward", shape.weight_gradient_flops)
         waiting, weights = self._backward_rounds(product)
         return {
-            "F": device.product("forward", shape.forward_flops) + forward,
-            "B": device.product("backward", shape.backward_flops) + backward + waiting,
+            "F": device.product("forward", shape.forward_flops) + self._around_forward(),
+            "B": device.product("backward", shape.backward_flops + shape.repeated_flops)
+            + backward
+            + waiting,
             "W": weights,
         }
+
+    def repeated(self) -> Repeated:
+        """Return the time that layers which are computed again whole add to B."""
+        shape, device = self.shape, self.device
+        return Repeated(
+            shape.recomputed,
+            device.product("backward", shape.forward_flops) + self._around_forward(),
+            device.product("backward", shape.spared_flops),
+        )
+
+    def _around_forward(self) -> float:
+        """Return the time of a layer's F beside its products."""
+        traffic = self.traffic
+        moved = self._layer_traffic(traffic.layer_forward, traffic.outside_forward)
+        return moved + 4 * self._round()
+
+    def _repeated_parts(self) -> float:
+        """Return the time beside products of the parts of a layer that B computes again.
+
+        An MLP gathers its input again if that is a part of the sequence.
+        """
+        again, forward = self.shape.recomputed, self.traffic.layer_forward
+        outside = NORMS_TRAFFIC * again.norms * forward
+        within = (CORE_TRAFFIC * again.core + MLP_TRAFFIC * again.mlp) * forward
+        gathers = again.mlp and self.shape.tensor.sequence_parallel
+        return self._layer_traffic(within + outside, outside) + gathers * self._round()
 
     def _backward_rounds(self, product: float) -> tuple[float, float]:
         """Return what B of a layer waits for rounds, and the time of W, given that of its product.
@@ -67,7 +101,12 @@ class ModelTimes:
         return (2 * self._round() if split_sequence else 0.0), max(product, beside)
 
     def _layer_traffic(self, all_of_it: float, outside: float) -> float:
-        """Return the time of elementwise kernels, given their bytes per element of a layer."""
+        """Return the time of elementwise kernels, given their bytes per element of a layer.
+
+        Args:
+            all_of_it: bytes.
+            outside: of them those outside of attention and MLP.
+        """
         tensor = self.shape.tensor
         of_a_rank = (all_of_it - outside) / tensor.ranks + outside / tensor.sequence_parts
         return self.device.traffic(of_a_rank * self.shape.elements)

@@ -7,6 +7,7 @@ from megatron.schedules.costs import Time
 from megatron.schedules.counted import counted
 from megatron.schedules.passes import CHUNKED_KINDS, PassKind
 from megatron.simulator.costs.cost_file import CostFile, check_measured
+from megatron.simulator.costs.recomputed import Repeated
 from megatron.simulator.costs.stage_costs import StageCosts, Stages
 
 
@@ -44,6 +45,7 @@ def measured_costs(file: CostFile, assumed: StageCosts) -> StageCosts:
         others=others,
         comms=file.costs.comms,
         exchanges=file.costs.exchanges,
+        repeated=Repeated(),  # it is in the times of B
     )
 
 

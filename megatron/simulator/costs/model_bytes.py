@@ -9,6 +9,7 @@ from typing import Final
 
 from megatron.schedules.treatments import Treatment
 from megatron.simulator.costs.peak_bytes import Sizes
+from megatron.simulator.costs.recomputed import NOTHING
 from megatron.simulator.costs.shape import ACTIVATION_BYTES, Shape
 
 FP16_PARAMETER: Final = 16
@@ -97,10 +98,13 @@ def model_sizes(
     counts = parameters(shape, stages, layers, treatment, tied=tied)
     static = [per_parameter * count for count in counts]
     activation = [[0.0] * (len(stages) // ranks) for _ in range(ranks)]
+    factors = [list(own) for own in activation]
     for (rank, chunk), layer_count in zip(stages, layers, strict=True):
-        activation[rank][chunk] += layer_count * shape.layer_activation_bytes
+        activation[rank][chunk] += shape.stage_activation_bytes(layer_count)
+        factors[rank][chunk] += layer_count * shape.layer_factor_bytes
     own_x = ACTIVATION_BYTES * shape.own_elements
     activation[last][last_chunk] += own_x  # the final norm keeps its input
+    recomputes = shape.recomputed != NOTHING
     logits = shape.logits / shape.tensor.ranks / (ranks if treatment.is_sharded else 1)
     exponentials = x + logit.held * logits
     at_work = logit.workspace + logit.working * logits
@@ -108,10 +112,12 @@ def model_sizes(
     if not treatment.is_sharded:
         static[last] += at_work
         activation[last][last_chunk] += exponentials
-        return Sizes(static, activation)
+        factors[last][last_chunk] += exponentials
+        return Sizes(static, activation, factors=factors if recomputes else None)
     return Sizes(
         [own + at_work for own in static],
         activation,
         exponentials=exponentials,
         embedding=[own_x if rank == first else 0.0 for rank in range(ranks)],
+        factors=factors if recomputes else None,
     )

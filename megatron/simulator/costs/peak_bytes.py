@@ -1,6 +1,6 @@
 """How many bytes a rank holds at most while it works through its row."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from math import isfinite
 
@@ -23,6 +23,8 @@ class Sizes:
             pass. The size of a rank may also be a sequence with one number for each chunk.
         exponentials: held for one microbatch from S to T.
         embedding: held for one microbatch from IF to the F of the rank's first chunk.
+        factors: held for one chunk of one microbatch from B to W, if it is a separate pass;
+            ``None``: as ``activation``. Layers that B computes again hold more for W than for B.
 
     Raises:
         ValueError: if a size is negative, infinite or no number.
@@ -32,12 +34,13 @@ class Sizes:
     activation: Size | Sequence[Sequence[float]] = 0.0
     exponentials: Size = 0.0
     embedding: Size = 0.0
+    factors: Size | Sequence[Sequence[float]] | None = None
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            for size in _flat(getattr(self, field.name)):
+        for name, given in _given(self):
+            for size in _flat(given):
                 if not (isfinite(size) and size >= 0):
-                    raise ValueError(f"{field.name}={size:g} is no size: give bytes, 0 or more")
+                    raise ValueError(f"{name}={size:g} is no size: give bytes, 0 or more")
 
 
 def peak_bytes(plan: Plan, sizes: Sizes) -> list[float]:
@@ -48,8 +51,8 @@ def peak_bytes(plan: Plan, sizes: Sizes) -> list[float]:
     Raises:
         ValueError: if ``sizes`` are for another number of ranks or chunks.
     """
-    for field in fields(sizes):
-        _check_counts(plan, field.name, getattr(sizes, field.name))
+    for name, size in _given(sizes):
+        _check_counts(plan, name, size)
     return [_peak(plan, sizes, rank) for rank in range(plan.ranks)]
 
 
@@ -72,10 +75,26 @@ def _peak(plan: Plan, sizes: Sizes, rank: int) -> float:
 def _changes(plan: Plan, sizes: Sizes, rank: int, item: Pass) -> tuple[float, ...]:
     held = held_changes(plan, item)
     return (
-        held.activations * _at(sizes.activation, rank, item.chunk),
+        _activation_change(plan, sizes, rank, item),
         held.exponentials * _at(sizes.exponentials, rank),
         held.embeddings * _at(sizes.embedding, rank),
     )
+
+
+def _activation_change(plan: Plan, sizes: Sizes, rank: int, item: Pass) -> float:
+    """Return the change in what F leaves for B, and B for W."""
+    kept = _at(sizes.activation, rank, item.chunk)
+    factors = kept if sizes.factors is None else _at(sizes.factors, rank, item.chunk)
+    left = factors if plan.split_backward else 0.0
+    return {"F": kept, "B": left - kept, "W": -left}.get(item.kind, 0.0)
+
+
+def _given(sizes: Sizes) -> Iterator[tuple[str, Size | Sequence[Sequence[float]]]]:
+    """Yield every size that is given, with its name."""
+    for field in fields(sizes):
+        size = getattr(sizes, field.name)
+        if size is not None:
+            yield field.name, size
 
 
 def _at(size: Size | Sequence[Sequence[float]], rank: int, chunk: int = 0) -> float:

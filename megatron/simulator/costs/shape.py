@@ -17,12 +17,14 @@ table gives parameters as bytes of 16 bits, 24h^2 and 2hV.
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from megatron.simulator.costs.recomputed import NOTHING, Recomputed
+
 ACTIVATION_BYTES: Final = 2
 """Bytes of an element in the activation dtype, fp16 or bf16."""
 
-Kept = Literal["all", "flash", "input"]
-"""What a layer keeps from its forward to its backward: everything with the attention matrices,
-everything that flash attention needs, or only its input, from which it is recomputed."""
+Kept = Literal["all", "flash"]
+"""What a layer keeps from its forward to its backward, unless it computes that again: everything
+with the attention matrices, or everything that flash attention needs."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class Shape:
             output of the projection.
         dropout: the two dropouts on the residual stream keep one byte per element each.
         kept: what a layer keeps for its backward.
+        recomputed: what of that it computes again instead.
         tensor: how ranks share a layer. Counts of a layer are those of one rank; those of the
             vocabulary are of the whole one.
         vocab_recompute: the output layer keeps nothing of the logits for its backward.
@@ -91,6 +94,7 @@ class Shape:
     own_queries: bool = False
     dropout: bool = True
     kept: Kept = "flash"
+    recomputed: Recomputed = NOTHING
     tensor: TensorSplit = WHOLE
     vocab_recompute: bool = False
 
@@ -149,9 +153,23 @@ class Shape:
 
     @property
     def backward_flops(self) -> int:
-        """FLOPs of a layer's B without the weight gradient, but with a recomputed forward."""
-        again = self.forward_flops if self.kept == "input" else 0
-        return self.linear_flops + 2 * self.attention_flops + again
+        """FLOPs of a layer's B without the weight gradient, and without what it computes again."""
+        return self.linear_flops + 2 * self.attention_flops
+
+    @property
+    def repeated_flops(self) -> int:
+        """FLOPs of the parts that a layer's B computes again, if it does not compute all again."""
+        core = self.attention_flops if self.recomputed.core else 0
+        mlp = 2 * self.elements * self.inner_width if self.recomputed.mlp else 0
+        return core + mlp
+
+    @property
+    def spared_flops(self) -> int:
+        """FLOPs at the end of recomputed layers that are not repeated: of the MLP's last product.
+
+        Nothing in the backward needs its result, unless a dropout behind it has to be repeated.
+        """
+        return 0 if self.dropout else 2 * self.elements * self._ffn_width
 
     @property
     def weight_gradient_flops(self) -> int:
@@ -170,24 +188,67 @@ class Shape:
 
     @property
     def layer_activation_bytes(self) -> float:
-        """Bytes that a layer keeps of one microbatch, from its F to its B (or W).
+        """Bytes of one microbatch that a layer needs for its backward, kept or computed again.
 
-        A layer keeps the inputs of both norms, of the four linear layers and of the activation
+        A layer needs the inputs of both norms, of the four linear layers and of the activation
         function, unless ``output_slope``; query, key and value; and the masks of the dropouts
         (arXiv 2205.05198, section 4.1; flash attention saves its 5as/h). Of a plain GPT, 10 of the
         34 bytes per element lie outside of attention and MLP.
         """
-        if self.kept == "input":
-            return ACTIVATION_BYTES * self.own_elements
-        inner = 3 if self.gated_mlp else 1 if self.output_slope else 2
-        width = 2 * self._query_width + self._key_value_width + inner * self._ffn_width
-        if self.own_queries:
-            width += self._query_width + self._key_value_width // 2
+        width = 2 * self._query_width + self._key_value_width
+        outside = 4 * ACTIVATION_BYTES + (2 if self.dropout else 0)  # norms, linear inputs, masks
+        whole = ACTIVATION_BYTES * self.tokens * width + outside * self.own_elements
+        return whole + self._core_bytes + self._mlp_bytes
+
+    @property
+    def layer_repeated_bytes(self) -> float:
+        """Bytes among them that are no longer kept if ``recomputed`` names parts of layers."""
+        again = self.recomputed
+        norms = 2 * ACTIVATION_BYTES * self.own_elements if again.norms else 0
+        core = self._core_bytes if again.core else 0
+        return norms + core + (self._mlp_bytes if again.mlp else 0)
+
+    @property
+    def layer_factor_bytes(self) -> float:
+        """Bytes of one microbatch that a layer holds between its B and its W.
+
+        Both factors of four products: inputs, and gradients of outputs.
+        """
+        width = 2 * self._query_width + self._key_value_width + self._ffn_width + self.inner_width
+        return ACTIVATION_BYTES * (self.tokens * width + 4 * self.own_elements)
+
+    def stage_activation_bytes(self, layers: int) -> float:
+        """Return the bytes that a stage's layers keep of one microbatch from F to B.
+
+        Of layers that are computed again together, only the input of the first is kept.
+
+        Args:
+            layers: of the stage.
+        """
+        whole = self.recomputed.layers(layers)
+        inputs = ACTIVATION_BYTES * self.own_elements * self.recomputed.groups(layers)
+        return inputs + (layers - whole) * (self.layer_activation_bytes - self.layer_repeated_bytes)
+
+    def stage_repeated_bytes(self, layers: int) -> float:
+        """Return the most bytes that a stage's B holds at a time because it computed them again."""
+        together = min(self.recomputed.group, self.recomputed.layers(layers))
+        if not together:
+            return self.layer_repeated_bytes if layers else 0.0
+        return together * self.layer_activation_bytes - ACTIVATION_BYTES * self.own_elements
+
+    @property
+    def _core_bytes(self) -> float:
+        """Bytes that attention between its projections keeps besides their output and input."""
+        own = self._query_width + self._key_value_width // 2 if self.own_queries else 0
         heads = self.num_attention_heads // self.tensor.ranks
         stored = 5 * heads * self.seq_length if self.kept == "all" else 0
-        outside = 4 * ACTIVATION_BYTES + (2 if self.dropout else 0)  # norms, linear inputs, masks
-        within = self.tokens * (ACTIVATION_BYTES * width + stored)
-        return within + outside * self.own_elements
+        return float(self.tokens * (ACTIVATION_BYTES * own + stored))
+
+    @property
+    def _mlp_bytes(self) -> float:
+        """Bytes that the MLP keeps besides its input."""
+        inner = 3 if self.gated_mlp else 1 if self.output_slope else 2
+        return float(ACTIVATION_BYTES * self.tokens * inner * self._ffn_width)
 
     @property
     def _ffn_width(self) -> int:

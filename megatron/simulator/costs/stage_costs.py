@@ -13,6 +13,7 @@ from megatron.schedules.passes import CHUNKED_KINDS, PassKind
 from megatron.schedules.treatments import Treatment
 from megatron.simulator.costs.device import FUSED, NOTIONAL
 from megatron.simulator.costs.from_model import ModelTimes
+from megatron.simulator.costs.recomputed import Repeated
 from megatron.simulator.costs.redistribute import redistribute, redistribute_stages
 from megatron.simulator.costs.shape import Shape
 
@@ -32,6 +33,7 @@ class StageCosts:
         treatment: the treatment of the vocabulary that these passes belong to.
         comms: times of communications; absent kinds are free.
         exchanges: times of what is exchanged with replicas, as in ``Costs``.
+        repeated: what layers that are computed again add to B.
     """
 
     stages: Stages
@@ -41,6 +43,7 @@ class StageCosts:
     treatment: Treatment
     comms: Mapping[CommKind, float] = field(default_factory=dict)
     exchanges: Mapping[CommKind, Exchange] = field(default_factory=dict)
+    repeated: Repeated = field(default_factory=Repeated)
 
     def costs(self, layers: Sequence[int]) -> Costs:
         """Return the costs of all passes; those of F, B and W are by rank and chunk.
@@ -58,7 +61,8 @@ class StageCosts:
         for kind, cost in self.layer.items():
             table = [[0.0] * (len(self.stages) // ranks) for _ in range(ranks)]
             for (rank, chunk), count, extra in zip(self.stages, layers, self.extras, strict=True):
-                table[rank][chunk] = max(cost * count + extra.get(kind, 0.0), 0.0)
+                again = self.repeated.time(count) if kind == "B" else 0.0
+                table[rank][chunk] = max(cost * count + again + extra.get(kind, 0.0), 0.0)
             passes[kind] = table
         return Costs({**passes, **self.others}, self.comms, self.exchanges)
 
@@ -77,7 +81,8 @@ class StageCosts:
         extras = [sum(extra.values()) for extra in self.extras]
         least = min(*extras, 0.0)  # measured extras may be negative, if a stage's layers are fast
         extras = [extra - least for extra in extras]
-        layer = sum(self.layer.values())
+        each = -(-layers // len(self.stages))
+        layer = sum(self.layer.values()) + self.repeated.time(each) / each
         return tuple(redistribute_stages(layers, self.stages, layer, extras, last))
 
 
@@ -99,7 +104,8 @@ def stage_costs(times: ModelTimes, stages: Stages, treatment: Treatment) -> Stag
             for kind, time in whole.items():
                 extra[kind] += time
     comms = times.communications(treatment)
-    return StageCosts(stages, times.layer(), extras, others, treatment, comms)
+    repeated = times.repeated()
+    return StageCosts(stages, times.layer(), extras, others, treatment, comms, repeated=repeated)
 
 
 def notional_costs(shape: Shape, stages: Stages, treatment: Treatment) -> StageCosts:

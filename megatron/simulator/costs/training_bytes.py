@@ -98,7 +98,9 @@ def training_sizes(
     static = [
         held + at_work
         for held, at_work in zip(
-            of_ranks(sizes.static), _layer_at_work(shape, plan, treatment, logit), strict=True
+            of_ranks(sizes.static),
+            _layer_at_work(shape, plan, layers, treatment, logit),
+            strict=True,
         )
     ]
     static[first] += per_parameter * positions * shape.hidden_size
@@ -122,22 +124,27 @@ def _per_parameter(replicas: Replicas, padding: float) -> float:
 
 
 def _layer_at_work(
-    shape: Shape, plan: Plan, treatment: Treatment, logit: LogitBytes
+    shape: Shape, plan: Plan, layers: Sequence[int], treatment: Treatment, logit: LogitBytes
 ) -> list[float]:
     """Return what B works with on every rank beyond the output layer's workspace.
 
     Where B is fullest, there are within the MLP a gradient of the inner activation and the gradient
     of a matrix; or, where W is a pass of its own, the gradients on both sides of the activation.
     Ranks that share a layer hold their part of a sum in addition, and with sequence parallelism the
-    input that they have gathered. The output layer's workspace is not needed at the same time.
+    input that they have gathered. The output layer's workspace is not needed at the same time. What
+    is computed again is there too; where W is a pass of its own, it counts as what B leaves for W.
     """
+    again = [0.0] * plan.ranks
+    for (rank, _), count in zip(plan.stages, layers, strict=True):
+        if not plan.split_backward:
+            again[rank] = max(again[rank], shape.stage_repeated_bytes(count))
     beside = shape.tokens if plan.split_backward else shape.hidden_size
     at_work = float(ACTIVATION_BYTES * shape.inner_width * (shape.tokens + beside))
     tensor = shape.tensor
     at_work += ACTIVATION_BYTES * shape.elements * ((tensor.ranks > 1) + tensor.sequence_parallel)
     holders = range(plan.ranks) if treatment.is_sharded else (plan.stages[-1][0],)
     return [
-        max(0.0, at_work - (logit.workspace if rank in holders else 0.0))
+        max(0.0, again[rank] + at_work - (logit.workspace if rank in holders else 0.0))
         for rank in range(plan.ranks)
     ]
 

@@ -1,13 +1,16 @@
 """The shape of a model, from which the simulator counts FLOPs and bytes."""
 
 from megatron.config.run_config import RunConfig
+from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.model.config import ModelConfig
+from megatron.simulator.costs.recomputed import Recomputed
 from megatron.simulator.costs.shape import WHOLE, Shape, TensorSplit
 
 
 def shape_of(
     model: ModelConfig,
     micro_batch_size: int,
+    recomputation: Recomputation = NO_RECOMPUTATION,
     tensor: TensorSplit = WHOLE,
     *,
     vocab_recompute: bool = False,
@@ -17,9 +20,11 @@ def shape_of(
     Args:
         model: the whole model.
         micro_batch_size: samples of a microbatch.
+        recomputation: what the backward of its layers computes again.
         tensor: how ranks share a layer.
         vocab_recompute: the output layer keeps nothing of the logits for its backward.
     """
+    parts = recomputation.parts
     return Shape(
         hidden_size=model.hidden_size,
         num_attention_heads=model.num_attention_heads,
@@ -35,6 +40,13 @@ def shape_of(
         cut_vector_parameters=_cut_vector_parameters(model),
         own_queries=model.qk_layernorm or model.position_embedding_type == "rope",
         dropout=model.hidden_dropout > 0,
+        recomputed=Recomputed(
+            core="core_attn" in parts,
+            norms="layernorm" in parts,
+            mlp="mlp" in parts,
+            group=recomputation.group,
+            most=recomputation.most,
+        ),
         tensor=tensor,
         vocab_recompute=vocab_recompute,
     )
@@ -42,8 +54,14 @@ def shape_of(
 
 def run_shape(config: RunConfig) -> Shape:
     """Return the shape of a run's model and microbatches, with what the run keeps of them."""
-    train = config.train
-    return shape_of(config.model, train.micro_batch_size, vocab_recompute=train.vocab_recompute)
+    train, parallel = config.train, config.parallel
+    return shape_of(
+        config.model,
+        train.micro_batch_size,
+        train.recomputation,
+        TensorSplit(parallel.tensor_size, parallel.sequence_parallel),
+        vocab_recompute=train.vocab_recompute,
+    )
 
 
 def _vector_parameters(model: ModelConfig) -> int:

@@ -1,0 +1,54 @@
+"""The flags of recomputation, and what they ask for together."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from megatron.config.declare import COUNT, flag
+from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Recomputation
+
+_FULL: Final = "--recompute-granularity full"
+_SELECTIVE: Final = "--recompute-granularity selective or --recompute-activations"
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+
+
+@dataclass(frozen=True)
+class RecomputeFlags:
+    """What the backward computes again instead of keeping it."""
+
+    recompute_activations: bool = flag(False, "The same as --recompute-granularity selective.",
+        excludes=_FULL)
+    recompute_granularity: Literal["selective", "full"] | None = flag(None,
+        "full: layers are computed again from the input of the first of them; selective: only "
+        "the parts of each layer that --recompute-modules names.", unset="nothing is")
+    recompute_modules: tuple[str, ...] = flag((),
+        "With selective: core_attn, what lies between the two projections of attention; "
+        "layernorm, the two norms; mlp, the MLP.", unset="core_attn",
+        metavar="{" + ",".join(PARTS) + "} ...", idle_without=_SELECTIVE)
+    recompute_method: Literal["uniform", "block"] | None = flag(None,
+        "With full: uniform, all layers of a chunk, --recompute-num-layers together; block, the "
+        "first --recompute-num-layers layers of every chunk, one by one.",
+        unset="required with full", idle_without=_FULL, excludes=_SELECTIVE)
+    recompute_num_layers: int | None = flag(None,
+        "Layers of a group (uniform), or of every chunk (block).", COUNT, unset="1",
+        idle_without=_FULL, excludes=_SELECTIVE)
+
+
+# fmt: on
+def is_selective(flags: RecomputeFlags) -> bool:
+    """Whether parts of layers are asked for."""
+    return flags.recompute_activations or flags.recompute_granularity == "selective"
+
+
+def recomputation_of(flags: RecomputeFlags) -> Recomputation:
+    """Return what flags without a mistake ask for."""
+    if is_selective(flags):
+        named = flags.recompute_modules or ("core_attn",)
+        return Recomputation(parts=frozenset(part for part in PARTS if part in named))
+    if flags.recompute_granularity is None:
+        return NO_RECOMPUTATION
+    layers = flags.recompute_num_layers or 1
+    if flags.recompute_method == "block":
+        return Recomputation(group=1, most=layers)
+    return Recomputation(group=layers)

@@ -1,0 +1,58 @@
+"""Which layers of a stage compute themselves again in the backward, and what that costs."""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """What the layers of a stage compute again, counted alone.
+
+    Attributes:
+        core: of every layer, attention between its two projections.
+        norms: of every layer, the two norms before its linear layers.
+        mlp: of every layer, the MLP up to its last product.
+        group: layers in a row that are computed again together, from the input of the first; 0: no
+            whole layer is.
+        most: groups of a stage at most; ``None``: as many as its layers make.
+    """
+
+    core: bool = False
+    norms: bool = False
+    mlp: bool = False
+    group: int = 0
+    most: int | None = None
+
+    def groups(self, layers: int) -> int:
+        """Return how many groups of a stage of so many layers are computed again."""
+        if not self.group:
+            return 0
+        made = -(-layers // self.group)
+        return made if self.most is None else min(made, self.most)
+
+    def layers(self, layers: int) -> int:
+        """Return how many of a stage's layers are computed again whole."""
+        return min(layers, self.group * self.groups(layers))
+
+
+NOTHING: Final = Recomputed()
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Time that computing whole layers again adds to the backward of a stage.
+
+    Attributes:
+        which: the layers.
+        layer: time of a layer's forward.
+        spared: time at the end of a group that is not repeated, because the backward needs nothing
+            of it.
+    """
+
+    which: Recomputed = NOTHING
+    layer: float = 0.0
+    spared: float = 0.0
+
+    def time(self, layers: int) -> float:
+        """Return the time of a stage of so many layers."""
+        return self.which.layers(layers) * self.layer - self.which.groups(layers) * self.spared
