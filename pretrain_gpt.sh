@@ -57,8 +57,10 @@
 #     PROFILED             switch: trace a few iterations, into profile/
 #     AIP_RUN_NAME         with PROFILED: into profile/AIP_RUN_NAME
 #   Ranks
-#     PIPELINE_SIZE        pipeline ranks p; all ranks by default. With fewer, the ranks are replicas
-#                          of the pipeline (data parallelism)
+#     PIPELINE_SIZE        pipeline ranks p; all ranks, divided by TP_SIZE, by default. With fewer,
+#                          the ranks are replicas of the model (data parallelism)
+#     TP_SIZE              ranks t that share every layer (tensor parallelism); 1 by default
+#     SEQUENCE_PARALLEL    switch, with TP_SIZE: they share the sequence too
 #     GPUS_PER_NODE        ranks on this node; all GPUs by default, or the cores, 2 to 4
 #     WORLD_SIZE RANK MASTER_ADDR MASTER_PORT
 #                          number of nodes, this node's number, and where node 0 listens
@@ -69,8 +71,8 @@
 #     LD_PRELOAD           as usual. If it is not set and there are no GPUs, an installed jemalloc is
 #                          preloaded (Debian: apt install libjemalloc2); LD_PRELOAD= takes glibc's
 #
-# Refused, as it is not built yet: TP_SIZE above 1 (tensor parallelism), INTERLEAVE_GROUP, and OFFLOAD
-# with OFFLOAD_TIME, OFFLOAD_CHUNK_NUM and NO_BARRIER.
+# Refused, as it is not built yet: INTERLEAVE_GROUP, and OFFLOAD with OFFLOAD_TIME, OFFLOAD_CHUNK_NUM
+# and NO_BARRIER.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
@@ -145,14 +147,13 @@ whole RANK 0
 whole FINAL_STAGE_LAYERS 0
 for name in VOCAB_PARALLEL FB_SPLIT INTERLACED_SCHEDULE ENABLE_LAYER_REDISTRIBUTION \
   ENABLE_ZERO_BUBBLE ZERO_BUBBLE_V_SCHEDULE INTERLEAVED_1F1B SYNC_OPTIMIZER \
-  ENABLE_EXACTLY_NUMERIC_MATCH OFFLOAD NO_BARRIER FP32 ORIGINAL_RECIPE PROFILED DRY_RUN; do
+  ENABLE_EXACTLY_NUMERIC_MATCH OFFLOAD NO_BARRIER FP32 ORIGINAL_RECIPE PROFILED DRY_RUN \
+  SEQUENCE_PARALLEL; do
   on "$name" || unset "$name"
 done
 
-if ((${TP_SIZE:-1} > 1)); then
-  die "TP_SIZE=$TP_SIZE: tensor parallelism is not built yet; unset it, and raise PIPELINE_SIZE to" \
-    "use more ranks"
-fi
+t="${TP_SIZE:-1}"
+((t > 1)) || idle "TP_SIZE is 1" SEQUENCE_PARALLEL
 if on OFFLOAD; then
   die "OFFLOAD=$OFFLOAD: moving activations to the host is not built yet; unset it"
 fi
@@ -223,22 +224,26 @@ if ((gpus > 0)); then
 else
   cores="$(count_cores)"
   cores="$((cores < 2 ? 2 : cores > 4 ? 4 : cores))"
-  ranks_per_node="${GPUS_PER_NODE:-${PIPELINE_SIZE:+$(((PIPELINE_SIZE + nodes - 1) / nodes))}}"
+  # As few as make a replica, or else a multiple of TP_SIZE.
+  cores="$((cores > t ? cores / t * t : t))"
+  ranks_per_node="${GPUS_PER_NODE:-${PIPELINE_SIZE:+$(((t * PIPELINE_SIZE + nodes - 1) / nodes))}}"
   ranks_per_node="${ranks_per_node:-$cores}"
 fi
 ranks="$((nodes * ranks_per_node))"
-p="${PIPELINE_SIZE:-$ranks}"
-((p <= ranks)) ||
-  die "PIPELINE_SIZE=$p is more than the $nodes x $ranks_per_node ranks (WORLD_SIZE x" \
-    "GPUS_PER_NODE): lower it, or add nodes"
-((ranks % p == 0)) ||
-  die "PIPELINE_SIZE=$p does not divide the $nodes x $ranks_per_node ranks (WORLD_SIZE x" \
-    "GPUS_PER_NODE), which are its replicas: start a multiple of $p ranks"
+p="${PIPELINE_SIZE:-$((ranks < t ? 1 : ranks / t))}"
+replica="PIPELINE_SIZE=$p"
+((t == 1)) || replica="TP_SIZE=$t x $replica"
+((t * p <= ranks)) ||
+  die "$replica is more than the $nodes x $ranks_per_node ranks (WORLD_SIZE x GPUS_PER_NODE):" \
+    "lower it, or add nodes"
+((ranks % (t * p) == 0)) ||
+  die "$replica does not divide the $nodes x $ranks_per_node ranks (WORLD_SIZE x GPUS_PER_NODE)" \
+    "into replicas: start a multiple of $((t * p)) ranks"
 
 # --- Sizes: the original's with GPUs; without GPUs, sizes that train in minutes on two cores
 
 MICRO_BATCH_SIZE="${MICRO_BATCH_SIZE:-1}"
-GLOBAL_BATCH_SIZE="${GLOBAL_BATCH_SIZE:-$((3 * ranks * MICRO_BATCH_SIZE))}"
+GLOBAL_BATCH_SIZE="${GLOBAL_BATCH_SIZE:-$((3 * ranks / t * MICRO_BATCH_SIZE))}"
 if ((gpus > 0)); then
   LAYERS="${LAYERS:-$((4 * p))}"
   HIDDEN_SIZE="${HIDDEN_SIZE:-4096}"
@@ -323,6 +328,10 @@ fi
 
 # --- The vocabulary layers, the schedule and the profile
 
+if ((t > 1)); then
+  options+=(--tensor-model-parallel-size "$t")
+  if on SEQUENCE_PARALLEL; then options+=(--sequence-parallel); fi
+fi
 if on VOCAB_PARALLEL; then options+=(--enable-vocab-parallel); fi
 if on VOCAB_PARALLEL && on INTERLACED_SCHEDULE; then
   options+=(--use-interlaced-schedule)

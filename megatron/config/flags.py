@@ -117,7 +117,10 @@ class ParallelFlags:
         "The original's name of --vocab-parallel interlaced.")
     make_vocab_size_divisible_by: int = flag(128,
         "Every vocabulary shard has a multiple of this number of rows.", WIDTH)
-    tensor_model_parallel_size: int = flag(1, "Tensor-parallel ranks; only 1 so far.", RANKS)
+    tensor_model_parallel_size: int = flag(1,
+        "Tensor-parallel ranks: as many share every layer, by its heads and columns.", RANKS)
+    sequence_parallel: bool = flag(False,
+        "Tensor-parallel ranks also share the sequence wherever they do not share a layer.")
     device: Literal["auto", "cpu", "cuda"] = flag("auto",
         "Device to compute on; auto takes CUDA if there is a CUDA device.")
     distributed_backend: Literal["nccl", "gloo"] | None = flag(None, "Communication library.",

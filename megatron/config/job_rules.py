@@ -14,7 +14,12 @@ from megatron.config.gpu_driver import why_gpus_are_out_of_reach
 from megatron.config.installed import tensorboard_rule, wandb_rule
 from megatron.config.long_run_flags import ReplicaFlags
 from megatron.config.pipeline_flags import settle_pipeline, size_faults, treatment_of
-from megatron.config.resolve import number_of_replicas, rampup_of, vocabulary
+from megatron.config.resolve import (
+    number_of_replicas,
+    rampup_of,
+    ranks_of_replica,
+    vocabulary,
+)
 from megatron.config.rules import Rule
 from megatron.data.indexed import IndexedDataset
 from megatron.model.distribution import distribute
@@ -58,17 +63,20 @@ def _plan_size(world_size: int, flags: Flags) -> Iterator[str]:
 
 
 def _ranks(world_size: int, flags: Flags) -> Iterator[str]:
-    size = flags.parallel.pipeline_model_parallel_size
+    size, asked = ranks_of_replica(flags.parallel), _asked_for_a_replica(flags)
     if size > world_size:
+        tensor = flags.parallel.tensor_model_parallel_size
+        lower = world_size // tensor
+        lowered = f", or lower it to {lower}" if lower else ", or lower both"
         yield (
-            f"--pipeline-model-parallel-size {size} is more than the {counted(world_size, 'rank')} "
-            f"of this job (WORLD_SIZE): start {counted(size, 'rank')}, or lower it to {world_size}"
+            f"{asked} is more than the {counted(world_size, 'rank')} of this job (WORLD_SIZE): "
+            f"start {counted(size, 'rank')}{lowered}"
         )
     elif world_size % size:
         below = world_size // size * size
         yield (
-            f"--pipeline-model-parallel-size {size} does not divide the {world_size} ranks of this "
-            f"job (WORLD_SIZE) into whole replicas: start {below} or {below + size} ranks"
+            f"{asked} does not divide the {world_size} ranks of this job (WORLD_SIZE) into whole "
+            f"replicas: start {below} or {below + size} ranks"
         )
     else:
         yield from _share_of_the_batch(world_size // size, flags)
@@ -76,6 +84,16 @@ def _ranks(world_size: int, flags: Flags) -> Iterator[str]:
         if world_size > size:
             yield from _gathering(flags)
             yield from _sharded_muon(flags)
+
+
+def _asked_for_a_replica(flags: Flags) -> str:
+    """Return the flags that say how many ranks a replica has, with what they come to."""
+    pipeline = f"--pipeline-model-parallel-size {flags.parallel.pipeline_model_parallel_size}"
+    tensor = flags.parallel.tensor_model_parallel_size
+    if tensor == 1:
+        return pipeline
+    size = counted(ranks_of_replica(flags.parallel), "rank")
+    return f"--tensor-model-parallel-size {tensor} with {pipeline}, {size} of a replica,"
 
 
 def _gathering(flags: Flags) -> Iterator[str]:
@@ -95,7 +113,7 @@ def _gathering(flags: Flags) -> Iterator[str]:
 
 def _predicted_replicas(world_size: int, flags: Flags) -> Iterator[str]:
     """Judge the replicas of a dry run as those of a job, whose ranks it does not need."""
-    size, replicas = flags.parallel.pipeline_model_parallel_size, flags.log.dry_run_replicas
+    size, replicas = ranks_of_replica(flags.parallel), flags.log.dry_run_replicas
     yield from _ranks(size * replicas if replicas else max(size, world_size), flags)
 
 

@@ -23,6 +23,7 @@ from megatron.config.flags import (
     Flags,
     LogFlags,
     ModelFlags,
+    ParallelFlags,
     TrainFlags,
 )
 from megatron.config.guard_flags import parse_iterations
@@ -93,7 +94,12 @@ def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> R
 def number_of_replicas(flags: Flags, world_size: int) -> int:
     """Return how many replicas the job's ranks make; a dry run, which needs none, may name them."""
     named = flags.log.dry_run_replicas if flags.log.dry_run else None
-    return named or max(1, world_size // flags.parallel.pipeline_model_parallel_size)
+    return named or max(1, world_size // ranks_of_replica(flags.parallel))
+
+
+def ranks_of_replica(flags: ParallelFlags) -> int:
+    """Return how many ranks share one copy of the model, p x t."""
+    return flags.pipeline_model_parallel_size * flags.tensor_model_parallel_size
 
 
 def dry_run_config(flags: LogFlags) -> DryRun:
@@ -205,6 +211,8 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         ParallelConfig,
         flags.pipeline,
         pipeline_size=parallel.pipeline_model_parallel_size,
+        tensor_size=parallel.tensor_model_parallel_size,
+        sequence_parallel=parallel.sequence_parallel and parallel.tensor_model_parallel_size > 1,
         vocab_parallel=pipeline.treatment,
         pipeline_schedule=pipeline.schedule,
         padded_vocab_size=vocab_size,

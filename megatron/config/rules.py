@@ -13,6 +13,7 @@ from megatron.config.guard_rules import GUARD_NOTES, GUARD_RULES
 from megatron.config.optimizer_rules import OPTIMIZER_NOTES, OPTIMIZER_RULES
 from megatron.config.pipeline_flags import PIPELINE_NOTES, PIPELINE_RULES
 from megatron.config.resolve import iterations, profiled_iterations, rampup_of
+from megatron.config.tensor_rules import TENSOR_NOTES, TENSOR_RULES
 
 Rule = Callable[[Flags], Iterator[str]]
 
@@ -194,6 +195,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _positions,
     _rotation,
     *PIPELINE_RULES,
+    *TENSOR_RULES,
     _batches,
     _growing_batches,
     _length,
@@ -213,6 +215,7 @@ NOTES: Final[tuple[Rule, ...]] = (
     _idle_evaluation,
     _idle_without_training,
     *PIPELINE_NOTES,
+    *TENSOR_NOTES,
     *GUARD_NOTES,
 )
 """The rules about flags that change nothing beside the others: a line on each, as a note."""

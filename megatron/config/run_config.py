@@ -69,6 +69,9 @@ class ParallelConfig:
         replicas: data parallelism.
         search_seconds: time of the search for a plan; ``None``: as long as it takes. With a limit
             the plan depends on the machine, so all ranks take that of rank 0.
+        tensor_size: tensor-parallel ranks t.
+        sequence_parallel: whether each of them has its own part of the sequence outside of
+            attention and MLP.
     """
 
     pipeline_size: int
@@ -85,18 +88,20 @@ class ParallelConfig:
     measured_costs: Path | None = None
     replicas: ReplicaConfig = field(default_factory=ReplicaConfig)
     search_seconds: float | None = None
+    tensor_size: int = 1
+    sequence_parallel: bool = False
 
     @property
     def grid(self) -> Grid:
         """All ranks of the job."""
         replicas = self.replicas
-        return Grid(data_size=replicas.size, pipeline_size=self.pipeline_size, order=replicas.order)
+        return Grid(self.tensor_size, replicas.size, self.pipeline_size, replicas.order)
 
     @property
     def vocab_shards(self) -> int:
-        """Parts P into which the vocabulary matrix is cut."""
+        """Parts into which the vocabulary matrix is cut: P = p x t, or t without the pipeline."""
         sharded = TREATMENTS[self.vocab_parallel].is_sharded
-        return self.grid.axis("vocabulary", 0).size if sharded else 1
+        return self.tensor_size * (self.pipeline_size if sharded else 1)
 
 
 EvaluationSet = Literal["validation", "test"]

@@ -64,6 +64,7 @@ def place(
     layers: Sequence[int],
     padded_vocab_size: int,
     vocabulary_shard: tuple[int, int] | None,
+    tensor_shard: tuple[int, int] = (0, 1),
 ) -> Placement:
     """Return the parts of the model that ``rank`` owns.
 
@@ -73,15 +74,16 @@ def place(
         rank: pipeline rank.
         layers: number of layers of every stage, in the same order.
         padded_vocab_size: rows of the whole vocabulary matrix.
-        vocabulary_shard: index of this rank's shard and number of shards; ``None``: the whole
-            matrices are on the first and the last stage.
+        vocabulary_shard: index of this rank's shard and number of shards, if every rank has one;
+            ``None``: the whole matrices are on the first and the last stage.
+        tensor_shard: index of this rank's shard and number of shards there.
     """
     own = {chunk: stage for stage, (owner, chunk) in enumerate(stages) if owner == rank}
     assert sum(layers) == config.num_layers, "every layer is somewhere, once"
     first_layers = [0, *accumulate(layers)]
     last_stage = len(stages) - 1
     stage_chunk = {stage: chunk for chunk, stage in own.items()}
-    index, shards = vocabulary_shard or (0, 1)
+    index, shards = vocabulary_shard or tensor_shard
     shard = VocabularyShard.of(config.vocab_size, padded_vocab_size, index, shards)
     return Placement(
         chunks=tuple(range(*first_layers[own[c] : own[c] + 2]) for c in sorted(own)),

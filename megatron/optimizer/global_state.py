@@ -77,11 +77,11 @@ def own_totals(
     return torch.cat([sums, torch.tensor(tokens, dtype=torch.float64).to(sums.device)])
 
 
-def over_replicas(totals: torch.Tensor, replicas: ConnectedAxis) -> torch.Tensor:
-    """Return sums over the replicas of what ``own_totals`` returned, the same on each of them."""
-    if replicas.size == 1:
+def over_ranks(totals: torch.Tensor, axis: ConnectedAxis) -> torch.Tensor:
+    """Return sums over an axis of what ``own_totals`` returned, the same on each of its ranks."""
+    if axis.size == 1:
         return totals
-    summed: torch.Tensor = functools.reduce(operator.add, all_gather(totals, replicas).unbind())
+    summed: torch.Tensor = functools.reduce(operator.add, all_gather(totals, axis).unbind())
     return summed
 
 

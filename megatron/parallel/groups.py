@@ -1,10 +1,11 @@
 """The axes of the grid with their process groups, passed explicitly to all code that communicates.
 
 On NCCL a group is a communicator, and two streams of traffic on one communicator would wait for
-each other. Vocabulary collectives and the two directions of point-to-point transfers therefore have
-a group each. On gloo a group is a thread that wakes up a hundred times a second and takes time from
-a busy core. There both directions share a group, and tags tell their messages apart. For the same
-reason, axes with the same ranks share a group if they are used alike.
+each other. Vocabulary collectives, those of tensor parallelism, reductions of gradients and the two
+directions of point-to-point transfers therefore have groups of their own. On gloo a group is a
+thread that wakes up a hundred times a second and takes time from a busy core. There both directions
+share a group, and tags tell their messages apart. For the same reason, axes with the same ranks
+share a group if they are used alike.
 """
 
 from collections.abc import Callable
@@ -63,17 +64,23 @@ class Groups:
         device: device on which this rank computes.
         grid: coordinates of all ranks.
         world: the whole job, for everything outside the schedule: messages, timings, agreement.
-        tensor: the ranks that share a layer.
+        tensor: the ranks that share a layer, for collectives that passes wait for.
+        tensor_sums: the same ranks, for sums outside the schedule.
         data: the ranks that hold the same part of each replica; ``data.rank`` is the replica.
         gradients: the same ranks, for the reductions of gradients beside the passes.
+        partial_gradients: the ranks of ``tensor``, for the sums of gradients of which each has a
+            part, beside the passes.
         pipeline: the ranks that share a replica stage by stage, for sums outside the schedule:
             losses and the gradient norm.
         forward: the pipeline, for activations on their way to the next stage.
         backward: the pipeline, for gradients on their way to the previous stage; on a CPU with the
             group of ``forward``.
-        vocabulary: all ranks of a replica, for the collectives C0, C1, C2, CIF, CIB.
-        ends: the ranks of the first and the last stage if they hold copies of tied weights;
-            this rank alone if it holds no copy.
+        vocabulary: all ranks of a replica, by the shard of the vocabulary that they have. They
+            talk in rows and columns (``two_level``).
+        row: the ranks of ``tensor``, for the vocabulary's collectives within a stage's ranks.
+        column: the pipeline, for the vocabulary's collectives between its ranks.
+        ends: the ranks of the first and the last stage if they hold copies of tied weights, for
+            the sums of their gradients; this rank alone if it holds no copy.
         world_hosts: the whole job, for messages between hosts: on CPUs whatever the device.
         pipeline_hosts: the pipeline, for hosts to exchange the sums of the optimizer's step.
     """
@@ -82,12 +89,16 @@ class Groups:
     grid: Grid
     world: ConnectedAxis
     tensor: ConnectedAxis
+    tensor_sums: ConnectedAxis
     data: ConnectedAxis
     gradients: ConnectedAxis
+    partial_gradients: ConnectedAxis
     pipeline: ConnectedAxis
     forward: ConnectedAxis
     backward: ConnectedAxis
-    vocabulary: ConnectedAxis
+    vocabulary: Axis
+    row: ConnectedAxis
+    column: ConnectedAxis
     ends: ConnectedAxis
     world_hosts: ConnectedAxis
     pipeline_hosts: ConnectedAxis
@@ -152,16 +163,21 @@ def connect_grid(
         return ConnectedAxis(name, 0, (rank,))
 
     pipelines, world = grid.groups("pipeline"), grid.groups("world")
+    tensor = grid.groups("tensor")
     at_ends = tuple(tuple(ranks[end] for end in sorted(set(ends))) for ranks in pipelines)
     return Groups(
         device=device,
         grid=grid,
         world=axis("world", CONTROL, world),
-        tensor=axis("tensor", CONTROL, grid.groups("tensor")),
+        tensor=axis("tensor", "tensor", tensor),
+        tensor_sums=axis("tensor", CONTROL, tensor),
         data=axis("data", CONTROL, grid.groups("data")),
         gradients=axis("data", "gradients", grid.groups("data")),
+        partial_gradients=axis("tensor", "gradients", tensor),
         pipeline=axis("pipeline", CONTROL, pipelines),
-        vocabulary=axis("vocabulary", "vocabulary", grid.groups("vocabulary")),
+        vocabulary=grid.axis("vocabulary", rank),
+        row=axis("tensor", "vocabulary", tensor),
+        column=axis("pipeline", "vocabulary", pipelines),
         forward=axis("pipeline", "forward", pipelines),
         backward=axis("pipeline", "forward" if device.type == "cpu" else "backward", pipelines),
         world_hosts=axis("world", STATE, world),

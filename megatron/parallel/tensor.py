@@ -73,6 +73,29 @@ class TensorParallel(Protocol):
         """Return the tokens of this rank, [b, u, h], of a tensor that every rank has whole."""
         ...
 
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Return [t, ...]: the ``tensor`` of every rank, by place."""
+        ...
+
+    def gather_parts(self, x_buh: Tensor) -> Tensor:
+        """Return all tokens, [n, h], in the order of the ranks' parts of the sequence.
+
+        No activation is put back into the order of samples. For work token by token, such as that
+        of the vocabulary layers, any order will do.
+        """
+        ...
+
+    def reduce_parts(self, partial_nh: Tensor) -> Tensor:
+        """Return the ranks' sum as ``reduce`` does, for tokens in the order of ``gather_parts``.
+
+        Args:
+            partial_nh: this rank's summand, contiguous; it may be changed, or hold the result.
+
+        Returns:
+            The tokens that this rank has, one-dimensional.
+        """
+        ...
+
 
 class Alone:
     """A rank that holds its layers alone, t = 1."""
@@ -100,6 +123,18 @@ class Alone:
     def own_tokens(self, x_bsh: Tensor) -> Tensor:
         """As in ``TensorParallel``."""
         return x_bsh
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """As in ``TensorParallel``."""
+        return tensor.unsqueeze(0)
+
+    def gather_parts(self, x_buh: Tensor) -> Tensor:
+        """As in ``TensorParallel``."""
+        return x_buh.flatten(0, 1)
+
+    def reduce_parts(self, partial_nh: Tensor) -> Tensor:
+        """As in ``TensorParallel``."""
+        return partial_nh.view(-1)
 
 
 ALONE: Final = Alone()
@@ -135,6 +170,18 @@ class SharedTokens:
     def own_tokens(self, x_bsh: Tensor) -> Tensor:
         """As in ``TensorParallel``."""
         return x_bsh
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """As in ``TensorParallel``."""
+        return collectives.all_gather(tensor, self._axis)
+
+    def gather_parts(self, x_buh: Tensor) -> Tensor:
+        """As in ``TensorParallel``."""
+        return x_buh.flatten(0, 1)
+
+    def reduce_parts(self, partial_nh: Tensor) -> Tensor:
+        """As in ``TensorParallel``: an all-reduce."""
+        return collectives.all_reduce(partial_nh, collectives.SUM, self._axis).view(-1)
 
     def reduce(self, partial_bsh: Tensor) -> Tensor:
         """As in ``TensorParallel``: an all-reduce."""
@@ -173,6 +220,20 @@ class SplitTokens:
     def own_tokens(self, x_bsh: Tensor) -> Tensor:
         """As in ``TensorParallel``."""
         return x_bsh.chunk(self.size, dim=1)[self.rank]
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """As in ``TensorParallel``."""
+        return collectives.all_gather(tensor, self._axis)
+
+    def gather_parts(self, x_buh: Tensor) -> Tensor:
+        """As in ``TensorParallel``: an all-gather."""
+        return self.all_gather(x_buh.contiguous()).flatten(0, 2)
+
+    def reduce_parts(self, partial_nh: Tensor) -> Tensor:
+        """As in ``TensorParallel``: a reduce-scatter."""
+        parts = partial_nh.view(self.size, -1)
+        collectives.reduce_scatter(parts.view(-1), self._axis)
+        return parts[self.rank].clone()  # not a view, which would keep all parts alive
 
     def reduce(self, partial_bsh: Tensor) -> Tensor:
         """As in ``TensorParallel``: a reduce-scatter."""

@@ -6,7 +6,7 @@ over all replicas (``megatron.optimizer.global_state``); losses and gradients ar
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -34,17 +34,42 @@ class DeviceMicrobatch:
     """A microbatch on the device, as the passes read it.
 
     Attributes:
-        tokens_bs: input ids.
-        targets_n: target ids, flattened.
+        tokens_n: input ids, flattened: sample by sample, or as ``part_by_part`` tells.
+        targets_n: target ids.
         weight_n: g, the weight of each token's loss: the token's mask divided by the number of
             tokens of the global batch.
+        samples: b, a number of the host.
         valid_tokens: sum of the mask, a number of the host.
     """
 
-    tokens_bs: Tensor
+    tokens_n: Tensor
     targets_n: Tensor
     weight_n: Tensor
+    samples: int
     valid_tokens: float
+
+    def part_by_part(self, parts: int) -> "DeviceMicrobatch":
+        """Return the same with its tokens in the order that sequence parallelism leaves them in.
+
+        Activations that are gathered from the ranks are not put back into the order of samples,
+        which would cost a copy of each: the first part of every sample comes first, then the
+        second part of every sample, and so on. Whoever works token by token needs no other order.
+
+        Args:
+            parts: into which every sample is cut; with 1 nothing changes.
+        """
+        if parts == 1:
+            return self
+
+        def ordered(tensor_n: Tensor) -> Tensor:
+            return tensor_n.view(self.samples, parts, -1).transpose(0, 1).flatten()
+
+        return replace(
+            self,
+            tokens_n=ordered(self.tokens_n),
+            targets_n=ordered(self.targets_n),
+            weight_n=ordered(self.weight_n),
+        )
 
 
 def to_device(
@@ -65,9 +90,10 @@ def to_device(
     scale = 1.0 / (replicas * sum(m.tokens.numel() for m in microbatches))
     return [
         DeviceMicrobatch(
-            _moved(m.tokens, device),
+            _moved(m.tokens.flatten(), device),
             _moved(m.labels.flatten(), device),
             _moved(m.loss_mask.flatten().to(dtype) * scale, device),
+            len(m.tokens),
             float(m.loss_mask.sum(dtype=torch.float64)),
         )
         for m in microbatches
@@ -76,7 +102,7 @@ def to_device(
 
 def token_counts(microbatches: Sequence[DeviceMicrobatch]) -> tuple[float, float]:
     """Return the number of tokens of some microbatches, and of those whose loss counts."""
-    tokens = sum(m.tokens_bs.numel() for m in microbatches)
+    tokens = sum(m.tokens_n.numel() for m in microbatches)
     return float(tokens), sum(m.valid_tokens for m in microbatches)
 
 

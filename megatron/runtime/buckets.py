@@ -3,11 +3,15 @@
 Norms and biases get their gradients in B, matrices in W if the backward is split, and the shards of
 the vocabulary in IB and T. Gradients that are complete after the same passes share buckets, as far
 as their rows fit together (``optimizer.bucket``).
+
+Before replicas reduce a bucket, other ranks of the replica may have to add their summands: the
+tensor-parallel ranks, or the stage with the other copy of a tied matrix. Such parameters have
+buckets of their own.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, Literal
 
 from torch import nn
 
@@ -25,6 +29,11 @@ DEFAULT_PER_REPLICA: Final = 1_000_000
 ring takes time by bytes and by steps, and has as many steps as replicas; a bucket of a pipeline is
 complete only with the last pass of its chunk, so smaller ones hide no more of it
 (docs/benchmarks/2026-11-22-replicas)."""
+
+
+Summands = Literal["tensor", "ends"]
+"""Ranks of one replica that have summands of the same gradients: the tensor-parallel ranks of a
+stage, or the first and the last stage with copies of a tied matrix."""
 
 
 def make_buckets(
@@ -45,10 +54,11 @@ def make_buckets(
         number: of buckets, about, as no parameter is cut; in place of ``limit``.
     """
     touched = touches(model, plan)
-    together: dict[tuple[frozenset[Touch], bool], list[OwnedParameter]] = defaultdict(list)
+    together: dict[tuple[frozenset[Touch], tuple[Summands, ...]], list[OwnedParameter]]
+    together = defaultdict(list)
     for owned in model.owned_parameters():
-        alone = _has_a_twin(owned, model, plan)
-        together[touched[id(owned.parameter)], alone].append(owned)
+        added = summands(owned, model, plan)
+        together[touched[id(owned.parameter)], added].append(owned)
     if number is not None:
         limit = sum(p.numel() for p in model.parameters()) // number
     if limit is None:
@@ -61,14 +71,18 @@ def make_buckets(
     ]
 
 
-def _has_a_twin(owned: OwnedParameter, model: RankModel, plan: Plan) -> bool:
-    """Return whether another rank of the replica holds a copy of a tied matrix.
+def summands(owned: OwnedParameter, model: RankModel, plan: Plan) -> tuple[Summands, ...]:
+    """Return which ranks of the replica have summands of a gradient, in the order of the sums.
 
-    It has a bucket of its own on both ranks. Then both are cut into the same shards, whose sums
-    are added up.
+    Args:
+        owned: the parameter; all of a bucket have the same answer.
+        model: the part of the model that this rank owns.
+        plan: tells where the vocabulary is.
     """
     tied = model.config.tie_embeddings and not plan.treatment.is_sharded
-    return tied and owned.name == WORD_EMBEDDINGS
+    twin = tied and owned.name == WORD_EMBEDDINGS and plan.stages[0][0] != plan.stages[-1][0]
+    found: list[Summands] = ["tensor"] if owned.is_partial else []
+    return (*found, "ends") if twin else tuple(found)
 
 
 def _by_rows(parameters: Iterable[OwnedParameter]) -> list[list[OwnedParameter]]:
@@ -88,7 +102,7 @@ def _by_rows(parameters: Iterable[OwnedParameter]) -> list[list[OwnedParameter]]
 
 
 def described(
-    buckets: Sequence[Sequence[OwnedParameter]], model: RankModel, plan: Plan
+    buckets: Sequence[Sequence[OwnedParameter]], model: RankModel, plan: Plan, replicas: int
 ) -> list[Bucket]:
     """Return what a program must know of this rank's buckets.
 
@@ -96,11 +110,17 @@ def described(
         buckets: from ``make_buckets``, maybe of another plan with the same stages.
         model: the part of the model that this rank owns.
         plan: the plan of the program.
+        replicas: number of replicas.
     """
     touched, read = touches(model, plan), reads(model, plan)
     sizes = [sum(owned.parameter.numel() for owned in bucket) for bucket in buckets]
     return [
-        Bucket(_of_any(touched, bucket), size / sum(sizes), _of_any(read, bucket))
+        Bucket(
+            _of_any(touched, bucket),
+            size / sum(sizes),
+            _of_any(read, bucket),
+            replicas > 1 or bool(summands(bucket[0], model, plan)),
+        )
         for bucket, size in zip(buckets, sizes, strict=True)
     ]
 

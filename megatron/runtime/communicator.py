@@ -2,6 +2,9 @@
 
 A lane runs collectives beside the passes. ``start`` issues a communication and returns at once;
 ``finish`` waits, and leaves the result in the store for the next pass.
+
+Between stages a tensor-parallel rank sends its own tokens, [b, u, h]. The vocabulary's collectives
+have two levels (``two_level``), and move all tokens, [n, h], in the order of the ranks' parts.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,10 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron.layers.vocabulary.output_s import Merged, merge_statistics
+from megatron.layers.vocabulary.output_s import (
+    Merged,
+    merge_some_statistics,
+    merge_statistics,
+)
 from megatron.parallel import collectives, p2p
 from megatron.parallel.groups import Groups
 from megatron.parallel.lanes import Lane, Pending
+from megatron.parallel.two_level import TwoLevels
 from megatron.runtime.observer import Observer
 from megatron.runtime.rank_passes import Passes
 from megatron.schedules.needs import Comm, CommKind, participants
@@ -60,8 +68,9 @@ class Communicator:
         plan: the training plan.
         passes: this rank's passes; their store holds the data to send, and receives the rest.
         lane: where collectives run beside the passes.
-        activation_shape: [b, s, h], the shape of the tensors between stages.
+        activation_shape: [b, u, h], the shape of the tensors between stages.
         dtype: of activations.
+        sequence_parts: parts of u tokens that every sample is cut into.
 
     Attributes:
         passes: the passes with the store; a barrier may need their arithmetic. May be exchanged.
@@ -76,6 +85,7 @@ class Communicator:
         lane: Lane,
         activation_shape: tuple[int, int, int],
         dtype: torch.dtype,
+        sequence_parts: int = 1,
     ) -> None:
         self.passes = passes
         self.recorder: Observer | None = None
@@ -83,11 +93,14 @@ class Communicator:
         self._plan = plan
         self._lane = lane
         self._shape = activation_shape
+        b, u, h = activation_shape
+        self._whole_shape = (sequence_parts * b * u, h)
         self._dtype = dtype
-        # ranks of the first and the last stage on the vocabulary axis
-        self._first = groups.grid.vocabulary_rank(plan.stages[0][0])
+        self._levels = TwoLevels(groups.row, groups.column, wants_parts=sequence_parts > 1)
+        # pipeline ranks of the first and the last stage
+        self._first = plan.stages[0][0]
         self._last_stage = len(plan.stages) - 1
-        self._last = groups.grid.vocabulary_rank(plan.stages[-1][0])
+        self._last = plan.stages[-1][0]
         self._collectives = self._make_collectives()
 
     def start(self, comm: Comm) -> Pending[object]:
@@ -119,10 +132,10 @@ class Communicator:
             name = "output" if forward else "input_gradient"
             tensor = self.passes.store.take(name, comm.microbatch, comm.stage)
             return p2p.send(tensor, receiver, axis, tag)
-        return p2p.receive(self._buffer(), sender, axis, tag)
+        return p2p.receive(self._buffer(self._shape), sender, axis, tag)
 
-    def _buffer(self) -> Tensor:
-        return torch.empty(self._shape, dtype=self._dtype, device=self._groups.device)
+    def _buffer(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=self._groups.device)
 
     def _make_collectives(self) -> Mapping[CommKind, _Collective]:
         """Return the collective of each kind; a barrier's follows from the payloads it carries."""
@@ -136,21 +149,20 @@ class Communicator:
 
     def _parts(self) -> Mapping[Payload, _Part]:
         """Return how each payload is moved; a new treatment's new payload gets a row here."""
-        axis, last = self._groups.vocabulary, self._last
         return {
             "statistics": _Part(self._gather_statistics, self._put("merged")),
             "maximum": _Part(self._combine("maximum_n", collectives.MAXIMUM), self._put("maximum")),
             "sums": _Part(self._combine("sums_kn", collectives.SUM), self._put("sums")),
-            "gradient": self._gradient(lambda own: collectives.reduce(own, last, axis)),
+            "gradient": self._gradient(),
         }
 
     def _broadcast(self, name: str, root: int) -> _Collective:
-        """Return the broadcast of ``name`` from ``root``, which already holds it."""
-        axis, at_root = self._groups.vocabulary, self._groups.vocabulary.rank == root
+        """Return the broadcast of ``name`` from the ranks of ``root``, which already hold it."""
+        levels, at_root = self._levels, self._groups.pipeline.rank == root
 
         def prepare(i: int) -> Callable[[], Tensor]:
-            tensor = self.passes.store.get(name, i) if at_root else self._buffer()
-            return lambda: collectives.broadcast(tensor, root, axis)
+            tensor = self.passes.store.get(name, i) if at_root else self._buffer(self._whole_shape)
+            return lambda: levels.broadcast(tensor, root)
 
         def deliver(i: int, tensor: Tensor) -> None:
             if not at_root:
@@ -160,15 +172,15 @@ class Communicator:
 
     def _reduction(self, name: str, root: int, result: str) -> _Collective:
         """Return the reduction that sums all ranks' ``name`` into the root's ``result``."""
-        axis = self._groups.vocabulary
+        levels, at_root = self._levels, self._groups.pipeline.rank == root
 
         def prepare(i: int) -> Callable[[], Tensor]:
             tensor = self.passes.store.take(name, i)
-            return lambda: collectives.reduce(tensor, root, axis)
+            return lambda: levels.reduce(tensor, root)
 
         def deliver(i: int, tensor: Tensor) -> None:
-            if axis.rank == root:
-                self.passes.store.put(result, i, tensor)
+            if at_root:
+                self.passes.store.put(result, i, tensor.view(self._shape))
 
         return _Collective(prepare, deliver)
 
@@ -180,38 +192,34 @@ class Communicator:
         self, name: str, operation: collectives.Operation
     ) -> Callable[[int], Callable[[Moved], Tensor]]:
         """Return the part that combines all ranks' ``name`` of the output layer's state."""
-        axis = self._groups.vocabulary
 
         def prepare(i: int) -> Callable[[Moved], Tensor]:
             # A copy: the state keeps its own.
             tensor = getattr(self.passes.store.get("state", i), name).clone()
-            return lambda _: collectives.all_reduce(tensor, operation, axis)
+            return lambda _: self._levels.combine(tensor, operation)
 
         return prepare
 
     def _gather_statistics(self, i: int) -> Callable[[Moved], Merged]:
         """Gather and merge the statistics of all shards.
 
-        One all-gather moves all statistics: 4 p fp32 vectors of length n. This is less traffic than
-        one more activation as long as p is well below h / 8. It also replaces three collectives in
-        a row, and so saves two of their latencies.
+        One all-gather moves all statistics: 4 p fp32 vectors of length n, and before it another
+        one 4 t. This is less traffic than one more activation as long as p is well below h / 8. It
+        also replaces three collectives in a row, and so saves two of their latencies.
         """
-        axis, state = self._groups.vocabulary, self.passes.store.get("state", i)
+        state = self.passes.store.get("state", i)
 
         def work(_: Moved) -> Merged:
-            return merge_statistics(collectives.all_gather(state.statistics_4n, axis))
+            own = state.statistics_4n
+            return self._levels.merge(own, merge_some_statistics, merge_statistics)
 
         return work
 
-    def _gradient(self, add_up: Callable[[Tensor], Tensor]) -> _Part:
-        """Return how the output layer's input gradient comes to the last stage.
-
-        Args:
-            add_up: sums the shards' parts [n, h], at least for the last stage.
-        """
+    def _gradient(self) -> _Part:
+        """Return how the output layer's input gradient comes to the last stage."""
         in_t = self._plan.treatment.gradient_pass == "T"
         own_part = self._gradient_from_t if in_t else self._gradient_from_s
-        at_last = self._groups.vocabulary.rank == self._last
+        at_last = self._groups.pipeline.rank == self._last
 
         def prepare(i: int) -> Callable[[Moved], Tensor | None]:
             own = own_part(i)
@@ -220,7 +228,7 @@ class Communicator:
                 gradient_nh = own(moved)
                 if gradient_nh is None:
                     return None
-                gradient_nh = add_up(gradient_nh)
+                gradient_nh = self._levels.reduce(gradient_nh, self._last)
                 return gradient_nh if at_last else None
 
             return work

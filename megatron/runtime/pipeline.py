@@ -5,14 +5,13 @@ from dataclasses import dataclass
 
 import torch
 
-from megatron.layers.main_grad import main_grad_of
 from megatron.model.ownership import OwnedParameter
 from megatron.model.stage import RankModel
 from megatron.optimizer.sharded import ShardedOptimizer
-from megatron.parallel.groups import Groups
+from megatron.parallel.groups import ConnectedAxis, Groups
 from megatron.parallel.lanes import make_lane
 from megatron.runtime.batch import DeviceMicrobatch
-from megatron.runtime.buckets import described
+from megatron.runtime.buckets import described, summands
 from megatron.runtime.communicator import Communicator
 from megatron.runtime.executor import Executor, Gate
 from megatron.runtime.observer import Observer
@@ -31,7 +30,7 @@ from megatron.simulator.simulate import Timeline
 
 @dataclass(frozen=True)
 class Replication:
-    """What a rank does together with its replicas.
+    """What a rank does together with its replicas, and with ranks that have summands of gradients.
 
     Attributes:
         buckets: the parameters of every bucket.
@@ -71,11 +70,11 @@ class PipelineRank:
         model: this rank's part of the model, on its device.
         plan: the checked training plan, the same on every rank.
         groups: the axes and their process groups.
-        activation_shape: [b, s, h], the shape of the tensors between stages.
+        activation_shape: [b, u, h], the shape of the tensors between stages.
         dtype: of activations.
         seed: of the run, for dropout.
         costs: assumed durations; they decide where communication is issued.
-        replication: what is done together with replicas; needed if there are several.
+        replication: what is done together with others; needed if a program reduces gradients.
 
     Attributes:
         position: where this rank is.
@@ -92,7 +91,9 @@ class PipelineRank:
         costs: Costs = UNIT_COSTS,
         replication: Replication | None = None,
     ) -> None:
-        assert replication is not None or groups.gradients.size == 1, "replicas need buckets"
+        axes = (groups.gradients, groups.partial_gradients, groups.ends)
+        sharing = max(axis.size for axis in axes)
+        assert replication is not None or sharing == 1, "gradients are reduced in buckets"
         self.model = model
         self.store = ActivationStore()
         self.position = Position()
@@ -102,7 +103,7 @@ class PipelineRank:
         self._seed = seed
         self._lane = make_lane(groups.device, groups.vocabulary.size, "vocabulary")
         self._replication = replication
-        self._gradient_lane = make_lane(groups.device, groups.gradients.size, "gradients")
+        self._gradient_lane = make_lane(groups.device, sharing, "gradients")
         self._installed = self._install(plan, costs)
 
     @property
@@ -145,44 +146,51 @@ class PipelineRank:
         groups, shape, dtype = self._groups, self._shape, self._dtype
         rank, replica = groups.pipeline.rank, (groups.data.rank, groups.data.size)
         passes = StagePasses(self.model, plan, rank, self.store, self._seed, replica)
-        placeholder = PlaceholderPasses(plan, rank, self.store, shape, dtype, groups.device)
-        communicator = Communicator(groups, plan, passes, self._lane, shape, dtype)
+        parts = self.model.tensor.sequence_parts
+        placeholder = PlaceholderPasses(plan, rank, self.store, shape, dtype, groups.device, parts)
+        communicator = Communicator(groups, plan, passes, self._lane, shape, dtype, parts)
         return Installed(
             costs=costs,
             training=self.training_program(plan, costs),
             evaluation=lower(evaluation_plan(plan), costs),
             passes=passes,
             executor=Executor(
-                passes, communicator, placeholder, self._replica_work(), self.position
+                passes, communicator, placeholder, self._replica_work(plan), self.position
             ),
         )
 
     def training_program(self, plan: Plan, costs: Costs) -> Program:
         """Return the program of a training iteration of ``plan``; every rank calls it.
 
-        If there are replicas, it holds what all pipeline ranks do with theirs. Arguments as in
-        ``replace_plan``.
+        It holds what all pipeline ranks do with their replicas, and with other ranks that have
+        summands of gradients. Arguments as in ``replace_plan``.
         """
         program, replication, groups = lower(plan, costs), self._replication, self._groups
-        if replication is None or groups.gradients.size == 1:
+        if replication is None:
             return program
-        own = described(replication.buckets, self.model, plan)
+        own = described(replication.buckets, self.model, plan, groups.gradients.size)
         everywhere = groups.pipeline.all_gather_object(own)
         program = with_reductions(program, everywhere, overlap=replication.overlap_reduce)
         if not replication.deferred:
             return program
         return with_updates(program, everywhere, overlap=replication.overlap_gather)
 
-    def _replica_work(self) -> ReplicaWork | None:
-        replication = self._replication
+    def _replica_work(self, plan: Plan) -> ReplicaWork | None:
+        replication, groups = self._replication, self._groups
         if replication is None:
             return None
+        axes = {"tensor": groups.partial_gradients, "ends": groups.ends}
+        within: list[list[ConnectedAxis]] = [
+            [axes[name] for name in summands(bucket[0], self.model, plan)]
+            for bucket in replication.buckets
+        ]
         return ReplicaWork(
             replication.gradients,
-            self._groups.gradients,
+            groups.gradients,
             self._gradient_lane,
             replication.dtype,
             replication.optimizer,
+            within,
         )
 
     def train(
@@ -209,8 +217,6 @@ class PipelineRank:
         running.passes.begin(batch, iteration, training=True)
         if not running.executor.run(running.training, recorder, gate):
             return None
-        if self.model.config.tie_embeddings:
-            self._add_up_tied_gradients()
         return running.passes.loss(self._groups.device)
 
     def evaluate(self, batch: Sequence[DeviceMicrobatch]) -> torch.Tensor:
@@ -250,10 +256,3 @@ class PipelineRank:
         """Close the lanes."""
         self._lane.close()
         self._gradient_lane.close()
-
-    def _add_up_tied_gradients(self) -> None:
-        """Sum the gradients of the two copies of a tied matrix on the first and the last rank."""
-        part = self.model.output_layer if self.model.holds_tied_copy else self.model.input_layer
-        both_here = self.model.input_layer is not None and self.model.output_layer is not None
-        if part is not None and not both_here:
-            self._groups.ends.all_reduce(main_grad_of(part.weight))

@@ -44,9 +44,10 @@ class PlaceholderPasses:
         plan: the training plan.
         rank: pipeline rank.
         store: holds the values that passes leave for others.
-        activation_shape: [b, s, h], the shape of the tensors between stages.
+        activation_shape: [b, u, h], the shape of the tensors between stages.
         dtype: of activations.
         device: where the tensors live.
+        sequence_parts: parts of u tokens that every sample is cut into.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class PlaceholderPasses:
         activation_shape: tuple[int, int, int],
         dtype: torch.dtype,
         device: torch.device,
+        sequence_parts: int = 1,
     ) -> None:
         self.plan = plan
         self.rank = rank
@@ -71,8 +73,9 @@ class PlaceholderPasses:
             "IF": self.input_forward,
             "IB": self.input_backward,
         }
-        b, s, h = activation_shape
-        self._bsh, self._nh, self._n = activation_shape, (b * s, h), b * s
+        b, u, h = activation_shape
+        self._n = sequence_parts * b * u
+        self._buh, self._nh = activation_shape, (self._n, h)
         self._dtype = dtype
         self._statistics_dtype = statistics_dtype(dtype)
         self._device = device
@@ -89,7 +92,7 @@ class PlaceholderPasses:
 
     def gradient_after_merge(self, i: int, state: Any, merged: Merged) -> Tensor:
         """Return this rank's part of the output layer's input gradient, for C1 to sum."""
-        return self._gradient(0.0)
+        return self._all_tokens(0.0)
 
     def forward(self, item: Pass) -> None:
         """F: the output of a stage, for the next one or for the output layer."""
@@ -104,7 +107,7 @@ class PlaceholderPasses:
             name = "input" if same_rank else "output"
             self.store.put(name, i, self._activation(value), stage + same_rank)
         elif self.plan.treatment.is_sharded:
-            self.store.put("x", i, self._activation(value))
+            self.store.put("x", i, self._all_tokens(value))
         else:
             self._put_whole_output(i, value)
 
@@ -112,7 +115,7 @@ class PlaceholderPasses:
         """Leave the output layer's results in F, for a rank that holds the whole layer."""
         self.store.put("state", i, None)
         self.store.put("merged", i, None)
-        self.store.put("output_gradient", i, self._gradient(value), self._last_stage)
+        self.store.put("output_gradient", i, self._activation(value), self._last_stage)
 
     def backward(self, item: Pass) -> None:
         """B: the input gradient of a stage, for the previous one or for the input layer."""
@@ -129,7 +132,7 @@ class PlaceholderPasses:
             name = "output_gradient" if same_rank else "input_gradient"
             self.store.put(name, i, self._activation(value), stage - same_rank)
         elif self.plan.treatment.is_sharded:
-            self.store.put("input_gradient", i, self._activation(value))
+            self.store.put("input_gradient", i, self._all_tokens(value))
 
     def weight_gradients(self, item: Pass) -> None:
         """W: takes the values that B left."""
@@ -137,7 +140,7 @@ class PlaceholderPasses:
 
     def input_forward(self, item: Pass) -> None:
         """IF: this rank's part of the embeddings."""
-        self.store.put("partial_embedding", item.microbatch, self._activation(self.result(item)))
+        self.store.put("partial_embedding", item.microbatch, self._all_tokens(self.result(item)))
 
     def input_backward(self, item: Pass) -> None:
         """IB: takes the gradient of the embeddings."""
@@ -149,7 +152,7 @@ class PlaceholderPasses:
         value = self.result(item, self.store.take("x", i))
         state = PlaceholderState(value, self._statistics(value))
         if self.plan.treatment.gradient_pass == "S":
-            state.raw_gradient_nh = self._gradient(value)
+            state.raw_gradient_nh = self._all_tokens(value)
         self.store.put("state", i, state)
 
     def output_e(self, item: Pass) -> None:
@@ -164,12 +167,12 @@ class PlaceholderPasses:
         merged = ("maximum", "sums") if self.plan.treatment.maximum_first else ("merged",)
         value = self.result(item, *(self.store.take(name, i) for name in ("state", *merged)))
         if self.plan.treatment.gradient_pass == "T":
-            self.store.put("partial_gradient", i, self._gradient(value))
+            self.store.put("partial_gradient", i, self._all_tokens(value))
 
     def _activation(self, value: float) -> Tensor:
-        return torch.full(self._bsh, value, dtype=self._dtype, device=self._device)
+        return torch.full(self._buh, value, dtype=self._dtype, device=self._device)
 
-    def _gradient(self, value: float) -> Tensor:
+    def _all_tokens(self, value: float) -> Tensor:
         return torch.full(self._nh, value, dtype=self._dtype, device=self._device)
 
     def _statistics(self, value: float) -> Tensor:

@@ -1,4 +1,8 @@
-"""What a rank does with its replicas, bucket by bucket, beside the passes: RG, U and AG."""
+"""What a rank does with its replicas, bucket by bucket, beside the passes: RG, U and AG.
+
+Where ranks of one replica have summands of the same gradients, RG adds these up before the replicas
+are added up.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -23,6 +27,8 @@ class ReplicaWork:
         lane: where communication runs beside the passes.
         dtype: in which gradients travel and add up; ``None``: their own.
         optimizer: if it is sharded. A replica then gets the sums of its own shards only.
+        within: for every bucket, the axes within the replica over which gradients are summed first,
+            with process groups of the same kind; all empty by default.
     """
 
     def __init__(
@@ -32,12 +38,14 @@ class ReplicaWork:
         lane: Lane,
         dtype: torch.dtype | None = None,
         optimizer: ShardedOptimizer | None = None,
+        within: Sequence[Sequence[ConnectedAxis]] | None = None,
     ) -> None:
         self._gradients = gradients
         self._axis = axis
         self._lane = lane
         self._dtype = dtype
         self._optimizer = optimizer
+        self._within = [()] * len(gradients) if within is None else within
 
     def update(self, bucket: int) -> None:
         """U: update this rank's shard of a bucket, if a step is open."""
@@ -47,13 +55,16 @@ class ReplicaWork:
     def start(self, comm: Comm, recorder: Observer | None = None) -> Pending[object]:
         """Begin RG of a bucket whose gradients are complete, or AG of one that is updated."""
         if comm.kind == "RG":
-            work = partial(self._reduce, self._gradients[comm.microbatch])
+            work = partial(self._reduce, comm.microbatch)
         else:
             assert self._optimizer is not None, "only a sharded optimizer gathers parameters"
             work = partial(self._optimizer.gather, comm.microbatch)
         return self._lane.submit(work if recorder is None else recorder.timed(comm, work))
 
-    def _reduce(self, gradients: Tensor) -> None:
+    def _reduce(self, bucket: int) -> None:
+        gradients = self._gradients[bucket]
+        for axis in self._within[bucket]:
+            collectives.all_reduce(gradients, collectives.SUM, axis)
         if self._dtype is None or self._dtype == gradients.dtype:
             self._sum(gradients)
             return

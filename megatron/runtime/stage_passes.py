@@ -4,6 +4,10 @@ Names in the store: ``input`` and ``output`` of a stage and their gradients; ``g
 autograd graph between them; ``weights``, the work that B leaves to W; ``x``, the input of the
 output layer; ``state``, the result of S; ``merged``, the result of C1 (``maximum`` and ``sums``, if
 C1 and C2 share the work); ``partial_...``, this rank's part of a sum that a collective forms.
+
+Between stages a tensor-parallel rank has its own tokens, [b, u, h]. The vocabulary layers work on
+all tokens, [n, h], in the order of the ranks' parts: where a tensor comes to them, its ranks gather
+it, within the pass that made it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -77,7 +81,8 @@ class StagePasses:
         self._iteration = iteration
         self._training = training
         self.model.train(training)
-        self._vocabulary.begin(batch, training)
+        parts = self.model.tensor.sequence_parts
+        self._vocabulary.begin([own.part_by_part(parts) for own in batch], training)
 
     def watching(self) -> AbstractContextManager[list[Sighting]]:
         """Return a context that lists the results of F and S with infinity or NaN."""
@@ -95,25 +100,25 @@ class StagePasses:
         """F: one stage's layers; without vocabulary parallelism also the vocabulary layers."""
         i, stage = item.microbatch, self.plan.stage_of[self.rank, item.chunk]
         if stage == 0 and not self.plan.treatment.is_sharded:
-            x_bsh = self._vocabulary.embed(i)
+            x_buh = self._vocabulary.embed_whole(i)
         else:
-            x_bsh = self.store.take("input", i, stage)
+            x_buh = self.store.take("input", i, stage)
         with torch.set_grad_enabled(self._training):
-            x_bsh.requires_grad_(self._training)
+            x_buh.requires_grad_(self._training)
             number = i * self._replicas + self._replica
-            y_bsh = self.model(item.chunk, x_bsh, self._seed, self._iteration, number)
+            y_buh = self.model(item.chunk, x_buh, self._seed, self._iteration, number)
         if self._training:
             # The edge keeps the graph but not the output's memory, which is sent away.
-            self.store.put("graph", i, (x_bsh, get_gradient_edge(y_bsh)), item.chunk)
-        self._non_finite.check(i, stage, f"the output of stage {stage}", y_bsh)
-        self._hand_on(i, stage, y_bsh.detach())
+            self.store.put("graph", i, (x_buh, get_gradient_edge(y_buh)), item.chunk)
+        self._non_finite.check(i, stage, f"the output of stage {stage}", y_buh)
+        self._hand_on(i, stage, y_buh.detach())
 
-    def _hand_on(self, i: int, stage: int, y_bsh: Tensor) -> None:
+    def _hand_on(self, i: int, stage: int, y_buh: Tensor) -> None:
         if stage < self._last_stage:
             same_rank = self.plan.stages[stage + 1][0] == self.rank
-            self.store.put("input" if same_rank else "output", i, y_bsh, stage + same_rank)
+            self.store.put("input" if same_rank else "output", i, y_buh, stage + same_rank)
             return
-        self.store.put("x", i, y_bsh)
+        self.store.put("x", i, self.model.tensor.gather_parts(y_buh))
         if not self.plan.treatment.is_sharded:
             self._vocabulary.output_whole(i)
 
@@ -121,10 +126,10 @@ class StagePasses:
         """B: gradients of one stage's input and parameters; a W pass may form the weights' own."""
         i, stage = item.microbatch, self.plan.stage_of[self.rank, item.chunk]
         gradient = self.store.take("output_gradient", i, stage)
-        x_bsh, edge = self.store.take("graph", i, item.chunk)
-        torch.autograd.backward((edge,), (gradient.view_as(x_bsh),))
-        assert x_bsh.grad is not None
-        self._hand_back(i, stage, x_bsh.grad)
+        x_buh, edge = self.store.take("graph", i, item.chunk)
+        torch.autograd.backward((edge,), (gradient.view_as(x_buh),))
+        assert x_buh.grad is not None
+        self._hand_back(i, stage, x_buh.grad)
         if stage == self._last_stage and not self.plan.treatment.is_sharded:
             self._defer(lambda: self._vocabulary.output_t(Pass("T", i)))
         deferred, self._deferred = self._deferred, []
@@ -133,15 +138,17 @@ class StagePasses:
         else:
             _run_all(deferred)
 
-    def _hand_back(self, i: int, stage: int, gradient_bsh: Tensor) -> None:
+    def _hand_back(self, i: int, stage: int, gradient_buh: Tensor) -> None:
         if stage > 0:
             same_rank = self.plan.stages[stage - 1][0] == self.rank
             name = "output_gradient" if same_rank else "input_gradient"
-            self.store.put(name, i, gradient_bsh, stage - same_rank)
-        elif self.plan.treatment.is_sharded:
-            self.store.put("input_gradient", i, gradient_bsh)
+            self.store.put(name, i, gradient_buh, stage - same_rank)
+            return
+        gradient_nh = self.model.tensor.gather_parts(gradient_buh)
+        if self.plan.treatment.is_sharded:
+            self.store.put("input_gradient", i, gradient_nh)
         else:
-            self._vocabulary.add_embedding_gradient(i, gradient_bsh)
+            self._vocabulary.add_embedding_gradient(i, gradient_nh)
 
     def weight_gradients(self, item: Pass) -> None:
         """W: the gradients of one stage's weights, from the products that B has left."""

@@ -2,8 +2,10 @@
 
 The plan's treatment says what S forms and what T finishes (arXiv 2411.05288, section 4). Either S
 or T forms the input gradient. If the barriers combine the maximum first, a pass E between S and T
-forms the exponentials. If the vocabulary is not split, one rank holds it whole, and its F and B
-call S and T themselves.
+forms the exponentials. If the vocabulary is not split over the pipeline, the first and the last
+stage hold it whole, each on its tensor-parallel ranks, and their F and B call S and T themselves.
+
+Shapes: n tokens of a microbatch, in the order that ``DeviceMicrobatch`` has them in.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +41,7 @@ class VocabularyPasses:
         non_finite: looks for infinity and NaN when asked to.
 
     Attributes:
-        losses: weighted loss of every microbatch of this iteration, on the last stage's rank.
+        losses: weighted loss of every microbatch of this iteration, on one rank of the last stage.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class VocabularyPasses:
         self._non_finite = non_finite
         self._treatment = plan.treatment
         self._stages = len(plan.stages)
-        self._holds_last_stage = plan.stages[-1][0] == rank
+        self._tells_losses = plan.stages[-1][0] == rank and model.tensor.rank == 0
         self._batch: Sequence[DeviceMicrobatch] = ()
         self._training = True
 
@@ -83,17 +85,22 @@ class VocabularyPasses:
         self._training = training
         self.losses = {}
 
-    def embed(self, i: int) -> Tensor:
-        """Return the embeddings [b, s, h] of microbatch ``i`` that this rank holds."""
-        return self._input_layer.lookup(self._batch[i].tokens_bs)
+    def embed_whole(self, i: int) -> Tensor:
+        """Return the embeddings [b, u, h] of this rank's tokens, for ranks that share a stage."""
+        own = self._model.tensor.reduce_parts(self._embed(i))
+        return own.view(self._batch[i].samples, -1, self._input_layer.weight.shape[1])
 
-    def add_embedding_gradient(self, i: int, gradient_bsh: Tensor) -> None:
+    def _embed(self, i: int) -> Tensor:
+        """Return the embeddings [n, h] of microbatch ``i`` that this rank holds."""
+        return self._input_layer.lookup(self._batch[i].tokens_n)
+
+    def add_embedding_gradient(self, i: int, gradient_nh: Tensor) -> None:
         """Add the gradient of the embeddings of microbatch ``i`` that this rank holds."""
-        self._input_layer.add_gradient(self._batch[i].tokens_bs, gradient_bsh)
+        self._input_layer.add_gradient(self._batch[i].tokens_n, gradient_nh)
 
     def input_forward(self, item: Pass) -> None:
         """IF: the embeddings of the tokens of this rank's shard."""
-        self._store.put("partial_embedding", item.microbatch, self.embed(item.microbatch))
+        self._store.put("partial_embedding", item.microbatch, self._embed(item.microbatch))
 
     def input_backward(self, item: Pass) -> None:
         """IB: the gradient of this rank's shard of the embedding."""
@@ -103,7 +110,7 @@ class VocabularyPasses:
     def output_s(self, item: Pass) -> None:
         """S: all work that a shard can do alone: up to A and D, the statistics, or the logits."""
         i, layer = item.microbatch, self._output_layer
-        x_nh = self._store.take("x", i).flatten(0, 1)
+        x_nh = self._store.take("x", i)
         targets_n = self._batch[i].targets_n
         if self._treatment.maximum_first:
             self._store.put("state", i, layer.naive_s(x_nh, targets_n))
@@ -125,20 +132,21 @@ class VocabularyPasses:
         self._non_finite.check(i, self._stages, "the output layer", state.sums_kn)
 
     def output_whole(self, i: int) -> None:
-        """Run S, and in an evaluation T, in the F of a rank that holds the whole vocabulary.
+        """Run S, and in an evaluation T, in the F of ranks that hold the whole vocabulary.
 
         In training the input gradient is ready at once, and T runs in B.
         """
         self.output_s(Pass("S", i))
-        state = self._store.get("state", i)
-        merged = merge_statistics(state.statistics_4n.unsqueeze(0))
+        state, tensor = self._store.get("state", i), self._model.tensor
+        merged = merge_statistics(tensor.all_gather(state.statistics_4n))
         self._store.put("merged", i, merged)
         if not self._training:
             self.output_t(Pass("T", i))
             return
         gradient_nh = self.gradient_after_merge(i, state, merged)
         state.drop_gradient()
-        self._store.put("output_gradient", i, gradient_nh, self._stages - 1)
+        own = tensor.reduce_parts(gradient_nh)
+        self._store.put("output_gradient", i, own, self._stages - 1)
 
     def gradient_after_merge(self, i: int, state: ShardState, merged: Merged) -> Tensor:
         """Return this shard's part of the output layer's input gradient [n, h].
@@ -154,7 +162,7 @@ class VocabularyPasses:
         i, layer = item.microbatch, self._output_layer
         state, merged = self._store.take("state", i), self._merged(i)
         weight_n = self._batch[i].weight_n
-        if self._holds_last_stage:
+        if self._tells_losses:
             self.losses[i] = (token_losses(merged, layer.options) * weight_n).sum()
         if not self._training:
             return

@@ -2,7 +2,9 @@
 
 A rank reduces its gradients in buckets (RG). A bucket's gradients are complete after the last pass
 of the row that adds to any of them, so they depend on all microbatches, and not through ``needs``.
-RG starts right there, and runs beside the passes that are left.
+RG starts right there, and runs beside the passes that are left. Ranks of one replica too may have
+summands of the same gradients: two stages with copies of a tied matrix, tensor-parallel ranks. RG
+adds these up first, and so may be there without replicas.
 
 With a sharded optimizer a replica has the sums of its own shard only. It updates these parameters
 (U) and then all replicas gather the bucket (AG). Both need the gradient norm of the whole model, so
@@ -10,7 +12,8 @@ they are the prologue of the next iteration: U and AG of the bucket that is read
 and only the first pass that reads a bucket waits for its AG.
 
 Replicas run the same rows, so they issue all this in the same order, at the same places: no real
-timing can make them wait for each other in a circle.
+timing can make them wait for each other in a circle. The two stages with copies of a tied matrix
+run different rows, but they meet in one bucket only, and no pass waits for it.
 """
 
 from collections import defaultdict
@@ -34,11 +37,13 @@ class Bucket:
         after: all passes that add to the gradients.
         share: of all parameters of the rank, by size.
         before: all passes that read the parameters.
+        is_reduced: whether other ranks have summands of the gradients.
     """
 
     after: frozenset[Touch]
     share: float
     before: frozenset[Touch] = frozenset()
+    is_reduced: bool = True
 
 
 def reduction(rank: int, bucket: int) -> Comm:
@@ -81,6 +86,7 @@ def _extended(
         comm_of(rank, number): bucket.share
         for rank, own in enumerate(buckets)
         for number, bucket in enumerate(own)
+        if bucket.is_reduced
     }
     return replace(program, rows=rows, shares={**program.shares, **shares})
 
@@ -90,6 +96,8 @@ def _with_reductions(
 ) -> tuple[Instruction, ...]:
     complete: dict[int, list[Comm]] = defaultdict(list)
     for number, bucket in enumerate(buckets):
+        if not bucket.is_reduced:
+            continue
         at = last_touch(row, bucket.after) if overlap else len(row) - 1
         complete[at].append(reduction(rank, number))
     made: list[Instruction] = []

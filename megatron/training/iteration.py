@@ -48,7 +48,7 @@ def evaluate(state: TrainState, loader: MicrobatchLoader, eval_iters: int) -> fl
     groups, total = state.groups, 0.0
     for _ in range(eval_iters):
         batch = _next_batch(loader, groups)
-        tokens = token_counts(batch) if groups.pipeline.rank == 0 else (0.0, 0.0)
+        tokens = token_counts(batch) if groups.vocabulary.rank == 0 else (0.0, 0.0)
         own = GlobalState(float(state.pipeline.evaluate(batch)), 0.0, *tokens)
         sums = torch.tensor(astuple(own), dtype=torch.float64, device=groups.device)
         groups.world.all_reduce(sums)

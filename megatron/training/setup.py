@@ -22,6 +22,7 @@ from megatron.optimizer.sharded import ShardedOptimizer
 from megatron.parallel.environment import set_nccl_environment
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups, single_rank
+from megatron.parallel.tensor import tensor_parallel
 from megatron.runtime.buckets import make_buckets
 from megatron.runtime.pipeline import PipelineRank, Replication
 from megatron.schedules.plan import Plan
@@ -138,7 +139,7 @@ def leave(groups: Groups) -> NoReturn:
 def make_model(
     config: ModelConfig,
     train: TrainConfig,
-    padded_vocab_size: int,
+    parallel: ParallelConfig,
     groups: Groups,
     run_plan: RunPlan,
 ) -> RankModel:
@@ -147,22 +148,24 @@ def make_model(
     Args:
         config: the whole model.
         train: precision, and the seed of the weights.
-        padded_vocab_size: rows of the whole vocabulary matrix.
+        parallel: padding of the vocabulary, and whether the sequence is split.
         groups: this rank's view of the job.
         run_plan: tells on which rank each stage is, and how many layers it has.
     """
-    plan, vocabulary = run_plan.plan, groups.vocabulary
+    plan, vocabulary, axis = run_plan.plan, groups.vocabulary, groups.tensor
     placement = place(
         config,
         plan.stages,
         groups.pipeline.rank,
         layers=run_plan.layers,
-        padded_vocab_size=padded_vocab_size,
+        padded_vocab_size=parallel.padded_vocab_size,
         vocabulary_shard=(
             (vocabulary.rank, vocabulary.size) if plan.treatment.is_sharded else None
         ),
+        tensor_shard=(axis.rank, axis.size),
     )
-    model = RankModel(config, placement, train.dtype, groups.device)
+    tensor = tensor_parallel(axis, groups.device, sequence_parallel=parallel.sequence_parallel)
+    model = RankModel(config, placement, train.dtype, groups.device, tensor)
     model.initialise(train.seed)
     return model
 
@@ -183,11 +186,12 @@ def make_pipeline(
         model: the part of the model that this rank owns.
         replication: what is done together with replicas, if there are any.
     """
+    tokens = model.config.seq_length // model.tensor.sequence_parts
     return PipelineRank(
         model,
         run_plan.plan,
         groups,
-        (train.micro_batch_size, model.config.seq_length, model.config.hidden_size),
+        (train.micro_batch_size, tokens, model.config.hidden_size),
         train.dtype,
         train.seed,
         run_plan.costs,
@@ -207,8 +211,7 @@ def build_train_state(
             every rank.
     """
     run_plan = make_run_plan(config) if run_plan is None else run_plan
-    padded = config.parallel.padded_vocab_size
-    model = make_model(config.model, config.train, padded, groups, run_plan)
+    model = make_model(config.model, config.train, config.parallel, groups, run_plan)
     parameters = tuple(map(OptimizedParameter.of, model.owned_parameters()))
     replicas, axis = config.parallel.replicas, groups.gradients
     chosen = make_buckets(model, run_plan.plan, axis.size, replicas.bucket_size, replicas.buckets)

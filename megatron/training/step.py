@@ -16,7 +16,7 @@ import torch
 
 from megatron.config.run_config import LogConfig
 from megatron.optimizer.config import OptimizerConfig
-from megatron.optimizer.global_state import GlobalState, add_up, over_replicas, own_totals
+from megatron.optimizer.global_state import GlobalState, add_up, over_ranks, own_totals
 from megatron.optimizer.grad_norm import local_sum_of_squares
 from megatron.optimizer.lr_schedule import Rates
 from megatron.optimizer.model_figures import norm_of_weights, zeros_in_gradient
@@ -274,10 +274,14 @@ class PostValidatedTrainStep:
 
 
 def _own_totals(state: TrainState, iteration: Iteration, loss: torch.Tensor) -> torch.Tensor:
-    """Return the sums over this rank and its replicas; pipeline rank 0 has the tokens."""
+    """Return the sums over this rank, its replicas and the tensor-parallel ranks beside it.
+
+    The first rank of a replica has the tokens.
+    """
     groups = state.groups
-    tokens = token_counts(iteration.batch) if groups.pipeline.rank == 0 else (0.0, 0.0)
-    return over_replicas(own_totals(loss, state.counted, tokens), groups.data)
+    tokens = token_counts(iteration.batch) if groups.vocabulary.rank == 0 else (0.0, 0.0)
+    totals = over_ranks(own_totals(loss, state.counted, tokens), groups.data)
+    return over_ranks(totals, groups.tensor_sums)
 
 
 def _finished(
@@ -302,7 +306,7 @@ def _finished(
 
 def _samples(state: TrainState, iteration: Iteration) -> range:
     """Return the samples of the global batch, by their place in the order of training."""
-    own = sum(len(microbatch.tokens_bs) for microbatch in iteration.batch)
+    own = sum(microbatch.samples for microbatch in iteration.batch)
     end = iteration.consumed_samples
     return range(end - own * state.groups.data.size, end)
 
@@ -333,7 +337,7 @@ def _where_not_finite(state: TrainState, iteration: Iteration) -> str:
     if where is not None:
         own_number, rank, what = where
         microbatch = own_number * state.groups.data.size + state.groups.grid.coordinates(rank).data
-        size = len(iteration.batch[own_number].tokens_bs)
+        size = iteration.batch[own_number].samples
         there = samples[microbatch * size : (microbatch + 1) * size]
         return (
             f"rank {rank} saw it first, in {what}, microbatch {microbatch} of the global batch, "

@@ -97,8 +97,31 @@ def refusal(
             8,
             "--global-batch-size 6 of 2 for 4 replicas use 8 another multiple of 8",
         ),
-        ("--tensor-model-parallel-size 2", 1, "--tensor-model-parallel-size 2 use 1"),
-        ("--tensor-model-parallel-size 2 --dry-run", 1, "--tensor-model-parallel-size 2 use 1"),
+        (
+            "--tensor-model-parallel-size 2",
+            1,
+            "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 1 1 rank start 2 lower",
+        ),
+        (
+            "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2",
+            6,
+            "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 4 ranks 6 start 4 8",
+        ),
+        (
+            "--tensor-model-parallel-size 3 --dry-run",
+            1,
+            "--tensor-model-parallel-size 3 --num-attention-heads multiple of 3 fewer",
+        ),
+        (
+            "--tensor-model-parallel-size 2 --sequence-parallel --seq-length 7",
+            2,
+            "--tensor-model-parallel-size 2 --seq-length 7 multiple of 2",
+        ),
+        (
+            "--tensor-model-parallel-size 2 --optimizer muon",
+            2,
+            "--tensor-model-parallel-size 2 Muon --optimizer adam",
+        ),
         (
             "--enable-vocab-parallel --vocab-parallel vocab-1",
             1,
@@ -225,9 +248,9 @@ def refusal(
         ("--pretrained-checkpoint out", 1, "--pretrained-checkpoint out: --load leave"),
         ("--recompute_granularity full", 1, "--recompute-granularity full: recomputed yet leave"),
         (
-            "--sequence-parallel --tensor-model-parallel-size 2",
+            "--distribute-saved-activations --tensor-model-parallel-size 2",
             2,
-            "--sequence-parallel: over ranks yet --tensor-model-parallel-size 1",
+            "--distribute-saved-activations: parts use --sequence-parallel",
         ),
         ("--use-torch-fsdp2", 2, "--use-torch-fsdp2: replicas use --use-distributed-optimizer"),
         ("--overlap-param-gather", 2, "--overlap-param-gather: add --use-distributed-optimizer"),

@@ -56,6 +56,8 @@ class Layout:
         overlap: reduce gradients while passes are left.
         bucket_size: parameters of a bucket.
         sharded: the optimizer's state over the replicas.
+        tensor: ranks t that share a layer.
+        sequence: whether each of them has its own part of the sequence.
     """
 
     ranks: int
@@ -67,22 +69,25 @@ class Layout:
     overlap: bool = False
     bucket_size: int | None = None
     sharded: bool = False
+    tensor: int = 1
+    sequence: bool = False
 
     def __str__(self) -> str:
         schedule = "" if self.schedule == "1f1b" else f"-{self.schedule}"
         replicas = "" if self.replicas == 1 else f"d{self.replicas}-"
+        tensor = "" if self.tensor == 1 else f"t{self.tensor}{'s' * self.sequence}-"
         options = "-overlap" * self.overlap + "-sharded" * self.sharded
-        return f"{replicas}p{self.ranks}-{self.vocabulary}{schedule}{options}"
+        return f"{tensor}{replicas}p{self.ranks}-{self.vocabulary}{schedule}{options}"
 
     @property
     def world_size(self) -> int:
         """Ranks of the job."""
-        return self.replicas * self.ranks
+        return self.tensor * self.replicas * self.ranks
 
     @property
     def vocab_shards(self) -> int:
         """Parts of the vocabulary."""
-        return self.ranks if TREATMENTS[self.vocabulary].is_sharded else 1
+        return self.tensor * (self.ranks if TREATMENTS[self.vocabulary].is_sharded else 1)
 
 
 LAYOUTS = [Layout(p, v) for p in (1, 2, 4) for v in ("none", "vocab-1", "vocab-2")]
@@ -166,6 +171,8 @@ class Job:
             ),
             parallel=ParallelConfig(
                 pipeline_size=layout.ranks,
+                tensor_size=layout.tensor,
+                sequence_parallel=layout.sequence,
                 vocab_parallel=layout.vocabulary,
                 pipeline_schedule=layout.schedule,
                 padded_vocab_size=math.ceil(self.options.vocab_size / multiple) * multiple,

@@ -286,6 +286,22 @@ def test_several_nodes(gpus: Machine) -> None:
     assert line.training["--pipeline-model-parallel-size"] == "8"
 
 
+def test_tensor_parallel_ranks_leave_fewer_to_the_pipeline(cpu: Machine, gpus: Machine) -> None:
+    shared = gpus.line(TP_SIZE=2, SEQUENCE_PARALLEL=1)
+    alone = gpus.line()
+    assert shared.torchrun["--nproc-per-node"] == alone.torchrun["--nproc-per-node"]
+    sizes = ("--pipeline-model-parallel-size", "--global-batch-size")
+    assert [2 * int(shared.training[name]) for name in sizes] == [
+        int(alone.training[name]) for name in sizes
+    ]
+    assert shared.training["--tensor-model-parallel-size"] == "2"
+    assert "--sequence-parallel" in shared.training
+    assert "--tensor-model-parallel-size" not in alone.training
+    line = cpu.line(TP_SIZE=2, PIPELINE_SIZE=2)
+    assert line.torchrun["--nproc-per-node"] == "4"
+    assert "--sequence-parallel" not in line.training
+
+
 @pytest.mark.parametrize(
     ("variables", "parts"),
     [
@@ -293,7 +309,11 @@ def test_several_nodes(gpus: Machine) -> None:
             {"VOCAB_PARALLEL": 1, "ENABLE_LAYER_REDISTRIBUTION": 1},
             ["ENABLE_LAYER_REDISTRIBUTION=1", "VOCAB_PARALLEL=1", "unset one"],
         ),
-        ({"TP_SIZE": 2}, ["TP_SIZE=2", "not built", "PIPELINE_SIZE"]),
+        (
+            {"TP_SIZE": 2, "PIPELINE_SIZE": 3, "GPUS_PER_NODE": 4},
+            ["TP_SIZE=2 x PIPELINE_SIZE=3", "GPUS_PER_NODE", "lower it"],
+        ),
+        ({"TP_SIZE": 2, "PIPELINE_SIZE": 2, "GPUS_PER_NODE": 6}, ["TP_SIZE=2", "multiple of 4"]),
         ({"OFFLOAD": 1}, ["OFFLOAD=1", "not built", "unset"]),
         ({"INTERLEAVED_1F1B": 1, "INTERLEAVE_GROUP": 2}, ["INTERLEAVE_GROUP=2", "not built"]),
         ({"VOCAB_SIZE": "8kB"}, ["VOCAB_SIZE=8kB", "8k or 8000"]),

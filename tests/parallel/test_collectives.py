@@ -12,7 +12,7 @@ from megatron.parallel import collectives, p2p
 
 def use_collectives(rank: int, world_size: int, *, root: int) -> dict[str, torch.Tensor]:
     groups = make_pipeline_groups()
-    axis = groups.vocabulary
+    axis = groups.column
     own = torch.arange(6, dtype=torch.bfloat16).view(2, 3) * (rank + 1)
     total = torch.tensor([float(rank)])
     groups.pipeline.all_reduce(total)
@@ -71,7 +71,7 @@ def test_transfers_arrive_in_order_and_directions_do_not_mix(ranks: RankPool) ->
 
 def exchange_parts(rank: int, world_size: int, *, length: int) -> dict[str, torch.Tensor]:
     """Reduce and scatter, gather, and both, of fp32 numbers of different sizes."""
-    axis = make_pipeline_groups().vocabulary
+    axis = make_pipeline_groups().column
     own = torch.randn(length * world_size, generator=torch.Generator().manual_seed(rank))
     own *= 10.0 ** torch.arange(own.numel()).remainder(7)
     part = slice(length * rank, length * (rank + 1))
@@ -97,7 +97,7 @@ def test_parts_are_added_in_the_order_of_the_ranks(world_size: int, ranks: RankP
 
 def count_bytes(rank: int, world_size: int, *, elements: int) -> dict[str, int]:
     """Bytes that this rank sends for each collective of parts."""
-    axis, sent = make_pipeline_groups().vocabulary, 0
+    axis, sent = make_pipeline_groups().column, 0
 
     def counting(tensor: torch.Tensor, *arguments: Any) -> p2p.Transfer:
         nonlocal sent

@@ -12,9 +12,18 @@ from megatron.parallel.grid import AxisName, Grid, Tiling
 from megatron.parallel.groups import Groups, connect_grid, make_groups, single_rank
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-AXES: tuple[AxisName, ...] = ("world", "tensor", "data", "pipeline", "vocabulary")
-OTHERS = ("forward", "backward", "ends", "world_hosts", "pipeline_hosts")
-GRIDS = [Grid(2, 2, 1), Grid(2, 1, 2), Grid(1, 2, 2), Grid(1, 2, 2, "tp-pp-dp"), Grid(1, 1, 4)]
+AXES: tuple[AxisName, ...] = ("world", "tensor", "data", "pipeline")
+OF_TENSOR = ("tensor_sums", "partial_gradients", "row")
+OF_PIPELINE = ("forward", "backward", "pipeline_hosts", "column")
+OTHERS = (*OF_TENSOR, *OF_PIPELINE, "gradients", "ends", "world_hosts")
+GRIDS = [
+    Grid(2, 2, 1),
+    Grid(2, 1, 2),
+    Grid(4, 1, 1),
+    Grid(1, 2, 2),
+    Grid(1, 2, 2, "tp-pp-dp"),
+    Grid(1, 1, 4),
+]
 
 
 def talk(rank: int, world_size: int, *, grid: Grid) -> dict[str, list[int]]:
@@ -42,8 +51,10 @@ def test_whoever_is_on_an_axis_is_heard_there(grid: Grid, ranks: RankPool) -> No
     for rank, heard in enumerate(by_rank):
         for name in AXES:
             assert heard[name] == list(grid.axis(name, rank).ranks)
-        for other in ("forward", "backward", "pipeline_hosts"):
+        for other in OF_PIPELINE:
             assert heard[other] == heard["pipeline"]
+        for other in OF_TENSOR:
+            assert heard[other] == heard["tensor"]
         pipeline = heard["pipeline"]
         both = sorted({pipeline[0], pipeline[-1]})
         assert heard["ends"] == (both if rank in both else [rank])
@@ -88,6 +99,20 @@ def test_axes_of_the_same_ranks_share_a_group_for_the_same_use() -> None:
     assert len(fewer) == len(asked) - 2
 
 
+@pytest.mark.parametrize("grid", [Grid(2, 1, 2), Grid(2, 2, 2)], ids=str)
+def test_passes_and_lanes_share_no_group(grid: Grid) -> None:
+    """Each use of the tensor-parallel ranks has a group of its own, as they run at once."""
+    own, _ = connect(grid, 0, CUDA, (0, grid.pipeline_size - 1))
+    of_tensor = [own.tensor, own.tensor_sums, own.partial_gradients, own.row]
+    assert len({id(axis.group) for axis in of_tensor}) == 4
+    of_pipeline = [own.pipeline, own.forward, own.backward, own.column, own.ends]
+    assert len({id(axis.group) for axis in of_pipeline}) == 5
+    assert own.column.ranks == own.pipeline.ranks == own.ends.ranks
+    assert own.row.ranks == own.tensor.ranks
+    k = [own.grid.coordinates(rank) for rank in own.vocabulary.ranks]
+    assert [(at.pipeline, at.tensor) for at in k] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
 def test_only_the_ends_of_the_pipeline_share_a_group() -> None:
     grid = Grid(pipeline_size=4)
     sizes = [connect(grid, rank, CPU, (0, 3))[0].ends.size for rank in range(4)]
@@ -98,6 +123,7 @@ def test_only_the_ends_of_the_pipeline_share_a_group() -> None:
 def test_a_single_rank_needs_no_process_group() -> None:
     groups = single_rank(CPU)
     value = torch.tensor([3.0])
+    assert (groups.vocabulary.rank, groups.vocabulary.size) == (0, 1)
     for name in (*AXES, *OTHERS):
         axis = getattr(groups, name)
         assert (axis.rank, axis.size, axis.group) == (0, 1, None)

@@ -20,7 +20,8 @@ def test_weights_are_the_mask_over_the_tokens_of_the_global_batch(replicas: int)
     for source, moved in zip(batch, on_device, strict=True):
         mask = source.loss_mask.flatten().double()
         torch.testing.assert_close(moved.weight_n * tokens * replicas, mask)
-        assert torch.equal(moved.tokens_bs, source.tokens)
+        assert torch.equal(moved.tokens_n, source.tokens.flatten())
+        assert moved.samples == 2
         assert torch.equal(moved.targets_n, source.labels.flatten())
 
 
@@ -29,3 +30,17 @@ def test_nothing_valid_gives_zero_weights_not_nan() -> None:
     on_device = to_device(batch, CPU)
     assert not any(m.weight_n.any() for m in on_device)
     assert token_counts(on_device) == (28, 0)
+
+
+def test_parts_of_the_sequence_come_one_after_the_other() -> None:
+    source = RandomMicrobatch.draw(10, 3, 8, seed=0)
+    [natural] = to_device([source], CPU)
+    ordered = natural.part_by_part(4)
+    parts = source.tokens.chunk(4, dim=1)  # what each rank has of every sample
+    assert torch.equal(ordered.tokens_n, torch.stack(parts).flatten())
+    weights = torch.stack(source.loss_mask.chunk(4, dim=1)).flatten() / source.tokens.numel()
+    torch.testing.assert_close(ordered.weight_n, weights)
+    labels = torch.stack(source.labels.chunk(4, dim=1)).flatten()
+    assert torch.equal(ordered.targets_n, labels)
+    assert natural.part_by_part(1) is natural
+    assert (ordered.samples, ordered.valid_tokens) == (3, natural.valid_tokens)

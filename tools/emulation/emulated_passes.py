@@ -166,7 +166,7 @@ class EmulatedPasses(PlaceholderPasses):
 
     def gradient_after_merge(self, i: int, state: Any, merged: Merged) -> Tensor:
         """Return this rank's part of the output layer's input gradient, for C1 to sum."""
-        return self._gradient(mix(Pass("T", i), self._place, _number(state), _number(merged)))
+        return self._all_tokens(mix(Pass("T", i), self._place, _number(state), _number(merged)))
 
 
 def _number(taken: Tensor | Merged | PlaceholderState | float) -> int:

@@ -83,18 +83,13 @@ _LEAVE_IT_OUT: Final = "leave it out"
 # fmt: off
 FEATURES: Final = (
     Feature(
-        "tensor parallelism",
-        "layers are not split over ranks yet",
-        "use --tensor-model-parallel-size 1, and more pipeline ranks instead",
-        """
-        --tensor-model-parallel-size N>1
-        """,
+        "saved activations in parts",
+        "tensor-parallel ranks keep parts of the sequence only while they share it",
+        "use --sequence-parallel, which saves more",
+        "",
         idle=(
             Idle("layers are not split over tensor-parallel ranks",
-                at_one("--tensor-model-parallel-size"), """
-                --sequence-parallel --distribute-saved-activations --tp-comm-overlap
-                --tp-comm-overlap-cfg N --tp-comm-bootstrap-backend N --tp-comm-* [...]
-                --disable-tp-comm-* [...] --scatter-gather-tensors-in-pipeline"""),
+                at_one("--tensor-model-parallel-size"), "--distribute-saved-activations"),
         ),
     ),
     Feature(

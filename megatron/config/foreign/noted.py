@@ -43,7 +43,9 @@ _TABLE = (
         --padded-vocab-size N --no-pad-vocab-size --pad-vocab-size-to N"""),
     ("how tensor-parallel communication overlaps is an implementation choice", None, """
         --no-tp-comm-overlap --no-async-tensor-model-parallel-allreduce
-        --async-tensor-model-parallel-allreduce --no-scatter-gather-tensors-in-pipeline"""),
+        --async-tensor-model-parallel-allreduce --no-scatter-gather-tensors-in-pipeline
+        --tp-comm-overlap --tp-comm-overlap-cfg N --tp-comm-bootstrap-backend N --tp-comm-* [...]
+        --disable-tp-comm-* [...] --scatter-gather-tensors-in-pipeline"""),
     ("gradients always add up in fp32", None, """
         --accumulate-allreduce-grads-in-fp32 --no-accumulate-allreduce-grads-in-fp32"""),
     ("gradients are reduced in fp32, or in bf16 with --grad-reduce-in-bf16", None,

@@ -25,18 +25,18 @@ class InputLayer(nn.Module):
         self.weight = nn.Parameter(torch.empty(shard.rows, hidden_size, dtype=dtype, device=device))
 
     @torch.no_grad()
-    def lookup(self, tokens_bs: Tensor) -> Tensor:
-        """Return [b, s, h]: the embeddings of the tokens held here, zeros for the others (IF).
+    def lookup(self, tokens_n: Tensor) -> Tensor:
+        """Return [n, h]: the embeddings of the tokens held here, zeros for the others (IF).
 
         The sum over all shards is the embedding, exactly: every token has one nonzero part.
         """
-        row_bs, owned_bs = local_rows(tokens_bs, self.shard.first_row, self.shard.rows)
-        return rows_of(self.weight, row_bs).mul_(owned_bs.unsqueeze(-1))
+        row_n, owned_n = local_rows(tokens_n, self.shard.first_row, self.shard.rows)
+        return rows_of(self.weight, row_n).mul_(owned_n.unsqueeze(-1))
 
     @torch.no_grad()
-    def add_gradient(self, tokens_bs: Tensor, gradient_bsh: Tensor) -> None:
+    def add_gradient(self, tokens_n: Tensor, gradient_nh: Tensor) -> None:
         """Add the gradient of the embeddings held here to the weight's ``main_grad`` (IB)."""
-        row_bs, owned_bs = local_rows(tokens_bs, self.shard.first_row, self.shard.rows)
+        row_n, owned_n = local_rows(tokens_n, self.shard.first_row, self.shard.rows)
         main_grad = main_grad_of(self.weight)
-        part_bsh = gradient_bsh.to(main_grad.dtype, copy=True).mul_(owned_bs.unsqueeze(-1))
-        main_grad.index_add_(0, row_bs.flatten(), part_bsh.flatten(0, 1))
+        part_nh = gradient_nh.to(main_grad.dtype, copy=True).mul_(owned_n.unsqueeze(-1))
+        main_grad.index_add_(0, row_n, part_nh)

@@ -259,10 +259,25 @@ def merge_statistics(statistics_p4n: Tensor) -> Merged:
     Args:
         statistics_p4n: ``ShardState.statistics_4n`` of every rank.
     """
+    return Merged(*_merged(statistics_p4n))
+
+
+def merge_some_statistics(statistics_t4n: Tensor) -> Tensor:
+    """Merge the statistics of some shards as ``merge_statistics`` does.
+
+    Returns:
+        Statistics of the same form [4, n], as if those shards were one.
+    """
+    return torch.stack(_merged(statistics_t4n))
+
+
+def _merged(statistics_p4n: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     local_max_pn, local_sum_pn = statistics_p4n[:, 0], statistics_p4n[:, 1]
     max_n = local_max_pn.amax(0)
-    sum_n = (local_sum_pn * (local_max_pn - max_n).exp()).sum(0)
-    return Merged(max_n, sum_n, statistics_p4n[:, 2].sum(0), statistics_p4n[:, 3].sum(0))
+    # Shards that are all padding have a maximum of -inf, and so have some of them together.
+    finite_n = max_n.clamp_min(torch.finfo(max_n.dtype).min)
+    sum_n = (local_sum_pn * (local_max_pn - finite_n).exp()).sum(0)
+    return max_n, sum_n, statistics_p4n[:, 2].sum(0), statistics_p4n[:, 3].sum(0)
 
 
 def token_losses(merged: Merged, options: LossOptions) -> Tensor:

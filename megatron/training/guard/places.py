@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from megatron.parallel.groups import Groups
 from megatron.runtime.position import Position
 from megatron.schedules.lower import Run
-from megatron.schedules.needs import Comm, participants
+from megatron.schedules.needs import REPLICA_KINDS, Comm, participants
 from megatron.training.guard.words import ranks_in_words
 
 
@@ -82,13 +82,20 @@ def place_of(position: Position, groups: Groups | None, idle: float, gives_up: f
 
 
 def _partners(position: Position, comm: Comm, groups: Groups) -> tuple[int, ...]:
-    """Return the other ranks of the job that take part in a communication."""
+    """Return the other ranks of the job that take part in a communication.
+
+    For a bucket of gradients these are all that any bucket of this rank waits for.
+    """
     assert position.program is not None, "communications belong to a program"
-    pipeline, replicas = groups.pipeline, groups.gradients
-    places = participants(position.program.plan, comm)
-    if len(places) == 1:  # a rank of the pipeline with its replicas
-        return tuple(rank for rank in replicas.ranks if rank != replicas.ranks[replicas.rank])
-    return tuple(pipeline.ranks[place] for place in places if place != pipeline.rank)
+    if comm.kind in REPLICA_KINDS:
+        axes = (groups.gradients, groups.partial_gradients, groups.ends)
+        taking_part = {rank for axis in axes for rank in axis.ranks}
+    elif comm.kind in ("X", "G"):
+        places = participants(position.program.plan, comm)
+        taking_part = {groups.pipeline.ranks[place] for place in places}
+    else:
+        taking_part = set(groups.vocabulary.ranks)
+    return tuple(sorted(taking_part - {groups.world.ranks[groups.world.rank]}))
 
 
 def hang(places: Mapping[int, Place], size: int) -> str:

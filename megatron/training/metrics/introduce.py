@@ -19,7 +19,8 @@ def introduce(config: RunConfig, state: TrainState, start: Progress, log: Log) -
     groups.world.barrier()  # all ranks measure the peak at the same time, as under load
     peak = peak_of_rank(groups.device, train_config.dtype, config.log.peak_tflops)
     own = sum(p.parameter.numel() for p in state.parameters if p.counts_in_norm)
-    counts = groups.pipeline.all_gather_object(own)
+    everywhere = groups.world.all_gather_object(own)
+    counts = [everywhere[rank] for rank in groups.vocabulary.ranks]
     flops = iteration_flops(shape_of(model, 1), model.num_layers, 1)
     whole = flops * train_config.global_batch_size
     words = vocabulary_words(model.vocab_size, config.data.added_entries)

@@ -28,15 +28,17 @@ def introduction(
         train: batches and precision.
         vocabulary: entries of the vocabulary, in words.
         schedule: the schedule, in words.
-        parameters: number of parameters of every pipeline rank; each parameter of the model
+        parameters: number of parameters of every rank of a replica; each parameter of the model
             counts once.
         flops: model FLOPs of an iteration, over all ranks.
         peak: peak speed of one rank.
     """
     shards = parallel.vocab_shards
     replicas = f"{train.replicas} replicas of a " if train.replicas > 1 else ""
+    tensor = f" x {parallel.tensor_size} tensor-parallel" if parallel.tensor_size > 1 else ""
+    tensor += " ranks that share the sequence" if parallel.sequence_parallel else ""
     yield (
-        f"{replicas}pipeline of {parallel.pipeline_size} on {parallel.device} "
+        f"{replicas}pipeline of {parallel.pipeline_size}{tensor} on {parallel.device} "
         f"({parallel.backend}), schedule {schedule}, vocabulary "
         f"{parallel.vocab_parallel}, {counted(train.num_microbatches, 'microbatch')}, "
         f"{str(train.dtype).removeprefix('torch.')}"

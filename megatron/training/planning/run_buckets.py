@@ -1,4 +1,7 @@
-"""The buckets of a run that is not started: its ranks' models are built without any memory."""
+"""The buckets of a run that is not started: its ranks' models are built without any memory.
+
+The tensor-parallel ranks of a pipeline rank have alike buckets; those of the first are made.
+"""
 
 from dataclasses import dataclass
 
@@ -7,6 +10,8 @@ import torch
 from megatron.config.run_config import RunConfig
 from megatron.model.stage import RankModel, place
 from megatron.optimizer.bucket import lay_out
+from megatron.parallel.groups import ConnectedAxis
+from megatron.parallel.tensor import tensor_parallel
 from megatron.runtime.buckets import described, make_buckets
 from megatron.schedules.buckets import Bucket
 from megatron.training.planning.run_plan import RunPlan
@@ -48,13 +53,17 @@ def _of_rank(config: RunConfig, run_plan: RunPlan, rank: int) -> RankBuckets:
         layers=run_plan.layers,
         padded_vocab_size=parallel.padded_vocab_size,
         vocabulary_shard=shard if sharded else None,
+        tensor_shard=(0, parallel.tensor_size),
     )
-    model = RankModel(config.model, placement, config.train.dtype, torch.device("meta"))
+    device = torch.device("meta")
+    axis = ConnectedAxis("tensor", 0, tuple(range(parallel.tensor_size)))
+    tensor = tensor_parallel(axis, device, sequence_parallel=parallel.sequence_parallel)
+    model = RankModel(config.model, placement, config.train.dtype, device, tensor)
     replicas = parallel.replicas
     buckets = make_buckets(model, plan, replicas.size, replicas.bucket_size, replicas.buckets)
     shapes = [[tuple(owned.parameter.shape) for owned in bucket] for bucket in buckets]
     return RankBuckets(
-        described(buckets, model, plan),
+        described(buckets, model, plan, replicas.size),
         sum(owned.parameter.numel() for bucket in buckets for owned in bucket),
         sum(lay_out(own, replicas.size).size for own in shapes),
     )

@@ -102,10 +102,13 @@ class Observation:
     def _use_measured(self) -> None:
         """Use the timelines of ``_measured``: of the first plan, or of one that is on trial.
 
-        Every replica has measured its own, but all must decide alike: the first one's count.
+        Every pipeline has measured its own, but all must decide alike: of those that
+        tensor-parallel ranks make, the first one of every replica counts.
         """
-        everywhere = self._state.groups.data.all_gather_object(self._timelines)
+        groups = self._state.groups
+        everywhere = groups.data.all_gather_object(self._timelines)
         timelines = [as_all_joined(replicas) for replicas in zip(*everywhere, strict=True)]
+        timelines = groups.tensor_sums.all_gather_object(timelines)[0]
         self._timelines = []
         costs = costs_from_timelines(self._state.plan, timelines)
         if self._trial is None:

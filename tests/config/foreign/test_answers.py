@@ -168,9 +168,10 @@ def test_conditions_on_a_line() -> None:
 @pytest.mark.parametrize(
     ("words", "world_size", "noted", "refused"),
     [
-        ("--sequence-parallel", 1, 1, 0),
-        ("--sequence-parallel --tensor-model-parallel-size 2", 2, 0, 2),
-        ("--sequence-parallel --model-parallel-size 2", 2, 1, 2),
+        ("--distribute-saved-activations", 1, 1, 0),
+        ("--distribute-saved-activations --tensor-model-parallel-size 2", 2, 0, 1),
+        ("--distribute-saved-activations --model-parallel-size 2", 2, 1, 1),
+        ("--tp-comm-overlap --model-parallel-size 2 --sequence-parallel", 2, 2, 0),
         ("--use-torch-fsdp2", 1, 1, 0),
         ("--use-torch-fsdp2", 2, 0, 1),
         ("--use-torch-fsdp2 --pipeline-model-parallel-size 2", 2, 1, 0),

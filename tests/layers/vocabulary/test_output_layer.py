@@ -168,7 +168,7 @@ def run_on_rank(
     """Loss, input gradients as the last rank gets them, and this rank's weight gradient."""
     layer = make_layer(rank, world_size)
     root, loss, gradients = world_size - 1, 0.0, []
-    axis = make_pipeline_groups().vocabulary
+    axis = make_pipeline_groups().column
     for x_nh, targets_n, weight_n in batch:
         if treatment.maximum_first:
             state, merged = naive_merged(layer, x_nh, targets_n, axis)

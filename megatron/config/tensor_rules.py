@@ -1,0 +1,48 @@
+"""The rules about tensor parallelism: what its ranks share is cut evenly."""
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+from megatron.config.flags import Flags, ModelFlags
+from megatron.config.resolve import model_config
+from megatron.model.tensor_rules import faults_of_cut
+
+
+def _cuts(flags: Flags) -> Iterator[str]:
+    ranks, sequence = _size(flags), flags.parallel.sequence_parallel
+    if ranks == 1:
+        return
+    sound = {field.name: getattr(flags.model, field.name) for field in fields(ModelFlags)}
+    model = model_config(ModelFlags(**sound), vocab_size=1)
+    yield from faults_of_cut(model, ranks, sequence_parallel=sequence)
+    if model.hidden_size % ranks:  # unless the width of a head is given, heads see to it
+        yield (
+            f"--tensor-model-parallel-size {ranks} does not divide --hidden-size "
+            f"{model.hidden_size}: activations travel in as many parts, so choose a multiple of "
+            f"{ranks}, or fewer ranks"
+        )
+
+
+def _whole_matrices(flags: Flags) -> Iterator[str]:
+    if _size(flags) > 1 and flags.optimizer.optimizer == "muon":
+        yield (
+            f"--tensor-model-parallel-size {_size(flags)}: Muon needs whole matrices, and the "
+            "ranks have parts of them: use more pipeline ranks or replicas instead, or --optimizer "
+            "adam or sgd"
+        )
+
+
+def _no_parts(flags: Flags) -> Iterator[str]:
+    if flags.parallel.sequence_parallel and _size(flags) == 1:
+        yield (
+            "--sequence-parallel changes nothing at --tensor-model-parallel-size 1: the sequence "
+            "is split over tensor-parallel ranks"
+        )
+
+
+def _size(flags: Flags) -> int:
+    return flags.parallel.tensor_model_parallel_size
+
+
+TENSOR_RULES = (_cuts, _whole_matrices)
+TENSOR_NOTES = (_no_parts,)
