@@ -7,6 +7,7 @@ The functions run in the rank pool; they return what this rank holds by global p
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from hashlib import sha1
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,7 @@ from megatron.training.step import Finished
 CPU = torch.device("cpu")
 
 Batches = Sequence[Sequence[Microbatch]]
+Fingerprints = dict[tuple[str, Box], str]
 Pieces = dict[str, tuple[Shape, list[tuple[Box, torch.Tensor]]]]
 """By global name: the first row that this rank holds, and what it holds."""
 
@@ -66,6 +68,7 @@ class RankRun:
         params_norms: of the weights after every iteration, if they are asked for.
         initial: parameters before training.
         first_gradients: gradients of the first iteration, before clipping.
+        after_steps: fingerprints of the parameters after every iteration, by name and box.
         final: parameters after training.
         evaluations: loss of every evaluation asked for.
         peak_in_flight: microbatches between F and B that the store has seen.
@@ -78,6 +81,7 @@ class RankRun:
     params_norms: list[float | None] = field(default_factory=list)
     initial: Pieces = field(default_factory=dict)
     first_gradients: Pieces = field(default_factory=dict)
+    after_steps: list[Fingerprints] = field(default_factory=list)
     final: Pieces = field(default_factory=dict)
     evaluations: list[float] = field(default_factory=list)
     peak_in_flight: int = 0
@@ -138,6 +142,7 @@ def train_on_rank(
     step = make_train_step(config.optimizer, state, config.log)
     for iteration in range(len(batches)):
         run.note(run_iteration(step, config.optimizer, loader, state.groups, iteration))
+        run.after_steps.append(fingerprints(state))
         if iteration in evaluate_after:
             run.note(step.settle())
             run.evaluations.append(evaluate(state, evaluation_loader, config.train.eval_iters))
@@ -181,6 +186,25 @@ def load(state: TrainState, parameters: Parameters) -> None:
             own.parameter.zero_()
             for box, part in own.parts(own.parameter):
                 part.copy_(parameters[own.name][box.slices])
+
+
+def fingerprints(state: TrainState) -> Fingerprints:
+    """A digest of every part of the model that this rank holds, to compare it with its copies."""
+    return {
+        (own.name, box): sha1(part.detach().contiguous().view(torch.uint8).numpy().data).hexdigest()
+        for own in state.pipeline.model.owned_parameters()
+        for box, part in own.parts(own.parameter)
+    }
+
+
+def check_copies(runs: Sequence[RankRun]) -> None:
+    """Check that copies were equal to the last bit after every step."""
+    first: dict[tuple[int, str, Box], str] = {}
+    for run in runs:
+        for step, own in enumerate(run.after_steps):
+            for (name, box), digest in own.items():
+                known = first.setdefault((step, name, box), digest)
+                assert known == digest, f"after step {step} the copies of {name} differ"
 
 
 def parameter_values(parameter: torch.Tensor) -> torch.Tensor:

@@ -1,17 +1,23 @@
 """Tensor and sequence parallelism beside all other axes train what one process trains."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from correctness.rank_runs import assemble, train_on_rank
+from correctness.rank_runs import RankRun, assemble, check_copies, train_on_rank
 from correctness.short_runs import EIGHT_LAYER_GPT, EIGHT_LAYER_LLAMA, Job, Layout
 from correctness.test_replica_cover import errors, joined
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 from reference.plain_training import Training
 
+from megatron.parallel import collectives
+from megatron.runtime import pipeline
+from megatron.runtime.batch import DeviceMicrobatch
+
 GPT = replace(EIGHT_LAYER_GPT, num_layers=4, label_smoothing=0.1)
+ITERATIONS = 4
 UNTIED = replace(GPT, tie_embeddings=False)
 LLAMA = replace(EIGHT_LAYER_LLAMA, num_layers=4, z_loss_coeff=0.01)
 
@@ -29,7 +35,7 @@ def job_of(options: GPTOptions, samples: int = 1) -> Job:
     )
 
 
-CASES = [
+QUICK = [
     (Layout(1, "none", tensor=2), GPT, 1),
     (Layout(1, "none", tensor=2, sequence=True), GPT, 2),
     (Layout(1, "vocab-2", tensor=2, sequence=True), LLAMA, 2),
@@ -45,6 +51,53 @@ CASES = [
     (Layout(1, "none", tensor=4), GPT, 1),
     (Layout(1, "none", tensor=2, replicas=2, sequence=True, sharded=True, overlap=True), LLAMA, 1),
 ]
+
+COVER = """
+2 2 1 s  none       zb-h1    untied llama full
+1 2 2 z  vocab-2    v-half   tied   gpt   none
+4 1 1 -  interlaced 1f1b     tied   llama selective
+4 1 2 sz vocab-1    1f1b     untied gpt   full
+1 4 2 z  interlaced zb-h1    untied llama selective
+2 4 1 -  vocab-1    zb-h1    tied   gpt   none
+2 4 1 s  vocab-2    v-half   untied gpt   selective
+2 1 2 sz none       1f1b     tied   gpt   none
+1 4 2 -  none       v-half   tied   llama full
+4 2 1 s  interlaced v-half   untied llama none
+1 1 1 -  vocab-2    1f1b     untied llama full
+1 2 2 -  vocab-1    1f1b     untied gpt   selective
+2 4 1 -  interlaced 1f1b     untied gpt   full
+4 2 1 -  vocab-2    zb-h1    tied   gpt   none
+4 1 1 s  none       1f1b     tied   gpt   selective
+1 2 1 -  vocab-1    v-half   tied   gpt   full
+2 2 2 sz vocab-2    zb-v     untied llama none
+"""
+"""Ranks t p d, s for sequence parallelism and z for the sharded optimizer, treatment, schedule,
+whether embeddings are tied, the model, and what is recomputed, which no run does yet."""
+
+
+def covering() -> Iterator[tuple[Layout, GPTOptions, int]]:
+    """The rows of ``COVER``; every second one has microbatches of two samples."""
+    for number, line in enumerate(COVER.strip().splitlines()):
+        t, p, d, options, vocabulary, schedule, tied, model, _ = line.split()
+        layout = Layout(
+            int(p),
+            vocabulary,
+            schedule,
+            replicas=int(d),
+            sharded="z" in options,
+            overlap="z" in options,
+            tensor=int(t),
+            sequence="s" in options,
+            bucket_size=3000,
+        )
+        deep = EIGHT_LAYER_LLAMA if model == "llama" else EIGHT_LAYER_GPT
+        yield layout, replace(deep, tie_embeddings=tied == "tied"), 1 + number % 2
+
+
+@pytest.fixture(scope="module")
+def eight_ranks() -> Iterator[RankPool]:
+    with RankPool(8) as pool:
+        yield pool
 
 
 @pytest.fixture(scope="module")
@@ -69,30 +122,74 @@ def name_of(value: object) -> str:
     return str(value) if isinstance(value, Layout) else ""
 
 
-@pytest.mark.parametrize(("layout", "options", "samples"), CASES, ids=name_of)
+@pytest.mark.parametrize(
+    ("layout", "options", "samples", "pool"),
+    [
+        *((*case, "ranks") for case in QUICK),
+        *(pytest.param(*case, "eight_ranks", marks=pytest.mark.full) for case in covering()),
+    ],
+    ids=name_of,
+)
 def test_layouts_train_what_one_process_trains(
     layout: Layout,
     options: GPTOptions,
     samples: int,
-    ranks: RankPool,
+    pool: str,
+    request: pytest.FixtureRequest,
     alone: Callable[[GPTOptions, int], Training],
 ) -> None:
     job, expected = job_of(options, samples), alone(options, samples)
+    ranks: RankPool = request.getfixturevalue(pool)
     by_rank = ranks.run(
         train_on_rank,
         layout.world_size,
         config=job.config(layout),
         batches=job.batches(),
         evaluation_batches=job.batches(seed=1),
-        evaluate_after=(3,),
+        evaluate_after=(ITERATIONS - 1,),
     )
     assert all(own.losses == by_rank[0].losses for own in by_rank)
     assert all(own.gradient_norms == by_rank[0].gradient_norms for own in by_rank)
+    assert all(own.evaluations == by_rank[0].evaluations for own in by_rank)
     assert [own.left_in_store for own in by_rank] == [0] * layout.world_size
+    check(by_rank, expected)
+
+
+def check(by_rank: list[RankRun], expected: Training) -> None:
+    """Check a run against the one of a single process, and copies against each other."""
+    check_copies(by_rank)
     assert by_rank[0].losses == pytest.approx(expected.losses, rel=1e-5)
     assert by_rank[0].gradient_norms == pytest.approx(expected.gradient_norms, rel=1e-5)
     gradients = assemble([own.first_gradients for own in by_rank])
     assert max(errors(gradients, expected.first_gradients).values()) < 1e-5
-    final = assemble([own.final for own in by_rank])  # all copies are equal, to the last bit
+    final = assemble([own.final for own in by_rank])
     [whole] = errors({"": joined(final)}, {"": joined(expected.parameters)}).values()
     assert whole < 1e-5
+
+
+FAULTS = ["parts are not added up", "targets in the order of samples", "rows are not added up"]
+
+
+def with_fault(rank: int, world_size: int, *, fault: str, **arguments: Any) -> RankRun:
+    """Train with something broken on purpose."""
+    with pytest.MonkeyPatch.context() as patch:
+        if fault == "parts are not added up":
+            patch.setattr(pipeline, "summands", lambda owned, model, plan: ())
+        elif fault == "targets in the order of samples":
+            patch.setattr(DeviceMicrobatch, "part_by_part", lambda self, parts: self)
+        elif fault == "rows are not added up":
+            patch.setattr(collectives, "reduce_scatter", lambda tensor, axis: None)
+        return train_on_rank(rank, world_size, **arguments)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_injected_faults_are_found(
+    fault: str, ranks: RankPool, alone: Callable[[GPTOptions, int], Training]
+) -> None:
+    layout = Layout(2, "vocab-2", tensor=2, sequence=True)
+    job, expected = job_of(GPT, 2), alone(GPT, 2)
+    by_rank = ranks.run(
+        with_fault, 4, config=job.config(layout), batches=job.batches(), fault=fault
+    )
+    with pytest.raises(AssertionError):
+        check(by_rank, expected)

@@ -14,7 +14,7 @@ from megatron.kernels.choose import kernels_for
 from megatron.layers.linear import Linear
 from megatron.layers.main_grad import main_grad_of
 from megatron.optimizer.bucket import Bucket
-from megatron.parallel.tensor import ALONE
+from megatron.parallel.tensor import ALONE, Alone
 
 CPU = torch.device("cpu")
 T, B, U, IN, OUT = 2, 3, 4, 6, 10
@@ -32,7 +32,7 @@ class Waited:
         return self._value
 
 
-class Noting:
+class Noting(Alone):
     """Two ranks with their own tokens, of which the other has the same numbers as this one."""
 
     rank, size, sequence_parts = 1, T, T
