@@ -23,6 +23,7 @@ class Sizes:
             pass. The size of a rank may also be a sequence with one number for each chunk.
         exponentials: held for one microbatch from S to T.
         embedding: held for one microbatch from IF to the F of the rank's first chunk.
+        afterwards: held after the last pass, beside what is held at all times.
 
     Raises:
         ValueError: if a size is negative, infinite or no number.
@@ -32,6 +33,7 @@ class Sizes:
     activation: Size | Sequence[Sequence[float]] = 0.0
     exponentials: Size = 0.0
     embedding: Size = 0.0
+    afterwards: Size = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -56,7 +58,8 @@ def peak_bytes(plan: Plan, sizes: Sizes) -> list[float]:
 def _peak(plan: Plan, sizes: Sizes, rank: int) -> float:
     grows: dict[Pass, float] = {}
     shrinks: dict[Pass, float] = {}
-    held = peak = _at(sizes.static, rank)
+    held = _at(sizes.static, rank)
+    peak = held + _at(sizes.afterwards, rank)
     for item in plan.rows[rank]:
         alike = item._replace(microbatch=0)
         if alike not in grows:
