@@ -132,11 +132,11 @@ def _idle_ends(flags: Flags) -> Iterator[str]:
                 )
 
 
-def _predicted_for_adam(flags: Flags) -> Iterator[str]:
-    if flags.log.dry_run and flags.optimizer.optimizer != "adam":
+def _predicted_without_products(flags: Flags) -> Iterator[str]:
+    if flags.log.dry_run and flags.optimizer.optimizer == "muon":
         yield (
-            f"--optimizer {flags.optimizer.optimizer} changes nothing in a dry run: memory and "
-            "time are those of adam, which keeps one number a parameter more and has no products"
+            "--optimizer muon changes nothing in the time of a dry run but the bytes that a step "
+            "moves: its products are not counted"
         )
 
 
@@ -154,6 +154,6 @@ OPTIMIZER_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
 OPTIMIZER_NOTES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
     _idle_decay,
     _idle_ends,
-    _predicted_for_adam,
+    _predicted_without_products,
 )
 """The flags that they find change nothing beside the others."""

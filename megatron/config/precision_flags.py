@@ -1,12 +1,14 @@
-"""The flags of fp16 and its loss scale; ``--bf16`` stands with the flags of training."""
+"""The flags of fp16, of its loss scale, and of types that differ from what the others imply."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from megatron.config.declare import COUNT, POSITIVE, flag
+from megatron.optimizer.config import MomentType
 
 _FP16: Final = "--fp16"
 _CONSTANT: Final = "--loss-scale"
+_RANGE: Final = "fp16 and fp8 would need a scale for every tensor: use bf16"
 
 # The formatter is off so that the flags read as a table.
 # fmt: off
@@ -14,7 +16,7 @@ _CONSTANT: Final = "--loss-scale"
 
 @dataclass(frozen=True)
 class PrecisionFlags:
-    """fp16, and the scale that its losses need."""
+    """fp16 with its loss scale, and types of gradients and moments."""
 
     fp16: bool = flag(False,
         "Parameters and activations in fp16, with a loss scale; master weights and gradients stay "
@@ -31,3 +33,13 @@ class PrecisionFlags:
     hysteresis: int = flag(2,
         "Overflows after which the loss scale is halved, each time from then on until it is "
         "doubled.", COUNT, idle_without=_FP16, idle_with=_CONSTANT)
+    use_precision_aware_optimizer: bool = flag(False,
+        "Allow other types of gradients and moments, with --optimizer adam; as in Megatron they "
+        "need it.")
+    main_grads_dtype: Literal["fp32", "bf16"] = flag("fp32",
+        "Type in which the gradients of an iteration add up and are reduced.")
+    exp_avg_dtype: MomentType = flag("fp32",
+        "Type in which Adam's first moment is kept; it is updated in fp32.", instead=_RANGE)
+    exp_avg_sq_dtype: MomentType = flag("fp32",
+        "Type in which Adam's second moment is kept; it is updated in fp32. bf16 cannot resolve "
+        "the changes of the default --adam-beta2.", instead=_RANGE)

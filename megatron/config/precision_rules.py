@@ -3,7 +3,10 @@
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from megatron.config.declare import option_of
 from megatron.config.flags import Flags
+
+_TYPES: Final = ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
 
 def _least_scale(flags: Flags) -> Iterator[str]:
@@ -17,6 +20,38 @@ def _least_scale(flags: Flags) -> Iterator[str]:
         )
 
 
+def _narrow_types(flags: Flags) -> Iterator[str]:
+    """Megatron asks for the flag that allows them, and for Adam."""
+    precision = flags.precision
+    narrow = [name for name in _TYPES if getattr(precision, name) != "fp32"]
+    if narrow and not precision.use_precision_aware_optimizer:
+        for name in narrow:
+            yield (
+                f"{option_of(name)} {getattr(precision, name)} needs "
+                "--use-precision-aware-optimizer, as in Megatron: add it, or use fp32"
+            )
+    elif narrow and flags.optimizer.optimizer != "adam":
+        yield (
+            f"{option_of(narrow[0])} {getattr(precision, narrow[0])} does not go with --optimizer "
+            f"{flags.optimizer.optimizer}, whose states are fp32: use fp32, or --optimizer adam"
+        )
+    if precision.main_grads_dtype == "bf16" and not (flags.train.bf16 or precision.fp16):
+        yield (
+            "--main-grads-dtype bf16: gradients are as exact as the activations, which are fp32: "
+            "add --bf16 or --fp16, or use fp32"
+        )
+
+
+def _idle_awareness(flags: Flags) -> Iterator[str]:
+    precision = flags.precision
+    is_idle = all(getattr(precision, name) == "fp32" for name in _TYPES)
+    if precision.use_precision_aware_optimizer and is_idle:
+        yield (
+            "--use-precision-aware-optimizer changes nothing: --main-grads-dtype, --exp-avg-dtype "
+            "and --exp-avg-sq-dtype are fp32"
+        )
+
+
 def _idle_check(flags: Flags) -> Iterator[str]:
     precision = flags.precision
     checks_nothing = flags.guard.no_check_for_nan_in_loss_and_grad
@@ -27,8 +62,11 @@ def _idle_check(flags: Flags) -> Iterator[str]:
         )
 
 
-PRECISION_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (_least_scale,)
+PRECISION_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (_least_scale, _narrow_types)
 """The mistakes that they find make a run impossible."""
 
-PRECISION_NOTES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (_idle_check,)
+PRECISION_NOTES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
+    _idle_check,
+    _idle_awareness,
+)
 """The flags that they find change nothing beside the others."""

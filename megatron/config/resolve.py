@@ -304,6 +304,7 @@ def train_config(flags: Flags, sets: tuple[EvaluationSet, ...], replicas: int) -
         global_batch_size=length.batch,
         train_iters=length.total,
         dtype=activation_dtype(flags),
+        gradient_dtype=gradient_dtype(flags.precision),
         eval_interval=train.eval_interval if between else None,
         final_sets=sets if evaluates else (),
         replicas=replicas,
@@ -319,6 +320,11 @@ def activation_dtype(flags: Flags) -> torch.dtype:
     if flags.precision.fp16:
         return torch.float16
     return torch.bfloat16 if flags.train.bf16 else torch.float32
+
+
+def gradient_dtype(flags: PrecisionFlags) -> torch.dtype:
+    """The type in which gradients add up."""
+    return torch.bfloat16 if flags.main_grads_dtype == "bf16" else torch.float32
 
 
 def loss_scale_config(flags: PrecisionFlags) -> LossScaleConfig | None:
@@ -375,6 +381,8 @@ def optimizer_config(flags: Flags) -> OptimizerConfig:
         muon=muon_config(optimizer),
         post_validation=optimizer.enable_optimizer_post_validation,
         loss_scale=loss_scale_config(flags.precision),
+        exp_avg_dtype=flags.precision.exp_avg_dtype,
+        exp_avg_sq_dtype=flags.precision.exp_avg_sq_dtype,
     )
 
 

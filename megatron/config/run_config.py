@@ -121,6 +121,7 @@ class TrainConfig:
         seed: seed of the initial weights, the data order and dropout.
         dtype: ``torch.bfloat16``, ``torch.float16`` or ``torch.float32``, of parameters and
             activations.
+        gradient_dtype: in which the gradients of an iteration add up; ``dtype``, if that is fp32.
         eval_interval: iterations between two evaluations; ``None``: no evaluation.
         eval_iters: batches of ``global_batch_size`` samples per evaluation.
         replicas: that share a global batch.
@@ -148,6 +149,7 @@ class TrainConfig:
     skip_train: bool = False
     vocab_recompute: bool = False
     recomputation: Recomputation = NO_RECOMPUTATION
+    gradient_dtype: torch.dtype = torch.float32
 
     @property
     def num_microbatches(self) -> int:

@@ -95,14 +95,16 @@ class Bucket:
 
     The parameters get their ``main_grad``: a zeroed view of the bucket's gradients. Passes that
     form weight gradients themselves (T, IB, W) add to it directly. Autograd's gradients go there
-    too: in fp32 it *is* ``.grad``, which must then never be set to ``None``; under bf16 a hook adds
-    ``.grad`` to it and frees it, so that at most one layer's bf16 gradient is alive.
+    too: in fp32 it *is* ``.grad``, which must then never be set to ``None``; under bf16 and fp16 a
+    hook adds ``.grad`` to it and frees it, so that at most one layer's narrow gradient is alive.
 
     Args:
-        parameters: all of one type; bf16 ones get fp32 gradients, others those of their type.
+        parameters: all of one type; bf16 and fp16 ones get gradients of ``gradient_dtype``, others
+            those of their type.
         kernels: of the parameters' device and type.
         shards: number of replicas.
         together: whether the parameters move side by side too, so that replicas can gather them.
+        gradient_dtype: in which gradients add up, where parameters have 16 bits.
 
     Attributes:
         layout: where the parameters lie.
@@ -118,13 +120,14 @@ class Bucket:
         shards: int = 1,
         *,
         together: bool = False,
+        gradient_dtype: torch.dtype = torch.float32,
     ) -> None:
         self._parameters = tuple(parameters)
         self._kernels = kernels
         first = self._parameters[0].parameter
         self.layout = lay_out([tuple(entry.parameter.shape) for entry in parameters], shards)
         full = first.dtype in (torch.float32, torch.float64)
-        dtype = first.dtype if full else torch.float32
+        dtype = first.dtype if full else gradient_dtype
         self.gradients = torch.zeros(self.layout.size, dtype=dtype, device=first.device)
         self.values = self._moved_together() if together else None
         for parameter, main_grad in self._views(self.gradients):

@@ -22,6 +22,10 @@ Precision = Literal["medium", "high", "highest"]
 """Of matrix products in PyTorch's words: bf16, TF32 where there is, or fp32."""
 
 
+MomentType = Literal["fp32", "bf16"]
+"""A type in which moments are kept; a word, because checkpoints keep it."""
+
+
 @dataclass(frozen=True)
 class MuonConfig:
     """Muon for the matrices of the layers; the names are Megatron's, behind ``--muon-``.
@@ -96,6 +100,8 @@ class OptimizerConfig:
         post_validation: step on the norm over the ranks up to this one, and step again if that
             turns out wrong (``megatron.optimizer.post_validation``).
         loss_scale: that fp16 needs; ``None``: losses are not scaled.
+        exp_avg_dtype: of Adam's first moment, which is updated in fp32.
+        exp_avg_sq_dtype: of its second moment.
     """
 
     lr: float
@@ -122,3 +128,5 @@ class OptimizerConfig:
     clip_grad: float = 1.0
     post_validation: bool = False
     loss_scale: LossScaleConfig | None = None
+    exp_avg_dtype: MomentType = "fp32"
+    exp_avg_sq_dtype: MomentType = "fp32"

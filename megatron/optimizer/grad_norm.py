@@ -34,12 +34,12 @@ def local_sum_of_squares(parts: Iterable[ParameterPart], device: torch.device) -
 
 def sum_of_squares(tensor: torch.Tensor) -> torch.Tensor:
     """Sum of squares in float64 [] of a contiguous tensor: fp32 within blocks, fp64 across."""
-    flat = tensor.view(-1)
+    flat, dtype = tensor.view(-1), torch.promote_types(tensor.dtype, torch.float32)
     whole = flat.numel() - flat.numel() % BLOCK_ELEMENTS
     block_norms: torch.Tensor = torch.linalg.vector_norm(
-        flat[:whole].view(-1, BLOCK_ELEMENTS), dim=1
+        flat[:whole].view(-1, BLOCK_ELEMENTS), dim=1, dtype=dtype
     )
-    tail_norm: torch.Tensor = torch.linalg.vector_norm(flat[whole:])
+    tail_norm: torch.Tensor = torch.linalg.vector_norm(flat[whole:], dtype=dtype)
     return block_norms.double().square().sum() + tail_norm.double().square()
 
 

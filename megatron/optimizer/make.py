@@ -7,6 +7,7 @@ from megatron.optimizer.adamw import AdamW
 from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.mixed_precision import Master, MixedPrecisionOptimizer, Rule
 from megatron.optimizer.muon import Muon, QKVRows
+from megatron.optimizer.narrow_adamw import NarrowAdamW
 from megatron.optimizer.optimizer import Optimizer
 from megatron.optimizer.parameters import ParameterPart
 from megatron.optimizer.sgd import SGD
@@ -26,7 +27,9 @@ def make_optimizer(
     def rules(masters: Sequence[Master]) -> list[Rule]:
         match config.optimizer:
             case "adam":
-                return [AdamW(masters, config)]
+                return [
+                    (NarrowAdamW if _keeps_16_bits(masters, config) else AdamW)(masters, config)
+                ]
             case "sgd":
                 return [SGD(masters, config)]
             case "muon":
@@ -36,6 +39,12 @@ def make_optimizer(
                 return [*made, AdamW(others, config)] if others else made
 
     return MixedPrecisionOptimizer(parts, config.clip_grad, rules)
+
+
+def _keeps_16_bits(masters: Sequence[Master], config: OptimizerConfig) -> bool:
+    """Whether moments or main gradients are narrower than the masters."""
+    narrow_moments = "bf16" in (config.exp_avg_dtype, config.exp_avg_sq_dtype)
+    return narrow_moments or masters[0].gradient.dtype != masters[0].weight.dtype
 
 
 def takes_muon(master: Master) -> bool:

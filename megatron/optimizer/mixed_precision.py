@@ -26,7 +26,8 @@ class Master:
 
     Attributes:
         part: the part of a parameter.
-        weight: its weight in full precision, with the gradient as its ``.grad``.
+        weight: its weight in full precision, with the gradient as its ``.grad`` if that has the
+            same type.
     """
 
     part: ParameterPart
@@ -39,7 +40,7 @@ class Master:
 
     @property
     def gradient(self) -> Tensor:
-        """The gradient, of the weight's shape and type."""
+        """The gradient, of the weight's shape; in bf16 if main gradients are."""
         return self.part.gradient
 
     @property
@@ -100,13 +101,15 @@ class MixedPrecisionOptimizer:
         self._saved: list[Tensor] = []
 
     def _master_of(self, part: ParameterPart) -> Tensor:
-        """The full-precision tensor to update, with the main gradient as its ``.grad``."""
+        """The full-precision tensor to update; see ``Master``."""
         master = part.weight
-        if part.gradient.dtype != part.weight.dtype:
-            master = part.weight.to(part.gradient.dtype)
+        full = torch.promote_types(part.weight.dtype, torch.float32)
+        if full != part.weight.dtype:
+            master = part.weight.to(full)
             self._rounded.append(part.weight)
             self._masters.append(master)
-        master.grad = part.gradient
+        if part.gradient.dtype == full:
+            master.grad = part.gradient
         return master
 
     @torch.no_grad()

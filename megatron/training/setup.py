@@ -232,6 +232,7 @@ def build_train_state(
             model.kernels,
             axis.size,
             together=replicas.shard_optimizer,
+            gradient_dtype=config.train.gradient_dtype,
         )
         for bucket in chosen
     )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -13,7 +14,6 @@ from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
-from megatron.layers.main_grad import main_grad_of
 from megatron.optimizer.config import LossScaleConfig
 from megatron.parallel.groups import make_groups
 from megatron.training.iteration import run_iteration
@@ -96,7 +96,7 @@ def spoil(state: TrainState, when: int) -> None:
     def with_infinity(batch: Any, iteration: int, *args: Any, **kwargs: Any) -> Any:
         loss = train(batch, iteration, *args, **kwargs)
         if loss is not None and iteration == when:
-            main_grad_of(state.parameters[-1].parameter).view(-1)[-1] = torch.inf
+            state.counted[-1].gradient.view(-1)[-1] = torch.inf
             spoilt.append(iteration)
         return loss
 
@@ -160,25 +160,28 @@ LAYOUTS = [
 def test_first_steps_that_overflow_leave_no_trace(layout: Layout, ranks: RankPool) -> None:
     """The others are those of a run that begins with the right scale on the samples after them."""
     found = run(ranks, layout, LossScaleConfig(initial=TOO_HIGH, hysteresis=1), watched=True)
-    skipped = found[0].skipped
-    assert skipped == list(range(len(skipped)))
-    assert 1 < len(skipped) < JOB.iterations - 2
-    halved = [TOO_HIGH * 0.5 ** min(i + 1, len(skipped)) for i in range(JOB.iterations)]
-    assert found[0].scales == halved
+    skipped, scale = found[0].skipped, TOO_HIGH
+    first = next(number for number in range(JOB.iterations) if number not in skipped)
+    assert first >= 2
+    assert len(skipped) < JOB.iterations - 2
+    for number, after in enumerate(found[0].scales):
+        scale *= 0.5 if number in skipped else 1.0
+        assert after == scale
     for own in found:
-        assert own.steps == [max(0, i + 1 - len(skipped)) for i in range(JOB.iterations)]
-        for before, after in zip(own.kept, own.kept[1 : len(skipped)], strict=False):
-            assert_equal(before, after)
+        taken = [number not in skipped for number in range(JOB.iterations)]
+        assert own.steps == list(accumulate(taken))
+        for number in skipped[1:]:
+            assert_equal(own.kept[number - 1], own.kept[number])
     later = run(
         ranks,
         layout,
-        LossScaleConfig(initial=halved[-1]),
-        batches=JOB.batches()[len(skipped) :],
+        LossScaleConfig(initial=TOO_HIGH * 0.5**first, hysteresis=1),
+        batches=JOB.batches()[first:],
     )
-    assert not later[0].skipped
+    assert [first + number for number in later[0].skipped] == skipped[first:]
     assert_same(found, later)
-    ours = [one.loss for one in found[0].finished[len(skipped) :]]
-    assert ours == [one.loss for one in later[0].finished]
+    ours = [(one.loss, one.grad_norm) for one in found[0].finished[first:]]
+    assert repr(ours) == repr([(one.loss, one.grad_norm) for one in later[0].finished])
 
 
 @pytest.mark.parametrize("clip_grad", [0.5, 1e6], ids=["clipped", "unclipped"])

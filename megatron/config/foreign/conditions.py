@@ -51,3 +51,7 @@ DYNAMIC_SCALE = Condition(
     "beside --fp16 without --loss-scale",
     lambda line: "--fp16" in line.given and "--loss-scale" not in line.given,
 )
+NOT_BF16_GRADIENTS = Condition(
+    "without --main-grads-dtype bf16",
+    lambda line: line.word("--main-grads-dtype") != "bf16",
+)

@@ -190,16 +190,22 @@ FEATURES: Final = (
         ),
     ),
     Feature(
-        "optimizer states in fewer bits",
-        "gradients, master weights and the optimizer's states are always fp32",
+        "main gradients in two types",
+        "--main-grads-dtype bf16 asks for the opposite",
+        "leave one of them out",
+        """
+        --accumulate-allreduce-grads-in-fp32
+        """,
+    ),
+    Feature(
+        "master weights in fewer bits",
+        "master weights are always fp32",
         "leave it out, or use fp32",
         """
-        --main-grads-dtype N --main-params-dtype N --exp-avg-dtype N --exp-avg-sq-dtype N
+        --main-params-dtype N
         """,
         idle=(
-            Idle("it is always fp32", None, """
-                --main-grads-dtype {fp32} --main-params-dtype {fp32} --exp-avg-dtype {fp32}
-                --exp-avg-sq-dtype {fp32}"""),
+            Idle("they are always fp32", None, "--main-params-dtype {fp32}"),
         ),
     ),
     Feature(

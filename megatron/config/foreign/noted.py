@@ -9,7 +9,7 @@ of features that are missing here stand in ``missing``, also where they change n
 from collections.abc import Iterator
 
 from megatron.config.foreign.answer import Row, rows
-from megatron.config.foreign.conditions import DYNAMIC_SCALE
+from megatron.config.foreign.conditions import DYNAMIC_SCALE, NOT_BF16_GRADIENTS
 from megatron.config.foreign.line import SHORTER_TOKENS, beside, without
 
 
@@ -49,8 +49,9 @@ _TABLE = (
         --async-tensor-model-parallel-allreduce --no-scatter-gather-tensors-in-pipeline
         --tp-comm-overlap --tp-comm-overlap-cfg N --tp-comm-bootstrap-backend N --tp-comm-* [...]
         --disable-tp-comm-* [...] --scatter-gather-tensors-in-pipeline"""),
-    ("gradients always add up in fp32", None, """
+    ("gradients add up in fp32 unless --main-grads-dtype bf16 is given", NOT_BF16_GRADIENTS, """
         --accumulate-allreduce-grads-in-fp32 --no-accumulate-allreduce-grads-in-fp32"""),
+    ("--main-grads-dtype bf16 says otherwise", None, "--no-accumulate-allreduce-grads-in-fp32"),
     ("gradients are reduced in fp32, or in bf16 with --grad-reduce-in-bf16", None,
         "--fp32-allreduce"),
     ("how gradients lie in memory while they are reduced is an implementation choice", None, """
@@ -58,7 +59,6 @@ _TABLE = (
         --ddp-average-in-collective --ddp-pad-buckets-for-high-nccl-busbw --ddp-* [...]
         --average-in-collective --no-contiguous-buffers-in-local-ddp
         --use-contiguous-buffers-in-local-ddp --use-contiguous-* [...] --DDP-impl N"""),
-    ("master weights and the optimizer's states are fp32", None, "--use-precision-aware-optimizer"),
     ("communication starts as early as its data exists, and NCCL's variables tune it", None, """
         --no-overlap-p2p-communication --overlap-p2p-communication
         --overlap-p2p-communication-warmup-flush --no-pre-communication-optimization

@@ -73,7 +73,7 @@ def add_weight_gradient(
     The rows of X are scaled, never the [v, n] matrix.
 
     Args:
-        gradient_vh: fp32 gradient of this rank's rows, without padding.
+        gradient_vh: main gradient of this rank's rows, without padding.
         state: of the microbatch.
         factor_kn: result of ``tile_factors``.
         kernels: of the device and type of the activations.

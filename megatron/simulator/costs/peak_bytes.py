@@ -25,6 +25,7 @@ class Sizes:
         embedding: held for one microbatch from IF to the F of the rank's first chunk.
         factors: held for one chunk of one microbatch from B to W, if it is a separate pass;
             ``None``: as ``activation``. Layers that B computes again hold more for W than for B.
+        afterwards: held after the last pass, beside what is held at all times.
 
     Raises:
         ValueError: if a size is negative, infinite or no number.
@@ -35,6 +36,7 @@ class Sizes:
     exponentials: Size = 0.0
     embedding: Size = 0.0
     factors: Size | Sequence[Sequence[float]] | None = None
+    afterwards: Size = 0.0
 
     def __post_init__(self) -> None:
         for name, given in _given(self):
@@ -59,7 +61,8 @@ def peak_bytes(plan: Plan, sizes: Sizes) -> list[float]:
 def _peak(plan: Plan, sizes: Sizes, rank: int) -> float:
     grows: dict[Pass, float] = {}
     shrinks: dict[Pass, float] = {}
-    held = peak = _at(sizes.static, rank)
+    held = _at(sizes.static, rank)
+    peak = held + _at(sizes.afterwards, rank)
     for item in plan.rows[rank]:
         alike = item._replace(microbatch=0)
         if alike not in grows:

@@ -1,30 +1,15 @@
-"""Bytes that a training run of this project holds on GPUs, in bf16 with fp32 gradients."""
+"""Bytes that a training run of this project holds on GPUs, in bf16 or fp16."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
 
 from megatron.schedules.plan import Plan
 from megatron.schedules.treatments import Treatment
-from megatron.simulator.costs.model_bytes import (
-    FP32_GRADIENT_PARAMETER,
-    LogitBytes,
-    model_sizes,
-    parameters,
-)
+from megatron.simulator.costs.model_bytes import LogitBytes, model_sizes, parameters
+from megatron.simulator.costs.optimizer_bytes import ADAM, FP32_BYTES, OptimizerBytes
 from megatron.simulator.costs.peak_bytes import Size, Sizes
 from megatron.simulator.costs.replicas import ALONE, Replicas
 from megatron.simulator.costs.shape import ACTIVATION_BYTES, Shape
-
-FP32_BYTES: Final = 4
-
-OPTIMIZER_BYTES: Final = 30
-"""Bytes that AdamW moves per parameter: it reads gradient, master weight and both moments, and
-writes the last three and the bf16 parameter."""
-
-STATE_BYTES: Final = 3 * FP32_BYTES
-"""Bytes a parameter of AdamW's state: master weight and both moments. The copy of it from which a
-step can be undone has as many."""
 
 
 def own_logits(shape: Shape, shards: int, tile_rows: int, exponentials_at_once: int) -> LogitBytes:
@@ -63,6 +48,7 @@ def training_sizes(
     post_validation: bool,
     replicas: Replicas = ALONE,
     padding: float = 0.0,
+    optimizer: OptimizerBytes = ADAM,
 ) -> Sizes:
     """Return what a run weighs on every rank.
 
@@ -81,8 +67,11 @@ def training_sizes(
             of the optimizer's state.
         replicas: of the pipeline; a sharded optimizer spreads its state over them.
         padding: of the buckets, as a share of the parameters.
+        optimizer: what it keeps.
     """
-    per_parameter = _per_parameter(replicas, padding)
+    # Padding lies in what is cut into shards: gradients, and with a sharded optimizer all else.
+    shared = 1 + padding if replicas.sharded else 1.0
+    per_parameter = ACTIVATION_BYTES * shared + optimizer.gradient * (1 + padding)
     sizes = model_sizes(
         shape,
         plan.stages,
@@ -104,8 +93,11 @@ def training_sizes(
         )
     ]
     static[first] += per_parameter * positions * shape.hidden_size
-    for rank in _keepers_of_a_copy(plan, post_validation):
-        static[rank] += STATE_BYTES / replicas.optimizer_parts * counts[rank]
+    matrices = _in_matrices(shape, plan, layers)
+    for rank, count in enumerate(counts):
+        state = optimizer.of_rank(count, matrices[rank]) / replicas.optimizer_parts
+        copies = 1 if rank in _keepers_of_a_copy(plan, post_validation) else 0
+        static[rank] += (shared + copies) * state
     assert not isinstance(sizes.activation, (int, float))
     activation = [list(of_ranks(own)) for own in sizes.activation]
     if positions:
@@ -114,13 +106,12 @@ def training_sizes(
     return replace(sizes, static=static, activation=activation)
 
 
-def _per_parameter(replicas: Replicas, padding: float) -> float:
-    """Return the bytes of a parameter with its gradient, its share of the state, and padding.
-
-    Padding lies in what is cut into shards: gradients, and with a sharded optimizer all else.
-    """
-    held = FP32_GRADIENT_PARAMETER - STATE_BYTES + STATE_BYTES / replicas.optimizer_parts
-    return held + padding * (held if replicas.sharded else FP32_BYTES)
+def _in_matrices(shape: Shape, plan: Plan, layers: Sequence[int]) -> list[float]:
+    """Return the parameters in matrices of layers on every rank."""
+    counts = [0.0] * plan.ranks
+    for (rank, _), count in zip(plan.stages, layers, strict=True):
+        counts[rank] += count * shape.matrix_parameters
+    return counts
 
 
 def _layer_at_work(
@@ -158,16 +149,19 @@ def optimizer_traffic(
     tied: bool,
     post_validation: bool,
     replicas: Replicas = ALONE,
+    optimizer: OptimizerBytes = ADAM,
 ) -> list[float]:
     """Return the bytes that the optimizer's step moves on every rank.
 
     Args: as those of ``training_sizes``.
     """
     counts = parameters(shape, plan.stages, layers, treatment, tied=tied)
-    updated = [count / replicas.optimizer_parts for count in counts]
-    moved = [OPTIMIZER_BYTES * count for count in updated]
-    for rank in _keepers_of_a_copy(plan, post_validation):
-        moved[rank] += 2 * STATE_BYTES * updated[rank]  # read and written
+    matrices, parts = _in_matrices(shape, plan, layers), replicas.optimizer_parts
+    moved = [
+        optimizer.moved(count, own) / parts for count, own in zip(counts, matrices, strict=True)
+    ]
+    for rank in _keepers_of_a_copy(plan, post_validation):  # a copy is read and written
+        moved[rank] += 2 * optimizer.of_rank(counts[rank], matrices[rank]) / parts
     return moved
 
 

@@ -1,7 +1,7 @@
 """Forecast of a run on a named GPU: the cost model with the run's own numbers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -17,6 +17,13 @@ from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.from_model import ModelTimes
 from megatron.simulator.costs.gpus import REPLICA_LATENCY, Gpu
 from megatron.simulator.costs.model_bytes import LogitBytes
+from megatron.simulator.costs.optimizer_bytes import (
+    MUON,
+    SGD,
+    SGD_WITH_MOMENTUM,
+    OptimizerBytes,
+    narrow_adam,
+)
 from megatron.simulator.costs.peak_bytes import Sizes
 from megatron.simulator.costs.replicas import Link, Replicas
 from megatron.simulator.costs.shape import Shape, iteration_flops
@@ -110,17 +117,23 @@ def own_output_layer(shape: Shape, shards: int) -> LogitBytes:
     return own_logits(shape, shards, rows, EXPONENTIALS_AT_ONCE)
 
 
-def run_sizes(config: RunConfig, plan: Plan, layers: Sequence[int], padding: float = 0.0) -> Sizes:
+def run_sizes(
+    config: RunConfig,
+    plan: Plan,
+    layers: Sequence[int],
+    buckets: Sequence[RankBuckets] = (),
+) -> Sizes:
     """Return what a run holds on every rank of a GPU.
 
     Args:
         config: the run.
         plan: what runs; its number of microbatches does not matter.
         layers: transformer layers of every stage.
-        padding: share of a rank's parameters that its buckets have in addition.
+        buckets: of every rank, if there are replicas; without them the result is too low by their
+            padding and the copies in which they are reduced.
     """
     shape = run_shape(config)
-    return training_sizes(
+    sizes = training_sizes(
         shape,
         plan,
         layers,
@@ -130,7 +143,44 @@ def run_sizes(config: RunConfig, plan: Plan, layers: Sequence[int], padding: flo
         positions=_learned_positions(config.model),
         post_validation=config.optimizer.post_validation,
         replicas=replicas_of(config),
-        padding=padding,
+        padding=_padding(buckets),
+        optimizer=optimizer_bytes(config),
+    )
+    return _with_copies(sizes, config, buckets)
+
+
+def _padding(buckets: Sequence[RankBuckets]) -> float:
+    """Return the share of a rank's parameters that its buckets have in addition, at most."""
+    return max((own.padded / own.parameters - 1 for own in buckets), default=0.0)
+
+
+def _with_copies(sizes: Sizes, config: RunConfig, buckets: Sequence[RankBuckets]) -> Sizes:
+    """Add the copy of a bucket in which gradients are reduced, if that has another type.
+
+    Reductions follow one another, so the largest copy counts. It is there after the last pass, or,
+    where reductions overlap with passes, at any time.
+    """
+    replicas = config.parallel.replicas
+    if not buckets or replicas.reduce_dtype in (None, config.train.gradient_dtype):
+        return sizes
+    copies = [replicas_of(config).gradient_bytes * own.largest for own in buckets]
+    if not replicas.overlap:
+        return replace(sizes, afterwards=copies)
+    static = zip(of_ranks(sizes.static), copies, strict=True)
+    return replace(sizes, static=[held + copy for held, copy in static])
+
+
+def optimizer_bytes(config: RunConfig) -> OptimizerBytes:
+    """Return what the optimizer of a run keeps of a parameter."""
+    optimizer, train = config.optimizer, config.train
+    if optimizer.optimizer == "sgd":
+        return SGD_WITH_MOMENTUM if optimizer.sgd_momentum else SGD
+    if optimizer.optimizer == "muon":
+        return MUON
+    return narrow_adam(
+        first=optimizer.exp_avg_dtype == "bf16",
+        second=optimizer.exp_avg_sq_dtype == "bf16",
+        gradient=train.gradient_dtype == torch.bfloat16,
     )
 
 
@@ -150,16 +200,15 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
     costs = stage_costs(times, plan.stages, treatment).costs(run_plan.layers)
     program = lower(plan, run_plan.costs)
     step = [device.traffic(moved) for moved in _moved_by_step(config, run_plan, shape)]
-    exchanges, padding = None, 0.0
+    exchanges, buckets = None, list[RankBuckets]()
     kept: Mapping[CommKind, Hidden] = {}
     if config.parallel.replicas.size > 1:
         buckets = run_buckets(config, run_plan)
-        padding = max(own.padded / own.parameters - 1 for own in buckets)
         exchanges = _exchanges(config, gpu, buckets, step)
         program, costs = exchanges.added_to(program, costs)
         kept = hidden(program, costs)
     timeline = simulate(program, costs)
-    sizes = run_sizes(config, plan, run_plan.layers, padding)
+    sizes = run_sizes(config, plan, run_plan.layers, buckets)
     outcome = forecast(
         plan,
         timeline,
@@ -168,13 +217,15 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
         peak_flops=device.peak_flops,
         step=max(step) if exchanges is None else exchanges.step,
     )
-    return RunForecast(config, run_plan, gpu, timeline, outcome, sizes, exchanges, kept, padding)
+    return RunForecast(
+        config, run_plan, gpu, timeline, outcome, sizes, exchanges, kept, _padding(buckets)
+    )
 
 
 def replicas_of(config: RunConfig) -> Replicas:
     """Return how many replicas a run has, and what they exchange."""
     replicas = config.parallel.replicas
-    narrow = replicas.reduce_dtype == torch.bfloat16
+    narrow = torch.bfloat16 in (replicas.reduce_dtype, config.train.gradient_dtype)
     return Replicas(
         replicas.size,
         sharded=replicas.shard_optimizer,
@@ -221,6 +272,7 @@ def _moved_by_step(config: RunConfig, run_plan: RunPlan, shape: Shape) -> list[f
         tied=config.model.tie_embeddings,
         post_validation=config.optimizer.post_validation,
         replicas=replicas_of(config),
+        optimizer=optimizer_bytes(config),
     )
 
 

@@ -25,11 +25,13 @@ class RankBuckets:
         buckets: as a program needs them.
         parameters: of the rank.
         padded: the same with the padding of its buckets.
+        largest: of the largest bucket, with its padding.
     """
 
     buckets: list[Bucket]
     parameters: int
     padded: int
+    largest: int
 
 
 def run_buckets(config: RunConfig, run_plan: RunPlan) -> list[RankBuckets]:
@@ -61,9 +63,13 @@ def _of_rank(config: RunConfig, run_plan: RunPlan, rank: int) -> RankBuckets:
     model = RankModel(config.model, placement, config.train.dtype, device, tensor)
     replicas = parallel.replicas
     buckets = make_buckets(model, plan, replicas.size, replicas.bucket_size, replicas.buckets)
-    shapes = [[tuple(owned.parameter.shape) for owned in bucket] for bucket in buckets]
+    padded = [
+        lay_out(own, replicas.size).size
+        for own in ([tuple(owned.parameter.shape) for owned in bucket] for bucket in buckets)
+    ]
     return RankBuckets(
         described(buckets, model, plan, replicas.size),
         sum(owned.parameter.numel() for bucket in buckets for owned in bucket),
-        sum(lay_out(own, replicas.size).size for own in shapes),
+        sum(padded),
+        max(padded),
     )
