@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from correctness.model_kinds import LIKE
 from correctness.rank_runs import assemble, gradients_on_rank
 from correctness.short_runs import Job, Layout
 from harness.rank_pool import RankPool
@@ -82,6 +83,7 @@ CASES = [
     ),
     case("rms norm on queries", 3, 2, qk_layernorm=True, normalization="RMSNorm", swiglu=True),
 ]
+KINDS = [case(name, 1, 4, **options) for name, options in LIKE.items()]
 LAYOUTS = {
     str(layout): layout
     for p in (1, 2, 3, 4)
@@ -136,6 +138,18 @@ def test_loss_and_gradients_in_every_layout(
 def test_a_split_backward_of_the_newest_options(layout: Layout, ranks: RankPool) -> None:
     [job] = [case.job for case in CASES if case.job.options.squared_relu]
     check(ranks, job, layout)
+
+
+@pytest.mark.parametrize("layout", [Layout(1, "none"), Layout(2, "vocab-2", "zb-v")], ids=str)
+@pytest.mark.parametrize("case", KINDS, ids=lambda case: case.name)
+def test_kinds_of_layers(case: GradientCase, layout: Layout, ranks: RankPool) -> None:
+    check(ranks, case.job, layout)
+
+
+def test_layers_that_differ_are_told_apart_by_their_place_in_the_model(ranks: RankPool) -> None:
+    """Every other layer has a window, and the chunks of a rank do not follow one another."""
+    [job] = [case.job for case in KINDS if case.name == "gemma 2"]
+    check(ranks, job, Layout(2, "vocab-1", "interleaved"))
 
 
 @pytest.mark.parametrize("layout", ["p3-none", "p3-vocab-1", "p3-vocab-2"])

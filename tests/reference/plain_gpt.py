@@ -32,14 +32,30 @@ class GPTOptions:
         kv_channels: d.
         max_position_embeddings: rows of the learned position table.
         vocab_size: V.
-        position_embedding_type: ``learned_absolute`` or ``rope``.
+        position_embedding_type: ``learned_absolute``, ``rope``, ``alibi`` or ``none``.
         rotary_base: RoPE theta.
         rotary_percent: share of each head that is rotated.
         rotary_interleaved: components 2i and 2i + 1 turn together.
         use_rope_scaling: Llama 3.1 slows the low frequencies down.
         rope_scaling_factor: by how much it slows the lowest down.
+        rotary_seq_len_interpolation_factor: positions are divided by it.
+        rotary_base_local: RoPE theta of the layers with a window, which scale nothing.
+        no_rope_pattern: by layer, over and over: 1 does not rotate.
+        window_size: earlier positions that a query sees, besides its own.
+        window_pattern: by layer, over and over: 1 has the window; none given: all have it.
+        softmax_scale: of the scores; ``None``: 1/sqrt(d).
+        attn_logit_softcapping: c of ``c * tanh(score / c)``; 0 switches it off.
         normalization: ``LayerNorm`` or ``RMSNorm``.
         norm_epsilon: epsilon of every norm.
+        apply_layernorm_1p: every norm multiplies by 1 + its weight.
+        post_self_attn_layernorm: a norm of what attention adds.
+        post_mlp_layernorm: a norm of what the MLP adds.
+        apply_residual_connection_post_layernorm: both add to the normed input.
+        parallel_attn: the MLP reads what attention reads.
+        parallel_layernorm: through a norm of its own.
+        embed_layernorm: a norm of the embeddings.
+        embedding_multiplier: factor of the embeddings.
+        geglu: ``gelu(gate) * up``.
         swiglu: ``silu(gate) * up``, the gate being the first half of `linear_fc1`; else GELU in
             its tanh form.
         squared_relu: ``max(x, 0)^2`` instead of GELU.
@@ -66,8 +82,24 @@ class GPTOptions:
     rotary_interleaved: bool = False
     use_rope_scaling: bool = False
     rope_scaling_factor: float = 8.0
+    rotary_seq_len_interpolation_factor: int = 1
+    rotary_base_local: int | None = None
+    no_rope_pattern: tuple[int, ...] = ()
+    window_size: int | None = None
+    window_pattern: tuple[int, ...] = ()
+    softmax_scale: float | None = None
+    attn_logit_softcapping: float = 0.0
     normalization: str = "LayerNorm"
     norm_epsilon: float = 1e-5
+    apply_layernorm_1p: bool = False
+    post_self_attn_layernorm: bool = False
+    post_mlp_layernorm: bool = False
+    apply_residual_connection_post_layernorm: bool = False
+    parallel_attn: bool = False
+    parallel_layernorm: bool = False
+    embed_layernorm: bool = False
+    embedding_multiplier: float = 1.0
+    geglu: bool = False
     swiglu: bool = False
     squared_relu: bool = False
     qk_layernorm: bool = False
@@ -84,41 +116,51 @@ def parameter_shapes(options: GPTOptions) -> dict[str, tuple[int, ...]]:
 
     Rows of ``linear_qkv`` come by query group: the group's query heads, its key, its value.
     """
-    h, d = options.hidden_size, options.kv_channels
-    a, g = options.num_attention_heads, options.num_query_groups
-    fc1_rows = options.ffn_hidden_size * (2 if options.swiglu else 1)
+    h = options.hidden_size
     shapes: dict[str, tuple[int, ...]] = {
         "embedding.word_embeddings.weight": (options.vocab_size, h)
     }
-
-    def add_norm(name: str, width: int) -> None:
-        shapes[f"{name}.weight"] = (width,)
-        if options.normalization == "LayerNorm":
-            shapes[f"{name}.bias"] = (width,)
-
-    def add_linear(name: str, rows: int, columns: int) -> None:
-        shapes[f"{name}.weight"] = (rows, columns)
-        if options.add_bias_linear or (options.add_qkv_bias and name.endswith("linear_qkv")):
-            shapes[f"{name}.bias"] = (rows,)
-
-    shapes["embedding.word_embeddings.weight"] = (options.vocab_size, h)
+    if options.embed_layernorm:
+        shapes |= _norm_shapes("embedding.word_embeddings.norm", h, options)
     if options.position_embedding_type == "learned_absolute":
         shapes["embedding.position_embeddings.weight"] = (options.max_position_embeddings, h)
     for index in range(options.num_layers):
-        layer = f"decoder.layers.{index}"
-        add_norm(f"{layer}.input_layernorm", h)
-        add_linear(f"{layer}.self_attention.linear_qkv", (a + 2 * g) * d, h)
-        if options.qk_layernorm:
-            add_norm(f"{layer}.self_attention.q_layernorm", d)
-            add_norm(f"{layer}.self_attention.k_layernorm", d)
-        add_linear(f"{layer}.self_attention.linear_proj", h, a * d)
-        add_norm(f"{layer}.pre_mlp_layernorm", h)
-        add_linear(f"{layer}.mlp.linear_fc1", fc1_rows, h)
-        add_linear(f"{layer}.mlp.linear_fc2", h, options.ffn_hidden_size)
-    add_norm("decoder.final_layernorm", h)
+        shapes |= _layer_shapes(f"decoder.layers.{index}", options)
+    shapes |= _norm_shapes("decoder.final_layernorm", h, options)
     if not options.tie_embeddings:
         shapes["output_layer.weight"] = (options.vocab_size, h)
     return shapes
+
+
+def _layer_shapes(layer: str, options: GPTOptions) -> dict[str, tuple[int, ...]]:
+    h, d, f = options.hidden_size, options.kv_channels, options.ffn_hidden_size
+    a, g = options.num_attention_heads, options.num_query_groups
+    parts: dict[str, tuple[bool, tuple[int, ...]]] = {
+        "input_layernorm": (True, (h,)),
+        "self_attention.linear_qkv": (True, ((a + 2 * g) * d, h)),
+        "self_attention.q_layernorm": (options.qk_layernorm, (d,)),
+        "self_attention.k_layernorm": (options.qk_layernorm, (d,)),
+        "self_attention.linear_proj": (True, (h, a * d)),
+        "post_self_attn_layernorm": (options.post_self_attn_layernorm, (h,)),
+        "pre_mlp_layernorm": (options.parallel_layernorm or not options.parallel_attn, (h,)),
+        "mlp.linear_fc1": (True, (f * (2 if options.swiglu or options.geglu else 1), h)),
+        "mlp.linear_fc2": (True, (h, f)),
+        "post_mlp_layernorm": (options.post_mlp_layernorm, (h,)),
+    }
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, (is_there, shape) in parts.items():
+        if is_there and len(shape) == 1:
+            shapes |= _norm_shapes(f"{layer}.{name}", shape[0], options)
+        elif is_there:
+            shapes[f"{layer}.{name}.weight"] = shape
+            if options.add_bias_linear or (options.add_qkv_bias and name.endswith("linear_qkv")):
+                shapes[f"{layer}.{name}.bias"] = shape[:1]
+    return shapes
+
+
+def _norm_shapes(name: str, width: int, options: GPTOptions) -> dict[str, tuple[int, ...]]:
+    kinds = ("weight", "bias") if options.normalization == "LayerNorm" else ("weight",)
+    return {f"{name}.{kind}": (width,) for kind in kinds}
 
 
 def random_parameters(
@@ -142,20 +184,45 @@ def random_parameters(
 
 def logits(parameters: Parameters, tokens_bs: torch.Tensor, options: GPTOptions) -> torch.Tensor:
     """Capped logits [b, s, V] in the dtype of the parameters."""
-    x_bsh = parameters["embedding.word_embeddings.weight"][tokens_bs]
+    x_bsh = parameters["embedding.word_embeddings.weight"][tokens_bs] * options.embedding_multiplier
+    if options.embed_layernorm:
+        x_bsh = _norm(parameters, "embedding.word_embeddings.norm", x_bsh, options)
     if options.position_embedding_type == "learned_absolute":
         x_bsh = x_bsh + parameters["embedding.position_embeddings.weight"][: tokens_bs.shape[1]]
     for index in range(options.num_layers):
-        layer = f"decoder.layers.{index}"
-        normed_bsh = _norm(parameters, f"{layer}.input_layernorm", x_bsh, options)
-        x_bsh = x_bsh + _attention(parameters, f"{layer}.self_attention", normed_bsh, options)
-        normed_bsh = _norm(parameters, f"{layer}.pre_mlp_layernorm", x_bsh, options)
-        x_bsh = x_bsh + _mlp(parameters, f"{layer}.mlp", normed_bsh, options)
+        x_bsh = _layer(parameters, index, x_bsh, options)
     x_bsh = _norm(parameters, "decoder.final_layernorm", x_bsh, options)
     tied, untied = "embedding.word_embeddings.weight", "output_layer.weight"
     logits_bsv = x_bsh @ parameters[tied if options.tie_embeddings else untied].T
     cap = options.logit_softcap
     return cap * torch.tanh(logits_bsv / cap) if cap else logits_bsv
+
+
+def _layer(
+    parameters: Parameters, index: int, x_bsh: torch.Tensor, options: GPTOptions
+) -> torch.Tensor:
+    layer = f"decoder.layers.{index}"
+    input_bsh, input_normed_bsh = (
+        x_bsh,
+        _norm(parameters, f"{layer}.input_layernorm", x_bsh, options),
+    )
+    attended_bsh = _attention(parameters, index, input_normed_bsh, options)
+    if options.post_self_attn_layernorm:
+        attended_bsh = _norm(parameters, f"{layer}.post_self_attn_layernorm", attended_bsh, options)
+    normed_first = options.apply_residual_connection_post_layernorm
+    x_bsh = (input_normed_bsh if normed_first else input_bsh) + attended_bsh
+    if not options.parallel_attn:
+        normed_bsh = _norm(parameters, f"{layer}.pre_mlp_layernorm", x_bsh, options)
+    elif options.parallel_layernorm:
+        normed_bsh = _norm(parameters, f"{layer}.pre_mlp_layernorm", input_bsh, options)
+    else:
+        normed_bsh = input_normed_bsh
+    mlp_bsh = _mlp(parameters, f"{layer}.mlp", normed_bsh, options)
+    if options.post_mlp_layernorm:
+        mlp_bsh = _norm(parameters, f"{layer}.post_mlp_layernorm", mlp_bsh, options)
+    if normed_first and not options.parallel_attn:
+        x_bsh = normed_bsh
+    return x_bsh + mlp_bsh
 
 
 def _linear(parameters: Parameters, name: str, x: torch.Tensor) -> torch.Tensor:
@@ -168,7 +235,7 @@ def _norm(parameters: Parameters, name: str, x: torch.Tensor, options: GPTOption
     if options.normalization == "LayerNorm":
         x = x - x.mean(dim=-1, keepdim=True)
     x = x / torch.sqrt((x**2).mean(dim=-1, keepdim=True) + options.norm_epsilon)
-    x = x * parameters[f"{name}.weight"]
+    x = x * (parameters[f"{name}.weight"] + (1 if options.apply_layernorm_1p else 0))
     return x + parameters[f"{name}.bias"] if options.normalization == "LayerNorm" else x
 
 
@@ -177,6 +244,9 @@ def _mlp(parameters: Parameters, name: str, x: torch.Tensor, options: GPTOptions
     if options.swiglu:
         gate, up = inner.chunk(2, dim=-1)
         inner = gate * torch.sigmoid(gate) * up
+    elif options.geglu:
+        gate, up = inner.chunk(2, dim=-1)
+        inner = F.gelu(gate, approximate="tanh") * up
     elif options.squared_relu:
         inner = torch.where(inner > 0, inner**2, 0.0)
     else:
@@ -185,30 +255,55 @@ def _mlp(parameters: Parameters, name: str, x: torch.Tensor, options: GPTOptions
 
 
 def _attention(
-    parameters: Parameters, name: str, x_bsh: torch.Tensor, options: GPTOptions
+    parameters: Parameters, index: int, x_bsh: torch.Tensor, options: GPTOptions
 ) -> torch.Tensor:
+    name = f"decoder.layers.{index}.self_attention"
     b, s, _ = x_bsh.shape
     g, d = options.num_query_groups, options.kv_channels
     r = options.num_attention_heads // g
+    windowed = options.window_size is not None and _has(options.window_pattern, index, 1)
     qkv_bsgrd = _linear(parameters, f"{name}.linear_qkv", x_bsh).view(b, s, g, r + 2, d)
     q_bsgrd, k_bsgd, v_bsgd = qkv_bsgrd[:, :, :, :r], qkv_bsgrd[..., r, :], qkv_bsgrd[..., r + 1, :]
     if options.qk_layernorm:
         q_bsgrd = _norm(parameters, f"{name}.q_layernorm", q_bsgrd, options)
         k_bsgd = _norm(parameters, f"{name}.k_layernorm", k_bsgd, options)
-    if options.position_embedding_type == "rope":
-        q_bsgrd, k_bsgd = _rotate(q_bsgrd, options), _rotate(k_bsgd, options)
-    scores_bgrst = torch.einsum("bsgrd,btgd->bgrst", q_bsgrd, k_bsgd) / math.sqrt(d)
-    future_st = torch.ones(s, s, dtype=torch.bool).triu(diagonal=1)
-    probabilities_bgrst = scores_bgrst.masked_fill(future_st, -math.inf).softmax(dim=-1)
+    if options.position_embedding_type == "rope" and not _has(options.no_rope_pattern, index, 0):
+        frequencies = _frequencies(options, windowed)
+        q_bsgrd = _rotate(q_bsgrd, frequencies, options)
+        k_bsgd = _rotate(k_bsgd, frequencies, options)
+    scale = options.softmax_scale or 1 / math.sqrt(d)
+    scores_bgrst = torch.einsum("bsgrd,btgd->bgrst", q_bsgrd, k_bsgd) * scale
+    if options.attn_logit_softcapping:
+        cap = options.attn_logit_softcapping
+        scores_bgrst = cap * torch.tanh(scores_bgrst / cap)
+    behind_st = torch.arange(s)[:, None] - torch.arange(s)
+    if options.position_embedding_type == "alibi":
+        slopes_gr = _slopes(g * r).view(g, r, 1, 1)
+        scores_bgrst = scores_bgrst - (slopes_gr * behind_st).to(scores_bgrst.dtype)
+    hidden_st = behind_st < 0
+    if options.window_size is not None and windowed:
+        hidden_st = hidden_st | (behind_st > options.window_size)
+    probabilities_bgrst = scores_bgrst.masked_fill(hidden_st, -math.inf).softmax(dim=-1)
     context_bsgrd = torch.einsum("bgrst,btgd->bsgrd", probabilities_bgrst, v_bsgd)
     return _linear(parameters, f"{name}.linear_proj", context_bsgrd.reshape(b, s, g * r * d))
 
 
-def _rotate(x: torch.Tensor, options: GPTOptions) -> torch.Tensor:
+def _has(pattern: tuple[int, ...], index: int, otherwise: int) -> bool:
+    return bool(pattern[index % len(pattern)] if pattern else otherwise)
+
+
+def _slopes(heads: int) -> torch.Tensor:
+    """ALiBi's, as BLOOM has them: of other numbers than powers of two the rest lies in between."""
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
+    slopes += [2 ** (-4 * i / power) for i in range(1, 2 * (heads - power), 2)]
+    return torch.tensor(slopes, dtype=torch.float64)
+
+
+def _rotate(x: torch.Tensor, frequencies: torch.Tensor, options: GPTOptions) -> torch.Tensor:
     """RoPE on x [b, s, ..., d]: component i of the rotated share turns with i + half of it."""
     width = int(options.kv_channels * options.rotary_percent)
     half = width // 2
-    frequencies = _frequencies(half, options)
     angles_si = torch.outer(torch.arange(x.shape[1], dtype=torch.float64), frequencies)
     angles = angles_si.view(x.shape[1], *[1] * (x.dim() - 3), half)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
@@ -222,15 +317,18 @@ def _rotate(x: torch.Tensor, options: GPTOptions) -> torch.Tensor:
     return torch.cat((joined.flatten(-2), rest), dim=-1)
 
 
-def _frequencies(half: int, options: GPTOptions) -> torch.Tensor:
+def _frequencies(options: GPTOptions, windowed: bool) -> torch.Tensor:
     """Turns in radians per position of the pairs, scaled by wavelength as Llama 3.1 says."""
+    half = int(options.kv_channels * options.rotary_percent) // 2
+    local = options.rotary_base_local if windowed else None
     frequencies = []
     for index in range(half):
-        frequency = options.rotary_base ** (-index / half)
+        frequency = (local or options.rotary_base) ** (-index / half)
         wavelength = 2 * math.pi / frequency
-        if options.use_rope_scaling and wavelength > 8192 / 4:
+        if local is None and options.use_rope_scaling and wavelength > 8192 / 4:
             slow = frequency / options.rope_scaling_factor
             share = (8192 / wavelength - 1) / (4 - 1)
             frequency = slow if wavelength > 8192 else (1 - share) * slow + share * frequency
-        frequencies.append(frequency)
+        stretch = 1 if local is not None else options.rotary_seq_len_interpolation_factor
+        frequencies.append(frequency / stretch)
     return torch.tensor(frequencies, dtype=torch.float64)

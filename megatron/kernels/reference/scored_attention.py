@@ -142,8 +142,8 @@ class _Block:
         return keys_k[self.start - self.first_key :, None] - keys_k
 
     def _biased(self, score_xrqk: Tensor, distance_qk: Tensor) -> Tensor:
-        slopes_a = torch.tensor(self.scores.slopes_a, device=distance_qk.device)
-        slopes_gr11 = slopes_a.to(score_xrqk.dtype).view(self.groups, -1, 1, 1)
+        slopes_a = score_xrqk.new_tensor(self.scores.slopes_a)
+        slopes_gr11 = slopes_a.view(self.groups, -1, 1, 1)
         score_bgrqk = score_xrqk.unflatten(0, (-1, self.groups))
         distance_qk = distance_qk.to(score_xrqk.dtype)
         biased_bgrqk = torch.addcmul(score_bgrqk, slopes_gr11, distance_qk, value=-1)
