@@ -19,6 +19,7 @@ class ReplicaWork:
 
     Args:
         gradients: of every bucket, one-dimensional; the sums replace them.
+        sizes: of every bucket, those of its shards, one for each replica.
         axis: the replicas, with a process group that nothing else uses meanwhile.
         lane: where communication runs beside the passes.
         dtype: in which gradients travel and add up; ``None``: their own.
@@ -28,12 +29,14 @@ class ReplicaWork:
     def __init__(
         self,
         gradients: Sequence[Tensor],
+        sizes: Sequence[Sequence[int]],
         axis: ConnectedAxis,
         lane: Lane,
         dtype: torch.dtype | None = None,
         optimizer: ShardedOptimizer | None = None,
     ) -> None:
         self._gradients = gradients
+        self._sizes = sizes
         self._axis = axis
         self._lane = lane
         self._dtype = dtype
@@ -47,22 +50,23 @@ class ReplicaWork:
     def start(self, comm: Comm, recorder: Observer | None = None) -> Pending[object]:
         """Begin RG of a bucket whose gradients are complete, or AG of one that is updated."""
         if comm.kind == "RG":
-            work = partial(self._reduce, self._gradients[comm.microbatch])
+            number = comm.microbatch
+            work = partial(self._reduce, self._gradients[number], self._sizes[number])
         else:
             assert self._optimizer is not None, "only a sharded optimizer gathers parameters"
             work = partial(self._optimizer.gather, comm.microbatch)
         return self._lane.submit(work if recorder is None else recorder.timed(comm, work))
 
-    def _reduce(self, gradients: Tensor) -> None:
+    def _reduce(self, gradients: Tensor, sizes: Sequence[int]) -> None:
         if self._dtype is None or self._dtype == gradients.dtype:
-            self._sum(gradients)
+            self._sum(gradients, sizes)
             return
         narrow = gradients.to(self._dtype)
-        self._sum(narrow)
+        self._sum(narrow, sizes)
         gradients.copy_(narrow)
 
-    def _sum(self, gradients: Tensor) -> None:
+    def _sum(self, gradients: Tensor, sizes: Sequence[int]) -> None:
         if self._optimizer is None:
-            collectives.all_reduce_parts(gradients, self._axis)
+            collectives.all_reduce_parts(gradients, self._axis, sizes)
         else:
-            collectives.reduce_scatter(gradients, self._axis)
+            collectives.reduce_scatter(gradients, self._axis, sizes)

@@ -68,6 +68,7 @@ class RunForecast:
         exchanges: what is exchanged with replicas; ``None``: there is one replica.
         hidden: how much of that the passes hide, by kind of communication.
         padding: share of a rank's parameters that its buckets have in addition, at most.
+        uneven: share of the mean by which the largest part of a replica exceeds it.
     """
 
     config: RunConfig
@@ -79,6 +80,7 @@ class RunForecast:
     exchanges: Exchanges | None = None
     hidden: Mapping[CommKind, Hidden] = field(default_factory=dict)
     padding: float = 0.0
+    uneven: float = 0.0
 
     @property
     def samples_per_second(self) -> float:
@@ -146,11 +148,13 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
     costs = stage_costs(times, plan.stages, treatment).costs(run_plan.layers)
     program = lower(plan, run_plan.costs)
     step = [device.traffic(moved) for moved in _moved_by_step(config, run_plan, shape)]
-    exchanges, padding = None, 0.0
+    exchanges, padding, uneven = None, 0.0, 0.0
     kept: Mapping[CommKind, Hidden] = {}
     if config.parallel.replicas.size > 1:
         buckets = run_buckets(config, run_plan)
         padding = max(own.padded / own.parameters - 1 for own in buckets)
+        replicas = config.parallel.replicas.size
+        uneven = max(own.fullest * replicas / own.padded - 1 for own in buckets)
         exchanges = _exchanges(config, gpu, buckets, step)
         program, costs = exchanges.added_to(program, costs)
         kept = hidden(program, costs)
@@ -164,7 +168,9 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
         peak_flops=device.peak_flops,
         step=max(step) if exchanges is None else exchanges.step,
     )
-    return RunForecast(config, run_plan, gpu, timeline, outcome, sizes, exchanges, kept, padding)
+    return RunForecast(
+        config, run_plan, gpu, timeline, outcome, sizes, exchanges, kept, padding, uneven
+    )
 
 
 def replicas_of(config: RunConfig) -> Replicas:

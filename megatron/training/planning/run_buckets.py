@@ -6,7 +6,8 @@ import torch
 
 from megatron.config.run_config import RunConfig
 from megatron.model.stage import RankModel, place
-from megatron.optimizer.bucket import lay_out
+from megatron.optimizer.bucket_layouts import bucket_layouts
+from megatron.optimizer.make import keeps_whole
 from megatron.runtime.buckets import described, make_buckets
 from megatron.schedules.buckets import Bucket
 from megatron.training.planning.run_plan import RunPlan
@@ -20,11 +21,13 @@ class RankBuckets:
         buckets: as a program needs them.
         parameters: of the rank.
         padded: the same with the padding of its buckets.
+        fullest: of the shards of one replica, that which has most of them.
     """
 
     buckets: list[Bucket]
     parameters: int
     padded: int
+    fullest: int
 
 
 def run_buckets(config: RunConfig, run_plan: RunPlan) -> list[RankBuckets]:
@@ -51,10 +54,15 @@ def _of_rank(config: RunConfig, run_plan: RunPlan, rank: int) -> RankBuckets:
     )
     model = RankModel(config.model, placement, config.train.dtype, torch.device("meta"))
     replicas = parallel.replicas
-    buckets = make_buckets(model, plan, replicas.size, replicas.bucket_size, replicas.buckets)
-    shapes = [[tuple(owned.parameter.shape) for owned in bucket] for bucket in buckets]
+    whole = keeps_whole(config.optimizer)
+    buckets = make_buckets(
+        model, plan, replicas.size, replicas.bucket_size, replicas.buckets, whole
+    )
+    layouts = bucket_layouts(buckets, replicas.size, whole)
+    filled = map(sum, zip(*(layout.sizes for layout in layouts), strict=True))
     return RankBuckets(
         described(buckets, model, plan),
         sum(owned.parameter.numel() for bucket in buckets for owned in bucket),
-        sum(lay_out(own, replicas.size).size for own in shapes),
+        sum(layout.size for layout in layouts),
+        max(filled),
     )
