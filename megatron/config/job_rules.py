@@ -83,7 +83,6 @@ def _ranks(world_size: int, flags: Flags) -> Iterator[str]:
         yield from _shares_of_growing_batches(world_size // size, flags)
         if world_size > size:
             yield from _gathering(flags)
-            yield from _sharded_muon(flags)
 
 
 def _asked_for_a_replica(flags: Flags) -> str:
@@ -115,14 +114,6 @@ def _predicted_replicas(world_size: int, flags: Flags) -> Iterator[str]:
     """Judge the replicas of a dry run as those of a job, whose ranks it does not need."""
     size, replicas = ranks_of_replica(flags.parallel), flags.log.dry_run_replicas
     yield from _ranks(size * replicas if replicas else max(size, world_size), flags)
-
-
-def _sharded_muon(flags: Flags) -> Iterator[str]:
-    if flags.optimizer.optimizer == "muon" and flags.replicas.use_distributed_optimizer:
-        yield (
-            "--use-distributed-optimizer: Muon needs whole matrices, and shards are rows of them: "
-            "leave it out, or use --optimizer adam or sgd"
-        )
 
 
 def _share_of_the_batch(replicas: int, flags: Flags) -> Iterator[str]:

@@ -1,10 +1,10 @@
 """Buckets: parameters whose gradients are reduced together, side by side in one tensor.
 
-With several replicas a bucket is cut into as many equal shards. Replica k adds up shard k of the
+With several replicas a bucket is cut into as many shards. Replica k adds up shard k of the
 gradients, and with a sharded optimizer (ZeRO, arXiv 1910.02054) it alone updates these parameters.
 No boundary cuts a row of a parameter, so a shard is a list of rows, and the optimizer's state can
-be saved and loaded like any other tensor. What that costs is padding at the end of the bucket: less
-than a row for each shard.
+be saved and loaded like any other tensor. Shards are equal, which costs padding at the end of the
+bucket: less than a row for each shard. (``bucket_layouts`` has shards of whole matrices.)
 
 Nor does a boundary cut the ``VECTOR`` elements that kernels take at once. On CPUs those that are
 left at the end of a tensor are rounded otherwise, and the result would depend on the shards.
@@ -35,22 +35,25 @@ class BucketLayout:
 
     Attributes:
         starts: the first element of every parameter.
-        shard_size: elements of a shard.
-        shards: number of shards.
+        bounds: the first element of every shard, and the end of the last one.
     """
 
     starts: tuple[int, ...]
-    shard_size: int
-    shards: int
+    bounds: tuple[int, ...]
 
     @property
     def size(self) -> int:
         """Elements of the bucket, padding included."""
-        return self.shard_size * self.shards
+        return self.bounds[-1]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Elements of every shard."""
+        return tuple(end - begin for begin, end in pairwise(self.bounds))
 
     def shard(self, index: int) -> slice:
         """Return the elements of a shard."""
-        return slice(index * self.shard_size, (index + 1) * self.shard_size)
+        return slice(self.bounds[index], self.bounds[index + 1])
 
 
 def row_length(shape: Shape) -> int:
@@ -59,7 +62,7 @@ def row_length(shape: Shape) -> int:
 
 
 def lay_out(shapes: Sequence[Shape], shards: int) -> BucketLayout:
-    """Lay out parameters side by side, so that no shard's boundary cuts a row or a vector.
+    """Lay out parameters side by side in equal shards, whose bounds cut no row and no vector.
 
     Those with the longest rows lie first. As every length of a row divides the longer ones
     (``share_a_bucket``), each parameter then starts at a multiple of its own row, and so does every
@@ -80,8 +83,8 @@ def lay_out(shapes: Sequence[Shape], shards: int) -> BucketLayout:
         starts[index] = -(-end // step) * step
         end = starts[index] + prod(shapes[index])
     unit = lcm(max(rows), VECTOR) if shards > 1 else 1
-    shard_rows = -(-end // (shards * unit))
-    return BucketLayout(tuple(starts), shard_rows * unit, shards)
+    shard_size = -(-end // (shards * unit)) * unit
+    return BucketLayout(tuple(starts), tuple(shard_size * k for k in range(shards + 1)))
 
 
 def share_a_bucket(rows: Sequence[int]) -> bool:
@@ -102,7 +105,7 @@ class Bucket:
         parameters: all of one type; bf16 and fp16 ones get gradients of ``gradient_dtype``, others
             those of their type.
         kernels: of the parameters' device and type.
-        shards: number of replicas.
+        layout: of the parameters; ``None``: side by side, in one shard.
         together: whether the parameters move side by side too, so that replicas can gather them.
         gradient_dtype: in which gradients add up, where parameters have 16 bits.
 
@@ -117,7 +120,7 @@ class Bucket:
         self,
         parameters: Sequence[OptimizedParameter],
         kernels: Kernels,
-        shards: int = 1,
+        layout: BucketLayout | None = None,
         *,
         together: bool = False,
         gradient_dtype: torch.dtype = torch.float32,
@@ -125,7 +128,8 @@ class Bucket:
         self._parameters = tuple(parameters)
         self._kernels = kernels
         first = self._parameters[0].parameter
-        self.layout = lay_out([tuple(entry.parameter.shape) for entry in parameters], shards)
+        shapes = [tuple(entry.parameter.shape) for entry in parameters]
+        self.layout = lay_out(shapes, shards=1) if layout is None else layout
         full = first.dtype in (torch.float32, torch.float64)
         dtype = first.dtype if full else gradient_dtype
         self.gradients = torch.zeros(self.layout.size, dtype=dtype, device=first.device)

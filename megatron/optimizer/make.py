@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from megatron.model.ownership import LAYERS
+from megatron.model.ownership import LAYERS, OwnedParameter
 from megatron.optimizer.adamw import AdamW
+from megatron.optimizer.bucket_layouts import KeepsWhole
 from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.mixed_precision import Master, MixedPrecisionOptimizer, Rule
 from megatron.optimizer.muon import Muon, QKVRows
@@ -33,8 +34,8 @@ def make_optimizer(
             case "sgd":
                 return [SGD(masters, config)]
             case "muon":
-                matrices = [master for master in masters if takes_muon(master)]
-                others = [master for master in masters if not takes_muon(master)]
+                matrices = [master for master in masters if takes_muon(master.owned)]
+                others = [master for master in masters if not takes_muon(master.owned)]
                 made: list[Rule] = [Muon(matrices, config.muon, qkv)]
                 return [*made, AdamW(others, config)] if others else made
 
@@ -47,10 +48,15 @@ def _keeps_16_bits(masters: Sequence[Master], config: OptimizerConfig) -> bool:
     return narrow_moments or masters[0].gradient.dtype != masters[0].weight.dtype
 
 
-def takes_muon(master: Master) -> bool:
+def keeps_whole(config: OptimizerConfig) -> KeepsWhole:
+    """Return what tells the parameters that an optimizer updates as a whole."""
+    return takes_muon if config.optimizer == "muon" else lambda owned: False
+
+
+def takes_muon(owned: OwnedParameter) -> bool:
     """Whether Muon updates it: a matrix of a layer.
 
     Vocabulary and position tables, norms and biases are left to AdamW. (Megatron gives Muon the
     position table too.)
     """
-    return master.name.startswith(LAYERS) and len(master.part.global_shape) == 2
+    return owned.name.startswith(LAYERS) and len(owned.global_shape) == 2

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from megatron.model.ownership import OUTPUT_LAYER, WORD_EMBEDDINGS
+from megatron.model.ownership import OUTPUT_LAYER, WORD_EMBEDDINGS, OwnedParameter
 from megatron.optimizer.grad_norm import clip_coefficient
 from megatron.optimizer.lr_schedule import Rates
 from megatron.optimizer.optimizer import check_norm
@@ -37,6 +37,11 @@ class Master:
     def name(self) -> str:
         """Name of the parameter in the whole model."""
         return self.part.name
+
+    @property
+    def owned(self) -> OwnedParameter:
+        """The parameter that it is a part of."""
+        return self.part.entry.owned
 
     @property
     def gradient(self) -> Tensor:

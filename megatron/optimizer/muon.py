@@ -1,7 +1,8 @@
 """Muon: momentum, made orthogonal, for the matrices of the layers.
 
 An update has the singular vectors of the mean of gradients, and singular values near 1
-(``newton_schulz``). It depends on a matrix as a whole, so a rank must have all of it.
+(``newton_schulz``). It depends on a matrix as a whole, so a rank must have all of it; replicas that
+shard the optimizer have matrices of their own (``bucket_layouts``).
 As in Megatron, a layer's queries, keys and values are three matrices, although they lie in one, and
 SwiGLU's gate and up projections are one.
 

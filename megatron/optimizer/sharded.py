@@ -43,7 +43,7 @@ class ShardedOptimizer:
     def __init__(self, buckets: Sequence[Bucket], make: MakeOptimizer, axis: ConnectedAxis) -> None:
         self._buckets = buckets
         self._axis = axis
-        self._optimizers: list[Optimizer | None] = []  # None: the shard is padding
+        self._optimizers: list[Optimizer | None] = []  # None: the shard is empty
         self._of: dict[str, Optimizer] = {}
         for bucket in buckets:
             parts = list(bucket.parts(axis.rank))
@@ -81,9 +81,9 @@ class ShardedOptimizer:
         """Gather the weights of a bucket, if they have been updated since they last were."""
         if bucket in self._to_gather:
             assert bucket not in self._to_update, "update comes before gather"
-            values = self._buckets[bucket].values
-            assert values is not None, "the parameters lie together"
-            collectives.gather_parts(values, self._axis)
+            own = self._buckets[bucket]
+            assert own.values is not None, "the parameters lie together"
+            collectives.gather_parts(own.values, self._axis, own.layout.sizes)
             self._to_gather.discard(bucket)
 
     def settle(self) -> None:

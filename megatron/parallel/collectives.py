@@ -1,5 +1,6 @@
 """Collectives over an axis; a result that only one rank needs goes to the place ``root``."""
 
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from megatron.parallel import p2p
 from megatron.parallel.groups import ConnectedAxis
 
+Sizes = Sequence[int] | None
 Operation = dist.ReduceOp.RedOpType
 MAXIMUM: Final = dist.ReduceOp.MAX
 SUM: Final = dist.ReduceOp.SUM
@@ -92,31 +94,48 @@ def _gather_by_doubling(gathered: Tensor, own: Tensor, axis: ConnectedAxis) -> N
     torch.cat((blocks[size - rank :], blocks[: size - rank]), out=gathered)
 
 
-def reduce_scatter(tensor: Tensor, axis: ConnectedAxis) -> None:
-    """Sum ``tensor`` over the ranks, in place; every rank gets one of ``axis.size`` equal parts.
+def reduce_scatter(tensor: Tensor, axis: ConnectedAxis, sizes: Sizes = None) -> None:
+    """Sum ``tensor`` over the ranks, in place; rank k gets part k.
 
     The other parts are undefined afterwards. On CPUs each rank sends every other rank its part,
     because gloo has no such collective of its own, and adds in the order of the ranks: the sum of
     an element does not depend on its place.
 
     Args:
-        tensor: one-dimensional, its length a multiple of ``axis.size``.
-        axis: the ranks; rank k gets part k.
+        tensor: one-dimensional.
+        axis: the ranks.
+        sizes: of the parts, one for each rank, some of them maybe 0; ``None``: equal ones.
     """
     if axis.size == 1:
         return
-    parts = tensor.view(axis.size, -1)
+    parts = _split(tensor, axis, sizes)
     if tensor.device.type == "cpu":
         _exchange_parts(parts, axis)
-    else:
+    elif _equal(parts):
         _scatter_sums(parts[axis.rank], tensor, group=axis.group)
+    else:
+        for root, part in _not_empty(parts):
+            dist.reduce(part, group=axis.group, group_dst=root)
 
 
-def _exchange_parts(parts: Tensor, axis: ConnectedAxis) -> None:
+def _split(tensor: Tensor, axis: ConnectedAxis, sizes: Sizes) -> tuple[Tensor, ...]:
+    return tensor.view(axis.size, -1).unbind() if sizes is None else tensor.split(tuple(sizes))
+
+
+def _equal(parts: Sequence[Tensor]) -> bool:
+    return len({part.numel() for part in parts}) == 1
+
+
+def _not_empty(parts: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
+    """Yield the parts that have elements, each with the rank whose it is."""
+    return ((rank, part) for rank, part in enumerate(parts) if part.numel())
+
+
+def _exchange_parts(parts: Sequence[Tensor], axis: ConnectedAxis) -> None:
     rank, others = axis.rank, [other for other in range(axis.size) if other != axis.rank]
     received = {other: torch.empty_like(parts[rank]) for other in others}
-    coming = [p2p.receive(received[other], other, axis) for other in others]
-    going = [p2p.send(parts[other], other, axis) for other in others]
+    coming = [p2p.receive(received[other], other, axis) for other in others if parts[rank].numel()]
+    going = [p2p.send(part, other, axis) for other, part in _not_empty(parts) if other != rank]
     for transfer in (*coming, *going):
         transfer.wait()
     received[rank] = parts[rank]
@@ -126,29 +145,39 @@ def _exchange_parts(parts: Tensor, axis: ConnectedAxis) -> None:
     parts[rank].copy_(total)
 
 
-def gather_parts(tensor: Tensor, axis: ConnectedAxis) -> None:
-    """Fill ``tensor`` on every rank, in place, with part k of ``axis.size`` equal ones from rank k.
-
-    Args:
-        tensor: one-dimensional, its length a multiple of ``axis.size``.
-        axis: the ranks.
-    """
+def gather_parts(tensor: Tensor, axis: ConnectedAxis, sizes: Sizes = None) -> None:
+    """Fill ``tensor`` on every rank, in place, with part k from rank k; arguments as above."""
     if axis.size == 1:
         return
-    parts = tensor.view(axis.size, -1)
-    if tensor.device.type == "cpu":
-        _gather_by_doubling(parts, parts[axis.rank], axis)
-    else:
+    parts = _split(tensor, axis, sizes)
+    on_host = tensor.device.type == "cpu"
+    if _equal(parts) and on_host:
+        _gather_by_doubling(tensor.view(axis.size, -1), parts[axis.rank], axis)
+    elif _equal(parts):
         _gather_whole(tensor, parts[axis.rank], group=axis.group)
+    elif on_host:
+        _send_parts_to_all(parts, axis)
+    else:
+        for root, part in _not_empty(parts):
+            dist.broadcast(part, group=axis.group, group_src=root)
 
 
-def all_reduce_parts(tensor: Tensor, axis: ConnectedAxis) -> None:
+def _send_parts_to_all(parts: Sequence[Tensor], axis: ConnectedAxis) -> None:
+    rank, own = axis.rank, parts[axis.rank]
+    coming = [p2p.receive(part, other, axis) for other, part in _not_empty(parts) if other != rank]
+    others = [other for other in range(axis.size) if other != rank and own.numel()]
+    going = [p2p.send(own, other, axis) for other in others]
+    for transfer in (*coming, *going):
+        transfer.wait()
+
+
+def all_reduce_parts(tensor: Tensor, axis: ConnectedAxis, sizes: Sizes = None) -> None:
     """Sum ``tensor`` over the ranks in place; on CPUs to the same bits as ``reduce_scatter``.
 
     Arguments as there.
     """
     if tensor.device.type == "cpu":
-        reduce_scatter(tensor, axis)
-        gather_parts(tensor, axis)
+        reduce_scatter(tensor, axis, sizes)
+        gather_parts(tensor, axis, sizes)
     else:
         all_reduce(tensor, SUM, axis)

@@ -19,6 +19,7 @@ from megatron.layers.linear import Linear
 from megatron.model.ownership import WORD_EMBEDDINGS, OwnedParameter
 from megatron.model.stage import RankModel
 from megatron.optimizer.bucket import row_length, share_a_bucket
+from megatron.optimizer.bucket_layouts import KeepsWhole
 from megatron.schedules.buckets import Bucket, Touch
 from megatron.schedules.passes import PassKind
 from megatron.schedules.plan import Plan
@@ -42,6 +43,7 @@ def make_buckets(
     replicas: int,
     limit: int | None = None,
     number: int | None = None,
+    keeps_whole: KeepsWhole = lambda owned: False,
 ) -> list[tuple[OwnedParameter, ...]]:
     """Spread the parameters of this rank over buckets.
 
@@ -52,21 +54,23 @@ def make_buckets(
         limit: parameters after which a bucket is full; ``None``: ``DEFAULT_BUCKET_SIZE``, or
             ``DEFAULT_PER_REPLICA`` for each replica if that is more. A parameter is not cut.
         number: of buckets, about, as no parameter is cut; in place of ``limit``.
+        keeps_whole: tells which parameters no shard may cut; they share buckets with none but
+            each other.
     """
     touched = touches(model, plan)
-    together: dict[tuple[frozenset[Touch], tuple[Summands, ...]], list[OwnedParameter]]
+    together: dict[tuple[frozenset[Touch], tuple[Summands, ...], bool], list[OwnedParameter]]
     together = defaultdict(list)
     for owned in model.owned_parameters():
         added = summands(owned, model, plan)
-        together[touched[id(owned.parameter)], added].append(owned)
+        together[touched[id(owned.parameter)], added, keeps_whole(owned)].append(owned)
     if number is not None:
         limit = sum(p.numel() for p in model.parameters()) // number
     if limit is None:
         limit = max(DEFAULT_BUCKET_SIZE, DEFAULT_PER_REPLICA * replicas)
     return [
         bucket
-        for parameters in together.values()
-        for fitting in _by_rows(parameters)
+        for (_, _, whole), parameters in together.items()
+        for fitting in ([parameters] if whole else _by_rows(parameters))
         for bucket in _filled(fitting, limit)
     ]
 

@@ -35,6 +35,7 @@ class Replication:
     Attributes:
         buckets: the parameters of every bucket.
         gradients: their gradients, one-dimensional, in the same order.
+        sizes: of the shards into which each is cut.
         overlap_reduce: reduce a bucket as soon as its gradients are complete; otherwise all at the
             end.
         dtype: in which gradients travel and add up; ``None``: their own.
@@ -45,6 +46,7 @@ class Replication:
 
     buckets: Sequence[Sequence[OwnedParameter]]
     gradients: Sequence[torch.Tensor]
+    sizes: Sequence[Sequence[int]]
     overlap_reduce: bool = False
     dtype: torch.dtype | None = None
     optimizer: ShardedOptimizer | None = None
@@ -186,6 +188,7 @@ class PipelineRank:
         ]
         return ReplicaWork(
             replication.gradients,
+            replication.sizes,
             groups.gradients,
             self._gradient_lane,
             replication.dtype,

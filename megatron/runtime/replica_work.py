@@ -23,6 +23,7 @@ class ReplicaWork:
 
     Args:
         gradients: of every bucket, one-dimensional; the sums replace them.
+        sizes: of every bucket, those of its shards, one for each replica.
         axis: the replicas, with a process group that nothing else uses meanwhile.
         lane: where communication runs beside the passes.
         dtype: in which gradients travel and add up; ``None``: their own.
@@ -34,6 +35,7 @@ class ReplicaWork:
     def __init__(
         self,
         gradients: Sequence[Tensor],
+        sizes: Sequence[Sequence[int]],
         axis: ConnectedAxis,
         lane: Lane,
         dtype: torch.dtype | None = None,
@@ -41,6 +43,7 @@ class ReplicaWork:
         within: Sequence[Sequence[ConnectedAxis]] | None = None,
     ) -> None:
         self._gradients = gradients
+        self._sizes = sizes
         self._axis = axis
         self._lane = lane
         self._dtype = dtype
@@ -62,18 +65,18 @@ class ReplicaWork:
         return self._lane.submit(work if recorder is None else recorder.timed(comm, work))
 
     def _reduce(self, bucket: int) -> None:
-        gradients = self._gradients[bucket]
+        gradients, sizes = self._gradients[bucket], self._sizes[bucket]
         for axis in self._within[bucket]:
             collectives.all_reduce(gradients, collectives.SUM, axis)
         if self._dtype is None or self._dtype == gradients.dtype:
-            self._sum(gradients)
+            self._sum(gradients, sizes)
             return
         narrow = gradients.to(self._dtype)
-        self._sum(narrow)
+        self._sum(narrow, sizes)
         gradients.copy_(narrow)
 
-    def _sum(self, gradients: Tensor) -> None:
+    def _sum(self, gradients: Tensor, sizes: Sequence[int]) -> None:
         if self._optimizer is None:
-            collectives.all_reduce_parts(gradients, self._axis)
+            collectives.all_reduce_parts(gradients, self._axis, sizes)
         else:
-            collectives.reduce_scatter(gradients, self._axis)
+            collectives.reduce_scatter(gradients, self._axis, sizes)

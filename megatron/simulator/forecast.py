@@ -47,7 +47,7 @@ def forecast(
         plan: the plan that runs.
         timeline: its timeline in seconds.
         sizes: the sizes in bytes of all that ranks hold.
-        model_flops: useful FLOPs of an iteration, of all ranks together.
+        model_flops: useful FLOPs of an iteration, of the plan's ranks together.
         peak_flops: FLOP/s of one rank by its data sheet.
         step: seconds of the optimizer's step on the slowest rank.
     """

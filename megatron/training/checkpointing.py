@@ -114,6 +114,8 @@ class Checkpoints:
         goes_on = _same_folder(config.load, config.save) and progress.iteration > 0
         if config.save is not None and not goes_on:
             self._of_others = set(folder.complete(config.save))
+        if config.save is not None and config.asynchronous:
+            self._copy(self._own_share())  # the first save finds its memory, too
         return progress
 
     def _load(self) -> Progress:
@@ -153,11 +155,16 @@ class Checkpoints:
             self._say(self._write(root, progress.iteration, tensors, common))
             return
         started = time.perf_counter()
-        copies = {name: own.copied(self._copies.get(name)) for name, own in tensors.items()}
-        self._copies = copies  # whose memory the next copy takes
+        copies = self._copy(tensors)
         stalled = time.perf_counter() - started
         self._background.start(lambda: self._write(root, progress.iteration, copies, common))
         self._say(f"checkpoint of iteration {progress.iteration} begun; copied in {stalled:.2f} s")
+
+    def _copy(self, tensors: Mapping[str, BoxedTensor]) -> dict[str, BoxedTensor]:
+        """Return a copy, which lies in the memory of the last one."""
+        copies = {name: own.copied(self._copies.get(name)) for name, own in tensors.items()}
+        self._copies = copies
+        return copies
 
     def report(self, *, wait: bool = False) -> None:
         """Say how an asynchronous save ended, if it has."""

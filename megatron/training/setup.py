@@ -14,8 +14,9 @@ from megatron.config.run_config import ParallelConfig, RunConfig, TrainConfig
 from megatron.model.config import ModelConfig
 from megatron.model.stage import RankModel, place
 from megatron.optimizer.bucket import Bucket
+from megatron.optimizer.bucket_layouts import bucket_layouts
 from megatron.optimizer.loss_scaler import LossScaler
-from megatron.optimizer.make import make_optimizer
+from megatron.optimizer.make import keeps_whole, make_optimizer
 from megatron.optimizer.muon import QKVRows
 from megatron.optimizer.optimizer import Optimizer
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
@@ -225,16 +226,20 @@ def build_train_state(
     model = make_model(config.model, config.train, config.parallel, groups, run_plan)
     parameters = tuple(map(OptimizedParameter.of, model.owned_parameters()))
     replicas, axis = config.parallel.replicas, groups.gradients
-    chosen = make_buckets(model, run_plan.plan, axis.size, replicas.bucket_size, replicas.buckets)
+    whole_ones = keeps_whole(config.optimizer)
+    chosen = make_buckets(
+        model, run_plan.plan, axis.size, replicas.bucket_size, replicas.buckets, whole_ones
+    )
+    layouts = bucket_layouts(chosen, axis.size, whole_ones)
     buckets = tuple(
         Bucket(
             [OptimizedParameter.of(owned) for owned in bucket],
             model.kernels,
-            axis.size,
+            layout,
             together=replicas.shard_optimizer,
             gradient_dtype=config.train.gradient_dtype,
         )
-        for bucket in chosen
+        for bucket, layout in zip(chosen, layouts, strict=True)
     )
     whole = tuple(map(ParameterPart.whole, parameters))
     own = tuple(part for bucket in buckets for part in bucket.parts(axis.rank))
@@ -246,6 +251,7 @@ def build_train_state(
     replication = Replication(
         chosen,
         [bucket.gradients for bucket in buckets],
+        [layout.sizes for layout in layouts],
         overlap_reduce=replicas.overlap,
         dtype=replicas.reduce_dtype,
         optimizer=sharded,

@@ -184,11 +184,6 @@ def refusal(
             "--muon-num-ns-steps 5 polar_express 8 steps or more",
         ),
         (
-            "--optimizer muon --use-distributed-optimizer --global-batch-size 4",
-            2,
-            "--use-distributed-optimizer Muon whole matrices adam or sgd",
-        ),
-        (
             "--rampup-batch-size 2 2 8 --global-batch-size 4",
             1,
             "--rampup-batch-size 2 2 8 --train-iters 10 give one",

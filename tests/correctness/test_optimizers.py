@@ -72,6 +72,8 @@ RUNS = [
     ("muon", Layout(2, "vocab-2"), True),
     ("nesterov", Layout(2, "none", "interleaved"), False),
     ("muon", Layout(1, "vocab-2", replicas=2), False),
+    ("muon", Layout(1, "none", replicas=4, overlap=True, bucket_size=3000, sharded=True), False),
+    ("nesterov", Layout(2, "vocab-2", "zb-h1", replicas=2, sharded=True), True),
 ]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -135,16 +135,21 @@ def test_replicas_train_what_one_process_trains(
     ],
     ids=name_of,
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("optimizer", "dtype"),
+    [("adam", torch.float32), ("adam", torch.bfloat16), ("muon", torch.bfloat16)],
+    ids=str,
+)
 def test_sharding_overlap_and_guessing_change_no_bit(
-    plain: Layout, dtype: torch.dtype, ranks: RankPool
+    plain: Layout, optimizer: Literal["adam", "muon"], dtype: torch.dtype, ranks: RankPool
 ) -> None:
     """Also with clipping at work, so that some guesses of post-validation are wrong."""
     its_job = job(GPT)
 
     def run(layout: Layout, *, guess: bool = False) -> tuple[list[float], list[float], Parameters]:
         config = its_job.config(layout, dtype)
-        config = replace(config, optimizer=replace(config.optimizer, post_validation=guess))
+        chosen = replace(config.optimizer, post_validation=guess, optimizer=optimizer)
+        config = replace(config, optimizer=chosen)
         by_rank = ranks.run(
             train_on_rank, layout.world_size, config=config, batches=its_job.batches()
         )
@@ -196,11 +201,11 @@ OPEN = ShardedOptimizer.open
 
 
 def lose_own(
-    reduce_scatter: Callable[[torch.Tensor, ConnectedAxis], None],
-) -> Callable[[torch.Tensor, ConnectedAxis], None]:
-    def losing(tensor: torch.Tensor, axis: ConnectedAxis) -> None:
+    reduce_scatter: Callable[[torch.Tensor, ConnectedAxis, Sequence[int]], None],
+) -> Callable[[torch.Tensor, ConnectedAxis, Sequence[int]], None]:
+    def losing(tensor: torch.Tensor, axis: ConnectedAxis, sizes: Sequence[int]) -> None:
         tensor.zero_()
-        reduce_scatter(tensor, axis)
+        reduce_scatter(tensor, axis, sizes)
 
     return losing
 

@@ -12,6 +12,7 @@ from torch import nn
 from megatron.kernels.choose import kernels_for
 from megatron.layers.main_grad import main_grad_of
 from megatron.optimizer.bucket import VECTOR, Bucket, lay_out, row_length, share_a_bucket
+from megatron.optimizer.bucket_layouts import lay_out_whole
 from megatron.optimizer.parameters import ParameterPart
 
 CPU = torch.device("cpu")
@@ -119,18 +120,26 @@ def test_the_padding_of_a_usual_model_is_below_three_percent() -> None:
 
 
 @settings(deadline=None)
-@given(shapes=SHAPES, shards=st.integers(1, 5), together=st.booleans(), bf16=st.booleans())
+@given(
+    shapes=SHAPES,
+    shards=st.integers(1, 5),
+    together=st.booleans(),
+    bf16=st.booleans(),
+    whole=st.booleans(),
+)
 def test_the_shards_hold_every_element_once(
-    shapes: list[tuple[int, ...]], shards: int, together: bool, bf16: bool
+    shapes: list[tuple[int, ...]], shards: int, together: bool, bf16: bool, whole: bool
 ) -> None:
     dtype = torch.bfloat16 if bf16 else torch.float32
     parameters = {f"p{i}": nn.Parameter(torch.rand(s).to(dtype)) for i, s in enumerate(shapes)}
     before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-    bucket = Bucket(entries(parameters.items()), kernels_for(CPU, dtype), shards, together=together)
+    layout = lay_out_whole(shapes, [0] * shards) if whole else lay_out(shapes, shards)
+    bucket = Bucket(entries(parameters.items()), kernels_for(CPU, dtype), layout, together=together)
     assert all(torch.equal(parameters[name].detach(), before[name]) for name in before)
     for shard in range(shards):
         for part in bucket.parts(shard):
             assert part.weight.shape == part.gradient.shape
+            assert not whole or part.weight.shape == parameters[part.name].shape
             for piece in part.pieces:
                 there = part.weight[piece.local.slices]
                 assert torch.equal(there, before[part.name][piece.box.slices])

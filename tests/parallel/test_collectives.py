@@ -69,33 +69,37 @@ def test_transfers_arrive_in_order_and_directions_do_not_mix(ranks: RankPool) ->
     assert one == [0, 1, 2, 0, 1, 2]
 
 
-def exchange_parts(rank: int, world_size: int, *, length: int) -> dict[str, torch.Tensor]:
+def exchange_parts(
+    rank: int, world_size: int, *, sizes: tuple[int, ...]
+) -> dict[str, torch.Tensor]:
     """Reduce and scatter, gather, and both, of fp32 numbers of different sizes."""
     axis = make_pipeline_groups().column
-    own = torch.randn(length * world_size, generator=torch.Generator().manual_seed(rank))
+    own = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(rank))
     own *= 10.0 ** torch.arange(own.numel()).remainder(7)
-    part = slice(length * rank, length * (rank + 1))
     scattered, gathered, reduced = own.clone(), own.clone(), own.clone()
-    collectives.reduce_scatter(scattered, axis)
-    collectives.gather_parts(gathered, axis)
-    collectives.all_reduce_parts(reduced, axis)
-    return {"own": own, "part": scattered[part], "gathered": gathered, "reduced": reduced}
+    collectives.reduce_scatter(scattered, axis, sizes)
+    collectives.gather_parts(gathered, axis, sizes)
+    collectives.all_reduce_parts(reduced, axis, sizes)
+    part = scattered.split(sizes)[rank]
+    return {"own": own, "part": part, "gathered": gathered, "reduced": reduced}
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_parts_are_added_in_the_order_of_the_ranks(world_size: int, ranks: RankPool) -> None:
-    results = ranks.run(exchange_parts, world_size, length=5)
+@pytest.mark.parametrize(
+    "sizes", [(5,), (5, 5), (5, 5, 5), (5, 5, 5, 5), (0, 7), (3, 0, 9), (4, 1, 0, 0), (0, 2, 2, 8)]
+)
+def test_parts_are_added_in_the_order_of_the_ranks(sizes: tuple[int, ...], ranks: RankPool) -> None:
+    results = ranks.run(exchange_parts, len(sizes), sizes=sizes)
     total = results[0]["own"].clone()
     for result in results[1:]:
         total += result["own"]
-    gathered = torch.cat([r["own"].view(world_size, -1)[k] for k, r in enumerate(results)])
+    gathered = torch.cat([r["own"].split(sizes)[k] for k, r in enumerate(results)])
     for rank, result in enumerate(results):
-        assert torch.equal(result["part"], total.view(world_size, -1)[rank])
+        assert torch.equal(result["part"], total.split(sizes)[rank])
         assert torch.equal(result["gathered"], gathered)
         assert torch.equal(result["reduced"], total)
 
 
-def count_bytes(rank: int, world_size: int, *, elements: int) -> dict[str, int]:
+def count_bytes(rank: int, world_size: int, *, sizes: tuple[int, ...]) -> dict[str, int]:
     """Bytes that this rank sends for each collective of parts."""
     axis, sent = make_pipeline_groups().column, 0
 
@@ -109,18 +113,25 @@ def count_bytes(rank: int, world_size: int, *, elements: int) -> dict[str, int]:
         patch.setattr(p2p, "send", counting)
         for name in ("reduce_scatter", "gather_parts", "all_reduce_parts"):
             sent = 0
-            getattr(collectives, name)(torch.zeros(elements), axis)
+            getattr(collectives, name)(torch.zeros(sum(sizes)), axis, sizes)
             counts[name] = sent
     return counts
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_bytes_are_the_least_possible(world_size: int, ranks: RankPool) -> None:
-    elements = 12 * world_size
-    half = 4 * elements * (world_size - 1) // world_size
-    for counts in ranks.run(count_bytes, world_size, elements=elements):
+    half = 4 * 12 * (world_size - 1)
+    for counts in ranks.run(count_bytes, world_size, sizes=(12,) * world_size):
         assert counts == {
             "reduce_scatter": half,
             "gather_parts": half,
             "all_reduce_parts": 2 * half,
         }
+
+
+def test_bytes_of_parts_of_other_sizes(ranks: RankPool) -> None:
+    """A rank sends what others own in the one direction, and what it owns in the other."""
+    sizes = (12, 0, 3)
+    for own, counts in zip(sizes, ranks.run(count_bytes, 3, sizes=sizes), strict=True):
+        assert counts["reduce_scatter"] == 4 * (sum(sizes) - own)
+        assert counts["gather_parts"] == 4 * 2 * own

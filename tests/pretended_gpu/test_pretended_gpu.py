@@ -145,6 +145,21 @@ def run_hearing(config: RunConfig, sent: float, rank: int) -> Findings:
     return run_rank(config, rank, iterations=ITERATIONS, number_of_others=sent)
 
 
+def test_whole_matrices_of_replicas(gpus: GpuPool) -> None:
+    """Shards of other sizes are reduced to their owners, and broadcast from there."""
+    layout = Layout(1, "none", replicas=2, overlap=True, bucket_size=3000, sharded=True)
+    config = Job(GPTOptions(num_layers=3), microbatches=4).config(layout, torch.bfloat16)
+    config = replace(config, optimizer=replace(config.optimizer, optimizer="muon"))
+    found = gpus.map(run, config, ranks=2)
+    first, second = (
+        [each for each in own.issued if each.group.startswith("gradients")] for own in found
+    )
+    assert [own.faults for own in found] == [[], []]
+    assert first == second
+    kinds = {each.kind for each in first}
+    assert kinds == {"reduce_scatter", "all_gather", "reduce", "broadcast"}
+
+
 @pytest.mark.parametrize(
     "layout",
     [

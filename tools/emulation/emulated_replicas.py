@@ -36,10 +36,12 @@ class EmulatedBuckets:
         gradients: of every bucket.
         parameters: of every bucket.
         axis: the replicas.
+        sizes: of a bucket's shards.
     """
 
     def __init__(self, buckets: Sequence[Bucket], axis: ConnectedAxis) -> None:
         self.axis = axis
+        self.sizes = (1,) * axis.size
         self.gradients = [torch.zeros(axis.size, dtype=DTYPE) for _ in buckets]
         self.parameters = [torch.zeros(axis.size, dtype=DTYPE) for _ in buckets]
         self._touched: dict[Touch, list[Tensor]] = defaultdict(list)
@@ -85,7 +87,8 @@ class EmulatedReplicaWork(ReplicaWork):
         sharded: bool,
         updated: Callable[[int], int],
     ) -> None:
-        super().__init__(buckets.gradients, buckets.axis, lane)
+        sizes = [buckets.sizes] * len(buckets.gradients)
+        super().__init__(buckets.gradients, sizes, buckets.axis, lane)
         self._emulated = buckets
         self._replicas = lane
         self._sharded = sharded
@@ -97,11 +100,11 @@ class EmulatedReplicaWork(ReplicaWork):
 
     def start(self, comm: Comm, recorder: Observer | None = None) -> Pending[object]:
         """Begin RG or AG of a bucket."""
-        axis, bucket = self._emulated.axis, comm.microbatch
+        own, bucket = self._emulated, comm.microbatch
         if comm.kind == "AG":
-            work = partial(collectives.gather_parts, self._emulated.parameters[bucket], axis)
+            work = partial(collectives.gather_parts, own.parameters[bucket], own.axis, own.sizes)
         elif self._sharded:
-            work = partial(collectives.reduce_scatter, self._emulated.gradients[bucket], axis)
+            work = partial(collectives.reduce_scatter, own.gradients[bucket], own.axis, own.sizes)
         else:
             return super().start(comm, recorder)
         return self._replicas.submit(work if recorder is None else recorder.timed(comm, work))

@@ -377,10 +377,10 @@ FEATURES: Final = (
     ),
     Feature(
         "other kinds of Muon",
-        "Muon's momentum is fp32, its state is on every replica, and all other weights take Adam",
+        "Muon's momentum is fp32, and all other weights take Adam",
         "leave it out, or use --optimizer muon as it is",
         """
-        --optimizer {dist_muon} --muon-fp32-matmul-prec {low} --muon-scalar-optimizer N
+        --muon-fp32-matmul-prec {low} --muon-scalar-optimizer N
         --muon-* [...]
         """,
         idle=(

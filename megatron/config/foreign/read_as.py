@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from megatron.config.flags import SCHEDULE_PROFILE_ITERATIONS
 from megatron.config.foreign.answer import Row, rows
 from megatron.config.foreign.conditions import WITH_TABLE
-from megatron.config.foreign.line import ONE_REPLICA, SHORTER_TOKENS, Condition, Line
+from megatron.config.foreign.line import SHORTER_TOKENS, Condition, Line
 from megatron.schedules.plan_flags import PLAN_FLAGS
 
 _TIMERS = (
@@ -39,7 +39,8 @@ def read_as() -> Iterator[Row]:
         "--no-position-embedding",
         when=WITH_TABLE,
     )
-    yield from rows("rewritten", "--optimizer muon", "--optimizer {dist_muon}", when=ONE_REPLICA)
+    sharded = "--optimizer muon --use-distributed-optimizer"
+    yield from rows("rewritten", sharded, "--optimizer {dist_muon}")
 
 
 def _short_names() -> Iterator[tuple[str, str]]:

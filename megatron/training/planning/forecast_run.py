@@ -76,6 +76,7 @@ class RunForecast:
         exchanges: what is exchanged with replicas; ``None``: there is one replica.
         hidden: how much of that the passes hide, by kind of communication.
         padding: share of a rank's parameters that its buckets have in addition, at most.
+        uneven: share of the mean by which the largest part of a replica exceeds it.
     """
 
     config: RunConfig
@@ -87,6 +88,7 @@ class RunForecast:
     exchanges: Exchanges | None = None
     hidden: Mapping[CommKind, Hidden] = field(default_factory=dict)
     padding: float = 0.0
+    uneven: float = 0.0
 
     @property
     def samples_per_second(self) -> float:
@@ -154,6 +156,11 @@ def _padding(buckets: Sequence[RankBuckets]) -> float:
     return max((own.padded / own.parameters - 1 for own in buckets), default=0.0)
 
 
+def _unevenness(buckets: Sequence[RankBuckets], replicas: int) -> float:
+    """Return by which share of the mean the largest part of a replica exceeds it, at most."""
+    return max((own.fullest * replicas / own.padded - 1 for own in buckets), default=0.0)
+
+
 def _with_copies(sizes: Sizes, config: RunConfig, buckets: Sequence[RankBuckets]) -> Sizes:
     """Add the copy of a bucket in which gradients are reduced, if that has another type.
 
@@ -213,12 +220,22 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
         plan,
         timeline,
         sizes,
-        model_flops=iteration_flops(shape, config.model.num_layers, config.train.num_microbatches),
+        model_flops=iteration_flops(shape, config.model.num_layers, config.train.num_microbatches)
+        / config.parallel.tensor_size,
         peak_flops=device.peak_flops,
         step=max(step) if exchanges is None else exchanges.step,
     )
     return RunForecast(
-        config, run_plan, gpu, timeline, outcome, sizes, exchanges, kept, _padding(buckets)
+        config,
+        run_plan,
+        gpu,
+        timeline,
+        outcome,
+        sizes,
+        exchanges,
+        kept,
+        _padding(buckets),
+        _unevenness(buckets, config.parallel.replicas.size),
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Final
 
 from megatron.config.run_config import ReplicaConfig
 from megatron.schedules.counted import counted
@@ -9,6 +10,9 @@ from megatron.simulator.draw.palette import MEANINGS
 from megatron.simulator.exchange import Exchanges
 from megatron.simulator.units import MEMORY, TIME
 from megatron.training.planning.forecast_run import RunForecast, forecast_run
+
+UNEVEN: Final = 0.03
+"""Share of the mean above which the largest part of a replica is told."""
 
 
 def replica_lines(found: RunForecast, exchanges: Exchanges) -> Iterator[str]:
@@ -27,6 +31,11 @@ def replica_lines(found: RunForecast, exchanges: Exchanges) -> Iterator[str]:
         alone = TIME.write(own.alone)
         yield f"{kind} ({MEANINGS[kind]}): {alone}, of which {own.share:.0%} is hidden"
     yield f"padding of the buckets: {found.padding:.2%} of a rank's parameters at most"
+    if found.config.parallel.replicas.shard_optimizer and found.uneven > UNEVEN:
+        yield (
+            f"Muon's matrices are whole: one replica updates {found.uneven:.0%} more parameters "
+            "than the mean, at most"
+        )
     for named, replicas in _alternatives(found):
         parallel = replace(found.config.parallel, replicas=replicas)
         config = replace(found.config, parallel=parallel)
@@ -45,11 +54,10 @@ def _alternatives(found: RunForecast) -> Iterator[tuple[str, ReplicaConfig]]:
         _turned("--overlap-grad-reduce", now.overlap),
         replace(now, overlap=not now.overlap),
     )
-    if found.config.optimizer.optimizer != "muon":  # which needs whole matrices
-        yield (
-            _turned("--use-distributed-optimizer", now.shard_optimizer),
-            replace(now, shard_optimizer=sharded, overlap_gather=now.overlap_gather and sharded),
-        )
+    yield (
+        _turned("--use-distributed-optimizer", now.shard_optimizer),
+        replace(now, shard_optimizer=sharded, overlap_gather=now.overlap_gather and sharded),
+    )
     if now.shard_optimizer and not found.config.optimizer.post_validation:
         yield (
             _turned("--overlap-param-gather", now.overlap_gather),

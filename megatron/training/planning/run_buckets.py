@@ -9,7 +9,8 @@ import torch
 
 from megatron.config.run_config import RunConfig
 from megatron.model.stage import RankModel, place
-from megatron.optimizer.bucket import lay_out
+from megatron.optimizer.bucket_layouts import bucket_layouts
+from megatron.optimizer.make import keeps_whole
 from megatron.parallel.groups import ConnectedAxis
 from megatron.parallel.tensor import tensor_parallel
 from megatron.runtime.buckets import described, make_buckets
@@ -26,12 +27,14 @@ class RankBuckets:
         parameters: of the rank.
         padded: the same with the padding of its buckets.
         largest: of the largest bucket, with its padding.
+        fullest: of the shards of one replica, that which has most of them.
     """
 
     buckets: list[Bucket]
     parameters: int
     padded: int
     largest: int
+    fullest: int
 
 
 def run_buckets(config: RunConfig, run_plan: RunPlan) -> list[RankBuckets]:
@@ -62,14 +65,16 @@ def _of_rank(config: RunConfig, run_plan: RunPlan, rank: int) -> RankBuckets:
     tensor = tensor_parallel(axis, device, sequence_parallel=parallel.sequence_parallel)
     model = RankModel(config.model, placement, config.train.dtype, device, tensor)
     replicas = parallel.replicas
-    buckets = make_buckets(model, plan, replicas.size, replicas.bucket_size, replicas.buckets)
-    padded = [
-        lay_out(own, replicas.size).size
-        for own in ([tuple(owned.parameter.shape) for owned in bucket] for bucket in buckets)
-    ]
+    whole = keeps_whole(config.optimizer)
+    buckets = make_buckets(
+        model, plan, replicas.size, replicas.bucket_size, replicas.buckets, whole
+    )
+    layouts = bucket_layouts(buckets, replicas.size, whole)
+    filled = map(sum, zip(*(layout.sizes for layout in layouts), strict=True))
     return RankBuckets(
         described(buckets, model, plan, replicas.size),
         sum(owned.parameter.numel() for bucket in buckets for owned in bucket),
-        sum(padded),
-        max(padded),
+        sum(layout.size for layout in layouts),
+        max(layout.size for layout in layouts),
+        max(filled),
     )

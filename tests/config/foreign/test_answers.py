@@ -198,7 +198,7 @@ def test_conditions_on_a_line() -> None:
         ("--embedding-init-method-std 0.02", 1, 1, 0),
         ("--embedding-init-method-std 0.3", 1, 0, 1),
         ("--optimizer dist_muon", 1, 1, 0),
-        ("--optimizer dist_muon", 2, 0, 1),
+        ("--optimizer dist_muon", 2, 1, 0),
         ("--muon-scalar-optimizer adam --muon-tp-mode duplicated", 1, 2, 0),
         ("--muon-scalar-optimizer lion --muon-fp32-matmul-prec low", 1, 0, 2),
         ("--lr-wsd-decay-style 1-sqrt --muon-use-nesterov", 1, 2, 0),

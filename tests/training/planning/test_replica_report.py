@@ -149,6 +149,11 @@ def test_what_would_fit_is_forecast_with_the_vocabulary_split() -> None:
     assert re.search(r"^  --pipeline-schedule \S+ --vocab-parallel vocab-2: ", text, re.M)
 
 
-def test_muon_is_not_told_to_shard() -> None:
-    text = "\n".join(dry_run(run("--optimizer muon"), gpu("H100")))
-    assert dict(alternatives(text)).keys() == {"with --overlap-grad-reduce"}
+@pytest.mark.parametrize("words", ["", "--optimizer muon"])
+def test_uneven_shares_of_whole_matrices_are_told(words: str) -> None:
+    """Two layers on a rank, of 3, 1, 4 and 4 h x h: 24, which 16 replicas cannot share evenly."""
+    config = run(f"--use-distributed-optimizer {words}")
+    found = forecast_run(config, make_run_plan(config), gpu("H100"))
+    text = "\n".join(dry_run(config, gpu("H100")))
+    assert (found.uneven > 0.1) == bool(words)
+    assert ("Muon's matrices are whole" in text) == bool(words)

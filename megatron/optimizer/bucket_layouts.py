@@ -1,0 +1,66 @@
+"""Where the parameters of all buckets of a rank lie, by what their optimizer asks for.
+
+AdamW and SGD update each element by itself, so a shard may be any rows. Muon needs whole matrices.
+No boundary of their buckets cuts one, each shard has matrices of its own, and shards differ in
+size: nothing is padded, though there may be fewer matrices than replicas.
+"""
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+from megatron.model.ownership import OwnedParameter
+from megatron.optimizer.bucket import VECTOR, BucketLayout, Shape, lay_out
+
+KeepsWhole = Callable[[OwnedParameter], bool]
+"""Returns whether one replica must update all of a parameter."""
+
+
+def bucket_layouts(
+    buckets: Sequence[Sequence[OwnedParameter]], shards: int, keeps_whole: KeepsWhole
+) -> list[BucketLayout]:
+    """Lay out the parameters of every bucket.
+
+    Args:
+        buckets: of a rank; the parameters of one are all kept whole, or none is.
+        shards: number of replicas.
+        keeps_whole: tells what is not to be cut.
+    """
+    filled = [0] * shards
+    layouts = []
+    for bucket in buckets:
+        shapes = [tuple(owned.parameter.shape) for owned in bucket]
+        if shards > 1 and keeps_whole(bucket[0]):
+            assert all(map(keeps_whole, bucket)), "a bucket is kept whole, or is not"
+            layout = lay_out_whole(shapes, filled)
+            filled = [old + new for old, new in zip(filled, layout.sizes, strict=True)]
+        else:
+            layout = lay_out(shapes, shards)
+        layouts.append(layout)
+    return layouts
+
+
+def lay_out_whole(shapes: Sequence[Shape], filled: Sequence[int]) -> BucketLayout:
+    """Lay out parameters side by side, so that no shard's boundary cuts one.
+
+    Each goes to the shard that has least so far, the largest ones first (Graham, SIAM J. Appl.
+    Math. 17, 1969: the fullest shard has at most 4/3 of what the best assignment gives it).
+
+    Args:
+        shapes: of the parameters.
+        filled: elements that every shard has in other buckets.
+    """
+    sizes = [-(-prod(shape) // VECTOR) * VECTOR for shape in shapes]
+    held = [list[int]() for _ in filled]
+    total = list(filled)
+    for index in sorted(range(len(shapes)), key=lambda i: -sizes[i]):
+        shard = total.index(min(total))
+        held[shard].append(index)
+        total[shard] += sizes[index]
+    starts, bounds = [0] * len(shapes), [0]
+    for own in held:
+        end = bounds[-1]
+        for index in own:
+            starts[index] = end
+            end += sizes[index]
+        bounds.append(end)
+    return BucketLayout(tuple(starts), tuple(bounds))
