@@ -56,6 +56,7 @@ class Layout:
         overlap: reduce gradients while passes are left.
         bucket_size: parameters of a bucket.
         sharded: the optimizer's state over the replicas.
+        vocab_recompute: T forms the logits again.
     """
 
     ranks: int
@@ -67,11 +68,13 @@ class Layout:
     overlap: bool = False
     bucket_size: int | None = None
     sharded: bool = False
+    vocab_recompute: bool = False
 
     def __str__(self) -> str:
         schedule = "" if self.schedule == "1f1b" else f"-{self.schedule}"
         replicas = "" if self.replicas == 1 else f"d{self.replicas}-"
         options = "-overlap" * self.overlap + "-sharded" * self.sharded
+        options += "-recomputed" * self.vocab_recompute
         return f"{replicas}p{self.ranks}-{self.vocabulary}{schedule}{options}"
 
     @property
@@ -193,6 +196,7 @@ class Job:
                 eval_interval=1,
                 eval_iters=2,
                 replicas=layout.replicas,
+                vocab_recompute=layout.vocab_recompute,
             ),
             optimizer=OptimizerConfig(
                 lr=self.lr,
