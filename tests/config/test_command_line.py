@@ -1,6 +1,7 @@
 """From a command line to a configuration: what each flag becomes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,14 @@ def test_treatment_of_the_vocabulary(
     assert parallel.vocab_shards == shards
     assert parallel.padded_vocab_size == padded
     assert parallel.pipeline_size == 4
+
+
+def test_logits_that_are_not_kept(run: Callable[..., Any]) -> None:
+    """A run may choose so anew, whatever model it loads: it is no fact of the model."""
+    kept, again = run(), run("--vocab-recompute")
+    assert not kept.train.vocab_recompute
+    assert again.train == replace(kept.train, vocab_recompute=True)
+    assert again.model == kept.model
 
 
 def test_length_in_samples(run: Callable[..., Any]) -> None:

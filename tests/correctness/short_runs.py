@@ -58,6 +58,7 @@ class Layout:
         sharded: the optimizer's state over the replicas.
         tensor: ranks t that share a layer.
         sequence: whether each of them has its own part of the sequence.
+        vocab_recompute: T forms the logits again.
     """
 
     ranks: int
@@ -71,12 +72,14 @@ class Layout:
     sharded: bool = False
     tensor: int = 1
     sequence: bool = False
+    vocab_recompute: bool = False
 
     def __str__(self) -> str:
         schedule = "" if self.schedule == "1f1b" else f"-{self.schedule}"
         replicas = "" if self.replicas == 1 else f"d{self.replicas}-"
         tensor = "" if self.tensor == 1 else f"t{self.tensor}{'s' * self.sequence}-"
         options = "-overlap" * self.overlap + "-sharded" * self.sharded
+        options += "-recomputed" * self.vocab_recompute
         return f"{tensor}{replicas}p{self.ranks}-{self.vocabulary}{schedule}{options}"
 
     @property
@@ -200,6 +203,7 @@ class Job:
                 eval_interval=1,
                 eval_iters=2,
                 replicas=layout.replicas,
+                vocab_recompute=layout.vocab_recompute,
             ),
             optimizer=OptimizerConfig(
                 lr=self.lr,

@@ -152,6 +152,25 @@ def test_layers_that_differ_are_told_apart_by_their_place_in_the_model(ranks: Ra
     check(ranks, job, Layout(2, "vocab-1", "interleaved"))
 
 
+@pytest.mark.parametrize(
+    ("layout", "tied"),
+    [
+        (Layout(2, "none", "zb-h1", vocab_recompute=True), True),
+        (Layout(2, "redis", vocab_recompute=True), False),
+        (Layout(2, "naive", vocab_recompute=True), True),
+        (Layout(2, "vocab-1", "v-half", vocab_recompute=True), False),
+        (Layout(2, "vocab-2", "zb-v", vocab_recompute=True), True),
+        (Layout(3, "vocab-2", vocab_recompute=True), False),
+        (Layout(2, "interlaced", vocab_recompute=True), True),
+    ],
+    ids=str,
+)
+def test_logits_that_are_formed_again(layout: Layout, tied: bool, ranks: RankPool) -> None:
+    loss = {"label_smoothing": 0.1, "z_loss_coeff": 0.1, "logit_softcap": 3.0}
+    made = case("recomputed", 2, 4, (0, 3), num_layers=6, tie_embeddings=tied, **loss)
+    check(ranks, made.job, layout)
+
+
 @pytest.mark.parametrize("layout", ["p3-none", "p3-vocab-1", "p3-vocab-2"])
 def test_an_odd_number_of_ranks(layout: str, ranks: RankPool) -> None:
     options = GPTOptions(num_layers=3, vocab_size=29)

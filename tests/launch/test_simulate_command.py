@@ -140,6 +140,7 @@ def test_the_report_for_people() -> None:
         ),
         (["--measured-costs", "/no/such.json"], 1, "--measured-costs: cannot read /no/such.json"),
         (["--cost", "F=1,B=1,S=1", "--output-layer", "2"], 1, "--output-layer 2 and the costs of"),
+        (["--vocab-recompute"], 1, "--vocab-recompute adds to --output-layer TIME: give it"),
         (["--draw", "/no/such/folder/a.svg"], 1, "cannot write /no/such/folder/a.svg: No"),
         (["--pipeline-schedule", "zb-auto"], 1, "give it a memory limit"),
         (
@@ -190,6 +191,12 @@ def test_auto_says_what_it_takes() -> None:
     assert heading.startswith(
         f"auto takes {found['taken']}, vocabulary vocab-2, p = 2, m = 6: time "
     )
+
+
+def test_logits_computed_again_take_the_output_layers_time_once_more() -> None:
+    options = ["--vocab-parallel", "vocab-2", "-p", "2", "-m", "1", "--output-layer", "4"]
+    times = [figures(*options, *more)["iteration_time"] for more in ([], ["--vocab-recompute"])]
+    assert times[1] == pytest.approx(times[0] + 4 / 2)
 
 
 @pytest.mark.parametrize(

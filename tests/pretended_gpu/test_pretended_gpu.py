@@ -116,6 +116,17 @@ def test_every_kind_of_model(variant: str, treatment: str, gpus: GpuPool) -> Non
     assert_sound(gpus.map(run, config, ranks=2))
 
 
+@pytest.mark.parametrize(
+    ("schedule", "treatment"),
+    [("zb-h1", "none"), ("1f1b", "naive"), ("1f1b", "vocab-1"), ("zb-v", "vocab-2")],
+)
+def test_logits_that_are_formed_again(schedule: str, treatment: str, gpus: GpuPool) -> None:
+    options = GPTOptions(num_layers=4, **VARIANTS["loss"])
+    layout = Layout(2, treatment, schedule, vocab_recompute=True)
+    config = Job(options, microbatches=4, dropout=0.1).config(layout, torch.bfloat16)
+    assert_sound(gpus.map(run, config, ranks=2))
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "muon"])
 def test_every_optimizer(optimizer: Literal["sgd", "muon"], gpus: GpuPool) -> None:
     options = GPTOptions(num_layers=4, num_query_groups=2)
@@ -234,6 +245,22 @@ def test_memory_is_what_a_dry_run_says(
     own = memory(paper_config(Layout(p, treatment, schedule), vocab_size, layers=2 * p), gpus)
     assert own.faults == []
     assert own.allocated == pytest.approx(own.predicted, rel=0.025)
+
+
+@pytest.mark.parametrize(
+    ("treatment", "vocab_size"), [("none", 32_000), ("vocab-1", 256_000), ("vocab-2", 256_000)]
+)
+def test_memory_without_logits_is_what_a_dry_run_says(
+    treatment: str, vocab_size: int, gpus: GpuPool
+) -> None:
+    """Less than with them by the exponentials of a microbatch at least, but for a tile of them."""
+    config = paper_config(Layout(3, treatment), vocab_size, layers=3)
+    again = replace(config, train=replace(config.train, vocab_recompute=True))
+    kept, own = memory(config, gpus), memory(again, gpus)
+    assert own.faults == []
+    assert own.allocated == pytest.approx(own.predicted, rel=0.025)
+    exponentials = 2 * 2048 * vocab_size / config.parallel.vocab_shards / GIB
+    assert kept.allocated[-1] - own.allocated[-1] > 0.7 * exponentials
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", pytest.param("zb-v", marks=pytest.mark.full)])

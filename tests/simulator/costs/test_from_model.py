@@ -76,6 +76,29 @@ def test_recomputation_runs_the_forward_again() -> None:
     assert (again["F"], again["W"]) == (usual["F"], usual["W"])
 
 
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("treatment", [t for t in TREATMENTS.values() if t.is_sharded])
+def test_logits_that_are_not_kept_take_one_more_product(treatment: Treatment, early: bool) -> None:
+    """In T, or in the backward of a whole output layer; exponentials too, as in the forward."""
+    usual = ModelTimes(SHAPE, DEVICE, early_whole=early)
+    again = replace(usual, shape=replace(SHAPE, vocab_recompute=True))
+    forward = usual.whole_output()["F"]
+    if early:
+        forward -= 2 * SHAPE.output_product_flops / (2 * 100e12 * 0.8) + 6 * SHAPE.logits / 1e12
+    whole = {kind: again.whole_output()[kind] - time for kind, time in usual.whole_output().items()}
+    backward = "W" if early else "B"
+    assert whole == pytest.approx({"F": 0, "B": 0, "W": 0} | {backward: forward})
+    shard = {
+        kind: again.vocabulary_passes(4, treatment)[kind] - time
+        for kind, time in usual.vocabulary_passes(4, treatment).items()
+    }
+    rescaled = 8 * SHAPE.logits / 1e12  # exponentials relative to the maximum of all shards
+    assert shard.pop("T") == pytest.approx((forward - rescaled) / 4)
+    if treatment.maximum_first:
+        assert shard.pop("E") == pytest.approx(-8 * SHAPE.logits / 1e12 / 4)  # left to S and T
+    assert not any(shard.values())
+
+
 def test_redis_makes_the_slowest_stage_faster() -> None:
     times = ModelTimes(SHAPE, DEVICE)
     layer = sum(times.layer().values())

@@ -30,19 +30,39 @@ def work(costs: Costs, schedule: str, vocabulary: str, ranks: int) -> list[float
 
 
 @settings(max_examples=30)
-@given(schedule=SCHEDULES, ranks=st.integers(1, 5), time=TIMES, vocabulary=SHARDED)
+@given(
+    schedule=SCHEDULES,
+    ranks=st.integers(1, 5),
+    time=TIMES,
+    vocabulary=SHARDED,
+    recompute=st.booleans(),
+)
 def test_the_work_is_the_same_spread_or_on_the_last_stage(
-    schedule: str, ranks: int, time: float, vocabulary: str
+    schedule: str, ranks: int, time: float, vocabulary: str, recompute: bool
 ) -> None:
+    """Three products, and one more where the logits are not kept."""
     bare = Costs({"F": 1, "B": 1.5, "W": 0.5, "E": 0, "IF": 0, "IB": 0})
     stages = make_plan(schedule, "none", ranks, 1).stages
     layers = work(bare, schedule, "none", ranks)
-    placed = work(place_output_layer(bare, stages, time), schedule, "none", ranks)
-    passes = spread_output_layer(bare, ranks, TREATMENTS[vocabulary], time)
+    whole = place_output_layer(bare, stages, time, recompute=recompute)
+    placed = work(whole, schedule, "none", ranks)
+    treatment, output = TREATMENTS[vocabulary], (3 + recompute) * time
+    passes = spread_output_layer(bare, ranks, treatment, time, recompute=recompute)
     spread = work(passes, schedule, vocabulary, ranks)
-    assert sum(placed) == pytest.approx(sum(layers) + 3 * time)
-    assert placed[stages[-1][0]] == pytest.approx(layers[stages[-1][0]] + 3 * time)
-    assert spread == pytest.approx([rank + 3 * time / ranks for rank in layers])
+    assert sum(placed) == pytest.approx(sum(layers) + output)
+    assert placed[stages[-1][0]] == pytest.approx(layers[stages[-1][0]] + output)
+    assert spread == pytest.approx([rank + output / ranks for rank in layers])
+
+
+def test_logits_are_formed_again_in_the_pass_of_the_weight_gradient() -> None:
+    bare = Costs({"F": 1, "B": 1.5, "W": 0.5})
+    stages = [(0, 0), (1, 0)]
+    spread = spread_output_layer(bare, 2, TREATMENTS["vocab-2"], 2.0, recompute=True).passes
+    assert (spread["S"], spread["T"]) == (2.0, 2.0)
+    placed = place_output_layer(bare, stages, 2.0, recompute=True).passes
+    assert placed == {"F": [[1], [3]], "B": [[1.5], [3.5]], "W": [[0.5], [4.5]]}
+    redis = redistribute_layers(bare, stages, 8, 2.0, 4, recompute=True).passes
+    assert redis == placed
 
 
 def test_with_one_barrier_the_input_gradient_is_formed_before_it() -> None:

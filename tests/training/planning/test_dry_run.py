@@ -32,7 +32,7 @@ from megatron.schedules.search.watch import Watch
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.accuracy import CHECKED, together
 from megatron.simulator.costs.cost_file import save_costs
-from megatron.simulator.costs.gpus import GIB, GPUS, gpu
+from megatron.simulator.costs.gpus import GIB, GPUS, USABLE, gpu
 from megatron.simulator.costs.model_bytes import model_sizes
 from megatron.simulator.costs.peak_bytes import Sizes, peak_bytes
 from megatron.simulator.costs.shape import Shape
@@ -102,7 +102,8 @@ def run_row(plan: Plan, rank: int, shape: Shape) -> tuple[int, int, int]:
     """S and T of a rank's row in bf16, with nothing between them.
 
     Returns:
-        The buffers of exponentials that there were, the bytes of one with its X, those of A and D.
+        The buffers of exponentials that there were, or without any the most microbatches between S
+        and T; the bytes of one with its X, those of A and D.
     """
     whole = plan.treatment.name == "none"
     shards = 1 if whole else plan.ranks
@@ -110,9 +111,11 @@ def run_row(plan: Plan, rank: int, shape: Shape) -> tuple[int, int, int]:
     weight = nn.Parameter(torch.zeros(shard.rows, shape.hidden_size, dtype=torch.bfloat16))
     give_main_grad(weight, torch.zeros(weight.shape))
     kernels = kernels_for(weight.device, weight.dtype)
-    layer = OutputLayer(shard, weight, LossOptions(shape.vocab_size), kernels)
+    options = LossOptions(shape.vocab_size)
+    layer = OutputLayer(shard, weight, options, kernels, shape.vocab_recompute)
     targets_n, weight_n = torch.zeros(shape.tokens, dtype=torch.int64), torch.ones(shape.tokens)
-    states, places, sizes, early = {}, set(), set(), set()
+    states, sizes, early, most = {}, set(), set(), 0
+    places: set[int] = set()
     s_kind, t_kind = ("F", "W" if plan.split_backward else "B") if whole else ("S", "T")
     for item in plan.rows[rank]:
         if whole and plan.stages[-1] != (rank, item.chunk):
@@ -128,7 +131,8 @@ def run_row(plan: Plan, rank: int, shape: Shape) -> tuple[int, int, int]:
             early.add(sum(gradient.nbytes for gradient in gradients if gradient is not None))
             state.drop_gradient()
             states[item.microbatch] = state
-            places.add(state.exp_tiles[0].data_ptr())
+            most = max(most, len(states))
+            places.update(tile.data_ptr() for tile in state.exp_tiles[:1])
             sizes.add(x_nh.nbytes + sum(tile.nbytes for tile in state.exp_tiles))
         elif item.kind == t_kind:
             state = states.pop(item.microbatch)
@@ -136,13 +140,17 @@ def run_row(plan: Plan, rank: int, shape: Shape) -> tuple[int, int, int]:
                 layer.naive_e(state, state.maximum_n)
             layer.t(state, merge_statistics(state.statistics_4n.unsqueeze(0)), weight_n)
     [size], [gradient_bytes] = sizes, early
-    return len(places), size, gradient_bytes
+    return len(places) or most, size, gradient_bytes
 
 
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "v-half"])
 @pytest.mark.parametrize("vocabulary", ["none", "vocab-1", "vocab-2", "naive", "interlaced"])
-def test_the_output_layer_holds_what_it_really_allocates(schedule: str, vocabulary: str) -> None:
-    shape, treatment = Shape(8, 2, 4, 240), TREATMENTS[vocabulary]
+def test_the_output_layer_holds_what_it_really_allocates(
+    schedule: str, vocabulary: str, recompute: bool
+) -> None:
+    shape = Shape(8, 2, 4, 240, vocab_recompute=recompute)
+    treatment = TREATMENTS[vocabulary]
     plan = make_plan(schedule, vocabulary, 3, 9)
     own = own_output_layer(shape, 3 if treatment.is_sharded else 1)
     kept = replace(own, workspace=0.0, early_gradient=0.0)
@@ -219,6 +227,25 @@ def test_what_does_not_fit_is_said_with_settings_that_do() -> None:
         train = replace(other.train, micro_batch_size=int(micro_batch_size))
         other = replace(other, train=train)
     assert "does not fit" not in report(other, "A100-40GB")
+
+
+def test_logits_formed_again_are_proposed_where_only_they_fit() -> None:
+    """On one rank no schedule holds less than another."""
+    run = config(1, "none")
+    run = replace(run, train=replace(run.train, micro_batch_size=1, global_batch_size=2))
+    again = replace(run, train=replace(run.train, vocab_recompute=True))
+    kept, less = (
+        forecast_run(each, make_run_plan(each), gpu("A100")).outcome for each in (run, again)
+    )
+    exponentials = 2 * 2048 * 256_000
+    [held] = [most - now for most, now in zip(kept.peak, less.peak, strict=True)]
+    assert 0.75 * exponentials < held < exponentials  # all but a tile
+    assert less.seconds > kept.seconds
+    small = replace(gpu("A100"), memory=(less.peak[0] + held / 4) / USABLE)
+    fitting = "\n\n".join(dry_run(run, small)).split("what would fit, the fastest first:\n")[1]
+    assert re.findall(r"^  (--.*?): ", fitting, re.MULTILINE) == [
+        "--pipeline-schedule 1f1b --vocab-recompute"
+    ]
 
 
 def test_nothing_nearby_fits() -> None:
