@@ -39,9 +39,12 @@ class Linear(nn.Linear):
         defer: receives the product of the weight gradient as work for later. Autograd then forms
             only the gradients of the input and of the bias, and the work adds the product to
             ``weight.main_grad``. ``None``: autograd forms all gradients.
+        keeps_first: keep the input before the product is formed, not after it, as autograd's own
+            layer does: computing a layer again may then end before its last product.
     """
 
     defer: Defer | None = None
+    keeps_first = False
 
     def __init__(
         self,
@@ -63,7 +66,11 @@ class Linear(nn.Linear):
         """[..., i] -> [..., o]."""
         if self.defer is None or not self.weight.requires_grad:
             return super().forward(x)
-        return apply(_SplitLinear, x, self.weight, self.bias, self.defer, self._kernels)
+        left = None
+        if self.keeps_first:
+            left = list[Tensor]()
+            x = apply(_KeptInput, x, self.weight, left, self.defer, self._kernels)
+        return apply(_SplitLinear, x, self.weight, self.bias, left, self.defer, self._kernels)
 
     if TYPE_CHECKING:  # PyTorch says of the call of a module only that it may return anything
 
@@ -90,34 +97,58 @@ class _SplitLinear(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
+        left: list[Tensor] | None,
         defer: Defer,
         kernels: Kernels,
     ) -> Tensor:
-        ctx.save_for_backward(x)
+        if left is None:
+            ctx.save_for_backward(x)
         # A kept tensor that is computed again is not the parameter, which has the sum of gradients.
-        ctx.weight, ctx.defer, ctx.kernels = weight, defer, kernels
+        ctx.weight, ctx.left, ctx.defer, ctx.kernels = weight, left, defer, kernels
         return functional.linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (x,) = ctx.saved_tensors  # refuses an input that was changed since
         weight = ctx.weight
         grad_no = grad.reshape(-1, grad.shape[-1])
-        x_ni = x.detach().reshape(-1, x.shape[-1])  # without the graph that x came from
         x_grad = bias_grad = None
         if ctx.needs_input_grad[0]:
-            x_grad = (grad_no @ weight).view_as(x)
+            x_grad = (grad_no @ weight).view(*grad.shape[:-1], weight.shape[1])
         if ctx.needs_input_grad[2]:
             bias_grad = grad_no.sum(0)
-        ctx.defer(_weight_gradient(ctx.kernels, weight, grad_no, x_ni))
-        return x_grad, None, bias_grad, None, None
+        if ctx.left is None:
+            (x,) = ctx.saved_tensors  # refuses an input that was changed since
+            ctx.defer(_weight_gradient(ctx.kernels, weight, grad_no, x))
+        else:
+            ctx.left.append(grad_no)
+        return x_grad, None, bias_grad, None, None, None
+
+
+class _KeptInput(torch.autograd.Function):
+    """Keeps the input of a ``_SplitLinear`` for it, and takes up the gradient that it leaves."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, left: list[Tensor], defer: Defer, kernels: Kernels
+    ) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.left, ctx.defer, ctx.kernels = weight, left, defer, kernels
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
+        ctx.defer(_weight_gradient(ctx.kernels, ctx.weight, ctx.left.pop(), x))
+        return grad, None, None, None, None
 
 
 def _weight_gradient(
-    kernels: Kernels, weight: Tensor, grad_no: Tensor, x_ni: Tensor
+    kernels: Kernels, weight: Tensor, grad_no: Tensor, x: Tensor
 ) -> Callable[[], None]:
     """Return the work of W, which keeps only its two factors of the graph alive."""
+    x_ni = x.detach().reshape(-1, x.shape[-1])  # without the graph that x came from
     versions = grad_no._version, x_ni._version
 
     def work() -> None:

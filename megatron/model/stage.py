@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from megatron.kernels.choose import kernels_for
 from megatron.layers.dropout import DropoutSeeds, dropout
 from megatron.layers.norm import build_norm
-from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation, recompute_parts
+from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation, prepare
 from megatron.layers.rope import Llama3Scaling, RotaryEmbedding
 from megatron.layers.vocabulary.input_layer import InputLayer
 from megatron.layers.vocabulary.output_layer import OutputLayer
@@ -123,7 +123,7 @@ class RankModel(nn.Module):
             nn.ModuleList(TransformerLayer(config, i, device, dtype, self.kernels) for i in layers)
             for layers in placement.chunks
         )
-        recompute_parts(self.chunks, recomputation.parts)
+        prepare(self.chunks, recomputation)
         h = config.hidden_size
         self.input_layer = self.output_layer = None
         if placement.input_shard is not None:

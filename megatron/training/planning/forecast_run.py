@@ -68,6 +68,8 @@ class RunForecast:
         exchanges: what is exchanged with replicas; ``None``: there is one replica.
         hidden: how much of that the passes hide, by kind of communication.
         padding: share of a rank's parameters that its buckets have in addition, at most.
+        model_flops: FLOPs of an iteration of the whole pipeline, without what is repeated.
+        repeated_flops: FLOPs that its backwards repeat.
     """
 
     config: RunConfig
@@ -79,6 +81,8 @@ class RunForecast:
     exchanges: Exchanges | None = None
     hidden: Mapping[CommKind, Hidden] = field(default_factory=dict)
     padding: float = 0.0
+    model_flops: int = 0
+    repeated_flops: int = 0
 
     @property
     def samples_per_second(self) -> float:
@@ -156,15 +160,29 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
         kept = hidden(program, costs)
     timeline = simulate(program, costs)
     sizes = run_sizes(config, plan, run_plan.layers, padding)
+    microbatches = config.train.num_microbatches
+    model_flops = iteration_flops(shape, config.model.num_layers, microbatches)
     outcome = forecast(
         plan,
         timeline,
         sizes,
-        model_flops=iteration_flops(shape, config.model.num_layers, config.train.num_microbatches),
+        model_flops=model_flops,
         peak_flops=device.peak_flops,
         step=max(step) if exchanges is None else exchanges.step,
     )
-    return RunForecast(config, run_plan, gpu, timeline, outcome, sizes, exchanges, kept, padding)
+    return RunForecast(
+        config,
+        run_plan,
+        gpu,
+        timeline,
+        outcome,
+        sizes,
+        exchanges,
+        kept,
+        padding,
+        model_flops=model_flops,
+        repeated_flops=microbatches * sum(map(shape.stage_repeated_flops, run_plan.layers)),
+    )
 
 
 def replicas_of(config: RunConfig) -> Replicas:
