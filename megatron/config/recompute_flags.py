@@ -9,6 +9,9 @@ from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Recomputation
 _FULL: Final = "--recompute-granularity full"
 _SELECTIVE: Final = "--recompute-granularity selective or --recompute-activations"
 
+EVERY_LAYER: Final = "--recompute-granularity full --recompute-method uniform"
+"""What asks for every layer to be computed again, from its input."""
+
 # The formatter is off so that the flags read as a table.
 # fmt: off
 

@@ -52,9 +52,12 @@ class Linear(nn.Linear):
         defer: receives the product of the weight gradient as work for later. Autograd then forms
             only the gradients of the input and of the bias, and the work adds the product to
             ``weight.main_grad``. ``None``: autograd forms all gradients.
+        keeps_first: keep the input before the product is formed, not after it, as autograd's own
+            layer does: computing a layer again may then end before its last product.
     """
 
     defer: Defer | None = None
+    keeps_first = False
 
     def __init__(
         self,
@@ -94,13 +97,12 @@ class Linear(nn.Linear):
         defer = self.defer if self.weight.requires_grad else None
         if defer is None and self._columns.size == self._rows.size == 1:
             return super().forward(x)
-        return apply(
-            _SharedLinear,
-            x,
-            self.weight,
-            self.bias,
-            _How(self._columns, self._rows, defer, self._kernels),
-        )
+        how = _How(self._columns, self._rows, defer, self._kernels)
+        left = None
+        if self.keeps_first and defer is not None:
+            left = list[Tensor]()
+            x = apply(_KeptInput, x, self.weight, left, how)
+        return apply(_SharedLinear, x, self.weight, self.bias, left, how)
 
     if TYPE_CHECKING:  # PyTorch says of the call of a module only that it may return anything
 
@@ -133,10 +135,18 @@ class _SharedLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: _How) -> Tensor:
-        ctx.save_for_backward(x)
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        left: list[Tensor] | None,
+        how: _How,
+    ) -> Tensor:
+        if left is None:
+            ctx.save_for_backward(x)
         # A kept tensor that is computed again is not the parameter, which has the sum of gradients.
-        ctx.weight, ctx.how = weight, how
+        ctx.weight, ctx.left, ctx.how = weight, left, how
         whole_x = how.columns.gather(x)
         if how.rows.size == 1:
             return functional.linear(whole_x, weight, bias)
@@ -146,33 +156,51 @@ class _SharedLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (x,) = ctx.saved_tensors  # refuses an input that was changed since
         weight = ctx.weight
         how: _How = ctx.how
-        needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         grad_no = _rows(grad)
-        x_ni = _rows(x.detach())  # without the graph that x came from
         bias_grad = grad_no.sum(0) if needs_bias else None
-        grad, x = grad_no.view(grad.shape), x_ni.view(x.shape)
-        if how.defer is not None:
-            how.defer(_weight_gradient(how, weight, grad, x))
-            needs_weight = False
-        x_grad, weight_grad = _products(how, weight, grad, x, (needs_x, needs_weight))
-        return x_grad, weight_grad, bias_grad, None
+        grad, x = grad_no.view(grad.shape), None
+        if ctx.left is not None:
+            ctx.left.append(grad)
+        else:
+            (x,) = ctx.saved_tensors  # refuses an input that was changed since
+            if how.defer is not None:
+                how.defer(_weight_gradient(how, weight, grad, x))
+        wanted_x = x if needs_weight and how.defer is None else None
+        x_grad, weight_grad = _products(how, weight, grad, wanted_x, wants_x=needs_x)
+        return x_grad, weight_grad, bias_grad, None, None
+
+
+class _KeptInput(torch.autograd.Function):
+    """Keeps the input of a ``_SharedLinear`` for it, and takes up the gradient that it leaves."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, left: list[Tensor], how: _How) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.left, ctx.how = weight, left, how
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
+        ctx.how.defer(_weight_gradient(ctx.how, ctx.weight, ctx.left.pop(), x))
+        return grad, None, None, None
 
 
 def _products(
-    how: _How, weight: Tensor, grad: Tensor, x: Tensor, wanted: tuple[bool, bool]
+    how: _How, weight: Tensor, grad: Tensor, x: Tensor | None, *, wants_x: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of the input and of the weight, each if it is wanted.
+    """Return the gradients of the input, if it is wanted, and of the weight, given the input ``x``.
 
     The input comes again beside the product of its gradient, and the gradient is reduced beside the
     product of the weight's.
     """
-    wants_x, wants_weight = wanted
     x_grad = weight_grad = None
     grad = how.rows.gather(grad)
-    coming = how.columns.start_gather(x) if wants_weight else None
+    coming = None if x is None else how.columns.start_gather(x.detach())
     if wants_x:
         x_grad = (_rows(grad) @ weight).view(*grad.shape[:-1], -1)
     whole_x = coming.wait() if coming else None
@@ -192,6 +220,7 @@ def _weight_gradient(how: _How, weight: Tensor, grad: Tensor, x: Tensor) -> Call
 
     Each is kept for the tokens that this rank has outside of attention and MLP, and gathered again.
     """
+    x = _rows(x.detach()).view(x.shape)  # without the graph that x came from
     versions = grad._version, x._version
 
     def work() -> None:

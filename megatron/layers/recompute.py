@@ -14,6 +14,7 @@ from typing import Final, Literal, TypeAlias, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 Part: TypeAlias = Literal["core_attn", "layernorm", "mlp"]
@@ -91,10 +92,10 @@ def forgetting(
         use: whatever it keeps of its own is kept.
     """
     made = make(x)
-    place, size = made.data_ptr(), made.numel()  # hooks live longer than the tensor may
+    memory, size = StorageWeakRef(made.untyped_storage()), made.numel()
 
     def pack(kept: Tensor) -> Tensor | torch.Size:
-        is_made = kept.data_ptr() == place and kept.numel() == size
+        is_made = kept.numel() == size and StorageWeakRef(kept.untyped_storage()) == memory
         return kept.shape if is_made else kept
 
     def unpack(kept: Tensor | torch.Size) -> Tensor:
@@ -112,12 +113,16 @@ def applied(make: Callable[[Tensor], Tensor], x: Tensor, use: Callable[[Tensor],
     return use(make(x))
 
 
-def recompute_parts(model: nn.Module, parts: frozenset[Part]) -> None:
+def prepare(model: nn.Module, recomputation: Recomputation) -> None:
     """Let the layers in ``model`` compute parts of themselves again.
 
-    Every module that has such a part has an attribute ``recompute_PART``.
+    Every module that has such a part has an attribute ``recompute_PART``. Where a linear layer may
+    be the last that is computed again, its product is not repeated.
     """
-    for name in (f"recompute_{part}" for part in parts):
+    names = [f"recompute_{part}" for part in recomputation.parts]
+    if recomputation.group or "mlp" in recomputation.parts:
+        names.append("keeps_first")
+    for name in names:
         for module in model.modules():
             if hasattr(module, name):
                 setattr(module, name, True)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from megatron.kernels.choose import kernels_for
 from megatron.layers.dropout import DropoutSeeds, dropout
-from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation, recompute_parts
+from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation, prepare
 from megatron.layers.rope import RotaryEmbedding
 from megatron.layers.vocabulary.input_layer import InputLayer
 from megatron.layers.vocabulary.output_layer import OutputLayer
@@ -136,7 +136,7 @@ class RankModel(nn.Module):
             )
             for layers in placement.chunks
         )
-        recompute_parts(self.chunks, recomputation.parts)
+        prepare(self.chunks, recomputation)
         h = config.hidden_size
         self.input_layer = self.output_layer = None
         if placement.input_shard is not None:

@@ -217,6 +217,17 @@ class Shape:
         width = 2 * self._query_width + self._key_value_width + self._ffn_width + self.inner_width
         return ACTIVATION_BYTES * (self.tokens * width + 4 * self.own_elements)
 
+    def stage_repeated_flops(self, layers: int) -> int:
+        """Return the FLOPs of a microbatch that a stage's B repeats.
+
+        Args:
+            layers: of the stage.
+        """
+        again = self.recomputed
+        whole, groups = again.layers(layers), again.groups(layers)
+        parts = (layers - whole) * self.repeated_flops
+        return parts + whole * self.forward_flops - groups * self.spared_flops
+
     def stage_activation_bytes(self, layers: int) -> float:
         """Return the bytes that a stage's layers keep of one microbatch from F to B.
 

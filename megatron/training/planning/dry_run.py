@@ -10,7 +10,9 @@ from typing import Final, NamedTuple
 
 import torch
 
-from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.config.recompute_flags import EVERY_LAYER
+from megatron.config.run_config import ParallelConfig, RunConfig, TrainConfig
+from megatron.layers.recompute import Recomputation
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.counted import counted
 from megatron.schedules.held import in_flight
@@ -124,6 +126,7 @@ def _figures(found: RunForecast) -> str:
         "rates: the shares of the data sheet that Megatron-LM's kernels attain on A100s under "
         f"{found.config.parallel.vocab_parallel}",
         _checked(),
+        *_recomputed(found),
     ]
     static = of_ranks(found.sizes.static)
     for rank, (peak, held) in enumerate(zip(outcome.peak, static, strict=True)):
@@ -133,6 +136,16 @@ def _figures(found: RunForecast) -> str:
             f"{MEMORY.write(held)}){verdict}"
         )
     return "\n".join(lines)
+
+
+def _recomputed(found: RunForecast) -> Iterator[str]:
+    """Yield a line on what the GPUs compute more than once, if they do."""
+    again = found.repeated_flops
+    if again:
+        yield (
+            f"recomputation: the GPUs do {again / found.model_flops:.1%} more FLOPs than the "
+            "model's, which alone count for the MFU"
+        )
 
 
 def _checked() -> str:
@@ -277,12 +290,24 @@ class _Setting(NamedTuple):
     least: Fullest
 
 
+def _trainings(train: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
+    """Yield trainings that hold less at a time, with the flags that make the difference.
+
+    They are the one that is asked for, one with half microbatches, and one in which every layer is
+    computed again.
+    """
+    yield "", train
+    batch = train.micro_batch_size
+    if batch % 2 == 0:
+        yield f" --micro-batch-size {batch // 2}", replace(train, micro_batch_size=batch // 2)
+    if not train.recomputation.group:
+        yield " " + EVERY_LAYER, replace(train, recomputation=Recomputation(group=1))
+
+
 def _neighbours(config: RunConfig, watch: Watch) -> Iterator[_Setting]:
-    """Yield every schedule, with and without vocabulary parallelism, and with half microbatches."""
+    """Yield every schedule, with and without vocabulary parallelism, that may hold less."""
     treatments = dict.fromkeys((config.parallel.vocab_parallel, _LEAST_DELAYED.name))
-    batch = config.train.micro_batch_size
-    for micro_batch_size in (batch, batch // 2) if batch % 2 == 0 else (batch,):
-        train = replace(config.train, micro_batch_size=micro_batch_size)
+    for difference, train in _trainings(config.train):
         for treatment in treatments:
             parallel = replace(
                 config.parallel,
@@ -295,9 +320,8 @@ def _neighbours(config: RunConfig, watch: Watch) -> Iterator[_Setting]:
             other = replace(config, train=train, parallel=parallel)
             for candidate in _candidates_if_any(other, watch):
                 named = f"--pipeline-schedule {candidate.schedule} --vocab-parallel {treatment}"
-                if micro_batch_size != batch:
-                    named += f" --micro-batch-size {micro_batch_size}"
-                yield _Setting(named, other, candidate, least_memory(other, candidate))
+                least = least_memory(other, candidate)
+                yield _Setting(named + difference, other, candidate, least)
     yield from _with_recomputed_logits(config, watch)
 
 

@@ -77,6 +77,8 @@ class RunForecast:
         hidden: how much of that the passes hide, by kind of communication.
         padding: share of a rank's parameters that its buckets have in addition, at most.
         uneven: share of the mean by which the largest part of a replica exceeds it.
+        model_flops: FLOPs of a replica's iteration, without what is repeated.
+        repeated_flops: FLOPs that its backwards repeat.
     """
 
     config: RunConfig
@@ -89,6 +91,8 @@ class RunForecast:
     hidden: Mapping[CommKind, Hidden] = field(default_factory=dict)
     padding: float = 0.0
     uneven: float = 0.0
+    model_flops: int = 0
+    repeated_flops: int = 0
 
     @property
     def samples_per_second(self) -> float:
@@ -216,12 +220,13 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
         kept = hidden(program, costs)
     timeline = simulate(program, costs)
     sizes = run_sizes(config, plan, run_plan.layers, buckets)
+    microbatches = config.train.num_microbatches
+    model_flops = iteration_flops(shape, config.model.num_layers, microbatches)
     outcome = forecast(
         plan,
         timeline,
         sizes,
-        model_flops=iteration_flops(shape, config.model.num_layers, config.train.num_microbatches)
-        / config.parallel.tensor_size,
+        model_flops=model_flops / config.parallel.tensor_size,
         peak_flops=device.peak_flops,
         step=max(step) if exchanges is None else exchanges.step,
     )
@@ -236,6 +241,10 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
         kept,
         _padding(buckets),
         _unevenness(buckets, config.parallel.replicas.size),
+        model_flops=model_flops,
+        repeated_flops=config.parallel.tensor_size
+        * microbatches
+        * sum(map(shape.stage_repeated_flops, run_plan.layers)),
     )
 
 
