@@ -1,0 +1,144 @@
+"""Every collective of the vocabulary moves as many bytes as the two levels promise, and no more.
+
+a is one activation of a microbatch, [n, h]. C0 and CIB broadcast a/t in every column, then gather
+over the rows. CIF and the input gradient are reduced and scattered over the rows, then a/t in every
+column. Without sequence parallelism the stage that receives a sum gathers it once more. Statistics
+are gathered in the rows, then in the columns.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from correctness.rank_runs import CPU, connected
+from correctness.short_runs import Job, Layout
+from harness.rank_pool import RankPool
+from reference.plain_gpt import GPTOptions
+
+from megatron.config.run_config import RunConfig
+from megatron.parallel import collectives, p2p
+from megatron.parallel.groups import Groups
+from megatron.parallel.tensor import SplitTokens
+from megatron.runtime.batch import to_device
+from megatron.training.setup import build_train_state
+
+M = 3
+JOB = Job(GPTOptions(num_layers=4, vocab_size=37), 2, microbatches=M, sequence=12)
+N, H, WIDTH = 24, JOB.options.hidden_size, 4
+A, STATISTICS = N * H * WIDTH, 4 * N * WIDTH
+"""Bytes of an activation in fp32, and of a shard's statistics."""
+
+Traffic = Counter[tuple[str, str]]
+"""Bytes handed to a collective, by its name and the axis."""
+
+
+@contextmanager
+def counted(groups: Groups) -> Iterator[Traffic]:
+    """Count the bytes that this rank hands to others between stages and for the vocabulary."""
+    found: Traffic = Counter()
+    axes = {
+        id(groups.row): "row",
+        id(groups.column): "column",
+        id(groups.forward): "X",
+        id(groups.backward): "G",
+    }
+
+    def count(patch: pytest.MonkeyPatch, module: Any, name: str, place: int) -> None:
+        real = getattr(module, name)
+
+        def wrapped(*arguments: Any) -> Any:
+            axis = arguments[place]
+            if id(axis) in axes and axis.size > 1:
+                found[name, axes[id(axis)]] += arguments[0].nbytes
+            return real(*arguments)
+
+        patch.setattr(module, name, wrapped)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("broadcast", "reduce", "all_reduce"):
+            count(patch, collectives, name, 2)
+        for name in ("all_gather", "reduce_scatter", "gather_parts"):
+            count(patch, collectives, name, 1)
+        count_sends(patch, found, axes)
+        real = SplitTokens.gather_parts
+
+        def gather_parts(self: SplitTokens, x_buh: torch.Tensor) -> torch.Tensor:
+            found["gather_parts", "tensor"] += self.size * x_buh.nbytes
+            return real(self, x_buh)
+
+        patch.setattr(SplitTokens, "gather_parts", gather_parts)
+        yield found
+
+
+def count_sends(patch: pytest.MonkeyPatch, found: Traffic, axes: dict[int, str]) -> None:
+    """Count transfers between stages; collectives on CPUs are made of others."""
+    real = p2p.send
+
+    def send(tensor: torch.Tensor, destination: int, axis: Any, tag: int = 0) -> p2p.Transfer:
+        if axes.get(id(axis)) in ("X", "G"):
+            found["send", axes[id(axis)]] += tensor.nbytes
+        return real(tensor, destination, axis, tag)
+
+    patch.setattr(p2p, "send", send)
+
+
+def traffic_on_rank(rank: int, world_size: int, *, config: RunConfig) -> Traffic:
+    state = build_train_state(config, connected(config))
+    [batch] = JOB.batches()[:1]
+    with counted(state.groups) as found:
+        state.pipeline.train(to_device(batch, CPU), 0)
+    state.pipeline.close()
+    return found
+
+
+def expected(layout: Layout, pipeline_rank: int) -> Traffic:
+    """What a rank hands over in a microbatch, by the formulae above."""
+    t, p, sharded = layout.tensor, layout.ranks, layout.vocabulary != "none"
+    first, last = pipeline_rank == 0, pipeline_rank == p - 1
+    parts = t if layout.sequence else 1
+    found: Traffic = Counter()
+    found["send", "X"] += 0 if last else A // parts
+    found["send", "G"] += 0 if first else A // parts
+    if layout.sequence:  # where the vocabulary layers begin, their ranks gather what they made
+        found["gather_parts", "tensor"] += A * (first + last)
+    if not sharded:
+        return found
+    for at_root in (last, first):  # C0, CIB
+        found["broadcast", "column"] += A // t if p > 1 else 0
+        found["gather_parts", "row"] += 0 if at_root or t == 1 else A
+    for at_root in (first, last):  # CIF, the output layer's input gradient
+        found["reduce_scatter", "row"] += A if t > 1 else 0
+        found["reduce", "column"] += A // t if p > 1 else 0
+        found["gather_parts", "row"] += A if at_root and t > 1 and not layout.sequence else 0
+    name = "all_reduce" if layout.vocabulary == "naive" else "all_gather"
+    found[name, "row"] += STATISTICS if t > 1 else 0
+    found[name, "column"] += STATISTICS if p > 1 else 0
+    return found
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(2, "vocab-2", tensor=2),
+        Layout(2, "vocab-2", tensor=2, sequence=True),
+        Layout(2, "vocab-1", tensor=2),
+        Layout(2, "vocab-1", tensor=2, sequence=True),
+        Layout(2, "naive", tensor=2, sequence=True),
+        Layout(2, "none", tensor=2),
+        Layout(2, "none", tensor=2, sequence=True),
+        Layout(1, "vocab-2", tensor=4),
+        Layout(1, "vocab-2", tensor=4, sequence=True),
+        Layout(4, "vocab-2"),
+    ],
+    ids=str,
+)
+def test_bytes_are_those_of_the_formulae(layout: Layout, ranks: RankPool) -> None:
+    config = JOB.config(layout)
+    by_rank = ranks.run(traffic_on_rank, layout.world_size, config=config)
+    for rank, found in enumerate(by_rank):
+        pipeline_rank = config.parallel.grid.coordinates(rank).pipeline
+        wanted = {key: M * count for key, count in expected(layout, pipeline_rank).items() if count}
+        assert {key: count for key, count in found.items() if count} == wanted
