@@ -21,6 +21,7 @@ from megatron.config.run_config import (
     TrainConfig,
 )
 from megatron.data.config import DataConfig
+from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
@@ -59,6 +60,7 @@ class Layout:
         tensor: ranks t that share a layer.
         sequence: whether each of them has its own part of the sequence.
         vocab_recompute: T forms the logits again.
+        recomputation: what the backward of the layers computes again.
     """
 
     ranks: int
@@ -73,12 +75,14 @@ class Layout:
     tensor: int = 1
     sequence: bool = False
     vocab_recompute: bool = False
+    recomputation: Recomputation = NO_RECOMPUTATION
 
     def __str__(self) -> str:
         schedule = "" if self.schedule == "1f1b" else f"-{self.schedule}"
         replicas = "" if self.replicas == 1 else f"d{self.replicas}-"
         tensor = "" if self.tensor == 1 else f"t{self.tensor}{'s' * self.sequence}-"
         options = "-overlap" * self.overlap + "-sharded" * self.sharded
+        options += "-again" * (self.recomputation != NO_RECOMPUTATION)
         options += "-recomputed" * self.vocab_recompute
         return f"{tensor}{replicas}p{self.ranks}-{self.vocabulary}{schedule}{options}"
 
@@ -204,6 +208,7 @@ class Job:
                 eval_iters=2,
                 replicas=layout.replicas,
                 vocab_recompute=layout.vocab_recompute,
+                recomputation=layout.recomputation,
             ),
             optimizer=OptimizerConfig(
                 lr=self.lr,

@@ -12,6 +12,7 @@ from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 from reference.plain_training import Training
 
+from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.parallel import collectives
 from megatron.runtime import pipeline
 from megatron.runtime.batch import DeviceMicrobatch
@@ -72,13 +73,19 @@ COVER = """
 2 2 2 sz vocab-2    zb-v     untied llama none
 """
 """Ranks t p d, s for sequence parallelism and z for the sharded optimizer, treatment, schedule,
-whether embeddings are tied, the model, and what is recomputed, which no run does yet."""
+whether embeddings are tied, the model, and what is recomputed."""
+
+RECOMPUTED = {
+    "none": NO_RECOMPUTATION,
+    "selective": Recomputation(frozenset({"core_attn"})),
+    "full": Recomputation(group=1),
+}
 
 
 def covering() -> Iterator[tuple[Layout, GPTOptions, int]]:
     """The rows of ``COVER``; every second one has microbatches of two samples."""
     for number, line in enumerate(COVER.strip().splitlines()):
-        t, p, d, options, vocabulary, schedule, tied, model, _ = line.split()
+        t, p, d, options, vocabulary, schedule, tied, model, recomputed = line.split()
         layout = Layout(
             int(p),
             vocabulary,
@@ -89,6 +96,7 @@ def covering() -> Iterator[tuple[Layout, GPTOptions, int]]:
             tensor=int(t),
             sequence="s" in options,
             bucket_size=3000,
+            recomputation=RECOMPUTED[recomputed],
         )
         deep = EIGHT_LAYER_LLAMA if model == "llama" else EIGHT_LAYER_GPT
         yield layout, replace(deep, tie_embeddings=tied == "tied"), 1 + number % 2
@@ -178,7 +186,7 @@ def with_fault(rank: int, world_size: int, *, fault: str, **arguments: Any) -> R
         elif fault == "targets in the order of samples":
             patch.setattr(DeviceMicrobatch, "part_by_part", lambda self, parts: self)
         elif fault == "rows are not added up":
-            patch.setattr(collectives, "reduce_scatter", lambda tensor, axis: None)
+            patch.setattr(collectives, "reduce_scatter", lambda tensor, axis, sizes=None: None)
         return train_on_rank(rank, world_size, **arguments)
 
 
