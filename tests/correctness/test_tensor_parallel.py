@@ -23,14 +23,14 @@ UNTIED = replace(GPT, tie_embeddings=False)
 LLAMA = replace(EIGHT_LAYER_LLAMA, num_layers=4, z_loss_coeff=0.01)
 
 
-def job_of(options: GPTOptions, samples: int = 1) -> Job:
+def job_of(options: GPTOptions, samples: int = 1, iterations: int = ITERATIONS) -> Job:
     """Eight microbatches, of which every second replica has none that counts."""
     return Job(
         options,
         samples,
         microbatches=8,
         masked_out=(1, 3, 5, 7),
-        iterations=4,
+        iterations=iterations,
         warmup=2,
         sequence=12,
     )
@@ -82,8 +82,8 @@ RECOMPUTED = {
 }
 
 
-def covering() -> Iterator[tuple[Layout, GPTOptions, int]]:
-    """The rows of ``COVER``; every second one has microbatches of two samples."""
+def covering() -> Iterator[tuple[Layout, GPTOptions, int, int]]:
+    """The rows of ``COVER``, ten iterations; every second has microbatches of two samples."""
     for number, line in enumerate(COVER.strip().splitlines()):
         t, p, d, options, vocabulary, schedule, tied, model, recomputed = line.split()
         layout = Layout(
@@ -99,7 +99,7 @@ def covering() -> Iterator[tuple[Layout, GPTOptions, int]]:
             recomputation=RECOMPUTED[recomputed],
         )
         deep = EIGHT_LAYER_LLAMA if model == "llama" else EIGHT_LAYER_GPT
-        yield layout, replace(deep, tie_embeddings=tied == "tied"), 1 + number % 2
+        yield layout, replace(deep, tie_embeddings=tied == "tied"), 1 + number % 2, 10
 
 
 @pytest.fixture(scope="module")
@@ -109,19 +109,17 @@ def eight_ranks() -> Iterator[RankPool]:
 
 
 @pytest.fixture(scope="module")
-def alone(ranks: RankPool) -> Callable[[GPTOptions, int], Training]:
+def alone(ranks: RankPool) -> Callable[[Job], Training]:
     """What one process makes of a job, in plain PyTorch and float64."""
-    done: dict[tuple[GPTOptions, int], Training] = {}
+    done: dict[Job, Training] = {}
 
-    def of(options: GPTOptions, samples: int) -> Training:
-        key = options, samples
-        if key not in done:
-            job = job_of(options, samples)
+    def of(job: Job) -> Training:
+        if job not in done:
             config = job.config(Layout(1, "none"))
             [own] = ranks.run(train_on_rank, 1, config=config, batches=job.batches()[:1])
             initial = assemble([own.initial])
-            done[key] = job.reference({name: value.double() for name, value in initial.items()})
-        return done[key]
+            done[job] = job.reference({name: value.double() for name, value in initial.items()})
+        return done[job]
 
     return of
 
@@ -131,9 +129,9 @@ def name_of(value: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("layout", "options", "samples", "pool"),
+    ("layout", "options", "samples", "iterations", "pool"),
     [
-        *((*case, "ranks") for case in QUICK),
+        *((*case, ITERATIONS, "ranks") for case in QUICK),
         *(pytest.param(*case, "eight_ranks", marks=pytest.mark.full) for case in covering()),
     ],
     ids=name_of,
@@ -142,11 +140,13 @@ def test_layouts_train_what_one_process_trains(
     layout: Layout,
     options: GPTOptions,
     samples: int,
+    iterations: int,
     pool: str,
     request: pytest.FixtureRequest,
-    alone: Callable[[GPTOptions, int], Training],
+    alone: Callable[[Job], Training],
 ) -> None:
-    job, expected = job_of(options, samples), alone(options, samples)
+    job = job_of(options, samples, iterations)
+    expected = alone(job)
     ranks: RankPool = request.getfixturevalue(pool)
     by_rank = ranks.run(
         train_on_rank,
@@ -154,7 +154,7 @@ def test_layouts_train_what_one_process_trains(
         config=job.config(layout),
         batches=job.batches(),
         evaluation_batches=job.batches(seed=1),
-        evaluate_after=(ITERATIONS - 1,),
+        evaluate_after=(iterations - 1,),
     )
     assert all(own.losses == by_rank[0].losses for own in by_rank)
     assert all(own.gradient_norms == by_rank[0].gradient_norms for own in by_rank)
@@ -192,10 +192,11 @@ def with_fault(rank: int, world_size: int, *, fault: str, **arguments: Any) -> R
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_injected_faults_are_found(
-    fault: str, ranks: RankPool, alone: Callable[[GPTOptions, int], Training]
+    fault: str, ranks: RankPool, alone: Callable[[Job], Training]
 ) -> None:
     layout = Layout(2, "vocab-2", tensor=2, sequence=True)
-    job, expected = job_of(GPT, 2), alone(GPT, 2)
+    job = job_of(GPT, 2)
+    expected = alone(job)
     by_rank = ranks.run(
         with_fault, 4, config=job.config(layout), batches=job.batches(), fault=fault
     )
