@@ -3,6 +3,7 @@
 import pytest
 import torch
 from kernels.formulas import explicit_attention
+from parallel.tensor_axis import without_groups
 from torch import Tensor
 
 from megatron.kernels.choose import kernels_for
@@ -10,6 +11,8 @@ from megatron.layers.attention import AttentionShape, SelfAttention
 from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.norm import build_norm
 from megatron.layers.rope import RotaryEmbedding
+from megatron.parallel import collectives
+from megatron.parallel.tensor import ALONE, TensorParallel
 
 CPU = torch.device("cpu")
 KERNELS = kernels_for(CPU, torch.float64)
@@ -32,6 +35,7 @@ def make_layer(
     qkv_bias: bool = False,
     dropout: float = 0.0,
     qk_norm: bool = False,
+    tensor: TensorParallel = ALONE,
 ) -> SelfAttention:
     shape = AttentionShape(hidden_size=12, num_heads=4, num_groups=groups, head_size=6)
     norms = None
@@ -47,6 +51,7 @@ def make_layer(
         device=CPU,
         dtype=torch.float64,
         kernels=KERNELS,
+        tensor=tensor,
     )
     generator = torch.Generator().manual_seed(1)
     for parameter in layer.parameters():
@@ -147,3 +152,22 @@ def test_no_position_sees_a_later_one() -> None:
 def test_uneven_groups_are_refused() -> None:
     with pytest.raises(ValueError, match="6 attention heads cannot form 4 query groups"):
         AttentionShape(hidden_size=24, num_heads=6, num_groups=4, head_size=4)
+
+
+def test_ranks_that_share_heads_drop_other_weights() -> None:
+    """Here both ranks have the same weights, so only their masks can differ."""
+    x = torch.randn(2, 6, 12, dtype=torch.float64)
+    contexts = []
+    for rank in range(2):
+        layer = make_layer(tensor=without_groups(rank, 2, split_tokens=False), dropout=0.5)
+        layer.linear_proj.register_forward_pre_hook(
+            lambda module, inputs: contexts.append(inputs[0])
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(collectives, "all_reduce", lambda partial, operation, axis: partial)
+            for seeds in (None, DropoutSeeds(1, 0, 0, 0), DropoutSeeds(1, 0, 0, 0)):
+                layer(x, seeds=seeds)
+    first, first_dropped, first_again, second, second_dropped, _ = contexts
+    assert torch.equal(first, second)
+    assert torch.equal(first_dropped, first_again)
+    assert not torch.allclose(first_dropped, second_dropped)
