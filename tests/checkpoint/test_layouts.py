@@ -29,7 +29,7 @@ from megatron.checkpoint.share import part_of, share
 from megatron.checkpoint.storage import OtherModelError, SaveError
 from megatron.checkpoint.train_tensors import tensors_of
 from megatron.config.run_config import RunConfig
-from megatron.parallel.box import Box, Piece, whole
+from megatron.parallel.box import Box, Piece, check_tiling, whole
 from megatron.parallel.groups import ConnectedAxis, Groups, make_groups
 from megatron.training.setup import TrainState, build_train_state
 
@@ -106,10 +106,18 @@ def load_on_rank(
     return everything(state), pieces(state, parameter_values), rounded
 
 
-def config_of(name: str, tied: bool, folder: Path, dtype: torch.dtype, seed: int) -> RunConfig:
+def config_of(
+    name: str, tied: bool, folder: Path, dtype: torch.dtype, seed: int, tensor: str = "1"
+) -> RunConfig:
     replicas, ranks, treatment, schedule, sharded = LAYOUTS[name]
     options = GPTOptions(num_layers=12, vocab_size=37, tie_embeddings=tied, swiglu=True)
-    spread = replace(layout(schedule, treatment, ranks, folder), replicas=replicas, sharded=sharded)
+    spread = replace(
+        layout(schedule, treatment, ranks, folder),
+        replicas=replicas,
+        sharded=sharded,
+        tensor=int(tensor[0]),
+        sequence=tensor.endswith("s"),
+    )
     config = Job(options, microbatches=12).config(spread, dtype)
     return replace(config, train=replace(config.train, seed=seed))
 
@@ -148,6 +156,33 @@ def test_every_layout_loads_what_another_has_saved(
         )
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+TENSOR_PARALLEL = [("alone", "2"), ("tied copies", "2s"), ("replicas", "1"), ("alone", "4")]
+"""Layouts, and on each of its ranks t that share layers; s: and the sequence."""
+
+
+@pytest.mark.parametrize(("saver", "tensor"), TENSOR_PARALLEL)
+def test_ranks_that_share_layers_save_and_load_like_all_others(
+    saver: str, tensor: str, ranks: RankPool, tmp_path: Path
+) -> None:
+    config = config_of(saver, True, tmp_path, torch.float32, seed=1, tensor=tensor)
+    size = config.parallel.grid.world_size
+    expected = assemble(ranks.run(save_on_rank, size, config=config, root=tmp_path))
+    reader = dcp.FileSystemReader(folder.folder_of(tmp_path, 10))
+    for name, saved in reader.read_metadata().state_dict_metadata.items():
+        assert isinstance(saved, TensorStorageMetadata)
+        boxes = [Box(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in saved.chunks]
+        check_tiling(tuple(saved.size), boxes)  # copies are written once
+        assert torch.Size(expected[name].shape) == saved.size
+    for loader, others in TENSOR_PARALLEL:
+        config = config_of(loader, True, tmp_path, torch.float32, seed=2, tensor=others)
+        size = config.parallel.grid.world_size
+        loaded = ranks.run(load_on_rank, size, config=config, root=tmp_path)
+        found = assemble([held for held, _, _ in loaded])
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+        assert all(rounded for _, _, rounded in loaded)
 
 
 def test_the_vocabulary_is_saved_without_padding_and_tied_matrices_once(
