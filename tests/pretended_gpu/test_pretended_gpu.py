@@ -254,7 +254,7 @@ def test_memory_without_logits_is_what_a_dry_run_says(
     treatment: str, vocab_size: int, gpus: GpuPool
 ) -> None:
     """Less than with them by the exponentials of a microbatch at least, but for a tile of them."""
-    config = paper_config(Layout(3, treatment), vocab_size, layers=3)
+    config = paper_config(Layout(3, treatment), vocab_size, layers=6)
     again = replace(config, train=replace(config.train, vocab_recompute=True))
     kept, own = memory(config, gpus), memory(again, gpus)
     assert own.faults == []

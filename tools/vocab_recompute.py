@@ -1,0 +1,217 @@
+#!/usr/bin/env python3
+"""Time and memory of S and T with and without ``--vocab-recompute``, for one shard on this CPU.
+
+    python tools/vocab_recompute.py --vocab-size 256000 --shards 8 --hidden-size 2048 --rounds 5
+
+A round runs S and T of one microbatch in every way, in an order that changes from round to round,
+because machines drift; ratios are formed within a round. Seconds are those that the processor has
+worked for this process, so that other processes disturb them little. Every way has one more process
+for its memory: there freed memory goes back at once, and the process stands for all that S and T
+hold. One shard stands for all: it merges its own statistics only.
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from torch import Tensor, nn
+
+from megatron.kernels.choose import kernels_for
+from megatron.layers.main_grad import give_main_grad
+from megatron.layers.vocabulary.output_layer import OutputLayer
+from megatron.layers.vocabulary.output_s import LossOptions, ShardState, merge_statistics
+from megatron.layers.vocabulary.shard import VocabularyShard
+from megatron.schedules.treatments import TREATMENTS, Treatment
+from tools.benchmarking.allocator import allocator
+
+MB: Final = 1e6
+
+WAYS: Final = tuple((name, again) for name in ("vocab-1", "vocab-2") for again in (False, True))
+"""Treatments, each with and without recomputed logits."""
+
+_FEW: Final = 1000
+"""Entries of a shard on which everything has run once."""
+
+_FREED_AT_ONCE: Final = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Seconds of the two passes."""
+
+    s: float
+    t: float
+
+    @property
+    def both(self) -> float:
+        """Their sum."""
+        return self.s + self.t
+
+
+class Shard:
+    """One shard's output layer and a microbatch for it.
+
+    Args:
+        arguments: the sizes.
+        treatment: how the vocabulary is treated.
+        recompute: whether T forms the logits again.
+    """
+
+    def __init__(self, arguments: argparse.Namespace, treatment: str, recompute: bool) -> None:
+        v, h, n = arguments.vocab_size, arguments.hidden_size, arguments.seq_length
+        padded = -(-v // arguments.shards) * arguments.shards
+        shard = VocabularyShard.of(v, padded, 0, arguments.shards)
+        dtype = torch.bfloat16
+        weight = nn.Parameter(torch.empty(shard.rows, h, dtype=dtype).normal_(0, 0.02))
+        give_main_grad(weight, torch.full((shard.rows, h), 0.0))  # in memory from now on
+        kernels = kernels_for(weight.device, dtype)
+        self._layer = OutputLayer(shard, weight, LossOptions(v), kernels, recompute)
+        self._treatment: Treatment = TREATMENTS[treatment]
+        self._x_nh = torch.randn(n, h).to(dtype)
+        self._targets_n, self._weight_n = torch.randint(v, (n,)), torch.full((n,), 1 / n)
+
+    def s(self) -> ShardState:
+        """Pass S; A and D go with their barrier."""
+        form_gradient = self._treatment.gradient_pass == "S"
+        state = self._layer.s(self._x_nh, self._targets_n, form_gradient)
+        state.drop_gradient()
+        return state
+
+    def t(self, state: ShardState) -> Tensor | None:
+        """Pass T, after a barrier of this shard alone."""
+        merged = merge_statistics(state.statistics_4n.unsqueeze(0))
+        form_gradient = self._treatment.gradient_pass == "T"
+        return self._layer.t(state, merged, self._weight_n, form_gradient=form_gradient)
+
+    def timed(self) -> Taken:
+        """Run both passes."""
+        start = time.process_time()
+        state = self.s()
+        between = time.process_time()
+        self.t(state)
+        return Taken(between - start, time.process_time() - between)
+
+
+def held() -> float:
+    """Return the bytes of this process that are in memory."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return float(pages * os.sysconf("SC_PAGE_SIZE"))
+
+
+def measure_memory(arguments: argparse.Namespace) -> dict[str, float]:
+    """Return bytes beyond what is always there: between S and T, and at most until T's end."""
+    shard = Shard(arguments, arguments.memory_of, arguments.vocab_recompute)
+    few = argparse.Namespace(**vars(arguments) | {"vocab_size": 4 * _FEW, "shards": 4})
+    Shard(few, arguments.memory_of, arguments.vocab_recompute).timed()  # code is in memory too
+    before = held()
+    state = shard.s()
+    between = held() - before
+    shard.t(state)
+    peak = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    return {"between": between, "peak": peak}
+
+
+def memory_of(argv: Sequence[str], treatment: str, recompute: bool) -> dict[str, float]:
+    """Return what ``measure_memory`` finds in a process of its own."""
+    command = [sys.executable, __file__, *argv, "--memory-of", treatment]
+    done = subprocess.run(
+        command + ["--vocab-recompute"] * recompute,
+        env=os.environ | _FREED_AT_ONCE,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def measure_times(arguments: argparse.Namespace) -> dict[tuple[str, bool], list[Taken]]:
+    """Return the seconds of every way in every round, after a round that does not count."""
+    shards = {way: Shard(arguments, *way) for way in WAYS}
+    found: dict[tuple[str, bool], list[Taken]] = {way: [] for way in WAYS}
+    for number in range(arguments.rounds + 1):
+        turn = number % len(WAYS)
+        for way in WAYS[turn:] + WAYS[:turn]:
+            taken = shards[way].timed()
+            if number:
+                found[way].append(taken)
+    return found
+
+
+def report(arguments: argparse.Namespace, argv: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of the report, in Markdown."""
+    rows = -(-arguments.vocab_size // arguments.shards)
+    exponentials = 2 * rows * arguments.seq_length
+    yield (
+        f"One shard of {rows:,} of {arguments.vocab_size:,} entries, {arguments.seq_length} "
+        f"tokens, h = {arguments.hidden_size}, bf16, {torch.get_num_threads()} thread; "
+        f"exponentials {exponentials / MB:.1f} MB; {arguments.rounds} rounds."
+    )
+    yield ""
+    yield "| way | S, s | T, s | S + T to kept, median (range) | predicted | MB between S and T |"
+    yield "|---|--:|--:|--:|--:|--:|"
+    times = measure_times(arguments)
+    for name, again in WAYS:
+        own, kept = times[name, again], times[name, False]
+        ratios = sorted(a.both / b.both for a, b in zip(own, kept, strict=True))
+        products = [
+            sum(TREATMENTS[name].products_of(kind, recompute=how) for kind in ("S", "T"))
+            for how in (again, False)
+        ]
+        memory = memory_of(argv, name, again)
+        yield (
+            f"| {name}, {'recomputed' if again else 'kept'} | "
+            f"{statistics.median(each.s for each in own):.2f} | "
+            f"{statistics.median(each.t for each in own):.2f} | "
+            f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) | "
+            f"{products[0] / products[1]:.2f} | {memory['between'] / MB:.1f}, "
+            f"at most {memory['peak'] / MB:.1f} |"
+        )
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, default in (
+        ("vocab-size", 256_000),
+        ("shards", 8),
+        ("hidden-size", 2048),
+        ("seq-length", 2048),
+        ("rounds", 5),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--memory-of", choices=("vocab-1", "vocab-2"), help=argparse.SUPPRESS)
+    parser.add_argument("--vocab-recompute", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    """Report, in a process whose allocator keeps what is freed, as in training."""
+    argv = sys.argv[1:]
+    arguments = parse_arguments(argv)
+    torch.set_num_threads(1)
+    torch.manual_seed(1234)
+    if arguments.memory_of:
+        print(json.dumps(measure_memory(arguments)))
+    elif any(name not in os.environ for name in allocator()):
+        os.execve(sys.executable, [sys.executable, __file__, *argv], os.environ | allocator())
+    else:
+        print("\n".join(report(arguments, argv)))
+
+
+if __name__ == "__main__":
+    main()
