@@ -1,17 +1,29 @@
 """The rules about tensor parallelism: what its ranks share is cut evenly."""
 
 from collections.abc import Iterator
+from dataclasses import fields
+from typing import TypeVar
 
-from megatron.config.flags import Flags
+from megatron.config.flags import Flags, ModelFlags
+from megatron.config.layer_flags import LayerFlags
 from megatron.config.resolve import model_config
 from megatron.model.tensor_rules import faults_of_cut
+
+Group = TypeVar("Group", ModelFlags, LayerFlags)
 
 
 def _cuts(flags: Flags) -> Iterator[str]:
     ranks, sequence = _size(flags), flags.parallel.sequence_parallel
     if ranks == 1:
         return
-    model = model_config(flags, vocab_size=1)
+    groups = {
+        "model": _whole(ModelFlags, flags.model),
+        "layers": _whole(LayerFlags, flags.layers),
+    }
+    try:
+        model = model_config(Flags(**(vars(flags) | groups)), vocab_size=1)
+    except ValueError:  # another rule tells it
+        return
     yield from faults_of_cut(model, ranks, sequence_parallel=sequence)
     if model.hidden_size % ranks:  # unless the width of a head is given, heads see to it
         yield (
@@ -19,6 +31,11 @@ def _cuts(flags: Flags) -> Iterator[str]:
             f"{model.hidden_size}: activations travel in as many parts, so choose a multiple of "
             f"{ranks}, or fewer ranks"
         )
+
+
+def _whole(kind: type[Group], group: Group) -> Group:
+    """Return a group of flags all of which are sound; a rule that reads another one ends there."""
+    return kind(**{field.name: getattr(group, field.name) for field in fields(kind)})
 
 
 def _whole_matrices(flags: Flags) -> Iterator[str]:
