@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from megatron.kernels.scores import PLAIN, Scores
+
 
 def explicit_gelu(x: Tensor) -> Tensor:
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
@@ -20,6 +22,11 @@ def explicit_swiglu(gate_up: Tensor) -> Tensor:
     return gate / (1 + torch.exp(-gate)) * up
 
 
+def explicit_geglu(gate_up: Tensor) -> Tensor:
+    size = gate_up.shape[-1] // 2
+    return explicit_gelu(gate_up[..., :size]) * gate_up[..., size:]
+
+
 def explicit_layer_norm(x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
     centred = x - x.mean(-1, keepdim=True)
     deviation = (centred.square().mean(-1, keepdim=True) + epsilon).sqrt()
@@ -30,20 +37,26 @@ def explicit_rms_norm(x: Tensor, weight_h: Tensor, epsilon: float) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + epsilon).sqrt() * weight_h
 
 
-def explicit_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def explicit_attention(q: Tensor, k: Tensor, v: Tensor, *, scores: Scores = PLAIN) -> Tensor:
     """[b, heads, s, d] with [b, groups, s, d], one head at a time."""
-    share = q.shape[1] // k.shape[1]
-    future = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
+    share, positions = q.shape[1] // k.shape[1], torch.arange(q.shape[2], device=q.device)
+    behind = positions[:, None] - positions
+    far = behind > (len(positions) if scores.window is None else scores.window)
     heads = []
     for head in range(q.shape[1]):
         key, value = k[:, head // share], v[:, head // share]
-        score = torch.einsum("bid,bjd->bij", q[:, head], key) / math.sqrt(q.shape[-1])
-        heads.append(score.masked_fill(future, -math.inf).softmax(-1) @ value)
+        score = torch.einsum("bid,bjd->bij", q[:, head], key)
+        score = score / math.sqrt(q.shape[-1]) if scores.scale is None else score * scores.scale
+        if scores.softcap:
+            score = scores.softcap * torch.tanh(score / scores.softcap)
+        if scores.slopes_a:
+            score = score - scores.slopes_a[head] * behind.to(score.dtype)
+        heads.append(score.masked_fill((behind < 0) | far, -math.inf).softmax(-1) @ value)
     return torch.stack(heads, dim=1)
 
 
-def explicit_self_attention(qkv: Tensor) -> Tensor:
+def explicit_self_attention(qkv: Tensor, *, scores: Scores = PLAIN) -> Tensor:
     """[b, s, groups, r + 2, d] -> [b, s, heads d]."""
     q = qkv[:, :, :, :-2].flatten(2, 3)
-    k, v = qkv[:, :, :, -2], qkv[:, :, :, -1]
-    return explicit_attention(*(t.transpose(1, 2) for t in (q, k, v))).transpose(1, 2).flatten(2)
+    heads = (t.transpose(1, 2) for t in (q, qkv[:, :, :, -2], qkv[:, :, :, -1]))
+    return explicit_attention(*heads, scores=scores).transpose(1, 2).flatten(2)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from kernels.formulas import (
     explicit_attention,
+    explicit_geglu,
     explicit_gelu,
     explicit_layer_norm,
     explicit_rms_norm,
@@ -20,6 +21,8 @@ from kernels.formulas import (
 )
 from kernels.implementations import IMPLEMENTATIONS, Implementation
 from torch import Tensor
+
+from megatron.kernels.scores import Scores
 
 pytestmark = pytest.mark.parametrize("tried", IMPLEMENTATIONS, ids=str)
 
@@ -102,6 +105,10 @@ def test_swiglu(tried: Implementation) -> None:
     assert_same(tried, tried.kernels.swiglu, explicit_swiglu, gate_up, roundings=2)
 
 
+def test_geglu(tried: Implementation) -> None:
+    assert_same(tried, tried.kernels.geglu, explicit_geglu, 2 * tried.activation(4, 50, 96))
+
+
 def test_layer_norm(tried: Implementation) -> None:
     inputs = (2 * tried.activation(2, 5, 48) + 1, tried.activation(48), tried.activation(48))
     for epsilon in (1e-5, 0.1):
@@ -176,6 +183,62 @@ def test_causal_self_attention(
         explicit_self_attention,
         tried.activation(batch, seq, groups, heads // groups + 2, 8),
     )
+
+
+SLOPES = (0.5, 0.2, 0.1, 0.02)
+SCORES = [
+    Scores(scale=0.7),
+    Scores(softcap=1.5),
+    Scores(window=0),
+    Scores(window=40),
+    Scores(window=299),
+    Scores(slopes_a=SLOPES),
+    Scores(0.7, 1.5, 40, SLOPES),
+]
+
+
+@pytest.mark.parametrize("scores", SCORES, ids=str)
+@pytest.mark.parametrize("seq", [5, 300])
+def test_attention_with_other_scores(tried: Implementation, scores: Scores, seq: int) -> None:
+    assert_same(
+        tried,
+        lambda *t: tried.kernels.causal_attention(*t, dropout=0.0, scores=scores),
+        lambda *t: explicit_attention(*t, scores=scores),
+        *(
+            tried.activation(2, seq, heads, 8, seed=seed).transpose(1, 2)
+            for seed, heads in enumerate((4, 2, 2))
+        ),
+    )
+    assert_same(
+        tried,
+        lambda qkv: tried.kernels.causal_self_attention(qkv, dropout=0.0, scores=scores),
+        lambda qkv: explicit_self_attention(qkv, scores=scores),
+        tried.activation(1, seq, 4, 3, 8),
+    )
+
+
+def test_the_backward_with_other_scores_drops_what_the_forward_dropped(
+    tried: Implementation,
+) -> None:
+    """The output is linear in the values, so that it meets a gradient as the values meet theirs."""
+    q, k, v = (tried.activation(2, 4, 300, 8, seed=seed).requires_grad_() for seed in range(3))
+    torch.manual_seed(0)
+    output = tried.kernels.causal_attention(q, k, v, dropout=0.5, scores=Scores(window=280))
+    grad, state = tried.activation(*output.shape, seed=4), torch.get_rng_state()
+    (gradient,) = torch.autograd.grad(output, v, grad)
+    assert torch.equal(torch.get_rng_state(), state)
+    met = (output.double() * grad.double()).sum().item()
+    bound = output.double().norm().item() * grad.double().norm().item()
+    accuracy = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2}[tried.dtype]
+    assert abs((v.double() * gradient.double()).sum().item() - met) < accuracy * bound
+    assert abs(met) > 0.001 * bound  # or the same would hold of other masks
+    dropped = tried.kernels.causal_attention(
+        q, k, torch.ones_like(v), dropout=0.25, scores=Scores(window=0)
+    )
+    assert set(dropped.unique().tolist()) == {
+        0.0,
+        float(torch.tensor(1 / 0.75, dtype=tried.dtype)),
+    }
 
 
 def test_dropout_of_attention_keeps_the_mean(tried: Implementation) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from kernels.formulas import explicit_gelu, explicit_squared_relu, explicit_swiglu
+from kernels.formulas import explicit_geglu, explicit_gelu, explicit_squared_relu, explicit_swiglu
 from torch import Tensor
 
 from megatron.kernels.choose import kernels_for
@@ -15,6 +15,7 @@ CPU = torch.device("cpu")
 FORMULAS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "gelu": explicit_gelu,
     "swiglu": explicit_swiglu,
+    "geglu": explicit_geglu,
     "squared_relu": explicit_squared_relu,
 }
 

@@ -1,5 +1,7 @@
 """Norms against their formulas, their starting values, and what of them is trained."""
 
+from typing import Literal
+
 import pytest
 import torch
 from kernels.formulas import explicit_layer_norm, explicit_rms_norm
@@ -23,6 +25,19 @@ def test_rms_norm_is_its_formula_and_has_no_bias() -> None:
     x = torch.randn(3, 8, dtype=torch.float64)
     torch.testing.assert_close(norm(x), explicit_rms_norm(x, torch.ones(8), 0.1))
     assert [name for name, _ in norm.named_parameters()] == ["weight"]
+
+
+@pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm"])
+def test_a_zero_centred_weight_is_the_distance_from_one(
+    kind: Literal["LayerNorm", "RMSNorm"],
+) -> None:
+    plain, centred = (build_norm(kind, 8, 0.1, *FLOAT64, zero_centred=z) for z in (False, True))
+    x = torch.randn(3, 8, dtype=torch.float64)
+    assert not centred.weight.any()
+    torch.testing.assert_close(centred(x), plain(x))
+    torch.nn.init.normal_(centred.weight)
+    plain.load_state_dict({**centred.state_dict(), "weight": centred.weight.detach() + 1})
+    torch.testing.assert_close(centred(x), plain(x))
 
 
 @pytest.mark.parametrize("trained", ["weight", "bias"])

@@ -10,6 +10,7 @@ x = b g; q positions of a block, y = r q, k keys that a block sees.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ BLOCK = 256
 def scored_attention(
     q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, scores: Scores, dropout: float
 ) -> Tensor:
-    """See ``Kernels.causal_attention``. With dropout a byte per probability is kept: its mask."""
+    """See ``Kernels.causal_attention``. The backward draws what is dropped a second time."""
     return apply(_ScoredAttention, q_basd, k_bgsd, v_bgsd, scores, dropout)
 
 
@@ -37,46 +38,56 @@ class _ScoredAttention(torch.autograd.Function):
         ctx: Any, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, scores: Scores, dropout: float
     ) -> Tensor:
         batch, heads, seq_length, size = q_basd.shape
+        ctx.scores, ctx.dropout = scores, dropout
+        ctx.generator = _generator_state(q_basd.device) if dropout else None
+        ctx.save_for_backward(q_basd, k_bgsd, v_bgsd)
         out_basd = q_basd.new_empty(batch, seq_length, heads, size).transpose(1, 2)
-        kept = []
         for block in _blocks(seq_length, k_bgsd.shape[1], scores):
             prob_xyk, _ = block.probabilities(block.queries(q_basd), block.keys(k_bgsd))
-            if dropout:
-                prob_xyk, keep_xyk = torch.ops.aten.native_dropout(prob_xyk, dropout, True)
-                kept.append(keep_xyk)
-            block.write(prob_xyk.to(v_bgsd.dtype) @ block.keys(v_bgsd), out_basd)
-        ctx.scores, ctx.dropout = scores, dropout
-        ctx.save_for_backward(q_basd, k_bgsd, v_bgsd, *kept)
+            used_xyk, _ = _drop(prob_xyk, dropout)
+            block.write(used_xyk.to(v_bgsd.dtype) @ block.keys(v_bgsd), out_basd)
         return out_basd
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_basd: Tensor) -> tuple[Tensor | None, ...]:
-        q_basd, k_bgsd, v_bgsd, *kept = ctx.saved_tensors
-        batch, groups, seq_length, size = k_bgsd.shape
-        dq_basd = q_basd.new_empty(batch, seq_length, q_basd.shape[1], size).transpose(1, 2)
-        wide = _statistics(k_bgsd.dtype)
-        dk_xsd, dv_xsd = k_bgsd.new_zeros(2, batch * groups, seq_length, size, dtype=wide)
-        for block in _blocks(seq_length, groups, ctx.scores):
-            q_xyd, grad_xyd = block.queries(q_basd), block.queries(grad_basd)
-            k_xkd = block.keys(k_bgsd)
-            prob_xyk, slope_xyk = block.probabilities(q_xyd, k_xkd)
-            dprob_xyk = _wide_product(grad_xyd, block.keys(v_bgsd).mT)
-            used_xyk = prob_xyk
-            if kept:
-                factor_xyk = kept.pop(0) * (1 / (1 - ctx.dropout))
-                dprob_xyk *= factor_xyk
-                used_xyk = prob_xyk * factor_xyk
-            dscore_xyk = _softmax_gradient(dprob_xyk, prob_xyk)
-            dscore_xyk *= ctx.scores.scale_of(size) if slope_xyk is None else slope_xyk
-            dscore_xyk = dscore_xyk.to(q_xyd.dtype)
-            block.write(dscore_xyk @ k_xkd, dq_basd)
-            dk_xsd[:, block.first_key : block.end] += dscore_xyk.mT @ q_xyd
-            dv_xsd[:, block.first_key : block.end] += used_xyk.to(grad_xyd.dtype).mT @ grad_xyd
-        dk_bgsd, dv_bgsd = (
-            t_xsd.to(k_bgsd.dtype).unflatten(0, (batch, groups)) for t_xsd in (dk_xsd, dv_xsd)
-        )
-        return dq_basd, dk_bgsd, dv_bgsd, None, None
+        q_basd, k_bgsd, v_bgsd = ctx.saved_tensors
+        with _repeating(ctx.generator, q_basd.device):
+            gradients = _gradients(grad_basd, q_basd, k_bgsd, v_bgsd, ctx.scores, ctx.dropout)
+        return (*gradients, None, None)
+
+
+def _gradients(
+    grad_basd: Tensor,
+    q_basd: Tensor,
+    k_bgsd: Tensor,
+    v_bgsd: Tensor,
+    scores: Scores,
+    dropout: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of queries, keys and values."""
+    batch, groups, seq_length, size = k_bgsd.shape
+    dq_basd = q_basd.new_empty(batch, seq_length, q_basd.shape[1], size).transpose(1, 2)
+    wide = _statistics(k_bgsd.dtype)
+    dk_xsd, dv_xsd = k_bgsd.new_zeros(2, batch * groups, seq_length, size, dtype=wide)
+    for block in _blocks(seq_length, groups, scores):
+        q_xyd, grad_xyd = block.queries(q_basd), block.queries(grad_basd)
+        k_xkd = block.keys(k_bgsd)
+        prob_xyk, slope_xyk = block.probabilities(q_xyd, k_xkd)
+        used_xyk, factor_xyk = _drop(prob_xyk, dropout)
+        dprob_xyk = (grad_xyd @ block.keys(v_bgsd).mT).to(wide)
+        if factor_xyk is not None:
+            dprob_xyk *= factor_xyk
+        dscore_xyk = torch.ops.aten._softmax_backward_data(dprob_xyk, prob_xyk, -1, wide)
+        dscore_xyk *= scores.scale_of(size) if slope_xyk is None else slope_xyk
+        dscore_xyk = dscore_xyk.to(q_xyd.dtype)
+        block.write(dscore_xyk @ k_xkd, dq_basd)
+        dk_xsd[:, block.first_key : block.end] += dscore_xyk.mT @ q_xyd
+        dv_xsd[:, block.first_key : block.end] += used_xyk.to(grad_xyd.dtype).mT @ grad_xyd
+    dk_bgsd, dv_bgsd = (
+        t_xsd.to(k_bgsd.dtype).unflatten(0, (batch, groups)) for t_xsd in (dk_xsd, dv_xsd)
+    )
+    return dq_basd, dk_bgsd, dv_bgsd
 
 
 @dataclass(frozen=True)
@@ -119,7 +130,7 @@ class _Block:
         is the scale then.
         """
         scale, cap = self.scores.scale_of(q_xyd.shape[-1]), self.scores.softcap
-        score_xyk, slope_xyk = _wide_product(q_xyd, k_xkd.mT), None
+        score_xyk, slope_xyk = (q_xyd @ k_xkd.mT).to(_statistics(q_xyd.dtype)), None
         score_xyk *= scale
         if cap:
             tanh_xyk = score_xyk.div_(cap).tanh_()
@@ -162,18 +173,29 @@ def _statistics(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _wide_product(left: Tensor, right: Tensor) -> Tensor:
-    """Return a batched product in the type of statistics.
-
-    A GPU adds up 16-bit operands in fp32 and may as well return that; a CPU rounds the result.
-    """
-    if left.is_cuda and left.dtype.itemsize == 2:
-        return torch.bmm(left, right, out_dtype=torch.float32)
-    return (left @ right).to(_statistics(left.dtype))
+def _drop(prob_xyk: Tensor, dropout: float) -> tuple[Tensor, Tensor | None]:
+    """Return what is left of the probabilities, and the factor of each; ``None``: all stay."""
+    if not dropout:
+        return prob_xyk, None
+    used_xyk, kept_xyk = torch.ops.aten.native_dropout(prob_xyk, dropout, True)
+    return used_xyk, kept_xyk / (1 - dropout)
 
 
-def _softmax_gradient(dprob_xyk: Tensor, prob_xyk: Tensor) -> Tensor:
-    gradient: Tensor = torch.ops.aten._softmax_backward_data(
-        dprob_xyk, prob_xyk, -1, prob_xyk.dtype
-    )
-    return gradient
+def _generator_state(device: torch.device) -> Tensor:
+    """Return the state of PyTorch's default generator of a device."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+@contextmanager
+def _repeating(state: Tensor | None, device: torch.device) -> Iterator[None]:
+    """Draw once more what was drawn from ``state`` on, and go on as if nothing had been drawn."""
+    if state is None:
+        yield
+        return
+    on_cuda = device.type == "cuda"
+    with torch.random.fork_rng([device] if on_cuda else []):
+        if on_cuda:
+            torch.cuda.set_rng_state(state, device)
+        else:
+            torch.set_rng_state(state)
+        yield
