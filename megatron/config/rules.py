@@ -12,7 +12,7 @@ from megatron.config.flags import DataFlags, Flags
 from megatron.config.guard_rules import GUARD_NOTES, GUARD_RULES
 from megatron.config.optimizer_rules import OPTIMIZER_NOTES, OPTIMIZER_RULES
 from megatron.config.pipeline_flags import PIPELINE_NOTES, PIPELINE_RULES
-from megatron.config.resolve import iterations, profiled_iterations, rampup_of
+from megatron.config.resolve import growth_of, iterations, profiled_iterations
 
 Rule = Callable[[Flags], Iterator[str]]
 
@@ -75,7 +75,7 @@ def _batches(flags: Flags) -> Iterator[str]:
 
 def _growing_batches(flags: Flags) -> Iterator[str]:
     try:
-        rampup_of(flags.train)
+        growth_of(flags.train)
     except ValueError as error:
         yield str(error)
 

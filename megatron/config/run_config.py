@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from megatron.checkpoint.config import CheckpointConfig
-from megatron.data.batch_sizes import BatchSizes, Rampup
+from megatron.data.batch_sizes import BatchSizes, Growth
 from megatron.data.config import DataConfig
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
@@ -132,7 +132,7 @@ class TrainConfig:
     eval_interval: int | None
     eval_iters: int
     replicas: int = 1
-    rampup: Rampup | None = None
+    rampup: Growth | None = None
     length: int | None = None
     final_sets: tuple[EvaluationSet, ...] = ()
     skip_train: bool = False
