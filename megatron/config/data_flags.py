@@ -1,11 +1,12 @@
-"""The flags with a grammar: ``--data-path``, ``--split`` and ``--rampup-batch-size``."""
+"""The flags with a grammar: of ``--data-path``, ``--split`` and batches that grow."""
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from megatron.config.run_config import EvaluationSet
-from megatron.data.batch_sizes import Rampup
+from megatron.data.batch_sizes import Rampup, SizeSteps
 
 
 def parse_data_path(words: Sequence[str]) -> tuple[tuple[float, Path], ...]:
@@ -117,9 +118,45 @@ def parse_rampup(words: Sequence[str], last: int, unit: int) -> Rampup | None:
             f"{given}: batches do not come from {start} to --global-batch-size {last} by steps of "
             f"{increment}: make the difference a multiple of the second number"
         )
-    if start % unit or increment % unit:
+    made = Rampup(start, increment, samples)
+    if not made.are_multiples(unit):
         raise ValueError(
             f"{given}: not every batch is made of microbatches of {unit} (--micro-batch-size): "
             f"make the first two numbers multiples of {unit}"
         )
-    return Rampup(start, increment, samples)
+    return made
+
+
+def parse_size_steps(words: Sequence[str], last: int, unit: int) -> SizeSteps | None:
+    """Read the sizes of batches: BEGIN:SIZE for each; arguments and errors as of ``parse_rampup``.
+
+    Several may be in one word, with spaces or commas between them.
+    """
+    if not words:
+        return None
+    given = f"--batch-size-steps {' '.join(words)}"
+    entries = " ".join(words).replace(",", " ").split()
+    try:
+        steps = [(int(begin), int(size)) for begin, size in (e.split(":") for e in entries)]
+    except ValueError as error:
+        raise ValueError(
+            f"{given}: give pairs SAMPLES:SIZE of whole numbers, the samples after which batches "
+            "have that size"
+        ) from error
+    begins, sizes = tuple(zip(*steps, strict=True)) or ((), ())
+    rises = all(a < b for own in (begins, sizes) for a, b in pairwise(own))
+    if not steps or begins[0] != 0 or sizes[0] < 1 or not rises:
+        raise ValueError(
+            f"{given}: the first pair begins at 0 samples, and from pair to pair both numbers rise"
+        )
+    if sizes[-1] != last:
+        raise ValueError(
+            f"{given}: the last size is not --global-batch-size {last}: make the two the same"
+        )
+    made = SizeSteps(begins, sizes)
+    if not made.are_multiples(unit):
+        raise ValueError(
+            f"{given}: not every batch is made of microbatches of {unit} (--micro-batch-size): "
+            f"make all sizes multiples of {unit}"
+        )
+    return made

@@ -209,6 +209,12 @@ class TrainFlags:
         "have --global-batch-size, and samples over which they grow.", unset="off",
         metavar="START INCREMENT SAMPLES", excludes="--train-iters or --schedule-file or "
         "--pipeline-schedule auto or --profile-schedule-start")
+    batch_size_steps: tuple[str, ...] = flag((),
+        "Grow batches by these steps: for each the consumed samples at which it begins, and the "
+        "samples of a batch from there on; the first begins at 0, the last has "
+        "--global-batch-size.", unset="off",
+        metavar="SAMPLES:SIZE ...", excludes="--rampup-batch-size or "
+        "--schedule-file or --pipeline-schedule auto or --profile-schedule-start")
     train_iters: int | None = flag(None, "Iterations of the whole job.", COUNT,
         unset="by --train-samples")
     train_samples: int | None = flag(None, "Samples of the whole job.", COUNT,

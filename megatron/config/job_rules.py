@@ -15,8 +15,8 @@ from megatron.config.installed import tensorboard_rule, wandb_rule
 from megatron.config.long_run_flags import ReplicaFlags
 from megatron.config.pipeline_flags import settle_pipeline, size_faults, treatment_of
 from megatron.config.resolve import (
+    growth_of,
     number_of_replicas,
-    rampup_of,
     ranks_of_replica,
     vocabulary,
 )
@@ -163,15 +163,20 @@ def _layers_of_plan(plan: Plan, flags: Flags) -> Iterator[str]:
 
 def _shares_of_growing_batches(replicas: int, flags: Flags) -> Iterator[str]:
     try:
-        rampup = rampup_of(flags.train)
+        growth = growth_of(flags.train)
     except ValueError:
         return  # the rules about the flags tell it
-    unit = flags.train.micro_batch_size * replicas
-    if rampup is not None and (rampup.start % unit or rampup.increment % unit):
+    train = flags.train
+    unit = train.micro_batch_size * replicas
+    if growth is not None and not growth.are_multiples(unit):
+        given, sizes = (
+            (f"--rampup-batch-size {' '.join(train.rampup_batch_size)}", "the first two numbers")
+            if train.rampup_batch_size
+            else (f"--batch-size-steps {' '.join(train.batch_size_steps)}", "all sizes")
+        )
         yield (
-            f"--rampup-batch-size {' '.join(flags.train.rampup_batch_size)}: not every batch "
-            f"splits into microbatches of {flags.train.micro_batch_size} for {replicas} replicas: "
-            f"make the first two numbers multiples of {unit}"
+            f"{given}: not every batch splits into microbatches of {train.micro_batch_size} for "
+            f"{replicas} replicas: make {sizes} multiples of {unit}"
         )
 
 

@@ -14,6 +14,7 @@ from megatron.config.data_flags import (
     evaluation_sets,
     parse_data_path,
     parse_rampup,
+    parse_size_steps,
     parse_split,
 )
 from megatron.config.flags import (
@@ -44,7 +45,7 @@ from megatron.config.run_config import (
     RunConfig,
     TrainConfig,
 )
-from megatron.data.batch_sizes import BatchSizes, Rampup
+from megatron.data.batch_sizes import BatchSizes, Growth
 from megatron.data.config import DataConfig
 from megatron.data.tokenizer import build_tokenizer
 from megatron.model.config import ModelConfig, Pattern
@@ -268,28 +269,33 @@ class Iterations(NamedTuple):
         batch: samples of an iteration, once batches grow no more.
         total: iterations of the whole job; 0 where no length is given.
         last: the last iteration that runs now.
+        samples: of all iterations of the job.
     """
 
     batch: int
     total: int
     last: int
+    samples: int
 
 
 def iterations(flags: TrainFlags) -> Iterations:
     """The run's length; samples are rounded down to whole iterations."""
     batch = flags.global_batch_size or flags.micro_batch_size
     try:
-        sizes = BatchSizes(batch, rampup_of(flags))
+        sizes = BatchSizes(batch, growth_of(flags))
     except ValueError:  # a rule tells it
         sizes = BatchSizes(batch)
     total = flags.train_iters or sizes.iterations(flags.train_samples or 0)
-    return Iterations(batch, total, min(total, flags.exit_interval or total))
+    last = min(total, flags.exit_interval or total)
+    return Iterations(batch, total, last, sizes.samples_of(total))
 
 
-def rampup_of(flags: TrainFlags) -> Rampup | None:
+def growth_of(flags: TrainFlags) -> Growth | None:
     """Return how batches grow; ``None``: they do not. Errors as of ``parse_rampup``."""
-    batch = flags.global_batch_size or flags.micro_batch_size
-    return parse_rampup(flags.rampup_batch_size, batch, flags.micro_batch_size)
+    unit = flags.micro_batch_size
+    batch = flags.global_batch_size or unit
+    rampup = parse_rampup(flags.rampup_batch_size, batch, unit)
+    return rampup or parse_size_steps(flags.batch_size_steps, batch, unit)
 
 
 def train_config(flags: Flags, sets: tuple[EvaluationSet, ...], replicas: int) -> TrainConfig:
@@ -308,7 +314,7 @@ def train_config(flags: Flags, sets: tuple[EvaluationSet, ...], replicas: int) -
         eval_interval=train.eval_interval if between else None,
         final_sets=sets if evaluates else (),
         replicas=replicas,
-        rampup=rampup_of(train),
+        rampup=growth_of(train),
         length=train.train_samples,
         vocab_recompute=flags.parallel.vocab_recompute,
         recomputation=recomputation_of(flags.recompute),
@@ -356,9 +362,10 @@ class Spans(NamedTuple):
 
 def learning_rate_spans(flags: OptimizerFlags, train: TrainFlags) -> Spans:
     """Return the spans of the learning rate, given in iterations or in samples."""
-    batch, total, _ = iterations(train)
+    length = iterations(train)
+    batch = length.batch
     decay = flags.lr_decay_samples or (flags.lr_decay_iters or 0) * batch
-    decay = decay or train.train_samples or total * batch
+    decay = decay or train.train_samples or length.samples
     warmup: float = flags.lr_warmup_samples or flags.lr_warmup_iters * batch
     if flags.lr_warmup_fraction:
         warmup = flags.lr_warmup_fraction * decay
@@ -369,7 +376,6 @@ def learning_rate_spans(flags: OptimizerFlags, train: TrainFlags) -> Spans:
 def optimizer_config(flags: Flags) -> OptimizerConfig:
     """The optimizer and its rates, their spans in samples."""
     optimizer, train = flags.optimizer, flags.train
-    batch, total, _ = iterations(train)
     spans = learning_rate_spans(optimizer, train)
     return copied(
         OptimizerConfig,
@@ -377,7 +383,7 @@ def optimizer_config(flags: Flags) -> OptimizerConfig:
         lr_decay_samples=spans.decay,
         lr_warmup_samples=spans.warmup,
         lr_wsd_decay_samples=spans.annealing,
-        weight_decay_samples=train.train_samples or total * batch,
+        weight_decay_samples=train.train_samples or iterations(train).samples,
         muon=muon_config(optimizer),
         post_validation=optimizer.enable_optimizer_post_validation,
         loss_scale=loss_scale_config(flags.precision),

@@ -15,7 +15,7 @@ from megatron.config.optimizer_rules import OPTIMIZER_NOTES, OPTIMIZER_RULES
 from megatron.config.pipeline_flags import PIPELINE_NOTES, PIPELINE_RULES
 from megatron.config.precision_rules import PRECISION_NOTES, PRECISION_RULES
 from megatron.config.recompute_rules import RECOMPUTE_RULES
-from megatron.config.resolve import iterations, profiled_iterations, rampup_of
+from megatron.config.resolve import growth_of, iterations, profiled_iterations
 from megatron.config.tensor_rules import TENSOR_NOTES, TENSOR_RULES
 
 Rule = Callable[[Flags], Iterator[str]]
@@ -80,7 +80,7 @@ def _batches(flags: Flags) -> Iterator[str]:
 
 def _growing_batches(flags: Flags) -> Iterator[str]:
     try:
-        rampup_of(flags.train)
+        growth_of(flags.train)
     except ValueError as error:
         yield str(error)
 

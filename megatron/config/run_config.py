@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from megatron.checkpoint.config import CheckpointConfig
-from megatron.data.batch_sizes import BatchSizes, Rampup
+from megatron.data.batch_sizes import BatchSizes, Growth
 from megatron.data.config import DataConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.model.config import ModelConfig
@@ -143,7 +143,7 @@ class TrainConfig:
     eval_interval: int | None
     eval_iters: int
     replicas: int = 1
-    rampup: Rampup | None = None
+    rampup: Growth | None = None
     length: int | None = None
     final_sets: tuple[EvaluationSet, ...] = ()
     skip_train: bool = False

@@ -56,7 +56,7 @@ def sort_words(
         written = _written(option, values)
         answer = OTHER_FLAGS.to(option, values, line)
         if option in declared:
-            _take_or_answer(found, declared[option], values, line, written)
+            _take_or_answer(found, declared, option, values, line, written)
         elif answer is None:
             found.mistakes.append(_unknown(option, values, declared))
         elif answer.kind == "rewritten":
@@ -79,23 +79,22 @@ def _line(argv: Sequence[str], world_size: int) -> Line:
 
 def _take_or_answer(
     found: SortedWords,
-    declaration: Declaration,
+    declared: Mapping[str, Declaration],
+    option: str,
     values: Sequence[str],
     line: Line,
     written: str,
 ) -> None:
     """Take a flag of ours, unless it has a value of Megatron's that needs an answer."""
-    answer = OTHER_VALUES.to(declaration.option, values, line)
+    answer = OTHER_VALUES.to(option, values, line)
     if answer is None:
-        _take(found, declaration, values, written)
+        _take(found, declared[option], values, written)
     elif answer.kind == "rewritten":
-        _, *read = answer.words(values, line)
-        _note(found, f"{written} is read as {_written(declaration.option, read)}")
-        _take(found, declaration, read, written)
+        _read_as(found, declared, answer.words(values, line), line, written)
     elif answer.kind == "noted":
         _tell(found, written, answer)
     else:
-        _refuse(found, declaration, written, answer)
+        _refuse(found, declared[option], written, answer)
 
 
 def _read_as(

@@ -1,10 +1,10 @@
 """How many samples an iteration has: always the same, or more and more at the start of a run.
 
-The meaning is that of Megatron's ``--rampup-batch-size``: the size depends on the samples consumed
-so far, and on nothing else.
+The meaning is that of Megatron's ``--rampup-batch-size`` and ``--step-batch-size-schedule``: the
+size depends on the samples consumed so far, and on nothing else.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from sys import maxsize
@@ -24,6 +24,49 @@ class Rampup:
     increment: int
     samples: int
 
+    def at(self, consumed: int, final: int) -> int:
+        """Return the size after ``consumed`` samples; ``final``: once batches grow no more."""
+        if consumed > self.samples:
+            return final
+        increments = (final - self.start) // self.increment
+        done = int(consumed / (self.samples / increments))  # in Megatron's order of operations
+        return self.start + done * self.increment
+
+    def are_multiples(self, unit: int) -> bool:
+        """Return whether every batch is made of whole units."""
+        return self.start % unit == 0 == self.increment % unit
+
+
+@dataclass(frozen=True)
+class SizeSteps:
+    """Batches that grow by steps which are listed.
+
+    Attributes:
+        begins: consumed samples from which on batches have each size, in rising order; the first
+            is 0.
+        sizes: samples of a batch, in rising order.
+    """
+
+    begins: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def samples(self) -> int:
+        """Consumed samples after which batches grow no more."""
+        return self.begins[-1]
+
+    def at(self, consumed: int, final: int) -> int:
+        """As of ``Rampup``; ``final`` is the last of the sizes."""
+        return self.sizes[bisect_right(self.begins, consumed) - 1]
+
+    def are_multiples(self, unit: int) -> bool:
+        """As of ``Rampup``."""
+        return all(size % unit == 0 for size in self.sizes)
+
+
+Growth = Rampup | SizeSteps
+"""How batches grow."""
+
 
 @dataclass(frozen=True)
 class BatchSizes:
@@ -35,16 +78,11 @@ class BatchSizes:
     """
 
     final: int
-    rampup: Rampup | None = None
+    rampup: Growth | None = None
 
     def at(self, consumed: int) -> int:
         """Return the size of the batch that begins after ``consumed`` samples."""
-        rampup = self.rampup
-        if rampup is None or consumed > rampup.samples:
-            return self.final
-        increments = (self.final - rampup.start) // rampup.increment
-        done = int(consumed / (rampup.samples / increments))  # in Megatron's order of operations
-        return rampup.start + done * rampup.increment
+        return self.final if self.rampup is None else self.rampup.at(consumed, self.final)
 
     def iterations(self, samples: int, consumed: int = 0) -> int:
         """Return how many whole batches fit into a run of ``samples``, ``consumed`` of them gone.

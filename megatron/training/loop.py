@@ -64,7 +64,7 @@ def train(
             try:
                 loop.run_all(agreed_exit)
                 loop.end()
-            except FloatingPointError:
+            except (FloatingPointError, UserError):  # the other ranks are there to save with
                 loop.let_save_end()
                 raise
         loop.log.close()
@@ -93,7 +93,7 @@ class _Loop:
         with self._position.within("the load of a checkpoint", may_last=True):
             self.start = self._checkpoints.load()
         self._skip_consumed()
-        if note := self.start.other_order(data.train, config.train.train_samples):
+        if note := self.start.other_order(data.train, config.train.dataset_samples):
             self._tell(note)
         self._total = total_iterations(config.train, self.start)
         self.last = last_iteration(config.train, self.start)
@@ -267,14 +267,17 @@ class _Loop:
             UserError: its batches had another size, so iterations and samples do not fit together.
         """
         train, start = self._config.train, self.start
-        by_iterations = start.iteration * train.global_batch_size
         counted = train.length is None and not train.skip_train
-        if counted and start.consumed_samples != by_iterations:
+        if counted and start.consumed_samples != train.batches.samples_of(start.iteration):
+            flag, use = "--batch-size-steps", "those of that run"
+            if train.rampup is None:
+                flag = f"--global-batch-size {train.global_batch_size}"
+                use = f"{start.consumed_samples // start.iteration}"
             raise UserError(
-                f"--global-batch-size {train.global_batch_size}: the {start.iteration} iterations "
-                f"in --load have used {start.consumed_samples} samples, and a run keeps the size "
-                f"of its batches: use {start.consumed_samples // start.iteration}, give its length "
-                "in samples (--train-samples), or --finetune to start anew from those weights"
+                f"{flag}: the {start.iteration} iterations in --load have used "
+                f"{start.consumed_samples} samples, and a run keeps the size of its batches: use "
+                f"{use}, give its length in samples (--train-samples), or --finetune to start anew "
+                "from those weights"
             )
         self._data.train.consumed_samples = start.consumed_samples
 
@@ -282,7 +285,7 @@ class _Loop:
         self._report(self._step.settle())
         phase = f"the save of iteration {iteration + 1}"
         with self.meter.paused("save"), self._position.within(phase, may_last=True):
-            samples = self._config.train.train_samples
+            samples = self._config.train.dataset_samples
             self._checkpoints.save(Progress.after(iteration + 1, self._data.train, samples))
 
     def _tell(self, text: str) -> None:

@@ -14,7 +14,7 @@ class Progress:
         iteration: finished iterations.
         consumed_samples: samples that they have used.
         last_sample: digest of the last of these; empty if it is not known.
-        train_samples: samples that the run was to use in the end; 0 if that is not known.
+        train_samples: samples that its data were shuffled for; 0 if that is not known.
     """
 
     iteration: int = 0
@@ -36,7 +36,7 @@ class Progress:
 
         Args:
             loader: of the run that goes on.
-            train_samples: samples that it will have used in the end.
+            train_samples: samples that its data are shuffled for.
         """
         now = loader.digest(self.consumed_samples - 1)
         if "" in (now, self.last_sample) or now == self.last_sample:

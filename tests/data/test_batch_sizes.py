@@ -1,6 +1,7 @@
 """Growing batches against Megatron-Core's own calculator of microbatches."""
 
 import json
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron.data.batch_sizes import BatchSizes, Rampup
+from megatron.data.batch_sizes import BatchSizes, Growth, Rampup, SizeSteps
 
 MEGATRON: list[dict[str, Any]] = json.loads(
     (Path(__file__).parent / "megatron_batch_sizes.json").read_text("utf-8")
@@ -38,18 +39,35 @@ def test_some_runs_end_while_batches_grow_and_some_do_not() -> None:
     assert any(run["sizes"][-1] == run["final"] for run in MEGATRON)
 
 
+RAMPUPS = st.builds(
+    lambda start, increment, increments, samples: BatchSizes(
+        start + increment * increments, Rampup(start, increment, samples)
+    ),
+    st.integers(1, 9),
+    st.integers(1, 5),
+    st.integers(1, 9),
+    st.integers(1, 400),
+)
+
+
+@st.composite
+def listed(draw: st.DrawFn) -> BatchSizes:
+    """Sizes that are listed, with the samples at which they begin."""
+    numbers = st.lists(st.integers(1, 200), unique=True, max_size=5).map(sorted)
+    begins = draw(numbers)
+    more = draw(st.lists(st.integers(1, 9), min_size=len(begins), max_size=len(begins)))
+    sizes = [*accumulate([draw(st.integers(1, 9)), *more])]
+    return BatchSizes(sizes[-1], SizeSteps((0, *begins), tuple(sizes)))
+
+
 @given(
-    start=st.integers(1, 9),
-    increment=st.integers(1, 5),
-    increments=st.integers(1, 9),
-    samples=st.integers(1, 400),
+    sizes=st.one_of(RAMPUPS, listed()),
     length=st.integers(0, 900),
     done=st.integers(0, 60),
 )
 def test_counting_in_one_go_is_counting_one_by_one(
-    start: int, increment: int, increments: int, samples: int, length: int, done: int
+    sizes: BatchSizes, length: int, done: int
 ) -> None:
-    sizes = BatchSizes(start + increment * increments, Rampup(start, increment, samples))
     consumed = sum_of_first = sizes.samples_of(done)
     count = 0
     while consumed + sizes.at(consumed) <= length:
@@ -68,7 +86,20 @@ def test_batches_without_a_rampup_are_all_alike() -> None:
     assert (sizes.iterations(20), sizes.iterations(20, 18), sizes.samples_of(3)) == (3, 0, 18)
 
 
-def test_a_long_rampup_is_counted_at_once() -> None:
+@pytest.mark.parametrize("growth", [Rampup(1, 1, 10**12), SizeSteps((0, 10**12), (1, 2))])
+def test_long_growth_is_counted_at_once(growth: Growth) -> None:
     """Batches of one sample for 10^12 samples: nobody counts those one by one."""
-    sizes = BatchSizes(2, Rampup(1, 1, 10**12))
+    sizes = BatchSizes(2, growth)
     assert sizes.iterations(3 * 10**12) == 10**12 + (2 * 10**12) // 2
+
+
+def test_a_listed_size_begins_with_its_sample() -> None:
+    """As Megatron's calculator has it: the first batch that begins there or later."""
+    steps = BatchSizes(8, SizeSteps((0, 5, 12), (2, 4, 8)))
+    sizes, consumed = [], 0
+    for _ in range(7):
+        sizes.append(steps.at(consumed))
+        consumed += sizes[-1]
+    assert sizes == [2, 2, 2, 4, 4, 8, 8]
+    assert steps.at(4) == 2
+    assert steps.at(5) == 4

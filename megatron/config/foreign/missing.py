@@ -295,15 +295,15 @@ FEATURES: Final = (
         idle=(Idle("nothing is saved", without("--save"), "--log-progress"),),
     ),
     Feature(
-        "other batch sizes that change",
-        "a batch grows by equal increments only, and is never made smaller",
-        "use --rampup-batch-size START INCREMENT SAMPLES",
-        """
-        --step-batch-size-schedule N ...
-        """,
+        "batches made smaller",
+        "batches of a run only grow",
+        "make every batch a multiple of --micro-batch-size times the replicas",
+        "",
         idle=(
             Idle("batches do not grow",
-                without("--rampup-batch-size", "--step-batch-size-schedule"), """
+                without(
+                    "--rampup-batch-size", "--step-batch-size-schedule", "--batch-size-steps"
+                ), """
                 --decrease-batch-size-if-needed"""),
         ),
     ),

@@ -5,7 +5,9 @@
 Megatron-LLM of EPFL, and the forks of BigCode and llm-jp.
 """
 
+import math
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from megatron.config.flags import SCHEDULE_PROFILE_ITERATIONS
 from megatron.config.foreign.answer import Row, rows
@@ -93,6 +95,25 @@ def _decay_tokens(line: Line, _: Sequence[str]) -> str:
 
 def _warmup_tokens(line: Line, _: Sequence[str]) -> str:
     return _span(line, "warmup")
+
+
+def _size_steps(line: Line, values: Sequence[str]) -> str:
+    """Thresholds in tokens become samples, rounded down; what is no number stays, to be told."""
+    found = []
+    for entry in " ".join(values).replace(",", " ").split():
+        threshold, colon, size = entry.partition(":")
+        digits = threshold.upper().rstrip("KMBT")
+        unit = _UNITS.get(threshold.upper()[len(digits) :], math.nan)
+        try:
+            tokens = int(float(digits) * unit)
+        except (ValueError, OverflowError):
+            found.append(entry)
+        else:
+            found.append(f"{line.samples_of(tokens)}{colon}{size}")
+    return f"--batch-size-steps {' '.join(found)}"
+
+
+_UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 def _span(line: Line, span: str) -> str:
@@ -197,5 +218,10 @@ _COMPUTED = (
         "--lr-warmup-samples {} / --seq-length, or in iterations",
         "--lr-warmup-tokens N",
         _warmup_tokens,
+    ),
+    (
+        "--batch-size-steps {}, in samples: tokens / --seq-length",
+        "--step-batch-size-schedule N ...",
+        _size_steps,
     ),
 )

@@ -226,6 +226,14 @@ def test_the_answer_depends_on_other_flags(
         ),
         ("--num-key-value-heads 8 --num-attention-heads 8", "--num-attention-heads 8"),
         (
+            "--step-batch-size-schedule 0:16 2.4B:320 --seq-length 2048",
+            "--batch-size-steps 0:16 1171875:320 --seq-length 2048",
+        ),
+        (
+            "--step-batch-size-schedule 0:1,1k:2 bad 3:4 --seq-length 64",
+            "--batch-size-steps 0:1 15:2 bad 0:4 --seq-length 64",
+        ),
+        (
             "--train-tokens 640 --seq-length 64 --train-samples 99",
             "--train-samples 10 --seq-length 64",
         ),
