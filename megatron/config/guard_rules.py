@@ -46,6 +46,11 @@ def _nothing_saved_at_the_exit(flags: Flags) -> Iterator[str]:
             f"--exit-duration-in-mins {guard.exit_duration_in_mins:g} ends the run, and saves "
             "nothing without --save"
         )
+    if guard.kill_switch_path is not None:
+        path = guard.kill_switch_path
+        yield f"--kill-switch-path {path} ends the run, and saves nothing without --save"
+    if guard.trigger_path is not None:
+        yield f"--trigger-path {guard.trigger_path}: a file 'save' changes nothing without --save"
 
 
 def _restart_from_nothing(flags: Flags) -> Iterator[str]:

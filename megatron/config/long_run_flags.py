@@ -74,6 +74,11 @@ class GuardFlags:
     exit_duration_in_mins: float | None = flag(None,
         "Save and leave at the end of the first iteration after so many minutes.", POSITIVE,
         unset="never")
+    kill_switch_path: Path | None = flag(None,
+        "Save and leave at the end of the iteration in which this file appears.", unset="none")
+    trigger_path: Path | None = flag(None,
+        "Folder to look into after every iteration: a file 'save' there lets the run save, a file "
+        "'exit' lets it save and leave. Both are removed.", unset="none")
     no_check_for_nan_in_loss_and_grad: bool = flag(False,
         "Take no step where the loss or the gradient norm is not finite, and go on; otherwise the "
         "run ends there, naming rank and samples.")

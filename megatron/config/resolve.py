@@ -152,6 +152,8 @@ def guard_config(flags: GuardFlags, timeout_minutes: int) -> GuardConfig:
     return GuardConfig(
         exit_signals=tuple(names) if flags.exit_signal_handler else (),
         exit_seconds=None if minutes is None else 60 * minutes,
+        exit_file=flags.kill_switch_path,
+        trigger_folder=flags.trigger_path,
         ends_if_not_finite=not flags.no_check_for_nan_in_loss_and_grad,
         tells_spikes=flags.check_for_spiky_loss,
         skipped=parse_iterations(flags.iterations_to_skip),

@@ -254,6 +254,8 @@ class GuardConfig:
     Attributes:
         exit_signals: names of the signals after which the run saves and leaves.
         exit_seconds: after which it does so; ``None``: never.
+        exit_file: it does so too once this file exists; ``None``: no file ends it.
+        trigger_folder: whose files ``exit`` and ``save`` let the run leave or save, once each.
         ends_if_not_finite: a loss or gradient norm that is not finite ends the run; otherwise its
             iteration takes no step.
         tells_spikes: tell of losses far above all others.
@@ -264,6 +266,8 @@ class GuardConfig:
 
     exit_signals: tuple[str, ...] = ()
     exit_seconds: float | None = None
+    exit_file: Path | None = None
+    trigger_folder: Path | None = None
     ends_if_not_finite: bool = True
     tells_spikes: bool = False
     skipped: frozenset[int] = frozenset()

@@ -124,7 +124,10 @@ class _Loop:
                 self.run(iteration)
                 with self.meter.paused(), self._position.within("the profiler", may_last=True):
                     step_profiler.step()  # may write its trace
-                if reason := agreed_exit.reason():
+                reason, saves = agreed_exit.decide()
+                if saves:
+                    self._save_out_of_turn(iteration)
+                if reason:
                     self.leave(iteration, reason)
                     break
 
@@ -149,6 +152,12 @@ class _Loop:
             with self._batches.largest(), self._position.within(phase):
                 self._evaluations.between(iteration)
         if _is_due(iteration, config.checkpoint.save_interval):
+            self._save(iteration)
+
+    def _save_out_of_turn(self, iteration: int) -> None:
+        """Save because a file asks for it, if it is not the turn of ``iteration`` anyway."""
+        config = self._config.checkpoint
+        if config.save is not None and not _is_due(iteration, config.save_interval):
             self._save(iteration)
 
     def leave(self, iteration: int, reason: str) -> None:

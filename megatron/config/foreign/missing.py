@@ -319,12 +319,11 @@ FEATURES: Final = (
         """,
     ),
     Feature(
-        "stops by a file",
-        "a run ends by its length, after a time or by a signal",
-        "use --exit-interval, --exit-duration-in-mins or --exit-signal-handler",
+        "other ways to stop",
+        "a run ends by its length, after a time, by a signal or by a file",
+        "use --exit-interval, --exit-duration-in-mins, --exit-signal-handler or --kill-switch-path",
         """
-        --trigger-path N --kill-switch-path N --kill-switch-file N --adlr-autoresume
-        --adlr-autoresume-interval N --phase-transition-iterations N
+        --adlr-autoresume --adlr-autoresume-interval N --phase-transition-iterations N
         """,
     ),
     Feature(

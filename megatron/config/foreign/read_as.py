@@ -128,6 +128,7 @@ _NAMES = (
     ("--num-layers {}", "--encoder-num-layers N"),
     ("--loss-scale {}", "--loss-scaling-factor N"),
     ("--seq-length {}", "--encoder-seq-length N"),
+    ("--kill-switch-path {}", "--kill-switch-file N"),
     ("--tensor-model-parallel-size {}", "--model-parallel-size N\n--tensor-parallel-size N"),
     ("--pipeline-model-parallel-size {}", "--pipeline-parallel-size N"),
     (

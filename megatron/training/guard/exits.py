@@ -1,13 +1,14 @@
-"""Leaves a run before its end, by a signal or after a time, on all ranks after the same iteration.
+"""Leaves a run before its end, or saves out of turn, on all ranks after the same iteration.
 
-A rank may get the signal alone, and clocks differ, so all ranks must agree. They do so beside the
+What asks for it is a signal, a time or a file. A rank may get a signal alone, clocks differ, and
+rank 0 alone looks at files, so all ranks must agree. They do so beside the
 next iteration: what was asked at the end of one is known at the end of the next, and no rank waits.
 """
 
 import signal
 import time
 from types import FrameType
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -44,11 +45,29 @@ def was_terminated() -> bool:
     return isinstance(handler, ExitSignals) and signal.SIGTERM in handler.received
 
 
+class _Wishes(NamedTuple):
+    """What a rank asks for; of all ranks the largest of each counts.
+
+    Attributes:
+        signal: number of a signal that it has got.
+        is_over: whether its time is over.
+        file: whether the file is there that ends the run.
+        exits: whether the folder of triggers has a file ``exit``.
+        saves: whether it has a file ``save``.
+    """
+
+    signal: int = _NO_SIGNAL
+    is_over: bool = False
+    file: bool = False
+    exits: bool = False
+    saves: bool = False
+
+
 class AgreedExit:
-    """Tells at the end of every iteration whether the run leaves, the same on every rank.
+    """Tells at the end of every iteration whether the run leaves or saves, alike on every rank.
 
     Args:
-        config: after which signals and which time.
+        config: after which signals, which time and by which files.
         signals: of this rank.
         begin: when the process has begun, by ``time.monotonic``.
         hosts: all ranks of the job on CPUs.
@@ -63,28 +82,50 @@ class AgreedExit:
         self._hosts = hosts
         self._asked: torch.Tensor | None = None
         self._work: dist.Work | None = None
+        self._is_used = any(
+            (config.exit_signals, config.exit_seconds, config.exit_file, config.trigger_folder)
+        )
 
-    def reason(self) -> str | None:
-        """Return why the run leaves now; ``None`` if it goes on. Every rank calls it in step."""
-        if not self._config.exit_signals and self._config.exit_seconds is None:
-            return None
+    def decide(self) -> tuple[str | None, bool]:
+        """Return why the run leaves now, if it does, and whether it saves; all ranks call it."""
+        if not self._is_used:
+            return None, False
+        wishes = self._wishes()
         if self._hosts.size == 1:
-            return self._in_words(self._wishes())
-        agreed, self._asked = self._agreed(), self._wishes()
+            return self._in_words(wishes), wishes.saves
+        agreed, self._asked = self._agreed(), torch.tensor(wishes, dtype=torch.int64)
         self._work = dist.all_reduce(
             self._asked, dist.ReduceOp.MAX, group=self._hosts.group, async_op=True
         )
-        return None if agreed is None else self._in_words(agreed)
+        if agreed is None:
+            return None, False
+        number, *others = agreed.tolist()
+        wishes = _Wishes(number, *map(bool, others))
+        return self._in_words(wishes), wishes.saves
 
     def close(self) -> None:
         """Wait until the other ranks have asked as often as this one."""
         self._agreed()
 
-    def _wishes(self) -> torch.Tensor:
-        """Return the number of a signal that this rank has got, and whether its time is over."""
-        limit = self._config.exit_seconds
+    def _wishes(self) -> _Wishes:
+        config, number = self._config, max(self._signals.received, default=_NO_SIGNAL)
+        limit = config.exit_seconds
         is_over = limit is not None and time.monotonic() - self._begin > limit
-        return torch.tensor([max(self._signals.received, default=_NO_SIGNAL), int(is_over)])
+        if self._hosts.rank:
+            return _Wishes(number, is_over)
+        file = config.exit_file is not None and config.exit_file.exists()
+        return _Wishes(number, is_over, file, self._takes("exit"), self._takes("save"))
+
+    def _takes(self, trigger: str) -> bool:
+        """Return whether the folder of triggers has a file of this name, and remove it."""
+        folder = self._config.trigger_folder
+        if folder is None:
+            return False
+        try:
+            (folder / trigger).unlink()
+        except OSError:  # it is not there, or cannot be removed, and would trigger for ever
+            return False
+        return True
 
     def _agreed(self) -> torch.Tensor | None:
         if self._work is None:
@@ -93,12 +134,15 @@ class AgreedExit:
         self._work = None
         return self._asked
 
-    def _in_words(self, wishes: torch.Tensor) -> str | None:
-        number, is_over = wishes.tolist()
-        if number != _NO_SIGNAL:
-            return f"after {signal.Signals(number).name} (--exit-signal-handler)"
-        if is_over:
+    def _in_words(self, wishes: _Wishes) -> str | None:
+        if wishes.signal != _NO_SIGNAL:
+            return f"after {signal.Signals(wishes.signal).name} (--exit-signal-handler)"
+        if wishes.is_over:
             assert self._config.exit_seconds is not None
             minutes = self._config.exit_seconds / 60
             return f"after {minutes:g} minutes (--exit-duration-in-mins)"
+        if wishes.file:
+            return f"because {self._config.exit_file} is there (--kill-switch-path)"
+        if wishes.exits:
+            return f"because {self._config.trigger_folder} had a file exit (--trigger-path)"
         return None

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from correctness.rank_runs import make_pipeline_groups
@@ -44,16 +45,16 @@ def test_a_single_rank_leaves_at_once() -> None:
     config = GuardConfig(exit_signals=("SIGUSR1",), exit_seconds=3600.0)
     signals = ExitSignals(config.exit_signals)
     agreed = AgreedExit(config, signals, time.monotonic(), ALONE)
-    assert agreed.reason() is None
+    assert agreed.decide() == (None, False)
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert agreed.reason() == "after SIGUSR1 (--exit-signal-handler)"
+    assert agreed.decide()[0] == "after SIGUSR1 (--exit-signal-handler)"
     agreed.close()
 
 
 def test_the_time_counts_from_the_begin_of_the_process() -> None:
     config = GuardConfig(exit_seconds=90.0)
     begin = time.monotonic() - 100.0
-    reason = AgreedExit(config, ExitSignals(), begin, ALONE).reason()
+    reason, _ = AgreedExit(config, ExitSignals(), begin, ALONE).decide()
     assert reason == "after 1.5 minutes (--exit-duration-in-mins)"
 
 
@@ -70,7 +71,7 @@ def leave(rank: int, world_size: int, *, odd: int, seconds: float | None) -> lis
     for iteration in range(5):
         if iteration == 1 and rank == odd and not seconds:
             os.kill(os.getpid(), signal.SIGUSR1)
-        reasons.append(agreed.reason())
+        reasons.append(agreed.decide()[0])
     agreed.close()
     signal.signal(signal.SIGUSR1, before)
     return reasons
@@ -92,5 +93,40 @@ def test_a_run_that_no_signal_and_no_time_ends_exchanges_nothing() -> None:
     """The axis has no group here, so an exchange would fail."""
     unconnected = ConnectedAxis("world", 0, (0, 1))
     agreed = AgreedExit(GuardConfig(), ExitSignals(), time.monotonic(), unconnected)
-    assert agreed.reason() is None
+    assert agreed.decide() == (None, False)
     agreed.close()
+
+
+def test_a_file_ends_the_run_as_long_as_it_is_there(tmp_path: Path) -> None:
+    file = tmp_path / "stop"
+    agreed = AgreedExit(GuardConfig(exit_file=file), ExitSignals(), time.monotonic(), ALONE)
+    assert agreed.decide() == (None, False)
+    file.touch()
+    reason = f"because {file} is there (--kill-switch-path)"
+    assert [agreed.decide(), agreed.decide()] == [(reason, False)] * 2
+
+
+def test_triggers_work_once_each(tmp_path: Path) -> None:
+    config = GuardConfig(trigger_folder=tmp_path)
+    agreed = AgreedExit(config, ExitSignals(), time.monotonic(), ALONE)
+    assert agreed.decide() == (None, False)
+    (tmp_path / "save").touch()
+    assert [agreed.decide(), agreed.decide()] == [(None, True), (None, False)]
+    (tmp_path / "exit").touch()
+    reason = f"because {tmp_path} had a file exit (--trigger-path)"
+    assert [agreed.decide(), agreed.decide()] == [(reason, False), (None, False)]
+    assert not list(tmp_path.iterdir())
+
+
+def look(rank: int, world_size: int, *, folder: Path) -> list[tuple[str | None, bool]]:
+    """Three iterations; a file asks for a save before the first."""
+    hosts = make_pipeline_groups().world_hosts
+    agreed = AgreedExit(GuardConfig(trigger_folder=folder), ExitSignals(), time.monotonic(), hosts)
+    decided = [agreed.decide() for _ in range(3)]
+    agreed.close()
+    return decided
+
+
+def test_ranks_save_after_the_same_iteration(ranks: RankPool, tmp_path: Path) -> None:
+    (tmp_path / "save").touch()
+    assert ranks.run(look, 2, folder=tmp_path) == [[(None, False), (None, True), (None, False)]] * 2
