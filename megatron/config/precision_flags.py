@@ -8,7 +8,6 @@ from megatron.optimizer.config import MomentType
 
 _FP16: Final = "--fp16"
 _CONSTANT: Final = "--loss-scale"
-_RANGE: Final = "fp16 and fp8 would need a scale for every tensor: use bf16"
 
 # The formatter is off so that the flags read as a table.
 # fmt: off
@@ -39,7 +38,7 @@ class PrecisionFlags:
     main_grads_dtype: Literal["fp32", "bf16"] = flag("fp32",
         "Type in which the gradients of an iteration add up and are reduced.")
     exp_avg_dtype: MomentType = flag("fp32",
-        "Type in which Adam's first moment is kept; it is updated in fp32.", instead=_RANGE)
+        "Type in which Adam's first moment is kept; it is updated in fp32.")
     exp_avg_sq_dtype: MomentType = flag("fp32",
         "Type in which Adam's second moment is kept; it is updated in fp32. bf16 cannot resolve "
-        "the changes of the default --adam-beta2.", instead=_RANGE)
+        "the changes of the default --adam-beta2.")

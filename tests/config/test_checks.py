@@ -234,7 +234,33 @@ def refusal(
             "--tokenizer-model nowhere.model give",
         ),
         ("--tokenizer-type NoSuchTokenizer", 1, "--tokenizer-type NoSuchTokenizer choose"),
-        ("--fp16", 1, "--fp16: yet --bf16"),
+        ("--fp16 --bf16", 1, "--fp16 --bf16"),
+        (
+            "--fp16 --min-loss-scale 8 --initial-loss-scale 4",
+            1,
+            "--min-loss-scale 8 above --initial-loss-scale 4 lower",
+        ),
+        (
+            "--bf16 --exp-avg-dtype bf16",
+            1,
+            "--exp-avg-dtype bf16 --use-precision-aware-optimizer add",
+        ),
+        (
+            "--use-precision-aware-optimizer --exp-avg-sq-dtype bf16 --optimizer sgd",
+            1,
+            "--exp-avg-sq-dtype bf16 --optimizer sgd fp32",
+        ),
+        (
+            "--use-precision-aware-optimizer --main-grads-dtype bf16",
+            1,
+            "--main-grads-dtype bf16: add --bf16 or --fp16",
+        ),
+        (
+            "--bf16 --use-precision-aware-optimizer --exp-avg-dtype fp8",
+            1,
+            "--exp-avg-dtype fp8: a scale use bf16",
+        ),
+        ("--main-params-dtype fp16", 1, "--main-params-dtype fp16: always fp32"),
         (
             "--load x --use-checkpoint-opt_param-scheduler",
             1,
@@ -301,6 +327,10 @@ def test_refused_with_flag_value_and_way_out(
         ("--sequence-parallel", "--sequence-parallel --tensor-model-parallel-size 1"),
         ("--use-distributed-optimizer", "--use-distributed-optimizer one replica"),
         ("--initial-loss-scale 65536", "--initial-loss-scale 65536 --fp16"),
+        ("--loss-scale 8", "--loss-scale 8.0 --fp16"),
+        ("--use-precision-aware-optimizer", "--use-precision-aware-optimizer fp32"),
+        ("--fp16-lm-cross-entropy", "--fp16-lm-cross-entropy fp32 anyway"),
+        ("--no-query-key-layer-scaling", "--no-query-key-layer-scaling cancels"),
         ("--allow-padding-num-layers", "--allow-padding-num-layers evenly"),
         ("--zero-bubble-pipeline-timers-start-iter 100", "timers-start-iter 100 no iteration"),
         ("--zero-bubble-pipeline-timers-start-iter 8", "timers-start-iter 8 no iteration"),
@@ -503,31 +533,36 @@ def test_a_word_before_any_flag_is_refused(base: dict[str, str]) -> None:
         parse(["astray", *command_line(base, "")], 1)
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize(
-    ("flags", "slow"),
+    ("flags", "fast"),
     [
-        ("fpu avx512f avx512_bf16", False),
-        ("fpu amx_bf16 amx_tile", False),
-        ("Features : fp asimd bf16", False),
-        ("fpu avx2 avx512f", True),
-        (None, False),
+        ("fpu avx512f avx512_bf16", ["bf16"]),
+        ("fpu amx_bf16 amx_tile", ["bf16"]),
+        ("fpu avx512_bf16 avx512_fp16", ["bf16", "fp16"]),
+        ("Features : fp asimd bf16", ["bf16"]),
+        ("Features : fp asimd asimdhp", ["fp16"]),
+        ("fpu avx2 avx512f", []),
+        (None, ["bf16", "fp16"]),
     ],
 )
-def test_bf16_without_instructions_for_it_is_noted(
+def test_a_precision_without_instructions_for_it_is_noted(
     base: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     flags: str | None,
-    slow: bool,
+    fast: list[str],
+    precision: str,
 ) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     if flags is not None:
         cpuinfo.write_text(f"processor : 0\nflags : {flags}\n")
     monkeypatch.setattr(job_rules, "CPUINFO", cpuinfo)
-    notes = parse(command_line(base, "--bf16"), 1).notes
-    assert [note.split()[0] for note in notes] == (["--bf16"] if slow else [])
+    option = f"--{precision}"
+    notes = parse(command_line(base, option), 1).notes
+    assert [note.split()[0] for note in notes] == ([] if precision in fast else [option])
     assert parse(command_line(base, ""), 1).notes == ()
-    assert parse(command_line(base, "--bf16 --dry-run"), 1).notes == ()
+    assert parse(command_line(base, f"{option} --dry-run"), 1).notes == ()
 
 
 def test_nccl_on_cpus_is_noted_with_the_reason_why_gpus_are_out_of_reach(

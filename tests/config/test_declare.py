@@ -87,7 +87,7 @@ def test_all_mistakes_are_told_at_once_each_by_its_flag() -> None:
     lines = told(
         "--no-such-flag 1 2 --recompute-activations --context-parallel-size 2 --seed x"
         " --attention-dropout 2 --save-measured-costs c --num-attention-heads 7"
-        " --global-batch-size 3 --enable-zero-bubble --pipeline-schedule gpipe --replan --fp16",
+        " --global-batch-size 3 --enable-zero-bubble --pipeline-schedule gpipe --replan --fp8 e4m3",
         usual=RUN.replace("--lr 1e-3", ""),
     )
     expected = [
@@ -95,7 +95,7 @@ def test_all_mistakes_are_told_at_once_each_by_its_flag() -> None:
         "--recompute-activations",
         "--context-parallel-size 2",
         "--seed x",
-        "--fp16",
+        "--fp8 e4m3",
         "--attention-dropout 2.0",
         "--lr is missing",
         "--save-measured-costs c",

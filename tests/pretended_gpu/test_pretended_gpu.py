@@ -304,3 +304,45 @@ def test_memory_with_steps_validated_later_is_what_a_dry_run_says(gpus: GpuPool)
     parameters = 12 * 3072**2 + 32_000 * 3072 + positions
     grown = [now - before for now, before in zip(own.allocated, plain.allocated, strict=True)]
     assert grown == pytest.approx([12 * parameters / GIB, 0.0], abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"optimizer": "sgd"},
+        {"optimizer": "muon"},
+        {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"},
+        {"exp_avg_sq_dtype": "bf16", "post_validation": True, "clip_grad": 0},
+    ],
+    ids=str,
+)
+def test_memory_of_other_optimizers_is_what_a_dry_run_says(
+    changed: dict[str, Any], gpus: GpuPool
+) -> None:
+    config = paper_config(Layout(2, "vocab-2"), 32_000, layers=4)
+    own = memory(replace(config, optimizer=replace(config.optimizer, **changed)), gpus)
+    assert own.faults == []
+    assert own.allocated == pytest.approx(own.predicted, rel=0.025)
+
+
+def test_memory_of_gradients_in_bf16_is_what_a_dry_run_says(gpus: GpuPool) -> None:
+    config = paper_config(Layout(2, "vocab-2"), 32_000, layers=4)
+    narrow = replace(config, train=replace(config.train, gradient_dtype=torch.bfloat16))
+    own = memory(narrow, gpus)
+    assert own.faults == []
+    assert own.allocated == pytest.approx(own.predicted, rel=0.025)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["at the end", "overlapped"])
+def test_memory_of_copies_in_which_gradients_are_reduced_is_what_a_dry_run_says(
+    overlap: bool, gpus: GpuPool
+) -> None:
+    """Small microbatches, so that the end of an iteration is its peak if nothing overlaps."""
+    layout = Layout(2, "vocab-2", replicas=2, overlap=overlap)
+    config = paper_config(layout, 128_000, layers=2, sequence=128)
+    copied = replace(config.parallel.replicas, reduce_dtype=torch.bfloat16)
+    narrow = replace(config, parallel=replace(config.parallel, replicas=copied))
+    wide, own = memory(config, gpus), memory(narrow, gpus)
+    assert own.faults == []
+    assert own.allocated == pytest.approx(own.predicted, rel=0.025)
+    assert min(own.allocated) > 1.03 * max(wide.allocated), "the copies count"

@@ -198,6 +198,14 @@ FEATURES: Final = (
         """,
     ),
     Feature(
+        "moments in fp16 or fp8",
+        "they would need a scale for every tensor",
+        "use bf16",
+        """
+        --exp-avg-dtype {fp16,fp8} --exp-avg-sq-dtype {fp16,fp8}
+        """,
+    ),
+    Feature(
         "master weights in fewer bits",
         "master weights are always fp32",
         "leave it out, or use fp32",

@@ -1,0 +1,96 @@
+"""A run in fp16, or with moments in bf16, goes on from its checkpoint to the last bit."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from correctness.short_runs import Layout
+from harness.rank_pool import RankPool
+from training.test_checkpointing import JOB, Ended, assert_same, losses, run_on_rank
+
+from megatron.checkpoint.config import CheckpointConfig
+from megatron.config.run_config import RunConfig
+from megatron.optimizer.config import LossScaleConfig
+
+SCALE = LossScaleConfig(initial=2.0**21, hysteresis=1, window=2)
+"""Overflows before the checkpoint, and a growth due after it."""
+
+
+def prepared(layout: Layout, dtype: torch.dtype, **optimizer: Any) -> RunConfig:
+    config = JOB.config(layout, dtype)
+    return replace(
+        config,
+        train=replace(config.train, eval_interval=None),
+        log=replace(config.log, peak_tflops=1.0),
+        optimizer=replace(config.optimizer, **optimizer),
+    )
+
+
+def whole_and_resumed(
+    ranks: RankPool, config: RunConfig, folder: Path, then: RunConfig | None = None
+) -> tuple[list[Ended], list[Ended]]:
+    """Run in one go, and in two halves, the second maybe in another configuration."""
+
+    def run(config: RunConfig, exit_interval: int | None, **checkpoint: Any) -> list[Ended]:
+        config = replace(
+            config,
+            train=replace(config.train, exit_interval=exit_interval),
+            checkpoint=CheckpointConfig(**checkpoint),
+        )
+        ended = ranks.run(run_on_rank, config.parallel.grid.world_size, config=config)
+        assert all(isinstance(own, Ended) for own in ended), ended
+        return ended
+
+    whole = run(config, None)
+    run(config, 3, save=folder)
+    return whole, run(then or config, None, load=folder)
+
+
+def scales(said: str) -> list[str]:
+    return re.findall(r"loss scale: (\S+) ", said)
+
+
+@pytest.mark.parametrize("post_validation", [False, True])
+def test_fp16_goes_on_with_its_loss_scale(
+    post_validation: bool, ranks: RankPool, tmp_path: Path
+) -> None:
+    layout = Layout(2, "vocab-2", replicas=2, sharded=True)
+    config = prepared(layout, torch.float16, loss_scale=SCALE, post_validation=post_validation)
+    whole, resumed = whole_and_resumed(ranks, config, tmp_path)
+    assert_same(whole, resumed)
+    assert scales(resumed[0].said) == scales(whole[0].said)[3:]
+    assert losses(resumed[0].said) == losses(whole[0].said)[-len(losses(resumed[0].said)) :]
+    assert len(set(scales(whole[0].said))) > 2, "it shrinks and grows"
+
+
+def test_moments_are_kept_in_bf16(ranks: RankPool, tmp_path: Path) -> None:
+    config = prepared(
+        Layout(2, "vocab-2"), torch.bfloat16, exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16"
+    )
+    config = replace(config, train=replace(config.train, gradient_dtype=torch.bfloat16))
+    whole, resumed = whole_and_resumed(ranks, config, tmp_path)
+    assert_same(whole, resumed)
+    kinds = {name.split(".")[0]: parts[0][1].dtype for name, (_, parts) in resumed[0].held.items()}
+    assert kinds == {
+        "weight": torch.float32,
+        "exp_avg": torch.bfloat16,
+        "exp_avg_sq": torch.bfloat16,
+    }
+
+
+def test_moments_are_rounded_where_the_run_keeps_fewer_bits(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    """Of an fp32 checkpoint; nothing but their rounding tells the runs apart."""
+    wide = prepared(Layout(1, "none"), torch.bfloat16)
+    narrow = replace(wide, optimizer=replace(wide.optimizer, exp_avg_dtype="bf16"))
+    [whole], [resumed] = whole_and_resumed(ranks, wide, tmp_path, then=narrow)
+    for name, (_, parts) in whole.held.items():
+        for (_, value), (_, other) in zip(parts, resumed.held[name][1], strict=True):
+            if name.startswith("exp_avg."):
+                assert other.dtype == torch.bfloat16
+            difference = (value.double() - other.double()).norm() / value.double().norm()
+            assert difference < 0.02, name
