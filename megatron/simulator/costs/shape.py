@@ -241,11 +241,20 @@ class Shape:
         return inputs + (layers - whole) * (self.layer_activation_bytes - self.layer_repeated_bytes)
 
     def stage_repeated_bytes(self, layers: int) -> float:
-        """Return the most bytes that a stage's B holds at a time because it computed them again."""
-        together = min(self.recomputed.group, self.recomputed.layers(layers))
+        """Return the most bytes by which a stage's B exceeds what F kept, having computed them.
+
+        Layers that are not computed again come first in the backward, and are gone by then.
+
+        Args:
+            layers: of the stage.
+        """
+        whole = self.recomputed.layers(layers)
+        together = min(self.recomputed.group, whole)
         if not together:
-            return self.layer_repeated_bytes if layers else 0.0
-        return together * self.layer_activation_bytes - ACTIVATION_BYTES * self.own_elements
+            one_norm = ACTIVATION_BYTES * self.own_elements if self.recomputed.norms else 0
+            return max(0.0, self.layer_repeated_bytes - one_norm) if layers else 0.0
+        again = (together - (layers - whole)) * self.layer_activation_bytes
+        return max(0.0, again - ACTIVATION_BYTES * self.own_elements)
 
     @property
     def _core_bytes(self) -> float:
