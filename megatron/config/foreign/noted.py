@@ -37,6 +37,8 @@ _TABLE = (
     ("layers are recomputed in one way only, and --record-timeline times every pass", None, """
         --deepspeed-activation-checkpointing --contigious-checkpointing --synchronize-each-layer
         --profile-backward"""),
+    ("nothing is sharded over replicas unless --use-distributed-optimizer is given", None,
+        "--zero-stage {0}"),
     ("there is one model implementation", None, """
         --use-mcore-models --use-legacy-models --use-megatron-core --enable-experimental
         --transformer-impl {local}"""),

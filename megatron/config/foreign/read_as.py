@@ -129,6 +129,7 @@ _NAMES = (
     ("--loss-scale {}", "--loss-scaling-factor N"),
     ("--seq-length {}", "--encoder-seq-length N"),
     ("--kill-switch-path {}", "--kill-switch-file N"),
+    ("--use-distributed-optimizer", "--zero-stage {1}"),
     ("--tensor-model-parallel-size {}", "--model-parallel-size N\n--tensor-parallel-size N"),
     ("--pipeline-model-parallel-size {}", "--pipeline-parallel-size N"),
     (

@@ -1,0 +1,106 @@
+"""The flags of public launch scripts train: cut down in size and layout, otherwise as they are."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.launch_lines_page import LaunchList, launch_lists, told
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 600
+"""Seconds after which a job counts as hanging."""
+
+ITERATIONS = 3
+RANKS = 8
+
+SIZES = {
+    "--num-layers": "8",
+    "--hidden-size": "64",
+    "--ffn-hidden-size": "96",
+    "--num-attention-heads": "8",
+    "--num-query-groups": "4",
+    "--seq-length": "32",
+    "--max-position-embeddings": "32",
+    "--micro-batch-size": "1",
+    "--log-interval": "1",
+    "--eval-iters": "1",
+    "--eval-interval": "2",
+    "--lr": "1e-3",
+    "--min-lr": "1e-4",
+    "--pad-vocab-size-to": "640",
+    "--initial-loss-scale": "1024",
+}
+"""What stands in place of a script's values."""
+
+LEFT_OUT = {
+    "--data-path", "--split", "--tokenizer-model", "--tokenizer-type", "--data-cache-path",
+    "--distributed-backend", "--train-iters", "--train-samples", "--global-batch-size",
+    "--rampup-batch-size", "--step-batch-size-schedule", "--tensorboard-dir", "--wandb-project",
+    "--wandb-name", "--wandb-entity", "--tensor-model-parallel-size",
+    "--pipeline-model-parallel-size", "--mock-data", "--async-save",
+}  # fmt: skip
+"""The data, their tokens, the network, the length and the layout are other ones here; curves need a
+package that may not be there."""
+
+SPANS = re.compile(
+    r"--lr-(decay|warmup)-(iters|samples|fraction)|--tensorboard-.*|--log-.*-tensor.*"
+)
+
+
+def layout_of(launch: LaunchList) -> tuple[int, int, int]:
+    """Ranks t, p and d of at most eight, of an axis that the script has two at least."""
+    asked = {flag[0]: int(flag[1]) for flag in launch.flags if flag[0].endswith("parallel-size")}
+    t = min(asked.get("--tensor-model-parallel-size", 1), 2)
+    p = min(asked.get("--pipeline-model-parallel-size", 1), 4 if t == 1 else 2)
+    return t, p, RANKS // (t * p) if p < 4 else 1
+
+
+def words_of(launch: LaunchList, folder: Path) -> list[str]:
+    """The script's flags, without those that are refused, in small."""
+    refused = {answer.flag.split()[0] for answer in told(launch) if answer.verdict == "refused"}
+    places = {
+        "--save": folder / "checkpoints",
+        "--load": folder / "checkpoints",
+        "--kill-switch-path": folder / "stop",
+        "--trigger-path": folder,
+    }
+    t, p, d = layout_of(launch)
+    words = [
+        *("--tensor-model-parallel-size", str(t), "--pipeline-model-parallel-size", str(p)),
+        *("--train-iters", str(ITERATIONS), "--global-batch-size", str(8 * d)),
+        *("--mock-data", "--vocab-size", "500", "--device", "cpu", "--peak-tflops", "0.1"),
+    ]
+    for option, *values in launch.flags:
+        if option in refused | LEFT_OUT or SPANS.fullmatch(option):
+            continue
+        if option in places:
+            values = [str(places[option])]
+        words += [option, *([SIZES[option]] if option in SIZES else values)]
+    if "--fp16" in words and "--initial-loss-scale" not in words:
+        words += ["--initial-loss-scale", SIZES["--initial-loss-scale"]]
+    return words
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("launch", launch_lists(), ids=lambda launch: launch.name)
+def test_the_flags_of_a_public_script_train(launch: LaunchList, tmp_path: Path) -> None:
+    t, p, d = layout_of(launch)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(t * p * d)]
+    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    job = subprocess.run(
+        [*torchrun, str(ROOT / "pretrain_gpt.py"), *words_of(launch, tmp_path)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert job.returncode == 0, job.stdout + job.stderr
+    line = r"iteration +(\d+)/ +3 \|.*lm loss: (\S+) \|.*number of skipped iterations: +0"
+    trained = re.findall(line, job.stdout + job.stderr)
+    assert [int(number) for number, _ in trained] == [1, 2, 3], job.stdout
+    assert all(0 < float(loss) < 10 for _, loss in trained)
