@@ -23,15 +23,6 @@ def _cuts(flags: Flags) -> Iterator[str]:
         )
 
 
-def _whole_matrices(flags: Flags) -> Iterator[str]:
-    if _size(flags) > 1 and flags.optimizer.optimizer == "muon":
-        yield (
-            f"--tensor-model-parallel-size {_size(flags)}: Muon needs whole matrices, and the "
-            "ranks have parts of them: use more pipeline ranks or replicas instead, or --optimizer "
-            "adam or sgd"
-        )
-
-
 def _no_parts(flags: Flags) -> Iterator[str]:
     if flags.parallel.sequence_parallel and _size(flags) == 1:
         yield (
@@ -44,5 +35,5 @@ def _size(flags: Flags) -> int:
     return flags.parallel.tensor_model_parallel_size
 
 
-TENSOR_RULES = (_cuts, _whole_matrices)
+TENSOR_RULES = (_cuts,)
 TENSOR_NOTES = (_no_parts,)

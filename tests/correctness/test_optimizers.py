@@ -72,6 +72,9 @@ RUNS = [
     ("muon", Layout(2, "vocab-2"), True),
     ("nesterov", Layout(2, "none", "interleaved"), False),
     ("muon", Layout(1, "vocab-2", replicas=2), False),
+    ("muon", Layout(1, "none", tensor=2), False),
+    ("nesterov", Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True), False),
+    ("muon", Layout(2, "vocab-2", tensor=2), True),
 ]
 
 
