@@ -38,15 +38,6 @@ def _whole(kind: type[Group], group: Group) -> Group:
     return kind(**{field.name: getattr(group, field.name) for field in fields(kind)})
 
 
-def _whole_matrices(flags: Flags) -> Iterator[str]:
-    if _size(flags) > 1 and flags.optimizer.optimizer == "muon":
-        yield (
-            f"--tensor-model-parallel-size {_size(flags)}: Muon needs whole matrices, and the "
-            "ranks have parts of them: use more pipeline ranks or replicas instead, or --optimizer "
-            "adam or sgd"
-        )
-
-
 def _no_parts(flags: Flags) -> Iterator[str]:
     if flags.parallel.sequence_parallel and _size(flags) == 1:
         yield (
@@ -59,5 +50,5 @@ def _size(flags: Flags) -> int:
     return flags.parallel.tensor_model_parallel_size
 
 
-TENSOR_RULES = (_cuts, _whole_matrices)
+TENSOR_RULES = (_cuts,)
 TENSOR_NOTES = (_no_parts,)

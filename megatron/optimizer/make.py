@@ -12,16 +12,21 @@ from megatron.optimizer.narrow_adamw import NarrowAdamW
 from megatron.optimizer.optimizer import Optimizer
 from megatron.optimizer.parameters import ParameterPart
 from megatron.optimizer.sgd import SGD
+from megatron.parallel.groups import ConnectedAxis
 
 
 def make_optimizer(
-    config: OptimizerConfig, qkv: QKVRows, parts: Sequence[ParameterPart]
+    config: OptimizerConfig,
+    qkv: QKVRows,
+    tensor: ConnectedAxis,
+    parts: Sequence[ParameterPart],
 ) -> Optimizer:
     """Return the optimizer of some parts of this rank's parameters.
 
     Args:
         config: which one, and its settings.
         qkv: how queries, keys and values lie in the fused matrices.
+        tensor: the ranks that share the layers, for sums outside of the schedule.
         parts: at least one.
     """
 
@@ -36,7 +41,7 @@ def make_optimizer(
             case "muon":
                 matrices = [master for master in masters if takes_muon(master.owned)]
                 others = [master for master in masters if not takes_muon(master.owned)]
-                made: list[Rule] = [Muon(matrices, config.muon, qkv)]
+                made: list[Rule] = [Muon(matrices, config.muon, qkv, tensor)]
                 return [*made, AdamW(others, config)] if others else made
 
     return MixedPrecisionOptimizer(parts, config.clip_grad, rules)

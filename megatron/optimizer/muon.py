@@ -1,8 +1,8 @@
 """Muon: momentum, made orthogonal, for the matrices of the layers.
 
 An update has the singular vectors of the mean of gradients, and singular values near 1
-(``newton_schulz``). It depends on a matrix as a whole, so a rank must have all of it; replicas that
-shard the optimizer have matrices of their own (``bucket_layouts``).
+(``newton_schulz``). It depends on a matrix as a whole. Ranks that share one put it together, and
+replicas that shard the optimizer have matrices of their own (``bucket_layouts``).
 As in Megatron, a layer's queries, keys and values are three matrices, although they lie in one, and
 SwiGLU's gate and up projections are one.
 
@@ -21,6 +21,8 @@ from megatron.optimizer.config import MuonConfig, ScaleMode
 from megatron.optimizer.lr_schedule import Rates
 from megatron.optimizer.mixed_precision import Master
 from megatron.optimizer.newton_schulz import coefficients, orthogonalized
+from megatron.optimizer.whole_matrices import WholeMatrices
+from megatron.parallel.groups import ConnectedAxis
 
 FUSED_QKV: Final = "self_attention.linear_qkv.weight"
 """End of the name of the matrix in which queries, keys and values lie."""
@@ -50,15 +52,20 @@ class Muon:
     """Muon for some matrices; a ``Rule`` that keeps their mean gradient, ``momentum_buffer``.
 
     Args:
-        masters: whole matrices.
+        masters: matrices, or this rank's parts of them.
         config: settings.
         qkv: how queries, keys and values lie in the fused matrices.
+        tensor: the ranks that share the matrices; they make their steps together.
     """
 
-    def __init__(self, masters: Sequence[Master], config: MuonConfig, qkv: QKVRows) -> None:
-        for master in masters:
-            whole = tuple(master.weight.shape) == master.part.global_shape
-            assert whole, f"{master.name} is not a whole matrix"
+    def __init__(
+        self,
+        masters: Sequence[Master],
+        config: MuonConfig,
+        qkv: QKVRows,
+        tensor: ConnectedAxis,
+    ) -> None:
+        self._matrices = WholeMatrices([master.part for master in masters], tensor)
         self._masters = masters
         self._gradients = [master.gradient for master in masters]
         self._config = config
@@ -82,7 +89,12 @@ class Muon:
         direction = momentum
         if config.nesterov:
             direction = master.gradient.lerp(momentum, config.momentum)
-        if not config.split_qkv or not master.name.endswith(FUSED_QKV):
+        whole = self._orthogonal(master.name, self._matrices.gathered(master.part, direction))
+        return self._matrices.own_part(master.part, whole)
+
+    def _orthogonal(self, name: str, direction: Tensor) -> Tensor:
+        """Return the update of a whole matrix."""
+        if not self._config.split_qkv or not name.endswith(FUSED_QKV):
             return self._scaled(direction)
         rows, columns = self._qkv.split, direction.shape[1]
         by_group = direction.view(-1, sum(rows), columns).split(rows, dim=1)

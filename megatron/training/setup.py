@@ -243,7 +243,7 @@ def build_train_state(
     )
     whole = tuple(map(ParameterPart.whole, parameters))
     own = tuple(part for bucket in buckets for part in bucket.parts(axis.rank))
-    make = partial(make_optimizer, config.optimizer, qkv_rows(config.model))
+    make = partial(make_optimizer, config.optimizer, qkv_rows(config.model), groups.tensor_sums)
     sharded = None
     if replicas.shard_optimizer:
         sharded = ShardedOptimizer(buckets, make, axis)

@@ -118,11 +118,6 @@ def refusal(
             "--tensor-model-parallel-size 2 --seq-length 7 multiple of 2",
         ),
         (
-            "--tensor-model-parallel-size 2 --optimizer muon",
-            2,
-            "--tensor-model-parallel-size 2 Muon --optimizer adam",
-        ),
-        (
             "--enable-vocab-parallel --vocab-parallel vocab-1",
             1,
             "--enable-vocab-parallel vocab-2 vocab-1 give one",

@@ -74,6 +74,9 @@ RUNS = [
     ("muon", Layout(1, "vocab-2", replicas=2), False),
     ("muon", Layout(1, "none", replicas=4, overlap=True, bucket_size=3000, sharded=True), False),
     ("nesterov", Layout(2, "vocab-2", "zb-h1", replicas=2, sharded=True), True),
+    ("muon", Layout(1, "none", tensor=2), False),
+    ("nesterov", Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True), False),
+    ("muon", Layout(2, "vocab-2", tensor=2), True),
 ]
 
 

@@ -11,6 +11,9 @@ from megatron.optimizer.make import make_optimizer
 from megatron.optimizer.muon import QKVRows
 from megatron.optimizer.optimizer import Optimizer
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
+from megatron.parallel.groups import ConnectedAxis
+
+ALONE = ConnectedAxis("tensor", 0, (0,))
 
 QKV = QKVRows(query=4, key=2, value=2)
 """Rows of a query group in a fused matrix."""
@@ -23,7 +26,7 @@ def entries(parameters: Iterable[tuple[str, nn.Parameter]]) -> list[OptimizedPar
 
 def optimizer_of(config: OptimizerConfig, owned: Sequence[OptimizedParameter]) -> Optimizer:
     """The optimizer of whole parameters, which have their gradients."""
-    return make_optimizer(config, QKV, list(map(ParameterPart.whole, owned)))
+    return make_optimizer(config, QKV, ALONE, list(map(ParameterPart.whole, owned)))
 
 
 def rates_of(config: OptimizerConfig, lr: float) -> Rates:

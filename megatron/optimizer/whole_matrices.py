@@ -1,0 +1,65 @@
+"""Matrices that tensor-parallel ranks share, put together for updates that need them whole.
+
+Every rank gathers the other ranks' parts, forms the whole update, and keeps its own part of it. The
+ranks do the same work t times, as with Megatron's ``--muon-tp-mode duplicated``; so the update does
+not depend on how the matrix is cut.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from megatron.optimizer.parameters import ParameterPart
+from megatron.parallel import collectives
+from megatron.parallel.box import check_tiling
+from megatron.parallel.groups import ConnectedAxis
+
+
+class WholeMatrices:
+    """Some matrices of the model; all ranks of the axis make one with their parts of the same.
+
+    Args:
+        parts: what this rank has of them.
+        axis: the ranks that share them, for sums outside of the schedule.
+
+    Raises:
+        ValueError: the parts of all ranks are not the whole.
+    """
+
+    def __init__(self, parts: Sequence[ParameterPart], axis: ConnectedAxis) -> None:
+        self._axis = axis
+        self._pieces = axis.all_gather_object({part.name: part.pieces for part in parts})
+        for part in parts:
+            boxes = [piece.box for pieces in self._pieces for piece in pieces[part.name]]
+            check_tiling(part.global_shape, boxes)
+
+    def gathered(self, part: ParameterPart, own: Tensor) -> Tensor:
+        """Return the whole of a tensor that is shared as a matrix is; all ranks call it alike.
+
+        Args:
+            part: this rank's part of the matrix.
+            own: of its shape.
+        """
+        if self._axis.size == 1:
+            return own
+        whole = torch.empty(part.global_shape, dtype=own.dtype, device=own.device)
+        shares = collectives.all_gather(own.contiguous(), self._axis)
+        for share, pieces in zip(shares, self._pieces, strict=True):
+            for piece in pieces[part.name]:
+                whole[piece.box.slices] = share[piece.local.slices]
+        return whole
+
+    def own_part(self, part: ParameterPart, whole: Tensor) -> Tensor:
+        """Return what this rank has of a whole tensor.
+
+        Args:
+            part: this rank's part of the matrix.
+            whole: of the shape of the matrix.
+        """
+        if self._axis.size == 1:
+            return whole
+        own = torch.empty_like(part.gradient, dtype=whole.dtype)
+        for piece in part.pieces:
+            own[piece.local.slices] = whole[piece.box.slices]
+        return own
