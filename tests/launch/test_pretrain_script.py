@@ -286,7 +286,7 @@ def test_several_nodes(gpus: Machine) -> None:
     assert line.training["--pipeline-model-parallel-size"] == "8"
 
 
-def test_tensor_parallel_ranks_leave_fewer_to_the_pipeline(cpu: Machine, gpus: Machine) -> None:
+def test_tensor_parallel_ranks_leave_fewer_to_the_pipeline(gpus: Machine) -> None:
     shared = gpus.line(TP_SIZE=2, SEQUENCE_PARALLEL=1)
     alone = gpus.line()
     assert shared.torchrun["--nproc-per-node"] == alone.torchrun["--nproc-per-node"]
@@ -297,6 +297,9 @@ def test_tensor_parallel_ranks_leave_fewer_to_the_pipeline(cpu: Machine, gpus: M
     assert shared.training["--tensor-model-parallel-size"] == "2"
     assert "--sequence-parallel" in shared.training
     assert "--tensor-model-parallel-size" not in alone.training
+
+
+def test_without_gpus_a_replica_has_its_ranks(cpu: Machine) -> None:
     line = cpu.line(TP_SIZE=2, PIPELINE_SIZE=2)
     assert line.torchrun["--nproc-per-node"] == "4"
     assert "--sequence-parallel" not in line.training

@@ -17,8 +17,17 @@ Key: TypeAlias = tuple[str | int, ...]
 """The same for all ranks that take part in a communication, and for no other."""
 
 TRANSFER = "transfer"
-ENDS = "ends"
-"""The communicator of the first and the last stage."""
+
+
+def name_of(use: str, members: Sequence[int], ranks: int) -> str:
+    """Name a communicator for its use; if it is not of all ranks, after its members too."""
+    return use if len(members) == ranks else f"{use} of {'+'.join(map(str, members))}"
+
+
+def members_of(group: str, ranks: int) -> list[int]:
+    """Return the ranks of a communicator that ``name_of`` has named, by place."""
+    _, _, named = group.partition(" of ")
+    return list(map(int, named.split("+"))) if named else list(range(ranks))
 
 
 def stuck(journals: Sequence[Sequence[Step]], held_up: bool = False) -> list[str]:
@@ -29,7 +38,7 @@ def stuck(journals: Sequence[Sequence[Step]], held_up: bool = False) -> list[str
         held_up: hosts wait whenever the device has something to do.
     """
     journals = [_held_up(journal) if held_up else journal for journal in journals]
-    devices = [_Device(rank, journal) for rank, journal in enumerate(journals)]
+    devices = [_Device(rank, journal, len(journals)) for rank, journal in enumerate(journals)]
     parts = {key: _parts(key, len(journals)) for own in devices for key in own.keys.values()}
     started: Counter[Key] = Counter()
     done: set[Key] = set()
@@ -54,7 +63,7 @@ class _Device:
         keys: of its communications, by their place in the journal.
     """
 
-    def __init__(self, rank: int, journal: Sequence[Step]) -> None:
+    def __init__(self, rank: int, journal: Sequence[Step], ranks: int) -> None:
         self.rank = rank
         self.keys: dict[int, Key] = {}
         self._journal = journal
@@ -66,7 +75,7 @@ class _Device:
         counts: Counter[Key] = Counter()
         for place, step in enumerate(journal):
             if step.issued is not None:
-                way, what = _way(rank, step.issued), _what(step.issued)
+                way, what = _way(rank, step.issued, ranks), _what(step.issued)
                 self.keys[place] = (*way, counts[way], *what)
                 counts[way] += 1
         self._to_start = deque(p for p in self.keys if not self._of(p).on_host)
@@ -141,16 +150,17 @@ def _held_up(journal: Sequence[Step]) -> Sequence[Step]:
 
 
 def _parts(key: Key, ranks: int) -> int:
-    """Return how many ranks take part: both ends of a transfer or of the pipeline, or all."""
+    """Return how many ranks take part: both ends of a transfer, or all of the communicator."""
     group, *_, kind, _ = key
-    return 2 if kind == TRANSFER or group == ENDS else ranks
+    return 2 if kind == TRANSFER else len(members_of(str(group), ranks))
 
 
-def _way(rank: int, issued: Issued) -> Key:
+def _way(rank: int, issued: Issued, ranks: int) -> Key:
     """Return what communications that come one after the other have in common."""
     if not issued.is_transfer:
         return (issued.group,)
-    ends = (rank, issued.peer) if issued.kind == "send" else (issued.peer, rank)
+    peer = members_of(issued.group, ranks)[issued.peer]
+    ends = (rank, peer) if issued.kind == "send" else (peer, rank)
     return (issued.group, *ends)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import Mock, patch
 
 import torch
+from pretended_gpu.deadlock import name_of
 from pretended_gpu.gpu import DEVICE, PretendedGpu
 from pretended_gpu.nccl import PretendedNccl
 from pretended_gpu.order import Issued, Step
@@ -163,7 +164,7 @@ def _state(gpu: PretendedGpu, config: RunConfig, rank: int) -> TrainState:
 
     def connect(use: str, tiling: Tiling) -> PretendedNccl:
         own = next((ranks for ranks in tiling if rank in ranks), tiling[0])
-        name = use if grid.data_size == 1 else f"{use} of {own[0]}"
+        name = name_of(use, own, grid.world_size)
         return PretendedNccl(gpu, name, own.index(rank) if rank in own else 0, len(own))
 
     ends = ends_with_copies(run_plan.plan, config.model.tie_embeddings)

@@ -1,8 +1,8 @@
-"""What must hold of what the ranks of a pipeline have done on their pretended GPUs."""
+"""What must hold of what the ranks of a job have done on their pretended GPUs."""
 
 from typing import Any
 
-from pretended_gpu.deadlock import ENDS, stuck
+from pretended_gpu.deadlock import members_of, stuck
 from pretended_gpu.order import Issued
 from pretended_gpu.rank import Findings
 
@@ -19,16 +19,15 @@ def assert_sound(found: list[Findings]) -> None:
 
 def assert_communications_fit(issued: list[list[Issued]]) -> None:
     """Collectives come in one order on all ranks, transfers in one order on both."""
-    for group in ("vocabulary", "control", ENDS, "state"):
+    for group in {each.group for own in issued for each in own}:
+        taking_part = [issued[rank] for rank in members_of(group, len(issued))]
         collectives = [
-            [each for each in own if each.group == group and not each.is_transfer] for own in issued
+            [each for each in own if each.group == group and not each.is_transfer]
+            for own in taking_part
         ]
-        taking_part = [own for own in collectives if own]
-        assert all(own == taking_part[0] for own in taking_part), group
-        assert len(taking_part) in (0, 2 if group == ENDS else len(issued)), group
-    for group in ("forward", "backward", "state"):
-        for sender, own in enumerate(issued):
-            for receiver, other in enumerate(issued):
+        assert all(own == collectives[0] for own in collectives), group
+        for sender, own in enumerate(taking_part):
+            for receiver, other in enumerate(taking_part):
                 sent = transfers(own, group, "send", receiver)
                 assert sent == transfers(other, group, "receive", sender), (group, sender)
                 assert sender != receiver or not sent

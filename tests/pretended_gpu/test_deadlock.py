@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from pretended_gpu.deadlock import ENDS, stuck
+from pretended_gpu.deadlock import members_of, name_of, stuck
 from pretended_gpu.order import Issued, Step, Streams
 
 SEND, RECEIVE = Issued("forward", "send", 1), Issued("forward", "receive", 0)
@@ -51,10 +51,19 @@ def test_ranks_that_disagree_on_a_collective_do_not(other: Issued) -> None:
     assert len(stuck([on_one_stream(REDUCE), on_one_stream(other)])) == 2
 
 
-def test_only_the_ends_are_in_the_communicator_of_ends() -> None:
-    both = on_one_stream(Issued(ENDS, "all_reduce", -1))
+def test_only_its_members_are_in_a_communicator() -> None:
+    both = on_one_stream(Issued(name_of("ends", (0, 2), 3), "all_reduce", -1))
     assert stuck([both, [], both]) == []
     assert len(stuck([both, [], []])) == 1
+
+
+def test_a_peer_is_a_place_in_its_communicator() -> None:
+    pair = name_of("forward", (1, 3), 4)
+    assert members_of(pair, 4) == [1, 3]
+    assert members_of(name_of("forward", range(4), 4), 4) == [0, 1, 2, 3]
+    send, receive = Issued(pair, "send", 1), Issued(pair, "receive", 0)
+    assert stuck([[], asynchronous(send), [], asynchronous(receive)]) == []
+    assert len(stuck([[], asynchronous(send), asynchronous(receive), []])) == 2
 
 
 @pytest.mark.parametrize("issue", [asynchronous, on_one_stream])

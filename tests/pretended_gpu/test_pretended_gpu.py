@@ -14,6 +14,7 @@ import torch
 from correctness.schedule_cases import Case, all_pairs, each_once, job, layout
 from correctness.short_runs import Job, Layout
 from cuda_path import needs_pretended_gpus
+from pretended_gpu.deadlock import name_of
 from pretended_gpu.paper_memory import memory, paper_config
 from pretended_gpu.pool import GpuPool
 from pretended_gpu.rank import Findings, run_loop, run_rank
@@ -159,18 +160,35 @@ def test_replicas(layout: Layout, gpus: GpuPool) -> None:
     sizes = GPTOptions(num_layers=4, tie_embeddings=layout.vocabulary != "none")
     config = Job(sizes, microbatches=8).config(layout, torch.bfloat16)
     found = gpus.map(run, config, ranks=layout.world_size)
-    for own in found:
-        assert own.faults == []
-        assert len(set(own.held[1:])) == 1, own.held
+    assert_sound(found)
+    size = layout.world_size
     for number in range(layout.ranks):
         first, second = (
-            [each for each in found[rank].issued if each.group == f"gradients of {ranks[0]}"]
+            [each for each in found[rank].issued if each.group == name_of("gradients", ranks, size)]
             for ranks in [config.parallel.grid.groups("data")[number]]
             for rank in ranks
         )
         assert first == second
         kinds = {"reduce_scatter", "all_gather"} if layout.sharded else {"all_reduce"}
         assert {each.kind for each in first} == kinds
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize(
+    ("treatment", "schedule"),
+    [("vocab-2", "zb-v"), ("none", "1f1b"), ("naive", "zb-h1"), ("interlaced", "1f1b")],
+)
+def test_ranks_that_share_layers(
+    treatment: str, schedule: str, sequence: bool, gpus: GpuPool
+) -> None:
+    layout = Layout(2, treatment, schedule, tensor=2, sequence=sequence)
+    job = Job(GPTOptions(num_layers=4), 2, microbatches=4, sequence=12)
+    found = gpus.map(run, job.config(layout, torch.bfloat16), ranks=layout.world_size)
+    assert_sound(found)
+    uses = {each.group.partition(" of ")[0] for own in found for each in own.issued}
+    summed = {"gradients"} if sequence else set()  # over tensor ranks
+    summed |= {"ends"} if treatment == "none" else {"vocabulary"}
+    assert uses == {"tensor", "forward", "backward", "control", *summed}
 
 
 def test_nothing_grows_later_either(gpus: GpuPool) -> None:
