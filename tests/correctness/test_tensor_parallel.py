@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from correctness.rank_runs import RankRun, assemble, check_copies, train_on_rank
 from correctness.short_runs import EIGHT_LAYER_GPT, EIGHT_LAYER_LLAMA, Job, Layout
 from correctness.test_replica_cover import errors, joined
@@ -173,6 +174,40 @@ def check(by_rank: list[RankRun], expected: Training) -> None:
     final = assemble([own.final for own in by_rank])
     [whole] = errors({"": joined(final)}, {"": joined(expected.parameters)}).values()
     assert whole < 1e-5
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(2, "none", tensor=2, sequence=True),
+        pytest.param(Layout(2, "vocab-2", "zb-v", tensor=2), marks=pytest.mark.full),
+    ],
+    ids=name_of,
+)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.full)], ids=str
+)
+def test_steps_validated_later_change_no_bit(
+    layout: Layout, dtype: torch.dtype, ranks: RankPool
+) -> None:
+    """With clipping at work, so that some guesses are wrong, on all ranks alike."""
+    job = job_of(GPT)
+
+    def run(*, guess: bool) -> list[RankRun]:
+        config = job.config(layout, dtype)
+        config = replace(config, optimizer=replace(config.optimizer, post_validation=guess))
+        found: list[RankRun] = ranks.run(
+            train_on_rank, layout.world_size, config=config, batches=job.batches()
+        )
+        return found
+
+    waited, guessed = run(guess=False), run(guess=True)
+    assert any(norm > job.adamw.clip_grad for norm in waited[0].gradient_norms)
+    for own, other in zip(waited, guessed, strict=True):
+        assert other.losses == own.losses
+        assert other.gradient_norms == own.gradient_norms
+    one, another = (assemble([own.final for own in found]) for found in (waited, guessed))
+    assert all(torch.equal(another[name], one[name]) for name in one)
 
 
 FAULTS = ["parts are not added up", "targets in the order of samples", "rows are not added up"]

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron.schedules.buckets import Bucket, gathering, reduction, with_reductions, with_updates
+from megatron.schedules.buckets import (
+    Bucket,
+    Touch,
+    gathering,
+    reduction,
+    with_reductions,
+    with_updates,
+)
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.costs import Costs, Time
 from megatron.schedules.lower import Instruction, Program, Run, Start, Wait, lower
@@ -35,6 +42,21 @@ def buckets_of(plan: Plan) -> list[list[Bucket]]:
     for chunk in range(plan.chunks):
         touched += [("B", chunk), (products, chunk)]
     return [[Bucket(frozenset({touch}), 1 / len(touched)) for touch in touched]] * plan.ranks
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_gradients_of_which_nobody_has_a_summand_are_left_alone(overlap: bool) -> None:
+    plan = make_plan("1f1b", "vocab-2", 2, 4)
+    program = lower(plan)
+    some: frozenset[Touch] = frozenset({("B", 0)})
+    alone, shared = Bucket(some, 0.5, is_reduced=False), Bucket(some, 0.5)
+    found = with_reductions(program, [[alone, shared], [alone, alone]], overlap=overlap)
+    assert found.rows[1] == program.rows[1]
+    comm = reduction(0, 1)  # buckets keep their numbers
+    added = [step for step in found.rows[0] if step not in program.rows[0]]
+    assert added == [Start(comm), Wait(comm)]
+    assert dict(found.shares) == {comm: 0.5}
+    assert with_reductions(program, [[alone], [alone]], overlap=overlap).rows == program.rows
 
 
 @settings(max_examples=30)

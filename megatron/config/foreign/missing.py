@@ -391,7 +391,7 @@ FEATURES: Final = (
         --muon-* [...]
         """,
         idle=(
-            Idle("no matrix is split over tensor-parallel ranks", None, """
+            Idle("Muon takes no matrices that tensor-parallel ranks share", None, """
                 --muon-tp-mode N"""),
             Idle("all other weights take Adam", None, """
                 --muon-scalar-optimizer {adam}"""),

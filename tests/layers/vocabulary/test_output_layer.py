@@ -19,6 +19,7 @@ from megatron.layers.vocabulary.output_s import (
     Merged,
     ShardState,
     input_gradient_from_s,
+    merge_some_statistics,
     merge_statistics,
     token_losses,
 )
@@ -164,6 +165,23 @@ def test_evaluation_between_iterations_gives_the_loss_and_leaves_no_trace() -> N
         loss += (token_losses(merged, OPTIONS) * weight_n).sum()
     torch.testing.assert_close(loss, by_autograd(matrix(), batch)[0], rtol=1e-12, atol=0)
     assert torch.equal(main_grad_of(layer.weight), before)
+
+
+@pytest.mark.parametrize("sizes", [(3, 1, 2), (2, 2, 2), (1, 5)], ids=str)
+def test_statistics_may_be_merged_in_steps(sizes: tuple[int, ...]) -> None:
+    """Also where some shards of a step, or all of them, are padding: a maximum of -inf, sum 0."""
+    n = 7
+    generator = torch.Generator().manual_seed(2)
+    shards = torch.randn(sum(sizes), 4, n, generator=generator, dtype=torch.float64)
+    shards[:, 1].abs_()
+    for padding in (slice(0, 0), slice(-1, None), slice(-sizes[-1], None)):
+        statistics_p4n = shards.clone()
+        statistics_p4n[padding] = torch.tensor([-torch.inf, 0, 0, 0])[:, None].double()
+        at_once = merge_statistics(statistics_p4n)
+        steps = [merge_some_statistics(some) for some in statistics_p4n.split(sizes)]
+        merged = merge_statistics(torch.stack(steps))
+        for found, wanted in zip(vars(merged).values(), vars(at_once).values(), strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-13, atol=0)
 
 
 def run_on_rank(

@@ -70,6 +70,25 @@ def test_a_reduction_waits_for_the_same_rank_of_the_other_replicas() -> None:
     assert place_of(position, groups_of(5), 5.0, 9.0).awaits == (4,)
 
 
+@pytest.mark.parametrize(
+    ("comm", "awaits"),
+    [
+        (Comm("X", 3, 1), (2,)),  # its own column: ranks 0, 2, 4 and 6
+        (Comm("C1", 3), (0, 1, 2, 3, 5, 6, 7)),
+        (Comm("RG", 0, 2), (5,)),
+    ],
+    ids=str,
+)
+def test_ranks_that_share_layers_wait_for_each_other(comm: Comm, awaits: tuple[int, ...]) -> None:
+    """Rank 4 is pipeline rank 2 and tensor rank 0 of a pipeline of 4 with 2 ranks each."""
+    grid = Grid(tensor_size=2, pipeline_size=4)
+    groups = connect_grid(grid, 4, CPU, (0, 0), lambda use, tiling: None)
+    position = Position()
+    rows = tuple((*row, Wait(comm)) for row in PROGRAM.rows)
+    position.at = len(position.begin(replace(PROGRAM, rows=rows), 2)) - 1
+    assert place_of(position, groups, 5.0, 9.0).awaits == awaits
+
+
 def test_passes_and_starts_wait_for_nobody() -> None:
     run = next(step for step in PROGRAM.rows[1] if isinstance(step, Run))
     start = next(step for step in PROGRAM.rows[1] if isinstance(step, Start))
