@@ -262,7 +262,37 @@ def refusal(
             "--use-checkpoint-opt-param-scheduler: flags give",
         ),
         ("--pretrained-checkpoint out", 1, "--pretrained-checkpoint out: --load leave"),
-        ("--recompute_granularity full", 1, "--recompute-granularity full: recomputed yet leave"),
+        (
+            "--recompute_granularity full",
+            1,
+            "--recompute-granularity full --recompute-method block",
+        ),
+        (
+            "--recompute-activations --recompute-granularity full --recompute-method block",
+            1,
+            "--recompute-activations --recompute-granularity full leave",
+        ),
+        (
+            "--recompute-granularity selective --recompute-method uniform",
+            1,
+            "--recompute-method uniform --recompute-granularity selective leave",
+        ),
+        (
+            "--recompute-activations --recompute-modules core_attn moe_act",
+            1,
+            "--recompute-modules moe_act: experts core_attn",
+        ),
+        (
+            "--recompute-activations --recompute-modules softmax",
+            1,
+            "--recompute-modules softmax: name core_attn",
+        ),
+        ("--recompute-in-bubble", 1, "--recompute-in-bubble: --recompute-modules leave"),
+        (
+            "--checkpoint-activations --checkpoint-in-cpu",
+            1,
+            "--checkpoint-in-cpu: whole leave",
+        ),
         (
             "--distribute-saved-activations --tensor-model-parallel-size 2",
             2,

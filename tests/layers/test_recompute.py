@@ -1,6 +1,6 @@
 """Computing again: the same bits from fewer kept bytes, and no product that nobody needs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -88,18 +88,24 @@ class Chunk:
 
 
 class Memory(TorchDispatchMode):
-    """Knows all that operations allocate, for as long as it lives."""
+    """Knows all that operations allocate, for as long as it lives.
 
-    def __init__(self) -> None:
+    Args:
+        before: what was there before; views of it are no new memory.
+    """
+
+    def __init__(self, before: Iterable[Tensor]) -> None:
         super().__init__()
         self._made: dict[StorageWeakRef, int] = {}
+        self._before = {StorageWeakRef(tensor.untyped_storage()) for tensor in before}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
-                memory = tensor.untyped_storage()
-                self._made[StorageWeakRef(memory)] = memory.nbytes()
+                memory = StorageWeakRef(tensor.untyped_storage())
+                if memory not in self._before:
+                    self._made[memory] = tensor.untyped_storage().nbytes()
         return result
 
     @property
@@ -141,7 +147,7 @@ def test_what_is_kept_is_what_the_costs_say(
     """But for statistics of norms and of attention, which are vectors."""
     model = model_of(**options)
     chunk = Chunk(model, recomputation, torch.bfloat16, split=True)
-    with Memory() as memory:
+    with Memory((chunk.x, *chunk.layers.parameters())) as memory:
         edge = get_gradient_edge(chunk.forward())
     found = memory.held + chunk.x.untyped_storage().nbytes()
     assert edge.node is not None  # it holds the graph, not the output

@@ -22,6 +22,7 @@ from pretended_gpu.sound import assert_sound, transfers
 from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
+from megatron.layers.recompute import PARTS, Recomputation
 from megatron.schedules.check import expected_passes
 from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN
 from megatron.simulator.costs.gpus import GIB
@@ -288,6 +289,30 @@ def test_memory_of_other_models(variant: str, schedule: str, gpus: GpuPool) -> N
     config = paper_config(
         Layout(2, "vocab-2", schedule), 32_000, layers=4, micro_batch_size=4, **VARIANTS[variant]
     )
+    own = memory(config, gpus)
+    assert own.faults == []
+    assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "recomputation"),
+    [
+        ("1f1b", Recomputation(group=1)),
+        ("zb-h1", Recomputation(group=1)),
+        ("zb-h1", Recomputation(parts=frozenset(PARTS))),
+        pytest.param("1f1b", Recomputation(group=2), marks=pytest.mark.full),
+        pytest.param("1f1b", Recomputation(group=1, most=1), marks=pytest.mark.full),
+        pytest.param("zb-v", Recomputation(group=1, most=1), marks=pytest.mark.full),
+        pytest.param("1f1b", Recomputation(parts=frozenset(PARTS)), marks=pytest.mark.full),
+    ],
+    ids=str,
+)
+def test_memory_of_recomputation_is_what_a_dry_run_says(
+    schedule: str, recomputation: Recomputation, gpus: GpuPool
+) -> None:
+    """With a split backward, what B computes again stays until W."""
+    config = paper_config(Layout(2, "vocab-2", schedule), 32_000, layers=4, micro_batch_size=4)
+    config = replace(config, train=replace(config.train, recomputation=recomputation))
     own = memory(config, gpus)
     assert own.faults == []
     assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)

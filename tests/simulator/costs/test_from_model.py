@@ -7,6 +7,7 @@ import pytest
 from megatron.schedules.treatments import TREATMENTS, Treatment
 from megatron.simulator.costs.device import UNFUSED, Device, Traffic
 from megatron.simulator.costs.from_model import ModelTimes
+from megatron.simulator.costs.recomputed import NOTHING, Recomputed
 from megatron.simulator.costs.shape import Shape, TensorSplit
 from megatron.simulator.costs.stage_costs import even_layers, stage_costs
 
@@ -69,10 +70,28 @@ def test_communications_of_a_treatment(treatment: str, collectives: set[str]) ->
 
 
 def test_recomputation_runs_the_forward_again() -> None:
-    usual = ModelTimes(SHAPE, DEVICE, NO_TRAFFIC).layer()
-    again = ModelTimes(replace(SHAPE, kept="input"), DEVICE, NO_TRAFFIC).layer()
-    forward_at_backward_rate = usual["F"] * 0.6 / 0.5
-    assert again["B"] == pytest.approx(usual["B"] + forward_at_backward_rate)
+    line = [(rank, 0) for rank in range(4)]
+    usual, again = (
+        stage_costs(
+            ModelTimes(replace(SHAPE, recomputed=which), DEVICE, NO_TRAFFIC),
+            line,
+            TREATMENTS["vocab-2"],
+        ).costs([1, 2, 3, 4])
+        for which in (NOTHING, Recomputed(group=1, most=3))
+    )
+    assert (again.passes["F"], again.passes["W"]) == (usual.passes["F"], usual.passes["W"])
+    forward_at_backward_rate = SHAPE.forward_flops / (100e12 * 0.5)
+    for layers, now, before in zip((1, 2, 3, 3), again.passes["B"], usual.passes["B"], strict=True):
+        assert now[0] == pytest.approx(before[0] + layers * forward_at_backward_rate)
+
+
+def test_parts_of_layers_run_again() -> None:
+    usual = ModelTimes(SHAPE, DEVICE).layer()
+    whole = Recomputed(core=True, norms=True, mlp=True)
+    again = ModelTimes(replace(SHAPE, recomputed=whole), DEVICE).layer()
+    flops = SHAPE.attention_flops + SHAPE.linear_flops / 3  # 4 h^2 of 12 h^2 parameters
+    moved = (8 + 8 + 16) * SHAPE.elements
+    assert again["B"] - usual["B"] == pytest.approx(flops / (100e12 * 0.5) + moved / 1e12)
     assert (again["F"], again["W"]) == (usual["F"], usual["W"])
 
 

@@ -32,6 +32,16 @@ def test_weight_gradients_hold_what_they_need() -> None:
     assert peak_bytes(Plan.from_text(text.format("W0 W1")), Sizes(activation=5)) == [10]
 
 
+def test_what_b_computes_again_lives_until_w() -> None:
+    """At B1: the factors of both; at F1: the factors of the first, and what F1 keeps."""
+    text = "microbatches 2\nstages 0.0\nvocabulary none\n0: F0 B0 F1 {} W1\n"
+    sizes = Sizes(activation=5, factors=30)
+    assert peak_bytes(Plan.from_text(text.format("B1 W0")), sizes) == [60]
+    assert peak_bytes(Plan.from_text(text.format("W0 B1")), sizes) == [35]
+    joined = Plan.from_text("microbatches 2\nstages 0.0\nvocabulary none\n0: F0 F1 B0 B1\n")
+    assert peak_bytes(joined, sizes) == [10]
+
+
 @settings(max_examples=20)
 @given(
     schedule=st.sampled_from(["gpipe", "1f1b", "zb-h1", "zb-v", "v-half"]),

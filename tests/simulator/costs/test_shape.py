@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.model.config import ModelConfig
 from megatron.model.transformer_layer import TransformerLayer
+from megatron.simulator.costs.recomputed import Recomputed
 from megatron.simulator.costs.shape import Shape, TensorSplit, iteration_flops
 from megatron.training.planning.model_shape import shape_of
 
@@ -31,11 +32,13 @@ def test_a_plain_gpt_is_that_of_the_papers_table_4(b: int, s: int, h: int, a: in
 @given(b=sizes, s=sizes, h=sizes, a=sizes)
 def test_what_flash_attention_and_recomputation_leave(b: int, s: int, h: int, a: int) -> None:
     stored = Shape(h, a, s, 1, micro_batch_size=b, kept="all")
-    again = Shape(h, a, s, 1, micro_batch_size=b, kept="input")
+    again = Shape(h, a, s, 1, micro_batch_size=b, recomputed=Recomputed(group=2))
     flash = Shape(h, a, s, 1, micro_batch_size=b)
     assert stored.layer_activation_bytes == b * s * (34 * h + 5 * a * s)
-    assert again.layer_activation_bytes == 2 * b * s * h
-    assert again.backward_flops == flash.backward_flops + flash.forward_flops
+    assert again.stage_activation_bytes(5) == 3 * 2 * b * s * h  # groups of 2, 2 and 1 layers
+    assert again.stage_repeated_flops(5) == 5 * flash.forward_flops
+    assert flash.stage_activation_bytes(5) == 5 * flash.layer_activation_bytes
+    assert flash.stage_repeated_flops(5) == 0
     assert iteration_flops(again, 3, 5) == iteration_flops(flash, 3, 5)
 
 
@@ -51,6 +54,28 @@ def test_tensor_ranks_keep_what_equations_2_and_4_say(b: int, s: int, h: int, t:
         assert t * each.matrix_parameters == stored.matrix_parameters
         assert t * each.forward_flops == stored.forward_flops
         assert iteration_flops(each, 3, 5) == iteration_flops(stored, 3, 5)
+
+
+@given(a=st.integers(1, 8), s=sizes, layers=st.integers(0, 6), most=st.integers(1, 8))
+def test_the_first_layers_of_a_block_are_computed_again(
+    a: int, s: int, layers: int, most: int
+) -> None:
+    plain = Shape(8 * a, a, s, 1, dropout=False)
+    block = replace(plain, recomputed=Recomputed(group=1, most=most))
+    again = min(layers, most)
+    kept = again * 2 * s * 8 * a + (layers - again) * plain.layer_activation_bytes
+    assert block.stage_activation_bytes(layers) == kept
+    last_product = plain.linear_flops // 3  # of 12 h^2 parameters, the last matrix has 4 h^2
+    repeated = again * (plain.forward_flops - last_product)
+    assert block.stage_repeated_flops(layers) == repeated
+
+
+def test_selective_recomputation_drops_the_attention_matrices_of_the_papers() -> None:
+    """ArXiv 2205.05198, section 5: 34 bsh are left of bsh (34 + 5as/h)."""
+    stored = Shape(64, 4, 16, 1, kept="all", recomputed=Recomputed(core=True))
+    assert stored.stage_activation_bytes(3) == 3 * 34 * 16 * 64
+    assert stored.stage_repeated_flops(3) == 3 * stored.attention_flops
+    assert stored.layer_factor_bytes == 32 * 16 * 64
 
 
 def test_no_dropout_needs_no_masks() -> None:

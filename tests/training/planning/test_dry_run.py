@@ -15,9 +15,11 @@ from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 from torch import nn
 
+from megatron.config.recompute_flags import EVERY_LAYER
 from megatron.config.run_config import DryRun, ReplicaConfig, RunConfig
 from megatron.kernels.choose import kernels_for
 from megatron.layers.main_grad import give_main_grad
+from megatron.layers.recompute import Recomputation
 from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.output_s import LossOptions, merge_statistics
 from megatron.layers.vocabulary.shard import VocabularyShard
@@ -218,15 +220,58 @@ def test_what_does_not_fit_is_said_with_settings_that_do() -> None:
     assert any(too_full)
     assert text.count("does not fit") == sum(too_full)
     options = re.findall(
-        r"--pipeline-schedule (\S+) --vocab-parallel (\S+?)(?: --micro-batch-size (\d+))?: ", text
+        r"--pipeline-schedule (\S+) --vocab-parallel (\S+?)(?: --micro-batch-size (\d+))?"
+        r"( --recompute-granularity full --recompute-method uniform)?: ",
+        text,
     )
     assert options
-    schedule, treatment, micro_batch_size = options[0]
+    schedule, treatment, micro_batch_size, recomputed = options[0]
     other = config(2, treatment, schedule)
+    train = other.train
     if micro_batch_size:
-        train = replace(other.train, micro_batch_size=int(micro_batch_size))
-        other = replace(other, train=train)
-    assert "does not fit" not in report(other, "A100-40GB")
+        train = replace(train, micro_batch_size=int(micro_batch_size))
+    if recomputed:
+        train = replace(train, recomputation=Recomputation(group=1))
+    assert "does not fit" not in report(replace(other, train=train), "A100-40GB")
+
+
+def recomputing(run: RunConfig, **how: Any) -> RunConfig:
+    return replace(run, train=replace(run.train, recomputation=Recomputation(**how)))
+
+
+def test_recomputation_is_proposed_where_only_it_fits() -> None:
+    """Long sequences, of one sample each."""
+    run = config(4, "vocab-2", "gpipe")
+    run = replace(
+        run,
+        model=replace(run.model, seq_length=8192, max_position_embeddings=8192),
+        train=replace(run.train, micro_batch_size=1),
+    )
+    text = report(run, "A100-40GB")
+    [lines] = re.findall(r"what would fit, the fastest first:\n((?:  .*\n?)+)", text)
+    assert all(EVERY_LAYER in line for line in lines.splitlines()), lines
+    again = replace(run, parallel=replace(run.parallel, pipeline_schedule="1f1b"))
+    text = report(recomputing(again, group=1), "A100-40GB")
+    assert "does not fit" not in text
+    assert "more FLOPs than the model's, which alone count for the MFU" in text
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_recomputation_takes_time_and_saves_memory(schedule: str) -> None:
+    run = config(4, "vocab-2", schedule)
+    plain, core, full = (
+        forecast_run(each, make_run_plan(each), gpu("A100"))
+        for each in (run, recomputing(run, parts=frozenset({"mlp"})), recomputing(run, group=1))
+    )
+    assert plain.outcome.seconds < core.outcome.seconds < full.outcome.seconds
+    assert max(plain.outcome.peak) > max(core.outcome.peak)
+    assert plain.repeated_flops == 0 < core.repeated_flops < full.repeated_flops
+    assert plain.model_flops == full.model_flops
+    assert full.outcome.mfu / plain.outcome.mfu == pytest.approx(
+        plain.outcome.seconds / full.outcome.seconds
+    )
+    saved = sum(plain.outcome.peak) - sum(full.outcome.peak)
+    assert saved > 0
 
 
 def test_logits_formed_again_are_proposed_where_only_they_fit() -> None:
