@@ -45,4 +45,4 @@ class LossWatch:
 
 def _scale_in_words(finished: Finished) -> str:
     scale = finished.loss_scale
-    return "" if scale is None else f"; the loss scale is {scale:g} now"
+    return "" if scale is None else f"; the loss scale is {scale:.1f} now"

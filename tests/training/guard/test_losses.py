@@ -1,6 +1,7 @@
 """Spikes and iterations without a step are told with their samples."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -46,6 +47,15 @@ def test_remarks_name_iteration_values_and_samples() -> None:
     assert said[3] == (
         "iteration 3: lm loss 3.000000E+01 is at least 10 times the largest before it, "
         "2.000000E+00; samples 8-11"
+    )
+
+
+def test_an_overflow_is_told_with_the_next_loss_scale() -> None:
+    overflown = replace(finished(1, 2.5, is_skipped=True), loss_scale=2.0**20)
+    (said,) = LossWatch(False).remarks(overflown)
+    assert said == (
+        "iteration 2: lm loss 2.5, grad norm 1.0: no step was taken; samples 4-7; the loss scale "
+        "is 1048576.0 now"
     )
 
 

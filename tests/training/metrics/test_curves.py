@@ -42,6 +42,12 @@ def test_what_only_some_runs_know_is_drawn_where_it_is_known() -> None:
     assert set(names(RecordConfig(), more)) == {*STEP, "num-zeros", "params-norm"}
 
 
+def test_a_loss_scale_is_drawn_unless_it_is_not_wanted() -> None:
+    scaled = step(1, loss_scale=1024.0)
+    assert Point("loss-scale", 1024.0, True) in list(Curves(RecordConfig(), 2).points(scaled))
+    assert names(RecordConfig(log_loss_scale_to_tensorboard=False), scaled) == STEP
+
+
 @pytest.mark.parametrize("dataset", ["validation", "test"])
 def test_evaluations(dataset: str) -> None:
     record = evaluation(4, dataset=dataset)

@@ -48,6 +48,10 @@ def test_the_whole_line() -> None:
     )
 
 
+def test_the_loss_scale_of_fp16() -> None:
+    assert " | loss scale: 65536.0 | " in iteration_line(replace(VALUES, loss_scale=65536.0))
+
+
 @pytest.mark.parametrize(
     ("pattern", "value"),
     [
