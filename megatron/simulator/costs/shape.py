@@ -44,6 +44,10 @@ class Shape:
             output of the projection.
         dropout: the two dropouts on the residual stream keep one byte per element each.
         kept: what a layer keeps for its backward.
+        stream_inputs: activations of width h that a layer keeps: inputs of norms, of the attention
+            and of the MLP. Norms of what attention and MLP add have one each in addition.
+        windows: how many earlier positions a query sees, for every layer of the model; ``None``:
+            all of them. Empty: no layer has a window.
     """
 
     hidden_size: int
@@ -60,6 +64,8 @@ class Shape:
     own_queries: bool = False
     dropout: bool = True
     kept: Kept = "flash"
+    stream_inputs: int = 4
+    windows: tuple[int | None, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -103,6 +109,20 @@ class Shape:
         """FLOPs of the two attention products of a layer's forward; its backward has four."""
         return 4 * self.tokens * self.seq_length * self._query_width
 
+    def hidden_flops(self, window: int | None) -> int:
+        """Return the FLOPs of these two products that a window spares.
+
+        Where attention counts in full, later positions included, a window reaches as far to later
+        positions as to earlier ones.
+
+        Args:
+            window: how many earlier positions a query sees; ``None``: all.
+        """
+        s = self.seq_length
+        if window is None or window >= s - 1:
+            return 0
+        return self.attention_flops * (s - window) * (s - window - 1) // (s * s)
+
     @property
     def forward_flops(self) -> int:
         """FLOPs of a layer's F."""
@@ -140,7 +160,8 @@ class Shape:
         if self.kept == "input":
             return float(ACTIVATION_BYTES * self.elements)
         inner = 3 if self.gated_mlp else 1 if self.output_slope else 2
-        width = 4 * self.hidden_size + 2 * self._query_width + self._key_value_width
+        width = self.stream_inputs * self.hidden_size
+        width += 2 * self._query_width + self._key_value_width
         width += inner * self._ffn_width
         if self.own_queries:
             width += self._query_width + self._key_value_width // 2
@@ -169,8 +190,8 @@ def iteration_flops(shape: Shape, num_layers: int, microbatches: int) -> int:
 
         3 (2 BshV + L (8 Bsh^2 + 4 Bs^2 h + 4 Bsh ffn)).
 
-    Attention counts in full; today's Megatron-LM counts half of it. V is the real vocabulary,
-    because padding is no useful work.
+    Attention counts in full; today's Megatron-LM counts half of it. What windows hide does not
+    count. V is the real vocabulary, because padding is no useful work.
 
     Args:
         shape: the model and one microbatch.
@@ -178,4 +199,5 @@ def iteration_flops(shape: Shape, num_layers: int, microbatches: int) -> int:
         microbatches: microbatches of the iteration.
     """
     forward = num_layers * shape.forward_flops + shape.output_product_flops
+    forward -= sum(shape.hidden_flops(window) for window in shape.windows)
     return 3 * microbatches * forward
