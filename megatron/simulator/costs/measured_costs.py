@@ -32,8 +32,9 @@ def measured_costs(file: CostFile, assumed: StageCosts) -> StageCosts:
         if kind == "W" and kind not in file.costs.passes:
             continue  # measured without splitting the backward
         times = _by_stage(file.costs.passes.get(kind), assumed.stages, kind)
-        layer[kind] = _layer_time(kind, times, counts, assumed)
-        for extra, time, count in zip(extras, times, counts, strict=True):
+        worth = assumed.weighed(kind, counts)
+        layer[kind] = _layer_time(kind, times, worth, assumed)
+        for extra, time, count in zip(extras, times, worth, strict=True):
             extra[kind] = time - count * layer[kind]
     others = {kind: file.costs.passes[kind] for kind in assumed.others}
     if "U" in file.costs.passes:

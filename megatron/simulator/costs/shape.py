@@ -73,7 +73,11 @@ class Shape:
             output of the projection.
         dropout: the two dropouts on the residual stream keep one byte per element each.
         kept: what a layer keeps for its backward.
-        recomputed: what of that it computes again instead.
+        stream_inputs: activations of width h that a layer keeps: inputs of norms, of the attention
+            and of the MLP. Norms of what attention and MLP add have one each in addition.
+        windows: how many earlier positions a query sees, for every layer of the model; ``None``:
+            all of them. Empty: no layer has a window.
+        recomputed: what of what is kept it computes again instead.
         tensor: how ranks share a layer. Counts of a layer are those of one rank; those of the
             vocabulary are of the whole one.
         vocab_recompute: the output layer keeps nothing of the logits for its backward.
@@ -94,6 +98,8 @@ class Shape:
     own_queries: bool = False
     dropout: bool = True
     kept: Kept = "flash"
+    stream_inputs: int = 4
+    windows: tuple[int | None, ...] = ()
     recomputed: Recomputed = NOTHING
     tensor: TensorSplit = WHOLE
     vocab_recompute: bool = False
@@ -146,6 +152,20 @@ class Shape:
         """FLOPs of the two attention products of a layer's forward; its backward has four."""
         return 4 * self.tokens * self.seq_length * self._query_width
 
+    def hidden_flops(self, window: int | None) -> int:
+        """Return the FLOPs of these two products that a window spares.
+
+        Where attention counts in full, later positions included, a window reaches as far to later
+        positions as to earlier ones.
+
+        Args:
+            window: how many earlier positions a query sees; ``None``: all.
+        """
+        s = self.seq_length
+        if window is None or window >= s - 1:
+            return 0
+        return self.attention_flops * (s - window) * (s - window - 1) // (s * s)
+
     @property
     def forward_flops(self) -> int:
         """FLOPs of a layer's F."""
@@ -196,7 +216,8 @@ class Shape:
         34 bytes per element lie outside of attention and MLP.
         """
         width = 2 * self._query_width + self._key_value_width
-        outside = 4 * ACTIVATION_BYTES + (2 if self.dropout else 0)  # norms, linear inputs, masks
+        masks = 2 if self.dropout else 0
+        outside = self.stream_inputs * ACTIVATION_BYTES + masks
         whole = ACTIVATION_BYTES * self.tokens * width + outside * self.own_elements
         return whole + self._core_bytes + self._mlp_bytes
 
@@ -291,8 +312,8 @@ def iteration_flops(shape: Shape, num_layers: int, microbatches: int) -> int:
 
         3 (2 BshV + L (8 Bsh^2 + 4 Bs^2 h + 4 Bsh ffn)).
 
-    Attention counts in full; today's Megatron-LM counts half of it. V is the real vocabulary,
-    because padding is no useful work.
+    Attention counts in full; today's Megatron-LM counts half of it. What windows hide does not
+    count. V is the real vocabulary, because padding is no useful work.
 
     Args:
         shape: the model and one microbatch.
@@ -301,4 +322,5 @@ def iteration_flops(shape: Shape, num_layers: int, microbatches: int) -> int:
     """
     whole = replace(shape, tensor=WHOLE)
     forward = num_layers * whole.forward_flops + whole.output_product_flops
+    forward -= sum(whole.hidden_flops(window) for window in shape.windows)
     return 3 * microbatches * forward

@@ -6,6 +6,8 @@ vocabulary layers, if they are not split over the ranks.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from statistics import fmean
 
 from megatron.schedules.costs import Costs, Exchange, Time
 from megatron.schedules.needs import CommKind
@@ -16,6 +18,7 @@ from megatron.simulator.costs.from_model import ModelTimes
 from megatron.simulator.costs.recomputed import Repeated
 from megatron.simulator.costs.redistribute import redistribute, redistribute_stages
 from megatron.simulator.costs.shape import Shape
+from megatron.simulator.costs.windows import layer_weights
 
 Stages = Sequence[tuple[int, int]]
 """(rank, chunk) of every stage, in the order in which the data flows, as in ``Plan``."""
@@ -28,6 +31,8 @@ class StageCosts:
     Attributes:
         stages: the stages.
         layer: time that one transformer layer adds to F, B (the input gradient) and W of its stage.
+        weights: for every layer of the model, what it adds as a share of ``layer``, in kinds of
+            passes in which layers differ.
         extras: for every stage, the time of its extra work in F, B and W.
         others: times of the vocabulary passes, which belong to no stage.
         treatment: the treatment of the vocabulary that these passes belong to.
@@ -44,6 +49,7 @@ class StageCosts:
     comms: Mapping[CommKind, float] = field(default_factory=dict)
     exchanges: Mapping[CommKind, Exchange] = field(default_factory=dict)
     repeated: Repeated = field(default_factory=Repeated)
+    weights: Mapping[PassKind, Sequence[float]] = field(default_factory=dict)
 
     def costs(self, layers: Sequence[int]) -> Costs:
         """Return the costs of all passes; those of F, B and W are by rank and chunk.
@@ -60,16 +66,34 @@ class StageCosts:
         passes: dict[PassKind, Time] = {}
         for kind, cost in self.layer.items():
             table = [[0.0] * (len(self.stages) // ranks) for _ in range(ranks)]
-            for (rank, chunk), count, extra in zip(self.stages, layers, self.extras, strict=True):
-                again = self.repeated.time(count) if kind == "B" else 0.0
+            counts = self.weighed(kind, layers)
+            places = zip(self.stages, layers, counts, self.extras, strict=True)
+            for (rank, chunk), number, count, extra in places:
+                again = self.repeated.time(number) if kind == "B" else 0.0
                 table[rank][chunk] = max(cost * count + again + extra.get(kind, 0.0), 0.0)
             passes[kind] = table
         return Costs({**passes, **self.others}, self.comms, self.exchanges)
 
+    def weighed(self, kind: PassKind, layers: Sequence[float]) -> Sequence[float]:
+        """Return how many layers of the time ``layer`` every stage is worth in passes of a kind.
+
+        Args:
+            kind: of the passes.
+            layers: transformer layers of every stage.
+        """
+        weights = self.weights.get(kind)
+        if weights is None:
+            return layers
+        ends = list(accumulate(map(int, layers)))
+        starts = [0, *ends[:-1]]
+        assert ends[-1] == len(weights), (layers, len(weights))
+        return [sum(weights[start:end]) for start, end in zip(starts, ends, strict=True)]
+
     def balanced(self, layers: int, last: int | None = None) -> tuple[int, ...]:
         """Return the layers of every stage for ``redis``.
 
-        The slowest rank is as fast as possible, and then its slowest stage.
+        The slowest rank is as fast as possible, and then its slowest stage. Layers that differ
+        count with their mean.
 
         Args:
             layers: transformer layers of the model.
@@ -82,7 +106,8 @@ class StageCosts:
         least = min(*extras, 0.0)  # measured extras may be negative, if a stage's layers are fast
         extras = [extra - least for extra in extras]
         each = -(-layers // len(self.stages))
-        layer = sum(self.layer.values()) + self.repeated.time(each) / each
+        layer = sum(time * fmean(self.weights.get(kind, (1,))) for kind, time in self.layer.items())
+        layer += self.repeated.time(each) / each
         return tuple(redistribute_stages(layers, self.stages, layer, extras, last))
 
 
@@ -104,8 +129,16 @@ def stage_costs(times: ModelTimes, stages: Stages, treatment: Treatment) -> Stag
             for kind, time in whole.items():
                 extra[kind] += time
     comms = times.communications(treatment)
-    repeated = times.repeated()
-    return StageCosts(stages, times.layer(), extras, others, treatment, comms, repeated=repeated)
+    return StageCosts(
+        stages,
+        times.layer(),
+        extras,
+        others,
+        treatment,
+        comms,
+        repeated=times.repeated(),
+        weights=layer_weights(times),
+    )
 
 
 def notional_costs(shape: Shape, stages: Stages, treatment: Treatment) -> StageCosts:

@@ -45,6 +45,7 @@ def training_sizes(
     *,
     tied: bool,
     positions: int,
+    changes_words: bool = False,
     post_validation: bool,
     replicas: Replicas = ALONE,
     padding: float = 0.0,
@@ -63,6 +64,7 @@ def training_sizes(
         logit: bytes of the output layer.
         tied: input and output layer share a matrix.
         positions: that have an embedding of their own, which is learned; 0 without.
+        changes_words: word embeddings are scaled or normalised before the first layer.
         post_validation: steps are validated afterwards, so that all ranks but the last keep a copy
             of the optimizer's state.
         replicas: of the pipeline; a sharded optimizer spreads its state over them.
@@ -100,8 +102,8 @@ def training_sizes(
         static[rank] += (shared + copies) * state
     assert not isinstance(sizes.activation, (int, float))
     activation = [list(of_ranks(own)) for own in sizes.activation]
-    if positions:
-        # The words' embeddings, which wait for their gradient beside the sum of the two.
+    if positions or changes_words:
+        # The words' embeddings, which wait for their gradient beside what is made of them.
         activation[first][first_chunk] += ACTIVATION_BYTES * shape.own_elements
     return replace(sizes, static=static, activation=activation)
 

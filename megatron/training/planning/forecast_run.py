@@ -147,6 +147,7 @@ def run_sizes(
         own_output_layer(shape, config.parallel.vocab_shards),
         tied=config.model.tie_embeddings,
         positions=_learned_positions(config.model),
+        changes_words=config.model.embed_layernorm or config.model.embedding_multiplier != 1,
         post_validation=config.optimizer.post_validation,
         replicas=replicas_of(config),
         padding=_padding(buckets),

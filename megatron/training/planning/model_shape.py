@@ -34,12 +34,14 @@ def shape_of(
         ffn_hidden_size=model.ffn_hidden_size,
         query_width=model.num_attention_heads * model.kv_channels,
         key_value_width=2 * model.num_query_groups * model.kv_channels,
-        gated_mlp=model.activation == "swiglu",
+        gated_mlp=model.gated_mlp,
         output_slope=model.activation == "squared_relu",
         vector_parameters=_vector_parameters(model),
         cut_vector_parameters=_cut_vector_parameters(model),
         own_queries=model.qk_layernorm or model.position_embedding_type == "rope",
         dropout=model.hidden_dropout > 0,
+        stream_inputs=_stream_inputs(model),
+        windows=_windows(model),
         recomputed=Recomputed(
             core="core_attn" in parts,
             norms="layernorm" in parts,
@@ -64,10 +66,34 @@ def run_shape(config: RunConfig) -> Shape:
     )
 
 
+def _windows(model: ModelConfig) -> tuple[int | None, ...]:
+    """How many earlier positions every layer sees; empty if all layers see all."""
+    windows = tuple(model.window_of(layer) for layer in range(model.num_layers))
+    return windows if any(window is not None for window in windows) else ()
+
+
+def _stream_inputs(model: ModelConfig) -> int:
+    """Activations as wide as the residual stream that a layer keeps.
+
+    Inputs of norms, of attention and of the MLP are different ones if the two follow each other.
+    Side by side, their norms read the same, and with one norm they read the same too.
+    """
+    around = 4
+    if model.parallel_attn:
+        around = 3 if model.parallel_layernorm else 2
+    return around + _norms_behind(model)
+
+
+def _norms_behind(model: ModelConfig) -> int:
+    """Norms of what a layer's branches add to the residual stream."""
+    return model.post_self_attn_layernorm + model.post_mlp_layernorm
+
+
 def _vector_parameters(model: ModelConfig) -> int:
     """Parameters of a layer's norms, and of the biases that follow its sums."""
     h, d = model.hidden_size, model.kv_channels
-    norms = 2 * h + (2 * d if model.qk_layernorm else 0)
+    before = 1 if model.parallel_attn and not model.parallel_layernorm else 2
+    norms = (before + _norms_behind(model)) * h + (2 * d if model.qk_layernorm else 0)
     biases = 2 * h if model.add_bias_linear else 0
     return norms * (2 if model.normalization == "LayerNorm" else 1) + biases
 
@@ -78,5 +104,5 @@ def _cut_vector_parameters(model: ModelConfig) -> int:
     if model.add_bias_linear or model.add_qkv_bias:
         biases += (model.num_attention_heads + 2 * model.num_query_groups) * model.kv_channels
     if model.add_bias_linear:
-        biases += model.ffn_hidden_size * (2 if model.activation == "swiglu" else 1)
+        biases += model.ffn_hidden_size * (2 if model.gated_mlp else 1)
     return biases

@@ -71,3 +71,17 @@ def counted_by_pytorch(config: ModelConfig, batch: int) -> int:
 def test_variants_equal_three_forwards_counted_by_pytorch(changes: dict[str, Any]) -> None:
     config = ModelConfig(**(GPT | changes))
     assert flops_of(config, 2) == 3 * counted_by_pytorch(config, 2)
+
+
+@pytest.mark.parametrize(
+    ("window", "pattern"), [(0, ()), (7, (1, 0)), (30, ()), (31, ()), (9, (0,))]
+)
+def test_a_window_counts_in_both_directions(window: int, pattern: tuple[int, ...]) -> None:
+    """As attention without one counts in full: pairs of positions that are close enough."""
+    config = ModelConfig(**GPT, window_size=window, window_pattern=pattern)
+    positions = torch.arange(32)
+    close = int(((positions[:, None] - positions).abs() <= window).sum())
+    has = [bool((pattern or (1,))[layer % len(pattern or (1,))]) for layer in range(3)]
+    hidden = sum(32**2 - close for own in has if own)
+    attention = 3 * 4 * hidden * 64  # both products, forward and backward, of all heads together
+    assert flops_of(ModelConfig(**GPT), 1) - flops_of(config, 1) == attention

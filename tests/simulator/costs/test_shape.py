@@ -7,14 +7,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
+from megatron.kernels.choose import kernels_for
 from megatron.kernels.reference.kernels import ReferenceKernels
+from megatron.model.build_layer import build_layer
 from megatron.model.config import ModelConfig
-from megatron.model.transformer_layer import TransformerLayer
+from megatron.model.init import init_layer
 from megatron.simulator.costs.recomputed import Recomputed
 from megatron.simulator.costs.shape import Shape, TensorSplit, iteration_flops
 from megatron.training.planning.model_shape import shape_of
 
+CPU = torch.device("cpu")
 sizes = st.integers(1, 64)
 
 
@@ -97,15 +101,60 @@ def test_squared_relu_keeps_one_inner_activation_less_than_gelu() -> None:
         {"normalization": "RMSNorm", "squared_relu": True, "qk_layernorm": True},
         {"add_bias_linear": False, "add_qkv_bias": True, "qk_layernorm": True},
         {"add_qkv_bias": True, "swiglu": True},
+        {"geglu": True, "post_self_attn_layernorm": True, "post_mlp_layernorm": True},
+        {"post_mlp_layernorm": True, "normalization": "RMSNorm", "apply_layernorm_1p": True},
+        {"parallel_attn": True},
+        {"parallel_attn": True, "parallel_layernorm": True, "post_self_attn_layernorm": True},
     ],
 )
 def test_parameters_are_those_of_the_layer_that_trains(options: dict[str, Any]) -> None:
     model = ModelConfig(2, 24, 40, 4, 2, 10, 8, 8, 30, **options)
-    layer = TransformerLayer(model, 0, torch.device("cpu"), torch.float32, ReferenceKernels())
+    layer = build_layer(model, 0, CPU, torch.float32, ReferenceKernels())
     shape = shape_of(model, 1)
     assert shape.layer_parameters == sum(p.numel() for p in layer.parameters())
     assert shape.matrix_parameters == sum(p.numel() for p in layer.parameters() if p.dim() == 2)
     assert shape.linear_flops == 2 * shape.tokens * shape.matrix_parameters
+
+
+def kept_bytes(model: ModelConfig) -> int:
+    """Bytes of the activations (not of vectors) that a layer keeps, by PyTorch's own account."""
+    kernels = kernels_for(CPU, torch.bfloat16)
+    layer = build_layer(model, 0, CPU, torch.bfloat16, kernels)
+    init_layer(layer, 0, model, seed=0)
+    parameters = {p.untyped_storage().data_ptr() for p in layer.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        is_activation = tensor.dtype == torch.bfloat16 and tensor.dim() > 1
+        if is_activation and storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        x = torch.randn(1, 8, 24, dtype=torch.bfloat16, requires_grad=True)
+        y = layer(x)
+    assert y.isfinite().all()
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"post_self_attn_layernorm": True},
+        {"post_self_attn_layernorm": True, "post_mlp_layernorm": True},
+        {"parallel_attn": True},
+        {"parallel_attn": True, "parallel_layernorm": True},
+        {"parallel_attn": True, "post_mlp_layernorm": True},
+        {"apply_layernorm_1p": True},
+    ],
+    ids=str,
+)
+def test_norms_and_their_order_change_what_is_kept_as_counted(options: dict[str, Any]) -> None:
+    plain = ModelConfig(2, 24, 40, 4, 2, 10, 8, 8, 30, hidden_dropout=0.0)
+    other = replace(plain, **options)
+    counted = [shape_of(model, 1).layer_activation_bytes for model in (plain, other)]
+    assert kept_bytes(other) - kept_bytes(plain) == counted[1] - counted[0]
 
 
 @given(

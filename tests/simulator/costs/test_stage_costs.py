@@ -30,6 +30,7 @@ MODEL = ModelConfig(
     vocab_size=1000,
 )
 LLAMA = replace(MODEL, num_query_groups=2, swiglu=True, kv_channels=24, ffn_hidden_size=100)
+LOCAL = replace(LLAMA, window_size=5, window_pattern=(1, 1, 0))
 SAMPLES = 3
 
 
@@ -48,7 +49,7 @@ def of_pass(
 
 @pytest.mark.parametrize(
     ("treatment", "ranks", "schedule", "model"),
-    list(product(TREATMENTS, (1, 2, 4), ("1f1b", "zb-v"), (MODEL, LLAMA))),
+    list(product(TREATMENTS, (1, 2, 4), ("1f1b", "zb-v"), (MODEL, LLAMA, LOCAL))),
 )
 def test_a_microbatch_costs_its_share_of_the_iteration(
     treatment: str, ranks: int, schedule: str, model: ModelConfig
@@ -152,6 +153,32 @@ def test_a_machine_that_does_what_flops_say_is_measured_as_such(stages: Stages) 
     other = [3, 1, *[2] * (len(stages) - 2)]
     found: Any = measured_costs(file, assumed).costs(other)
     known: Any = assumed.costs(other).passes
+    for kind, row in known.items():
+        assert found.passes[kind] == [pytest.approx(own) for own in row]
+
+
+def test_layers_with_a_window_cost_less_where_they_are() -> None:
+    model = replace(MODEL, window_size=5, window_pattern=(1, 1, 1, 1, 0, 0, 0, 0))
+    known: Any = by_flops(model, [(0, 0), (1, 0)], "vocab-2").costs([4, 4]).passes
+    full: Any = by_flops(MODEL, [(0, 0), (1, 0)], "vocab-2").costs([4, 4]).passes
+    assert known["W"] == full["W"]
+    assert known["F"][1] == full["F"][1]
+    shape = shape_of(MODEL, 1)
+    # of 32 x 32 pairs those with at most 5 positions between the two
+    pairs = 32 * 11 - 5 * 6
+    spared = 4 * shape.attention_flops * (1 - pairs / 32**2)
+    assert full["F"][0][0] - known["F"][0][0] == pytest.approx(spared)
+    assert full["B"][0][0] - known["B"][0][0] == pytest.approx(2 * spared)
+
+
+def test_measured_layers_with_a_window_are_told_from_those_without() -> None:
+    """A machine that does what FLOPs say is measured as such, for other layers on the stages."""
+    model = replace(MODEL, num_layers=6, window_size=3, window_pattern=(1, 0, 0))
+    stages = STAGES["one"]
+    assumed = by_flops(model, stages, "none")
+    file = CostFile(assumed.costs([2, 2, 2]), None, table(stages, [2, 2, 2]))
+    found: Any = measured_costs(file, assumed).costs([3, 2, 1])
+    known: Any = assumed.costs([3, 2, 1]).passes
     for kind, row in known.items():
         assert found.passes[kind] == [pytest.approx(own) for own in row]
 

@@ -43,3 +43,13 @@ def test_all_ranks_but_the_last_keep_a_copy_of_masters_and_moments(treatment: st
 def test_a_single_rank_never_undoes_a_step() -> None:
     sizes = [sizes_and_traffic(1, "none", later) for later in (False, True)]
     assert sizes[0] == sizes[1]
+
+
+def test_word_embeddings_that_are_scaled_or_normalised_wait_for_their_gradient() -> None:
+    plan = make_plan("1f1b", "vocab-2", 2, 4)
+    how: dict[str, Any] = {"tied": False, "post_validation": False, "positions": 0}
+    common = (SHAPE, plan, [2, 2], TREATMENTS["vocab-2"], LogitBytes(2, 0))
+    before: Any = training_sizes(*common, **how).activation
+    after: Any = training_sizes(*common, **how, changes_words=True).activation
+    grown = [b[0] - a[0] for a, b in zip(before, after, strict=True)]  # of the one chunk
+    assert grown == [2 * SHAPE.elements, 0]

@@ -1,0 +1,127 @@
+"""The flags of windows, patterns of layers and factors: what they mean, and what is wrong."""
+
+from typing import Any
+
+import pytest
+from command_lines import with_flags
+
+from megatron.config.command_line import parse, read
+from megatron.config.layer_patterns import parse_pattern, parse_window
+
+BASE = (
+    "--num-layers 6 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 1 "
+    "--train-iters 1 --lr 1e-3 --mock-data --vocab-size 63 --device cpu"
+)
+
+
+def model(flags: str) -> Any:
+    return parse(with_flags(BASE.split(), flags.split()), 1, speak=False).model
+
+
+@pytest.mark.parametrize(("words", "window"), [("4,0", 4), ("(128, 0)", 128), ("0,0", 0)])
+def test_a_window_is_the_number_of_earlier_positions(words: str, window: int) -> None:
+    assert parse_window(words) == window
+
+
+@pytest.mark.parametrize("words", ["4", "4,4", "a,0", "4,0,0", "", "-1,0"])
+def test_what_is_no_window_of_a_gpt(words: str) -> None:
+    with pytest.raises(ValueError, match="--window-size"):
+        parse_window(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "last", "pattern"),
+    [
+        ("2", 0, (1, 0)),
+        ("3", 1, (0, 0, 1)),
+        ("1", 0, (0,)),
+        ("[1,1,0]*2", 0, (1, 1, 0, 1, 1, 0)),
+        ("2*[1,1,0]", 0, (1, 1, 0, 1, 1, 0)),
+        ("([0]*2+[1]*1)*2", 1, (0, 0, 1, 0, 0, 1)),
+        ("[0,0,0,1,1,1]", 0, (0, 0, 0, 1, 1, 1)),
+    ],
+)
+def test_a_pattern_is_a_number_or_a_list_as_in_megatron(
+    words: str, last: int, pattern: tuple[int, ...]
+) -> None:
+    assert parse_pattern("--pattern", words, last, num_layers=6) == pattern
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "0",
+        "-2",
+        "7",
+        "1.5",
+        "[1,0]",
+        "[1,0]*4",
+        "[2]*6",
+        "[1,1,0]*2*[1]",
+        "[1]*10**9",
+        "[1,0]*1000000000",
+        "6*1",
+        "[1]+1",
+        "__import__('os').getcwd()",
+        "[True]*6",
+        "[1,1,0",
+        "x",
+    ],
+)
+def test_what_is_no_pattern_of_six_layers(words: str) -> None:
+    with pytest.raises(ValueError, match="--pattern"):
+        parse_pattern("--pattern", words, 0, num_layers=6)
+
+
+def test_every_second_layer_sees_all() -> None:
+    gemma = model("--window-size 8,0 --window-attn-skip-freq 2")
+    assert [gemma.window_of(layer) for layer in range(6)] == [8, None, 8, None, 8, None]
+    assert [model("--window-size 8,0").window_of(layer) for layer in range(6)] == [8] * 6
+    nope = model("--position-embedding-type rope --no-rope-freq 3")
+    assert [nope.rotates(layer) for layer in range(6)] == [True, True, False] * 2
+
+
+def test_factors_may_follow_from_sizes() -> None:
+    assert model("--query-pre-attn-scalar 25").softmax_scale == 0.2
+    assert model("--softmax-scale 0.3").softmax_scale == 0.3
+    assert model("").softmax_scale is None
+    assert model("--scale-embeddings-by-hidden-size").embedding_multiplier == 8
+    assert model("--embedding-multiplier 12").embedding_multiplier == 12
+
+
+def test_a_gated_gelu_is_as_wide_as_swiglu() -> None:
+    assert model("--geglu").ffn_hidden_size == model("--swiglu").ffn_hidden_size
+    assert model("--geglu").activation == "geglu"
+
+
+@pytest.mark.parametrize(
+    ("flags", "mistakes"),
+    [
+        ("--window-size 4,4 --window-attn-skip-freq x", ["--window-size", "--window-attn"]),
+        ("--position-embedding-type rope --no-rope-freq 9", ["--no-rope-freq 9 is beyond"]),
+        ("--geglu --swiglu", ["--geglu does not go with --swiglu"]),
+        ("--softmax-scale 1 --query-pre-attn-scalar 4", ["--softmax-scale 1.0 does not go with"]),
+        ("--position-embedding-type rope --rotary-base-local 5", ["--rotary-base-local 5"]),
+        ("--softmax-scale 0", ["--softmax-scale 0.0: must be"]),
+    ],
+)
+def test_contradictions_are_told_together(flags: str, mistakes: list[str]) -> None:
+    found = read(with_flags(BASE.split(), flags.split()), 1).mistakes
+    assert len(found) == len(mistakes), found
+    for line, beginning in zip(found, mistakes, strict=True):
+        assert line.startswith(beginning)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("--window-size 31,0", "--window-size 31,0 changes nothing: a sample has 32 tokens"),
+        ("--window-attn-skip-freq 2", "--window-attn-skip-freq 2"),
+        ("--parallel-layernorm", "--parallel-layernorm"),
+        ("--no-rope-freq 2", "--no-rope-freq 2"),
+    ],
+)
+def test_what_changes_nothing_is_noted(flags: str, told: str) -> None:
+    found = read(with_flags(BASE.split(), flags.split()), 1)
+    assert not found.mistakes
+    assert any(note.startswith(told) for note in found.notes), found.notes
