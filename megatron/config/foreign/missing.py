@@ -391,8 +391,10 @@ FEATURES: Final = (
         --muon-* [...]
         """,
         idle=(
-            Idle("Muon takes no matrices that tensor-parallel ranks share", None, """
-                --muon-tp-mode N"""),
+            Idle("every rank forms the whole update of a matrix that it shares", None, """
+                --muon-tp-mode {duplicated,distributed}"""),
+            Idle("layers are not split over tensor-parallel ranks",
+                at_one("--tensor-model-parallel-size"), "--muon-tp-mode N"),
             Idle("all other weights take Adam", None, """
                 --muon-scalar-optimizer {adam}"""),
         ),
