@@ -39,6 +39,14 @@ def make_optimizer(
     return MixedPrecisionOptimizer(parts, config.clip_grad, rules)
 
 
+def make_idle_optimizer(parts: Sequence[ParameterPart]) -> Optimizer:
+    """Return an optimizer that holds the weights in full precision, and never steps.
+
+    Runs that only evaluate load their weights through it.
+    """
+    return MixedPrecisionOptimizer(parts, 0.0, lambda masters: [])
+
+
 def keeps_whole(config: OptimizerConfig) -> KeepsWhole:
     """Return what tells the parameters that an optimizer updates as a whole."""
     return takes_muon if config.optimizer == "muon" else lambda owned: False
