@@ -30,13 +30,16 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from megatron.parallel.environment import set_nccl_environment
-from megatron.schedules.catalogue import SCHEDULES, TRAITS
-from megatron.schedules.plan_flags import PLAN_FLAGS
-from megatron.schedules.treatments import TREATMENTS
-from megatron.training.planning.run_plan import candidates, chosen, make_run_plan
-from tools.benchmarking.allocator import allocator
-from tools.benchmarking.case import BASE, REFERENCES, BenchmarkCase
+from megatron.commands.environment import in_environment
+
+with in_environment():
+    from megatron.parallel.environment import set_nccl_environment
+    from megatron.schedules.catalogue import SCHEDULES, TRAITS
+    from megatron.schedules.plan_flags import PLAN_FLAGS
+    from megatron.schedules.treatments import TREATMENTS
+    from megatron.training.planning.run_plan import candidates, chosen, make_run_plan
+    from tools.benchmarking.allocator import allocator
+    from tools.benchmarking.case import BASE, REFERENCES, BenchmarkCase
 
 
 def measure(case: BenchmarkCase) -> dict[str, object]:

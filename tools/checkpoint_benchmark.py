@@ -30,14 +30,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import torch
-import torch.distributed as dist
-import torch.multiprocessing
+from megatron.commands.environment import in_environment
 
-from megatron.checkpoint import folder, storage
-from megatron.checkpoint.boxed import BoxedTensor
-from megatron.parallel.box import Box, Piece
-from megatron.parallel.groups import ConnectedAxis
+with in_environment():
+    import torch
+    import torch.distributed as dist
+    import torch.multiprocessing
+
+    from megatron.checkpoint import folder, storage
+    from megatron.checkpoint.boxed import BoxedTensor
+    from megatron.parallel.box import Box, Piece
+    from megatron.parallel.groups import ConnectedAxis
+
 
 HIDDEN = 2048
 WAYS = ("plain save", "save", "stall", "background", "plain load", "load")

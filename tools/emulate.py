@@ -32,25 +32,29 @@ from statistics import mean, median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from megatron.commands.arguments import (
-    REQUEST_FIELDS,
-    Parser,
-    add_plan_flags,
-    add_size_flags,
-    number,
-    request_of,
-)
-from megatron.commands.replica_flags import OVERLAP_FIELDS, add_overlap_flags, overlap_of
-from megatron.schedules.plan_flags import PLAN_FLAGS
-from tools.emulation.cases import (
-    EmulatedCase,
-    GridSize,
-    measured_cases,
-    parse_grid,
-    planned_case,
-)
-from tools.emulation.cluster import Cluster, ClusterError
-from tools.emulation.rank import EmulatedJob, Outcome
+from megatron.commands.environment import in_environment
+
+with in_environment():
+    from megatron.commands.arguments import (
+        REQUEST_FIELDS,
+        Parser,
+        add_plan_flags,
+        add_size_flags,
+        number,
+        request_of,
+    )
+    from megatron.commands.replica_flags import OVERLAP_FIELDS, add_overlap_flags, overlap_of
+    from megatron.schedules.plan_flags import PLAN_FLAGS
+    from tools.emulation.cases import (
+        EmulatedCase,
+        GridSize,
+        measured_cases,
+        parse_grid,
+        planned_case,
+    )
+    from tools.emulation.cluster import Cluster, ClusterError
+    from tools.emulation.rank import EmulatedJob, Outcome
+
 
 JITTERED_ITERATIONS = 200
 THREADS = 2

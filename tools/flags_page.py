@@ -10,11 +10,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from megatron.config.declare import Declaration, declarations, groups_of
-from megatron.config.flags import Flags
-from megatron.config.foreign.answer import Answer
-from megatron.config.foreign.missing import FEATURES
-from megatron.config.foreign.tables import OTHER_FLAGS, OTHER_VALUES
+from megatron.commands.environment import in_environment
+
+with in_environment():
+    from megatron.config.declare import Declaration, declarations, groups_of
+    from megatron.config.flags import Flags
+    from megatron.config.foreign.answer import Answer
+    from megatron.config.foreign.missing import FEATURES
+    from megatron.config.foreign.tables import OTHER_FLAGS, OTHER_VALUES
+
 
 ROWS = (*OTHER_FLAGS.rows, *OTHER_VALUES.rows)
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "flags.md"

@@ -13,9 +13,13 @@ from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from megatron.config.command_line import read
-from megatron.config.foreign.answer import spelling
-from megatron.config.foreign.missing import FEATURES
+from megatron.commands.environment import in_environment
+
+with in_environment():
+    from megatron.config.command_line import read
+    from megatron.config.foreign.answer import spelling
+    from megatron.config.foreign.missing import FEATURES
+
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "launch-lines.md"

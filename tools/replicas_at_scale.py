@@ -19,13 +19,17 @@ from typing import Final, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from megatron.config.command_line import parse
-from megatron.config.run_config import ReplicaConfig, RunConfig
-from megatron.schedules.catalogue import SCHEDULES
-from megatron.schedules.plan_flags import PLAN_FLAGS
-from megatron.simulator.costs.gpus import GPUS, gpu
-from megatron.training.planning.forecast_run import RunForecast, forecast_run
-from megatron.training.planning.run_plan import make_run_plan
+from megatron.commands.environment import in_environment
+
+with in_environment():
+    from megatron.config.command_line import parse
+    from megatron.config.run_config import ReplicaConfig, RunConfig
+    from megatron.schedules.catalogue import SCHEDULES
+    from megatron.schedules.plan_flags import PLAN_FLAGS
+    from megatron.simulator.costs.gpus import GPUS, gpu
+    from megatron.training.planning.forecast_run import RunForecast, forecast_run
+    from megatron.training.planning.run_plan import make_run_plan
+
 
 MODEL: Final = (
     "--pipeline-model-parallel-size 8 --num-layers 32 --hidden-size 4096 --num-attention-heads 32 "

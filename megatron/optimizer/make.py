@@ -47,6 +47,14 @@ def make_optimizer(
     return MixedPrecisionOptimizer(parts, config.clip_grad, rules)
 
 
+def make_idle_optimizer(parts: Sequence[ParameterPart]) -> Optimizer:
+    """Return an optimizer that holds the weights in full precision, and never steps.
+
+    Runs that only evaluate load their weights through it.
+    """
+    return MixedPrecisionOptimizer(parts, 0.0, lambda masters: [])
+
+
 def _keeps_16_bits(masters: Sequence[Master], config: OptimizerConfig) -> bool:
     """Whether moments or main gradients are narrower than the masters."""
     narrow_moments = "bf16" in (config.exp_avg_dtype, config.exp_avg_sq_dtype)

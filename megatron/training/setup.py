@@ -16,11 +16,11 @@ from megatron.model.stage import RankModel, place
 from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.bucket_layouts import bucket_layouts
 from megatron.optimizer.loss_scaler import LossScaler
-from megatron.optimizer.make import keeps_whole, make_optimizer
+from megatron.optimizer.make import keeps_whole, make_idle_optimizer, make_optimizer
 from megatron.optimizer.muon import QKVRows
 from megatron.optimizer.optimizer import Optimizer
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
-from megatron.optimizer.sharded import ShardedOptimizer
+from megatron.optimizer.sharded import MakeOptimizer, ShardedOptimizer
 from megatron.parallel.environment import set_nccl_environment
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups, single_rank
@@ -243,7 +243,10 @@ def build_train_state(
     )
     whole = tuple(map(ParameterPart.whole, parameters))
     own = tuple(part for bucket in buckets for part in bucket.parts(axis.rank))
-    make = partial(make_optimizer, config.optimizer, qkv_rows(config.model), groups.tensor_sums)
+    make: MakeOptimizer = make_idle_optimizer
+    if not config.train.skip_train:
+        sums = groups.tensor_sums
+        make = partial(make_optimizer, config.optimizer, qkv_rows(config.model), sums)
     sharded = None
     if replicas.shard_optimizer:
         sharded = ShardedOptimizer(buckets, make, axis)

@@ -8,10 +8,24 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ("pretrain_gpt.py", "tools/checkpoint.py", "tools/sample_data.py")
+TOOLS = (
+    "benchmark",
+    "checkpoint_benchmark",
+    "emulate",
+    "flags_page",
+    "launch_lines_page",
+    "replicas_at_scale",
+)
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-@pytest.mark.parametrize("arguments", [[], ["--help"]], ids=["alone", "help"])
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    [
+        *((script, arguments) for script in SCRIPTS for arguments in ([], ["--help"])),
+        *((f"tools/{tool}.py", ["--help"]) for tool in TOOLS),
+    ],
+    ids=str,
+)
 def test_without_the_environment_one_line_says_what_makes_it(
     script: str, arguments: list[str]
 ) -> None:

@@ -6,6 +6,7 @@ the first thing that it does for the iteration's passes, be it to wait, to the e
 Ranks begin an iteration together, so their clocks need not agree.
 """
 
+from math import inf
 from typing import Final
 
 import torch
@@ -22,7 +23,8 @@ def busy_and_elapsed(recorder: Recorder) -> tuple[float, float] | None:
     """Return the seconds that this rank ran passes, and those from its first wait or pass on.
 
     Args:
-        recorder: has observed one iteration; on CUDA this waits for the device.
+        recorder: has observed one iteration; on CUDA this waits for the device. If it was abandoned
+            and run again (post-validation), the second run counts.
 
     Returns:
         Both times to the end of the last pass; ``None`` if no pass was observed.
@@ -31,7 +33,10 @@ def busy_and_elapsed(recorder: Recorder) -> tuple[float, float] | None:
     passes = [span for span in spans if span.lane == "compute"]
     if not passes:
         return None
-    begin = min(span.start for span in spans if span.lane != "comm")
+    again = max(i for i, span in enumerate(passes) if span.label == passes[0].label)
+    abandoned, passes = passes[:again], passes[again:]
+    after = max((span.end for span in abandoned), default=-inf)
+    begin = min(span.start for span in spans if span.lane != "comm" and span.start >= after)
     busy = sum(span.end - span.start for span in passes)
     return busy, max(span.end for span in passes) - begin
 

@@ -49,7 +49,7 @@ def test_the_time_goes_from_the_first_wait_to_the_last_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It begins at 10; waits from 11 to 13; passes from 13 to 15 and 18 to 19; waits to 25."""
-    origin, wait, passes, last = (10.0, 10.0), (11.0, 13.0), (13.0, 15.0, 18.0, 19.0), (19.0, 25.0)
+    origin, wait, passes, last = (10.0,), (11.0, 13.0), (13.0, 15.0, 18.0, 19.0), (19.0, 25.0)
     clock = Moments(*origin, *wait, *passes, *last)
     monkeypatch.setattr("megatron.runtime.timeline.time", clock)
     recorder = Recorder(0, CPU)
@@ -61,6 +61,24 @@ def test_the_time_goes_from_the_first_wait_to_the_last_pass(
     with recorder.waiting(Comm("C0", 0, 0)):
         pass
     assert busy_and_elapsed(recorder) == (3.0, 8.0)
+
+
+def test_of_an_iteration_that_ran_twice_the_second_run_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Post-validation: passes from 10 to 11 and 11 to 12 for nothing; a wait from 13 to 14."""
+    first, wait, second = (10.0, 11.0, 11.0, 12.0), (13.0, 14.0), (14.0, 16.0, 17.0, 20.0)
+    clock = Moments(10.0, *first, *wait, *second)
+    monkeypatch.setattr("megatron.runtime.timeline.time", clock)
+    recorder = Recorder(0, CPU)
+    for run in range(2):
+        for item in (Pass("F", 0), Pass("B", 0)):
+            with recorder.span(item):
+                pass
+        if run == 0:
+            with recorder.waiting(Comm("C0", 0, 0)):
+                pass
+    assert busy_and_elapsed(recorder) == (5.0, 7.0)
 
 
 def test_without_passes_there_is_no_time() -> None:
