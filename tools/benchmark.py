@@ -6,14 +6,15 @@ python tools/benchmark.py --pipeline-schedule 1f1b zb-v auto --vocab-parallel no
 python tools/benchmark.py --vocab-size 32000 --pipeline-schedule 1f1b -m 8 --rounds 1
 python tools/benchmark.py --layout p=2 d=2 --references single pytorch-ddp \
   --pipeline-schedule 1f1b --vocab-parallel vocab-2 --vocab-size 32000
+python tools/benchmark.py --layout t=2 p=2 --references single pytorch-tp
 
 Every case runs in new processes, so its peak memory does not include that of other cases. The cases
 take turns, so a drift of the machine's speed affects all alike. The report shows medians over the
 rounds, and is written anew after each round.
 
-With --layout the same ranks are laid out in several ways, as pipeline ranks p and replicas d, and
-references update their weights too. A layout of p = 1 has no schedule and no vocabulary to split:
-it runs once, as 1f1b and none.
+With --layout the same ranks are laid out in several ways, as tensor-parallel ranks t, pipeline
+ranks p and replicas d, and references update their weights too. A layout of p = 1 has no schedule,
+and treats the vocabulary in one way: it runs once, as 1f1b and none.
 """
 
 import argparse
@@ -142,48 +143,60 @@ def main(arguments: Sequence[str]) -> None:
 
 
 class Layout(NamedTuple):
-    """Pipeline ranks, and replicas of them."""
+    """Ranks of the three axes."""
 
-    ranks: int
+    tensor: int
+    pipeline: int
     replicas: int
+
+    @property
+    def processes(self) -> int:
+        """Ranks of the job."""
+        return self.tensor * self.pipeline * self.replicas
 
 
 def parse_layout(text: str) -> Layout:
-    """Read ``p=2``, ``d=2`` or ``p=2,d=4``; what is left out is 1."""
+    """Read ``p=2``, ``d=2`` or ``t=2,p=2,d=4``; what is left out is 1."""
     sizes = dict(word.partition("=")[::2] for word in text.split(","))
-    known = {"p", "d"}.issuperset(sizes) and len(sizes) == len(text.split(","))
+    known = {"t", "p", "d"}.issuperset(sizes) and len(sizes) == len(text.split(","))
     if not known or not all(size.isdecimal() and int(size) for size in sizes.values()):
-        raise argparse.ArgumentTypeError(f"'{text}': give p=2, d=2 or p=2,d=4")
-    return Layout(int(sizes.get("p", 1)), int(sizes.get("d", 1)))
+        raise argparse.ArgumentTypeError(f"'{text}': give t=2, p=2, d=2 or t=2,p=2,d=4")
+    return Layout(*(int(sizes.get(axis, 1)) for axis in ("t", "p", "d")))
 
 
 def layout_fault(options: argparse.Namespace) -> str | None:
     """Return what is wrong with ``--layout``, if anything."""
     if options.layouts is None:
         return None
-    if len({layout.ranks * layout.replicas for layout in options.layouts}) > 1:
+    if len({layout.processes for layout in options.layouts}) > 1:
         return "--layout: all layouts must have as many ranks, to be compared"
-    for _, replicas in options.layouts:
+    for tensor, _, replicas in options.layouts:
         if options.microbatches % replicas:
             return f"-m {options.microbatches} microbatches cannot be shared by {replicas} replicas"
+        if options.heads % tensor or options.seq_length % tensor:
+            return (
+                f"t={tensor} tensor-parallel ranks cannot share --num-attention-heads "
+                f"{options.heads} and --seq-length {options.seq_length} evenly"
+            )
     return None
 
 
 def wanted_cases(options: argparse.Namespace) -> Iterator[BenchmarkCase]:
     """Yield every case that the options name; for each V the references come first."""
-    layouts = options.layouts or [Layout(options.ranks, 1)]
-    processes = layouts[0].ranks * layouts[0].replicas
-    wanted = [(reference, "none", Layout(processes, 1)) for reference in options.references]
+    layouts = options.layouts or [Layout(1, options.ranks, 1)]
+    one_axis = Layout(1, layouts[0].processes, 1)
+    wanted = [(reference, "none", one_axis) for reference in options.references]
     for layout in layouts:
         pairs = itertools.product(options.schedules, options.treatments)
-        wanted += [(*pair, layout) for pair in ([BASE] if layout.ranks == 1 else pairs)]
+        wanted += [(*pair, layout) for pair in ([BASE] if layout.pipeline == 1 else pairs)]
     for vocab_size in options.vocab_sizes:
         for schedule, treatment, layout in wanted:
             yield BenchmarkCase(
                 vocab_size=vocab_size,
                 schedule=schedule,
                 treatment=treatment,
-                ranks=layout.ranks,
+                ranks=layout.pipeline,
+                tensor=layout.tensor,
                 replicas=layout.replicas,
                 with_update=options.layouts is not None,
                 microbatches=options.microbatches,
@@ -235,8 +248,9 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     _add_lists(add)
     add("-p", *PLAN_FLAGS["ranks"], dest="ranks", type=int, default=2)
-    layouts = "in place of -p: ways to lay out the ranks, as in p=2 d=2 or p=2,d=2 p=4"
-    add("--layout", dest="layouts", type=parse_layout, nargs="+", metavar="p=P,d=D", help=layouts)
+    layouts = "in place of -p: ways to lay out the ranks, as in t=2 p=2 d=2 or p=2,d=2 p=4"
+    metavar = "t=T,p=P,d=D"
+    add("--layout", dest="layouts", type=parse_layout, nargs="+", metavar=metavar, help=layouts)
     add("-m", "--microbatches", type=int, default=32)
     add("--hidden-size", type=int, default=512)
     add(*PLAN_FLAGS["layers"], dest="layers", type=int, default=8)

@@ -39,18 +39,28 @@ def test_replicas_share_the_batch_and_the_optimizer() -> None:
     assert config.parallel.grid.world_size == 4
 
 
+def test_tensor_parallel_ranks_split_the_sequence_too() -> None:
+    found = [case for case in cases("--layout t=2,p=2 d=4") if case.layout]
+    assert {case.processes for case in found} == {4}
+    assert [case.layout for case in found] == [*["t=2,p=2"] * 4, "d=4"]
+    parallel = found[1].run_config().parallel
+    assert (parallel.tensor_size, parallel.sequence_parallel) == (2, True)
+    assert parallel.padded_vocab_size % (128 * parallel.vocab_shards) == 0
+
+
 def test_without_layouts_there_is_one_pipeline() -> None:
     assert {(c.layout, c.with_update, c.replicas) for c in cases("-p 2")} == {("p=2", False, 1)}
 
 
 def test_texts_of_layouts() -> None:
-    assert [parse_layout(t) for t in ("p=2", "d=3", "d=3,p=2")] == [(2, 1), (1, 3), (2, 3)]
-    assert parse_layout("p=2") == Layout(ranks=2, replicas=1)
+    found = [parse_layout(text) for text in ("p=2", "d=3", "d=3,p=2", "t=2,d=3")]
+    assert found == [(1, 2, 1), (1, 1, 3), (1, 2, 3), (2, 1, 3)]
+    assert parse_layout("p=2") == Layout(tensor=1, pipeline=2, replicas=1)
 
 
-@pytest.mark.parametrize("text", ["", "2", "p=0", "p=x", "t=2", "p=2,p=3", "p=2,"])
+@pytest.mark.parametrize("text", ["", "2", "p=0", "p=x", "q=2", "p=2,p=3", "p=2,"])
 def test_other_texts_are_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="give p=2, d=2"):
+    with pytest.raises(argparse.ArgumentTypeError, match="give t=2, p=2, d=2"):
         parse_layout(text)
 
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from megatron.layers.main_grad import main_grad_of
 from megatron.parallel.groups import single_rank
@@ -39,10 +40,18 @@ def of_rank(rank: int, world_size: int, schedule: str) -> tuple[float, Gradients
     reference = MAKE[schedule](own, torch.device("cpu"))
     loss = reference.prepare(own.microbatches)()
     stages = (stage.named_parameters() for stage in reference.stages)
-    return loss, {name: p.grad for own in stages for name, p in own if p.grad is not None}
+    found = {name: p.grad for own in stages for name, p in own if p.grad is not None}
+    return loss, {name: whole(gradient) for name, gradient in found.items()}
 
 
-@pytest.mark.parametrize("schedule", ["single", "pytorch-1f1b", "pytorch-zbv", "pytorch-ddp"])
+def whole(gradient: torch.Tensor) -> torch.Tensor:
+    """All of a gradient of which every rank may have a part."""
+    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+
+
+@pytest.mark.parametrize(
+    "schedule", ["single", "pytorch-1f1b", "pytorch-zbv", "pytorch-ddp", "pytorch-tp"]
+)
 def test_loss_and_gradients_are_ours(ranks: "RankPool", schedule: str) -> None:
     loss, gradients = ours()
     results = ranks.run(of_rank, 2, schedule=schedule)

@@ -21,13 +21,13 @@ from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
 from megatron.schedules.treatments import TREATMENTS
 
-REFERENCES: Final = ("single", "pytorch-1f1b", "pytorch-zbv", "pytorch-ddp")
+REFERENCES: Final = ("single", "pytorch-1f1b", "pytorch-zbv", "pytorch-ddp", "pytorch-tp")
 """Names that stand in place of a schedule for what is compared with: see ``references``."""
 
 BASE: Final = ("1f1b", "none")
 """Schedule and treatment that every case is compared with."""
 
-UPDATING: Final = ("single", "pytorch-ddp")
+UPDATING: Final = ("single", "pytorch-ddp", "pytorch-tp")
 """References whose update of the weights can be measured too."""
 
 SEED: Final = 1234
@@ -50,6 +50,7 @@ class BenchmarkCase:
         dtype: of parameters and activations.
         device: kind of device.
         memory_limit: the most microbatches that a rank may have in flight; ``None``: no limit.
+        tensor: ranks t that share a layer, and the sequence outside of attention and MLP.
         replicas: of the pipeline, d. They share the optimizer's state, and overlap what they can.
         with_update: whether a reference also updates its weights, if it can.
     """
@@ -66,6 +67,7 @@ class BenchmarkCase:
     dtype: str
     device: Literal["cpu", "cuda"]
     memory_limit: float | None = None
+    tensor: int = 1
     replicas: int = 1
     with_update: bool = False
 
@@ -73,19 +75,20 @@ class BenchmarkCase:
     def name(self) -> str:
         """Short name of the case within a report."""
         name = f"{self.vocab_size} {self.schedule} {self.treatment}"
+        name += f" t={self.tensor}" if self.tensor > 1 else ""
         return name if self.replicas == 1 else f"{name} d={self.replicas}"
 
     @property
     def processes(self) -> int:
         """Ranks of the job."""
-        return self.ranks * self.replicas
+        return self.tensor * self.ranks * self.replicas
 
     @property
     def layout(self) -> str:
         """How a case of ours is laid out over its ranks; empty for references."""
-        sizes = [f"p={self.ranks}"] if self.ranks > 1 or self.replicas == 1 else []
-        sizes += [f"d={self.replicas}"] if self.replicas > 1 else []
-        return "" if self.is_reference else ",".join(sizes)
+        sizes = {"t": self.tensor, "p": self.ranks, "d": self.replicas}
+        several = [f"{axis}={size}" for axis, size in sizes.items() if size > 1]
+        return "" if self.is_reference else ",".join(several or ["p=1"])
 
     @property
     def is_reference(self) -> bool:
@@ -127,9 +130,11 @@ class BenchmarkCase:
     def run_config(self) -> RunConfig:
         """Return the case as the configuration of a run of ours."""
         treatment = TREATMENTS[self.treatment]
-        multiple = 128 * (self.ranks if treatment.is_sharded else 1)
+        multiple = 128 * self.tensor * (self.ranks if treatment.is_sharded else 1)
         parallel = ParallelConfig(
             pipeline_size=self.ranks,
+            tensor_size=self.tensor,
+            sequence_parallel=self.tensor > 1,
             vocab_parallel=self.treatment,
             pipeline_schedule=self.schedule,
             padded_vocab_size=-(-self.vocab_size // multiple) * multiple,

@@ -19,13 +19,13 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         h = config.hidden_size
-        self.heads = config.num_attention_heads
+        self.channels = config.kv_channels
         self.linear_qkv = nn.Linear(h, 3 * h)
         self.linear_proj = nn.Linear(h, h)
 
     def forward(self, x_bsh: Tensor) -> Tensor:
         """[b, s, h] -> [b, s, h]."""
-        qkv = self.linear_qkv(x_bsh).unflatten(-1, (self.heads, 3, -1))
+        qkv = self.linear_qkv(x_bsh).unflatten(-1, (-1, 3, self.channels))  # heads that are here
         q_basd, k_basd, v_basd = (t.transpose(1, 2) for t in qkv.unbind(3))
         context = functional.scaled_dot_product_attention(q_basd, k_basd, v_basd, is_causal=True)
         projected: Tensor = self.linear_proj(context.transpose(1, 2).flatten(2))

@@ -19,7 +19,16 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleZBVZeroBubble
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    loss_parallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from megatron.training.metrics.peak_memory import peak_memory
@@ -101,6 +110,37 @@ def _pytorch_ddp(case: BenchmarkCase, device: torch.device) -> Reference:
     return Reference([stage], lambda microbatches: partial(step, microbatches), optimizer)
 
 
+def _pytorch_tp(case: BenchmarkCase, device: torch.device) -> Reference:
+    """PyTorch's tensor parallelism over DTensors; embedding, output layer and loss are cut too."""
+    stage = make_stage(case, 0, 1, device)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    plan: dict[str, ParallelStyle] = {
+        "embedding.word_embeddings": RowwiseParallel(input_layouts=Replicate()),
+        "output_layer": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
+    }
+    for number in range(case.layers):
+        layer = f"decoder.layers.{number}."
+        for first, second in (("self_attention.linear_qkv", "self_attention.linear_proj"), _MLP):
+            plan |= {layer + first: ColwiseParallel(), layer + second: RowwiseParallel()}
+    parallelize_module(stage, mesh, plan)
+    tokens, targets = _data(case, device)
+
+    def step(microbatches: int) -> float:
+        total = torch.zeros((), device=device)
+        for i in range(microbatches):
+            with loss_parallel():
+                loss = stage(tokens[i : i + 1], targets[i : i + 1]) / microbatches
+                loss.backward()
+            total += loss.detach().full_tensor()  # the same on every rank
+        return float(total) / dist.get_world_size()
+
+    optimizer = torch.optim.AdamW(stage.parameters(), LR) if case.with_update else None
+    return Reference([stage], lambda microbatches: partial(step, microbatches), optimizer)
+
+
+_MLP: Final = ("mlp.linear_fc1", "mlp.linear_fc2")
+
+
 def _pytorch_1f1b(case: BenchmarkCase, device: torch.device) -> Reference:
     """PyTorch's 1F1B, a stage on every rank."""
 
@@ -164,6 +204,7 @@ MAKE: Final[Mapping[str, Callable[[BenchmarkCase, torch.device], Reference]]] = 
     "pytorch-1f1b": _pytorch_1f1b,
     "pytorch-zbv": _pytorch_zbv,
     "pytorch-ddp": _pytorch_ddp,
+    "pytorch-tp": _pytorch_tp,
 }
 """The references by name; every rank of the job makes its own part."""
 

@@ -94,14 +94,15 @@ h = {case.hidden_size}, {case.heads} heads, s = {case.seq_length}, {case.dtype},
 
 *speed*: times as fast as {BASE[0]} with {BASE[1]}.
 
-*layout*: pipeline ranks p and replicas d, which share the microbatches, and the optimizer's state
-(`--use-distributed-optimizer`), and overlap RG and AG. Their update and AG of the last iteration
-are in the time of the next.
+*layout*: tensor-parallel ranks t (with `--sequence-parallel`), pipeline ranks p and replicas d. The
+last share the microbatches, and the optimizer's state (`--use-distributed-optimizer`), and overlap
+RG and AG. Their update and AG of the last iteration are in the time of the next.
 
 *single* is one process with a thread for every rank, *pytorch-1f1b* and *pytorch-zbv* are PyTorch's
-`Schedule1F1B` and `ScheduleZBVZeroBubble`, and *pytorch-ddp* is its `DistributedDataParallel` with
-`ZeroRedundancyOptimizer`: plain modules with the same initial weights, data and dtype, gradients
-accumulated in that dtype.
+`Schedule1F1B` and `ScheduleZBVZeroBubble`, *pytorch-ddp* is its `DistributedDataParallel` with
+`ZeroRedundancyOptimizer`, and *pytorch-tp* its `parallelize_module` over DTensors, with the
+vocabulary cut too and the loss on its shards (`loss_parallel`): plain modules with the same initial
+weights, data and dtype, gradients accumulated in that dtype.
 
 {remarks}
 ![time over the floor](report.png)

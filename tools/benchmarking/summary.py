@@ -17,7 +17,7 @@ class Row:
         vocab_size: V.
         schedule: of ours, or the name of a reference.
         treatment: of the vocabulary.
-        layout: pipeline ranks and replicas; empty for references.
+        layout: ranks of the axes; empty for references.
         schedule_ms: forwards and backwards of all microbatches.
         update_ms: gradient norm, optimizer step and clearing of the gradients.
         tokens_per_s: of the whole job, in forward and backward.
@@ -91,7 +91,7 @@ def summarise(cases: Sequence[BenchmarkCase], runs: Runs) -> list[Row]:
     bases = {
         case.vocab_size: _median(runs[case.name], lambda run: run["schedule_s"])
         for case in cases
-        if (case.schedule, case.treatment) == BASE and case.replicas == 1
+        if (case.schedule, case.treatment) == BASE and case.tensor == case.replicas == 1
     }
     return [_row(case, runs[case.name], rates, bases.get(case.vocab_size)) for case in cases]
 
