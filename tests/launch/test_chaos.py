@@ -203,6 +203,14 @@ CASES = {
     "20 kills, asynchronous, replicas": Chaos(
         4, "--pipeline-model-parallel-size 2 --async-save --overlap-grad-reduce", 60, 20, seed=3
     ),
+    "4 kills, tensor parallel": Chaos(
+        4,
+        "--pipeline-model-parallel-size 2 --tensor-model-parallel-size 2 --sequence-parallel "
+        "--enable-vocab-parallel",
+        20,
+        4,
+        seed=4,
+    ),
 }
 
 

@@ -117,11 +117,25 @@ def test_timeline_has_every_collective_on_every_rank_in_one_order(
         kinds = [*kinds, "C0", "CIB"]  # broadcasts, which a single rank has nobody for
     orders = []
     for rank in range(layout.ranks):
-        spans = [s for s in observed[0].timeline.spans if (s.rank, s.lane) == (rank, "comm")]
+        mine = [s for s in observed[0].timeline.spans if (s.rank, s.lane) == (rank, "comm")]
+        spans = [span for span in mine if span.kind != "RG"]
         found = Counter((span.kind, span.microbatch) for span in spans)
         assert found == Counter((kind, i) for kind in kinds for i in range(JOB.microbatches))
         orders.append([span.label for span in spans])
     assert all(order == orders[0] for order in orders)
+
+
+def test_the_ends_add_up_the_gradients_of_their_copies_once(
+    layout: Layout, observed: list[Observed]
+) -> None:
+    """After all passes of the rank, and only where two ranks have a copy."""
+    spans = observed[0].timeline.spans
+    added = [span for span in spans if (span.lane, span.kind) == ("comm", "RG")]
+    two = layout.ranks > 1 and layout.vocabulary == "none"
+    assert sorted(span.rank for span in added) == ([0, layout.ranks - 1] if two else [])
+    for span in added:
+        passes = [s for s in spans if (s.rank, s.lane) == (span.rank, "compute")]
+        assert span.start >= max(own.end for own in passes)
 
 
 def test_timeline_is_the_same_on_every_rank_and_survives_a_file(

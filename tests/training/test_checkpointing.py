@@ -127,6 +127,7 @@ def losses(said: str) -> list[str]:
         (Layout(2, "vocab-2", "zb-h1"), True, True),
         (Layout(2, "none", "zb-v"), False, True),
         (Layout(1, "none", replicas=2), False, True),
+        (Layout(2, "none", tensor=2, sequence=True), True, True),
         pytest.param(Layout(2, "none", replicas=2), False, False, marks=pytest.mark.full),
     ],
     ids=str,
