@@ -285,4 +285,4 @@ def test_memory_of_copies_in_which_gradients_are_reduced_is_what_a_dry_run_says(
     wide, own = memory(config, gpus), memory(narrow, gpus)
     assert own.faults == []
     assert own.allocated == pytest.approx(own.predicted, rel=0.025)
-    assert min(own.allocated) > 1.03 * max(wide.allocated), "the copies count"
+    assert min(own.allocated) > 1.02 * max(wide.allocated), "the copies count"
