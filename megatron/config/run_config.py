@@ -116,6 +116,8 @@ class TrainConfig:
         dtype: ``torch.bfloat16``, ``torch.float16`` or ``torch.float32``, of parameters and
             activations.
         gradient_dtype: in which the gradients of an iteration add up; ``dtype``, if that is fp32.
+        wide_stream: keep the residual stream, and the tensors between stages, in fp32, though
+            ``dtype`` has 16 bits.
         eval_interval: iterations between two evaluations; ``None``: no evaluation.
         eval_iters: batches of ``global_batch_size`` samples per evaluation.
         replicas: that share a global batch.
@@ -139,6 +141,7 @@ class TrainConfig:
     final_sets: tuple[EvaluationSet, ...] = ()
     skip_train: bool = False
     gradient_dtype: torch.dtype = torch.float32
+    wide_stream: bool = False
 
     @property
     def num_microbatches(self) -> int:

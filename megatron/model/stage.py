@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from megatron.kernels.choose import kernels_for
+from megatron.kernels.wide_norms import WideNorms
 from megatron.layers.dropout import DropoutSeeds, dropout
 from megatron.layers.norm import build_norm
 from megatron.layers.rope import Llama3Scaling, RotaryEmbedding
@@ -98,9 +99,11 @@ class RankModel(nn.Module):
         placement: the parts that this rank owns.
         dtype: of parameters and activations.
         device: of the parameters.
+        wide_stream: keep the residual stream, and the tensors between stages, in fp32.
 
     Attributes:
         kernels: of that device and type.
+        stream_dtype: of the residual stream.
     """
 
     def __init__(
@@ -109,14 +112,21 @@ class RankModel(nn.Module):
         placement: Placement,
         dtype: torch.dtype,
         device: torch.device,
+        *,
+        wide_stream: bool = False,
     ) -> None:
         super().__init__()
         self.config = config
         self.placement = placement
         self.kernels = kernels_for(device, dtype)
+        self.stream_dtype = torch.float32 if wide_stream else dtype
+        stream_kernels = WideNorms(device) if wide_stream else self.kernels
         self.rope = _rope(config, device)
         self.chunks = nn.ModuleList(
-            nn.ModuleList(TransformerLayer(config, i, device, dtype, self.kernels) for i in layers)
+            nn.ModuleList(
+                TransformerLayer(config, i, device, dtype, self.kernels, stream_kernels)
+                for i in layers
+            )
             for layers in placement.chunks
         )
         h = config.hidden_size
@@ -135,7 +145,7 @@ class RankModel(nn.Module):
             )
         if placement.last_chunk is not None:
             self.final_norm = build_norm(
-                config.normalization, h, config.norm_epsilon, dtype, device, self.kernels
+                config.normalization, h, config.norm_epsilon, dtype, device, stream_kernels
             )
 
     def _make_output_layer(
@@ -183,6 +193,7 @@ class RankModel(nn.Module):
             return DropoutSeeds(seed, iteration, microbatch, layer) if self.training else None
 
         if chunk == self.placement.first_chunk:
+            x_bsh = x_bsh.to(self.stream_dtype)
             if self.positions is not None:
                 x_bsh = x_bsh + self.positions.weight[: x_bsh.shape[1]]
             x_bsh = dropout(x_bsh, self.config.hidden_dropout, seeds(-1), "embedding")

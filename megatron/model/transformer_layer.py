@@ -26,6 +26,7 @@ class TransformerLayer(nn.Module):
         device: where the parameters live.
         dtype: type of the parameters and of the activations.
         kernels: of that device and type.
+        stream_kernels: for the norms of the residual stream; ``None``: the same.
     """
 
     def __init__(
@@ -35,12 +36,13 @@ class TransformerLayer(nn.Module):
         device: torch.device,
         dtype: torch.dtype,
         kernels: Kernels,
+        stream_kernels: Kernels | None = None,
     ) -> None:
         super().__init__()
         self.layer_number = layer_number
         self.hidden_dropout = config.hidden_dropout
 
-        def norm(size: int) -> nn.Module:
+        def norm(size: int, kernels: Kernels = kernels) -> nn.Module:
             return build_norm(
                 config.normalization, size, config.norm_epsilon, dtype, device, kernels
             )
@@ -51,7 +53,8 @@ class TransformerLayer(nn.Module):
             num_groups=config.num_query_groups,
             head_size=config.kv_channels,
         )
-        self.input_layernorm = norm(config.hidden_size)
+        stream_kernels = stream_kernels or kernels
+        self.input_layernorm = norm(config.hidden_size, stream_kernels)
         self.self_attention = SelfAttention(
             shape,
             bias=config.add_bias_linear,
@@ -66,7 +69,7 @@ class TransformerLayer(nn.Module):
             dtype=dtype,
             kernels=kernels,
         )
-        self.pre_mlp_layernorm = norm(config.hidden_size)
+        self.pre_mlp_layernorm = norm(config.hidden_size, stream_kernels)
         self.mlp = MLP(
             config.hidden_size,
             config.ffn_hidden_size,
@@ -86,7 +89,7 @@ class TransformerLayer(nn.Module):
         """Return the block's output.
 
         Args:
-            x_bsh: residual stream [b, s, h].
+            x_bsh: residual stream [b, s, h], in the type of the activations or in fp32.
             rope: rotation shared by all layers; None with learned positions.
             seeds: of dropout in training; ``None``: nothing is dropped.
 

@@ -62,6 +62,7 @@ class Communicator:
         lane: where collectives run beside the passes.
         activation_shape: [b, s, h], the shape of the tensors between stages.
         dtype: of activations.
+        stream_dtype: of the tensors between stages; ``None``: the same.
 
     Attributes:
         passes: the passes with the store; a barrier may need their arithmetic. May be exchanged.
@@ -76,6 +77,7 @@ class Communicator:
         lane: Lane,
         activation_shape: tuple[int, int, int],
         dtype: torch.dtype,
+        stream_dtype: torch.dtype | None = None,
     ) -> None:
         self.passes = passes
         self.recorder: Observer | None = None
@@ -84,6 +86,7 @@ class Communicator:
         self._lane = lane
         self._shape = activation_shape
         self._dtype = dtype
+        self._stream_dtype = stream_dtype or dtype
         # ranks of the first and the last stage on the vocabulary axis
         self._first = groups.grid.vocabulary_rank(plan.stages[0][0])
         self._last_stage = len(plan.stages) - 1
@@ -119,10 +122,11 @@ class Communicator:
             name = "output" if forward else "input_gradient"
             tensor = self.passes.store.take(name, comm.microbatch, comm.stage)
             return p2p.send(tensor, receiver, axis, tag)
-        return p2p.receive(self._buffer(), sender, axis, tag)
+        return p2p.receive(self._buffer(self._stream_dtype), sender, axis, tag)
 
-    def _buffer(self) -> Tensor:
-        return torch.empty(self._shape, dtype=self._dtype, device=self._groups.device)
+    def _buffer(self, dtype: torch.dtype | None = None) -> Tensor:
+        dtype = dtype or self._dtype
+        return torch.empty(self._shape, dtype=dtype, device=self._groups.device)
 
     def _make_collectives(self) -> Mapping[CommKind, _Collective]:
         """Return the collective of each kind; a barrier's follows from the payloads it carries."""

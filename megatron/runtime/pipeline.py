@@ -145,8 +145,11 @@ class PipelineRank:
         groups, shape, dtype = self._groups, self._shape, self._dtype
         rank, replica = groups.pipeline.rank, (groups.data.rank, groups.data.size)
         passes = StagePasses(self.model, plan, rank, self.store, self._seed, replica)
-        placeholder = PlaceholderPasses(plan, rank, self.store, shape, dtype, groups.device)
-        communicator = Communicator(groups, plan, passes, self._lane, shape, dtype)
+        placeholder = PlaceholderPasses(
+            plan, rank, self.store, shape, dtype, groups.device, self.model.stream_dtype
+        )
+        stream_dtype = self.model.stream_dtype
+        communicator = Communicator(groups, plan, passes, self._lane, shape, dtype, stream_dtype)
         return Installed(
             costs=costs,
             training=self.training_program(plan, costs),

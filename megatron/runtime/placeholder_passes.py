@@ -47,6 +47,7 @@ class PlaceholderPasses:
         activation_shape: [b, s, h], the shape of the tensors between stages.
         dtype: of activations.
         device: where the tensors live.
+        stream_dtype: of the tensors between stages; ``None``: as activations.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class PlaceholderPasses:
         activation_shape: tuple[int, int, int],
         dtype: torch.dtype,
         device: torch.device,
+        stream_dtype: torch.dtype | None = None,
     ) -> None:
         self.plan = plan
         self.rank = rank
@@ -74,6 +76,7 @@ class PlaceholderPasses:
         b, s, h = activation_shape
         self._bsh, self._nh, self._n = activation_shape, (b * s, h), b * s
         self._dtype = dtype
+        self._stream_dtype = stream_dtype or dtype
         self._statistics_dtype = statistics_dtype(dtype)
         self._device = device
         self._last_stage = len(plan.stages) - 1
@@ -102,7 +105,7 @@ class PlaceholderPasses:
         if stage < self._last_stage:
             same_rank = self.plan.stages[stage + 1][0] == self.rank
             name = "input" if same_rank else "output"
-            self.store.put(name, i, self._activation(value), stage + same_rank)
+            self.store.put(name, i, self._between_stages(value), stage + same_rank)
         elif self.plan.treatment.is_sharded:
             self.store.put("x", i, self._activation(value))
         else:
@@ -127,7 +130,7 @@ class PlaceholderPasses:
         if stage > 0:
             same_rank = self.plan.stages[stage - 1][0] == self.rank
             name = "output_gradient" if same_rank else "input_gradient"
-            self.store.put(name, i, self._activation(value), stage - same_rank)
+            self.store.put(name, i, self._between_stages(value), stage - same_rank)
         elif self.plan.treatment.is_sharded:
             self.store.put("input_gradient", i, self._activation(value))
 
@@ -168,6 +171,9 @@ class PlaceholderPasses:
 
     def _activation(self, value: float) -> Tensor:
         return torch.full(self._bsh, value, dtype=self._dtype, device=self._device)
+
+    def _between_stages(self, value: float) -> Tensor:
+        return torch.full(self._bsh, value, dtype=self._stream_dtype, device=self._device)
 
     def _gradient(self, value: float) -> Tensor:
         return torch.full(self._nh, value, dtype=self._dtype, device=self._device)

@@ -165,7 +165,7 @@ def make_model(
             (vocabulary.rank, vocabulary.size) if plan.treatment.is_sharded else None
         ),
     )
-    model = RankModel(config, placement, train.dtype, groups.device)
+    model = RankModel(config, placement, train.dtype, groups.device, wide_stream=train.wide_stream)
     model.initialise(train.seed)
     return model
 

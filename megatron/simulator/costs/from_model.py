@@ -95,7 +95,8 @@ class ModelTimes:
     def communications(self, treatment: Treatment) -> dict[CommKind, float]:
         """Return the time of every kind of communication; collectives are pipelined over ranks."""
         hop = self.device.message(ACTIVATION_BYTES * self.shape.elements)
-        comms: dict[CommKind, float] = {"X": hop, "G": hop}
+        between_stages = self.device.message(self.shape.stream_bytes)
+        comms: dict[CommKind, float] = {"X": between_stages, "G": between_stages}
         if treatment.is_sharded:
             comms |= {"C0": hop, "CIF": hop, "CIB": hop}
         for barrier in treatment.barriers:

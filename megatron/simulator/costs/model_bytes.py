@@ -96,7 +96,7 @@ def model_sizes(
     activation = [[0.0] * (len(stages) // ranks) for _ in range(ranks)]
     for (rank, chunk), layer_count in zip(stages, layers, strict=True):
         activation[rank][chunk] += layer_count * shape.layer_activation_bytes
-    activation[last][last_chunk] += x  # the final norm keeps its input
+    activation[last][last_chunk] += shape.stream_bytes  # the final norm keeps its input
     logits = shape.logits / (ranks if treatment.is_sharded else 1)
     exponentials = x + logit.held * logits
     at_work = logit.workspace + logit.working * logits

@@ -44,6 +44,7 @@ class Shape:
             output of the projection.
         dropout: the two dropouts on the residual stream keep one byte per element each.
         kept: what a layer keeps for its backward.
+        wide_stream: the residual stream is fp32, and so are the tensors between stages.
     """
 
     hidden_size: int
@@ -60,6 +61,7 @@ class Shape:
     own_queries: bool = False
     dropout: bool = True
     kept: Kept = "flash"
+    wide_stream: bool = False
 
     @property
     def tokens(self) -> int:
@@ -70,6 +72,11 @@ class Shape:
     def elements(self) -> int:
         """Elements bsh of a microbatch's activation between two layers."""
         return self.tokens * self.hidden_size
+
+    @property
+    def stream_bytes(self) -> int:
+        """Bytes of a microbatch's residual stream, which goes from stage to stage."""
+        return (2 if self.wide_stream else 1) * ACTIVATION_BYTES * self.elements
 
     @property
     def layer_parameters(self) -> int:
@@ -138,10 +145,11 @@ class Shape:
         (arXiv 2205.05198, section 4.1; flash attention saves its 5as/h).
         """
         if self.kept == "input":
-            return float(ACTIVATION_BYTES * self.elements)
+            return float(self.stream_bytes)
         inner = 3 if self.gated_mlp else 1 if self.output_slope else 2
         width = 4 * self.hidden_size + 2 * self._query_width + self._key_value_width
         width += inner * self._ffn_width
+        width += 2 * self.hidden_size if self.wide_stream else 0
         if self.own_queries:
             width += self._query_width + self._key_value_width // 2
         masks = 2 * self.hidden_size if self.dropout else 0

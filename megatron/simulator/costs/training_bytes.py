@@ -96,8 +96,8 @@ def training_sizes(
         static[rank] += (shared + copies) * state
     assert not isinstance(sizes.activation, (int, float))
     activation = [list(of_ranks(own)) for own in sizes.activation]
-    if positions:
-        # The words' embeddings, which wait for their gradient beside the sum of the two.
+    if positions or shape.wide_stream:
+        # The words' embeddings, which wait for their gradient beside what the layers read.
         activation[first][first_chunk] += ACTIVATION_BYTES * shape.elements
     return replace(sizes, static=static, activation=activation)
 

@@ -128,7 +128,9 @@ def run_sizes(
         buckets: of every rank, if there are replicas; without them the result is too low by their
             padding and the copies in which they are reduced.
     """
-    shape = shape_of(config.model, config.train.micro_batch_size)
+    shape = shape_of(
+        config.model, config.train.micro_batch_size, wide_stream=config.train.wide_stream
+    )
     sizes = training_sizes(
         shape,
         plan,
@@ -190,7 +192,9 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
     """
     plan = run_plan.plan
     treatment = TREATMENTS[config.parallel.vocab_parallel]
-    shape = shape_of(config.model, config.train.micro_batch_size)
+    shape = shape_of(
+        config.model, config.train.micro_batch_size, wide_stream=config.train.wide_stream
+    )
     device = gpu.device(treatment)
     times = ModelTimes(shape, device, early_whole=True)
     costs = stage_costs(times, plan.stages, treatment).costs(run_plan.layers)

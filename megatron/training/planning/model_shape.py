@@ -4,8 +4,14 @@ from megatron.model.config import ModelConfig
 from megatron.simulator.costs.shape import Shape
 
 
-def shape_of(model: ModelConfig, micro_batch_size: int) -> Shape:
-    """Return the shape from which the simulator counts FLOPs and bytes."""
+def shape_of(model: ModelConfig, micro_batch_size: int, *, wide_stream: bool = False) -> Shape:
+    """Return the shape from which the simulator counts FLOPs and bytes.
+
+    Args:
+        model: the whole model.
+        micro_batch_size: samples of a microbatch.
+        wide_stream: whether the residual stream is fp32 among activations of 16 bits.
+    """
     return Shape(
         hidden_size=model.hidden_size,
         num_attention_heads=model.num_attention_heads,
@@ -20,6 +26,7 @@ def shape_of(model: ModelConfig, micro_batch_size: int) -> Shape:
         vector_parameters=_vector_parameters(model),
         own_queries=model.qk_layernorm or model.position_embedding_type == "rope",
         dropout=model.hidden_dropout > 0,
+        wide_stream=wide_stream,
     )
 
 

@@ -273,7 +273,9 @@ def _prepare(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request
         ValueError: the layers cannot be spread over the stages, or a rank would have no parameters.
     """
     request = _request(config.parallel, config.train.num_microbatches, name)
-    shape = shape_of(config.model, config.train.micro_batch_size)
+    shape = shape_of(
+        config.model, config.train.micro_batch_size, wide_stream=config.train.wide_stream
+    )
     if request.file is not None:
         _check_file(request)
     stage_costs = _stage_costs(shape, request, config.parallel.measured_costs)

@@ -186,8 +186,6 @@ def test_conditions_on_a_line() -> None:
         ("--load-iteration 5 --no-load-rng --load x", 1, 1, 1),
         ("--no-position-embedding --use-rotary-position-embeddings", 1, 2, 0),
         ("--no-position-embedding", 1, 0, 1),
-        ("--fp32-residual-connection", 1, 1, 0),
-        ("--fp32-residual-connection --bf16", 1, 0, 1),
         ("--vocab-file v --tokenizer-type NullTokenizer", 1, 1, 0),
         ("--vocab-file v", 1, 0, 1),
         ("--moe-router-topk 2", 1, 1, 0),
