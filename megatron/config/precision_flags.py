@@ -42,3 +42,6 @@ class PrecisionFlags:
     exp_avg_sq_dtype: MomentType = flag("fp32",
         "Type in which Adam's second moment is kept; it is updated in fp32. bf16 cannot resolve "
         "the changes of the default --adam-beta2.")
+    fp32_residual_connection: bool = flag(False,
+        "Keep the residual stream, and the tensors between stages, in fp32.",
+        idle_without="--bf16 or --fp16")

@@ -313,6 +313,9 @@ def train_config(flags: Flags, sets: tuple[EvaluationSet, ...], replicas: int) -
         train_iters=length.total,
         dtype=activation_dtype(flags),
         gradient_dtype=gradient_dtype(flags.precision),
+        wide_stream=(
+            flags.precision.fp32_residual_connection and activation_dtype(flags) != torch.float32
+        ),
         eval_interval=train.eval_interval if between else None,
         final_sets=sets if evaluates else (),
         replicas=replicas,

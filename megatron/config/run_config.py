@@ -122,6 +122,8 @@ class TrainConfig:
         dtype: ``torch.bfloat16``, ``torch.float16`` or ``torch.float32``, of parameters and
             activations.
         gradient_dtype: in which the gradients of an iteration add up; ``dtype``, if that is fp32.
+        wide_stream: keep the residual stream, and the tensors between stages, in fp32, though
+            ``dtype`` has 16 bits.
         eval_interval: iterations between two evaluations; ``None``: no evaluation.
         eval_iters: batches of ``global_batch_size`` samples per evaluation.
         replicas: that share a global batch.
@@ -150,6 +152,7 @@ class TrainConfig:
     vocab_recompute: bool = False
     recomputation: Recomputation = NO_RECOMPUTATION
     gradient_dtype: torch.dtype = torch.float32
+    wide_stream: bool = False
 
     @property
     def num_microbatches(self) -> int:

@@ -25,7 +25,9 @@ def build_layer(
     dtype: torch.dtype,
     kernels: Kernels,
     tensor: TensorParallel = ALONE,
+    stream_kernels: Kernels | None = None,
 ) -> TransformerLayer:
     """Return a layer of a model; see ``TransformerLayer`` for the arguments."""
     order = layer_spec(config, layer_number).order
-    return LAYERS[order](config, layer_number, device, dtype, kernels, tensor)
+    make = LAYERS[order]
+    return make(config, layer_number, device, dtype, kernels, tensor, stream_kernels)

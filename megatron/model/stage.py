@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from megatron.kernels.choose import kernels_for
+from megatron.kernels.wide_norms import WideNorms
 from megatron.layers.dropout import DropoutSeeds, dropout
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation, prepare
 from megatron.layers.rope import RotaryEmbedding
@@ -107,9 +108,11 @@ class RankModel(nn.Module):
         tensor: the ranks that share the layers.
         recomputation: what the backward computes again.
         vocab_recompute: the output layer keeps nothing of the logits from S to T.
+        wide_stream: keep the residual stream, and the tensors between stages, in fp32.
 
     Attributes:
         kernels: of that device and type.
+        stream_dtype: of the residual stream.
     """
 
     def __init__(
@@ -122,6 +125,7 @@ class RankModel(nn.Module):
         recomputation: Recomputation = NO_RECOMPUTATION,
         *,
         vocab_recompute: bool = False,
+        wide_stream: bool = False,
     ) -> None:
         super().__init__()
         self.tensor = tensor
@@ -129,10 +133,13 @@ class RankModel(nn.Module):
         self.recomputation = recomputation
         self.placement = placement
         self.kernels = kernels_for(device, dtype)
+        self.stream_dtype = torch.float32 if wide_stream else dtype
+        stream_kernels = WideNorms(device) if wide_stream else self.kernels
         self.ropes = _ropes(config, placement, device)
         self.chunks = nn.ModuleList(
             nn.ModuleList(
-                build_layer(config, i, device, dtype, self.kernels, tensor) for i in layers
+                build_layer(config, i, device, dtype, self.kernels, tensor, stream_kernels)
+                for i in layers
             )
             for layers in placement.chunks
         )
@@ -157,7 +164,7 @@ class RankModel(nn.Module):
                 config.max_position_embeddings, h, dtype=dtype, device=device
             )
         if placement.last_chunk is not None:
-            self.final_norm = norm.build(h, device, dtype, self.kernels)
+            self.final_norm = norm.build(h, device, dtype, stream_kernels)
 
     def _make_output_layer(
         self, shard: VocabularyShard, dtype: torch.dtype, device: torch.device, recompute: bool
@@ -228,6 +235,7 @@ class RankModel(nn.Module):
             x_bsh = x_bsh * self.config.embedding_multiplier
         if self.embedding_norm is not None:
             x_bsh = self.embedding_norm(x_bsh)
+        x_bsh = x_bsh.to(self.stream_dtype)
         if self.positions is not None:
             x_bsh = x_bsh + self._own_positions(x_bsh.shape[1])
         return x_bsh

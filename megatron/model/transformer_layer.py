@@ -29,6 +29,7 @@ class TransformerLayer(nn.Module):
         dtype: type of the parameters and of the activations.
         kernels: of that device and type.
         tensor: the ranks that share the layer.
+        stream_kernels: for the norms of the residual stream; ``None``: the same.
 
     Attributes:
         recompute_layernorm: the backward computes the outputs of the norms before branches again.
@@ -44,6 +45,7 @@ class TransformerLayer(nn.Module):
         dtype: torch.dtype,
         kernels: Kernels,
         tensor: TensorParallel = ALONE,
+        stream_kernels: Kernels | None = None,
     ) -> None:
         super().__init__()
         self.layer_number = layer_number
@@ -51,17 +53,18 @@ class TransformerLayer(nn.Module):
         self._tensor = tensor
         self._hidden_dropout = spec.hidden_dropout
 
-        def norm(is_there: bool = True) -> nn.Module:
+        def norm(kernels: Kernels = kernels, *, is_there: bool = True) -> nn.Module:
             if not is_there:
                 return nn.Identity()
             return spec.norm.build(config.hidden_size, device, dtype, kernels)
 
-        self.input_layernorm = norm()
+        stream_kernels = stream_kernels or kernels
+        self.input_layernorm = norm(stream_kernels)
         self.self_attention = spec.attention.build(device, dtype, kernels, tensor)
-        self.post_self_attn_layernorm = norm(spec.norm_after_attention)
-        self.pre_mlp_layernorm = norm(spec.mlp_norm)
+        self.post_self_attn_layernorm = norm(is_there=spec.norm_after_attention)
+        self.pre_mlp_layernorm = norm(stream_kernels, is_there=spec.mlp_norm)
         self.mlp = spec.mlp.build(device, dtype, kernels, tensor)
-        self.post_mlp_layernorm = norm(spec.norm_after_mlp)
+        self.post_mlp_layernorm = norm(is_there=spec.norm_after_mlp)
 
     def forward(
         self,
@@ -72,7 +75,8 @@ class TransformerLayer(nn.Module):
         """Return the block's output.
 
         Args:
-            x_bsh: residual stream [b, s, h], of the tokens that this rank has.
+            x_bsh: residual stream [b, s, h], of the tokens that this rank has, in the type of the
+                activations or in fp32.
             rope: rotation of this layer, as its spec says; None without one.
             seeds: of dropout in training; ``None``: nothing is dropped.
 
@@ -112,4 +116,4 @@ class TransformerLayer(nn.Module):
 
     def _stream(self, x_bsh: Tensor, normed_bsh: Tensor) -> Tensor:
         """Return what a branch that reads ``normed_bsh``, the norm of ``x_bsh``, adds to."""
-        return normed_bsh if self.spec.adds_to_normed else x_bsh
+        return normed_bsh.to(x_bsh.dtype) if self.spec.adds_to_normed else x_bsh

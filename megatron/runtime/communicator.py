@@ -71,6 +71,7 @@ class Communicator:
         activation_shape: [b, u, h], the shape of the tensors between stages.
         dtype: of activations.
         sequence_parts: parts of u tokens that every sample is cut into.
+        stream_dtype: of the tensors between stages; ``None``: the same.
 
     Attributes:
         passes: the passes with the store; a barrier may need their arithmetic. May be exchanged.
@@ -86,6 +87,7 @@ class Communicator:
         activation_shape: tuple[int, int, int],
         dtype: torch.dtype,
         sequence_parts: int = 1,
+        stream_dtype: torch.dtype | None = None,
     ) -> None:
         self.passes = passes
         self.recorder: Observer | None = None
@@ -96,6 +98,7 @@ class Communicator:
         b, u, h = activation_shape
         self._whole_shape = (sequence_parts * b * u, h)
         self._dtype = dtype
+        self._stream_dtype = stream_dtype or dtype
         self._levels = TwoLevels(groups.row, groups.column, wants_parts=sequence_parts > 1)
         # pipeline ranks of the first and the last stage
         self._first = plan.stages[0][0]
@@ -132,10 +135,11 @@ class Communicator:
             name = "output" if forward else "input_gradient"
             tensor = self.passes.store.take(name, comm.microbatch, comm.stage)
             return p2p.send(tensor, receiver, axis, tag)
-        return p2p.receive(self._buffer(self._shape), sender, axis, tag)
+        buffer = self._buffer(self._shape, self._stream_dtype)
+        return p2p.receive(buffer, sender, axis, tag)
 
-    def _buffer(self, shape: tuple[int, ...]) -> Tensor:
-        return torch.empty(shape, dtype=self._dtype, device=self._groups.device)
+    def _buffer(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        return torch.empty(shape, dtype=dtype or self._dtype, device=self._groups.device)
 
     def _make_collectives(self) -> Mapping[CommKind, _Collective]:
         """Return the collective of each kind; a barrier's follows from the payloads it carries."""

@@ -148,9 +148,13 @@ class PipelineRank:
         groups, shape, dtype = self._groups, self._shape, self._dtype
         rank, replica = groups.pipeline.rank, (groups.data.rank, groups.data.size)
         passes = StagePasses(self.model, plan, rank, self.store, self._seed, replica)
-        parts = self.model.tensor.sequence_parts
-        placeholder = PlaceholderPasses(plan, rank, self.store, shape, dtype, groups.device, parts)
-        communicator = Communicator(groups, plan, passes, self._lane, shape, dtype, parts)
+        parts, stream_dtype = self.model.tensor.sequence_parts, self.model.stream_dtype
+        placeholder = PlaceholderPasses(
+            plan, rank, self.store, shape, dtype, groups.device, parts, stream_dtype
+        )
+        communicator = Communicator(
+            groups, plan, passes, self._lane, shape, dtype, parts, stream_dtype
+        )
         return Installed(
             costs=costs,
             training=self.training_program(plan, costs),

@@ -48,6 +48,7 @@ class PlaceholderPasses:
         dtype: of activations.
         device: where the tensors live.
         sequence_parts: parts of u tokens that every sample is cut into.
+        stream_dtype: of the tensors between stages; ``None``: as activations.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class PlaceholderPasses:
         dtype: torch.dtype,
         device: torch.device,
         sequence_parts: int = 1,
+        stream_dtype: torch.dtype | None = None,
     ) -> None:
         self.plan = plan
         self.rank = rank
@@ -77,6 +79,7 @@ class PlaceholderPasses:
         self._n = sequence_parts * b * u
         self._buh, self._nh = activation_shape, (self._n, h)
         self._dtype = dtype
+        self._stream_dtype = stream_dtype or dtype
         self._statistics_dtype = statistics_dtype(dtype)
         self._device = device
         self._last_stage = len(plan.stages) - 1
@@ -105,7 +108,7 @@ class PlaceholderPasses:
         if stage < self._last_stage:
             same_rank = self.plan.stages[stage + 1][0] == self.rank
             name = "input" if same_rank else "output"
-            self.store.put(name, i, self._activation(value), stage + same_rank)
+            self.store.put(name, i, self._between_stages(value), stage + same_rank)
         elif self.plan.treatment.is_sharded:
             self.store.put("x", i, self._all_tokens(value))
         else:
@@ -130,7 +133,7 @@ class PlaceholderPasses:
         if stage > 0:
             same_rank = self.plan.stages[stage - 1][0] == self.rank
             name = "output_gradient" if same_rank else "input_gradient"
-            self.store.put(name, i, self._activation(value), stage - same_rank)
+            self.store.put(name, i, self._between_stages(value), stage - same_rank)
         elif self.plan.treatment.is_sharded:
             self.store.put("input_gradient", i, self._all_tokens(value))
 
@@ -171,6 +174,9 @@ class PlaceholderPasses:
 
     def _activation(self, value: float) -> Tensor:
         return torch.full(self._buh, value, dtype=self._dtype, device=self._device)
+
+    def _between_stages(self, value: float) -> Tensor:
+        return torch.full(self._buh, value, dtype=self._stream_dtype, device=self._device)
 
     def _all_tokens(self, value: float) -> Tensor:
         return torch.full(self._nh, value, dtype=self._dtype, device=self._device)

@@ -177,6 +177,7 @@ def make_model(
         tensor,
         train.recomputation,
         vocab_recompute=train.vocab_recompute,
+        wide_stream=train.wide_stream,
     )
     model.initialise(train.seed)
     return model

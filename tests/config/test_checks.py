@@ -353,6 +353,7 @@ def test_refused_with_flag_value_and_way_out(
         ("--use-distributed-optimizer", "--use-distributed-optimizer one replica"),
         ("--initial-loss-scale 65536", "--initial-loss-scale 65536 --fp16"),
         ("--loss-scale 8", "--loss-scale 8.0 --fp16"),
+        ("--fp32-residual-connection", "--fp32-residual-connection --bf16 --fp16"),
         ("--use-precision-aware-optimizer", "--use-precision-aware-optimizer fp32"),
         ("--fp16-lm-cross-entropy", "--fp16-lm-cross-entropy fp32 anyway"),
         ("--no-query-key-layer-scaling", "--no-query-key-layer-scaling cancels"),

@@ -52,6 +52,12 @@ def test_types_of_gradients_and_moments() -> None:
     assert (narrow.optimizer.exp_avg_dtype, narrow.optimizer.exp_avg_sq_dtype) == ("bf16", "bf16")
 
 
+@pytest.mark.parametrize(("precision", "wide"), [("--bf16", True), ("--fp16", True), ("", False)])
+def test_only_a_stream_of_16_bits_is_widened(precision: str, wide: bool) -> None:
+    assert run(f"{precision} --fp32-residual-connection").train.wide_stream == wide
+    assert not run(precision).train.wide_stream
+
+
 def test_an_overflow_never_ends_a_run_whose_scale_changes() -> None:
     (note,) = (
         note

@@ -23,6 +23,7 @@ from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import PARTS, Recomputation
+from megatron.optimizer.config import LossScaleConfig
 from megatron.schedules.check import expected_passes
 from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN
 from megatron.simulator.costs.gpus import GIB
@@ -135,6 +136,17 @@ def test_every_optimizer(optimizer: Literal["sgd", "muon"], gpus: GpuPool) -> No
     config = Job(options, microbatches=4).config(Layout(2, "vocab-2"), torch.bfloat16)
     config = replace(config, optimizer=replace(config.optimizer, optimizer=optimizer))
     assert_sound(gpus.map(run, config, ranks=2))
+
+
+@pytest.mark.parametrize("post_validation", [False, True])
+def test_fp16(post_validation: bool, gpus: GpuPool) -> None:
+    config = Job(GPTOptions(num_layers=4), microbatches=4).config(
+        Layout(2, "vocab-2"), torch.float16
+    )
+    optimizer = replace(
+        config.optimizer, loss_scale=LossScaleConfig(), post_validation=post_validation, clip_grad=0
+    )
+    assert_sound(gpus.map(run, replace(config, optimizer=optimizer), ranks=2))
 
 
 @pytest.mark.parametrize(
@@ -358,6 +370,16 @@ def test_memory_of_gradients_in_bf16_is_what_a_dry_run_says(gpus: GpuPool) -> No
     assert own.allocated == pytest.approx(own.predicted, rel=0.025)
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-v"])
+def test_memory_of_an_fp32_stream_is_what_a_dry_run_says(schedule: str, gpus: GpuPool) -> None:
+    config = paper_config(
+        Layout(2, "vocab-2", schedule), 32_000, layers=4, micro_batch_size=4, tie_embeddings=True
+    )
+    own = memory(replace(config, train=replace(config.train, wide_stream=True)), gpus)
+    assert own.faults == []
+    assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
+
+
 @pytest.mark.parametrize("overlap", [False, True], ids=["at the end", "overlapped"])
 def test_memory_of_copies_in_which_gradients_are_reduced_is_what_a_dry_run_says(
     overlap: bool, gpus: GpuPool
@@ -370,4 +392,4 @@ def test_memory_of_copies_in_which_gradients_are_reduced_is_what_a_dry_run_says(
     wide, own = memory(config, gpus), memory(narrow, gpus)
     assert own.faults == []
     assert own.allocated == pytest.approx(own.predicted, rel=0.025)
-    assert min(own.allocated) > 1.03 * max(wide.allocated), "the copies count"
+    assert min(own.allocated) > 1.02 * max(wide.allocated), "the copies count"

@@ -88,9 +88,12 @@ def test_moments_are_rounded_where_the_run_keeps_fewer_bits(
     wide = prepared(Layout(1, "none"), torch.bfloat16)
     narrow = replace(wide, optimizer=replace(wide.optimizer, exp_avg_dtype="bf16"))
     [whole], [resumed] = whole_and_resumed(ranks, wide, tmp_path, then=narrow)
+    squares: dict[str, list[float]] = {}
     for name, (_, parts) in whole.held.items():
+        kind = name.split(".")[0]
         for (_, value), (_, other) in zip(parts, resumed.held[name][1], strict=True):
-            if name.startswith("exp_avg."):
-                assert other.dtype == torch.bfloat16
-            difference = (value.double() - other.double()).norm() / value.double().norm()
-            assert difference < 0.02, name
+            assert (other.dtype == torch.bfloat16) == (kind == "exp_avg")
+            error, size = squares.setdefault(kind, [0.0, 0.0])
+            difference = value.double() - other.double()
+            squares[kind] = [error + float(difference.norm()) ** 2, size + float(value.norm()) ** 2]
+    assert all(0 < error < 0.02**2 * size for error, size in squares.values()), squares

@@ -180,16 +180,6 @@ FEATURES: Final = (
         ),
     ),
     Feature(
-        "an fp32 residual stream under bf16",
-        "activations between the layers are in the type of the parameters",
-        _LEAVE_IT_OUT,
-        "",
-        idle=(
-            Idle("the activations are fp32", without("--bf16", "--fp16"), """
-                --fp32-residual-connection"""),
-        ),
-    ),
-    Feature(
         "main gradients in two types",
         "--main-grads-dtype bf16 asks for the opposite",
         "leave one of them out",

@@ -185,7 +185,7 @@ class ModelTimes:
         Those of the vocabulary have two levels if several ranks share a layer: each sends its part
         of an activation along the pipeline, and the tensor ranks gather or scatter the parts.
         """
-        hop = self.device.message(ACTIVATION_BYTES * self.shape.own_elements)
+        hop = self.device.message(self.shape.stream_bytes)
         comms: dict[CommKind, float] = {"X": hop, "G": hop}
         if treatment.is_sharded:
             spread = self._part() + self._round()

@@ -103,7 +103,7 @@ def model_sizes(
         activation[rank][chunk] += shape.stage_activation_bytes(layer_count)
         factors[rank][chunk] += layer_count * shape.layer_factor_bytes
     own_x = ACTIVATION_BYTES * shape.own_elements
-    activation[last][last_chunk] += own_x  # the final norm keeps its input
+    activation[last][last_chunk] += shape.stream_bytes  # the final norm keeps its input
     recomputes = shape.recomputed != NOTHING
     logits = shape.logits / shape.tensor.ranks / (ranks if treatment.is_sharded else 1)
     exponentials = x + logit.held * logits

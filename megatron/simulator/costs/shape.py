@@ -81,6 +81,7 @@ class Shape:
         tensor: how ranks share a layer. Counts of a layer are those of one rank; those of the
             vocabulary are of the whole one.
         vocab_recompute: the output layer keeps nothing of the logits for its backward.
+        wide_stream: the residual stream is fp32, and so are the tensors between stages.
     """
 
     hidden_size: int
@@ -103,6 +104,7 @@ class Shape:
     recomputed: Recomputed = NOTHING
     tensor: TensorSplit = WHOLE
     vocab_recompute: bool = False
+    wide_stream: bool = False
 
     @property
     def tokens(self) -> int:
@@ -118,6 +120,11 @@ class Shape:
     def own_elements(self) -> float:
         """Elements of it that a rank has outside of attention and MLP."""
         return self.elements / self.tensor.sequence_parts
+
+    @property
+    def stream_bytes(self) -> float:
+        """Bytes of a rank's part of the residual stream, which goes from stage to stage."""
+        return (2 if self.wide_stream else 1) * ACTIVATION_BYTES * self.own_elements
 
     @property
     def layer_parameters(self) -> int:
@@ -218,6 +225,7 @@ class Shape:
         width = 2 * self._query_width + self._key_value_width
         masks = 2 if self.dropout else 0
         outside = self.stream_inputs * ACTIVATION_BYTES + masks
+        outside += 2 * ACTIVATION_BYTES if self.wide_stream else 0  # the inputs of both norms
         whole = ACTIVATION_BYTES * self.tokens * width + outside * self.own_elements
         return whole + self._core_bytes + self._mlp_bytes
 
@@ -258,7 +266,7 @@ class Shape:
             layers: of the stage.
         """
         whole = self.recomputed.layers(layers)
-        inputs = ACTIVATION_BYTES * self.own_elements * self.recomputed.groups(layers)
+        inputs = self.stream_bytes * self.recomputed.groups(layers)
         return inputs + (layers - whole) * (self.layer_activation_bytes - self.layer_repeated_bytes)
 
     def stage_repeated_bytes(self, layers: int) -> float:
@@ -275,7 +283,7 @@ class Shape:
             one_norm = ACTIVATION_BYTES * self.own_elements if self.recomputed.norms else 0
             return max(0.0, self.layer_repeated_bytes - one_norm) if layers else 0.0
         again = (together - (layers - whole)) * self.layer_activation_bytes
-        return max(0.0, again - ACTIVATION_BYTES * self.own_elements)
+        return max(0.0, again - self.stream_bytes)
 
     @property
     def _core_bytes(self) -> float:

@@ -102,8 +102,8 @@ def training_sizes(
         static[rank] += (shared + copies) * state
     assert not isinstance(sizes.activation, (int, float))
     activation = [list(of_ranks(own)) for own in sizes.activation]
-    if positions or changes_words:
-        # The words' embeddings, which wait for their gradient beside what is made of them.
+    if positions or changes_words or shape.wide_stream:
+        # The words' embeddings, which wait for their gradient beside what the layers read.
         activation[first][first_chunk] += ACTIVATION_BYTES * shape.own_elements
     return replace(sizes, static=static, activation=activation)
 

@@ -14,6 +14,7 @@ def shape_of(
     tensor: TensorSplit = WHOLE,
     *,
     vocab_recompute: bool = False,
+    wide_stream: bool = False,
 ) -> Shape:
     """Return the shape from which the simulator counts FLOPs and bytes.
 
@@ -23,6 +24,7 @@ def shape_of(
         recomputation: what the backward of its layers computes again.
         tensor: how ranks share a layer.
         vocab_recompute: the output layer keeps nothing of the logits for its backward.
+        wide_stream: whether the residual stream is fp32 among activations of 16 bits.
     """
     parts = recomputation.parts
     return Shape(
@@ -51,6 +53,7 @@ def shape_of(
         ),
         tensor=tensor,
         vocab_recompute=vocab_recompute,
+        wide_stream=wide_stream,
     )
 
 
@@ -63,6 +66,7 @@ def run_shape(config: RunConfig) -> Shape:
         train.recomputation,
         TensorSplit(parallel.tensor_size, parallel.sequence_parallel),
         vocab_recompute=train.vocab_recompute,
+        wide_stream=train.wide_stream,
     )
 
 

@@ -189,8 +189,6 @@ def test_conditions_on_a_line() -> None:
         ("--no-position-embedding", 1, 1, 0),
         ("--no-position-embedding --position-embedding-type alibi", 1, 1, 0),
         ("--position-embedding-type learned_absolute --no-position-embedding", 1, 1, 1),
-        ("--fp32-residual-connection", 1, 1, 0),
-        ("--fp32-residual-connection --bf16", 1, 0, 1),
         ("--vocab-file v --tokenizer-type NullTokenizer", 1, 1, 0),
         ("--vocab-file v", 1, 0, 1),
         ("--moe-router-topk 2", 1, 1, 0),

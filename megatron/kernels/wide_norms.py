@@ -1,0 +1,31 @@
+"""Norms of a residual stream in fp32, where parameters and the layers' activations have 16 bits."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from megatron.kernels.choose import kernels_for
+from megatron.kernels.reference.kernels import ReferenceKernels
+
+
+class WideNorms(ReferenceKernels):
+    """Norms from fp32 to the type of their parameters; all else as ``ReferenceKernels``.
+
+    Args:
+        device: where the stream lives.
+        folder: folder of compiled libraries, by default the project's.
+    """
+
+    def __init__(self, device: torch.device, folder: Path | None = None) -> None:
+        super().__init__()
+        self._wide = kernels_for(device, torch.float32, folder)
+
+    def layer_norm(self, x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
+        """See ``Kernels``; the result has the type of ``weight_h``."""
+        parameters = weight_h.to(x.dtype), bias_h.to(x.dtype)
+        return self._wide.layer_norm(x, *parameters, epsilon).to(weight_h.dtype)
+
+    def rms_norm(self, x: Tensor, weight_h: Tensor, epsilon: float) -> Tensor:
+        """See ``Kernels``; the result has the type of ``weight_h``."""
+        return self._wide.rms_norm(x, weight_h.to(x.dtype), epsilon).to(weight_h.dtype)
