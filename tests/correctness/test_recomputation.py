@@ -29,6 +29,7 @@ from reference.plain_loss import loss_and_gradients
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import PARTS, Recomputation
 from megatron.runtime.batch import to_device
+from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.setup import build_train_state
 
 WAYS = {
@@ -56,12 +57,16 @@ def recomputing(config: RunConfig, way: str) -> RunConfig:
 def results(
     rank: int, world_size: int, *, job: Job, configs: list[RunConfig]
 ) -> tuple[Pieces, list[Result]]:
-    """Initial weights; loss and gradients of the first batch under every configuration."""
+    """Initial weights; loss and gradients of the first batch under every configuration.
+
+    They share a plan: the order of its passes is the order in which gradients add up.
+    """
     groups = make_pipeline_groups()
+    run_plan = make_run_plan(configs[0])
     initial: Pieces = {}
     found = []
     for config in configs:
-        state = build_train_state(config, groups)
+        state = build_train_state(config, groups, run_plan)
         initial = pieces(state, parameter_values)
         statistics = torch.promote_types(config.train.dtype, torch.float32)
         batch = to_device(job.batches()[0], CPU, statistics)
@@ -96,7 +101,7 @@ def test_recomputed_layers_give_the_same_bits(
 ) -> None:
     """With dropout, in both precisions; and without it, as the plain GPT does."""
     options = replace(model, num_layers=4 * p, tie_embeddings=tied)
-    job = Job(options, microbatches=3, iterations=1, dropout=0.2)
+    job = Job(options, microbatches=5, iterations=1, dropout=0.2)
     still = replace(job, dropout=0.0)
     spread = layout(schedule, treatment, p, tmp_path)
     plain = [job.config(spread, dtype) for dtype in PRECISIONS]

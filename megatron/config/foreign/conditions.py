@@ -46,6 +46,12 @@ NO_RECOMPUTATION = without(
     "--checkpoint-activations",
     "--activations-checkpoint-method",
 )
+NOT_SHARED = Condition(
+    "without recomputation, or at --tensor-model-parallel-size 1",
+    lambda line: (
+        NO_RECOMPUTATION.holds(line) or line.number("--tensor-model-parallel-size", 1) <= 1
+    ),
+)
 NO_RECORDS = without("--tensorboard-dir", "--wandb-project")
 DYNAMIC_SCALE = Condition(
     "beside --fp16 without --loss-scale",

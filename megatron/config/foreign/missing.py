@@ -17,6 +17,7 @@ from megatron.config.foreign.conditions import (
     NO_FP8,
     NO_RECOMPUTATION,
     NO_RECORDS,
+    NOT_SHARED,
     OWN_TOKENIZER,
     SAME_STD,
     WITHOUT_TABLE,
@@ -212,10 +213,9 @@ FEATURES: Final = (
         "leave it out (--sequence-parallel cuts them too)",
         "",
         idle=(
-            Idle("recomputation is not asked for", NO_RECOMPUTATION, """
-                --partition-activations --distribute-saved-activations --checkpoint-in-cpu"""),
-            Idle("layers are not split over tensor-parallel ranks",
-                at_one("--tensor-model-parallel-size"), """
+            Idle("there is no recomputation whose inputs could leave their rank", NO_RECOMPUTATION,
+                "--checkpoint-in-cpu"),
+            Idle("there are no inputs of recomputed layers that ranks could share", NOT_SHARED, """
                 --partition-activations --distribute-saved-activations"""),
         ),
     ),

@@ -244,7 +244,7 @@ def test_recomputation_is_proposed_where_only_it_fits() -> None:
     run = config(4, "vocab-2", "gpipe")
     run = replace(
         run,
-        model=replace(run.model, seq_length=8192, max_position_embeddings=8192),
+        model=replace(run.model, seq_length=16384, max_position_embeddings=16384),
         train=replace(run.train, micro_batch_size=1),
     )
     text = report(run, "A100-40GB")
