@@ -35,10 +35,11 @@ def introduction(
     """
     shards = parallel.vocab_shards
     replicas = f"{train.replicas} replicas of a " if train.replicas > 1 else ""
+    again = " with recomputed logits" if train.vocab_recompute else ""
     yield (
         f"{replicas}pipeline of {parallel.pipeline_size} on {parallel.device} "
         f"({parallel.backend}), schedule {schedule}, vocabulary "
-        f"{parallel.vocab_parallel}, {counted(train.num_microbatches, 'microbatch')}, "
+        f"{parallel.vocab_parallel}{again}, {counted(train.num_microbatches, 'microbatch')}, "
         f"{str(train.dtype).removeprefix('torch.')}"
     )
     yield (
