@@ -112,7 +112,8 @@ def _job(config: RunConfig, gpu: Gpu) -> str:
         f"{config.parallel.pipeline_size} x {gpu.name} ({gpu.peak_tflops:g} TFLOP/s, "
         f"{gpu.memory / GIB:.0f} GiB){alone}\n"
         f"vocabulary {config.parallel.vocab_parallel}{again}; global batch "
-        f"{train.global_batch_size}: {microbatches} of {counted(train.micro_batch_size, 'sample')}{share}"
+        f"{train.global_batch_size}: {microbatches} of "
+        f"{counted(train.micro_batch_size, 'sample')}{share}"
     )
 
 
