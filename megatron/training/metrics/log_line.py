@@ -37,10 +37,11 @@ def introduction(
     replicas = f"{train.replicas} replicas of a " if train.replicas > 1 else ""
     tensor = f" x {parallel.tensor_size} tensor-parallel" if parallel.tensor_size > 1 else ""
     tensor += " ranks that share the sequence" if parallel.sequence_parallel else ""
+    again = " with recomputed logits" if train.vocab_recompute else ""
     yield (
         f"{replicas}pipeline of {parallel.pipeline_size}{tensor} on {parallel.device} "
         f"({parallel.backend}), schedule {schedule}, vocabulary "
-        f"{parallel.vocab_parallel}, {counted(train.num_microbatches, 'microbatch')}, "
+        f"{parallel.vocab_parallel}{again}, {counted(train.num_microbatches, 'microbatch')}, "
         f"{str(train.dtype).removeprefix('torch.')}"
     )
     yield (

@@ -107,13 +107,15 @@ def _job(config: RunConfig, gpu: Gpu) -> str:
     train, replicas = config.train, config.train.replicas
     alone = "; --dry-run-replicas N plans more" if replicas == 1 else ""
     share = "" if replicas == 1 else " for each replica"
+    again = " with recomputed logits" if train.vocab_recompute else ""
     microbatches = counted(train.num_microbatches, "microbatch")
     return (
         f"dry run, nothing is started: {counted(replicas, 'replica')} of "
         f"{config.parallel.pipeline_size} x {gpu.name} ({gpu.peak_tflops:g} TFLOP/s, "
         f"{gpu.memory / GIB:.0f} GiB){alone}\n"
-        f"vocabulary {config.parallel.vocab_parallel}; global batch {train.global_batch_size}: "
-        f"{microbatches} of {counted(train.micro_batch_size, 'sample')}{share}"
+        f"vocabulary {config.parallel.vocab_parallel}{again}; global batch "
+        f"{train.global_batch_size}: {microbatches} of "
+        f"{counted(train.micro_batch_size, 'sample')}{share}"
     )
 
 

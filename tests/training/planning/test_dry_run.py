@@ -291,6 +291,7 @@ def test_logits_formed_again_are_proposed_where_only_they_fit() -> None:
     assert re.findall(r"^  (--.*?): ", fitting, re.MULTILINE) == [
         "--pipeline-schedule 1f1b --vocab-recompute"
     ]
+    assert "vocabulary none with recomputed logits;" in next(dry_run(again, small))
 
 
 def test_nothing_nearby_fits() -> None:
