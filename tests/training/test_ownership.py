@@ -22,6 +22,7 @@ SCHEDULES = [s for s in TRAINABLE_SCHEDULES if s != "file" and not TRAITS[s].nee
 @given(
     ranks=st.integers(1, 4),
     replicas=st.integers(1, 3),
+    tensor=st.sampled_from([(1, False), (2, False), (2, True), (4, True)]),
     schedule=st.sampled_from(SCHEDULES),
     treatment=st.sampled_from(sorted(TREATMENTS)),
     tied=st.booleans(),
@@ -31,6 +32,7 @@ SCHEDULES = [s for s in TRAINABLE_SCHEDULES if s != "file" and not TRAITS[s].nee
 def test_the_boxes_of_a_replica_tile_every_tensor(
     ranks: int,
     replicas: int,
+    tensor: tuple[int, bool],
     schedule: str,
     treatment: str,
     tied: bool,
@@ -40,9 +42,11 @@ def test_the_boxes_of_a_replica_tile_every_tensor(
     options = GPTOptions(
         num_layers=2 * ranks, vocab_size=vocab_size, tie_embeddings=tied, swiglu=gated
     )
-    config = Job(options).config(Layout(ranks, treatment, schedule))
+    size, sequence = tensor
+    layout = Layout(ranks, treatment, schedule, tensor=size, sequence=sequence)
+    config = Job(options, sequence=12).config(layout)
     run_plan = make_run_plan(config)
-    grid = Grid(data_size=replicas, pipeline_size=ranks)
+    grid = Grid(size, replicas, ranks)
     shapes = parameter_shapes(options)
     boxes: dict[tuple[int, str], list[Box]] = {}
     for rank in range(grid.world_size):
