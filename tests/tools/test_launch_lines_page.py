@@ -45,8 +45,6 @@ MISSING = {
     },
     "BLOOM-176B": {
         "data given per split or in a file",
-        "other layers",
-        "other position embeddings",
         "other spreads of the layers",
         "other tokenizers",
         "recomputation",
