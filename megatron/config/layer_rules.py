@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from megatron.config.flags import Flags
+from megatron.config.layer_fields import no_rope_pattern, window_pattern
 from megatron.config.layer_patterns import parse_window
-from megatron.config.resolve import no_rope_pattern, window_pattern
 
 
 def _window(flags: Flags) -> Iterator[str]:

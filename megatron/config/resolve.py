@@ -27,7 +27,7 @@ from megatron.config.flags import (
     TrainFlags,
 )
 from megatron.config.guard_flags import parse_iterations
-from megatron.config.layer_patterns import parse_pattern, parse_window
+from megatron.config.layer_fields import layer_fields
 from megatron.config.long_run_flags import CheckpointFlags, GuardFlags, ReplicaFlags
 from megatron.config.optimizer_flags import OptimizerFlags
 from megatron.config.pipeline_flags import settle_pipeline
@@ -48,7 +48,7 @@ from megatron.config.run_config import (
 from megatron.data.batch_sizes import BatchSizes, Growth
 from megatron.data.config import DataConfig
 from megatron.data.tokenizer import build_tokenizer
-from megatron.model.config import ModelConfig, Pattern
+from megatron.model.config import ModelConfig
 from megatron.optimizer.config import LossScaleConfig, MuonConfig, OptimizerConfig
 
 if TYPE_CHECKING:
@@ -209,34 +209,6 @@ def model_config(flags: Flags, vocab_size: int) -> ModelConfig:
         tie_embeddings=not model.untie_embeddings_and_output_weights,
         **layer_fields(flags),
     )
-
-
-def layer_fields(flags: Flags) -> dict[str, Any]:
-    """The fields of the model about what its layers are made of."""
-    layers = flags.layers
-    names = {field.name for field in fields(ModelConfig)}
-    same = {name: value for name, value in vars(layers).items() if name in names}
-    derived = {
-        "window_size": parse_window(layers.window_size),
-        "window_pattern": window_pattern(flags),
-        "no_rope_pattern": no_rope_pattern(flags),
-    }
-    if layers.query_pre_attn_scalar is not None:
-        derived["softmax_scale"] = layers.query_pre_attn_scalar**-0.5
-    if layers.scale_embeddings_by_hidden_size:
-        derived["embedding_multiplier"] = flags.model.hidden_size**0.5
-    return same | derived
-
-
-def window_pattern(flags: Flags) -> Pattern:
-    """Which layers have the window; errors as of ``parse_pattern``."""
-    words = flags.layers.window_attn_skip_freq
-    return parse_pattern("--window-attn-skip-freq", words, 0, flags.model.num_layers)
-
-
-def no_rope_pattern(flags: Flags) -> Pattern:
-    """Which layers do not rotate; errors as of ``parse_pattern``."""
-    return parse_pattern("--no-rope-freq", flags.layers.no_rope_freq, 1, flags.model.num_layers)
 
 
 def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelConfig:

@@ -120,8 +120,8 @@ class _Block:
     def write(self, t_xyd: Tensor, out_basd: Tensor) -> None:
         """Write what ``queries`` would return to its place in ``out_basd``."""
         heads = out_basd.shape[1]
-        t_baqd = t_xyd.unflatten(1, (heads // self.groups, -1)).unflatten(0, (-1, self.groups))
-        out_basd[:, :, self.start : self.end] = t_baqd.flatten(1, 2)
+        t_bgrqd = t_xyd.unflatten(1, (heads // self.groups, -1)).unflatten(0, (-1, self.groups))
+        out_basd[:, :, self.start : self.end] = t_bgrqd.flatten(1, 2)
 
     def probabilities(self, q_xyd: Tensor, k_xkd: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the softmax of the scores, and the slopes of the scores over the products.
