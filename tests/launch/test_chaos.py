@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from harness.job_guard import guarded
 
 from megatron.checkpoint import folder
 from tools.checkpoint import main as checkpoint_tool
@@ -80,12 +81,8 @@ def started(chaos: Chaos, root: Path) -> Iterator[subprocess.Popen[str]]:
             text=True,
             start_new_session=True,
         )
-        try:
+        with guarded(process):
             yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 def ranks_of(torchrun: int) -> dict[int, int]:

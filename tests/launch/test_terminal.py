@@ -11,11 +11,13 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from harness.job_guard import guarded
 from launch.test_training_job import (
     ITERATION_LINE,
     PATIENCE,
@@ -75,7 +77,7 @@ def on_terminal(
     )
     screen, seen, raw = Screen(), "", b""
     end = time.monotonic() + PATIENCE
-    try:
+    with closing_all(terminal, inner), guarded(job):
         while job.poll() is None or select.select([terminal], [], [], 0.2)[0]:
             assert time.monotonic() < end, screen.shown
             if select.select([terminal], [], [], 0.2)[0]:
@@ -88,12 +90,16 @@ def on_terminal(
                 act(job)
         screen.feed(raw.decode())
         return Ended(job.returncode, seen, screen.shown, (before, termios.tcgetattr(inner)))
+
+
+@contextmanager
+def closing_all(*descriptors: int) -> Iterator[None]:
+    """Close some file descriptors at the end of the context."""
+    try:
+        yield
     finally:
-        if job.poll() is None:
-            os.killpg(job.pid, signal.SIGKILL)
-            job.wait()
-        os.close(terminal)
-        os.close(inner)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def test_at_the_end_there_are_lines_only_and_an_error_is_the_last_of_them() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_lines import with_flags
+from harness.job_guard import guarded
 
 from megatron.simulator.timeline_file import load_timeline
 
@@ -89,12 +90,8 @@ def started(
         text=True,
         start_new_session=True,
     )
-    try:
+    with guarded(process):
         yield process
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
 
 
 def rank_process(torchrun: int, rank: int) -> int:

@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -29,6 +30,7 @@ from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch, MicrobatchLoader
 from megatron.parallel.groups import make_groups
 from megatron.training.checkpointing import Checkpoints, writer_hosts
+from megatron.training.guard.exits import ExitSignals
 from megatron.training.loop import train
 from megatron.training.open_data import Data
 from megatron.training.progress import Progress, last_iteration
@@ -456,21 +458,23 @@ def test_replicas_share_what_is_copied_and_written(ranks: RankPool, tmp_path: Pa
 
 
 class SpoiltAtTheEnd(Batches):
-    """Makes a weight infinite when the last batch is read."""
+    """Spoils a weight when the last batch is read; without a weight it says that data are bad."""
 
-    def __init__(self, batches: Sequence[Sequence[Any]], weight: torch.Tensor) -> None:
+    def __init__(self, batches: Sequence[Sequence[Any]], weight: torch.Tensor | None) -> None:
         super().__init__(batches)
         self._weight = weight
 
     def next_batch(self) -> list[Microbatch]:
         batch = super().next_batch()
         if self.consumed_samples == JOB.microbatches * JOB.iterations:
+            if self._weight is None:
+                raise ValueError("iteration 6: a foreign token")
             self._weight.detach().fill_(torch.nan)
         return batch
 
 
-def end_on_a_bad_loss(rank: int, world_size: int, *, config: RunConfig) -> list[int]:
-    """Train with slow saves until the last loss is NaN; return what is saved then."""
+def end_badly(rank: int, world_size: int, *, config: RunConfig, by_data: bool) -> list[int]:
+    """Train with slow saves until the last iteration fails; return what is saved then."""
     groups = make_groups(config.parallel.grid, CPU, timedelta(seconds=60))
     state = build_train_state(config, groups)
     write, (parameter, *_) = storage.write, state.parameters
@@ -479,11 +483,13 @@ def end_on_a_bad_loss(rank: int, world_size: int, *, config: RunConfig) -> list[
         time.sleep(1)
         return write(*args)
 
-    data = Data(SpoiltAtTheEnd(JOB.batches(0), parameter.parameter), None)
+    weight = None if by_data else parameter.parameter
+    data = Data(SpoiltAtTheEnd(JOB.batches(0), weight), None)
+    expected = UserError if by_data else FloatingPointError
     with (
         redirect_stdout(io.StringIO()),
         patch.object(storage, "write", slowly),
-        pytest.raises(FloatingPointError, match=f"iteration {JOB.iterations}: "),
+        pytest.raises(expected, match=f"iteration {JOB.iterations}: "),
     ):
         train(config, state, data)
     state.pipeline.close()
@@ -491,11 +497,13 @@ def end_on_a_bad_loss(rank: int, world_size: int, *, config: RunConfig) -> list[
     return folder.complete(config.checkpoint.save)
 
 
-@pytest.mark.parametrize("post_validation", [False, True])
-def test_a_bad_last_loss_lets_an_asynchronous_save_end(
-    post_validation: bool, ranks: RankPool, tmp_path: Path
+@pytest.mark.parametrize(
+    ("post_validation", "by_data"), [(False, False), (True, False), (False, True)]
+)
+def test_a_bad_last_iteration_lets_an_asynchronous_save_end(
+    post_validation: bool, by_data: bool, ranks: RankPool, tmp_path: Path
 ) -> None:
-    """A step that is validated afterwards shows it only when all iterations are done."""
+    """A step that is validated afterwards shows its loss only when all iterations are done."""
     before = JOB.iterations - 1
     config = JOB.config(Layout(2, "vocab-2"), torch.float32)
     config = replace(
@@ -504,4 +512,39 @@ def test_a_bad_last_loss_lets_an_asynchronous_save_end(
         log=replace(config.log, peak_tflops=1.0),
         checkpoint=CheckpointConfig(save=tmp_path, save_interval=before, asynchronous=True),
     )
-    assert ranks.run(end_on_a_bad_loss, 2, config=config) == [[before]] * 2
+    assert ranks.run(end_badly, 2, config=config, by_data=by_data) == [[before]] * 2
+
+
+def leave_by_signal(rank: int, world_size: int, *, config: RunConfig) -> str:
+    """Train until rank 1 gets a signal while it reads its third batch; return what is printed."""
+    groups = make_groups(config.parallel.grid, CPU, timedelta(seconds=60))
+    state = build_train_state(config, groups)
+    before = signal.getsignal(signal.SIGUSR1)
+    signals = ExitSignals(config.guard.exit_signals)
+    loader = Batches(JOB.batches(0))
+    read = loader.next_batch
+
+    def next_batch() -> list[Microbatch]:
+        batch = read()
+        if rank == 1 and loader.consumed_samples == 3 * JOB.microbatches:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return batch
+
+    with redirect_stdout(io.StringIO()) as said, patch.object(loader, "next_batch", next_batch):
+        train(config, state, Data(loader, None), signals)
+    signal.signal(signal.SIGUSR1, before)
+    return said.getvalue()
+
+
+def test_a_signal_ends_a_run_that_saves_nothing(ranks: RankPool) -> None:
+    """The ranks agree one iteration after the signal; the fifth of six is never begun."""
+    config = JOB.config(Layout(2, "vocab-2"), torch.float32)
+    config = replace(
+        config,
+        log=replace(config.log, peak_tflops=1.0),
+        guard=replace(config.guard, exit_signals=("SIGUSR1",)),
+    )
+    said = ranks.run(leave_by_signal, 2, config=config)[0]
+    assert "exiting at iteration 4 after SIGUSR1 (--exit-signal-handler)" in said
+    assert "nothing is saved, without --save" in said
+    assert len(losses(said)) == 4

@@ -225,16 +225,20 @@ def _what_would_fit(config: RunConfig, gpu: Gpu, own: Fullest, watch: Watch) -> 
     near = list(_neighbours(config, watch))
     held = [own, *(setting.least for setting in near)]
     able = [setting for setting in near if setting.least.peak <= gpu.usable]
+    able.sort(key=lambda setting: setting.candidate.least_time)
     watch.expect(len(able))
-    fitting = []
+    fitting: list[tuple[str, RunForecast]] = []
+    times: list[float] = []
     for setting in able:
-        if watch.is_over:
-            break
+        enough = sorted(times)[ALTERNATIVES - 1 : ALTERNATIVES]
+        if watch.is_over or (enough and setting.candidate.least_time >= enough[0]):
+            break  # by FLOPs no other is faster than those that are shown
         other = forecast_run(setting.config, setting.candidate.run_plan, gpu)
         samples = f"{other.samples_per_second:.3g} samples/s"
         watch.planned(setting.named, samples if other.fits else "does not fit")
         if other.fits:
             fitting.append((setting.named, other))
+            times.append(setting.candidate.time)
     watch.close()
     fitting.sort(key=lambda pair: -pair[1].samples_per_second)
     if not fitting:

@@ -39,7 +39,7 @@ from megatron.simulator.costs.model_bytes import model_sizes
 from megatron.simulator.costs.peak_bytes import Sizes, peak_bytes
 from megatron.simulator.costs.shape import Shape
 from megatron.simulator.simulate import simulate
-from megatron.training.planning.dry_run import dry_run
+from megatron.training.planning.dry_run import ALTERNATIVES, dry_run
 from megatron.training.planning.forecast_run import forecast_run, own_output_layer
 from megatron.training.planning.least_memory import least_memory
 from megatron.training.planning.model_shape import shape_of
@@ -475,3 +475,20 @@ def test_refusals() -> None:
         report(replace(run, train=replace(run.train, dtype=torch.float32)))
     with pytest.raises(ValueError, match="--dry-run-gpu H1000 is not known: choose one of A100"):
         gpu("H1000")
+
+
+def test_of_what_would_fit_only_a_part_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left out takes longer by FLOPs, at best, than five that fit."""
+    planned: list[str] = []
+    expected: list[int] = []
+    monkeypatch.setattr(Watch, "expect", lambda self, plans: expected.append(plans))
+    monkeypatch.setattr(Watch, "planned", lambda self, what, outcome: planned.append(what))
+    run = config(2, "none", "gpipe")
+    whole, large = forecast_run(run, make_run_plan(run), gpu("H100")), gpu("H100")
+    share = 0.99 * max(whole.outcome.peak) / large.usable
+    small = replace(large, memory=share * large.memory)
+    text = "\n\n".join(dry_run(run, small))
+    shown = re.findall(r"^  (--pipeline-schedule .*): [\d.]+ GiB", text, re.MULTILINE)
+    assert len(shown) == ALTERNATIVES
+    assert set(shown) <= set(planned)
+    assert len(planned) < expected[0]
