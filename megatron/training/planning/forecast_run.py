@@ -30,7 +30,7 @@ from megatron.simulator.costs.training_bytes import (
 from megatron.simulator.exchange import Exchanges, Hidden, Overlap, hidden
 from megatron.simulator.forecast import Forecast, forecast
 from megatron.simulator.simulate import Timeline, simulate
-from megatron.training.planning.model_shape import run_shape
+from megatron.training.planning.model_shape import shape_of_run
 from megatron.training.planning.run_buckets import RankBuckets, run_buckets
 from megatron.training.planning.run_plan import RunPlan
 
@@ -119,7 +119,7 @@ def run_sizes(config: RunConfig, plan: Plan, layers: Sequence[int], padding: flo
         layers: transformer layers of every stage.
         padding: share of a rank's parameters that its buckets have in addition.
     """
-    shape = run_shape(config)
+    shape = shape_of_run(config)
     return training_sizes(
         shape,
         plan,
@@ -144,7 +144,7 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
     """
     plan = run_plan.plan
     treatment = TREATMENTS[config.parallel.vocab_parallel]
-    shape = run_shape(config)
+    shape = shape_of_run(config)
     device = gpu.device(treatment)
     times = ModelTimes(shape, device, early_whole=True)
     costs = stage_costs(times, plan.stages, treatment).costs(run_plan.layers)

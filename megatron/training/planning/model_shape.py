@@ -1,18 +1,14 @@
 """The shape of a model, from which the simulator counts FLOPs and bytes."""
 
+from dataclasses import replace
+
 from megatron.config.run_config import RunConfig
 from megatron.model.config import ModelConfig
 from megatron.simulator.costs.shape import Shape
 
 
-def shape_of(model: ModelConfig, micro_batch_size: int, *, vocab_recompute: bool = False) -> Shape:
-    """Return the shape from which the simulator counts FLOPs and bytes.
-
-    Args:
-        model: the model.
-        micro_batch_size: samples of a microbatch.
-        vocab_recompute: the output layer keeps nothing of the logits for its backward.
-    """
+def shape_of(model: ModelConfig, micro_batch_size: int) -> Shape:
+    """Return the shape from which the simulator counts FLOPs and bytes."""
     return Shape(
         hidden_size=model.hidden_size,
         num_attention_heads=model.num_attention_heads,
@@ -27,14 +23,7 @@ def shape_of(model: ModelConfig, micro_batch_size: int, *, vocab_recompute: bool
         vector_parameters=_vector_parameters(model),
         own_queries=model.qk_layernorm or model.position_embedding_type == "rope",
         dropout=model.hidden_dropout > 0,
-        vocab_recompute=vocab_recompute,
     )
-
-
-def run_shape(config: RunConfig) -> Shape:
-    """Return the shape of a run's model and microbatches, with what the run keeps of them."""
-    train = config.train
-    return shape_of(config.model, train.micro_batch_size, vocab_recompute=train.vocab_recompute)
 
 
 def _vector_parameters(model: ModelConfig) -> int:
@@ -47,3 +36,10 @@ def _vector_parameters(model: ModelConfig) -> int:
     if model.add_bias_linear:
         biases += 2 * h + model.ffn_hidden_size * (2 if model.activation == "swiglu" else 1)
     return norms * (2 if model.normalization == "LayerNorm" else 1) + biases
+
+
+def shape_of_run(config: RunConfig) -> Shape:
+    """Return the shape of a run, with what its backward computes again."""
+    train = config.train
+    shape = shape_of(config.model, train.micro_batch_size)
+    return replace(shape, vocab_recompute=train.vocab_recompute)
