@@ -36,7 +36,6 @@ from megatron.config.recompute_flags import recomputation_of
 from megatron.config.record_flags import RecordFlags
 from megatron.config.run_config import (
     DryRun,
-    EvaluationSet,
     GuardConfig,
     LogConfig,
     ParallelConfig,
@@ -73,7 +72,7 @@ def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> R
     return RunConfig(
         model=model_config(flags, vocab_size),
         parallel=parallel_config(flags, vocab_size, replicas),
-        train=train_config(flags, evaluation_sets(flags.data.split), replicas),
+        train=train_config(flags, replicas),
         checkpoint=checkpoint_config(flags.checkpoint, flags.train.skip_train),
         guard=guard_config(flags.guard, flags.parallel.distributed_timeout_minutes),
         optimizer=optimizer_config(flags),
@@ -272,29 +271,29 @@ def growth_of(flags: TrainFlags) -> Growth | None:
     return rampup or parse_size_steps(flags.batch_size_steps, batch, unit)
 
 
-def train_config(flags: Flags, sets: tuple[EvaluationSet, ...], replicas: int) -> TrainConfig:
+def train_config(given: Flags, replicas: int) -> TrainConfig:
     """Length, batches and precision; only a set with documents is evaluated."""
-    train = flags.train
-    length = iterations(train)
-    evaluates = train.eval_iters > 0 and (train.eval_interval is not None or train.skip_train)
-    between = evaluates and "validation" in sets and not train.skip_train
+    flags, sets = given.train, evaluation_sets(given.data.split)
+    length = iterations(flags)
+    evaluates = flags.eval_iters > 0 and (flags.eval_interval is not None or flags.skip_train)
+    between = evaluates and "validation" in sets and not flags.skip_train
     return copied(
         TrainConfig,
-        train,
+        flags,
         global_batch_size=length.batch,
         train_iters=length.total,
-        dtype=activation_dtype(flags),
-        gradient_dtype=gradient_dtype(flags.precision),
+        dtype=activation_dtype(given),
+        gradient_dtype=gradient_dtype(given.precision),
         wide_stream=(
-            flags.precision.fp32_residual_connection and activation_dtype(flags) != torch.float32
+            given.precision.fp32_residual_connection and activation_dtype(given) != torch.float32
         ),
-        eval_interval=train.eval_interval if between else None,
+        eval_interval=flags.eval_interval if between else None,
         final_sets=sets if evaluates else (),
         replicas=replicas,
-        rampup=growth_of(train),
-        length=train.train_samples,
-        vocab_recompute=flags.parallel.vocab_recompute,
-        recomputation=recomputation_of(flags.recompute),
+        rampup=growth_of(flags),
+        length=flags.train_samples,
+        vocab_recompute=given.parallel.vocab_recompute,
+        recomputation=recomputation_of(given.recompute),
     )
 
 

@@ -37,7 +37,7 @@ from megatron.simulator.costs.training_bytes import (
 from megatron.simulator.exchange import Exchanges, Hidden, Overlap, hidden
 from megatron.simulator.forecast import Forecast, forecast
 from megatron.simulator.simulate import Timeline, simulate
-from megatron.training.planning.model_shape import run_shape
+from megatron.training.planning.model_shape import shape_of_run
 from megatron.training.planning.run_buckets import RankBuckets, run_buckets
 from megatron.training.planning.run_plan import RunPlan
 
@@ -138,7 +138,7 @@ def run_sizes(
         buckets: of every rank, if there are replicas; without them the result is too low by their
             padding and the copies in which they are reduced.
     """
-    shape = run_shape(config)
+    shape = shape_of_run(config)
     sizes = training_sizes(
         shape,
         plan,
@@ -206,7 +206,7 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
     """
     plan = run_plan.plan
     treatment = TREATMENTS[config.parallel.vocab_parallel]
-    shape = run_shape(config)
+    shape = shape_of_run(config)
     device = gpu.device(treatment)
     times = ModelTimes(shape, device, early_whole=True, split_backward=plan.split_backward)
     costs = stage_costs(times, plan.stages, treatment).costs(run_plan.layers)

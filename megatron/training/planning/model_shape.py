@@ -1,20 +1,18 @@
 """The shape of a model, from which the simulator counts FLOPs and bytes."""
 
+from dataclasses import replace
+
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.model.config import ModelConfig
 from megatron.simulator.costs.recomputed import Recomputed
-from megatron.simulator.costs.shape import WHOLE, Shape, TensorSplit
+from megatron.simulator.costs.shape import Shape, TensorSplit
 
 
 def shape_of(
     model: ModelConfig,
     micro_batch_size: int,
     recomputation: Recomputation = NO_RECOMPUTATION,
-    tensor: TensorSplit = WHOLE,
-    *,
-    vocab_recompute: bool = False,
-    wide_stream: bool = False,
 ) -> Shape:
     """Return the shape from which the simulator counts FLOPs and bytes.
 
@@ -22,9 +20,6 @@ def shape_of(
         model: the whole model.
         micro_batch_size: samples of a microbatch.
         recomputation: what the backward of its layers computes again.
-        tensor: how ranks share a layer.
-        vocab_recompute: the output layer keeps nothing of the logits for its backward.
-        wide_stream: whether the residual stream is fp32 among activations of 16 bits.
     """
     parts = recomputation.parts
     return Shape(
@@ -51,20 +46,15 @@ def shape_of(
             group=recomputation.group,
             most=recomputation.most,
         ),
-        tensor=tensor,
-        vocab_recompute=vocab_recompute,
-        wide_stream=wide_stream,
     )
 
 
-def run_shape(config: RunConfig) -> Shape:
-    """Return the shape of a run's model and microbatches, with what the run keeps of them."""
+def shape_of_run(config: RunConfig) -> Shape:
+    """Return the shape of a run's model and microbatches, as one of its ranks has them."""
     train, parallel = config.train, config.parallel
-    return shape_of(
-        config.model,
-        train.micro_batch_size,
-        train.recomputation,
-        TensorSplit(parallel.tensor_size, parallel.sequence_parallel),
+    return replace(
+        shape_of(config.model, train.micro_batch_size, train.recomputation),
+        tensor=TensorSplit(parallel.tensor_size, parallel.sequence_parallel),
         vocab_recompute=train.vocab_recompute,
         wide_stream=train.wide_stream,
     )

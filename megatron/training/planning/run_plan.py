@@ -34,7 +34,7 @@ from megatron.simulator.costs.measured_costs import measured_costs
 from megatron.simulator.costs.shape import Shape
 from megatron.simulator.costs.stage_costs import StageCosts, notional_costs
 from megatron.simulator.simulate import Timeline, simulate
-from megatron.training.planning.model_shape import run_shape
+from megatron.training.planning.model_shape import shape_of_run
 
 NEAR: Final = 0.01
 """Share of the time that a further schedule must be able to save for ``auto`` to plan it.
@@ -273,7 +273,7 @@ def _prepare(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request
         ValueError: the layers cannot be spread over the stages, or a rank would have no parameters.
     """
     request = _request(config.parallel, config.train.num_microbatches, name)
-    shape = run_shape(config)
+    shape = shape_of_run(config)
     if request.file is not None:
         _check_file(request)
     stage_costs = _stage_costs(shape, request, config.parallel.measured_costs)
