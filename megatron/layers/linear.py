@@ -15,7 +15,6 @@ tensor parallelism b batch, s tokens of a sequence, u those of them that a rank 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -83,8 +82,8 @@ class Linear(nn.Linear):
             self.holdings = {"weight": Cut(0, fused), "bias": Cut(0, fused)}
         elif rows.size > 1:
             self.holdings = {"weight": Cut(1)}
-        self._columns, self._rows = columns, rows
-        self._kernels = kernels
+        self.columns, self.rows = columns, rows
+        self.kernels = kernels
 
     def reset_parameters(self) -> None:
         """Do nothing: ``megatron.model.init`` sets the values, from the right generator."""
@@ -92,15 +91,9 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """[..., i] -> [..., o] of this rank; [b, u, i] -> [b, s, o] or back if ranks share it."""
         defer = self.defer if self.weight.requires_grad else None
-        if defer is None and self._columns.size == self._rows.size == 1:
+        if defer is None and self.columns.size == self.rows.size == 1:
             return super().forward(x)
-        return apply(
-            _SharedLinear,
-            x,
-            self.weight,
-            self.bias,
-            _How(self._columns, self._rows, defer, self._kernels),
-        )
+        return apply(_SharedLinear, x, self.weight, self.bias, self, defer)
 
     if TYPE_CHECKING:  # PyTorch says of the call of a module only that it may return anything
 
@@ -115,16 +108,6 @@ def defer_weight_gradients(module: nn.Module, defer: Defer | None) -> None:
             part.defer = defer
 
 
-@dataclass(frozen=True)
-class _How:
-    """What a layer's product needs besides its factors; see ``Linear``."""
-
-    columns: TensorParallel
-    rows: TensorParallel
-    defer: Defer | None
-    kernels: Kernels
-
-
 class _SharedLinear(torch.autograd.Function):
     """``functional.linear`` with communication around it, and a backward that can be split.
 
@@ -133,34 +116,39 @@ class _SharedLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: _How) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        layer: Linear,
+        defer: Defer | None,
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.how = how
-        whole_x = how.columns.gather(x)
-        if how.rows.size == 1:
+        ctx.layer, ctx.defer = layer, defer
+        whole_x = layer.columns.gather(x)
+        if layer.rows.size == 1:
             return functional.linear(whole_x, weight, bias)
-        y = how.rows.reduce(functional.linear(whole_x, weight))
+        y = layer.rows.reduce(functional.linear(whole_x, weight))
         return y if bias is None else y.add_(bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors  # refuses an input that was changed since
-        how: _How = ctx.how
-        needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
-        grad_no = _rows(grad)
-        x_ni = _rows(x.detach())  # without the graph that x came from
-        bias_grad = grad_no.sum(0) if needs_bias else None
-        grad, x = grad_no.view(grad.shape), x_ni.view(x.shape)
-        if how.defer is not None:
-            how.defer(_weight_gradient(how, weight, grad, x))
+        needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        grad = grad.contiguous()  # or every use would copy it
+        x = x.detach()  # without the graph that x came from
+        bias_grad = _rows(grad).sum(0) if needs_bias else None
+        if ctx.defer is not None:
+            ctx.defer(_weight_gradient(ctx.layer, weight, grad, x))
             needs_weight = False
-        x_grad, weight_grad = _products(how, weight, grad, x, (needs_x, needs_weight))
-        return x_grad, weight_grad, bias_grad, None
+        x_grad, weight_grad = _products(ctx.layer, weight, grad, x, (needs_x, needs_weight))
+        return x_grad, weight_grad, bias_grad, None, None
 
 
 def _products(
-    how: _How, weight: Tensor, grad: Tensor, x: Tensor, wanted: tuple[bool, bool]
+    layer: Linear, weight: Tensor, grad: Tensor, x: Tensor, wanted: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients of the input and of the weight, each if it is wanted.
 
@@ -169,14 +157,15 @@ def _products(
     """
     wants_x, wants_weight = wanted
     x_grad = weight_grad = None
-    grad = how.rows.gather(grad)
-    coming = how.columns.start_gather(x) if wants_weight else None
+    grad = layer.rows.gather(grad)
+    grad_no = _rows(grad)
+    coming = layer.columns.start_gather(x) if wants_weight else None
     if wants_x:
-        x_grad = (_rows(grad) @ weight).view(*grad.shape[:-1], -1)
+        x_grad = (grad_no @ weight).view(*grad.shape[:-1], -1)
     whole_x = coming.wait() if coming else None
-    leaving = how.columns.start_reduction(x_grad) if x_grad is not None else None
+    leaving = layer.columns.start_reduction(x_grad) if x_grad is not None else None
     if whole_x is not None:
-        weight_grad = _rows(grad).T @ _rows(whole_x)
+        weight_grad = grad_no.T @ _rows(whole_x)
     return leaving.wait() if leaving else None, weight_grad
 
 
@@ -185,7 +174,7 @@ def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-def _weight_gradient(how: _How, weight: Tensor, grad: Tensor, x: Tensor) -> Callable[[], None]:
+def _weight_gradient(layer: Linear, weight: Tensor, grad: Tensor, x: Tensor) -> Callable[[], None]:
     """Return the work of W, which keeps only its two factors of the graph alive.
 
     Each is kept for the tokens that this rank has outside of attention and MLP, and gathered again.
@@ -196,7 +185,7 @@ def _weight_gradient(how: _How, weight: Tensor, grad: Tensor, x: Tensor) -> Call
         assert versions == (grad._version, x._version), (
             "a factor of a deferred weight gradient was changed in place between B and W"
         )
-        grad_no, x_ni = _rows(how.rows.gather(grad)), _rows(how.columns.gather(x))
-        how.kernels.accumulate_product_(main_grad_of(weight), grad_no.T, x_ni)
+        grad_no, x_ni = _rows(layer.rows.gather(grad)), _rows(layer.columns.gather(x))
+        layer.kernels.accumulate_product_(main_grad_of(weight), grad_no.T, x_ni)
 
     return work
