@@ -15,7 +15,6 @@ tensor parallelism b batch, s tokens of a sequence, u those of them that a rank 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -86,8 +85,8 @@ class Linear(nn.Linear):
             self.holdings = {"weight": Cut(0, fused), "bias": Cut(0, fused)}
         elif rows.size > 1:
             self.holdings = {"weight": Cut(1)}
-        self._columns, self._rows = columns, rows
-        self._kernels = kernels
+        self.columns, self.rows = columns, rows
+        self.kernels = kernels
 
     def reset_parameters(self) -> None:
         """Do nothing: ``megatron.model.init`` sets the values, from the right generator."""
@@ -95,14 +94,13 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """[..., i] -> [..., o] of this rank; [b, u, i] -> [b, s, o] or back if ranks share it."""
         defer = self.defer if self.weight.requires_grad else None
-        if defer is None and self._columns.size == self._rows.size == 1:
+        if defer is None and self.columns.size == self.rows.size == 1:
             return super().forward(x)
-        how = _How(self._columns, self._rows, defer, self._kernels)
         left = None
         if self.keeps_first and defer is not None:
             left = list[Tensor]()
-            x = apply(_KeptInput, x, self.weight, left, how)
-        return apply(_SharedLinear, x, self.weight, self.bias, left, how)
+            x = apply(_KeptInput, x, self.weight, left, self, defer)
+        return apply(_SharedLinear, x, self.weight, self.bias, left, self, defer)
 
     if TYPE_CHECKING:  # PyTorch says of the call of a module only that it may return anything
 
@@ -115,16 +113,6 @@ def defer_weight_gradients(module: nn.Module, defer: Defer | None) -> None:
     for part in module.modules():
         if isinstance(part, Linear):
             part.defer = defer
-
-
-@dataclass(frozen=True)
-class _How:
-    """What a layer's product needs besides its factors; see ``Linear``."""
-
-    columns: TensorParallel
-    rows: TensorParallel
-    defer: Defer | None
-    kernels: Kernels
 
 
 class _SharedLinear(torch.autograd.Function):
@@ -141,57 +129,62 @@ class _SharedLinear(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         left: list[Tensor] | None,
-        how: _How,
+        layer: Linear,
+        defer: Defer | None,
     ) -> Tensor:
         if left is None:
             ctx.save_for_backward(x)
         # A kept tensor that is computed again is not the parameter, which has the sum of gradients.
-        ctx.weight, ctx.left, ctx.how = weight, left, how
-        whole_x = how.columns.gather(x)
-        if how.rows.size == 1:
+        ctx.weight, ctx.left, ctx.layer, ctx.defer = weight, left, layer, defer
+        whole_x = layer.columns.gather(x)
+        if layer.rows.size == 1:
             return functional.linear(whole_x, weight, bias)
-        y = how.rows.reduce(functional.linear(whole_x, weight))
+        y = layer.rows.reduce(functional.linear(whole_x, weight))
         return y if bias is None else y.add_(bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weight = ctx.weight
-        how: _How = ctx.how
+        weight, x = ctx.weight, None
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        grad_no = _rows(grad)
-        bias_grad = grad_no.sum(0) if needs_bias else None
-        grad, x = grad_no.view(grad.shape), None
+        grad = grad.contiguous()  # or every use would copy it
+        bias_grad = _rows(grad).sum(0) if needs_bias else None
         if ctx.left is not None:
             ctx.left.append(grad)
         else:
-            (x,) = ctx.saved_tensors  # refuses an input that was changed since
-            if how.defer is not None:
-                how.defer(_weight_gradient(how, weight, grad, x))
-        wanted_x = x if needs_weight and how.defer is None else None
-        x_grad, weight_grad = _products(how, weight, grad, wanted_x, wants_x=needs_x)
-        return x_grad, weight_grad, bias_grad, None, None
+            (kept,) = ctx.saved_tensors  # refuses an input that was changed since
+            x = kept.detach()  # without the graph that x came from
+        if ctx.defer is not None:
+            if x is not None:
+                ctx.defer(_weight_gradient(ctx.layer, weight, grad, x))
+            x = None
+        x_grad, weight_grad = _products(
+            ctx.layer, weight, grad, x if needs_weight else None, wants_x=needs_x
+        )
+        return x_grad, weight_grad, bias_grad, None, None, None
 
 
 class _KeptInput(torch.autograd.Function):
     """Keeps the input of a ``_SharedLinear`` for it, and takes up the gradient that it leaves."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, left: list[Tensor], how: _How) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, left: list[Tensor], layer: Linear, defer: Defer
+    ) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.weight, ctx.left, ctx.how = weight, left, how
+        ctx.weight, ctx.left, ctx.layer, ctx.defer = weight, left, layer, defer
         return x.view_as(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
-        ctx.how.defer(_weight_gradient(ctx.how, ctx.weight, ctx.left.pop(), x))
-        return grad, None, None, None
+        ctx.defer(_weight_gradient(ctx.layer, ctx.weight, ctx.left.pop(), x.detach()))
+        return grad, None, None, None, None
 
 
 def _products(
-    how: _How, weight: Tensor, grad: Tensor, x: Tensor | None, *, wants_x: bool
+    layer: Linear, weight: Tensor, grad: Tensor, x: Tensor | None, *, wants_x: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients of the input, if it is wanted, and of the weight, given the input ``x``.
 
@@ -199,14 +192,15 @@ def _products(
     product of the weight's.
     """
     x_grad = weight_grad = None
-    grad = how.rows.gather(grad)
-    coming = None if x is None else how.columns.start_gather(x.detach())
+    grad = layer.rows.gather(grad)
+    grad_no = _rows(grad)
+    coming = None if x is None else layer.columns.start_gather(x)
     if wants_x:
-        x_grad = (_rows(grad) @ weight).view(*grad.shape[:-1], -1)
+        x_grad = (grad_no @ weight).view(*grad.shape[:-1], -1)
     whole_x = coming.wait() if coming else None
-    leaving = how.columns.start_reduction(x_grad) if x_grad is not None else None
+    leaving = layer.columns.start_reduction(x_grad) if x_grad is not None else None
     if whole_x is not None:
-        weight_grad = _rows(grad).T @ _rows(whole_x)
+        weight_grad = grad_no.T @ _rows(whole_x)
     return leaving.wait() if leaving else None, weight_grad
 
 
@@ -215,19 +209,18 @@ def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-def _weight_gradient(how: _How, weight: Tensor, grad: Tensor, x: Tensor) -> Callable[[], None]:
+def _weight_gradient(layer: Linear, weight: Tensor, grad: Tensor, x: Tensor) -> Callable[[], None]:
     """Return the work of W, which keeps only its two factors of the graph alive.
 
     Each is kept for the tokens that this rank has outside of attention and MLP, and gathered again.
     """
-    x = _rows(x.detach()).view(x.shape)  # without the graph that x came from
     versions = grad._version, x._version
 
     def work() -> None:
         assert versions == (grad._version, x._version), (
             "a factor of a deferred weight gradient was changed in place between B and W"
         )
-        grad_no, x_ni = _rows(how.rows.gather(grad)), _rows(how.columns.gather(x))
-        how.kernels.accumulate_product_(main_grad_of(weight), grad_no.T, x_ni)
+        grad_no, x_ni = _rows(layer.rows.gather(grad)), _rows(layer.columns.gather(x))
+        layer.kernels.accumulate_product_(main_grad_of(weight), grad_no.T, x_ni)
 
     return work
