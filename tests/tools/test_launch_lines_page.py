@@ -16,7 +16,6 @@ MISSING = {
     "M-LM 345M tp2pp2": {
         "fp16",
         "other tokenizers",
-        "recomputation",
         "tensor parallelism",
     },
     "VP fork vocab-1": {"fp16"},
@@ -40,7 +39,6 @@ MISSING = {
     "llm-jp 175b": {
         "other checkpoints",
         "fp8 and fp4",
-        "recomputation",
         "tensor parallelism",
     },
     "BLOOM-176B": {
@@ -49,7 +47,6 @@ MISSING = {
         "other position embeddings",
         "other spreads of the layers",
         "other tokenizers",
-        "recomputation",
         "settings in a file",
         "stops by a file",
         "tensor parallelism",
