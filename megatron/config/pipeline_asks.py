@@ -1,0 +1,139 @@
+"""What the pipeline's flags ask for: a schedule, a treatment of the vocabulary, chunks of a rank.
+
+Several flags can ask for the same thing, in the words of Megatron, of the zero-bubble fork or of
+this project.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Final, NamedTuple
+
+from megatron.config.declare import option_of
+from megatron.config.flags import (
+    DEFAULT_SCHEDULE,
+    DEFAULT_TREATMENT,
+    Flags,
+    ParallelFlags,
+    PipelineFlags,
+)
+from megatron.config.pipeline_layout import readable_layout
+from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAITS
+
+V_SCHEDULES: Final = {"zb": "zb-v", "half": "v-half", "min": "v-min"}
+"""Schedule for each value of the zero-bubble fork's --zero-bubble-v-schedule-mem-setup."""
+
+ZERO_BUBBLE: Final = {"unlimited": "zb-1p", "limited": "zb-auto"}
+"""Schedule of the fork's --enable-zero-bubble, without and with a memory limit."""
+
+FILE_SCHEDULES: Final = tuple(name for name, t in TRAITS.items() if "file" in t.options)
+"""The schedules whose plan is in a file."""
+
+CHUNKS: Final = ("num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage")
+"""The flags that give every rank several chunks."""
+LAYOUT: Final = "pipeline_model_parallel_layout"
+"""The flag that lists the layers of all stages."""
+
+
+class Ask(NamedTuple):
+    """A flag with its value, and the names that it can mean; alone it means the first."""
+
+    flag: str
+    wishes: tuple[str, ...]
+
+
+def schedule_of(flags: Flags) -> str:
+    """Return the schedule that the flags ask for."""
+    whole = len(layout_of(flags)) <= flags.parallel.pipeline_model_parallel_size
+    return _agreed(schedules_asked(flags), DEFAULT_SCHEDULE if whole else CHUNKED_SCHEDULES[0])
+
+
+def treatment_of(flags: Flags) -> str:
+    """Return the treatment of the vocabulary that the flags ask for."""
+    return _agreed(treatments_asked(flags), DEFAULT_TREATMENT)
+
+
+def _agreed(asks: Iterable[Ask], otherwise: str) -> str:
+    """Return the one name that all flags can mean; if there is none, the name of the first flag."""
+    wishes = [ask.wishes for ask in asks]
+    if not wishes:
+        return otherwise
+    return next((name for name in wishes[0] if all(name in w for w in wishes)), wishes[0][0])
+
+
+def schedules_asked(flags: Flags) -> Iterator[Ask]:
+    """Yield the flags that ask for a schedule."""
+    pipeline = flags.pipeline
+    if pipeline.zero_bubble_v_schedule:
+        setup = pipeline.zero_bubble_v_schedule_mem_setup
+        name = "--zero-bubble-v-schedule"
+        if setup is not None:
+            name += f" {name}-mem-setup {setup}"
+        yield Ask(name, (V_SCHEDULES[setup or "zb"],))
+    elif pipeline.enable_zero_bubble:
+        unlimited = pipeline.zero_bubble_max_pending_backward is None
+        yield Ask("--enable-zero-bubble", (ZERO_BUBBLE["unlimited" if unlimited else "limited"],))
+    for given in () if leaves_one_chunk(flags) else given_flags(pipeline, *CHUNKS):
+        yield Ask(given, CHUNKED_SCHEDULES)
+    for given in given_flags(pipeline, "schedule_file"):
+        yield Ask(given, FILE_SCHEDULES)
+    if (named := pipeline.pipeline_schedule) is not None:
+        yield Ask(f"--pipeline-schedule {named}", (named,))
+
+
+def treatments_asked(flags: Flags) -> Iterator[Ask]:
+    """Yield the flags that ask for a treatment of the vocabulary."""
+    return chain(_split_vocabulary(flags.parallel), _redistributed(flags.pipeline), _named(flags))
+
+
+def _split_vocabulary(flags: ParallelFlags) -> Iterator[Ask]:
+    if flags.use_interlaced_schedule:
+        yield Ask("--use-interlaced-schedule", ("interlaced",))
+    elif flags.enable_vocab_parallel and flags.disable_backward_fusion:
+        yield Ask("--enable-vocab-parallel --disable-backward-fusion", ("vocab-1",))
+    elif flags.enable_vocab_parallel:
+        yield Ask("--enable-vocab-parallel", ("vocab-2",))
+
+
+def _redistributed(flags: PipelineFlags) -> Iterator[Ask]:
+    if flags.enable_layer_redistribution:
+        yield Ask("--enable-layer-redistribution", ("redis",))
+    if flags.layer_distribution == "redis":
+        yield Ask("--layer-distribution redis", ("redis",))
+
+
+def _named(flags: Flags) -> Iterator[Ask]:
+    if (name := flags.parallel.vocab_parallel) is not None:
+        yield Ask(f"--vocab-parallel {name}", (name,))
+
+
+def chunks_of(flags: Flags) -> int | None:
+    """Return the chunks of a rank if flags give them; 0 if they make no whole number."""
+    pipeline, ranks = flags.pipeline, flags.parallel.pipeline_model_parallel_size
+    if (layers := pipeline.num_layers_per_virtual_pipeline_stage) is not None:
+        chunks, rest = divmod(flags.model.num_layers, layers * ranks)
+    elif pipeline.num_virtual_stages_per_pipeline_rank is None and (layout := layout_of(flags)):
+        chunks, rest = divmod(len(layout), ranks)
+    else:
+        return pipeline.num_virtual_stages_per_pipeline_rank
+    return 0 if rest else chunks
+
+
+def leaves_one_chunk(flags: Flags) -> bool:
+    """Whether flags give every rank one chunk, which asks for no chunks, as in Megatron."""
+    named = flags.pipeline.pipeline_schedule in CHUNKED_SCHEDULES
+    return not named and chunks_of(flags) == 1
+
+
+def layout_of(flags: Flags) -> tuple[int, ...]:
+    """Return the layers of a layout's stages; none if it is not given or cannot be read."""
+    return readable_layout(flags.pipeline.pipeline_model_parallel_layout)
+
+
+def given_flags(flags: PipelineFlags, *names: str) -> list[str]:
+    """Return those of the named flags that are given, as they stand on the command line."""
+    shown = []
+    for name in names:
+        value = getattr(flags, name)
+        if value is not None and value is not False:
+            shown.append(option_of(name) + ("" if value is True else f" {value}"))
+    return shown

@@ -1,0 +1,198 @@
+"""How the layers are spread over the stages: chunks, a layout, the first and the last stage.
+
+Several flags say so in their own way. Those that do not go together are refused.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from megatron.config.flags import DEFAULT_SCHEDULE, Flags
+from megatron.config.pipeline_asks import (
+    CHUNKS,
+    LAYOUT,
+    chunks_of,
+    given_flags,
+    layout_of,
+    leaves_one_chunk,
+    schedule_of,
+    treatment_of,
+    treatments_asked,
+)
+from megatron.config.pipeline_layout import LAYOUT_FLAG, layout_faults
+from megatron.model.distribution import LayerDistribution
+from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAITS
+from megatron.schedules.counted import counted
+from megatron.schedules.treatments import TREATMENTS
+
+_LONGEST_COUNT: Final = 8
+"""Characters of a number of layers."""
+_ENDS: Final = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
+_ACCOUNTS: Final = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+
+
+def distribution_of(flags: Flags, treatment: str) -> LayerDistribution:
+    """Return how the layers are spread over the stages with a treatment of the vocabulary."""
+    pipeline = flags.pipeline
+    text = pipeline.layer_distribution
+    if TREATMENTS[treatment].redistributed:
+        return LayerDistribution("redis", last=pipeline.final_stage_num_layers)
+    if layout := layout_of(flags):
+        written = f"{LAYOUT_FLAG} {pipeline.pipeline_model_parallel_layout}"
+        return LayerDistribution("explicit", counts=layout, written=written)
+    if text == "remainder":
+        return LayerDistribution("remainder")
+    if text is not None and text != "even":
+        return LayerDistribution("explicit", counts=tuple(map(int, text.split(","))))
+    return LayerDistribution(
+        first=pipeline.decoder_first_pipeline_num_layers,
+        last=pipeline.decoder_last_pipeline_num_layers,
+        embedding_counts=pipeline.account_for_embedding_in_pipeline_split,
+        loss_counts=pipeline.account_for_loss_in_pipeline_split,
+    )
+
+
+def _whole_note(flags: Flags) -> Iterator[str]:
+    if leaves_one_chunk(flags):
+        for given in given_flags(flags.pipeline, *reversed(CHUNKS)):
+            yield f"{given} changes nothing: it leaves every rank one stage"
+
+
+def _chunk_rule(flags: Flags) -> Iterator[str]:
+    chunks = chunks_of(flags)
+    for given in given_flags(flags.pipeline, *reversed(CHUNKS))[:1]:
+        if chunks == 0:
+            yield (
+                f"{given} does not divide the --num-layers {flags.model.num_layers} of "
+                f"{counted(flags.parallel.pipeline_model_parallel_size, 'rank')}: change one of "
+                "them, or give --num-virtual-stages-per-pipeline-rank and --layer-distribution"
+            )
+        if chunks == 1 and not leaves_one_chunk(flags):
+            yield (
+                f"{given} leaves every rank one stage, which is {DEFAULT_SCHEDULE}, not "
+                f"{schedule_of(flags)}: leave it out, or take more stages"
+            )
+        if chunks and chunks > 1 and (fault := TRAITS[schedule_of(flags)].chunks_fault(chunks)):
+            yield f"{given}: {schedule_of(flags)} {fault}"
+
+
+def _chunk_layers_rule(flags: Flags) -> Iterator[str]:
+    for given in given_flags(flags.pipeline, "num_layers_per_virtual_pipeline_stage"):
+        yield from _beside(given, _distributions(flags))
+
+
+def _layout_rule(flags: Flags) -> Iterator[str]:
+    pipeline = flags.pipeline
+    if (text := pipeline.pipeline_model_parallel_layout) is not None:
+        yield from layout_faults(
+            text,
+            num_layers=flags.model.num_layers,
+            ranks=flags.parallel.pipeline_model_parallel_size,
+            chunks=pipeline.num_virtual_stages_per_pipeline_rank,
+            schedule=schedule_of(flags),
+        )
+
+
+def _layout_note(flags: Flags) -> Iterator[str]:
+    treatment = treatment_of(flags)
+    if layout_of(flags) and TREATMENTS[treatment].is_sharded:
+        yield (
+            f"{LAYOUT_FLAG} {flags.pipeline.pipeline_model_parallel_layout} says where the "
+            f"transformer layers are and nothing else: {treatment} splits the embedding (E) and "
+            "the output layer with its loss (L) over all ranks"
+        )
+
+
+def _end_rule(flags: Flags) -> Iterator[str]:
+    """Refuse flags on the layers of the first or the last stage where they cannot apply."""
+    schedule = schedule_of(flags)
+    if schedule in CHUNKED_SCHEDULES:
+        for end in given_flags(flags.pipeline, *_ENDS):
+            yield (
+                f"{end} is about one of several stages of a rank with --pipeline-schedule "
+                f"{schedule}: give the layers of every stage with --layer-distribution N,N,..."
+            )
+
+
+def _last_stage_rule(flags: Flags) -> Iterator[str]:
+    """Refuse more layers of the last stage than there are, where its layers may be chosen."""
+    last, layers = flags.pipeline.final_stage_num_layers, flags.model.num_layers
+    if last is None or not TREATMENTS[treatment_of(flags)].redistributed:
+        return
+    chunks = chunks_of(flags) or TRAITS[schedule_of(flags)].chunks
+    if flags.parallel.pipeline_model_parallel_size * chunks == 1 and last != layers:
+        yield (
+            f"--final-stage-num-layers {last} is not --num-layers {layers}, and there is one "
+            "stage: leave it out"
+        )
+    elif last > layers:
+        yield (
+            f"--final-stage-num-layers {last} is more than --num-layers {layers}: give 0 to "
+            f"{layers}"
+        )
+
+
+def _account_rule(flags: Flags) -> Iterator[str]:
+    """Refuse to count a vocabulary layer as one of its stage's layers where no stage has it."""
+    treatment = treatment_of(flags)
+    if TREATMENTS[treatment].is_sharded:
+        for account in given_flags(flags.pipeline, *_ACCOUNTS):
+            yield (
+                f"{account} counts a vocabulary layer as a transformer layer of its stage, but "
+                f"{treatment} spreads it over all ranks: leave it out"
+            )
+
+
+def _distribution_rule(flags: Flags) -> Iterator[str]:
+    text = flags.pipeline.layer_distribution
+    redistributed = _redistributing(flags)
+    if redistributed:
+        others = [flag for flag in _distributions(flags) if flag not in redistributed]
+        yield from _beside(redistributed[0], others)
+    elif layout := given_flags(flags.pipeline, LAYOUT):
+        yield from _beside(layout[0], [flag for flag in _distributions(flags) if flag != layout[0]])
+    elif text not in (None, "even"):
+        yield from _beside(
+            f"--layer-distribution {text}", given_flags(flags.pipeline, *_ENDS, *_ACCOUNTS)
+        )
+
+
+def _distribution_words(flags: Flags) -> Iterator[str]:
+    text = flags.pipeline.layer_distribution
+    words = [] if text in (None, "even", "remainder", "redis") else text.split(",")
+    if not all(word.strip().isdecimal() and len(word) <= _LONGEST_COUNT for word in words):
+        yield (
+            f"--layer-distribution {text}: give even, remainder, redis, or a number of layers for "
+            "every stage, as in 3,4,4,1"
+        )
+
+
+def _beside(flag: str, others: Sequence[str]) -> Iterator[str]:
+    for other in others:
+        yield f"{flag} and {other} both say how many layers a stage has: give one of them"
+
+
+def _distributions(flags: Flags) -> list[str]:
+    """Return all given flags on the layers of the stages, redistribution first."""
+    listed = flags.pipeline.layer_distribution != "redis"
+    names = (*(["layer_distribution"] if listed else []), LAYOUT, *_ENDS, *_ACCOUNTS)
+    return [*_redistributing(flags), *given_flags(flags.pipeline, *names)]
+
+
+def _redistributing(flags: Flags) -> list[str]:
+    return [ask.flag for ask in treatments_asked(flags) if TREATMENTS[ask.wishes[0]].redistributed]
+
+
+STAGE_NOTES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (_whole_note, _layout_note)
+"""The rules about flags of the stages that change nothing beside the others."""
+
+STAGE_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
+    _chunk_rule,
+    _chunk_layers_rule,
+    _layout_rule,
+    _end_rule,
+    _last_stage_rule,
+    _account_rule,
+    _distribution_rule,
+    _distribution_words,
+)
+"""The rules about the flags of the stages; see ``megatron.config.rules``."""
