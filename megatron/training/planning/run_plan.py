@@ -276,6 +276,9 @@ def _prepare(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request
     shape = shape_of_run(config)
     if request.file is not None:
         _check_file(request)
+    elif config.parallel.layers.kind != "redis":  # of many stages all that follows takes long
+        chunks = request.chunks or request.traits.chunks
+        distribute(config.parallel.layers, config.model.num_layers, request.ranks * chunks)
     stage_costs = _stage_costs(shape, request, config.parallel.measured_costs)
     layers = _stage_layers(config.parallel.layers, config.model.num_layers, stage_costs)
     if not stage_costs.treatment.is_sharded:
