@@ -41,6 +41,13 @@ class Recomputation:
     group: int = 0
     most: int | None = None
 
+    def __str__(self) -> str:
+        named: list[str] = [part for part in PARTS if part in self.parts]
+        if self.group:
+            named.append("all layers" if self.most is None else f"{self.most} groups")
+            named.append(f"by {self.group}")
+        return " ".join(named) or "nothing"
+
     def run(
         self, layers: Sequence[Layer], forward: Callable[[Layer, Tensor], Tensor], x: Tensor
     ) -> Tensor:

@@ -128,7 +128,7 @@ class Products(TorchDispatchMode):
 
 @pytest.mark.parametrize("split", [False, True], ids=["whole backward", "split backward"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("recomputation", WAYS, ids=[str(number) for number in range(len(WAYS))])
+@pytest.mark.parametrize("recomputation", WAYS, ids=str)
 def test_gradients_are_the_same_bits(
     recomputation: Recomputation, dtype: torch.dtype, split: bool
 ) -> None:
@@ -140,7 +140,7 @@ def test_gradients_are_the_same_bits(
 
 
 @pytest.mark.parametrize("options", [{}, GATED], ids=["gelu", "swiglu"])
-@pytest.mark.parametrize("recomputation", WAYS, ids=[str(number) for number in range(len(WAYS))])
+@pytest.mark.parametrize("recomputation", WAYS, ids=str)
 def test_what_is_kept_is_what_the_costs_say(
     recomputation: Recomputation, options: dict[str, Any]
 ) -> None:
