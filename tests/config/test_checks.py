@@ -294,9 +294,9 @@ def refusal(
             "--checkpoint-in-cpu: whole leave",
         ),
         (
-            "--distribute-saved-activations --tensor-model-parallel-size 2",
+            "--recompute-activations --distribute-saved-activations --tensor-model-parallel-size 2",
             2,
-            "--distribute-saved-activations: parts use --sequence-parallel",
+            "--distribute-saved-activations: whole leave --sequence-parallel",
         ),
         ("--use-torch-fsdp2", 2, "--use-torch-fsdp2: replicas use --use-distributed-optimizer"),
         ("--overlap-param-gather", 2, "--overlap-param-gather: add --use-distributed-optimizer"),
