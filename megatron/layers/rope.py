@@ -65,6 +65,7 @@ class RotaryEmbedding:
         interleaved: neighbouring channels make a pair, instead of channels of the two halves.
         interpolation: by which positions are divided (arXiv 2306.15595).
         scaling: changes the frequencies; ``None``: they stay.
+        dtype: of the angles, at least that of the activations.
 
     Raises:
         ValueError: the rotated channels cannot be paired.
@@ -81,6 +82,7 @@ class RotaryEmbedding:
         interleaved: bool = False,
         interpolation: int = 1,
         scaling: Llama3Scaling | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         rotated = int(head_size * rotary_percent)
         if rotated < 2 or rotated % 2 or rotated > head_size:
@@ -94,8 +96,8 @@ class RotaryEmbedding:
             frequency_r = scaling.scaled(frequency_r)
         position_s = torch.arange(seq_length, dtype=torch.float64) / interpolation
         angle_s1r = torch.outer(position_s, frequency_r)[:, None]
-        self._cos_s1r = angle_s1r.cos().to(device, torch.float32)
-        self._sin_s1r = angle_s1r.sin().to(device, torch.float32)
+        self._cos_s1r = angle_s1r.cos().to(device, dtype)
+        self._sin_s1r = angle_s1r.sin().to(device, dtype)
         half = rotated // 2
         self._pairs = (
             (slice(0, rotated, 2), slice(1, rotated, 2))

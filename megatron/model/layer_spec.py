@@ -71,8 +71,8 @@ class RotationSpec:
     interpolation: int = 1
     scaling: Llama3Scaling | None = None
 
-    def build(self, device: torch.device) -> RotaryEmbedding:
-        """Return the table of angles."""
+    def build(self, device: torch.device, dtype: torch.dtype) -> RotaryEmbedding:
+        """Return the table of angles, for activations of type ``dtype``."""
         return RotaryEmbedding(
             self.head_size,
             self.seq_length,
@@ -82,6 +82,7 @@ class RotationSpec:
             interleaved=self.interleaved,
             interpolation=self.interpolation,
             scaling=self.scaling,
+            dtype=torch.promote_types(dtype, torch.float32),
         )
 
 

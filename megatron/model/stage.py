@@ -135,7 +135,7 @@ class RankModel(nn.Module):
         self.kernels = kernels_for(device, dtype)
         self.stream_dtype = torch.float32 if wide_stream else dtype
         stream_kernels = WideNorms(device) if wide_stream else self.kernels
-        self.ropes = _ropes(config, placement, device)
+        self.ropes = _ropes(config, placement, device, dtype)
         self.chunks = nn.ModuleList(
             nn.ModuleList(
                 build_layer(config, i, device, dtype, self.kernels, tensor, stream_kernels)
@@ -292,12 +292,12 @@ class RankModel(nn.Module):
 
 
 def _ropes(
-    config: ModelConfig, placement: Placement, device: torch.device
+    config: ModelConfig, placement: Placement, device: torch.device, dtype: torch.dtype
 ) -> dict[int, RotaryEmbedding | None]:
     """Return the rotation of every layer here; layers that rotate alike share a table."""
     tables: dict[RotationSpec | None, RotaryEmbedding | None] = {None: None}
     specs = {i: layer_spec(config, i).rotation for own in placement.chunks for i in own}
     for spec in specs.values():
         if spec is not None and spec not in tables:
-            tables[spec] = spec.build(device)
+            tables[spec] = spec.build(device, dtype)
     return {index: tables[spec] for index, spec in specs.items()}

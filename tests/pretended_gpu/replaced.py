@@ -49,6 +49,7 @@ def _attention_of_a_gpu(
     dropout_p: float,
     is_causal: bool,
     enable_gqa: bool,
+    scale: float | None = None,
 ) -> Tensor:
     """Take a kernel that a GPU would; where there is none, PyTorch falls back on products.
 
@@ -56,12 +57,12 @@ def _attention_of_a_gpu(
     """
     if q_basd.dtype == torch.bfloat16:
         flash_basd: Tensor = _aten._scaled_dot_product_flash_attention(
-            q_basd, k_bgsd, v_bgsd, dropout_p, is_causal
+            q_basd, k_bgsd, v_bgsd, dropout_p, is_causal, scale=scale
         )[0]
         return flash_basd
     assert not enable_gqa, "no kernel of a GPU knows groups in fp32"
     efficient_basd: Tensor = _aten._scaled_dot_product_efficient_attention(
-        q_basd, k_bgsd, v_bgsd, None, True, dropout_p, is_causal
+        q_basd, k_bgsd, v_bgsd, None, True, dropout_p, is_causal, scale=scale
     )[0]
     return efficient_basd
 
