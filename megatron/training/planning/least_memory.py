@@ -16,12 +16,14 @@ from megatron.training.planning.run_plan import Candidate
 def least_memory(config: RunConfig, candidate: Candidate) -> Fullest:
     """Return what the fullest rank holds at least under every plan of a schedule.
 
-    No plan is searched.
+    No plan is searched; one that is read from a file is the only one.
 
     Args:
         config: the run.
-        candidate: the schedule; it has a block, or one chunk per rank and a split backward.
+        candidate: the schedule; it has a plan in a file, a block, or one chunk per rank and a split
+            backward.
     """
-    one = one_microbatch_of(candidate.request)
+    is_read = candidate.request.file is not None
+    one = candidate.run_plan.plan if is_read else one_microbatch_of(candidate.request)
     sizes = run_sizes(config, one, candidate.layers)
     return Fullest.of(peak_bytes(one, sizes), sizes)
