@@ -246,16 +246,19 @@ class Shape:
         width = 2 * self._query_width + self._key_value_width + self._ffn_width + self.inner_width
         return ACTIVATION_BYTES * (self.tokens * width + 4 * self.own_elements)
 
-    def stage_repeated_flops(self, layers: int) -> int:
+    def stage_repeated_flops(self, layers: int, first: int = 0) -> int:
         """Return the FLOPs of a microbatch that a stage's B repeats.
 
         Args:
             layers: of the stage.
+            first: index of the first of them in the whole model.
         """
         again = self.recomputed
         whole, groups = again.layers(layers), again.groups(layers)
         parts = (layers - whole) * self.repeated_flops
-        return parts + whole * self.forward_flops - groups * self.spared_flops
+        attending = self.windows[first : first + (layers if again.core else whole)]
+        hidden = sum(map(self.hidden_flops, attending))
+        return parts + whole * self.forward_flops - groups * self.spared_flops - hidden
 
     def stage_activation_bytes(self, layers: int) -> float:
         """Return the bytes that a stage's layers keep of one microbatch from F to B.
