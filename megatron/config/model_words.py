@@ -67,13 +67,13 @@ def differences(saved: Model, own: Model) -> list[str]:
 
 def _written(name: str, model: Model) -> str:
     """Return the flags that decide a field as on a command line."""
-    words = []
+    words, missing = [], []
     for option, value in _flags_of(name, model):
-        if value is False:
-            words.append(f"no {option}")
-        elif value is not None:
+        if value is False or value is None:
+            missing.append(f"no {option}")
+        else:
             words.append(option if value is True else f"{option} {value}")
-    return " ".join(words)
+    return " ".join(words) or missing[0]
 
 
 def _flags_of(name: str, model: Model) -> Iterator[tuple[str, Any]]:

@@ -1,14 +1,18 @@
 """``--use-checkpoint-args``: the model's flags come from the checkpoint that a run loads.
 
-They stand in for those that the command line leaves out. A flag that it does give counts; if the
-weights of the checkpoint do not fit it, the run says so when it loads them.
+They stand in for those that the command line leaves out. A flag that it does give counts, also
+against one that says the same in another way, as --query-pre-attn-scalar and --softmax-scale do. If
+the weights of the checkpoint do not fit it, the run says so when it loads them.
 """
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from megatron.checkpoint import folder, storage
 from megatron.checkpoint.folder import DamagedError
+from megatron.config.declare import Declaration, all_declarations
+from megatron.config.flags import Flags
 from megatron.config.model_words import model_flags
 from megatron.config.words import SortedWords
 
@@ -28,10 +32,27 @@ def add_saved_model(words: SortedWords) -> None:
     if where is None:
         words.notes.append(f"{USE} changes nothing: {root} has no checkpoint yet")
         return
-    added = {o: values for o, values in model_flags(model).items() if o not in words.given}
+    declared, given = all_declarations(Flags), set(words.given)
+    added = {
+        option: values
+        for option, values in model_flags(model).items()
+        if option not in given and not _is_excluded(option, given, declared)
+    }
     words.given.update(added)
     shown = " ".join(" ".join([option, *values]) for option, values in added.items())
     words.notes.append(f"{USE} is read as {shown or 'what is given anyway'}, from {where}")
+
+
+def _is_excluded(option: str, given: Collection[str], declared: Mapping[str, Declaration]) -> bool:
+    """Return whether a flag cannot stand beside those that are given, whichever of them says so."""
+
+    def excluded_by(one: str) -> set[str]:
+        facts = declared[one].facts if one in declared else None
+        conditions = facts.excludes.split(" or ") if facts and facts.excludes else []
+        return {condition.split()[0] for condition in conditions}
+
+    others = (one for one in given if option in excluded_by(one))
+    return not excluded_by(option).isdisjoint(given) or any(others)
 
 
 def _model_in(root: Path, step: str) -> tuple[Path | None, dict[str, Any]]:

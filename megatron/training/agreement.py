@@ -124,11 +124,16 @@ def _way_out(name: str) -> str:
 
 
 def _without_paths(value: object) -> object:
-    """Return ``value`` with every path replaced by one word, as machines may differ in paths."""
+    """Return ``value`` with every path replaced by one word, as machines may differ in paths.
+
+    Sets are put in order: that of their words differs from process to process.
+    """
     if isinstance(value, Path):
         return "a path"
     if isinstance(value, tuple):
         return tuple(map(_without_paths, value))
+    if isinstance(value, frozenset):
+        return tuple(sorted(value))
     if is_dataclass(value):
         return {f.name: _without_paths(getattr(value, f.name)) for f in fields(value)}
     return value

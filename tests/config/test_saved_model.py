@@ -93,6 +93,14 @@ def test_models_differ_by_flags_that_decide_the_weights() -> None:
     ]
 
 
+def test_a_flag_that_is_not_given_is_told_as_such() -> None:
+    one = asdict(model_of([*MODEL.split(), "--window-size", "4,0", "--softmax-scale", "0.5"]))
+    assert differences(one, asdict(model_of(MODEL.split()))) == [
+        "--window-size 4,0 there, no --window-size here",
+        "--softmax-scale 0.5 there, no --softmax-scale here",
+    ]
+
+
 def save(root: Path, iteration: int, model: ModelConfig) -> None:
     tensors = {"weight.a": BoxedTensor(torch.ones(2), (2,), whole((2,)))}
     storage.write(root, iteration, tensors, {"model": asdict(model)}, ALONE)
@@ -110,6 +118,32 @@ def test_the_checkpoint_gives_the_flags_that_the_line_does_not(tmp_path: Path) -
     own = parse([*RUN, *use, "--attention-dropout", "0.5", "--seq-length", "8"], 1, speak=False)
     assert own.model.attention_dropout == 0.5
     assert own.model.seq_length == 8
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--query-pre-attn-scalar 16",
+        "--softmax-scale 0.25",
+        "--scale-embeddings-by-hidden-size",
+        "--embedding-multiplier 2",
+    ],
+)
+def test_a_job_that_starts_again_gives_the_flags_of_its_first_start(
+    flags: str, tmp_path: Path
+) -> None:
+    """Also those that a checkpoint keeps in other words."""
+    line = [*RUN, *MODEL.split(), *flags.split(), "--load", str(tmp_path), "--use-checkpoint-args"]
+    first = parse(line, 1, speak=False).model
+    save(tmp_path, 10, first)
+    assert parse(line, 1, speak=False).model == first
+
+
+def test_a_given_flag_counts_against_a_saved_one_that_excludes_it(tmp_path: Path) -> None:
+    save(tmp_path, 10, model_of([*MODEL.split(), "--swiglu"]))
+    use = [*RUN, "--load", str(tmp_path), "--use-checkpoint-args"]
+    assert parse([*use, "--geglu"], 1, speak=False).model.activation == "geglu"
+    assert parse(use, 1, speak=False).model.activation == "swiglu"
 
 
 def test_of_several_checkpoints_it_is_the_one_that_is_loaded(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.linear import defer_weight_gradients
 from megatron.layers.main_grad import give_main_grad
 from megatron.layers.recompute import PARTS, Recomputation, prepare
+from megatron.model.build_layer import build_layer
 from megatron.model.config import ModelConfig
 from megatron.model.transformer_layer import TransformerLayer
 from megatron.training.planning.model_shape import shape_of
@@ -23,6 +24,17 @@ from megatron.training.planning.model_shape import shape_of
 CPU = torch.device("cpu")
 LAYERS, SAMPLES = 5, 2
 GATED = {"swiglu": True, "add_bias_linear": False}
+BESIDE = {"parallel_attn": True}
+BEHIND = {"post_self_attn_layernorm": True, "post_mlp_layernorm": True}
+KINDS = {
+    "gelu": {},
+    "swiglu": GATED,
+    "parallel": BESIDE,
+    "parallel with two norms": BESIDE | {"parallel_layernorm": True},
+    "norms behind": BEHIND,
+    "parallel with norms behind": BESIDE | BEHIND,
+}
+"""Options of a layer."""
 
 EVERYTHING = Recomputation(parts=frozenset(PARTS))
 WAYS = [
@@ -50,7 +62,7 @@ class Chunk:
     ) -> None:
         kernels = ReferenceKernels()
         self.layers = torch.nn.ModuleList(
-            TransformerLayer(model, i, CPU, dtype, kernels) for i in range(LAYERS)
+            build_layer(model, i, CPU, dtype, kernels) for i in range(LAYERS)
         )
         self.recomputation = recomputation
         self.later: list[Callable[[], None]] = []
@@ -139,7 +151,7 @@ def test_gradients_are_the_same_bits(
     assert all(map(torch.equal, plain, again))
 
 
-@pytest.mark.parametrize("options", [{}, GATED], ids=["gelu", "swiglu"])
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("recomputation", WAYS, ids=str)
 def test_what_is_kept_is_what_the_costs_say(
     recomputation: Recomputation, options: dict[str, Any]
@@ -179,11 +191,12 @@ def test_every_part_of_a_layer_counts() -> None:
     ],
     ids=str,
 )
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 def test_products_are_repeated_as_the_costs_say(
-    recomputation: Recomputation, dropout: float, split: bool
+    options: dict[str, Any], recomputation: Recomputation, dropout: float, split: bool
 ) -> None:
-    """The MLP's last product is not, unless a dropout behind it has to be repeated."""
-    model = model_of(dropout)
+    """The MLP's last product is not, unless a norm or a dropout behind it has to be repeated."""
+    model = model_of(dropout, **options)
     chunk = Chunk(model, recomputation, torch.float32, split)
     shape = shape_of(model, SAMPLES, recomputation)
     y = chunk.forward()

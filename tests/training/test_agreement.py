@@ -3,7 +3,7 @@
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from reference.plain_gpt import GPTOptions
 from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import MicrobatchLoader
 from megatron.data.samples import SampleDataset
+from megatron.layers.recompute import Part, Recomputation
 from megatron.schedules.costs import Costs
 from megatron.training.agreement import (
     check_agreement,
@@ -78,6 +79,19 @@ def test_paths_may_differ_by_machine_but_not_whether_there_is_one(
     here, there = (changed(part, **{name: of_path(Path(p))}) for p in ("/a/here", "there"))
     assert digests(here) == digests(there)
     assert differing(changed(part, **{name: None})) | differing(here) == {f"{part}.{name}"}
+
+
+def test_equal_sets_do_not_differ_by_their_order() -> None:
+    """Hashes of words are drawn anew in every process; those of numbers need a collision."""
+    one, other = frozenset((0, 8)), frozenset((8, 0))
+    assert one == other
+    assert list(one) != list(other)
+    of_one, of_other = (
+        changed("train", recomputation=Recomputation(cast("frozenset[Part]", numbers)))
+        for numbers in (one, other)
+    )
+    assert digests(of_one) == digests(of_other)
+    assert differing(of_one) == {"train.recomputation"}
 
 
 def test_another_plan_differs_and_so_does_one_plan_with_other_costs() -> None:

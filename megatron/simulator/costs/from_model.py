@@ -68,6 +68,7 @@ class ModelTimes:
             shape.recomputed,
             device.product("backward", shape.forward_flops) + self._around_forward(),
             device.product("backward", shape.spared_flops),
+            [device.product("backward", shape.hidden_flops(window)) for window in shape.windows],
         )
 
     def _around_forward(self) -> float:

@@ -1,5 +1,6 @@
 """Which layers of a stage compute themselves again in the backward, and what that costs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,12 +48,22 @@ class Repeated:
         layer: time of a layer's forward.
         spared: time at the end of a group that is not repeated, because the backward needs nothing
             of it.
+        hidden: for every layer of the model, how much less its forward takes because of a window;
+            empty: no layer has one.
     """
 
     which: Recomputed = NOTHING
     layer: float = 0.0
     spared: float = 0.0
+    hidden: Sequence[float] = ()
 
-    def time(self, layers: int) -> float:
-        """Return the time of a stage of so many layers."""
-        return self.which.layers(layers) * self.layer - self.which.groups(layers) * self.spared
+    def time(self, layers: int, first: int = 0) -> float:
+        """Return the time of a stage.
+
+        Args:
+            layers: of the stage.
+            first: index of the first of them in the whole model.
+        """
+        whole = self.which.layers(layers)
+        less = self.which.groups(layers) * self.spared + sum(self.hidden[first : first + whole])
+        return whole * self.layer - less

@@ -75,6 +75,9 @@ class Shape:
         kept: what a layer keeps for its backward.
         stream_inputs: activations of width h that a layer keeps: inputs of norms, of the attention
             and of the MLP. Norms of what attention and MLP add have one each in addition.
+        norms: norms before attention and MLP: 2, or 1 if they read the same norm.
+        norm_inputs: different inputs of these: 2, or 1 if attention and MLP are side by side.
+        norm_after_mlp: what the MLP adds is normalised before.
         windows: how many earlier positions a query sees, for every layer of the model; ``None``:
             all of them. Empty: no layer has a window.
         recomputed: what of what is kept it computes again instead.
@@ -100,6 +103,9 @@ class Shape:
     dropout: bool = True
     kept: Kept = "flash"
     stream_inputs: int = 4
+    norms: int = 2
+    norm_inputs: int = 2
+    norm_after_mlp: bool = False
     windows: tuple[int | None, ...] = ()
     recomputed: Recomputed = NOTHING
     tensor: TensorSplit = WHOLE
@@ -194,9 +200,11 @@ class Shape:
     def spared_flops(self) -> int:
         """FLOPs at the end of recomputed layers that are not repeated: of the MLP's last product.
 
-        Nothing in the backward needs its result, unless a dropout behind it has to be repeated.
+        Nothing in the backward needs its result, unless a norm or a dropout behind it has to be
+        repeated.
         """
-        return 0 if self.dropout else 2 * self.elements * self._ffn_width
+        needed = self.dropout or self.norm_after_mlp
+        return 0 if needed else 2 * self.elements * self._ffn_width
 
     @property
     def weight_gradient_flops(self) -> int:
@@ -225,7 +233,7 @@ class Shape:
         width = 2 * self._query_width + self._key_value_width
         masks = 2 if self.dropout else 0
         outside = self.stream_inputs * ACTIVATION_BYTES + masks
-        outside += 2 * ACTIVATION_BYTES if self.wide_stream else 0  # the inputs of both norms
+        outside += self.norm_inputs * ACTIVATION_BYTES if self.wide_stream else 0
         whole = ACTIVATION_BYTES * self.tokens * width + outside * self.own_elements
         return whole + self._core_bytes + self._mlp_bytes
 
@@ -233,7 +241,7 @@ class Shape:
     def layer_repeated_bytes(self) -> float:
         """Bytes among them that are no longer kept if ``recomputed`` names parts of layers."""
         again = self.recomputed
-        norms = 2 * ACTIVATION_BYTES * self.own_elements if again.norms else 0
+        norms = self.norms * ACTIVATION_BYTES * self.own_elements if again.norms else 0
         core = self._core_bytes if again.core else 0
         return norms + core + (self._mlp_bytes if again.mlp else 0)
 
@@ -246,16 +254,19 @@ class Shape:
         width = 2 * self._query_width + self._key_value_width + self._ffn_width + self.inner_width
         return ACTIVATION_BYTES * (self.tokens * width + 4 * self.own_elements)
 
-    def stage_repeated_flops(self, layers: int) -> int:
+    def stage_repeated_flops(self, layers: int, first: int = 0) -> int:
         """Return the FLOPs of a microbatch that a stage's B repeats.
 
         Args:
             layers: of the stage.
+            first: index of the first of them in the whole model.
         """
         again = self.recomputed
         whole, groups = again.layers(layers), again.groups(layers)
         parts = (layers - whole) * self.repeated_flops
-        return parts + whole * self.forward_flops - groups * self.spared_flops
+        attending = self.windows[first : first + (layers if again.core else whole)]
+        hidden = sum(map(self.hidden_flops, attending))
+        return parts + whole * self.forward_flops - groups * self.spared_flops - hidden
 
     def stage_activation_bytes(self, layers: int) -> float:
         """Return the bytes that a stage's layers keep of one microbatch from F to B.
@@ -280,8 +291,9 @@ class Shape:
         whole = self.recomputed.layers(layers)
         together = min(self.recomputed.group, whole)
         if not together:
-            one_norm = ACTIVATION_BYTES * self.own_elements if self.recomputed.norms else 0
-            return max(0.0, self.layer_repeated_bytes - one_norm) if layers else 0.0
+            others = (self.norms - 1) * self.recomputed.norms  # one after the other is made again
+            at_once = self.layer_repeated_bytes - others * ACTIVATION_BYTES * self.own_elements
+            return max(0.0, at_once) if layers else 0.0
         again = (together - (layers - whole)) * self.layer_activation_bytes
         return max(0.0, again - self.stream_bytes)
 

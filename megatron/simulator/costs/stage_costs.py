@@ -67,9 +67,10 @@ class StageCosts:
         for kind, cost in self.layer.items():
             table = [[0.0] * (len(self.stages) // ranks) for _ in range(ranks)]
             counts = self.weighed(kind, layers)
-            places = zip(self.stages, layers, counts, self.extras, strict=True)
-            for (rank, chunk), number, count, extra in places:
-                again = self.repeated.time(number) if kind == "B" else 0.0
+            first = [0, *accumulate(map(int, layers))][:-1]
+            places = zip(self.stages, layers, first, counts, self.extras, strict=True)
+            for (rank, chunk), number, begin, count, extra in places:
+                again = self.repeated.time(number, begin) if kind == "B" else 0.0
                 table[rank][chunk] = max(cost * count + again + extra.get(kind, 0.0), 0.0)
             passes[kind] = table
         return Costs({**passes, **self.others}, self.comms, self.exchanges)

@@ -104,18 +104,29 @@ def _head(found: RunForecast) -> str:
 
 def _job(config: RunConfig, gpu: Gpu) -> str:
     """Return what the job is, but for its plan: its GPUs, replicas, vocabulary and batch."""
-    train, replicas = config.train, config.train.replicas
+    train, replicas, parallel = config.train, config.train.replicas, config.parallel
+    tensor = parallel.tensor_size
     alone = "; --dry-run-replicas N plans more" if replicas == 1 else ""
     share = "" if replicas == 1 else " for each replica"
     again = " with recomputed logits" if train.vocab_recompute else ""
     microbatches = counted(train.num_microbatches, "microbatch")
     return (
         f"dry run, nothing is started: {counted(replicas, 'replica')} of "
-        f"{config.parallel.pipeline_size} x {gpu.name} ({gpu.peak_tflops:g} TFLOP/s, "
+        f"{tensor * parallel.pipeline_size} x {gpu.name} ({gpu.peak_tflops:g} TFLOP/s, "
         f"{gpu.memory / GIB:.0f} GiB){alone}\n"
-        f"vocabulary {config.parallel.vocab_parallel}{again}; global batch "
+        f"{_shared(parallel) if tensor > 1 else ''}"
+        f"vocabulary {parallel.vocab_parallel}{again}; global batch "
         f"{train.global_batch_size}: {microbatches} of "
         f"{counted(train.micro_batch_size, 'sample')}{share}"
+    )
+
+
+def _shared(parallel: ParallelConfig) -> str:
+    """Return a line on the tensor-parallel ranks, which are all alike."""
+    sequence = " and the sequence" if parallel.sequence_parallel else ""
+    return (
+        f"pipeline of {parallel.pipeline_size} x {parallel.tensor_size} tensor-parallel ranks that "
+        f"share the layers{sequence}; a rank below is any of those {parallel.tensor_size}\n"
     )
 
 
@@ -268,7 +279,8 @@ def _nothing_fits(least: Fullest, *, cut: bool) -> str:
         f"nothing nearby fits either: the least is {MEMORY.write(least.peak)} on rank "
         f"{least.rank}, of which {MEMORY.write(least.static)} are there all the time: take "
         + (f"GPUs with that much memory ({larger}), " if larger else "")
-        + "more ranks (--pipeline-model-parallel-size), or a smaller model"
+        + "more ranks (--pipeline-model-parallel-size, --tensor-model-parallel-size), or a smaller "
+        "model"
     )
 
 

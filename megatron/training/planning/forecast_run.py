@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -245,7 +246,7 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
         model_flops=model_flops,
         repeated_flops=config.parallel.tensor_size
         * microbatches
-        * sum(map(shape.stage_repeated_flops, run_plan.layers)),
+        * sum(map(shape.stage_repeated_flops, run_plan.layers, accumulate([0, *run_plan.layers]))),
     )
 
 

@@ -38,6 +38,9 @@ def shape_of(
         own_queries=model.qk_layernorm or model.position_embedding_type == "rope",
         dropout=model.hidden_dropout > 0,
         stream_inputs=_stream_inputs(model),
+        norms=_norms_before(model),
+        norm_inputs=1 if model.parallel_attn else 2,
+        norm_after_mlp=model.post_mlp_layernorm,
         windows=_windows(model),
         recomputed=Recomputed(
             core="core_attn" in parts,
@@ -78,6 +81,11 @@ def _stream_inputs(model: ModelConfig) -> int:
     return around + _norms_behind(model)
 
 
+def _norms_before(model: ModelConfig) -> int:
+    """Norms that attention and the MLP read."""
+    return 1 if model.parallel_attn and not model.parallel_layernorm else 2
+
+
 def _norms_behind(model: ModelConfig) -> int:
     """Norms of what a layer's branches add to the residual stream."""
     return model.post_self_attn_layernorm + model.post_mlp_layernorm
@@ -86,8 +94,7 @@ def _norms_behind(model: ModelConfig) -> int:
 def _vector_parameters(model: ModelConfig) -> int:
     """Parameters of a layer's norms, and of the biases that follow its sums."""
     h, d = model.hidden_size, model.kv_channels
-    before = 1 if model.parallel_attn and not model.parallel_layernorm else 2
-    norms = (before + _norms_behind(model)) * h + (2 * d if model.qk_layernorm else 0)
+    norms = (_norms_before(model) + _norms_behind(model)) * h + (2 * d if model.qk_layernorm else 0)
     biases = 2 * h if model.add_bias_linear else 0
     return norms * (2 if model.normalization == "LayerNorm" else 1) + biases
 

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from megatron.layers.recompute import Recomputation
 from megatron.model.config import ModelConfig
 from megatron.schedules.costs import Costs
 from megatron.schedules.make_plan import make_plan
@@ -169,6 +170,32 @@ def test_layers_with_a_window_cost_less_where_they_are() -> None:
     spared = 4 * shape.attention_flops * (1 - pairs / 32**2)
     assert full["F"][0][0] - known["F"][0][0] == pytest.approx(spared)
     assert full["B"][0][0] - known["B"][0][0] == pytest.approx(2 * spared)
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        Recomputation(frozenset({"core_attn"})),
+        Recomputation(group=1),
+        Recomputation(group=1, most=2),
+        Recomputation(group=3),
+    ],
+)
+def test_what_windows_hide_is_not_computed_again(again: Recomputation) -> None:
+    """What is added to B is what the FLOPs say, and a window makes it less."""
+    model = replace(MODEL, window_size=5, window_pattern=(1, 1, 1, 1, 1, 0, 0, 0))
+    stages, layers, treatment = [(0, 0), (1, 0)], [5, 3], TREATMENTS["vocab-2"]
+    for known in (model, MODEL):
+        shape = shape_of(known, 1, again)
+        plain: Any = by_flops(known, stages, "vocab-2").costs(layers).passes
+        found: Any = notional_costs(shape, stages, treatment).costs(layers).passes
+        added = [own[0] - old[0] for own, old in zip(found["B"], plain["B"], strict=True)]
+        flops = [shape.stage_repeated_flops(5), shape.stage_repeated_flops(3, 5)]
+        assert added == [pytest.approx(own) for own in flops]
+    whole = shape_of(MODEL, 1, again).stage_repeated_flops(5)
+    shape = shape_of(model, 1, again)
+    number = 5 if again.parts else again.most or 5
+    assert whole - shape.stage_repeated_flops(5) == number * shape.hidden_flops(5) > 0
 
 
 def test_measured_layers_with_a_window_are_told_from_those_without() -> None:

@@ -448,6 +448,18 @@ def test_replicas_share_the_global_batch() -> None:
     assert float(longer) > float(same)
 
 
+@pytest.mark.parametrize("sequence", [False, True])
+def test_the_gpus_of_tensor_parallel_ranks_count(sequence: bool) -> None:
+    run = config()
+    parallel = replace(run.parallel, tensor_size=2, sequence_parallel=sequence)
+    text = report(replace(run, parallel=parallel))
+    assert "1 replica of 8 x A100" in text
+    also = " and the sequence" if sequence else ""
+    assert f"pipeline of 4 x 2 tensor-parallel ranks that share the layers{also};" in text
+    assert len(rank_figures(text)) == 4
+    assert "tensor-parallel" not in report(run)
+
+
 def test_no_figure_of_a_small_model_reads_zero() -> None:
     """Times are too short for seconds and memory too little for GiB."""
     run = config(2, "vocab-2", "auto")
