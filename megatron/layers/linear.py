@@ -98,11 +98,11 @@ class Linear(nn.Linear):
         if defer is None and self._columns.size == self._rows.size == 1:
             return super().forward(x)
         how = _How(self._columns, self._rows, defer, self._kernels)
-        left = None
-        if self.keeps_first and defer is not None:
-            left = list[Tensor]()
-            x = apply(_KeptInput, x, self.weight, left, how)
-        return apply(_SharedLinear, x, self.weight, self.bias, left, how)
+        kept = None
+        if self.keeps_first and self.weight.requires_grad:
+            kept = list[Any]()
+            x = apply(_KeptInput, x, self.weight, kept)
+        return apply(_SharedLinear, x, self.weight, self.bias, kept, how)
 
     if TYPE_CHECKING:  # PyTorch says of the call of a module only that it may return anything
 
@@ -140,13 +140,13 @@ class _SharedLinear(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        left: list[Tensor] | None,
+        kept: list[Any] | None,
         how: _How,
     ) -> Tensor:
-        if left is None:
+        if not kept:
             ctx.save_for_backward(x)
         # A kept tensor that is computed again is not the parameter, which has the sum of gradients.
-        ctx.weight, ctx.left, ctx.how = weight, left, how
+        ctx.weight, ctx.kept, ctx.how = weight, kept, how
         whole_x = how.columns.gather(x)
         if how.rows.size == 1:
             return functional.linear(whole_x, weight, bias)
@@ -161,33 +161,29 @@ class _SharedLinear(torch.autograd.Function):
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         grad_no = _rows(grad)
         bias_grad = grad_no.sum(0) if needs_bias else None
-        grad, x = grad_no.view(grad.shape), None
-        if ctx.left is not None:
-            ctx.left.append(grad)
-        else:
-            (x,) = ctx.saved_tensors  # refuses an input that was changed since
-            if how.defer is not None:
-                how.defer(_weight_gradient(how, weight, grad, x))
+        grad = grad_no.view(grad.shape)
+        keeper = ctx.kept[0] if ctx.kept else ctx
+        (x,) = keeper.saved_tensors  # refuses an input that was changed since
+        if how.defer is not None:
+            how.defer(_weight_gradient(how, weight, grad, x))
         wanted_x = x if needs_weight and how.defer is None else None
         x_grad, weight_grad = _products(how, weight, grad, wanted_x, wants_x=needs_x)
         return x_grad, weight_grad, bias_grad, None, None
 
 
 class _KeptInput(torch.autograd.Function):
-    """Keeps the input of a ``_SharedLinear`` for it, and takes up the gradient that it leaves."""
+    """Keeps the input of a ``_SharedLinear`` in its place, before the product is formed."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, left: list[Tensor], how: _How) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, kept: list[Any]) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.weight, ctx.left, ctx.how = weight, left, how
+        kept.append(ctx)
         return x.view_as(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (x,) = ctx.saved_tensors
-        ctx.how.defer(_weight_gradient(ctx.how, ctx.weight, ctx.left.pop(), x))
-        return grad, None, None, None
+        return grad, None, None
 
 
 def _products(
