@@ -96,11 +96,11 @@ class Linear(nn.Linear):
         defer = self.defer if self.weight.requires_grad else None
         if defer is None and self.columns.size == self.rows.size == 1:
             return super().forward(x)
-        left = None
-        if self.keeps_first and defer is not None:
-            left = list[Tensor]()
-            x = apply(_KeptInput, x, self.weight, left, self, defer)
-        return apply(_SharedLinear, x, self.weight, self.bias, left, self, defer)
+        kept = None
+        if self.keeps_first and self.weight.requires_grad:
+            kept = list[Any]()
+            x = apply(_KeptInput, x, self.weight, kept)
+        return apply(_SharedLinear, x, self.weight, self.bias, kept, self, defer)
 
     if TYPE_CHECKING:  # PyTorch says of the call of a module only that it may return anything
 
@@ -128,14 +128,14 @@ class _SharedLinear(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        left: list[Tensor] | None,
+        kept: list[Any] | None,
         layer: Linear,
         defer: Defer | None,
     ) -> Tensor:
-        if left is None:
+        if not kept:
             ctx.save_for_backward(x)
         # A kept tensor that is computed again is not the parameter, which has the sum of gradients.
-        ctx.weight, ctx.left, ctx.layer, ctx.defer = weight, left, layer, defer
+        ctx.weight, ctx.kept, ctx.layer, ctx.defer = weight, kept, layer, defer
         whole_x = layer.columns.gather(x)
         if layer.rows.size == 1:
             return functional.linear(whole_x, weight, bias)
@@ -145,42 +145,33 @@ class _SharedLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weight, x = ctx.weight, None
+        layer, weight, defer = ctx.layer, ctx.weight, ctx.defer
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         grad = grad.contiguous()  # or every use would copy it
         bias_grad = _rows(grad).sum(0) if needs_bias else None
-        if ctx.left is not None:
-            ctx.left.append(grad)
-        else:
-            (kept,) = ctx.saved_tensors  # refuses an input that was changed since
-            x = kept.detach()  # without the graph that x came from
-        if ctx.defer is not None:
-            if x is not None:
-                ctx.defer(_weight_gradient(ctx.layer, weight, grad, x))
-            x = None
-        x_grad, weight_grad = _products(
-            ctx.layer, weight, grad, x if needs_weight else None, wants_x=needs_x
-        )
+        keeper = ctx.kept[0] if ctx.kept else ctx
+        (kept,) = keeper.saved_tensors  # refuses an input that was changed since
+        x = kept.detach()  # without the graph that x came from
+        if defer is not None:
+            defer(_weight_gradient(layer, weight, grad, x))
+        wanted_x = x if needs_weight and defer is None else None
+        x_grad, weight_grad = _products(layer, weight, grad, wanted_x, wants_x=needs_x)
         return x_grad, weight_grad, bias_grad, None, None, None
 
 
 class _KeptInput(torch.autograd.Function):
-    """Keeps the input of a ``_SharedLinear`` for it, and takes up the gradient that it leaves."""
+    """Keeps the input of a ``_SharedLinear`` in its place, before the product is formed."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, left: list[Tensor], layer: Linear, defer: Defer
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, kept: list[Any]) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.weight, ctx.left, ctx.layer, ctx.defer = weight, left, layer, defer
+        kept.append(ctx)
         return x.view_as(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (x,) = ctx.saved_tensors
-        ctx.defer(_weight_gradient(ctx.layer, ctx.weight, ctx.left.pop(), x.detach()))
-        return grad, None, None, None, None
+        return grad, None, None
 
 
 def _products(

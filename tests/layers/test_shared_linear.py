@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from megatron.kernels.choose import kernels_for
 from megatron.layers.linear import Linear
 from megatron.layers.main_grad import main_grad_of
+from megatron.layers.recompute import again
 from megatron.optimizer.bucket import Bucket
 from megatron.parallel.tensor import ALONE, Alone
 
@@ -164,6 +165,31 @@ def test_nothing_whole_is_kept_for_a_backward_that_is_not_split() -> None:
     y = make_linear("columns", tensor)(torch.randn(B, U, IN, dtype=torch.float64))
     assert y.requires_grad
     assert [whole.expired() for whole in tensor.gathered] == [True]
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_computing_again_ends_before_a_last_product_that_ranks_add_up(split: bool) -> None:
+    tensor, deferred = Noting(), list[Callable[[], None]]()
+    linear = make_linear("rows", tensor, deferred.append if split else None)
+    plain = make_linear("rows", Noting(), None)
+    linear.keeps_first = True
+    x, other = (torch.ones((B, T * U, IN // T), dtype=torch.float64) for _ in range(2))
+    for leaf in (x, other):
+        leaf.requires_grad_()
+    y = again(lambda x: linear(x.sin()), x)
+    assert tensor.events == ["reduce"]
+    tensor.events.clear()
+    with Products(tensor.events, linear.weight):
+        y.square().sum().backward()
+    for work in deferred:
+        work()
+    plain(other.sin()).square().sum().backward()
+    assert tensor.events[:2] == ["gather", "dX"]
+    assert "reduce" not in tensor.events
+    assert x.grad is not None
+    assert other.grad is not None
+    assert torch.equal(x.grad, other.grad)
+    assert torch.equal(main_grad_of(linear.weight), main_grad_of(plain.weight))
 
 
 @pytest.mark.parametrize("way", ["columns", "rows"])
