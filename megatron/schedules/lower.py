@@ -19,13 +19,8 @@ from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan
 from megatron.schedules.timing import Walk, walk
 
-IN_FLIGHT_SENDS = 4
-"""Messages of a kind and lane that a rank may have sent without having waited for them.
-
-Each keeps one activation. Fewer stall ranks that look embeddings up ahead of the others: with 2,
-ZB-V with vocab-2, p = 64 and m = 256 idles for 4.2 % of its time, with 3 for 3.6 %, and with 4 for
-the 3.5 % of its plan.
-"""
+IN_FLIGHT_SENDS = 2
+"""Messages per lane that a rank may have sent without having waited for them: each has a buffer."""
 
 
 class Run(NamedTuple):
