@@ -13,7 +13,6 @@ hold. One shard stands for all: it merges its own statistics only.
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.output_s import LossOptions, ShardState, merge_statistics
 from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.schedules.treatments import TREATMENTS, Treatment
+from megatron.training.metrics.peak_memory import peak_memory
 from tools.benchmarking.allocator import allocator
 
 MB: Final = 1e6
@@ -119,7 +119,7 @@ def measure_memory(arguments: argparse.Namespace) -> dict[str, float]:
     state = shard.s()
     between = held() - before
     shard.t(state)
-    peak = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    peak = peak_memory(torch.device("cpu")).held - before
     return {"between": between, "peak": peak}
 
 

@@ -48,6 +48,6 @@ def test_a_share_never_reads_zero(share: float) -> None:
     written = percent(share)
     assert re.fullmatch(r"\d+(\.\d+)?(e-\d+)?%", written)
     assert float(written.rstrip("%")) == pytest.approx(
-        100 * share, rel=0.06, abs=0.0501 * (share >= 5e-4)
+        100 * share, rel=0.06, abs=0.05 * (share >= 5e-4)
     )
     assert float(written.rstrip("%")) > 0
