@@ -7,7 +7,7 @@ from typing import Final
 from megatron.config.declare import option_of
 from megatron.config.flags import Flags
 from megatron.config.guard_flags import parse_iterations
-from megatron.config.resolve import iterations
+from megatron.config.lengths import iterations
 
 
 def _iterations_to_skip(flags: Flags) -> Iterator[str]:

@@ -12,14 +12,11 @@ from megatron.config.declare import options_of
 from megatron.config.flags import Flags
 from megatron.config.gpu_driver import why_gpus_are_out_of_reach
 from megatron.config.installed import tensorboard_rule, wandb_rule
+from megatron.config.lengths import growth_of
 from megatron.config.long_run_flags import ReplicaFlags
-from megatron.config.pipeline_flags import settle_pipeline, size_faults, treatment_of
-from megatron.config.resolve import (
-    growth_of,
-    number_of_replicas,
-    ranks_of_replica,
-    vocabulary,
-)
+from megatron.config.pipeline_asks import treatment_of
+from megatron.config.pipeline_flags import settle_pipeline, size_faults
+from megatron.config.resolve import number_of_replicas, ranks_of_replica, vocabulary
 from megatron.config.rules import Rule
 from megatron.data.indexed import IndexedDataset
 from megatron.model.distribution import distribute

@@ -5,7 +5,7 @@ from typing import Final
 
 from megatron.config.declare import option_of
 from megatron.config.flags import Flags
-from megatron.config.resolve import learning_rate_spans
+from megatron.config.resolve_optimizer import learning_rate_spans
 from megatron.optimizer.newton_schulz import coefficients
 
 _ENDS: Final = {"start_weight_decay": "first step", "end_weight_decay": "last step"}

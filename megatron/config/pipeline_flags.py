@@ -25,15 +25,6 @@ from megatron.model.distribution import LayerDistribution
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.request import MOST_FORWARDS
 
-__all__ = [
-    "PIPELINE_NOTES",
-    "PIPELINE_RULES",
-    "Pipeline",
-    "settle_pipeline",
-    "size_faults",
-    "treatment_of",
-]
-
 
 class Pipeline(NamedTuple):
     """The pipeline that the flags ask for.

@@ -1,4 +1,4 @@
-"""The rules about the loss scale, and notes on those of its flags that are idle."""
+"""Rules about the loss scale and the types of gradients and moments; notes on idle flags."""
 
 from collections.abc import Callable, Iterator
 from typing import Final

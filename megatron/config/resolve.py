@@ -3,20 +3,14 @@
 A field with the same name as a flag is copied by itself.
 """
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
 from megatron.checkpoint.config import CheckpointConfig
-from megatron.config.data_flags import (
-    evaluation_sets,
-    parse_data_path,
-    parse_rampup,
-    parse_size_steps,
-    parse_split,
-)
+from megatron.config.copied import copied
+from megatron.config.data_flags import evaluation_sets, parse_data_path, parse_split
 from megatron.config.flags import (
     DRY_RUN_GPU,
     SCHEDULE_PROFILE_ITERATIONS,
@@ -24,16 +18,16 @@ from megatron.config.flags import (
     Flags,
     LogFlags,
     ParallelFlags,
-    TrainFlags,
 )
 from megatron.config.guard_flags import parse_iterations
 from megatron.config.layer_fields import layer_fields
+from megatron.config.lengths import growth_of, iterations
 from megatron.config.long_run_flags import CheckpointFlags, GuardFlags, ReplicaFlags
-from megatron.config.optimizer_flags import OptimizerFlags
 from megatron.config.pipeline_flags import settle_pipeline
 from megatron.config.precision_flags import PrecisionFlags
 from megatron.config.recompute_flags import recomputation_of
 from megatron.config.record_flags import RecordFlags
+from megatron.config.resolve_optimizer import optimizer_config
 from megatron.config.run_config import (
     DryRun,
     GuardConfig,
@@ -44,16 +38,9 @@ from megatron.config.run_config import (
     RunConfig,
     TrainConfig,
 )
-from megatron.data.batch_sizes import BatchSizes, Growth
 from megatron.data.config import DataConfig
 from megatron.data.tokenizer import build_tokenizer
 from megatron.model.config import ModelConfig
-from megatron.optimizer.config import LossScaleConfig, MuonConfig, OptimizerConfig
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-    Config = TypeVar("Config", bound=DataclassInstance)
 
 
 def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> RunConfig:
@@ -161,21 +148,6 @@ def guard_config(flags: GuardFlags, timeout_minutes: int) -> GuardConfig:
     )
 
 
-def copied(config: "type[Config]", group: "DataclassInstance", **derived: Any) -> "Config":
-    """Make a configuration of a group of flags.
-
-    Args:
-        config: its class.
-        group: its flags become the fields of the same name.
-        derived: the other fields.
-    """
-    names = {field.name for field in fields(config)}
-    same = {f.name: getattr(group, f.name) for f in fields(group) if f.name in names}
-    left = names - same.keys() - derived.keys()
-    assert not left, f"no flag and no derivation for {sorted(left)} of {config.__name__}"
-    return config(**(same | derived))
-
-
 def vocabulary(flags: DataFlags, dry_run: bool) -> tuple[int, int]:
     """Return the vocabulary's size and the token that ends a document.
 
@@ -235,42 +207,6 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
     return replace(layout, padded_vocab_size=-(-vocab_size // multiple) * multiple)
 
 
-class Iterations(NamedTuple):
-    """How long a run is.
-
-    Attributes:
-        batch: samples of an iteration, once batches grow no more.
-        total: iterations of the whole job; 0 where no length is given.
-        last: the last iteration that runs now.
-        samples: of all iterations of the job.
-    """
-
-    batch: int
-    total: int
-    last: int
-    samples: int
-
-
-def iterations(flags: TrainFlags) -> Iterations:
-    """The run's length; samples are rounded down to whole iterations."""
-    batch = flags.global_batch_size or flags.micro_batch_size
-    try:
-        sizes = BatchSizes(batch, growth_of(flags))
-    except ValueError:  # a rule tells it
-        sizes = BatchSizes(batch)
-    total = flags.train_iters or sizes.iterations(flags.train_samples or 0)
-    last = min(total, flags.exit_interval or total)
-    return Iterations(batch, total, last, sizes.samples_of(total))
-
-
-def growth_of(flags: TrainFlags) -> Growth | None:
-    """Return how batches grow; ``None``: they do not. Errors as of ``parse_rampup``."""
-    unit = flags.micro_batch_size
-    batch = flags.global_batch_size or unit
-    rampup = parse_rampup(flags.rampup_batch_size, batch, unit)
-    return rampup or parse_size_steps(flags.batch_size_steps, batch, unit)
-
-
 def train_config(given: Flags, replicas: int) -> TrainConfig:
     """Length, batches and precision; only a set with documents is evaluated."""
     flags, sets = given.train, evaluation_sets(given.data.split)
@@ -307,76 +243,6 @@ def activation_dtype(flags: Flags) -> torch.dtype:
 def gradient_dtype(flags: PrecisionFlags) -> torch.dtype:
     """The type in which gradients add up."""
     return torch.bfloat16 if flags.main_grads_dtype == "bf16" else torch.float32
-
-
-def loss_scale_config(flags: PrecisionFlags) -> LossScaleConfig | None:
-    """The loss scale, which only fp16 has."""
-    if not flags.fp16:
-        return None
-    return LossScaleConfig(
-        constant=flags.loss_scale,
-        initial=flags.initial_loss_scale,
-        minimum=flags.min_loss_scale,
-        window=flags.loss_scale_window,
-        hysteresis=flags.hysteresis,
-    )
-
-
-class Spans(NamedTuple):
-    """The spans of the learning rate, in samples.
-
-    Attributes:
-        decay: until the final rate is reached, warm-up included.
-        warmup: of the warm-up; a share of the decay need not be whole.
-        annealing: at the end of the decay in which the rate of WSD falls.
-    """
-
-    decay: int
-    warmup: float
-    annealing: int
-
-
-def learning_rate_spans(flags: OptimizerFlags, train: TrainFlags) -> Spans:
-    """Return the spans of the learning rate, given in iterations or in samples."""
-    length = iterations(train)
-    batch = length.batch
-    decay = flags.lr_decay_samples or (flags.lr_decay_iters or 0) * batch
-    decay = decay or train.train_samples or length.samples
-    warmup: float = flags.lr_warmup_samples or flags.lr_warmup_iters * batch
-    if flags.lr_warmup_fraction:
-        warmup = flags.lr_warmup_fraction * decay
-    annealing = flags.lr_wsd_decay_samples or (flags.lr_wsd_decay_iters or 0) * batch
-    return Spans(decay, warmup, annealing)
-
-
-def optimizer_config(flags: Flags) -> OptimizerConfig:
-    """The optimizer and its rates, their spans in samples."""
-    optimizer, train = flags.optimizer, flags.train
-    spans = learning_rate_spans(optimizer, train)
-    return copied(
-        OptimizerConfig,
-        optimizer,
-        lr_decay_samples=spans.decay,
-        lr_warmup_samples=spans.warmup,
-        lr_wsd_decay_samples=spans.annealing,
-        weight_decay_samples=train.train_samples or iterations(train).samples,
-        muon=muon_config(optimizer),
-        post_validation=optimizer.enable_optimizer_post_validation,
-        loss_scale=loss_scale_config(flags.precision),
-        exp_avg_dtype=flags.precision.exp_avg_dtype,
-        exp_avg_sq_dtype=flags.precision.exp_avg_sq_dtype,
-    )
-
-
-def muon_config(flags: OptimizerFlags) -> MuonConfig:
-    """Muon's settings: its flags without their common beginning."""
-    prefix = "muon_"
-    same = {
-        name.removeprefix(prefix): value
-        for name, value in vars(flags).items()
-        if name.startswith(prefix) and name != "muon_no_split_qkv"
-    }
-    return MuonConfig(split_qkv=not flags.muon_no_split_qkv, **same)
 
 
 def profiled_iterations(flags: LogFlags) -> tuple[int | None, int | None]:

@@ -11,11 +11,12 @@ from megatron.config.data_flags import evaluation_sets, parse_data_path, parse_s
 from megatron.config.flags import DataFlags, Flags
 from megatron.config.guard_rules import GUARD_NOTES, GUARD_RULES
 from megatron.config.layer_rules import LAYER_NOTES, LAYER_RULES
+from megatron.config.lengths import growth_of, iterations
 from megatron.config.optimizer_rules import OPTIMIZER_NOTES, OPTIMIZER_RULES
 from megatron.config.pipeline_flags import PIPELINE_NOTES, PIPELINE_RULES
 from megatron.config.precision_rules import PRECISION_NOTES, PRECISION_RULES
 from megatron.config.recompute_rules import RECOMPUTE_RULES
-from megatron.config.resolve import growth_of, iterations, profiled_iterations
+from megatron.config.resolve import profiled_iterations
 from megatron.config.tensor_rules import TENSOR_NOTES, TENSOR_RULES
 
 Rule = Callable[[Flags], Iterator[str]]

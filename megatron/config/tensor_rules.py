@@ -7,7 +7,7 @@ from typing import TypeVar
 from megatron.config.flags import Flags, ModelFlags
 from megatron.config.layer_flags import LayerFlags
 from megatron.config.resolve import model_config
-from megatron.model.tensor_rules import faults_of_cut
+from megatron.model.cut_faults import faults_of_cut
 
 Group = TypeVar("Group", ModelFlags, LayerFlags)
 

@@ -190,7 +190,7 @@ def layer_spec(config: ModelConfig, index: int) -> LayerSpec:
         config: the model.
         index: of the layer in the whole model, from 0.
     """
-    norm = NormSpec(config.normalization, config.norm_epsilon, config.apply_layernorm_1p)
+    norm = norm_spec(config)
     return LayerSpec(
         order="parallel" if config.parallel_attn else "sequential",
         norm=norm,
@@ -205,6 +205,11 @@ def layer_spec(config: ModelConfig, index: int) -> LayerSpec:
         rotation=_rotation(config, index),
         hidden_dropout=config.hidden_dropout,
     )
+
+
+def norm_spec(config: ModelConfig) -> NormSpec:
+    """Return the norm that a model has wherever it has one."""
+    return NormSpec(config.normalization, config.norm_epsilon, config.apply_layernorm_1p)
 
 
 def _attention(config: ModelConfig, index: int, norm: NormSpec) -> AttentionSpec:

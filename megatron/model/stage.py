@@ -1,9 +1,9 @@
 """The parts of the model that one pipeline rank owns, and the forward of its stages.
 
 A rank owns one chunk of transformer layers for each stage that is placed on it. The first stage
-adds the position table, the last stage the final norm. The vocabulary matrices are whole on the
-first and the last stage, or every rank holds a shard of them. Backwards, order and communication
-are not here: the runtime runs these parts as passes.
+adds the position table, the last stage the final norm. The vocabulary matrices are on the first and
+the last stage, shared by its tensor-parallel ranks, or every rank of the replica holds a shard of
+them. Backwards, order and communication are not here: the runtime runs these parts as passes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.model.build_layer import build_layer
 from megatron.model.config import ModelConfig
 from megatron.model.init import initialise
-from megatron.model.layer_spec import NormSpec, RotationSpec, layer_spec
+from megatron.model.layer_spec import RotationSpec, layer_spec, norm_spec
 from megatron.model.ownership import (
     EMBEDDING_NORM,
     FINAL_NORM,
@@ -78,8 +78,8 @@ def place(
         layers: number of layers of every stage, in the same order.
         padded_vocab_size: rows of the whole vocabulary matrix.
         vocabulary_shard: index of this rank's shard and number of shards, if every rank has one;
-            ``None``: the whole matrices are on the first and the last stage.
-        tensor_shard: index of this rank's shard and number of shards there.
+            ``None``: only the first and the last stage hold vocabulary matrices.
+        tensor_shard: index of this rank's shard and number of shards on such a stage.
     """
     own = {chunk: stage for stage, (owner, chunk) in enumerate(stages) if owner == rank}
     assert sum(layers) == config.num_layers, "every layer is somewhere, once"
@@ -153,7 +153,7 @@ class RankModel(nn.Module):
                 placement.output_shard, dtype, device, vocab_recompute
             )
         self.positions = self.embedding_norm = self.final_norm = None
-        norm = NormSpec(config.normalization, config.norm_epsilon, config.apply_layernorm_1p)
+        norm = norm_spec(config)
         if placement.first_chunk is not None and config.embed_layernorm:
             self.embedding_norm = norm.build(h, device, dtype, self.kernels)
         if (

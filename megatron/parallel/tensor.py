@@ -97,11 +97,9 @@ class TensorParallel(Protocol):
         ...
 
 
-class Alone:
-    """A rank that holds its layers alone, t = 1."""
+class AllTokens:
+    """What is the same for every rank that has all tokens: only sums need the other ranks."""
 
-    rank = 0
-    size = 1
     sequence_parts = 1
 
     def gather(self, x_buh: Tensor) -> Tensor:
@@ -111,6 +109,21 @@ class Alone:
     def start_gather(self, x_buh: Tensor) -> Pending[Tensor]:
         """As in ``TensorParallel``."""
         return Done(x_buh)
+
+    def own_tokens(self, x_bsh: Tensor) -> Tensor:
+        """As in ``TensorParallel``."""
+        return x_bsh
+
+    def gather_parts(self, x_buh: Tensor) -> Tensor:
+        """As in ``TensorParallel``."""
+        return x_buh.flatten(0, 1)
+
+
+class Alone(AllTokens):
+    """A rank that holds its layers alone, t = 1."""
+
+    rank = 0
+    size = 1
 
     def reduce(self, partial_bsh: Tensor) -> Tensor:
         """As in ``TensorParallel``."""
@@ -120,17 +133,9 @@ class Alone:
         """As in ``TensorParallel``."""
         return Done(partial_bsh)
 
-    def own_tokens(self, x_bsh: Tensor) -> Tensor:
-        """As in ``TensorParallel``."""
-        return x_bsh
-
     def all_gather(self, tensor: Tensor) -> Tensor:
         """As in ``TensorParallel``."""
         return tensor.unsqueeze(0)
-
-    def gather_parts(self, x_buh: Tensor) -> Tensor:
-        """As in ``TensorParallel``."""
-        return x_buh.flatten(0, 1)
 
     def reduce_parts(self, partial_nh: Tensor) -> Tensor:
         """As in ``TensorParallel``."""
@@ -140,78 +145,63 @@ class Alone:
 ALONE: Final = Alone()
 
 
-class SharedTokens:
-    """Every rank has all tokens outside of attention and MLP, and does the same work on them.
+class _Connected:
+    """What is the same for every rank that shares its layers with others.
 
     Args:
         axis: the tensor axis, with a process group for what passes wait for.
         lane: where reductions run beside a backward.
     """
 
-    sequence_parts = 1
-
     def __init__(self, axis: ConnectedAxis, lane: Lane) -> None:
         self.rank, self.size = axis.rank, axis.size
         self._axis = axis
         self._lane = lane
-
-    def gather(self, x_buh: Tensor) -> Tensor:
-        """As in ``TensorParallel``."""
-        return x_buh
-
-    def start_gather(self, x_buh: Tensor) -> Pending[Tensor]:
-        """As in ``TensorParallel``."""
-        return Done(x_buh)
-
-    def start_reduction(self, partial_bsh: Tensor) -> Pending[Tensor]:
-        """As in ``TensorParallel``."""
-        return self._lane.submit(lambda: self.reduce(partial_bsh))
-
-    def own_tokens(self, x_bsh: Tensor) -> Tensor:
-        """As in ``TensorParallel``."""
-        return x_bsh
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """As in ``TensorParallel``."""
         return collectives.all_gather(tensor, self._axis)
 
-    def gather_parts(self, x_buh: Tensor) -> Tensor:
-        """As in ``TensorParallel``."""
-        return x_buh.flatten(0, 1)
 
-    def reduce_parts(self, partial_nh: Tensor) -> Tensor:
-        """As in ``TensorParallel``: an all-reduce."""
-        return collectives.all_reduce(partial_nh, collectives.SUM, self._axis).view(-1)
+class SharedTokens(_Connected, AllTokens):
+    """Every rank has all tokens outside of attention and MLP, and does the same work on them."""
 
     def reduce(self, partial_bsh: Tensor) -> Tensor:
         """As in ``TensorParallel``: an all-reduce."""
         return collectives.all_reduce(partial_bsh, collectives.SUM, self._axis)
 
+    def start_reduction(self, partial_bsh: Tensor) -> Pending[Tensor]:
+        """As in ``TensorParallel``."""
+        return self._lane.submit(lambda: self.reduce(partial_bsh))
 
-class SplitTokens:
+    def reduce_parts(self, partial_nh: Tensor) -> Tensor:
+        """As in ``TensorParallel``: an all-reduce."""
+        return self.reduce(partial_nh).view(-1)
+
+
+class SplitTokens(_Connected):
     """Every rank has its own part of the sequence outside of attention and MLP.
 
     Rank k has the tokens k s / t to (k + 1) s / t - 1 of every sample.
-
-    Args:
-        axis: the tensor axis, with a process group for what passes wait for.
-        lane: where reductions run beside a backward.
     """
 
-    def __init__(self, axis: ConnectedAxis, lane: Lane) -> None:
-        self.rank, self.size = axis.rank, axis.size
-        self.sequence_parts = axis.size
-        self._axis = axis
-        self._lane = lane
+    @property
+    def sequence_parts(self) -> int:
+        """As in ``TensorParallel``."""
+        return self.size
 
     def gather(self, x_buh: Tensor) -> Tensor:
         """As in ``TensorParallel``: an all-gather."""
-        parts_tbuh = collectives.all_gather(x_buh.contiguous(), self._axis)
-        return parts_tbuh.movedim(0, 1).flatten(1, 2)
+        return self.all_gather(x_buh.contiguous()).movedim(0, 1).flatten(1, 2)
 
     def start_gather(self, x_buh: Tensor) -> Pending[Tensor]:
         """As in ``TensorParallel``."""
         return self._lane.submit(lambda: self.gather(x_buh))
+
+    def reduce(self, partial_bsh: Tensor) -> Tensor:
+        """As in ``TensorParallel``: a reduce-scatter."""
+        parts_tbuh = partial_bsh.unflatten(1, (self.size, -1)).movedim(1, 0).contiguous()
+        return self.reduce_parts(parts_tbuh).view(parts_tbuh.shape[1:])
 
     def start_reduction(self, partial_bsh: Tensor) -> Pending[Tensor]:
         """As in ``TensorParallel``."""
@@ -220,10 +210,6 @@ class SplitTokens:
     def own_tokens(self, x_bsh: Tensor) -> Tensor:
         """As in ``TensorParallel``."""
         return x_bsh.chunk(self.size, dim=1)[self.rank]
-
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        """As in ``TensorParallel``."""
-        return collectives.all_gather(tensor, self._axis)
 
     def gather_parts(self, x_buh: Tensor) -> Tensor:
         """As in ``TensorParallel``: an all-gather."""
@@ -234,13 +220,6 @@ class SplitTokens:
         parts = partial_nh.view(self.size, -1)
         collectives.reduce_scatter(parts.view(-1), self._axis)
         return parts[self.rank].clone()  # not a view, which would keep all parts alive
-
-    def reduce(self, partial_bsh: Tensor) -> Tensor:
-        """As in ``TensorParallel``: a reduce-scatter."""
-        parts_tbuh = partial_bsh.unflatten(1, (self.size, -1)).movedim(1, 0).contiguous()
-        collectives.reduce_scatter(parts_tbuh.view(-1), self._axis)
-        own_buh: Tensor = parts_tbuh[self.rank]
-        return own_buh.clone()  # so that the memory of the other parts becomes free
 
 
 def tensor_parallel(

@@ -14,9 +14,8 @@ from megatron.config.run_config import ParallelConfig, RunConfig, TrainConfig
 from megatron.model.config import ModelConfig
 from megatron.model.stage import RankModel, place
 from megatron.optimizer.bucket import Bucket
-from megatron.optimizer.bucket_layouts import bucket_layouts
 from megatron.optimizer.loss_scaler import LossScaler
-from megatron.optimizer.make import keeps_whole, make_idle_optimizer, make_optimizer
+from megatron.optimizer.make import make_idle_optimizer, make_optimizer
 from megatron.optimizer.muon import QKVRows
 from megatron.optimizer.optimizer import Optimizer
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
@@ -25,9 +24,9 @@ from megatron.parallel.environment import set_nccl_environment
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups, single_rank
 from megatron.parallel.tensor import tensor_parallel
-from megatron.runtime.buckets import make_buckets
 from megatron.runtime.pipeline import PipelineRank, Replication
 from megatron.schedules.plan import Plan
+from megatron.training.gradient_buckets import bucketed
 from megatron.training.planning.run_plan import RunPlan, make_run_plan
 from megatron.training.rendezvous import Rendezvous
 
@@ -226,54 +225,35 @@ def build_train_state(
     run_plan = make_run_plan(config) if run_plan is None else run_plan
     model = make_model(config.model, config.train, config.parallel, groups, run_plan)
     parameters = tuple(map(OptimizedParameter.of, model.owned_parameters()))
-    replicas, axis = config.parallel.replicas, groups.gradients
-    whole_ones = keeps_whole(config.optimizer)
-    chosen = make_buckets(
-        model, run_plan.plan, axis.size, replicas.bucket_size, replicas.buckets, whole_ones
-    )
-    layouts = bucket_layouts(chosen, axis.size, whole_ones)
-    buckets = tuple(
-        Bucket(
-            [OptimizedParameter.of(owned) for owned in bucket],
-            model.kernels,
-            layout,
-            together=replicas.shard_optimizer,
-            gradient_dtype=config.train.gradient_dtype,
-        )
-        for bucket, layout in zip(chosen, layouts, strict=True)
-    )
+    axis = groups.gradients
+    gradients = bucketed(config, model, run_plan.plan, axis.size)
     whole = tuple(map(ParameterPart.whole, parameters))
-    own = tuple(part for bucket in buckets for part in bucket.parts(axis.rank))
-    make: MakeOptimizer = make_idle_optimizer
-    if not config.train.skip_train:
-        sums = groups.tensor_sums
-        make = partial(make_optimizer, config.optimizer, qkv_rows(config.model), sums)
+    own = tuple(part for bucket in gradients.buckets for part in bucket.parts(axis.rank))
+    make = _maker_of_optimizers(config, groups)
     sharded = None
-    if replicas.shard_optimizer:
-        sharded = ShardedOptimizer(buckets, make, axis)
+    if config.parallel.replicas.shard_optimizer:
+        sharded = ShardedOptimizer(gradients.buckets, make, axis)
     deferred = sharded is not None and not config.optimizer.post_validation
-    replication = Replication(
-        chosen,
-        [bucket.gradients for bucket in buckets],
-        [layout.sizes for layout in layouts],
-        overlap_reduce=replicas.overlap,
-        dtype=replicas.reduce_dtype,
-        optimizer=sharded,
-        deferred=deferred,
-        overlap_gather=replicas.overlap_gather,
-    )
+    replication = gradients.replication(config.parallel.replicas, sharded, deferred=deferred)
     return TrainState(
         groups=groups,
         run_plan=run_plan,
         pipeline=make_pipeline(config.train, groups, run_plan, model, replication),
         parameters=parameters,
-        buckets=buckets,
+        buckets=gradients.buckets,
         counted=whole if axis.size == 1 else own,
         updated=whole if sharded is None else own,
         optimizer=sharded or make(whole),
         loss_scaler=LossScaler(config.optimizer.loss_scale),
         sharded=sharded if deferred else None,
     )
+
+
+def _maker_of_optimizers(config: RunConfig, groups: Groups) -> MakeOptimizer:
+    """Return what makes an optimizer of parameters; without training it makes an idle one."""
+    if config.train.skip_train:
+        return make_idle_optimizer
+    return partial(make_optimizer, config.optimizer, qkv_rows(config.model), groups.tensor_sums)
 
 
 def qkv_rows(config: ModelConfig) -> QKVRows:

@@ -167,13 +167,7 @@ class SynchronousTrainStep:
         full = add_up(sums_of_rank(state, iteration, loss), state.groups.pipeline)
         if not full.is_finite:
             if self._ends_if_not_finite:
-                report_not_finite(
-                    state,
-                    iteration.number,
-                    iteration.batch,
-                    full.loss,
-                    _samples(state, iteration),
-                )
+                end_not_finite(state, iteration, full)
             state.zero_gradients()
             return finish(state, iteration, full)
         num_zeros = self._figures.num_zeros()

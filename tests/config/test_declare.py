@@ -10,6 +10,7 @@ import tyro
 from command_lines import with_flags
 
 from megatron.config.command_line import parse
+from megatron.config.copied import copied
 from megatron.config.declare import (
     COUNT,
     Declaration,
@@ -19,7 +20,6 @@ from megatron.config.declare import (
 )
 from megatron.config.flags import Flags, ModelFlags
 from megatron.config.pairing import idle_notes, pairing_mistakes, value_mistakes
-from megatron.config.resolve import copied
 from megatron.config.words import sort_words
 
 DECLARED = all_declarations(Flags)

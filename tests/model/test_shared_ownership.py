@@ -11,9 +11,9 @@ from model.shared_stage import GPT, LLAMA, QWEN, WHOLE
 from parallel.tensor_axis import without_groups
 
 from megatron.model.config import ModelConfig
+from megatron.model.cut_faults import faults_of_cut
 from megatron.model.ownership import OwnedParameter
 from megatron.model.stage import RankModel
-from megatron.model.tensor_rules import faults_of_cut
 from megatron.parallel.box import Box, check_tiling
 
 

@@ -83,23 +83,20 @@ def training_sizes(
         logit=logit,
         tied=tied,
     )
-    counts = parameters(shape, plan.stages, layers, treatment, tied=tied)
     first, first_chunk = plan.stages[0]
-    counts[first] += positions * shape.hidden_size
-    static = [
-        held + at_work
-        for held, at_work in zip(
-            of_ranks(sizes.static),
-            _layer_at_work(shape, plan, layers, treatment, logit),
-            strict=True,
+    in_positions = positions * shape.hidden_size
+    counts = parameters(shape, plan.stages, layers, treatment, tied=tied)
+    counts[first] += in_positions
+    copies = _keepers_of_a_copy(plan, post_validation)
+    states = [
+        (shared + (rank in copies)) * optimizer.of_rank(count, own) / replicas.optimizer_parts
+        for rank, (count, own) in enumerate(
+            zip(counts, _in_matrices(shape, plan, layers), strict=True)
         )
     ]
-    static[first] += per_parameter * positions * shape.hidden_size
-    matrices = _in_matrices(shape, plan, layers)
-    for rank, count in enumerate(counts):
-        state = optimizer.of_rank(count, matrices[rank]) / replicas.optimizer_parts
-        copies = 1 if rank in _keepers_of_a_copy(plan, post_validation) else 0
-        static[rank] += (shared + copies) * state
+    at_work = _layer_at_work(shape, plan, layers, treatment, logit)
+    static = list(map(sum, zip(of_ranks(sizes.static), at_work, states, strict=True)))
+    static[first] += per_parameter * in_positions
     assert not isinstance(sizes.activation, (int, float))
     activation = [list(of_ranks(own)) for own in sizes.activation]
     if positions or changes_words or shape.wide_stream:

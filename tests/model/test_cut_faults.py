@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from megatron.model.config import ModelConfig
-from megatron.model.tensor_rules import faults_of_cut
+from megatron.model.cut_faults import faults_of_cut
 
 CONFIG = ModelConfig(
     num_layers=2,
