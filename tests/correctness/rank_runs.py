@@ -197,6 +197,15 @@ def fingerprints(state: TrainState) -> Fingerprints:
     }
 
 
+def check_agreement(runs: Sequence[RankRun]) -> None:
+    """Check that every rank reports the same, and that nothing is left in a store."""
+    for own in runs:
+        assert own.losses == runs[0].losses
+        assert own.gradient_norms == runs[0].gradient_norms
+        assert own.evaluations == runs[0].evaluations
+        assert own.left_in_store == 0
+
+
 def check_copies(runs: Sequence[RankRun]) -> None:
     """Check that copies were equal to the last bit after every step."""
     first: dict[tuple[int, str, Box], str] = {}

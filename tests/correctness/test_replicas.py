@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from correctness.rank_runs import RankRun, assemble, train_on_rank
+from correctness.rank_runs import RankRun, assemble, check_agreement, train_on_rank
 from correctness.short_runs import EIGHT_LAYER_GPT, EIGHT_LAYER_LLAMA, Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions, Parameters
@@ -112,10 +112,7 @@ def test_replicas_train_what_one_process_trains(
         evaluation_batches=its_job.batches(seed=1),
         evaluate_after=(ITERATIONS - 1,),
     )
-    assert all(own.losses == by_rank[0].losses for own in by_rank)
-    assert all(own.gradient_norms == by_rank[0].gradient_norms for own in by_rank)
-    assert all(own.evaluations == by_rank[0].evaluations for own in by_rank)
-    assert [own.left_in_store for own in by_rank] == [0] * layout.world_size
+    check_agreement(by_rank)
     assert by_rank[0].losses == pytest.approx(expected.losses, rel=1e-5)
     assert by_rank[0].gradient_norms == pytest.approx(expected.gradient_norms, rel=1e-5)
     assemble([own.final for own in by_rank])  # all copies are equal, to the last bit

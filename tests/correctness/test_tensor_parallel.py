@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from correctness.rank_runs import RankRun, assemble, check_copies, train_on_rank
+from correctness.rank_runs import RankRun, assemble, check_agreement, check_copies, train_on_rank
 from correctness.short_runs import EIGHT_LAYER_GPT, EIGHT_LAYER_LLAMA, Job, Layout
 from correctness.test_replica_cover import errors, joined
 from harness.rank_pool import RankPool
@@ -157,10 +157,7 @@ def test_layouts_train_what_one_process_trains(
         evaluation_batches=job.batches(seed=1),
         evaluate_after=(iterations - 1,),
     )
-    assert all(own.losses == by_rank[0].losses for own in by_rank)
-    assert all(own.gradient_norms == by_rank[0].gradient_norms for own in by_rank)
-    assert all(own.evaluations == by_rank[0].evaluations for own in by_rank)
-    assert [own.left_in_store for own in by_rank] == [0] * layout.world_size
+    check_agreement(by_rank)
     check(by_rank, expected)
 
 

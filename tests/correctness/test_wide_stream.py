@@ -7,8 +7,8 @@ import pytest
 import torch
 from correctness.rank_runs import assemble, gradients_on_rank
 from correctness.short_runs import Job, Layout
-from correctness.test_bf16_gradients import MODELS, squared_errors
 from correctness.test_loss_scale import assert_same, train_scaled
+from correctness.test_narrow_gradients import MODELS, squared_errors
 from harness.rank_pool import RankPool
 from reference.plain_gpt import Parameters, random_parameters
 from reference.plain_loss import loss_and_gradients

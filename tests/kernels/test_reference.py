@@ -1,31 +1,10 @@
 """What PyTorch's operations promise besides their values."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from kernels.largest_result import LargestResult
 
 from megatron.kernels.reference import kernels as reference
-
-
-class LargestFp32(TorchDispatchMode):
-    """Notes the most elements that the result of an operation has in fp32."""
-
-    elements = 0
-
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor) and result.dtype == torch.float32:
-            self.elements = max(self.elements, result.numel())
-        return result
 
 
 def test_pytorch_needs_little_memory_for_exponentials(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +13,7 @@ def test_pytorch_needs_little_memory_for_exponentials(monkeypatch: pytest.Monkey
     torch.manual_seed(0)
     logits_tn = (10 * torch.randn(101, 64)).bfloat16()
     exact, max_n, sum_n = logits_tn.double(), torch.full((64,), -torch.inf), torch.zeros(64)
-    with LargestFp32() as largest:  # type: ignore[no-untyped-call]  # TorchDispatchMode has no types
+    with LargestResult(torch.float32) as largest:
         reference.ReferenceKernels().exponentials_(logits_tn, max_n, sum_n)
     assert 64 < largest.elements <= 200
     expected = (exact - exact.amax(0)).exp()

@@ -1,33 +1,11 @@
 """What the reference's attention with a window needs of memory."""
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from kernels.largest_result import LargestResult
 
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.kernels.reference.scored_attention import BLOCK
 from megatron.kernels.scores import Scores
-
-
-class Largest(TorchDispatchMode):
-    """Notes the most elements that the result of an operation has."""
-
-    elements = 0
-
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple) else (result,):
-            if isinstance(tensor, torch.Tensor):
-                self.elements = max(self.elements, tensor.numel())
-        return result
 
 
 def test_a_window_needs_memory_for_what_it_shows() -> None:
@@ -35,7 +13,7 @@ def test_a_window_needs_memory_for_what_it_shows() -> None:
     heads, seq_length, window = 2, 6 * BLOCK, 50
     q, k, v = (torch.randn(1, heads, seq_length, 4, requires_grad=True) for _ in range(3))
     scores = Scores(window=window, softcap=5.0, slopes_a=(0.5, 0.25))
-    with Largest() as largest:  # type: ignore[no-untyped-call]  # TorchDispatchMode has no types
+    with LargestResult() as largest:
         output = ReferenceKernels().causal_attention(q, k, v, dropout=0.1, scores=scores)
         output.sum().backward()
     assert heads * BLOCK * window < largest.elements <= heads * BLOCK * (BLOCK + window)

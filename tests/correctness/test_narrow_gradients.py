@@ -1,8 +1,8 @@
-"""In bf16 the gradients are about as close to the truth as those of a plain GPT in bf16.
+"""In bf16 and in fp16 gradients are about as close to the truth as a plain GPT's of that type.
 
-The truth is the plain GPT in float64 with the same weights, which are rounded to bf16 beforehand.
-What separates a run from it is rounding alone. The plain GPT in bf16 says how much that may be, for
-every parameter: between 0.5 and 3 % here.
+The truth is the plain GPT in float64 with the same weights, which are rounded beforehand. What
+separates a run from it is rounding alone. The plain GPT in the same type says how much that may be,
+for every parameter: between 0.5 and 3 % here in bf16. In fp16 both have the same loss scale.
 """
 
 import math
@@ -19,6 +19,9 @@ from reference.plain_loss import loss_and_gradients
 ONE_PARAMETER, WHOLE_MODEL = 2.0, 1.5
 """How many times the plain GPT's error is allowed; measured are at most 1.60 and 1.24. The errors
 of a whole model are more numbers, of which less is chance."""
+
+FP16_SCALE = 2.0**12
+"""Large enough that few gradients are subnormal, small enough that none overflows."""
 
 GPT = GPTOptions(
     num_layers=4,
@@ -65,24 +68,34 @@ def squared_errors(gradients: Parameters, exact: Parameters) -> Squares:
     ids=str,
 )
 @pytest.mark.parametrize("model", MODELS)
-def test_errors_are_those_of_rounding(model: str, layout: Layout, ranks: RankPool) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "scale", "tolerance"),
+    [(torch.bfloat16, 1.0, 1e-3), (torch.float16, FP16_SCALE, 1e-4)],
+    ids=["bf16", "fp16"],
+)
+def test_errors_are_those_of_rounding(
+    dtype: torch.dtype, scale: float, tolerance: float, model: str, layout: Layout, ranks: RankPool
+) -> None:
     options = MODELS[model]
     job = Job(options, micro_batch_size=2, microbatches=6, masked_out=(1,), iterations=1)
-    rounded = random_parameters(options, dtype=torch.bfloat16)
+    rounded = random_parameters(options, dtype=dtype)
     [batch] = job.batches()
     wide = {name: value.double() for name, value in rounded.items()}
-    loss, exact = loss_and_gradients(wide, batch, options)
-    _, in_bf16 = loss_and_gradients(rounded, batch, options)
+    loss, exact = loss_and_gradients(wide, batch, options, scale)
+    _, narrow = loss_and_gradients(rounded, batch, options, scale)
     results = ranks.run(
         gradients_on_rank,
         layout.ranks,
-        config=job.config(layout, torch.bfloat16),
+        config=job.config(layout, dtype),
         parameters=rounded,
         batch=batch,
+        loss_scale=scale,
     )
-    assert [own for own, _ in results] == pytest.approx([loss] * layout.ranks, rel=1e-3)
+    assert [own / scale for own, _ in results] == pytest.approx(
+        [loss] * layout.ranks, rel=tolerance
+    )
     ours = squared_errors(assemble([held for _, held in results]), exact)
-    plain = squared_errors(in_bf16, exact)
+    plain = squared_errors(narrow, exact)
     times = {name: math.sqrt(ours[name] / plain[name]) for name in exact}
     assert max(times.values()) < ONE_PARAMETER, times
     assert math.sqrt(sum(ours.values()) / sum(plain.values())) < WHOLE_MODEL
