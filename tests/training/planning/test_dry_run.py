@@ -39,11 +39,12 @@ from megatron.simulator.costs.model_bytes import model_sizes
 from megatron.simulator.costs.peak_bytes import Sizes, peak_bytes
 from megatron.simulator.costs.shape import Shape
 from megatron.simulator.simulate import simulate
-from megatron.training.planning.dry_run import ALTERNATIVES, dry_run
+from megatron.training.planning.dry_run import dry_run
 from megatron.training.planning.forecast_run import forecast_run, own_output_layer
 from megatron.training.planning.least_memory import least_memory
 from megatron.training.planning.model_shape import shape_of
 from megatron.training.planning.run_plan import candidates, make_run_plan
+from megatron.training.planning.what_would_fit import ALTERNATIVES
 from tools.predictions.paper_tables import MEASURED, measured_devices
 from tools.predictions.predict import PipelineJob
 
