@@ -66,9 +66,11 @@ setup(
         "solver": ["ortools>=9.10"],
         "tensorboard": ["tensorboard>=2.14"],  # for --tensorboard-dir
         "tools": ["matplotlib>=3.8"],  # for the plot in the report of tools/benchmark.py
+        "docs": ["mkdocs-material>=9.5"],  # mkdocs build
         "test": [
             "hypothesis>=6.100",
             "import-linter>=2.0",
+            "mkdocs-material>=9.5",
             "mypy>=1.10",
             "pytest>=8.0",
             "pytest-xdist>=3.5",
