@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from megatron.schedules.check import check
 from megatron.schedules.costs import Time
+from megatron.schedules.held import in_flight
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import plan_for
 from megatron.schedules.plan import Plan
@@ -17,6 +18,7 @@ __all__ = [
     "Plan",
     "check",
     "from_torch_csv",
+    "in_flight",
     "own_stages",
     "plan",
     "simulate",
