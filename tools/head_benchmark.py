@@ -112,7 +112,8 @@ def run_rank(arguments: argparse.Namespace) -> dict[str, Any]:
         )
         dist.init_process_group(backend, meeting, _LIMIT, ranks, rank)
     call, x_nh, leaves = _problem(arguments, device)
-    before, times, worked, loss = _held(device), [], 0.0, 0.0
+    before, worked, loss = _held(device), 0.0, 0.0
+    times: list[float] = []
     for number in range(arguments.rounds + 1):
         if ranks > 1:
             dist.barrier()

@@ -64,11 +64,12 @@ class OwnStages(nn.Module):
             linear.__dict__["forward"] = twin.forward
 
     @property
-    def gathering(self) -> Iterator[nn.Parameter]:
+    def gathering(self) -> list[Tensor]:
         """The parameters whose gradients passes add up in ``main_grad``, each once."""
-        layers = (*self._patched, self.input_layer, self.output_layer)
-        weights = (layer.weight for layer in layers if layer is not None)
-        return iter({id(weight): weight for weight in weights if weight.requires_grad}.values())
+        weights = [linear.weight for linear in self._patched]
+        vocabulary = (self.input_layer, self.output_layer)
+        weights += [layer.weight for layer in vocabulary if layer is not None]
+        return list({id(weight): weight for weight in weights if weight.requires_grad}.values())
 
     def forward(
         self, chunk: int, x_bsh: Tensor, seed: int, iteration: int, microbatch: int

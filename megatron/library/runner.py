@@ -201,7 +201,7 @@ class PipelineRunner:
             if part is None and plan.stages[place][0] == rank:
                 raise ValueError(f"rank {rank} has the stage of the {name}: give it {name}=")
 
-    def _give_total(self, parameter: nn.Parameter) -> Tensor:
+    def _give_total(self, parameter: Tensor) -> Tensor:
         """Return the buffer in which passes add a gradient up: ``.grad``, if it is wide enough."""
         if parameter.grad is None and statistics_dtype(parameter.dtype) == parameter.dtype:
             parameter.grad = torch.zeros_like(parameter)
@@ -212,7 +212,7 @@ class PipelineRunner:
         return total
 
 
-def _hand_over(parameter: nn.Parameter, total: Tensor) -> None:
+def _hand_over(parameter: Tensor, total: Tensor) -> None:
     """Add to ``.grad`` what passes have added up elsewhere."""
     parameter.__dict__.pop("main_grad")
     if total is parameter.grad:
@@ -221,7 +221,7 @@ def _hand_over(parameter: nn.Parameter, total: Tensor) -> None:
     parameter.grad = narrow if parameter.grad is None else parameter.grad.add_(narrow)
 
 
-def _refuse_shard(part: object, kind: type, plan: Plan, rank: int) -> None:
+def _refuse_shard(part: object, kind: type[nn.Module], plan: Plan, rank: int) -> None:
     if not isinstance(part, (VocabParallelEmbedding, VocabParallelHead)) or type(part) is not kind:
         raise ValueError(
             f"the plan has the vocabulary treatment {plan.treatment.name}: give every rank a "

@@ -15,12 +15,12 @@ from torch import Tensor
 from megatron.library.vocabulary import IGNORED, VocabParallelEmbedding, VocabParallelHead
 
 V, H, BATCH, SEQUENCE = 23, 5, 2, 12
-FORMS: Final[Mapping[str, dict[str, float]]] = {
+FORMS: Final[Mapping[str, dict[str, Any]]] = {
     "plain": {},
     "every form": {"label_smoothing": 0.1, "z_loss": 1e-2, "logit_softcap": 3.0},
     "smoothing": {"label_smoothing": 0.2},
 }
-HOW: Final[Mapping[str, dict[str, bool]]] = {
+HOW: Final[Mapping[str, dict[str, Any]]] = {
     "alike": {},
     "split": {"sequence_parallel": True},
     "recomputed": {"recompute": True},
@@ -62,7 +62,7 @@ def own_part(tensor: Tensor, rank: int, world_size: int, split: bool) -> Tensor:
 
 
 def faults(
-    rank: int, world_size: int, form: dict[str, float], how: dict[str, bool], reduction: str
+    rank: int, world_size: int, form: dict[str, Any], how: dict[str, Any], reduction: str
 ) -> tuple[float, float, float]:
     """Return how far the loss and both gradients are from the whole matrix's, at most."""
     split = how.get("sequence_parallel", False)
@@ -343,8 +343,9 @@ def test_nothing_of_the_logits_is_kept(recompute: bool, grad: bool) -> None:
     ],
 )
 def test_a_wrong_head_is_refused(arguments: dict[str, Any], message: str) -> None:
+    whole: dict[str, Any] = {"hidden_size": H, "vocab_size": V}
     with pytest.raises(ValueError, match=re.escape(message)):
-        VocabParallelHead(**{"hidden_size": H, "vocab_size": V} | arguments)
+        VocabParallelHead(**whole | arguments)
 
 
 @pytest.mark.parametrize(
@@ -374,4 +375,4 @@ def test_a_matrix_of_another_size_and_an_unknown_token_are_refused() -> None:
 def test_an_unknown_reduction_is_refused() -> None:
     x, _, targets, _ = draw()
     with pytest.raises(ValueError, match="reduction='max': choose mean, sum or none"):
-        VocabParallelHead(H, V)(x.float(), targets, "max")  # type: ignore[arg-type]  # on purpose
+        VocabParallelHead(H, V)(x.float(), targets, "max")
