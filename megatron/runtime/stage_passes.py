@@ -19,9 +19,9 @@ from torch.autograd.graph import get_gradient_edge
 
 from megatron.layers.linear import defer_weight_gradients
 from megatron.layers.vocabulary.output_s import Merged, ShardState
-from megatron.model.stage import RankModel
 from megatron.runtime.batch import DeviceMicrobatch
 from megatron.runtime.not_finite import NonFiniteDetector, Sighting
+from megatron.runtime.stage_model import StageModel
 from megatron.runtime.store import ActivationStore
 from megatron.runtime.vocabulary_passes import VocabularyPasses
 from megatron.schedules.passes import Pass, PassKind
@@ -44,7 +44,7 @@ class StagePasses:
 
     def __init__(
         self,
-        model: RankModel,
+        model: StageModel,
         plan: Plan,
         rank: int,
         store: ActivationStore,

@@ -37,6 +37,10 @@ class ActivationStore:
         """Return a value and keep it."""
         return self._values[name, microbatch, place]
 
+    def has(self, name: str, microbatch: int, place: int = 0) -> bool:
+        """Return whether a value is there."""
+        return (name, microbatch, place) in self._values
+
     def take(self, name: str, microbatch: int, place: int = 0) -> Any:
         """Return a value and remove it from the store."""
         if name in _ACTIVATIONS:

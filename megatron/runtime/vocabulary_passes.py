@@ -22,9 +22,9 @@ from megatron.layers.vocabulary.output_s import (
     merge_statistics,
     token_losses,
 )
-from megatron.model.stage import RankModel
 from megatron.runtime.batch import DeviceMicrobatch
 from megatron.runtime.not_finite import NonFiniteDetector
+from megatron.runtime.stage_model import StageModel
 from megatron.runtime.store import ActivationStore
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
@@ -46,7 +46,7 @@ class VocabularyPasses:
 
     def __init__(
         self,
-        model: RankModel,
+        model: StageModel,
         plan: Plan,
         rank: int,
         store: ActivationStore,

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
 
 from megatron.native.files import read_text, write_text
-from megatron.schedules.costs import Costs, Exchange, Time
+from megatron.schedules.costs import UNIT_COSTS, Costs, Exchange, Time
 from megatron.schedules.needs import COMM_KINDS, REPLICA_KINDS, CommKind
 from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS, PLANNED_KINDS, PassKind
 from megatron.schedules.treatments import BarrierKind, Treatment
@@ -76,6 +76,23 @@ def parse_costs(text: str) -> Costs:
             comms.append((name, times if len(times) > 1 else times[0]))
         else:
             raise ValueError(f"'{word}': only passes, RG and AG may have one time for each rank")
+    return _costs(passes, comms)
+
+
+def named_costs(times: Mapping[str, Time] | None) -> Costs:
+    """Return the costs of ``{"F": 1, "B": [1, 2], "p2p": 0.1}``, or the assumed ones of ``None``.
+
+    Raises:
+        ValueError: if a name is of no pass or communication, or a time is no number.
+    """
+    if times is None:
+        return UNIT_COSTS
+    passes = [(name, _values(name, time, 2)) for name, time in times.items() if name in PASS_KINDS]
+    comms = [
+        (name, _values(name, time, int(name in REPLICA_KINDS)))
+        for name, time in times.items()
+        if name not in PASS_KINDS
+    ]
     return _costs(passes, comms)
 
 
