@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from megatron.config.cluster_flags import ClusterFlags
 from megatron.config.declare import (
     COUNT,
     DEPTH,
@@ -319,6 +320,7 @@ class Flags:
     optimizer: OptimizerFlags
     data: DataFlags
     replicas: ReplicaFlags
+    cluster: ClusterFlags
     checkpoint: CheckpointFlags
     guard: GuardFlags
     log: LogFlags

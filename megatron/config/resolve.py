@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 
 from megatron.checkpoint.config import CheckpointConfig
+from megatron.config.cluster_flags import block_limits
 from megatron.config.data_flags import (
     evaluation_sets,
     parse_data_path,
@@ -230,6 +231,7 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         layers=pipeline.layers,
         memory_limit=flags.pipeline.zero_bubble_max_pending_backward,
         replicas=replica_config(flags.replicas, replicas),
+        nccl_blocks=block_limits(flags.cluster),
     )
     multiple = parallel.make_vocab_size_divisible_by * layout.vocab_shards
     return replace(layout, padded_vocab_size=-(-vocab_size // multiple) * multiple)

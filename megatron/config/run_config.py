@@ -19,6 +19,7 @@ from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
 from megatron.parallel.grid import Grid, Order
+from megatron.parallel.nccl import BlockLimits
 from megatron.schedules.treatments import TREATMENTS
 
 
@@ -73,6 +74,7 @@ class ParallelConfig:
         tensor_size: tensor-parallel ranks t.
         sequence_parallel: whether each of them has its own part of the sequence outside of
             attention and MLP.
+        nccl_blocks: thread blocks that NCCL may use.
     """
 
     pipeline_size: int
@@ -91,6 +93,7 @@ class ParallelConfig:
     search_seconds: float | None = None
     tensor_size: int = 1
     sequence_parallel: bool = False
+    nccl_blocks: BlockLimits = field(default_factory=BlockLimits)
 
     @property
     def grid(self) -> Grid:

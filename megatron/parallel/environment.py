@@ -10,9 +10,6 @@ NCCL_ENVIRONMENT: Final = {
     # connections to the GPU than streams, some streams would queue behind others. NCCL alone has
     # two streams for each communicator and one for all; 32 is the largest possible value.
     "CUDA_DEVICE_MAX_CONNECTIONS": "32",
-    # Several communicators are in flight at once, in one order on every rank: NCCL (from 2.26 on,
-    # with CUDA 12.3) then launches them in that order, whichever stream they are on.
-    "NCCL_LAUNCH_ORDER_IMPLICIT": "1",
     # A transfer that another rank waits for must not queue behind the blocks of a large product.
     "TORCH_NCCL_HIGH_PRIORITY": "1",
     # Transfers are issued one by one on purpose: in a batch they would wait for one another.

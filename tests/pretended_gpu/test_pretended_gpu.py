@@ -24,6 +24,7 @@ from reference.plain_gpt import GPTOptions
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import PARTS, Recomputation
 from megatron.optimizer.config import LossScaleConfig
+from megatron.runtime.communicator import links_of
 from megatron.schedules.check import expected_passes
 from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN
 from megatron.simulator.costs.gpus import GIB
@@ -55,7 +56,9 @@ def check(case: Case, gpus: GpuPool, folder: Path) -> None:
         for each in own.issued:
             by_group[each.group].add(each.kind)
     both_ends = {"send", "receive"}
-    assert by_group["forward"] == by_group["backward"] == both_ends
+    links = [str(link) for link in links_of(make_run_plan(config).plan)]
+    used = {name.partition(" of ")[0]: kinds for name, kinds in by_group.items()}
+    assert [used[f"transfers {link}"] for link in links] == [both_ends] * len(links)
     assert not by_group.get("vocabulary", set()) & both_ends
 
 
@@ -161,7 +164,7 @@ def test_steps_validated_later(sent: float, abandoned: int, gpus: GpuPool) -> No
     config = replace(config, optimizer=replace(config.optimizer, post_validation=True, clip_grad=5))
     found = gpus.map(run_hearing, config, sent, ranks=3)
     assert_sound(found)
-    first = transfers(found[0].issued, "forward", "send", 1)
+    first = transfers(found[0].issued, "transfers X 0 to 1 of 0+1", "send", 1)
     assert len(first) == 4 * (ITERATIONS + abandoned + EVALUATIONS)
     assert [own.restored for own in found] == [ITERATIONS if abandoned else 0, 0, 0]
 
@@ -227,7 +230,7 @@ def test_ranks_that_share_layers(
     uses = {each.group.partition(" of ")[0] for own in found for each in own.issued}
     summed = {"gradients"} if sequence else set()  # over tensor ranks
     summed |= {"ends"} if treatment == "none" else {"vocabulary"}
-    assert uses == {"tensor", "forward", "backward", "control", *summed}
+    assert uses == {"tensor", "transfers X 0 to 1", "transfers G 1 to 0", "control", *summed}
 
 
 def test_nothing_grows_later_either(gpus: GpuPool) -> None:
