@@ -18,10 +18,16 @@ def on_cuda(flags: Flags) -> bool:
 def _idle_on_cpus(flags: Flags) -> Iterator[str]:
     if on_cuda(flags):
         return
-    default = ClusterFlags()
+    usual = dict(options_of(ClusterFlags, ClusterFlags()))
     for option, value in options_of(ClusterFlags, flags.cluster):
-        if option.startswith("--nccl") and value != dict(options_of(ClusterFlags, default))[option]:
-            yield f"{option} {value} changes nothing: ranks on CPUs communicate with gloo"
+        if value != usual[option]:
+            yield f"{option} {value} changes nothing: {_on_cpus(option)}"
+
+
+def _on_cpus(option: str) -> str:
+    if option.startswith("--nccl"):
+        return "ranks on CPUs communicate with gloo"
+    return "ranks on CPUs plan with free communication, until its time is measured"
 
 
 CLUSTER_NOTES: Final = (_idle_on_cpus,)

@@ -3,6 +3,7 @@
 A field with the same name as a flag is copied by itself.
 """
 
+import os
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 
 from megatron.checkpoint.config import CheckpointConfig
-from megatron.config.cluster_flags import block_limits
+from megatron.config.cluster_flags import MACHINE_RANKS, block_limits, interconnect_of
 from megatron.config.data_flags import (
     evaluation_sets,
     parse_data_path,
@@ -50,6 +51,9 @@ from megatron.data.config import DataConfig
 from megatron.data.tokenizer import build_tokenizer
 from megatron.model.config import ModelConfig
 from megatron.optimizer.config import LossScaleConfig, MuonConfig, OptimizerConfig
+from megatron.schedules.treatments import TREATMENTS
+from megatron.simulator.costs.gpus import Gpu, gpu, gpu_of_driver
+from megatron.simulator.costs.machines import Interconnect
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -232,9 +236,26 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         memory_limit=flags.pipeline.zero_bubble_max_pending_backward,
         replicas=replica_config(flags.replicas, replicas),
         nccl_blocks=block_limits(flags.cluster),
+        interconnect=known_interconnect(flags, pipeline.treatment),
     )
     multiple = parallel.make_vocab_size_divisible_by * layout.vocab_shards
     return replace(layout, padded_vocab_size=-(-vocab_size // multiple) * multiple)
+
+
+def known_interconnect(flags: Flags, treatment: str) -> Interconnect | None:
+    """Return the links of the GPUs of a job or a dry run; ``None`` if they are not known.
+
+    A rank asks only for the name of its own GPU.
+    """
+    found: Gpu | None = None
+    if flags.log.dry_run:
+        found, ranks = gpu(flags.log.dry_run_gpu or DRY_RUN_GPU), MACHINE_RANKS
+    elif flags.parallel.device != "cpu" and torch.cuda.is_available():
+        found = gpu_of_driver(torch.cuda.get_device_name(int(os.environ.get("LOCAL_RANK") or 0)))
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1)
+    if found is None:
+        return None
+    return interconnect_of(flags.cluster, found, TREATMENTS[treatment], ranks)
 
 
 class Iterations(NamedTuple):

@@ -21,6 +21,7 @@ from megatron.optimizer.config import OptimizerConfig
 from megatron.parallel.grid import Grid, Order
 from megatron.parallel.nccl import BlockLimits
 from megatron.schedules.treatments import TREATMENTS
+from megatron.simulator.costs.machines import Interconnect
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ class ParallelConfig:
         sequence_parallel: whether each of them has its own part of the sequence outside of
             attention and MLP.
         nccl_blocks: thread blocks that NCCL may use.
+        interconnect: the links of the job; ``None``: not known, so plans by FLOPs take
+            communication for free.
     """
 
     pipeline_size: int
@@ -94,6 +97,7 @@ class ParallelConfig:
     tensor_size: int = 1
     sequence_parallel: bool = False
     nccl_blocks: BlockLimits = field(default_factory=BlockLimits)
+    interconnect: Interconnect | None = None
 
     @property
     def grid(self) -> Grid:
