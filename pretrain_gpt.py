@@ -20,6 +20,7 @@ with in_environment():
     from megatron.training.guard.hang_detector import HangDetector
     from megatron.training.guard.orphans import end_with_torchrun
     from megatron.training.loop import train
+    from megatron.training.out_of_memory import explained
     from megatron.training.planning.dry_run import dry_run
     from megatron.training.prepare import prepare, set_up
     from megatron.training.rendezvous import join
@@ -54,13 +55,14 @@ def pretrain() -> None:
     rendezvous = or_exit(lambda: join(config.parallel), rank, local_rank)
     detector = HangDetector(rendezvous, config.guard.hang_seconds)
     detector.start()
+    state = None
     try:
         state = set_up(config, prepared, rendezvous, local_rank)
         detector.follow(state)
         train(config, state, prepared.data, signals, begin)
         leave(state.groups)
     except Exception as error:
-        end_the_job(rendezvous, error, detector.find_lost)
+        end_the_job(rendezvous, explained(error, config, state, rank), detector.find_lost)
 
 
 def predict(config: RunConfig, gpu_name: str, rank: int) -> None:

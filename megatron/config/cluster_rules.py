@@ -30,4 +30,9 @@ def _on_cpus(option: str) -> str:
     return "ranks on CPUs plan with free communication, until its time is measured"
 
 
-CLUSTER_NOTES: Final = (_idle_on_cpus,)
+def _memory_of_cpus(flags: Flags) -> Iterator[str]:
+    if flags.log.record_memory_history and not on_cuda(flags):
+        yield "--record-memory-history changes nothing: PyTorch remembers allocations on GPUs only"
+
+
+CLUSTER_NOTES: Final = (_idle_on_cpus, _memory_of_cpus)

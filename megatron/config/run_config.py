@@ -239,6 +239,8 @@ class LogConfig:
         log_num_zeros_in_grad: count the zeros of the gradient in every iteration.
         log_params_norm: find the norm of all weights after every iteration.
         records: what is recorded besides the printed lines.
+        record_memory_history: remember who allocates GPU memory.
+        memory_snapshot_path: where a rank that is out of memory writes what it holds.
     """
 
     log_interval: int
@@ -255,6 +257,8 @@ class LogConfig:
     log_num_zeros_in_grad: bool = False
     log_params_norm: bool = False
     records: RecordConfig = field(default_factory=RecordConfig)
+    record_memory_history: bool = False
+    memory_snapshot_path: Path = Path("snapshot.pickle")
 
 
 @dataclass(frozen=True)

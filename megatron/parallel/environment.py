@@ -16,6 +16,13 @@ NCCL_ENVIRONMENT: Final = {
     "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "false",
 }
 
+ALLOCATOR_VARIABLES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Variables of PyTorch's allocator, of which the second is newer; a CUDA build reads both."""
+
+GROWING_SEGMENTS: Final = "expandable_segments:True"
+"""Segments of memory that grow, so that blocks of changing sizes leave no holes between them. The
+sizes change: an evaluation follows training, and logits of S follow activations of F."""
+
 MOST_RANKS: Final = 1 << 20
 """Ranks of the largest job; more of them are a mistyped number."""
 
@@ -88,10 +95,12 @@ def missing_for_meeting(environment: Mapping[str, str] = os.environ) -> Iterator
 
 
 def set_nccl_environment() -> None:
-    """Set ``NCCL_ENVIRONMENT`` for this process; variables that the user has set stay.
+    """Set ``NCCL_ENVIRONMENT`` and the allocator for this process; what the user has set stays.
 
     Call it before anything asks for GPUs: even ``torch.cuda.is_available`` may start the driver,
     and later settings have no effect. Without GPUs the call does no harm.
     """
     for name, value in NCCL_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if not any(os.environ.get(name) for name in ALLOCATOR_VARIABLES):
+        os.environ[ALLOCATOR_VARIABLES[0]] = GROWING_SEGMENTS

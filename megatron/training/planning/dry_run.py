@@ -69,7 +69,7 @@ def dry_run(config: RunConfig, gpu: Gpu, watch: Watch | None = None) -> Iterator
         least = min((least_memory(config, one) for one in compared), key=lambda each: each.peak)
         if least.peak > gpu.usable:
             yield f"{_job(config, gpu)}\n{_never_fits(config, least, gpu)}"
-            yield _what_would_fit(config, gpu, least, watch.again())
+            yield what_would_fit(config, gpu, least, watch.again())
             return
     ranked = ranking(compared) if traits.compares else []
     run_plan = (ranked or compared)[0].run_plan
@@ -85,7 +85,7 @@ def dry_run(config: RunConfig, gpu: Gpu, watch: Watch | None = None) -> Iterator
     if ranked:
         yield _ranking(config, ranked, gpu)
     if not found.fits:
-        yield _what_would_fit(config, gpu, found.fullest, watch.again())
+        yield what_would_fit(config, gpu, found.fullest, watch.again())
 
 
 def _head(found: RunForecast) -> str:
@@ -234,7 +234,7 @@ def _never_fits(config: RunConfig, least: Fullest, gpu: Gpu) -> str:
     )
 
 
-def _what_would_fit(config: RunConfig, gpu: Gpu, own: Fullest, watch: Watch) -> str:
+def what_would_fit(config: RunConfig, gpu: Gpu, own: Fullest, watch: Watch) -> str:
     """Return the fastest similar settings that fit, or the reason why none does.
 
     Args:
