@@ -13,6 +13,7 @@ with in_environment():
     from megatron.config.command_line import parse
     from megatron.config.run_config import RunConfig
     from megatron.parallel.environment import launched, set_nccl_environment
+    from megatron.parallel.launchers import adopt_launcher
     from megatron.schedules.search.watch import Watch
     from megatron.simulator.costs.gpus import gpu
     from megatron.training.failure import end_the_job, or_exit
@@ -41,6 +42,7 @@ def pretrain() -> None:
     begin = time.monotonic()
     end_with_torchrun()
     set_nccl_environment()
+    adopt_launcher()
     job = or_exit(launched, rank=0)
     rank, local_rank, world_size = job.rank, job.local_rank, job.world_size
     # Rank 0 logs for all ranks: compilations on first use, and slower code if there is no compiler.

@@ -1,9 +1,12 @@
 """The flags of GPUs and the machines that they are in: how ranks talk, and where they run."""
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from megatron.config.declare import COUNT, NOT_NEGATIVE, POSITIVE, RANKS, flag
+from megatron.parallel.grid import Order
 from megatron.parallel.nccl import BlockLimits
 from megatron.schedules.treatments import Treatment
 from megatron.simulator.costs.gpus import Gpu, interconnect
@@ -30,6 +33,12 @@ class ClusterFlags:
     ranks_per_node: int | None = flag(None,
         "Ranks of a machine, which links connect; between machines there is a network.", RANKS,
         unset="as the launcher says, or 8 in a dry run")
+    rank_order: Order | None = flag(None,
+        "Which coordinate of consecutive ranks changes first, after that of tensor parallelism: "
+        "the replica, as in Megatron, or the pipeline rank.", excludes="--use-tp-pp-dp-mapping",
+        unset="so that fewest hops of a pipeline leave a machine")
+    no_numa_binding: bool = flag(False,
+        "Let ranks run on any CPU, not on those that are close to their GPU.")
     link_bandwidth: float | None = flag(None,
         "GB/s of one direction from a GPU to another of its machine, for plans and predictions.",
         POSITIVE, unset="by the GPU")
@@ -45,20 +54,24 @@ class ClusterFlags:
 
 
 # fmt: on
-def interconnect_of(
-    flags: ClusterFlags, gpu: Gpu, treatment: Treatment, ranks: int
-) -> Interconnect:
+def ranks_of_machine(
+    flags: ClusterFlags, *, dry_run: bool, environment: Mapping[str, str] = os.environ
+) -> int | None:
+    """Return the ranks of a machine, as the flags say, or the launcher; ``None``: not known."""
+    launched = int(environment.get("LOCAL_WORLD_SIZE") or 0) or None
+    return flags.ranks_per_node or (MACHINE_RANKS if dry_run else launched)
+
+
+def interconnect_of(flags: ClusterFlags, gpu: Gpu, treatment: Treatment) -> Interconnect:
     """Return the links of a job.
 
     Args:
         flags: what is said of them.
         gpu: of every rank.
         treatment: of the vocabulary.
-        ranks: of a machine, if nothing is said.
     """
     return interconnect(
         gpu,
-        flags.ranks_per_node or ranks,
         treatment,
         (_times(1e9, flags.link_bandwidth), _times(1e-6, flags.link_latency)),
         (_times(1e9, flags.network_bandwidth), _times(1e-6, flags.network_latency)),

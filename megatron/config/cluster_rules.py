@@ -20,13 +20,16 @@ def _idle_on_cpus(flags: Flags) -> Iterator[str]:
         return
     usual = dict(options_of(ClusterFlags, ClusterFlags()))
     for option, value in options_of(ClusterFlags, flags.cluster):
-        if value != usual[option]:
-            yield f"{option} {value} changes nothing: {_on_cpus(option)}"
+        if value != usual[option] and option not in ("--ranks-per-node", "--rank-order"):
+            words = option if value is True else f"{option} {value}"
+            yield f"{words} changes nothing: {_on_cpus(option)}"
 
 
 def _on_cpus(option: str) -> str:
     if option.startswith("--nccl"):
         return "ranks on CPUs communicate with gloo"
+    if option == "--no-numa-binding":
+        return "ranks on CPUs are bound to none"
     return "ranks on CPUs plan with free communication, until its time is measured"
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 
 from megatron.checkpoint.config import CheckpointConfig
-from megatron.config.cluster_flags import MACHINE_RANKS, block_limits, interconnect_of
+from megatron.config.cluster_flags import block_limits, interconnect_of, ranks_of_machine
 from megatron.config.data_flags import (
     evaluation_sets,
     parse_data_path,
@@ -30,7 +30,7 @@ from megatron.config.flags import (
 )
 from megatron.config.guard_flags import parse_iterations
 from megatron.config.layer_fields import layer_fields
-from megatron.config.long_run_flags import CheckpointFlags, GuardFlags, ReplicaFlags
+from megatron.config.long_run_flags import CheckpointFlags, GuardFlags
 from megatron.config.optimizer_flags import OptimizerFlags
 from megatron.config.pipeline_flags import settle_pipeline
 from megatron.config.precision_flags import PrecisionFlags
@@ -51,6 +51,8 @@ from megatron.data.config import DataConfig
 from megatron.data.tokenizer import build_tokenizer
 from megatron.model.config import ModelConfig
 from megatron.optimizer.config import LossScaleConfig, MuonConfig, OptimizerConfig
+from megatron.parallel.grid import Order
+from megatron.parallel.placement import fewest_hops
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.gpus import Gpu, gpu, gpu_of_driver
 from megatron.simulator.costs.machines import Interconnect
@@ -119,10 +121,11 @@ def dry_run_config(flags: LogFlags) -> DryRun:
     )
 
 
-def replica_config(flags: ReplicaFlags, replicas: int) -> ReplicaConfig:
+def replica_config(given: Flags, replicas: int) -> ReplicaConfig:
     """Data parallelism; all its flags change nothing for one replica."""
     if replicas == 1:
         return ReplicaConfig()
+    flags = given.replicas
     return ReplicaConfig(
         size=replicas,
         overlap=flags.overlap_grad_reduce,
@@ -131,8 +134,19 @@ def replica_config(flags: ReplicaFlags, replicas: int) -> ReplicaConfig:
         reduce_dtype=torch.bfloat16 if flags.grad_reduce_in_bf16 else None,
         shard_optimizer=flags.use_distributed_optimizer,
         overlap_gather=flags.overlap_param_gather,
-        order="tp-pp-dp" if flags.use_tp_pp_dp_mapping else "tp-dp-pp",
+        order=rank_order(given, replicas),
     )
+
+
+def rank_order(flags: Flags, replicas: int) -> Order:
+    """How the ranks are numbered: as asked, else so that pipelines leave machines seldom."""
+    if flags.replicas.use_tp_pp_dp_mapping:
+        return "tp-pp-dp"
+    sizes = flags.parallel
+    tensor, pipeline = sizes.tensor_model_parallel_size, sizes.pipeline_model_parallel_size
+    ranks = ranks_of_machine(flags.cluster, dry_run=flags.log.dry_run)
+    alone = tensor * replicas * pipeline
+    return flags.cluster.rank_order or fewest_hops(tensor, replicas, pipeline, ranks or alone)
 
 
 def checkpoint_config(flags: CheckpointFlags, skip_train: bool) -> CheckpointConfig:
@@ -234,7 +248,9 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         virtual_stages=pipeline.virtual_stages,
         layers=pipeline.layers,
         memory_limit=flags.pipeline.zero_bubble_max_pending_backward,
-        replicas=replica_config(flags.replicas, replicas),
+        replicas=replica_config(flags, replicas),
+        ranks_per_machine=ranks_of_machine(flags.cluster, dry_run=flags.log.dry_run),
+        numa_binding=on_cuda and not flags.cluster.no_numa_binding,
         nccl_blocks=block_limits(flags.cluster),
         interconnect=known_interconnect(flags, pipeline.treatment),
     )
@@ -249,13 +265,10 @@ def known_interconnect(flags: Flags, treatment: str) -> Interconnect | None:
     """
     found: Gpu | None = None
     if flags.log.dry_run:
-        found, ranks = gpu(flags.log.dry_run_gpu or DRY_RUN_GPU), MACHINE_RANKS
+        found = gpu(flags.log.dry_run_gpu or DRY_RUN_GPU)
     elif flags.parallel.device != "cpu" and torch.cuda.is_available():
         found = gpu_of_driver(torch.cuda.get_device_name(int(os.environ.get("LOCAL_RANK") or 0)))
-        ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1)
-    if found is None:
-        return None
-    return interconnect_of(flags.cluster, found, TREATMENTS[treatment], ranks)
+    return found and interconnect_of(flags.cluster, found, TREATMENTS[treatment])
 
 
 class Iterations(NamedTuple):

@@ -20,6 +20,7 @@ from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
 from megatron.parallel.grid import Grid, Order
 from megatron.parallel.nccl import BlockLimits
+from megatron.parallel.placement import Placement, placement
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.machines import Interconnect
 
@@ -75,7 +76,9 @@ class ParallelConfig:
         tensor_size: tensor-parallel ranks t.
         sequence_parallel: whether each of them has its own part of the sequence outside of
             attention and MLP.
+        numa_binding: let ranks run on CPUs that are close to their GPUs.
         nccl_blocks: thread blocks that NCCL may use.
+        ranks_per_machine: of the job; ``None``: all are in one machine.
         interconnect: the links of the job; ``None``: not known, so plans by FLOPs take
             communication for free.
     """
@@ -97,6 +100,8 @@ class ParallelConfig:
     tensor_size: int = 1
     sequence_parallel: bool = False
     nccl_blocks: BlockLimits = field(default_factory=BlockLimits)
+    ranks_per_machine: int | None = None
+    numa_binding: bool = False
     interconnect: Interconnect | None = None
 
     @property
@@ -104,6 +109,11 @@ class ParallelConfig:
         """All ranks of the job."""
         replicas = self.replicas
         return Grid(self.tensor_size, replicas.size, self.pipeline_size, replicas.order)
+
+    @property
+    def placement(self) -> Placement:
+        """How its ranks lie in machines."""
+        return placement(self.grid, self.ranks_per_machine or self.grid.world_size)
 
     @property
     def vocab_shards(self) -> int:

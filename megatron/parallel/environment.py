@@ -26,7 +26,7 @@ sizes change: an evaluation follows training, and logits of S follow activations
 MOST_RANKS: Final = 1 << 20
 """Ranks of the largest job; more of them are a mistyped number."""
 
-_LAUNCHER: Final = "torchrun sets it; leave it to torchrun, or correct it"
+_LAUNCHER: Final = "torchrun sets it; leave it to torchrun, srun or mpirun, or correct it"
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """From a configuration to a rank that can train: device, groups, plan, model, optimizer."""
 
+import logging
 import os
 import sys
 from dataclasses import dataclass
@@ -26,12 +27,15 @@ from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups, single_rank
 from megatron.parallel.links import Link
 from megatron.parallel.nccl import set_launch_order
+from megatron.parallel.numa import bind_to_gpu
 from megatron.parallel.tensor import tensor_parallel
 from megatron.runtime.buckets import make_buckets
 from megatron.runtime.pipeline import PipelineRank, Replication
 from megatron.schedules.plan import Plan
 from megatron.training.planning.run_plan import RunPlan, make_run_plan
 from megatron.training.rendezvous import Rendezvous
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,8 @@ def connect(
     if config.device == "cuda":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
+        if config.numa_binding:
+            _LOG.info(bind_to_gpu(torch.cuda.get_device_properties(device)))
     if grid.world_size == 1:
         return single_rank(device)
     # Without a device: with one, PyTorch would make every group by a collective over all ranks.

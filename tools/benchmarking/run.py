@@ -15,6 +15,7 @@ from megatron.data.microbatch import Microbatch
 from megatron.optimizer.grad_norm import local_sum_of_squares
 from megatron.optimizer.lr_schedule import Rates
 from megatron.runtime.batch import DeviceMicrobatch, to_device
+from megatron.runtime.communicator import links_of
 from megatron.runtime.timeline import Recorder
 from megatron.schedules.costs import Costs
 from megatron.simulator.costs.from_timelines import costs_from_timelines
@@ -54,7 +55,8 @@ def run_rank(case: BenchmarkCase, result: Path) -> None:
     check_agreement(job, run_digests(short, run_plan))
     ends = ends_with_copies(run_plan.plan, config.model.tie_embeddings)
     local_rank = int(os.environ["LOCAL_RANK"])
-    groups = connect(config.parallel, config.parallel.grid, job, local_rank, ends)
+    links = links_of(run_plan.plan)
+    groups = connect(config.parallel, config.parallel.grid, job, local_rank, ends, links)
     state = build_train_state(short, groups, run_plan)
     batch = case.batch()[groups.data.rank :: case.replicas]
     first_loss, costs = _warm_up(state, batch[: count // case.replicas])

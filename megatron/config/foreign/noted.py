@@ -80,7 +80,7 @@ _TABLE = (
     ("the layers divide evenly, or other flags spread them", None, "--allow-padding-num-layers"),
     ("a V schedule has its own memory", beside("--zero-bubble-v-schedule"), """
         --zero-bubble-max-pending-backward N"""),
-    ("ranks are those of torchrun (RANK, WORLD_SIZE, LOCAL_RANK)", None, """
+    ("ranks are those of torchrun, srun or mpirun", None, """
         --local-rank N --use-mpi --deepspeed_mpi"""),
     ("exports to ONNX are not made", None, "--onnx-safe [...]"),
     ("the loss is always divided by the counted tokens of the global batch", None, """

@@ -136,7 +136,6 @@ def gpu_of_driver(name: str) -> Gpu | None:
 
 def interconnect(
     gpu: Gpu,
-    ranks: int,
     treatment: Treatment,
     link: tuple[float | None, float | None] = (None, None),
     network: tuple[float | None, float | None] = (None, None),
@@ -145,14 +144,12 @@ def interconnect(
 
     Args:
         gpu: of every rank.
-        ranks: of a machine.
         treatment: of the vocabulary, for the rate that passes attain.
         link: bandwidth in bytes/s and latency in seconds within a machine; ``None``: as usual.
         network: the same between machines; ``None``: as usual.
     """
     device = gpu.device(treatment)
     return Interconnect(
-        ranks,
         Link(_given(link[0], device.link_bandwidth), _given(link[1], device.link_latency)),
         Link(
             _given(network[0], gpu.network),

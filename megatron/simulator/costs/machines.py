@@ -57,13 +57,11 @@ class Interconnect:
     """The links of a job.
 
     Attributes:
-        ranks: of a machine.
         link: between two ranks of a machine, in bytes/s and seconds.
         network: between ranks of different machines.
         rate: FLOP/s that passes attain; by it the time of a transfer compares with FLOPs.
     """
 
-    ranks: int
     link: Link
     network: Link
     rate: float
@@ -75,7 +73,7 @@ class Interconnect:
     @property
     def notional(self) -> Device:
         """The notional device, whose unit of time is the FLOP, with the links of a machine."""
-        return Interconnect(self.ranks, self._in_flops(self.link), self.network, 1.0).on(NOTIONAL)
+        return Interconnect(self._in_flops(self.link), self.network, 1.0).on(NOTIONAL)
 
     @property
     def notional_network(self) -> Link:

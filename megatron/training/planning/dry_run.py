@@ -79,7 +79,7 @@ def dry_run(config: RunConfig, gpu: Gpu, watch: Watch | None = None) -> Iterator
     yield draw_text(found.timeline, unit="s", most=STRIPS)
     yield _figures(found)
     if config.parallel.interconnect is not None:
-        yield links_in_words(config.parallel, config.parallel.interconnect)
+        yield links_in_words(config.parallel)
     if found.exchanges is not None:
         yield "\n".join(replica_lines(found, found.exchanges))
     if ranked:

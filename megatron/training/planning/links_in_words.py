@@ -1,23 +1,19 @@
-"""One line on how the ranks of a job lie in machines, and on what connects them."""
+"""A line on how the ranks of a job lie in machines, and on what connects them."""
 
 from megatron.config.run_config import ParallelConfig
-from megatron.parallel.placement import placement
 from megatron.schedules.counted import counted
-from megatron.simulator.costs.machines import Interconnect
 from megatron.simulator.costs.replicas import Link
 
 
-def links_in_words(parallel: ParallelConfig, links: Interconnect) -> str:
-    """Return the line.
-
-    Args:
-        parallel: the layout of the job.
-        links: its links.
-    """
-    found = placement(parallel.grid, links.ranks)
-    near = _speed(links.link)
+def links_in_words(parallel: ParallelConfig) -> str:
+    """Return the line on a job."""
+    found, links = parallel.placement, parallel.interconnect
+    near = "" if links is None else f", {_speed(links.link)} from rank to rank"
     if found.machines == 1:
-        return f"links: all ranks are in one machine, {near} from rank to rank"
+        return f"links: all ranks are in one machine{near}"
+    speeds = ""
+    if links is not None:
+        speeds = f", {_speed(links.link)} within and {_speed(links.network)} between them"
     hops = counted(parallel.pipeline_size - 1, "hop")
     beyond = [
         name
@@ -26,9 +22,9 @@ def links_in_words(parallel: ParallelConfig, links: Interconnect) -> str:
     ]
     others = f"; {' and '.join(beyond)} are in different machines" if beyond else ""
     return (
-        f"links: {counted(found.machines, 'machine')} of {links.ranks} ranks, {near} within and "
-        f"{_speed(links.network)} between them; {found.hops} of the {hops} from a pipeline rank to "
-        f"the next leave a machine{others}"
+        f"links: {found.machines} machines of {parallel.ranks_per_machine} ranks{speeds}; ranks "
+        f"are numbered {parallel.replicas.order}, so {found.hops} of the {hops} from a pipeline "
+        f"rank to the next leave a machine{others}"
     )
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.model.config import ModelConfig
-from megatron.parallel.placement import placement
 from megatron.simulator.costs.machines import ONE_MACHINE, Machines
 from megatron.simulator.costs.recomputed import Recomputed
 from megatron.simulator.costs.replicas import Link
@@ -71,11 +70,11 @@ def machines_of(parallel: ParallelConfig, network: Link | None) -> Machines:
 
     Args:
         parallel: its layout, and how many ranks a machine has.
-        network: what connects the machines, in any unit of time.
+        network: what connects the machines, in any unit of time; ``None``: not known.
     """
-    if parallel.interconnect is None:
+    if network is None:
         return ONE_MACHINE
-    found = placement(parallel.grid, parallel.interconnect.ranks)
+    found = parallel.placement
     return Machines(network, found.crossing, found.tensor)
 
 

@@ -106,7 +106,7 @@ def test_hops_have_times_in_text_form() -> None:
 
 def test_seconds_become_flops_at_the_rate_that_passes_attain() -> None:
     """A transfer is as long beside a forward on the notional device as on the GPU."""
-    links = interconnect(GPUS["H100"], 2, TREATMENTS["none"], network=(5e9, 1e-3))
+    links = interconnect(GPUS["H100"], TREATMENTS["none"], network=(5e9, 1e-3))
     machines = Machines(links.notional_network, MIDDLE.crossing)
     treatment = TREATMENTS["none"]
     found = notional_costs(SHAPE, LINE, treatment, links.notional, machines).costs([1] * 4)

@@ -16,8 +16,8 @@ from megatron.training.planning.run_plan import make_run_plan
 def spread(ranks: int, network: tuple[float, float]) -> RunConfig:
     """Eight pipeline ranks in machines of so many, with a network of a bandwidth and a latency."""
     run = config(8, "vocab-2", "zb-h1")
-    links = interconnect(gpu("H100"), ranks, TREATMENTS["vocab-2"], network=network)
-    return replace(run, parallel=replace(run.parallel, interconnect=links))
+    links = interconnect(gpu("H100"), TREATMENTS["vocab-2"], network=network)
+    return replace(run, parallel=replace(run.parallel, ranks_per_machine=ranks, interconnect=links))
 
 
 def test_a_network_in_the_middle_of_the_pipeline_takes_its_time() -> None:
@@ -52,9 +52,10 @@ def test_flags_say_what_links_there_are(
         "--global-batch-size 8 --train-iters 1 --lr 1e-3 --bf16 --vocab-size 32000 "
         f"--pipeline-model-parallel-size 8 {flags}"
     )
-    links = parse(words.split(), 1).parallel.interconnect
+    parallel = parse(words.split(), 1).parallel
+    links = parallel.interconnect
     assert links is not None
-    assert (links.ranks, links.network.bandwidth) == (ranks, network[0])
+    assert (parallel.ranks_per_machine, links.network.bandwidth) == (ranks, network[0])
     assert links.link.bandwidth == 450e9
     if network[1] is not None:
         assert links.network.latency == network[1]
