@@ -66,7 +66,7 @@ def run_rank(case: BenchmarkCase, result: Path) -> None:
     recorder = Recorder(groups.pipeline.rank, groups.device)
     groups.world.barrier()
     recorder.begin()
-    own: dict[str, Any] = _step(state, on_device, WARM_UP_ITERATIONS, recorder)
+    own: dict[str, Any] = step(state, on_device, WARM_UP_ITERATIONS, recorder)
     own |= {"loss": first_loss, "memory": peak_memory(groups.device).held}
     groups.world.barrier()
     own["rates"] = matrix_rates(case, groups.device)
@@ -92,7 +92,7 @@ def _warm_up(state: TrainState, batch: Sequence[Microbatch]) -> tuple[float, Cos
         recorder = Recorder(groups.pipeline.rank, groups.device)
         groups.world.barrier()
         recorder.begin()
-        losses.append(_step(state, on_device, iteration, recorder)["loss"])
+        losses.append(step(state, on_device, iteration, recorder)["loss"])
     timeline = groups.data.all_gather_object(state.pipeline.timeline(recorder))[0]
     return losses[0], costs_from_timelines(state.plan, [timeline])
 
@@ -103,7 +103,7 @@ def _run_whole_batch(state: TrainState, config: RunConfig, costs: Costs) -> None
     state.pipeline.replace_plan(run_plan.plan, run_plan.costs)
 
 
-def _step(
+def step(
     state: TrainState, batch: list[DeviceMicrobatch], iteration: int, recorder: Recorder
 ) -> dict[str, float]:
     """Run an iteration; return the seconds of schedule and update, and this rank's loss."""
