@@ -268,7 +268,9 @@ def known_interconnect(flags: Flags, treatment: str) -> Interconnect | None:
         found = gpu(flags.log.dry_run_gpu or DRY_RUN_GPU)
     elif flags.parallel.device != "cpu" and torch.cuda.is_available():
         found = gpu_of_driver(torch.cuda.get_device_name(int(os.environ.get("LOCAL_RANK") or 0)))
-    return found and interconnect_of(flags.cluster, found, TREATMENTS[treatment])
+    if found is None:
+        return None
+    return interconnect_of(flags.cluster, found, TREATMENTS[treatment])
 
 
 class Iterations(NamedTuple):

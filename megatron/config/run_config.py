@@ -20,7 +20,7 @@ from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
 from megatron.parallel.grid import Grid, Order
 from megatron.parallel.nccl import BlockLimits
-from megatron.parallel.placement import Placement, placement
+from megatron.parallel.placement import Placement
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.machines import Interconnect
 
@@ -113,7 +113,7 @@ class ParallelConfig:
     @property
     def placement(self) -> Placement:
         """How its ranks lie in machines."""
-        return placement(self.grid, self.ranks_per_machine or self.grid.world_size)
+        return Placement(self.grid, self.ranks_per_machine or self.grid.world_size)
 
     @property
     def vocab_shards(self) -> int:

@@ -1,15 +1,14 @@
-"""Which ranks are in one machine, and what that costs: plain arithmetic.
+"""Which ranks are in one machine, and which messages leave it: plain arithmetic.
 
 Launchers number the ranks machine by machine, so machine k has the ranks from k times the ranks of
 a machine on.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from itertools import combinations, pairwise
 
-from megatron.parallel.grid import ORDERS, Grid, Order
+from megatron.parallel.grid import ORDERS, AxisName, Grid, Order
 
 
 @dataclass(frozen=True)
@@ -17,49 +16,50 @@ class Placement:
     """How the ranks of a job lie in machines.
 
     Attributes:
-        machines: how many there are.
-        crossing: pairs of pipeline ranks, ascending, that are in different machines in some
-            pipeline of the job.
-        hops: of the hops from a pipeline rank to the next, those that leave a machine; the most of
-            any pipeline.
-        tensor: whether ranks that share a layer are in different machines.
-        data: whether replicas are.
+        grid: all ranks.
+        ranks_per_machine: the last machine may have fewer.
     """
 
-    machines: int
-    crossing: frozenset[tuple[int, int]]
-    hops: int
-    tensor: bool
-    data: bool
+    grid: Grid
+    ranks_per_machine: int
 
+    @property
+    def machines(self) -> int:
+        """How many there are."""
+        return -(-self.grid.world_size // self.ranks_per_machine)
 
-@lru_cache
-def placement(grid: Grid, ranks_per_machine: int) -> Placement:
-    """Return how the ranks of ``grid`` lie in machines of so many ranks each."""
+    @cached_property
+    def hops(self) -> int:
+        """Hops from a pipeline rank to the next that leave a machine; the most of any pipeline."""
+        return max(sum(a != b for a, b in pairwise(where)) for where in self._spread("pipeline"))
 
-    def machine(rank: int) -> int:
-        return rank // ranks_per_machine
+    @cached_property
+    def crossing(self) -> frozenset[tuple[int, int]]:
+        """Pairs of pipeline ranks, ascending, that are in different machines in some pipeline."""
+        return frozenset(
+            (a, b)
+            for where in self._spread("pipeline")
+            for a, b in combinations(range(len(where)), 2)
+            if where[a] != where[b]
+        )
 
-    def spreads(axis: "tuple[tuple[int, ...], ...]") -> bool:
-        return any(len(set(map(machine, ranks))) > 1 for ranks in axis)
+    @cached_property
+    def tensor(self) -> bool:
+        """Whether ranks that share a layer are in different machines."""
+        return any(len(set(where)) > 1 for where in self._spread("tensor"))
 
-    def crossing() -> Iterator[tuple[int, int]]:
-        for ranks in grid.groups("pipeline"):
-            for (a, one), (b, other) in combinations(enumerate(ranks), 2):
-                if machine(one) != machine(other):
-                    yield a, b
+    @cached_property
+    def data(self) -> bool:
+        """Whether replicas are in different machines."""
+        return any(len(set(where)) > 1 for where in self._spread("data"))
 
-    hops = (
-        sum(machine(a) != machine(b) for a, b in pairwise(ranks))
-        for ranks in grid.groups("pipeline")
-    )
-    return Placement(
-        machines=machine(grid.world_size - 1) + 1,
-        crossing=frozenset(crossing()),
-        hops=max(hops),
-        tensor=spreads(grid.groups("tensor")),
-        data=spreads(grid.groups("data")),
-    )
+    def _spread(self, axis: AxisName) -> set[tuple[int, ...]]:
+        """Return the machines of the ranks of every group of an axis, counted from its first."""
+        found = set()
+        for ranks in self.grid.groups(axis):
+            where = [rank // self.ranks_per_machine for rank in ranks]
+            found.add(tuple(machine - where[0] for machine in where))
+        return found
 
 
 def fewest_hops(
@@ -73,6 +73,6 @@ def fewest_hops(
     """
 
     def hops(order: Order) -> int:
-        return placement(Grid(tensor_size, data_size, pipeline_size, order), ranks_per_machine).hops
+        return Placement(Grid(tensor_size, data_size, pipeline_size, order), ranks_per_machine).hops
 
     return min(ORDERS, key=hops)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron.parallel.grid import Grid, Order
-from megatron.parallel.placement import placement
+from megatron.parallel.grid import ORDERS, Grid, Order
+from megatron.parallel.placement import Placement, fewest_hops
 
 sizes = st.integers(1, 4)
 
@@ -15,7 +15,7 @@ def test_messages_cross_where_the_two_ranks_are_in_different_machines(
     t: int, d: int, p: int, order: Order, ranks: int
 ) -> None:
     grid = Grid(t, d, p, order)
-    found = placement(grid, ranks)
+    found = Placement(grid, ranks)
     where = {
         (at.pipeline, at.data, at.tensor): rank // ranks
         for rank in range(grid.world_size)
@@ -52,4 +52,12 @@ def test_messages_cross_where_the_two_ranks_are_in_different_machines(
 def test_the_hops_of_a_pipeline_that_leave_a_machine_of_eight(
     grid: Grid, hops: int, data: bool
 ) -> None:
-    assert (placement(grid, 8).hops, placement(grid, 8).data) == (hops, data)
+    assert (Placement(grid, 8).hops, Placement(grid, 8).data) == (hops, data)
+
+
+@given(sizes, sizes, sizes, st.integers(1, 9))
+def test_no_other_order_leaves_machines_less_often(t: int, d: int, p: int, ranks: int) -> None:
+    chosen = fewest_hops(t, d, p, ranks)
+    hops = {order: Placement(Grid(t, d, p, order), ranks).hops for order in ORDERS}
+    assert hops[chosen] == min(hops.values())
+    assert chosen == "tp-dp-pp" or hops[chosen] < hops["tp-dp-pp"]
