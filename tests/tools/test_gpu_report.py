@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tools import gpu_report
-from tools.gpu_report import PARTS, ROOT, Part, main, run_part
+from tools.gpu_report import PARTS, ROOT, Part, Told, main, run_part
 from tools.gpu_sections.timing import Scale, laps, table
 
 
@@ -58,29 +58,30 @@ def test_the_small_form_runs_to_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "why"),
+    ("name", "seconds", "why"),
     [
-        ("machine:no_such_function", "it failed with status 1"),
-        ("ranks:measure", "it was not done after 0.01 s"),
+        ("no such section", 60.0, "it failed with status 2"),
+        ("ranks", 0.01, "it was not done after"),
     ],
 )
-def test_a_section_that_fails_or_hangs_leaves_the_others(
-    function: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other one is measured here by a stand-in."""
-    bad, good = Part("Bad", function, 0.01 if "ranks" in function else 60.0), Part("Good", "", 1.0)
-    found = run_part("machine" if "machine" in function else "ranks", bad, "cpu", bad.seconds)
-    if "no_such" in function:  # the worker has its own table: run it here
-        with pytest.raises(AttributeError):
-            gpu_report.work(bad, "cpu", tmp_path / "result.json")
-        return
+def test_a_section_that_fails_or_hangs_is_told(name: str, seconds: float, why: str) -> None:
+    found = run_part(name, Part("Bad", "", seconds), "cpu", seconds)
     assert found.failed
     assert why in found.lines[0]
-    parts = iter([found, gpu_report.Told("Good", ["all is well"], {}, 0.1)])
-    monkeypatch.setattr(gpu_report, "PARTS", {"bad": bad, "good": good})
+    assert found.values == {}
+
+
+def test_what_fails_leaves_the_others_in_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good = (
+        Told("Bad", ["**why**"], {}, 0.1, failed=True),
+        Told("Good", ["all is well"], {}, 0.1),
+    )
+    parts = iter([bad, good])
     monkeypatch.setattr(gpu_report, "run_part", lambda *_: next(parts))
     with pytest.raises(SystemExit) as ended:
-        main(["--device", "cpu", "--out", str(tmp_path)])
+        main(["--device", "cpu", "--out", str(tmp_path), "--only", "output", "plain"])
     assert ended.value.code == 1
     text = (tmp_path / "report.md").read_text()
     assert "**Failed: Bad.**" in text
