@@ -155,7 +155,10 @@ def make_groups(
         for ranks in tiling:  # all ranks name every group; only its members make it
             options: dict[str, Any] = {}
             if limits is not None and on_device:
-                options = {"pg_options": group_options(limits.of(use)), "device_id": device}
+                options = {
+                    "pg_options": group_options(limits.of(use), timeout),
+                    "device_id": device,
+                }
             group = dist.new_group(list(ranks), timeout, backend, group_desc=use, **options)
             own = group if rank in ranks else own
         return own

@@ -24,6 +24,7 @@ The host's order is taken where the blocks fit, and NCCL's where they do not.
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final
 
 import torch.distributed as dist
@@ -84,13 +85,16 @@ def set_launch_order(blocks: int, multiprocessors: int) -> None:
     os.environ.setdefault(LAUNCH_ORDER, "0" if blocks <= multiprocessors else "1")
 
 
-def group_options(limit: int | None) -> "dist.ProcessGroupNCCL.Options | None":
-    """Return the options of a communicator of NCCL with at most ``limit`` blocks.
+def group_options(limit: int | None, timeout: timedelta) -> "dist.ProcessGroupNCCL.Options | None":
+    """Return the options of a communicator of NCCL; ``None`` for PyTorch's own.
 
-    ``None`` for no limit: PyTorch's own options.
+    Args:
+        limit: blocks at most; ``None``: no limit.
+        timeout: of the group; PyTorch warns if its options have another one.
     """
     if limit is None:
         return None
     options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
     options.config.max_ctas = limit
     return options

@@ -206,6 +206,7 @@ def test_communicators_have_few_blocks_and_are_made_at_once(nccl: list[SimpleNam
         on_hosts = use == "state"
         assert getattr(asked, "device_id", None) == (None if on_hosts else CUDA)
         options = getattr(asked, "pg_options", None)
+        assert options is None or options._timeout == timedelta(seconds=60)
         blocks.setdefault(use, set()).add(options and options.config.max_ctas)
     assert blocks == {
         "transfers": {3},
