@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from megatron.config.cluster_flags import ClusterFlags
 from megatron.config.declare import (
     COUNT,
     DEPTH,
@@ -290,6 +291,10 @@ class LogFlags:
     replan: bool = flag(False,
         "Plan anew with the measured costs, measure the new plan too, and keep the faster one.",
         needs="--profile-schedule-start", lack="needs measured passes", excludes="--schedule-file")
+    record_memory_history: bool = flag(False,
+        "Remember who allocates GPU memory, for the snapshot of a rank that is out of it.")
+    memory_snapshot_path: Path = flag(Path("snapshot.pickle"),
+        "File for that snapshot; the number of the rank is added to its name.")
     dry_run: bool = flag(False,
         "Only report the plan, its time and its memory. Needs no ranks, devices or data.")
     dry_run_gpu: str | None = flag(None, "The GPU to predict for.", unset=DRY_RUN_GPU,
@@ -319,6 +324,7 @@ class Flags:
     optimizer: OptimizerFlags
     data: DataFlags
     replicas: ReplicaFlags
+    cluster: ClusterFlags
     checkpoint: CheckpointFlags
     guard: GuardFlags
     log: LogFlags

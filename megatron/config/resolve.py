@@ -3,12 +3,14 @@
 A field with the same name as a flag is copied by itself.
 """
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from megatron.checkpoint.config import CheckpointConfig
+from megatron.config.cluster_flags import block_limits, interconnect_of, ranks_of_machine
 from megatron.config.copied import copied
 from megatron.config.data_flags import evaluation_sets, parse_data_path, parse_split
 from megatron.config.flags import (
@@ -22,7 +24,7 @@ from megatron.config.flags import (
 from megatron.config.guard_flags import parse_iterations
 from megatron.config.layer_fields import layer_fields
 from megatron.config.lengths import growth_of, iterations
-from megatron.config.long_run_flags import CheckpointFlags, GuardFlags, ReplicaFlags
+from megatron.config.long_run_flags import CheckpointFlags, GuardFlags
 from megatron.config.pipeline_flags import settle_pipeline
 from megatron.config.precision_flags import PrecisionFlags
 from megatron.config.recompute_flags import recomputation_of
@@ -41,6 +43,11 @@ from megatron.config.run_config import (
 from megatron.data.config import DataConfig
 from megatron.data.tokenizer import build_tokenizer
 from megatron.model.config import ModelConfig
+from megatron.parallel.grid import Order
+from megatron.parallel.placement import fewest_hops
+from megatron.schedules.treatments import TREATMENTS
+from megatron.simulator.costs.gpus import Gpu, gpu, gpu_of_driver
+from megatron.simulator.costs.machines import Interconnect
 
 
 def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> RunConfig:
@@ -101,10 +108,11 @@ def dry_run_config(flags: LogFlags) -> DryRun:
     )
 
 
-def replica_config(flags: ReplicaFlags, replicas: int) -> ReplicaConfig:
+def replica_config(given: Flags, replicas: int) -> ReplicaConfig:
     """Data parallelism; all its flags change nothing for one replica."""
     if replicas == 1:
         return ReplicaConfig()
+    flags = given.replicas
     return ReplicaConfig(
         size=replicas,
         overlap=flags.overlap_grad_reduce,
@@ -113,8 +121,19 @@ def replica_config(flags: ReplicaFlags, replicas: int) -> ReplicaConfig:
         reduce_dtype=torch.bfloat16 if flags.grad_reduce_in_bf16 else None,
         shard_optimizer=flags.use_distributed_optimizer,
         overlap_gather=flags.overlap_param_gather,
-        order="tp-pp-dp" if flags.use_tp_pp_dp_mapping else "tp-dp-pp",
+        order=rank_order(given, replicas),
     )
+
+
+def rank_order(flags: Flags, replicas: int) -> Order:
+    """How the ranks are numbered: as asked, else so that pipelines leave machines seldom."""
+    if flags.replicas.use_tp_pp_dp_mapping:
+        return "tp-pp-dp"
+    sizes = flags.parallel
+    tensor, pipeline = sizes.tensor_model_parallel_size, sizes.pipeline_model_parallel_size
+    ranks = ranks_of_machine(flags.cluster, dry_run=flags.log.dry_run)
+    alone = tensor * replicas * pipeline
+    return flags.cluster.rank_order or fewest_hops(tensor, replicas, pipeline, ranks or alone)
 
 
 def checkpoint_config(flags: CheckpointFlags, skip_train: bool) -> CheckpointConfig:
@@ -201,10 +220,29 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         virtual_stages=pipeline.virtual_stages,
         layers=pipeline.layers,
         memory_limit=flags.pipeline.zero_bubble_max_pending_backward,
-        replicas=replica_config(flags.replicas, replicas),
+        replicas=replica_config(flags, replicas),
+        ranks_per_machine=ranks_of_machine(flags.cluster, dry_run=flags.log.dry_run),
+        numa_binding=on_cuda and not flags.cluster.no_numa_binding,
+        nccl_blocks=block_limits(flags.cluster),
+        interconnect=known_interconnect(flags, pipeline.treatment),
     )
     multiple = parallel.make_vocab_size_divisible_by * layout.vocab_shards
     return replace(layout, padded_vocab_size=-(-vocab_size // multiple) * multiple)
+
+
+def known_interconnect(flags: Flags, treatment: str) -> Interconnect | None:
+    """Return the links of the GPUs of a job or a dry run; ``None`` if they are not known.
+
+    A rank asks only for the name of its own GPU.
+    """
+    found: Gpu | None = None
+    if flags.log.dry_run:
+        found = gpu(flags.log.dry_run_gpu or DRY_RUN_GPU)
+    elif flags.parallel.device != "cpu" and torch.cuda.is_available():
+        found = gpu_of_driver(torch.cuda.get_device_name(int(os.environ.get("LOCAL_RANK") or 0)))
+    if found is None:
+        return None
+    return interconnect_of(flags.cluster, found, TREATMENTS[treatment])
 
 
 def train_config(given: Flags, replicas: int) -> TrainConfig:

@@ -19,7 +19,10 @@ from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
 from megatron.parallel.grid import Grid, Order
+from megatron.parallel.nccl import BlockLimits
+from megatron.parallel.placement import Placement
 from megatron.schedules.treatments import TREATMENTS
+from megatron.simulator.costs.machines import Interconnect
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,11 @@ class ParallelConfig:
         tensor_size: tensor-parallel ranks t.
         sequence_parallel: whether each of them has its own part of the sequence outside of
             attention and MLP.
+        numa_binding: let ranks run on CPUs that are close to their GPUs.
+        nccl_blocks: thread blocks that NCCL may use.
+        ranks_per_machine: of the job; ``None``: all are in one machine.
+        interconnect: the links of the job; ``None``: not known, so plans by FLOPs take
+            communication for free.
     """
 
     pipeline_size: int
@@ -91,12 +99,21 @@ class ParallelConfig:
     search_seconds: float | None = None
     tensor_size: int = 1
     sequence_parallel: bool = False
+    nccl_blocks: BlockLimits = field(default_factory=BlockLimits)
+    ranks_per_machine: int | None = None
+    numa_binding: bool = False
+    interconnect: Interconnect | None = None
 
     @property
     def grid(self) -> Grid:
         """All ranks of the job."""
         replicas = self.replicas
         return Grid(self.tensor_size, replicas.size, self.pipeline_size, replicas.order)
+
+    @property
+    def placement(self) -> Placement:
+        """How its ranks lie in machines."""
+        return Placement(self.grid, self.ranks_per_machine or self.grid.world_size)
 
     @property
     def vocab_shards(self) -> int:
@@ -232,6 +249,8 @@ class LogConfig:
         log_num_zeros_in_grad: count the zeros of the gradient in every iteration.
         log_params_norm: find the norm of all weights after every iteration.
         records: what is recorded besides the printed lines.
+        record_memory_history: remember who allocates GPU memory.
+        memory_snapshot_path: where a rank that is out of memory writes what it holds.
     """
 
     log_interval: int
@@ -248,6 +267,8 @@ class LogConfig:
     log_num_zeros_in_grad: bool = False
     log_params_norm: bool = False
     records: RecordConfig = field(default_factory=RecordConfig)
+    record_memory_history: bool = False
+    memory_snapshot_path: Path = Path("snapshot.pickle")
 
 
 @dataclass(frozen=True)

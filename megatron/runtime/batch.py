@@ -91,15 +91,18 @@ def to_device(
         loss_scale: of fp16; so no tensor is scaled on its own.
     """
     scale = loss_scale / (replicas * sum(m.tokens.numel() for m in microbatches))
+    tokens = [m.tokens.flatten() for m in microbatches]
+    labels = [m.labels.flatten() for m in microbatches]
+    weights = [m.loss_mask.flatten().to(dtype) * scale for m in microbatches]
+    moved = _together([*tokens, *labels, *weights], device)
+    count = len(microbatches)
     return [
         DeviceMicrobatch(
-            _moved(m.tokens.flatten(), device),
-            _moved(m.labels.flatten(), device),
-            _moved(m.loss_mask.flatten().to(dtype) * scale, device),
+            *moved[number::count],
             len(m.tokens),
             float(m.loss_mask.sum(dtype=torch.float64)),
         )
-        for m in microbatches
+        for number, m in enumerate(microbatches)
     ]
 
 
@@ -114,8 +117,22 @@ def token_counts(microbatches: Sequence[DeviceMicrobatch]) -> tuple[float, float
     return float(tokens), sum(m.valid_tokens for m in microbatches)
 
 
+def _together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Return one-dimensional ``tensors`` on ``device``; to a GPU all of them go in one copy.
+
+    Args:
+        tensors: none has wider elements than one before it, so that all lie at multiples of their
+            elements' sizes.
+        device: to move to.
+    """
+    if device.type == "cpu":
+        return [tensor.to(device) for tensor in tensors]
+    moved = _moved(torch.cat([tensor.view(torch.uint8) for tensor in tensors]), device)
+    parts = moved.split([tensor.nbytes for tensor in tensors])
+    return [part.view(own.dtype) for part, own in zip(parts, tensors, strict=True)]
+
+
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:
     """Return ``tensor`` on ``device``; the host does not wait for a copy to a GPU."""
-    if device.type == "cuda":
-        tensor = tensor.pin_memory()  # from pageable memory the host would wait
-    return tensor.to(device, non_blocking=True)
+    # from pageable memory the host would wait
+    return tensor.pin_memory().to(device, non_blocking=True)

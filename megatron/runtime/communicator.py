@@ -22,6 +22,7 @@ from megatron.layers.vocabulary.output_s import (
 from megatron.parallel import collectives, p2p
 from megatron.parallel.groups import Groups
 from megatron.parallel.lanes import Lane, Pending
+from megatron.parallel.links import Link, in_rounds
 from megatron.parallel.two_level import TwoLevels
 from megatron.runtime.observer import Observer
 from megatron.runtime.rank_passes import Passes
@@ -58,6 +59,14 @@ class _Part:
 
     prepare: Callable[[int], Callable[[Moved], object]]
     deliver: Callable[[int, Any], None]
+
+
+def links_of(plan: Plan) -> tuple[Link, ...]:
+    """Return the links of a plan's stages, in the order in which they are made."""
+    stages = range(len(plan.stages))
+    comms = [Comm("X", 0, s) for s in stages[:-1]] + [Comm("G", 0, s) for s in stages[1:]]
+    links = (Link(comm.kind, *participants(plan, comm)) for comm in comms)
+    return in_rounds(link for link in links if link.sender != link.receiver)
 
 
 class Communicator:
@@ -128,15 +137,15 @@ class Communicator:
 
     def _start_transfer(self, comm: Comm) -> Pending[object]:
         forward = comm.kind == "X"
-        # on a CPU both directions use one group, so the tag tells them apart
-        axis, tag = (self._groups.forward, 0) if forward else (self._groups.backward, 1)
-        sender, receiver = participants(self._plan, comm)
-        if axis.rank == sender:
+        link = Link(comm.kind, *participants(self._plan, comm))
+        axis, other = self._groups.way(link)
+        tag = 0 if forward else 1  # if both share a group, it tells them apart
+        if self._groups.pipeline.rank == link.sender:
             name = "output" if forward else "input_gradient"
             tensor = self.passes.store.take(name, comm.microbatch, comm.stage)
-            return p2p.send(tensor, receiver, axis, tag)
+            return p2p.send(tensor, other, axis, tag)
         buffer = self._buffer(self._shape, self._stream_dtype)
-        return p2p.receive(buffer, sender, axis, tag)
+        return p2p.receive(buffer, other, axis, tag)
 
     def _buffer(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(shape, dtype=dtype or self._dtype, device=self._groups.device)

@@ -21,10 +21,10 @@ from megatron.runtime.replica_work import ReplicaWork
 from megatron.runtime.stage_passes import StagePasses
 from megatron.runtime.store import ActivationStore
 from megatron.runtime.timeline import Recorder
-from megatron.schedules.buckets import with_reductions, with_updates
+from megatron.schedules.buckets import gathering, with_reductions, with_updates
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.lower import Program, lower
-from megatron.schedules.plan import Plan, evaluation_plan
+from megatron.schedules.plan import Plan, evaluation_plan, plan_of_one
 from megatron.simulator.simulate import Timeline
 
 
@@ -144,7 +144,26 @@ class PipelineRank:
         replaced, self._installed = self._installed, installed
         return replaced
 
-    def _install(self, plan: Plan, costs: Costs) -> Installed:
+    def warm_up(self, microbatch: DeviceMicrobatch) -> None:
+        """Run a microbatch forward and backward, so that the first iteration finds all in place.
+
+        Every rank calls it before the first iteration. Each link and group moves what it will
+        move: NCCL connects the ranks of a communicator only when they first use an algorithm, and
+        the size decides which. Each kernel runs on the stream and the thread that will use it, so
+        it is loaded, and the libraries have their handles and workspaces there.
+
+        What it adds to gradients is the caller's to clear. No parameter changes.
+        """
+        plan, replicas = self.train_program.plan, self._replication
+        running = self._install(plan_of_one(plan), self.costs, with_steps=False)
+        running.passes.begin([microbatch], 0, training=True)
+        running.executor.run(running.training)
+        work = self._replica_work(plan)
+        if work is not None and replicas is not None and replicas.optimizer is not None:
+            for bucket in range(len(replicas.buckets)):  # replicas agree, so nothing changes
+                work.start(gathering(self._groups.pipeline.rank, bucket)).wait()
+
+    def _install(self, plan: Plan, costs: Costs, *, with_steps: bool = True) -> Installed:
         groups, shape, dtype = self._groups, self._shape, self._dtype
         rank, replica = groups.pipeline.rank, (groups.data.rank, groups.data.size)
         passes = StagePasses(self.model, plan, rank, self.store, self._seed, replica)
@@ -157,7 +176,7 @@ class PipelineRank:
         )
         return Installed(
             costs=costs,
-            training=self.training_program(plan, costs),
+            training=self.training_program(plan, costs, with_steps=with_steps),
             evaluation=lower(evaluation_plan(plan), costs),
             passes=passes,
             executor=Executor(
@@ -165,11 +184,16 @@ class PipelineRank:
             ),
         )
 
-    def training_program(self, plan: Plan, costs: Costs) -> Program:
+    def training_program(self, plan: Plan, costs: Costs, *, with_steps: bool = True) -> Program:
         """Return the program of a training iteration of ``plan``; every rank calls it.
 
         It holds what all pipeline ranks do with their replicas, and with other ranks that have
-        summands of gradients. Arguments as in ``replace_plan``.
+        summands of gradients.
+
+        Args:
+            plan: as in ``replace_plan``.
+            costs: as there.
+            with_steps: take the step of the iteration before, if steps are deferred.
         """
         program, replication, groups = lower(plan, costs), self._replication, self._groups
         if replication is None:
@@ -177,7 +201,7 @@ class PipelineRank:
         own = described(replication.buckets, self.model, plan, groups.gradients.size)
         everywhere = groups.pipeline.all_gather_object(own)
         program = with_reductions(program, everywhere, overlap=replication.overlap_reduce)
-        if not replication.deferred:
+        if not (replication.deferred and with_steps):
             return program
         return with_updates(program, everywhere, overlap=replication.overlap_gather)
 

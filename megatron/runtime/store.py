@@ -47,6 +47,12 @@ class ActivationStore:
             self._in_flight -= 1
         return self._values.pop((name, microbatch, place))
 
+    @property
+    def in_flight(self) -> list[tuple[int, int]]:
+        """Microbatch and chunk of every activation between F and B, or W, in order."""
+        keys = (key for key in self._values if isinstance(key, tuple) and key[0] in _ACTIVATIONS)
+        return sorted({(microbatch, chunk) for _, microbatch, chunk in keys})
+
     def __len__(self) -> int:
         """Return the number of values held."""
         return len(self._values)

@@ -65,8 +65,7 @@ def lane(plan: Plan, comm: Comm) -> tuple[str | int, ...]:
 
     Every directed link has a lane for each kind, all collectives of the vocabulary share one lane,
     and every rank has one for what it does with its replicas. Communications in a lane have the
-    same participants and run one after another. (On NCCL, links of one direction that meet on a
-    rank share a communicator, so they also run one after another. The lanes do not model this.)
+    same participants and run one after another. On NCCL every such lane is a communicator.
     """
     if comm.kind in ("X", "G"):
         return (comm.kind, *participants(plan, comm))

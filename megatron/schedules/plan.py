@@ -184,3 +184,12 @@ def evaluation_plan(plan: Plan) -> Plan:
     kinds = {"F", *plan.treatment.passes} - {"IB"}
     rows = tuple(tuple(p for p in row if p.kind in kinds) for row in plan.rows)
     return replace(plan, rows=rows, forward_only=True)
+
+
+def plan_of_one(plan: Plan) -> Plan:
+    """Return the plan of the first microbatch alone, in the order that ``plan`` has for it.
+
+    No dependency crosses microbatches, so it can be run as ``plan`` can.
+    """
+    rows = tuple(tuple(p for p in row if p.microbatch == 0) for row in plan.rows)
+    return replace(plan, rows=rows, microbatches=1)

@@ -30,6 +30,7 @@ from megatron.training.progress import Progress, last_iteration, total_iteration
 from megatron.training.rendezvous import UserError
 from megatron.training.setup import TrainState
 from megatron.training.step import Finished
+from megatron.training.warm_up import warm_up
 
 
 def train(
@@ -101,6 +102,9 @@ class _Loop:
             self._tell(note)
         self._batches = GrowingBatches(config, state, data.train, self._tell)
         self.meter = introduce(config, state, self.start, self.log)
+        if state.groups.device.type == "cuda":
+            with self._position.within("the warm-up"):
+                warm_up(config, state)
         self._step = make_train_step(
             config.optimizer, state, config.log, ends_if_not_finite=config.guard.ends_if_not_finite
         )

@@ -24,6 +24,7 @@ from reference.plain_gpt import GPTOptions
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import PARTS, Recomputation
 from megatron.optimizer.config import LossScaleConfig
+from megatron.runtime.communicator import links_of
 from megatron.schedules.check import expected_passes
 from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN
 from megatron.simulator.costs.gpus import GIB
@@ -32,6 +33,9 @@ from megatron.training.planning.run_plan import make_run_plan
 ITERATIONS = 3
 EVALUATIONS = 1
 """At the end of what every rank does."""
+
+WARM_UP = 1
+"""Microbatches before the first iteration."""
 
 pytestmark = needs_pretended_gpus
 
@@ -55,7 +59,9 @@ def check(case: Case, gpus: GpuPool, folder: Path) -> None:
         for each in own.issued:
             by_group[each.group].add(each.kind)
     both_ends = {"send", "receive"}
-    assert by_group["forward"] == by_group["backward"] == both_ends
+    links = [str(link) for link in links_of(make_run_plan(config).plan)]
+    used = {name.partition(" of ")[0]: kinds for name, kinds in by_group.items()}
+    assert [used[f"transfers {link}"] for link in links] == [both_ends] * len(links)
     assert not by_group.get("vocabulary", set()) & both_ends
 
 
@@ -161,8 +167,8 @@ def test_steps_validated_later(sent: float, abandoned: int, gpus: GpuPool) -> No
     config = replace(config, optimizer=replace(config.optimizer, post_validation=True, clip_grad=5))
     found = gpus.map(run_hearing, config, sent, ranks=3)
     assert_sound(found)
-    first = transfers(found[0].issued, "forward", "send", 1)
-    assert len(first) == 4 * (ITERATIONS + abandoned + EVALUATIONS)
+    first = transfers(found[0].issued, "transfers X 0 to 1 of 0+1", "send", 1)
+    assert len(first) == WARM_UP + 4 * (ITERATIONS + abandoned + EVALUATIONS)
     assert [own.restored for own in found] == [ITERATIONS if abandoned else 0, 0, 0]
 
 
@@ -222,12 +228,14 @@ def test_ranks_that_share_layers(
 ) -> None:
     layout = Layout(2, treatment, schedule, tensor=2, sequence=sequence)
     job = Job(GPTOptions(num_layers=4), 2, microbatches=4, sequence=12)
-    found = gpus.map(run, job.config(layout, torch.bfloat16), ranks=layout.world_size)
+    config = job.config(layout, torch.bfloat16)
+    found = gpus.map(run, config, ranks=layout.world_size)
     assert_sound(found)
+    links = {f"transfers {link}" for link in links_of(make_run_plan(config).plan)}
     uses = {each.group.partition(" of ")[0] for own in found for each in own.issued}
     summed = {"gradients"} if sequence else set()  # over tensor ranks
     summed |= {"ends"} if treatment == "none" else {"vocabulary"}
-    assert uses == {"tensor", "forward", "backward", "control", *summed}
+    assert uses == {"tensor", "control", *links, *summed}
 
 
 def test_nothing_grows_later_either(gpus: GpuPool) -> None:

@@ -42,8 +42,7 @@ def counted(groups: Groups) -> Iterator[Traffic]:
     axes = {
         id(groups.row): "row",
         id(groups.column): "column",
-        id(groups.forward): "X",
-        id(groups.backward): "G",
+        id(groups.transfers): "transfers",
     }
 
     def count(patch: pytest.MonkeyPatch, module: Any, name: str, place: int) -> None:
@@ -78,8 +77,8 @@ def count_sends(patch: pytest.MonkeyPatch, found: Traffic, axes: dict[int, str])
     real = p2p.send
 
     def send(tensor: torch.Tensor, destination: int, axis: Any, tag: int = 0) -> p2p.Transfer:
-        if axes.get(id(axis)) in ("X", "G"):
-            found["send", axes[id(axis)]] += tensor.nbytes
+        if axes.get(id(axis)) == "transfers":
+            found["send", "XG"[tag]] += tensor.nbytes
         return real(tensor, destination, axis, tag)
 
     patch.setattr(p2p, "send", send)

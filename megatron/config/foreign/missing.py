@@ -285,7 +285,7 @@ FEATURES: Final = (
         _LEAVE_IT_OUT,
         """
         --log-energy
-        --log-max-attention-logit --record-memory-history --memory-snapshot-path N
+        --log-max-attention-logit
         --profile-memory-iter N --config-logger-dir N --timing-log-level N --structured-logs
         --structured-logs-dir N --transformer-timers --metrics N ... --log-device-memory-used
         --log-memory-interval N

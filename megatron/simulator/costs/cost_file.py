@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
 
 from megatron.native.files import read_text, write_text
-from megatron.schedules.costs import UNIT_COSTS, Costs, Exchange, Time
+from megatron.schedules.costs import UNIT_COSTS, Costs, Exchange, HopTime, Time
 from megatron.schedules.needs import COMM_KINDS, REPLICA_KINDS, CommKind
 from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS, PLANNED_KINDS, PassKind
 from megatron.schedules.treatments import BarrierKind, Treatment
@@ -59,6 +59,10 @@ class CostFile(NamedTuple):
     named: frozenset[str] = frozenset()
 
 
+_OF_HOPS: Final = ("p2p", "X", "G")
+"""Names of communications that may have one time for each hop from stage to stage."""
+
+
 def parse_costs(text: str) -> Costs:
     """Read ``F=1,B=2:2:4,C1=0.1``.
 
@@ -72,10 +76,13 @@ def parse_costs(text: str) -> Costs:
         times = [_number(word, part) for part in value.split(":")]
         if name in PASS_KINDS:
             passes.append((name, times if len(times) > 1 else times[0]))
-        elif len(times) == 1 or name in REPLICA_KINDS:
+        elif len(times) == 1 or name in (*REPLICA_KINDS, *_OF_HOPS):
             comms.append((name, times if len(times) > 1 else times[0]))
         else:
-            raise ValueError(f"'{word}': only passes, RG and AG may have one time for each rank")
+            raise ValueError(
+                f"'{word}': only passes, RG and AG may have one time for each rank, and p2p, X and "
+                "G one for each hop from stage to stage"
+            )
     return _costs(passes, comms)
 
 
@@ -113,7 +120,7 @@ def load_costs(path: Path) -> CostFile:
         costs = _costs(
             [(kind, _values(kind, value, depth=2)) for kind, value in passes.items()],
             [
-                (kind, _values(kind, value, depth=int(kind in REPLICA_KINDS)))
+                (kind, _values(kind, value, depth=int(kind in (*REPLICA_KINDS, *_OF_HOPS))))
                 for kind, value in comms.items()
             ],
         )
@@ -194,7 +201,7 @@ def _costs(
     passes: Iterable[tuple[str, Time]], comms: Iterable[tuple[str, float | Sequence[float]]]
 ) -> Costs:
     pass_times: dict[PassKind, Time] = {}
-    comm_times: dict[CommKind, float] = {}
+    comm_times: dict[CommKind, HopTime] = {}
     exchanges: dict[CommKind, Exchange] = {}
     for name, time in passes:
         pass_kind = next((kind for kind in PASS_KINDS if kind == name), None)
@@ -207,7 +214,7 @@ def _costs(
         for kind in _comm_kinds(name):
             if kind in comm_times or kind in exchanges:
                 raise ValueError(f"{kind} is given twice: give {name} once, p2p being X and G")
-            if isinstance(hop, (int, float)):
+            if isinstance(hop, (int, float)) or kind not in REPLICA_KINDS:
                 comm_times[kind] = hop
             else:
                 exchanges[kind] = Exchange(hop)

@@ -4,13 +4,17 @@
 passes, and on a GPU to predict the time of a run. There is no other model of time.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
+from megatron.schedules.costs import HopTime
 from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import PassKind
 from megatron.schedules.treatments import FP32_OF_A_TOKEN, Payload, Treatment
 from megatron.simulator.costs.device import UNFUSED, Device, Traffic
+from megatron.simulator.costs.machines import ONE_MACHINE, Machines
 from megatron.simulator.costs.recomputed import Repeated
 from megatron.simulator.costs.shape import ACTIVATION_BYTES, Shape
 
@@ -31,6 +35,7 @@ class ModelTimes:
         early_whole: whether a whole output layer computes its input gradient in F, right after the
             logits, as ours does; else in B, as Megatron-LM does.
         split_backward: whether W is a pass of its own.
+        machines: in which the ranks are.
     """
 
     shape: Shape
@@ -38,6 +43,7 @@ class ModelTimes:
     traffic: Traffic = UNFUSED
     early_whole: bool = False
     split_backward: bool = True
+    machines: Machines = ONE_MACHINE
 
     def layer(self) -> dict[PassKind, float]:
         """Return the times of one transformer layer: F, B without weight gradients, and W.
@@ -114,7 +120,8 @@ class ModelTimes:
 
     def _round(self) -> float:
         """Return the time in which the tensor ranks gather, or scatter, an activation."""
-        return self.device.round(ACTIVATION_BYTES * self.shape.elements, self.shape.tensor.ranks)
+        across = self.machines.across(self.device)
+        return across.round(ACTIVATION_BYTES * self.shape.elements, self.shape.tensor.ranks)
 
     def whole_output(self) -> dict[PassKind, float]:
         """Return the time that an output layer on the last stage adds to each pass of it.
@@ -180,14 +187,20 @@ class ModelTimes:
             for kind in treatment.passes
         }
 
-    def communications(self, treatment: Treatment) -> dict[CommKind, float]:
+    def communications(
+        self, treatment: Treatment, stages: Sequence[tuple[int, int]] = ()
+    ) -> dict[CommKind, HopTime]:
         """Return the time of every kind of communication; collectives are pipelined over ranks.
 
         Those of the vocabulary have two levels if several ranks share a layer: each sends its part
         of an activation along the pipeline, and the tensor ranks gather or scatter the parts.
+
+        Args:
+            treatment: of the vocabulary.
+            stages: (rank, chunk) of every stage; without them no message leaves a machine.
         """
-        hop = self.device.message(self.shape.stream_bytes)
-        comms: dict[CommKind, float] = {"X": hop, "G": hop}
+        hop = self._hops([rank for rank, _ in stages])
+        comms: dict[CommKind, HopTime] = {"X": hop, "G": hop}
         if treatment.is_sharded:
             spread = self._part() + self._round()
             comms |= {"C0": spread, "CIF": self._reduced(), "CIB": spread}
@@ -195,9 +208,20 @@ class ModelTimes:
             comms[barrier.kind] = sum(map(self._payload, barrier.carries))
         return comms
 
+    def _hops(self, ranks: Sequence[int]) -> HopTime:
+        """Return the time of a message from each stage to the next; one time if all are alike."""
+        size = self.shape.stream_bytes
+        near = self.device.message(size)
+        hops = [
+            self.machines.between(self.device, one, other).message(size) if one != other else near
+            for one, other in pairwise(ranks)
+        ]
+        return hops if any(hop != near for hop in hops) else near
+
     def _part(self) -> float:
         """Return the time of a tensor rank's part of an activation along the pipeline."""
-        return self.device.message(ACTIVATION_BYTES * self.shape.elements / self.shape.tensor.ranks)
+        size = ACTIVATION_BYTES * self.shape.elements / self.shape.tensor.ranks
+        return self.machines.along(self.device).message(size)
 
     def _reduced(self) -> float:
         """Return the time to add up an activation at one stage.
@@ -212,12 +236,13 @@ class ModelTimes:
         if payload == "gradient":
             return self._reduced()
         size = 4 * FP32_OF_A_TOKEN[payload] * self.shape.tokens
-        return self.device.message(size) + self._statistics(payload)
+        return self.machines.along(self.device).message(size) + self._statistics(payload)
 
     def _statistics(self, payload: Payload) -> float:
         """Return the time in which the tensor ranks gather numbers of every token."""
         ranks = self.shape.tensor.ranks
-        return self.device.round(4 * FP32_OF_A_TOKEN[payload] * self.shape.tokens * ranks, ranks)
+        size = 4 * FP32_OF_A_TOKEN[payload] * self.shape.tokens * ranks
+        return self.machines.across(self.device).round(size, ranks)
 
     def _overhead(self, kind: PassKind) -> float:
         return self.device.overhead.get(kind, 0.0)

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from statistics import fmean
 
-from megatron.schedules.costs import Costs, Exchange, Time
+from megatron.schedules.costs import Costs, Exchange, HopTime, Time
 from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import CHUNKED_KINDS, PassKind
 from megatron.schedules.treatments import Treatment
-from megatron.simulator.costs.device import FUSED, NOTIONAL
+from megatron.simulator.costs.device import FUSED, NOTIONAL, Device
 from megatron.simulator.costs.from_model import ModelTimes
+from megatron.simulator.costs.machines import ONE_MACHINE, Machines
 from megatron.simulator.costs.recomputed import Repeated
 from megatron.simulator.costs.redistribute import redistribute, redistribute_stages
 from megatron.simulator.costs.shape import Shape
@@ -46,7 +47,7 @@ class StageCosts:
     extras: Sequence[Mapping[PassKind, float]]
     others: Mapping[PassKind, Time]
     treatment: Treatment
-    comms: Mapping[CommKind, float] = field(default_factory=dict)
+    comms: Mapping[CommKind, HopTime] = field(default_factory=dict)
     exchanges: Mapping[CommKind, Exchange] = field(default_factory=dict)
     repeated: Repeated = field(default_factory=Repeated)
     weights: Mapping[PassKind, Sequence[float]] = field(default_factory=dict)
@@ -129,7 +130,7 @@ def stage_costs(times: ModelTimes, stages: Stages, treatment: Treatment) -> Stag
         for extra, whole in ((extras[0], times.whole_input()), (extras[-1], times.whole_output())):
             for kind, time in whole.items():
                 extra[kind] += time
-    comms = times.communications(treatment)
+    comms = times.communications(treatment, stages)
     return StageCosts(
         stages,
         times.layer(),
@@ -142,15 +143,25 @@ def stage_costs(times: ModelTimes, stages: Stages, treatment: Treatment) -> Stag
     )
 
 
-def notional_costs(shape: Shape, stages: Stages, treatment: Treatment) -> StageCosts:
-    """Return the costs on the notional device, in FLOPs: they place passes until some are measured.
+def notional_costs(
+    shape: Shape,
+    stages: Stages,
+    treatment: Treatment,
+    device: Device = NOTIONAL,
+    machines: Machines = ONE_MACHINE,
+) -> StageCosts:
+    """Return the costs on a notional device, in FLOPs: they place passes until some are measured.
 
     Args:
         shape: the model and one microbatch.
         stages: the stages of the plan.
         treatment: how the vocabulary layers are run.
+        device: notional, perhaps with links (``Interconnect.notional``); by default communication
+            is free.
+        machines: in which the ranks are, with a network in the unit of time of the device.
     """
-    return stage_costs(ModelTimes(shape, NOTIONAL, FUSED, early_whole=True), stages, treatment)
+    times = ModelTimes(shape, device, FUSED, early_whole=True, machines=machines)
+    return stage_costs(times, stages, treatment)
 
 
 def even_layers(layers: int, stages: int) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from megatron.simulator.draw.text import draw_text
 from megatron.simulator.units import MEMORY, TIME, percent
 from megatron.training.planning.forecast_run import Fullest, RunForecast, forecast_run
 from megatron.training.planning.least_memory import least_memory
+from megatron.training.planning.links_in_words import links_in_words
 from megatron.training.planning.replica_report import replica_lines
 from megatron.training.planning.run_plan import NEAR, Candidate, asked, ranking
 from megatron.training.planning.what_would_fit import what_would_fit
@@ -59,6 +60,8 @@ def dry_run(config: RunConfig, gpu: Gpu, watch: Watch | None = None) -> Iterator
     yield _head(found)
     yield draw_text(found.timeline, unit="s", most=STRIPS)
     yield _figures(found)
+    if config.parallel.interconnect is not None:
+        yield links_in_words(config.parallel)
     if found.exchanges is not None:
         yield "\n".join(replica_lines(found, found.exchanges))
     if ranked:
@@ -162,9 +165,9 @@ def _ranking(config: RunConfig, ranked: Sequence[Candidate], gpu: Gpu) -> str:
     time = TIME.unit(*(found.outcome.seconds for _, found in compared))
     memory = MEMORY.unit(*(max(found.outcome.peak) for _, found in compared))
     lines = [
-        "auto compares by FLOPs, communication being free, whatever the GPU, and takes the first: "
-        f"no other that fits is more than {NEAR:.0%} faster. Time, MFU, idle time and memory are "
-        f"those of {gpu.name}",
+        f"auto compares by FLOPs, {_transfers(config.parallel)}, and takes the first: no other "
+        f"that fits is more than {NEAR:.0%} faster. Time, MFU, idle time and memory are those of "
+        f"{gpu.name}",
         f"{'schedule':<12} {'by FLOPs':>8} {time.name:>8} {'MFU':>6} {'idle':>7} {memory.name:>6} "
         f"{'in flight':>9}",
     ]
@@ -180,6 +183,13 @@ def _ranking(config: RunConfig, ranked: Sequence[Candidate], gpu: Gpu) -> str:
         )
     lines += _faster(compared, gpu)
     return "\n".join(lines)
+
+
+def _transfers(parallel: ParallelConfig) -> str:
+    """Return what transfers count for where plans are made by FLOPs."""
+    if parallel.interconnect is None:
+        return "communication being free, whatever the GPU"
+    return "and transfers by their time"
 
 
 def _faster(compared: Sequence[tuple[Candidate, RunForecast]], gpu: Gpu) -> Iterator[str]:

@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
-from megatron.config.run_config import RunConfig
+from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.model.config import ModelConfig
+from megatron.simulator.costs.machines import ONE_MACHINE, Machines
 from megatron.simulator.costs.recomputed import Recomputed
+from megatron.simulator.costs.replicas import Link
 from megatron.simulator.costs.shape import Shape, TensorSplit
 
 
@@ -61,6 +63,19 @@ def shape_of_run(config: RunConfig) -> Shape:
         vocab_recompute=train.vocab_recompute,
         wide_stream=train.wide_stream,
     )
+
+
+def machines_of(parallel: ParallelConfig, network: Link | None) -> Machines:
+    """Return the machines of a run.
+
+    Args:
+        parallel: its layout, and how many ranks a machine has.
+        network: what connects the machines, in any unit of time; ``None``: not known.
+    """
+    if network is None:
+        return ONE_MACHINE
+    found = parallel.placement
+    return Machines(network, found.crossing, found.tensor)
 
 
 def _windows(model: ModelConfig) -> tuple[int | None, ...]:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
-from pathlib import Path
 from typing import Final
 
 from megatron.config.run_config import ParallelConfig, RunConfig
@@ -30,11 +29,12 @@ from megatron.schedules.search.fastest import fastest
 from megatron.schedules.search.watch import Watch
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.cost_file import load_costs
+from megatron.simulator.costs.device import NOTIONAL
 from megatron.simulator.costs.measured_costs import measured_costs
 from megatron.simulator.costs.shape import Shape
 from megatron.simulator.costs.stage_costs import StageCosts, notional_costs
 from megatron.simulator.simulate import Timeline, simulate
-from megatron.training.planning.model_shape import shape_of_run
+from megatron.training.planning.model_shape import machines_of, shape_of_run
 
 NEAR: Final = 0.01
 """Share of the time that a further schedule must be able to save for ``auto`` to plan it.
@@ -279,7 +279,7 @@ def _prepare(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request
     elif config.parallel.layers.kind != "redis":  # of many stages all that follows takes long
         chunks = request.chunks or request.traits.chunks
         distribute(config.parallel.layers, config.model.num_layers, request.ranks * chunks)
-    stage_costs = _stage_costs(shape, request, config.parallel.measured_costs)
+    stage_costs = _stage_costs(shape, request, config.parallel)
     layers = _stage_layers(config.parallel.layers, config.model.num_layers, stage_costs)
     if not stage_costs.treatment.is_sharded:
         check_no_rank_is_empty(config.parallel.layers, stage_costs.stages, layers)
@@ -314,13 +314,20 @@ def _request(parallel: ParallelConfig, microbatches: int, name: str) -> Request:
     return as_compared(request) if TRAITS[parallel.pipeline_schedule].compares else request
 
 
-def _stage_costs(shape: Shape, request: Request, file: Path | None) -> StageCosts:
+def _stage_costs(shape: Shape, request: Request, parallel: ParallelConfig) -> StageCosts:
     """Return the costs of a schedule's stages, by FLOPs or from a file.
 
     Raises:
         ValueError: there is no such file, or it is about other stages or passes.
     """
-    assumed = notional_costs(shape, stages_of(request), TREATMENTS[request.vocabulary])
+    links, file = parallel.interconnect, parallel.measured_costs
+    assumed = notional_costs(
+        shape,
+        stages_of(request),
+        TREATMENTS[request.vocabulary],
+        NOTIONAL if links is None else links.notional,
+        machines_of(parallel, None if links is None else links.notional_network),
+    )
     if file is None:
         return assumed
     try:

@@ -1,0 +1,37 @@
+"""What is made when it is first used, is used once before the first iteration.
+
+Otherwise the first iteration makes it: while one rank connects a link or loads a kernel, the others
+wait, and a load that waits for the device may never end if a communication holds the device that
+waits for this rank.
+"""
+
+import torch
+
+from megatron.config.run_config import RunConfig
+from megatron.runtime.batch import DeviceMicrobatch
+from megatron.training.setup import TrainState
+
+
+def warm_up(config: RunConfig, state: TrainState) -> None:
+    """Use every link, group, kernel and library once; every rank calls it. The state stays.
+
+    Args:
+        config: the run.
+        state: this rank, before its first iteration.
+    """
+    groups = state.groups
+    if not config.train.skip_train:
+        state.pipeline.warm_up(_nothing(config, groups.device))
+        state.zero_gradients()
+    for axis in (groups.world, groups.tensor_sums, groups.data, groups.pipeline):
+        axis.all_reduce(torch.zeros(1, device=groups.device))
+    if groups.device.type == "cuda":
+        torch.cuda.synchronize(groups.device)
+
+
+def _nothing(config: RunConfig, device: torch.device) -> DeviceMicrobatch:
+    """Return a microbatch whose loss does not count."""
+    samples = config.train.micro_batch_size
+    tokens_n = torch.zeros(samples * config.model.seq_length, dtype=torch.int64, device=device)
+    weight_n = torch.zeros(tokens_n.shape, device=device)
+    return DeviceMicrobatch(tokens_n, tokens_n.clone(), weight_n, samples, 0.0)

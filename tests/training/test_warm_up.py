@@ -1,0 +1,92 @@
+"""A warm-up uses everything and leaves no trace: training goes on to the same bits."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from correctness.rank_runs import connected
+from correctness.short_runs import Job, Layout
+from harness.rank_pool import RankPool
+from reference.plain_gpt import GPTOptions
+
+from megatron.config.run_config import RunConfig
+from megatron.data.microbatch import Microbatch
+from megatron.optimizer.lr_schedule import Rates
+from megatron.runtime.batch import to_device
+from megatron.schedules.check import check
+from megatron.schedules.make_plan import make_plan
+from megatron.schedules.plan import plan_of_one
+from megatron.training.make_step import make_train_step
+from megatron.training.setup import build_train_state
+from megatron.training.step import Iteration
+from megatron.training.warm_up import warm_up
+
+JOB = Job(GPTOptions(num_layers=4), microbatches=4, iterations=2, dropout=0.1)
+CPU = torch.device("cpu")
+
+
+class Trained(NamedTuple):
+    losses: list[float | None]
+    parameters: list[torch.Tensor]
+    moved: int
+
+
+def train_on_rank(
+    rank: int, world_size: int, *, config: RunConfig, batches: list[list[Microbatch]], warm: bool
+) -> Trained:
+    state = build_train_state(config, connected(config))
+    before = [own.parameter.detach().clone() for own in state.parameters]
+    if warm:
+        warm_up(config, state)
+        for own, old in zip(state.parameters, before, strict=True):
+            assert torch.equal(own.parameter, old)
+        for bucket in state.buckets:
+            assert not bucket.gradients.any()
+    step = make_train_step(config.optimizer, state)
+    losses = []
+    for number, whole in enumerate(batches):
+        share = whole[state.groups.data.rank :: state.groups.data.size]
+        batch = to_device(share, CPU, replicas=state.groups.data.size)
+        finished = step.train(Iteration(number, batch, lambda _: Rates(1e-3, 1e-3, 0.01), 0), None)
+        losses.append(None if finished is None else finished.loss)
+    last = step.settle()
+    losses.append(None if last is None else last.loss)
+    state.pipeline.close()
+    moved = sum(
+        not torch.equal(own.parameter, old)
+        for own, old in zip(state.parameters, before, strict=True)
+    )
+    return Trained(losses, [own.parameter.detach().clone() for own in state.parameters], moved)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(2, "vocab-2", "zb-v"),
+        Layout(2, "none", "zb-h1", replicas=2, overlap=True, sharded=True, bucket_size=3000),
+        Layout(2, "vocab-1", tensor=2, sequence=True),
+    ],
+    ids=str,
+)
+def test_training_goes_on_to_the_same_bits(layout: Layout, ranks: RankPool) -> None:
+    config, batches = JOB.config(layout, torch.float32), JOB.batches()
+    cold, warm = (
+        ranks.run(train_on_rank, layout.world_size, config=config, batches=batches, warm=warm)
+        for warm in (False, True)
+    )
+    for one, other in zip(cold, warm, strict=True):
+        assert one.losses == other.losses
+        assert any(loss is not None for loss in one.losses)
+        assert one.moved == other.moved > 0
+        for a, b in zip(one.parameters, other.parameters, strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-v", "gpipe"])
+@pytest.mark.parametrize("vocabulary", ["none", "vocab-2", "interlaced"])
+def test_the_plan_of_one_microbatch_can_be_run(schedule: str, vocabulary: str) -> None:
+    whole = make_plan(schedule, vocabulary, 4, 8)
+    one = plan_of_one(whole)
+    check(one)
+    assert one.microbatches == 1
+    assert one.stages == whole.stages
