@@ -66,12 +66,15 @@ setup(
         "solver": ["ortools>=9.10"],
         "tensorboard": ["tensorboard>=2.14"],  # for --tensorboard-dir
         "tools": ["matplotlib>=3.8"],  # for the plot in the report of tools/benchmark.py
+        "hugging-face": ["safetensors>=0.4"],  # for tools/convert.py
+        "lm-eval": ["lm-eval>=0.4.9"],  # for tools/evaluate.py
         "test": [
             "hypothesis>=6.100",
             "import-linter>=2.0",
             "mypy>=1.10",
             "pytest>=8.0",
             "pytest-xdist>=3.5",
+            "safetensors>=0.4",
             "ruff>=0.6",
         ],
     },
