@@ -9,7 +9,15 @@ import torch
 pytest.importorskip("transformers", reason="the reference: pip install transformers")
 
 from checkpoint.foreign.known_models import CONFIGS, random_model
-from inference.imported import imported, opened
+from inference.imported import (
+    END,
+    NEW,
+    PROMPTS,
+    answers_on_rank,
+    imported,
+    opened,
+    our_answers,
+)
 
 from megatron.inference.generate import answers, generate
 from megatron.inference.model import LONGEST_PIECE
@@ -21,8 +29,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of transformers are none of ours
 
-GREEDY, NEW, END = Sampling(), 12, 2
-PROMPTS = [[5, 17, 33, 8, 90, 41, 3, 64, 12], [7], [23, 23, 50, 61]]
+GREEDY = Sampling()
 
 
 def their_answer(model: Any, prompt: list[int]) -> list[int]:
@@ -37,19 +44,6 @@ def their_answer(model: Any, prompt: list[int]) -> list[int]:
         eos_token_id=END,
     )
     return [int(token) for token in answer[0, len(prompt) :]]
-
-
-def our_answers(
-    where: Path, prompts: list[list[int]], how: Sampling, ranks: int = 1, **options: Any
-) -> list[list[int]]:
-    """What our model answers to a batch."""
-    model = opened(where, ranks)
-    return answers(generate(model, prompts, how, NEW, end=END, **options), len(prompts))
-
-
-def answers_on_rank(rank: int, world_size: int, *, where: Path, how: Sampling) -> list[list[int]]:
-    """The answers that one of several ranks knows."""
-    return our_answers(where, PROMPTS, how, world_size)
 
 
 @pytest.mark.parametrize("family", CONFIGS)

@@ -12,17 +12,15 @@ from hypothesis import strategies as st
 pytest.importorskip("transformers", reason="the reference: pip install transformers")
 
 from checkpoint.foreign.known_models import random_model, their_logits
-from inference.imported import imported, opened
+from inference.imported import TEXT, imported, opened, scored_on_rank
 
-from megatron.inference.score import perplexity, score, windows
+from megatron.inference.score import perplexity, windows
 from tools.generate import main
 
 if TYPE_CHECKING:
     from harness.rank_pool import RankPool
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of transformers are none of ours
-
-TEXT = [(11 * i * i + 5 * i) % 97 for i in range(45)]
 
 
 @given(
@@ -38,12 +36,6 @@ def test_windows_score_every_token_but_the_first_once(
         assert row == tokens[row[0] : row[-1] + 1]
         scored += row[-scores:]
     assert scored == tokens[1:]
-
-
-def scored_on_rank(rank: int, world_size: int, *, where: Path) -> tuple[list[float], list[bool]]:
-    """What one of several ranks knows of a text."""
-    found = score(opened(where, world_size), TEXT, 30)
-    return found.log_probabilities, found.likeliest
 
 
 def test_scores_are_those_of_the_softmax(tmp_path: Path, ranks: "RankPool") -> None:
