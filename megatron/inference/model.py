@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from megatron.checkpoint import storage
 from megatron.checkpoint.boxed import BoxedTensor
 from megatron.checkpoint.choose import read_model
+from megatron.checkpoint.folder import DamagedError
 from megatron.checkpoint.train_tensors import WEIGHT
 from megatron.inference.cache import CachedAttention, Slots
 from megatron.layers.attention import SelfAttention
@@ -63,6 +64,8 @@ class InferenceModel:
         with torch.no_grad():
             for owned in own:
                 owned.parameter.zero_()  # the padding
+        if problem := storage.check_files(where, groups.world_hosts):
+            raise DamagedError(problem)
         storage.read(
             where,
             {
@@ -154,7 +157,9 @@ class Rows:
             x_bsh = layer(x_bsh, ropes[index])
             layer.self_attention = own
         self._slots.filled += x_bsh.shape[1]
-        return x_bsh if model.final_norm is None else model.final_norm(x_bsh)
+        if model.final_norm is not None:
+            x_bsh = model.final_norm(x_bsh)
+        return x_bsh
 
     def _embedded(self, x_bsh: Tensor, positions_bs: Tensor) -> Tensor:
         """Return what the first layer reads, as ``RankModel`` forms it for whole samples."""
@@ -162,7 +167,9 @@ class Rows:
         x_bsh = x_bsh * model.config.embedding_multiplier
         if model.embedding_norm is not None:
             x_bsh = model.embedding_norm(x_bsh)
-        return x_bsh if model.positions is None else x_bsh + model.positions(positions_bs)
+        if model.positions is not None:
+            x_bsh = x_bsh + model.positions(positions_bs)
+        return x_bsh
 
 
 def _layers(model: RankModel) -> nn.ModuleList:

@@ -93,7 +93,7 @@ def _same_layers(model: ModelConfig) -> ModelConfig:
     """Return the model with its patterns of layers written in one of the ways that say the same."""
     layers = range(model.num_layers)
     has_window = [model.is_local(i) for i in layers]
-    local = {
+    local: Values = {
         "window_pattern": pattern_of([int(here) for here in has_window]),
         "no_rope_pattern": tuple(
             int(model.position_embedding_type == "rope" and not model.rotates(i)) for i in layers

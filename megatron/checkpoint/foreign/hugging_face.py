@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from megatron.checkpoint.boxed import BoxedTensor, StreamedTensor
 from megatron.checkpoint.choose import read_model
@@ -236,7 +237,7 @@ def plan_export(
     ]
     if kept is not None:
         config |= {name: kept.any(name) for name in _KEPT if name in kept}
-    written = dtype or _saved(reader, WORD_EMBEDDINGS)
+    written = dtype or _saved(reader, WORD_EMBEDDINGS).properties.dtype
     config["torch_dtype"] = str(written).removeprefix("torch.")
     return Exported(groups, {CONFIG: json.dumps(config, indent=2) + "\n"} | _texts(like))
 
@@ -253,21 +254,21 @@ def _texts(like: Path | None) -> dict[str, str]:
     return found
 
 
-def _saved(reader: TensorReader, name: str) -> Any:
+def _saved(reader: TensorReader, name: str) -> TensorStorageMetadata:
+    """Return what a checkpoint of ours knows of a tensor of the model."""
     known = reader.metadata.state_dict_metadata.get(f"{WEIGHT}.{name}")
-    if known is None:
+    if not isinstance(known, TensorStorageMetadata):
         raise ForeignError(f"{reader.path} has no tensor {WEIGHT}.{name}")
-    return known.properties.dtype  # type: ignore[union-attr] # all that we save are tensors
+    return known
 
 
 def _group(
     reader: TensorReader, name: str, recipe: Recipe, dtype: torch.dtype | None, advance: Advance
 ) -> Group:
     """Return their tensors of one of ours."""
-    kind = dtype or _saved(reader, name)
-    saved = f"{WEIGHT}.{name}"
-    known = reader.metadata.state_dict_metadata[saved]
-    if tuple(known.size) != recipe.shape:  # type: ignore[union-attr] # all that we save are tensors
+    known, saved = _saved(reader, name), f"{WEIGHT}.{name}"
+    kind = dtype or known.properties.dtype
+    if tuple(known.size) != recipe.shape:
         raise ForeignError(f"{reader.path}: {saved} has another shape than its model")
     sizes = {
         name: torch.Size(shape).numel() * kind.itemsize

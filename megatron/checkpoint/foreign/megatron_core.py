@@ -83,8 +83,17 @@ class _Inert:
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
 
+    def __call__(self, *_: Any, **__: Any) -> "_Inert":
+        return self
+
     def __setstate__(self, _: Any) -> None:
         pass
+
+    def __setitem__(self, _: Any, __: Any) -> None:
+        pass
+
+    def extend(self, _: Any) -> None:
+        """Take what a list of another class holds, and forget it."""
 
 
 class _InertUnpickler(pickle.Unpickler):
