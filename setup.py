@@ -67,6 +67,8 @@ setup(
         "tensorboard": ["tensorboard>=2.14"],  # for --tensorboard-dir
         "tools": ["matplotlib>=3.8"],  # for the plot in the report of tools/benchmark.py
         "docs": ["mkdocs-material>=9.5"],  # mkdocs build
+        "hugging-face": ["safetensors>=0.4"],  # for tools/convert.py
+        "lm-eval": ["lm-eval>=0.4.9"],  # for tools/evaluate.py
         "test": [
             "hypothesis>=6.100",
             "import-linter>=2.0",
@@ -74,6 +76,7 @@ setup(
             "mypy>=1.10",
             "pytest>=8.0",
             "pytest-xdist>=3.5",
+            "safetensors>=0.4",
             "ruff>=0.6",
         ],
     },
