@@ -57,8 +57,9 @@ def blocks(path: Path, keys: Sequence[str], start: int = 0) -> Iterator[Block]:
     try:
         yield from _blocks(path, keys, start)
     except (EOFError, zlib.error, OSError, _DamagedError) as error:
+        why = " ".join(str(error).split())  # Arrow's messages have several lines
         raise ValueError(
-            f"--input {path} is damaged, cut short or cannot be read ({error}); copy it again"
+            f"--input {path} is damaged, cut short or cannot be read ({why}); copy it again"
         ) from error
 
 
@@ -179,5 +180,5 @@ def _rows(path: Path, keys: Sequence[str], start: int) -> Iterator[Block]:
                     if end > start:
                         yield Block(batch.to_pydict(), end, size * end // total)
             first += rows
-    except arrow_error as error:
+    except (arrow_error, UnicodeDecodeError) as error:
         raise _DamagedError(error) from error
