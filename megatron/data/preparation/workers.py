@@ -32,7 +32,10 @@ def in_order(
     if workers == 1:
         yield from ((item, work(item)) for item in inputs)
         return
-    context = multiprocessing.get_context("spawn")  # a fork could take a lock over for ever
+    # A fork of this process could take a lock over for ever. Forks of a server that does nothing
+    # but import cannot, and they need not import again what it has.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", __name__, _module_of(work)])
     pool = ProcessPoolExecutor(workers, context, _initialize)
     try:
         yield from _results(pool, work, inputs, _WAITING * workers)
@@ -56,6 +59,10 @@ def _results(
             yield first, future.result()
     for first, future in waiting:
         yield first, future.result()
+
+
+def _module_of(work: Callable[[In], Out]) -> str:
+    return str(getattr(work, "func", work).__module__)
 
 
 def _initialize() -> None:
