@@ -32,6 +32,13 @@ with in_environment():
     from megatron.data.preparation.preprocess import PreprocessConfig, Status, preprocess
     from megatron.data.preparation.sentences import SentenceConfig
 
+IDLE = {
+    "--partitions": "changes nothing: one run uses all cores, and writes one pair",
+    "--keep-sequential-samples": "changes nothing: the order of the input always holds",
+    "--log-interval": "changes nothing: progress is told by time",
+}
+"""Flags of Megatron-LM's tool that this one does not need, and why."""
+
 _SECONDS = 10.0  # between two lines of progress where there is no terminal
 
 
@@ -112,6 +119,9 @@ def parser() -> argparse.ArgumentParser:
     )
     work.add_argument("--strict", action="store_true", help="end at the first bad line")
     work.add_argument("--restart", action="store_true", help="do not go on where a run was ended")
+    idle = made.add_argument_group("of Megatron-LM's tool, accepted with a note")
+    for option, why in IDLE.items():
+        idle.add_argument(option, nargs="?", const="given", help=why)
     tokenizer = made.add_argument_group("tokenizer")
     for declared in declarations(TokenizerFlags):
         _add(tokenizer, declared)
@@ -169,6 +179,9 @@ def main(argv: Sequence[str]) -> int:
         The exit status: 2 for a user's mistake, which is printed in one line, 130 when interrupted.
     """
     given = parser().parse_args(argv)
+    for option, why in IDLE.items():
+        if getattr(given, option[2:].replace("-", "_")):
+            print(f"note: {option} {why}", file=sys.stderr)
     try:
         config = config_of(given)
         with Reporter() as report:

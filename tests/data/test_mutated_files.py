@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import raw_text
-from small_vocabularies import (
+from harness.small_vocabularies import (
     TEXTS,
     gpt2_files,
     hugging_face_folder,

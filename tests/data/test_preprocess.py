@@ -270,7 +270,7 @@ def test_sentences_are_sequences_of_a_document(
     punkt.save_punkt_params(parameters, dir=str(data))
     texts = ["Fox one. Fox two!\n\nSee no. five.", "", "One"]
     (tmp_path / "in").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
-    from small_vocabularies import gpt2_files
+    from harness.small_vocabularies import gpt2_files
 
     encode = EncodeConfig(gpt2_files(tmp_path), sentences=SentenceConfig("numbers"))
     preprocess(config(tmp_path, tmp_path / "in", encode=encode), silent)
@@ -368,7 +368,7 @@ def test_what_cannot_be_done_is_told_before_anything_is_written(
 def test_the_tool_prints_a_path_for_training(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_bytes(lines(TEXTS[:50]) + b"{\n")
     words = ["--input", "in.jsonl", "--output-prefix", "corpus", "--append-eod", "--workers", "2"]
-    words += ["--tokenizer-type", "NullTokenizer", "--vocab-size", "1000"]
+    words += ["--partitions", "4", "--tokenizer-type", "NullTokenizer", "--vocab-size", "1000"]
     run = subprocess.run(
         [sys.executable, str(TOOL), *words],
         cwd=tmp_path,
@@ -378,6 +378,7 @@ def test_the_tool_prints_a_path_for_training(tmp_path: Path) -> None:
     )
     assert (run.returncode, run.stdout) == (0, "DATA_PATH=corpus_text_document\n"), run.stderr
     assert "in.jsonl line 51 is no JSON" in run.stderr
+    assert "note: --partitions changes nothing" in run.stderr
     assert written(tmp_path, "corpus_text_document") == expected(TEXTS[:50])
     words[-1] = "0"
     refused = subprocess.run(

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 import tiktoken
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from small_vocabularies import (
+from harness.small_vocabularies import (
     TEXT,
     TEXTS,
     byte_of_character,
@@ -19,6 +17,8 @@ from small_vocabularies import (
     sentencepiece_model,
     tiktoken_file,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from megatron.data.tokenizers import files
 from megatron.data.tokenizers.build import TYPES, build_tokenizer

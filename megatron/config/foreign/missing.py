@@ -345,7 +345,7 @@ FEATURES: Final = (
     Feature(
         "other kinds of data",
         "samples come from an indexed corpus (.bin and .idx), in one order",
-        "make one with tools/sample_data.py or Megatron's preprocess_data.py",
+        "make one with tools/sample_data.py or preprocess_data.py (docs/data.md)",
         """
         --data-impl N --dataset N --dataloader-type N --train-mode N --mmap-* [...]
         --fim-* [...] --s3-cache-path N --object-storage-* [...] --mid-level-dataset-* [...]
