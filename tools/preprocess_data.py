@@ -130,7 +130,9 @@ def parser() -> argparse.ArgumentParser:
 
 def _add(group: "argparse._ArgumentGroup", declared: Declaration) -> None:
     """Offer a flag of training."""
-    words = f"{declared.facts.help} (default: {declared.default_words})".replace("%", "%%")
+    needed = declared.name == "tokenizer_type"
+    default = "required" if needed else f"default: {declared.default_words}"
+    words = f"{declared.facts.help} ({default})".replace("%", "%%")
     if declared.kind is bool:
         group.add_argument(declared.option, action="store_true", help=words)
         return
@@ -142,7 +144,7 @@ def _add(group: "argparse._ArgumentGroup", declared: Declaration) -> None:
         default=declared.default,
         choices=declared.choices or None,
         metavar=declared.metavar.split()[0],
-        required=declared.name == "tokenizer_type",
+        required=needed,
         help=words,
     )
 
