@@ -1,19 +1,20 @@
 """Raw text to token files: Megatron-LM's bytes, however many work and however often they die."""
 
 import errno
-import functools
 import gzip
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import raw_text
 import zstandard
+from harness.small_vocabularies import gpt2_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nltk.tokenize import punkt
@@ -21,9 +22,10 @@ from raw_text import FORMS, expected, lines, numbers, write_plain
 
 from megatron.data.indexed import IndexedDataset
 from megatron.data.preparation import text_files, unfinished
-from megatron.data.preparation.encode import EncodeConfig
+from megatron.data.preparation.encode import EncodeConfig, Tokens
 from megatron.data.preparation.preprocess import PreprocessConfig, Status, preprocess
 from megatron.data.preparation.sentences import SentenceConfig
+from megatron.data.tokenizers.build import build_tokenizer
 from megatron.data.tokenizers.interface import TokenizerConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -270,12 +272,8 @@ def test_sentences_are_sequences_of_a_document(
     punkt.save_punkt_params(parameters, dir=str(data))
     texts = ["Fox one. Fox two!\n\nSee no. five.", "", "One"]
     (tmp_path / "in").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
-    from harness.small_vocabularies import gpt2_files
-
     encode = EncodeConfig(gpt2_files(tmp_path), sentences=SentenceConfig("numbers"))
     preprocess(config(tmp_path, tmp_path / "in", encode=encode), silent)
-    from megatron.data.tokenizers.build import build_tokenizer
-
     text_of = build_tokenizer(encode.tokenizer).detokenize
     dataset = IndexedDataset(tmp_path / "out_text_sentence")
     found = [text_of(dataset[n].tolist()) for n in range(len(dataset))]
@@ -304,7 +302,7 @@ def test_without_the_data_of_a_language_the_way_to_it_is_told(tmp_path: Path) ->
     ],
 )
 def test_a_compressed_file_that_is_cut_short_is_told(
-    tmp_path: Path, compress: "functools.partial[bytes]", cut: int
+    tmp_path: Path, compress: Callable[[bytes], bytes], cut: int
 ) -> None:
     (tmp_path / "in").write_bytes(compress(lines(TEXTS))[:-cut])
     with pytest.raises(ValueError, match=r"--input .*in is damaged, cut short .*copy it again"):
@@ -316,13 +314,14 @@ def test_a_full_disk_is_told_and_the_run_goes_on_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_plain(tmp_path / "in", TEXTS)
-    append, calls = unfinished.Unfinished.append, []
+    append = unfinished.Unfinished.append
+    calls: list[int] = []
 
-    def full(self: unfinished.Unfinished, tokens: dict[str, object]) -> None:
+    def full(self: unfinished.Unfinished, tokens: dict[str, Tokens]) -> None:
         calls.append(1)
         if len(calls) == 5:
             raise OSError(errno.ENOSPC, "No space left on device")
-        append(self, tokens)  # type: ignore[arg-type] # passed on as it is
+        append(self, tokens)
 
     monkeypatch.setattr(unfinished.Unfinished, "append", full)
     given = replace(config(tmp_path, tmp_path / "in"), save_seconds=0)

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,13 +22,18 @@ def dies(number: int) -> int:
     os._exit(1)
 
 
-def test_results_come_in_order_and_few_at_a_time() -> None:
+def test_results_come_in_order_and_few_inputs_are_read_ahead() -> None:
     read: list[int] = []
 
-    def inputs() -> "list[int]":
-        return [read.append(number) or number for number in range(30)]  # type: ignore[func-returns-value] # None
+    def inputs() -> Iterator[int]:
+        for number in range(40):
+            read.append(number)
+            yield number
 
-    assert list(in_order(slow_at_first, iter(inputs()), 2)) == [(n, n * n) for n in range(30)]
+    for number, taken in enumerate(in_order(slow_at_first, inputs(), 2)):
+        assert taken == (number, number * number)
+        assert len(read) <= number + 6
+    assert len(read) == 40
 
 
 def test_a_process_that_dies_is_told() -> None:

@@ -159,7 +159,8 @@ class _Encoder:
     ) -> None:
         """Lay the ids of all sentences out by key; sentences without any leave no trace."""
         keys = self._config.keys
-        tokens = {key: array(_CODES[self._dtype.itemsize]) for key in keys}
+        code = _CODES[self._dtype.itemsize]
+        tokens: dict[str, array[int]] = {key: array(code) for key in keys}
         lengths = {key: array("i") for key in keys}
         counts = {key: array("i") for key in keys}
         end = [self._tokenizer.eod] if self._config.append_eod else []

@@ -5,6 +5,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from megatron.data.index_file import read_index, write_index
 from megatron.data.indexed import IndexedDataset, bin_path, idx_path
 from megatron.native.files import sync, temporary_name
@@ -75,7 +77,7 @@ def _check(prefixes: Sequence[Path], output_prefix: Path) -> None:
         raise ValueError(
             f"--output-prefix {output_prefix}: its folder does not exist; make it, or give another"
         )
-    dtypes = {}
+    dtypes: dict[np.dtype[np.integer], Path] = {}
     for prefix in prefixes:
         try:
             dataset = IndexedDataset(prefix)

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, cast
 
 from megatron.data.tokenizers.files import library
 
@@ -75,7 +75,7 @@ def _blocks(path: Path, keys: Sequence[str], start: int) -> Iterator[Block]:
             yield from _rows(path, keys, start)
             return
         opener = next((o for magic, o in _OPENERS.items() if head.startswith(magic)), None)
-        text = opener(file) if opener else file
+        text: IO[bytes] = opener(file) if opener else file
         if opener is None:
             text.seek(start)
         else:
@@ -107,7 +107,7 @@ def _skip(text: IO[bytes], count: int) -> None:
 
 
 def _gunzip(file: IO[bytes]) -> IO[bytes]:
-    return gzip.GzipFile(fileobj=file)
+    return cast(IO[bytes], gzip.GzipFile(fileobj=file))
 
 
 def _unzstd(file: IO[bytes]) -> IO[bytes]:

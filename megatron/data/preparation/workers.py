@@ -61,7 +61,7 @@ def _results(
         yield first, future.result()
 
 
-def _module_of(work: Callable[[In], Out]) -> str:
+def _module_of(work: Callable[..., object]) -> str:
     return str(getattr(work, "func", work).__module__)
 
 
