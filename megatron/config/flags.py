@@ -32,6 +32,7 @@ from megatron.config.optimizer_flags import OptimizerFlags
 from megatron.config.precision_flags import PrecisionFlags
 from megatron.config.recompute_flags import RecomputeFlags
 from megatron.config.record_flags import RecordFlags
+from megatron.config.tokenizer_flags import TokenizerFlags
 from megatron.model.config import PositionEmbedding
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAINABLE_SCHEDULES
 from megatron.schedules.treatments import TREATMENTS
@@ -238,7 +239,7 @@ class TrainFlags:
 
 @dataclass(frozen=True)
 class DataFlags:
-    """Corpus and tokenizer."""
+    """Corpus."""
 
     data_path: tuple[str, ...] = flag((),
         "Prefix of a .bin and .idx file; or several prefixes with a weight before each.",
@@ -247,13 +248,6 @@ class DataFlags:
         "Train on documents that are made up and only count, without any data; --vocab-size is "
         "enough of a tokenizer.", excludes="--data-path")
     split: str = flag("969,30,1", "Shares of the documents for training, validation and test.")
-    tokenizer_type: str | None = flag(None,
-        "Megatron's name: GPTSentencePieceTokenizer, SentencePieceTokenizer or NullTokenizer.",
-        unset="required but for --vocab-size with --dry-run or --mock-data")
-    tokenizer_model: Path | None = flag(None, "File of the tokenizer.", unset="none",
-        idle_without="--tokenizer-type", idle_with="--tokenizer-type NullTokenizer")
-    vocab_size: int | None = flag(None, "Entries before padding.", up_to((1 << 31) - 1),
-        unset="the tokenizer's")
     data_cache_path: Path | None = flag(None, "Folder of the sample indices.",
         unset="beside the data", idle_with="--mock-data")
     eod_mask_loss: bool = flag(False, "No loss where the input is the end of a document.")
@@ -323,6 +317,7 @@ class Flags:
     recompute: RecomputeFlags
     optimizer: OptimizerFlags
     data: DataFlags
+    tokenizer: TokenizerFlags
     replicas: ReplicaFlags
     cluster: ClusterFlags
     checkpoint: CheckpointFlags

@@ -239,17 +239,15 @@ def _data_files(flags: Flags) -> Iterator[str]:
 
 
 def _tokenizer(flags: Flags) -> Iterator[str]:
-    data = flags.data
-    needless = flags.log.dry_run or data.mock_data
-    if data.tokenizer_type is None and not (needless and data.vocab_size):
+    needless = flags.log.dry_run or flags.data.mock_data
+    if flags.tokenizer.tokenizer_type is None and not (needless and flags.tokenizer.vocab_size):
         yield (
             "--tokenizer-type is missing: give GPTSentencePieceTokenizer with --tokenizer-model "
-            "FILE, or NullTokenizer with --vocab-size N for data without a tokenizer (Megatron's "
-            "GPT2BPETokenizer is not built yet); with --mock-data or --dry-run, --vocab-size N is "
-            "enough"
+            "FILE, another type that docs/data.md lists, or NullTokenizer with --vocab-size N for "
+            "data without a tokenizer; with --mock-data or --dry-run, --vocab-size N is enough"
         )
     else:
-        yield from _faults(partial(vocabulary, data, flags.log.dry_run))
+        yield from _faults(partial(vocabulary, flags))
 
 
 def _faults(work: Callable[[], object]) -> Iterator[str]:

@@ -16,7 +16,6 @@ from megatron.config.data_flags import evaluation_sets, parse_data_path, parse_s
 from megatron.config.flags import (
     DRY_RUN_GPU,
     SCHEDULE_PROFILE_ITERATIONS,
-    DataFlags,
     Flags,
     LogFlags,
     ParallelFlags,
@@ -40,8 +39,9 @@ from megatron.config.run_config import (
     RunConfig,
     TrainConfig,
 )
+from megatron.config.tokenizer_flags import tokenizer_config
 from megatron.data.config import DataConfig
-from megatron.data.tokenizer import build_tokenizer
+from megatron.data.tokenizers.build import build_tokenizer
 from megatron.model.config import ModelConfig
 from megatron.parallel.grid import Order
 from megatron.parallel.placement import fewest_hops
@@ -61,7 +61,7 @@ def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> R
     Returns:
         The configuration; nothing in it is left to derive.
     """
-    vocab_size, eod_token = vocabulary(flags.data, flags.log.dry_run)
+    vocab_size, eod_token = vocabulary(flags)
     replicas = number_of_replicas(flags, world_size)
     return RunConfig(
         model=model_config(flags, vocab_size),
@@ -78,7 +78,7 @@ def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> R
             seq_length=flags.model.seq_length,
             seed=flags.train.seed,
             eod_token=eod_token,
-            added_entries=max(0, vocab_size - (flags.data.vocab_size or vocab_size)),
+            added_entries=max(0, vocab_size - (flags.tokenizer.vocab_size or vocab_size)),
             cache_path=flags.data.data_cache_path,
         ),
         log=log_config(flags),
@@ -167,18 +167,19 @@ def guard_config(flags: GuardFlags, timeout_minutes: int) -> GuardConfig:
     )
 
 
-def vocabulary(flags: DataFlags, dry_run: bool) -> tuple[int, int]:
+def vocabulary(flags: Flags) -> tuple[int, int]:
     """Return the vocabulary's size and the token that ends a document.
 
     Raises:
         ValueError: the tokenizer is unknown, its file cannot be used, or --vocab-size does not fit.
     """
-    kind = flags.tokenizer_type or ("NullTokenizer" if flags.mock_data else None)
-    if kind is None or (dry_run and flags.vocab_size):
-        return flags.vocab_size or 0, 0  # without the tokenizer's file, which may not be here
-    tokenizer = build_tokenizer(kind, flags.tokenizer_model, flags.vocab_size)
+    given = flags.tokenizer
+    kind = given.tokenizer_type or ("NullTokenizer" if flags.data.mock_data else None)
+    if kind is None or (flags.log.dry_run and given.vocab_size):
+        return given.vocab_size or 0, 0  # without the tokenizer's file, which may not be here
+    tokenizer = build_tokenizer(tokenizer_config(given, kind))
     # --vocab-size may add entries to a tokenizer's own; build_tokenizer refuses fewer.
-    return max(tokenizer.vocab_size, flags.vocab_size or 0), tokenizer.eod
+    return max(tokenizer.vocab_size, given.vocab_size or 0), tokenizer.eod
 
 
 def model_config(flags: Flags, vocab_size: int) -> ModelConfig:

@@ -221,7 +221,7 @@ def refusal(
         (
             "--tokenizer-type GPT2BPETokenizer",
             1,
-            "--tokenizer-type GPT2BPETokenizer yet NullTokenizer",
+            "--vocab-file GPT2BPETokenizer vocab.json",
         ),
         (
             "--tokenizer-type SentencePieceTokenizer --tokenizer-model nowhere.model",

@@ -18,7 +18,6 @@ from megatron.config.foreign.conditions import (
     NO_RECOMPUTATION,
     NO_RECORDS,
     NOT_SHARED,
-    OWN_TOKENIZER,
     SAME_STD,
     WITHOUT_TABLE,
 )
@@ -242,27 +241,23 @@ FEATURES: Final = (
     ),
     Feature(
         "other tokenizers",
-        "only sentencepiece models can be read yet",
-        "for data that is tokenized already, use --tokenizer-type NullTokenizer with "
-        "--vocab-size N",
+        "tokenizers are sentencepiece's, tiktoken's, GPT-2's and those of Hugging Face's libraries",
+        "use a --tokenizer-type that docs/data.md lists, or for data that is tokenized already "
+        "NullTokenizer with --vocab-size N",
         """
-        --tokenizer-type {HuggingFaceTokenizer,GPT2BPETokenizer,Llama3Tokenizer}
-        --tokenizer-type {TikTokenizer,BertWordPieceLowerCase,BertWordPieceCase,PretrainedFromHF}
+        --tokenizer-type {Llama3Tokenizer,BertWordPieceLowerCase,BertWordPieceCase}
         --tokenizer-type {MultimodalTokenizer,NullMultimodalTokenizer,SFTTokenizer,FalconTokenizer}
         --tokenizer-type {TokenizerFromFile,TokenizerFromFileWithFIM,GPT2BPETokenizerWithFIM}
-        --tokenizer-type {CharLevelTokenizer,ByteLevelTokenizer,HFTokenizer,HFAutoTokenizer}
-        --tokenizer-type {HFGPT2Tokenizer} --merges-file N --tokenizer-file N
-        --vocab-extra-ids N --vocab-extra-ids-list N ... --no-new-tokens --extra-vocab-size N
-        --patch-tokenizer-type N --tiktoken-num-special-tokens N --tiktoken-special-tokens N ...
-        --tokenizer-special-tokens N ... --tokenizer-prompt-format N --tokenizer-kwargs N ...
-        --tokenizer-* [...]
+        --tokenizer-type {CharLevelTokenizer,ByteLevelTokenizer,HFTokenizer}
+        --tokenizer-type {HFGPT2Tokenizer} --tokenizer-file N
+        --vocab-extra-ids-list N ... --no-new-tokens --extra-vocab-size N
+        --patch-tokenizer-type N --tokenizer-prompt-format N --tokenizer-kwargs N ...
+        --tokenizer-* [...] --tiktoken-* [...]
         """,
         idle=(
-            Idle("the tokenizer has a file of its own or none", OWN_TOKENIZER, """
-                --vocab-file N --merge-file N --tiktoken-pattern N --tiktoken-* [...]
-                --tokenizer-name-or-path N --trust-remote-code"""),
-            Idle("no ids are added to the tokenizer's", None, """
-                --vocab-extra-ids {0} --extra-vocab-size {0}"""),
+            Idle("tokenizer.json is read, and no code of its folder runs", None, """
+                --trust-remote-code --tokenizer-hf-use-fast"""),
+            Idle("no ids are added to the tokenizer's", None, "--extra-vocab-size {0}"),
         ),
     ),
     Feature(
@@ -350,7 +345,7 @@ FEATURES: Final = (
     Feature(
         "other kinds of data",
         "samples come from an indexed corpus (.bin and .idx), in one order",
-        "make one with tools/sample_data.py or Megatron's preprocess_data.py",
+        "make one with tools/sample_data.py or preprocess_data.py (docs/data.md)",
         """
         --data-impl N --dataset N --dataloader-type N --train-mode N --mmap-* [...]
         --fim-* [...] --s3-cache-path N --object-storage-* [...] --mid-level-dataset-* [...]
