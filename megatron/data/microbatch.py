@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from megatron.data.config import DocumentsConfig
 from megatron.data.samples import SampleDataset
 
 
@@ -18,11 +19,16 @@ class Microbatch:
         tokens: input ids, int64.
         labels: the token after each input, int64.
         loss_mask: 1 where the prediction counts, 0 where it does not, float32.
+        document_starts: for every token the first position of its document, int64; ``None``: a
+            token sees all earlier ones of its sample.
+        positions: of every token in its document, int64; ``None``: in its sample.
     """
 
     tokens: Tensor
     labels: Tensor
     loss_mask: Tensor
+    document_starts: Tensor | None = None
+    positions: Tensor | None = None
 
 
 class MicrobatchLoader:
@@ -37,6 +43,7 @@ class MicrobatchLoader:
         num_microbatches: microbatches of this replica per global batch.
         consumed_samples: samples that earlier iterations have used.
         replica: number of this replica, and number of replicas.
+        documents: what becomes of the documents in a sample; ``None``: they are as one.
 
     Attributes:
         consumed_samples: advanced by every `next_batch`; a checkpoint must save it.
@@ -50,6 +57,7 @@ class MicrobatchLoader:
         num_microbatches: int,
         consumed_samples: int = 0,
         replica: tuple[int, int] = (0, 1),
+        documents: DocumentsConfig | None = None,
     ) -> None:
         assert micro_batch_size > 0
         assert num_microbatches > 0
@@ -59,6 +67,7 @@ class MicrobatchLoader:
         self._micro_batch_size = micro_batch_size
         self.num_microbatches = num_microbatches
         self._replica, self._replicas = replica
+        self._documents = documents
 
     def next_batch(self) -> list[Microbatch]:
         """Reads this replica's microbatches of the next global batch.
@@ -117,4 +126,31 @@ class MicrobatchLoader:
             loss_mask = torch.ones(tokens.shape, dtype=torch.float32)
         else:
             loss_mask = (tokens != self._dataset.masked_token).to(torch.float32)
-        return Microbatch(tokens, labels, loss_mask)
+        starts, positions = self._told_apart(tokens)
+        return Microbatch(tokens, labels, loss_mask, starts, positions)
+
+    def _told_apart(self, tokens: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Return a microbatch's ``document_starts`` and ``positions``, where they are asked for."""
+        asked = self._documents
+        if asked is None:
+            return None, None
+        starts = document_starts(tokens, asked.eod_token)
+        return (
+            starts if asked.reset_attention_mask else None,
+            torch.arange(tokens.shape[1]) - starts if asked.reset_position_ids else None,
+        )
+
+
+def document_starts(tokens: Tensor, eod_token: int) -> Tensor:
+    """Return for every token the first position of its document in the sample, int64 [b, s].
+
+    As in Megatron-LM the token that ends a document belongs to it.
+
+    Args:
+        tokens: input ids [b, s].
+        eod_token: id of the token that ends a document.
+    """
+    begins = torch.zeros_like(tokens)
+    ended = tokens[:, :-1] == eod_token
+    begins[:, 1:] = torch.where(ended, torch.arange(1, tokens.shape[1]), 0)
+    return begins.cummax(1).values

@@ -8,10 +8,13 @@ scaled then.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from megatron.kernels.documents import Documents
 
 
 class HostMicrobatch(Protocol):
@@ -29,6 +32,14 @@ class HostMicrobatch(Protocol):
     def loss_mask(self) -> Tensor:
         """1 where the prediction counts, 0 where it does not, float32 [b, s]."""
 
+    @property
+    def document_starts(self) -> Tensor | None:
+        """The first position of every token's document, int64 [b, s]; ``None``: all are as one."""
+
+    @property
+    def positions(self) -> Tensor | None:
+        """Of every token in its document, int64 [b, s]; ``None``: in its sample."""
+
 
 @dataclass(frozen=True)
 class DeviceMicrobatch:
@@ -41,6 +52,8 @@ class DeviceMicrobatch:
             by the number of tokens of the global batch.
         samples: b, a number of the host.
         valid_tokens: sum of the mask, a number of the host.
+        documents: none of which sees another; ``None``: tokens see all earlier ones.
+        positions_bs: of every token, [b, s], sample by sample; ``None``: 0, 1, 2, ... in each.
     """
 
     tokens_n: Tensor
@@ -48,6 +61,8 @@ class DeviceMicrobatch:
     weight_n: Tensor
     samples: int
     valid_tokens: float
+    documents: Documents | None = None
+    positions_bs: Tensor | None = None
 
     def part_by_part(self, parts: int) -> "DeviceMicrobatch":
         """Return the same with its tokens in the order that sequence parallelism leaves them in.
@@ -91,13 +106,16 @@ def to_device(
         loss_scale: of fp16; so no tensor is scaled on its own.
     """
     scale = loss_scale / (replicas * sum(m.tokens.numel() for m in microbatches))
+    move = partial(_moved, device=device)
     return [
         DeviceMicrobatch(
-            _moved(m.tokens.flatten(), device),
-            _moved(m.labels.flatten(), device),
-            _moved(m.loss_mask.flatten().to(dtype) * scale, device),
+            move(m.tokens.flatten()),
+            move(m.labels.flatten()),
+            move(m.loss_mask.flatten().to(dtype) * scale),
             len(m.tokens),
             float(m.loss_mask.sum(dtype=torch.float64)),
+            None if m.document_starts is None else Documents.of(m.document_starts, move),
+            None if m.positions is None else move(m.positions),
         )
         for m in microbatches
     ]

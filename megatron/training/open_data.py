@@ -49,6 +49,7 @@ def open_data(config: DataConfig, train: TrainConfig, vocab_size: int, replica: 
             train.micro_batch_size,
             train.num_microbatches,
             replica=(replica, train.replicas),
+            documents=config.documents,
         )
 
     assert datasets.train is not None

@@ -6,8 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from torch import Tensor
 
-from megatron.data.microbatch import Microbatch, MicrobatchLoader
+from megatron.data.config import DocumentsConfig
+from megatron.data.microbatch import Microbatch, MicrobatchLoader, document_starts
 
 
 class Numbered:
@@ -84,3 +86,52 @@ def test_end_of_data_is_an_error_and_consumes_nothing() -> None:
     with pytest.raises(ValueError, match=r"data ends at sample 11, within .* samples 6 to 12"):
         loader.next_batch()
     assert loader.consumed_samples == 6
+
+
+EOD = 7
+DOCUMENTS = [
+    ([1, 2, 3, 4], [0, 0, 0, 0]),
+    ([1, EOD, 3, 4], [0, 0, 2, 2]),
+    ([EOD, EOD, 3, EOD], [0, 1, 2, 2]),
+]
+
+
+@pytest.mark.parametrize(("tokens", "starts"), DOCUMENTS)
+def test_an_end_belongs_to_the_document_that_it_ends(tokens: list[int], starts: list[int]) -> None:
+    assert document_starts(torch.tensor([tokens]), EOD).tolist() == [starts]
+
+
+def megatron_masks(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Visible keys and positions of a sample, by the rules of Megatron-LM's GPTDataset."""
+    visible = torch.ones(len(tokens), len(tokens), dtype=torch.bool).tril()
+    positions, begin = torch.arange(len(tokens)), 0
+    for end in (tokens == EOD).nonzero().flatten().tolist():
+        visible[end + 1 :, : end + 1] = False
+        positions[end + 1 :] -= end + 1 - begin
+        begin = end + 1
+    return visible, positions
+
+
+@given(
+    st.lists(st.lists(st.sampled_from([1, 2, EOD]), min_size=6, max_size=6), min_size=2, max_size=2)
+)
+def test_what_a_token_sees_and_its_position_are_megatrons(tokens: list[list[int]]) -> None:
+    starts, place = document_starts(torch.tensor(tokens), EOD), torch.arange(6)
+    for row, begins in zip(torch.tensor(tokens), starts, strict=True):
+        visible, positions = megatron_masks(row)
+        own = (place <= place[:, None]) & (place >= begins[:, None])
+        assert torch.equal(own, visible)
+        assert torch.equal(place - begins, positions)
+
+
+@pytest.mark.parametrize("attention", [False, True])
+@pytest.mark.parametrize("positions", [False, True])
+def test_documents_are_told_apart_where_it_is_asked_for(attention: bool, positions: bool) -> None:
+    config = DocumentsConfig(11, attention, positions)
+    loader = MicrobatchLoader(Numbered(2), 2, 1, documents=config)
+    (microbatch,) = loader.next_batch()
+    starts = [[0, 0, 0, 0], [0, 0, 2, 2]]
+    own = microbatch.document_starts, microbatch.positions
+    expected = starts, [[0, 1, 2, 3], [0, 1, 0, 1]]
+    for tensor, wanted, asked in zip(own, expected, (attention, positions), strict=True):
+        assert (None if tensor is None else tensor.tolist()) == (wanted if asked else None)
