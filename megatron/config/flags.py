@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from megatron.config.corpus_flags import OWN_PATHS, CorpusFlags
 from megatron.config.declare import (
     COUNT,
     DEPTH,
@@ -245,7 +246,8 @@ class DataFlags:
     mock_data: bool = flag(False,
         "Train on documents that are made up and only count, without any data; --vocab-size is "
         "enough of a tokenizer.", excludes="--data-path")
-    split: str = flag("969,30,1", "Shares of the documents for training, validation and test.")
+    split: str = flag("969,30,1", "Shares of the documents for training, validation and test.",
+        idle_with=OWN_PATHS)
     tokenizer_type: str | None = flag(None,
         "Megatron's name: GPTSentencePieceTokenizer, SentencePieceTokenizer or NullTokenizer.",
         unset="required but for --vocab-size with --dry-run or --mock-data")
@@ -318,6 +320,7 @@ class Flags:
     recompute: RecomputeFlags
     optimizer: OptimizerFlags
     data: DataFlags
+    corpora: CorpusFlags
     replicas: ReplicaFlags
     checkpoint: CheckpointFlags
     guard: GuardFlags

@@ -10,13 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 
 from megatron.checkpoint.config import CheckpointConfig
-from megatron.config.data_flags import (
-    evaluation_sets,
-    parse_data_path,
-    parse_rampup,
-    parse_size_steps,
-    parse_split,
-)
+from megatron.config.corpora import gives_splits, own_paths, sets_to_evaluate, shared_blend
+from megatron.config.data_flags import parse_rampup, parse_size_steps, parse_split
 from megatron.config.flags import (
     DRY_RUN_GPU,
     SCHEDULE_PROFILE_ITERATIONS,
@@ -79,7 +74,12 @@ def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> R
         data=copied(
             DataConfig,
             flags.data,
-            data_path=parse_data_path(flags.data.data_path),
+            data_path=() if gives_splits(flags.corpora) else shared_blend(flags),
+            own_paths=own_paths(flags),
+            full_validation=flags.corpora.full_validation,
+            reset_attention_mask=flags.corpora.reset_attention_mask,
+            reset_position_ids=flags.corpora.reset_position_ids,
+            prefetch=flags.corpora.num_workers > 0,
             split=parse_split(flags.data.split),
             seq_length=flags.model.seq_length,
             seed=flags.train.seed,
@@ -273,7 +273,7 @@ def growth_of(flags: TrainFlags) -> Growth | None:
 
 def train_config(given: Flags, replicas: int) -> TrainConfig:
     """Length, batches and precision; only a set with documents is evaluated."""
-    flags, sets = given.train, evaluation_sets(given.data.split)
+    flags, sets = given.train, sets_to_evaluate(given)
     length = iterations(flags)
     evaluates = flags.eval_iters > 0 and (flags.eval_interval is not None or flags.skip_train)
     between = evaluates and "validation" in sets and not flags.skip_train
@@ -289,6 +289,7 @@ def train_config(given: Flags, replicas: int) -> TrainConfig:
         ),
         eval_interval=flags.eval_interval if between else None,
         final_sets=sets if evaluates else (),
+        full_validation=given.corpora.full_validation,
         replicas=replicas,
         rampup=growth_of(flags),
         length=flags.train_samples,

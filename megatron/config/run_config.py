@@ -129,6 +129,7 @@ class TrainConfig:
         replicas: that share a global batch.
         rampup: how batches grow before; ``None``: they do not.
         length: samples of the whole job; ``None``: it ends by its iterations.
+        full_validation: an evaluation reads every validation set whole.
         final_sets: what is evaluated at the end: the validation set, the test set, both or none.
         skip_train: only evaluate.
         vocab_recompute: the output layer keeps nothing of the logits for its backward, which forms
@@ -148,6 +149,7 @@ class TrainConfig:
     rampup: Growth | None = None
     length: int | None = None
     final_sets: tuple[EvaluationSet, ...] = ()
+    full_validation: bool = False
     skip_train: bool = False
     vocab_recompute: bool = False
     recomputation: Recomputation = NO_RECOMPUTATION

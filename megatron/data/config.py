@@ -2,6 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+
+Blend = tuple[tuple[float, Path], ...]
+"""Weights and prefixes of corpora; a prefix names ``PREFIX.bin`` and ``PREFIX.idx``, and weights
+need not sum to one."""
 
 
 @dataclass(frozen=True)
@@ -19,13 +24,45 @@ class DocumentsConfig:
     reset_position_ids: bool
 
 
+class Share(NamedTuple):
+    """A share of a corpus within a blend.
+
+    Attributes:
+        weight: of the share; weights need not sum to one.
+        prefix: names ``PREFIX.bin`` and ``PREFIX.idx``.
+        begin: where it begins in the corpus, from 0 to 1.
+        end: where it ends.
+    """
+
+    weight: float
+    prefix: Path
+    begin: float = 0.0
+    end: float = 1.0
+
+
+@dataclass(frozen=True)
+class OwnPaths:
+    """The corpora of splits that share none.
+
+    Attributes:
+        train: blend to train on.
+        valid: blends of the validation sets, one or several; none: there is no validation.
+        test: blend of the test set; none: there is no test.
+        valid_names: of the validation sets, if there are several.
+    """
+
+    train: tuple[Share, ...]
+    valid: tuple[tuple[Share, ...], ...] = ()
+    test: tuple[Share, ...] = ()
+    valid_names: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class DataConfig:
     """Corpus, split and sampling of the three datasets.
 
     Attributes:
-        data_path: blend as ``(weight, prefix)`` pairs; a prefix names ``PREFIX.bin`` and
-            ``PREFIX.idx``. Weights need not sum to one.
+        data_path: blend of which every split has a share.
         split: train, valid, test shares of the documents of every prefix, any positive scale.
         seq_length: tokens per sample s; each sample holds s + 1 tokens.
         seed: seed of the document and sample shuffles.
@@ -36,9 +73,12 @@ class DataConfig:
         mock_data: make samples up, without any corpus.
         added_entries: entries that the tokenizer adds to ``--vocab-size``.
         cache_path: folder of the sample indices; ``None`` puts them beside the data.
+        own_paths: corpora of the splits, in place of shares of ``data_path``.
+        full_validation: an evaluation reads every validation set whole, once.
+        prefetch: read the next global batch while this one is trained on.
     """
 
-    data_path: tuple[tuple[float, Path], ...]
+    data_path: Blend
     split: tuple[float, float, float]
     seq_length: int
     seed: int
@@ -49,6 +89,9 @@ class DataConfig:
     mock_data: bool = False
     added_entries: int = 0
     cache_path: Path | None = None
+    own_paths: OwnPaths | None = None
+    full_validation: bool = False
+    prefetch: bool = False
 
     @property
     def documents(self) -> DocumentsConfig | None:

@@ -1,7 +1,9 @@
 """Samples become microbatches, in an order that only the count of consumed samples decides."""
 
 import hashlib
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,7 +81,7 @@ class MicrobatchLoader:
             ValueError: the dataset ends before the batch does, or holds foreign token ids.
         """
         microbatches = self.global_batch(self.consumed_samples, self._replica, self._replicas)
-        self.consumed_samples += self._batch_size
+        self.consumed_samples += self.batch_size
         return microbatches
 
     def global_batch(self, first: int, begin: int = 0, step: int = 1) -> list[Microbatch]:
@@ -93,15 +95,18 @@ class MicrobatchLoader:
         Raises:
             ValueError: as ``next_batch``.
         """
-        end = first + self._batch_size
+        return [self._read(start) for start in self._starts(first, begin, step)]
+
+    def _starts(self, first: int, begin: int, step: int) -> range:
+        """Return the first samples of the microbatches of ``global_batch``; errors as there."""
+        end = first + self.batch_size
         if end > len(self._dataset):
             raise ValueError(
                 f"the data ends at sample {len(self._dataset)}, within the global batch of samples "
                 f"{first} to {end}; ask for fewer iterations (--train-iters, --train-samples, "
                 "--eval-iters)"
             )
-        starts = range(first, end, self._micro_batch_size)[begin::step]
-        return [self._read(start) for start in starts]
+        return range(first, end, self._micro_batch_size)[begin::step]
 
     def digest(self, sample: int) -> str:
         """Return a word that tells the tokens of a sample from others; empty if there is none."""
@@ -112,9 +117,19 @@ class MicrobatchLoader:
         return hashlib.sha256(tokens.tobytes()).hexdigest()[:16]
 
     @property
-    def _batch_size(self) -> int:
+    def batch_size(self) -> int:
         """Samples of a global batch."""
         return self._micro_batch_size * self.num_microbatches * self._replicas
+
+    @property
+    def samples(self) -> int:
+        """Samples of the dataset."""
+        return len(self._dataset)
+
+    @property
+    def whole_batches(self) -> int:
+        """Global batches that the dataset fills."""
+        return len(self._dataset) // self.batch_size
 
     def _read(self, first: int) -> Microbatch:
         samples = np.empty((self._micro_batch_size, self._dataset.seq_length + 1), np.int64)
@@ -139,6 +154,36 @@ class MicrobatchLoader:
             starts if asked.reset_attention_mask else None,
             torch.arange(tokens.shape[1]) - starts if asked.reset_position_ids else None,
         )
+
+
+class PrefetchingLoader(MicrobatchLoader):
+    """Reads the next global batch in a thread, while this one is trained on.
+
+    A batch that turns out to be another one, as the run goes on elsewhere or batches have grown, is
+    read when it is needed.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="samples")
+        self._ahead: tuple[range, Future[list[Microbatch]]] | None = None
+
+    def next_batch(self) -> list[Microbatch]:
+        """As ``MicrobatchLoader.next_batch``."""
+        starts = self._starts(self.consumed_samples, self._replica, self._replicas)
+        if self._ahead is not None and self._ahead[0] == starts:
+            batch = self._ahead[1].result()
+        else:
+            batch = self._read_all(starts)
+        self.consumed_samples += self.batch_size
+        self._ahead = None
+        if self.consumed_samples + self.batch_size <= len(self._dataset):
+            after = self._starts(self.consumed_samples, self._replica, self._replicas)
+            self._ahead = after, self._reader.submit(self._read_all, after)
+        return batch
+
+    def _read_all(self, starts: range) -> list[Microbatch]:
+        return list(map(self._read, starts))
 
 
 def document_starts(tokens: Tensor, eod_token: int) -> Tensor:

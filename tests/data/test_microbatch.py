@@ -1,5 +1,7 @@
 """Microbatches: shapes, shift, mask, and an order that depends on consumed samples alone."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megatron.data.config import DocumentsConfig
-from megatron.data.microbatch import Microbatch, MicrobatchLoader, document_starts
+from megatron.data.microbatch import (
+    Microbatch,
+    MicrobatchLoader,
+    PrefetchingLoader,
+    document_starts,
+)
 
 
 class Numbered:
@@ -135,3 +142,50 @@ def test_documents_are_told_apart_where_it_is_asked_for(attention: bool, positio
     expected = starts, [[0, 1, 2, 3], [0, 1, 0, 1]]
     for tensor, wanted, asked in zip(own, expected, (attention, positions), strict=True):
         assert (None if tensor is None else tensor.tolist()) == (wanted if asked else None)
+
+
+class Watched(Numbered):
+    """Notes which thread reads which sample."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.read_by: dict[int, str] = {}
+
+    def read(self, index: int, out: NDArray[np.int64]) -> None:
+        self.read_by[index] = threading.current_thread().name
+        super().read(index, out)
+
+
+def test_the_next_batch_is_read_ahead_in_a_thread() -> None:
+    dataset = Watched(14)
+    ahead, plain = PrefetchingLoader(dataset, 2, 3), MicrobatchLoader(Numbered(14), 2, 3)
+    for _ in range(2):
+        assert sample_numbers(ahead.next_batch()) == sample_numbers(plain.next_batch())
+        assert ahead.consumed_samples == plain.consumed_samples
+    here = threading.current_thread().name
+    assert {index for index, thread in dataset.read_by.items() if thread == here} == set(range(6))
+    assert set(dataset.read_by) == set(range(12)), "a part of a batch is never read"
+    with pytest.raises(ValueError, match="the data ends at sample 14"):
+        ahead.next_batch()
+
+
+def test_another_batch_than_the_one_read_ahead_is_read_anew() -> None:
+    ahead = PrefetchingLoader(Numbered(100), 2, 3, replica=(1, 2))
+    plain = MicrobatchLoader(Numbered(100), 2, 3, replica=(1, 2))
+    for consumed, count in ((0, 3), (12, 3), (60, 3), (72, 2), (80, 2)):
+        for loader in (ahead, plain):
+            loader.consumed_samples, loader.num_microbatches = consumed, count
+        assert sample_numbers(ahead.next_batch()) == sample_numbers(plain.next_batch())
+
+
+def test_a_fault_in_a_batch_read_ahead_is_told_when_it_is_needed() -> None:
+    class Faulty(Numbered):
+        def read(self, index: int, out: NDArray[np.int64]) -> None:
+            if index == 3:
+                raise ValueError("sample 3 holds token ids")
+            super().read(index, out)
+
+    ahead = PrefetchingLoader(Faulty(8), 2, 1)
+    ahead.next_batch()
+    with pytest.raises(ValueError, match="sample 3"):
+        ahead.next_batch()

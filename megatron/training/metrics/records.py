@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from datetime import datetime
 
-from megatron.config.run_config import EvaluationSet, RunConfig
+from megatron.config.run_config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,8 @@ class Evaluation:
         time: of the record.
         iteration: training iterations done.
         consumed_samples: training samples so far.
-        dataset: what was evaluated.
+        dataset: what was evaluated: validation or test; the first of several validation sets is
+            validation-0, as in Megatron.
         at_end: whether it was the evaluation at the end of the run.
         lm_loss: mean over the evaluation's batches, nats per token.
         perplexity: of that loss.
@@ -159,7 +160,7 @@ class Evaluation:
     time: datetime
     iteration: int
     consumed_samples: int
-    dataset: EvaluationSet
+    dataset: str
     at_end: bool
     lm_loss: float
     perplexity: float
