@@ -394,16 +394,17 @@ def log_config(flags: Flags) -> LogConfig:
         LogConfig,
         flags.log,
         profile_schedule_end=profiled_iterations(flags.log)[1],
-        records=record_config(flags.records, flags.checkpoint.save),
+        records=record_config(flags.records, flags.checkpoint.save, flags.train.skip_train),
     )
 
 
-def record_config(flags: RecordFlags, save: Path | None) -> RecordConfig:
+def record_config(flags: RecordFlags, save: Path | None, skip_train: bool) -> RecordConfig:
     """What is recorded; Weights & Biases writes beside the checkpoints, as in Megatron."""
     return copied(
         RecordConfig,
         flags,
         wandb_save_dir=flags.wandb_save_dir or (save / "wandb" if save is not None else None),
+        progress_folder=save if flags.log_progress and not skip_train else None,
         live_display=not flags.no_live_display,
         log_loss_scale_to_tensorboard=not flags.no_log_loss_scale_to_tensorboard,
     )

@@ -195,6 +195,7 @@ class RecordConfig:
         wandb_exp_name: name of the run there; ``None``: it makes one up.
         wandb_entity: owner of the project; ``None``: who is logged in.
         wandb_save_dir: folder of its files; ``None``: its own choice.
+        progress_folder: of the file with a line for every start and save; ``None``: there is none.
         live_display: show a display where rank 0 prints to a terminal.
     """
 
@@ -211,6 +212,7 @@ class RecordConfig:
     wandb_exp_name: str | None = None
     wandb_entity: str | None = None
     wandb_save_dir: Path | None = None
+    progress_folder: Path | None = None
     live_display: bool = True
 
 

@@ -290,7 +290,6 @@ FEATURES: Final = (
         --structured-logs-dir N --transformer-timers --metrics N ... --log-device-memory-used
         --log-memory-interval N
         """,
-        idle=(Idle("nothing is saved", without("--save"), "--log-progress"),),
     ),
     Feature(
         "batches made smaller",

@@ -6,6 +6,7 @@ docs/metrics.md defines every value. ``None`` stands for a value that this run d
 import math
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 
 from megatron.config.run_config import RunConfig
 
@@ -188,7 +189,28 @@ class Ended:
     seconds_in_evaluations: float
 
 
-Record = Started | Step | Interval | Evaluation | Ended
+SaveEvent = Literal["Saved checkpoint", "Saving async checkpoint", "Saved async checkpoint"]
+"""What has happened to a checkpoint, in Megatron-LM's words."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that has been begun or written.
+
+    Attributes:
+        time: of the record.
+        event: which of the two.
+        iteration: training iterations in it.
+        consumed_samples: training samples that they have used.
+    """
+
+    time: datetime
+    event: SaveEvent
+    iteration: int
+    consumed_samples: int
+
+
+Record = Started | Step | Interval | Evaluation | Ended | Saved
 
 
 def perplexity(lm_loss: float) -> float:
