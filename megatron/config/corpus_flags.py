@@ -53,7 +53,8 @@ class CorpusFlags:
         "A token sees none of another document of its sample; documents end with the tokenizer's "
         "token for it.")
     reset_position_ids: bool = flag(False,
-        "Positions begin anew with every document of a sample.")
+        "Positions begin anew with every document of a sample.",
+        idle_with="--position-embedding-type alibi or --position-embedding-type none")
     num_workers: int = flag(0,
         "With 1 or more a thread reads the next iteration's samples during this one; with 0 they "
         "are read when they are needed.", NOT_NEGATIVE)

@@ -230,6 +230,8 @@ class TrainFlags:
         COUNT, unset="no evaluation")
     eval_iters: int = flag(100, "Batches per evaluation; 0: no evaluation.", NOT_NEGATIVE,
         idle_without="--eval-interval or --skip-train")
+    deepspeed_config: Path | None = flag(None,
+        "A DeepSpeed configuration; it must say what the flags say.", unset="none")
     skip_train: bool = flag(False,
         "Only evaluate the checkpoint of --load, on the validation and the test set.",
         needs="--load", lack="would evaluate random weights",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from megatron.config.corpus_rules import CORPUS_NOTES, CORPUS_RULES
+from megatron.config.deepspeed_file import deepspeed_file
 from megatron.config.flags import Flags
 from megatron.config.guard_rules import GUARD_NOTES, GUARD_RULES
 from megatron.config.layer_rules import LAYER_NOTES, LAYER_RULES
@@ -158,6 +159,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *RECOMPUTE_RULES,
     *OPTIMIZER_RULES,
     *CORPUS_RULES,
+    deepspeed_file,
     _trace,
     _schedule_profile,
     *GUARD_RULES,

@@ -185,6 +185,10 @@ def test_two_sets_of_one_name_are_refused(run: Run) -> None:
         ("--train-data-path a --split 8,1,1", "--split 8,1,1 changes nothing with --train-data"),
         ("--train-data-path a --eval-interval 2", "--eval-interval 2 changes nothing: there is no"),
         ("--data-path a --full-validation", "--full-validation changes nothing without --eval-in"),
+        (
+            "--data-path a --reset-position-ids --position-embedding-type alibi",
+            "--reset-position-ids changes nothing with --position-embedding-type alibi",
+        ),
     ],
 )
 def test_what_changes_nothing_is_noted(run: Run, flags: str, note: str) -> None:

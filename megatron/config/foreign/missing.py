@@ -496,7 +496,7 @@ FEATURES: Final = (
         "settings are read from the command line only",
         "give what the file says as flags",
         """
-        --deepspeed-config N --yaml-cfg N --export-kv-* [...] --args-file N
+        --yaml-cfg N --export-kv-* [...] --args-file N
         """,
     ),
     Feature(
