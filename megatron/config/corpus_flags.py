@@ -46,6 +46,24 @@ class CorpusFlags:
         "Evaluate every corpus of --valid-data-path, which then has no weights, by itself, and "
         "tell a loss for each.", needs=f"--valid-data-path or {_IN_A_FILE}",
         lack="has no sets to tell apart")
+    train_weighted_split_paths: tuple[str, ...] = flag((),
+        "BigScience's form of --train-data-path: one word with a name and shares of corpora, whose "
+        "documents between two marks from 0 to 1 are read.", unset="none",
+        metavar=_GROUP, excludes=_WEIGHTED)
+    valid_weighted_split_paths: tuple[str, ...] = flag((),
+        "The same for the validation; of several such words each is a set of its own.",
+        unset="none", metavar=f"{_GROUP} ...", excludes=_WEIGHTED)
+    test_weighted_split_paths: tuple[str, ...] = flag((),
+        "The same for the test set.", unset="none", metavar=_GROUP, excludes=_WEIGHTED)
+    train_weighted_split_paths_path: Path | None = flag(None,
+        "File with these words, each in quotes.", unset="none",
+        excludes=f"{_WEIGHTED} or --train-weighted-split-paths")
+    valid_weighted_split_paths_path: Path | None = flag(None,
+        "The same for the validation.", unset="none",
+        excludes=f"{_WEIGHTED} or --valid-weighted-split-paths")
+    test_weighted_split_paths_path: Path | None = flag(None,
+        "The same for the test set.", unset="none",
+        excludes=f"{_WEIGHTED} or --test-weighted-split-paths")
     full_validation: bool = flag(False,
         "Every evaluation reads the whole of the validation set, once, instead of --eval-iters.",
         excludes="--mock-data", idle_without="--eval-interval or --skip-train")
