@@ -1,6 +1,7 @@
 """The samples that a run reads, and the test set that a small corpus does not have."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 from correctness.short_runs import Job, Layout
@@ -73,14 +74,13 @@ def test_nobody_who_does_not_ask_for_it_has_one(data: DataConfig) -> None:
     assert (opened.valid, opened.test, opened.notes) == (None, None, ())
 
 
-def own_paths(data: DataConfig, sets: int, **changes: object) -> DataConfig:
+def own_paths(data: DataConfig, sets: int, **changes: Any) -> DataConfig:
     """The corpus for training, and so many halves of it to validate on."""
     prefix = data.data_path[0][1]
     halves = tuple((Share(1.0, prefix, i / 2, (i + 1) / 2),) for i in range(sets))
     names = tuple(map(str, range(sets))) if sets > 1 else ()
     paths = OwnPaths((Share(1.0, prefix),), halves, valid_names=names)
-    changes = {"data_path": (), "own_paths": paths, **changes}
-    return dataclasses.replace(data, **changes)
+    return dataclasses.replace(data, data_path=(), own_paths=paths, **changes)
 
 
 def test_several_validation_sets_have_names_and_a_note_each(data: DataConfig) -> None:

@@ -48,4 +48,5 @@ def packed_attention(
         enable_gqa=q_basd.shape[1] != k_bgsd.shape[1],
     )
     assert isinstance(out_nad, Tensor)  # and not together with statistics
-    return out_nad.unflatten(0, (len(q_basd), -1)).transpose(1, 2)
+    out_bsad: Tensor = out_nad.unflatten(0, (len(q_basd), -1))
+    return out_bsad.transpose(1, 2)
