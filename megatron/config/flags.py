@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from megatron.config.cluster_flags import ClusterFlags
+from megatron.config.corpus_flags import OWN_PATHS, CorpusFlags
 from megatron.config.declare import (
     COUNT,
     DEPTH,
@@ -231,6 +232,8 @@ class TrainFlags:
         COUNT, unset="no evaluation")
     eval_iters: int = flag(100, "Batches per evaluation; 0: no evaluation.", NOT_NEGATIVE,
         idle_without="--eval-interval or --skip-train")
+    deepspeed_config: Path | None = flag(None,
+        "A DeepSpeed configuration; it must say what the flags say.", unset="none")
     skip_train: bool = flag(False,
         "Only evaluate the checkpoint of --load, on the validation and the test set.",
         needs="--load", lack="would evaluate random weights",
@@ -247,7 +250,8 @@ class DataFlags:
     mock_data: bool = flag(False,
         "Train on documents that are made up and only count, without any data; --vocab-size is "
         "enough of a tokenizer.", excludes="--data-path")
-    split: str = flag("969,30,1", "Shares of the documents for training, validation and test.")
+    split: str = flag("969,30,1", "Shares of the documents for training, validation and test.",
+        idle_with=OWN_PATHS)
     data_cache_path: Path | None = flag(None, "Folder of the sample indices.",
         unset="beside the data", idle_with="--mock-data")
     eod_mask_loss: bool = flag(False, "No loss where the input is the end of a document.")
@@ -318,6 +322,7 @@ class Flags:
     optimizer: OptimizerFlags
     data: DataFlags
     tokenizer: TokenizerFlags
+    corpora: CorpusFlags
     replicas: ReplicaFlags
     cluster: ClusterFlags
     checkpoint: CheckpointFlags

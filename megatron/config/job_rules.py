@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from megatron.config.cluster_rules import CLUSTER_NOTES, on_cuda
-from megatron.config.data_flags import parse_data_path
+from megatron.config.corpora import prefixes
 from megatron.config.declare import options_of
 from megatron.config.flags import Flags
 from megatron.config.gpu_driver import why_gpus_are_out_of_reach
@@ -230,12 +230,12 @@ def _cpu_multiplies(name: str) -> bool:
 def _data_files(flags: Flags) -> Iterator[str]:
     """Open every file, so that a broken one is found before any process group exists."""
     try:
-        blend = parse_data_path(flags.data.data_path)
+        named = list(prefixes(flags))
     except ValueError:
         return  # the rules about the flags tell it
-    for _, prefix in blend:
+    for flag, prefix in named:
         for fault in _faults(partial(IndexedDataset, prefix)):
-            yield f"--data-path {prefix}: {fault.removeprefix('--data-path: ')}"
+            yield f"{flag} {prefix}: {fault.removeprefix('--data-path: ')}"
 
 
 def _tokenizer(flags: Flags) -> Iterator[str]:

@@ -12,7 +12,8 @@ import torch
 from megatron.checkpoint.config import CheckpointConfig
 from megatron.config.cluster_flags import block_limits, interconnect_of, ranks_of_machine
 from megatron.config.copied import copied
-from megatron.config.data_flags import evaluation_sets, parse_data_path, parse_split
+from megatron.config.corpora import gives_splits, own_paths, sets_to_evaluate, shared_blend
+from megatron.config.data_flags import parse_split
 from megatron.config.flags import (
     DRY_RUN_GPU,
     SCHEDULE_PROFILE_ITERATIONS,
@@ -73,7 +74,12 @@ def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> R
         data=copied(
             DataConfig,
             flags.data,
-            data_path=parse_data_path(flags.data.data_path),
+            data_path=() if gives_splits(flags.corpora) else shared_blend(flags),
+            own_paths=own_paths(flags),
+            full_validation=flags.corpora.full_validation,
+            reset_attention_mask=flags.corpora.reset_attention_mask,
+            reset_position_ids=flags.corpora.reset_position_ids,
+            prefetch=flags.corpora.num_workers > 0,
             split=parse_split(flags.data.split),
             seq_length=flags.model.seq_length,
             seed=flags.train.seed,
@@ -248,7 +254,7 @@ def known_interconnect(flags: Flags, treatment: str) -> Interconnect | None:
 
 def train_config(given: Flags, replicas: int) -> TrainConfig:
     """Length, batches and precision; only a set with documents is evaluated."""
-    flags, sets = given.train, evaluation_sets(given.data.split)
+    flags, sets = given.train, sets_to_evaluate(given)
     length = iterations(flags)
     evaluates = flags.eval_iters > 0 and (flags.eval_interval is not None or flags.skip_train)
     between = evaluates and "validation" in sets and not flags.skip_train
@@ -264,6 +270,7 @@ def train_config(given: Flags, replicas: int) -> TrainConfig:
         ),
         eval_interval=flags.eval_interval if between else None,
         final_sets=sets if evaluates else (),
+        full_validation=given.corpora.full_validation,
         replicas=replicas,
         rampup=growth_of(flags),
         length=flags.train_samples,
@@ -298,16 +305,17 @@ def log_config(flags: Flags) -> LogConfig:
         LogConfig,
         flags.log,
         profile_schedule_end=profiled_iterations(flags.log)[1],
-        records=record_config(flags.records, flags.checkpoint.save),
+        records=record_config(flags.records, flags.checkpoint.save, flags.train.skip_train),
     )
 
 
-def record_config(flags: RecordFlags, save: Path | None) -> RecordConfig:
+def record_config(flags: RecordFlags, save: Path | None, skip_train: bool) -> RecordConfig:
     """What is recorded; Weights & Biases writes beside the checkpoints, as in Megatron."""
     return copied(
         RecordConfig,
         flags,
         wandb_save_dir=flags.wandb_save_dir or (save / "wandb" if save is not None else None),
+        progress_folder=save if flags.log_progress and not skip_train else None,
         live_display=not flags.no_live_display,
         log_loss_scale_to_tensorboard=not flags.no_log_loss_scale_to_tensorboard,
     )

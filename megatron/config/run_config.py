@@ -146,6 +146,7 @@ class TrainConfig:
         replicas: that share a global batch.
         rampup: how batches grow before; ``None``: they do not.
         length: samples of the whole job; ``None``: it ends by its iterations.
+        full_validation: an evaluation reads every validation set whole.
         final_sets: what is evaluated at the end: the validation set, the test set, both or none.
         skip_train: only evaluate.
         vocab_recompute: the output layer keeps nothing of the logits for its backward, which forms
@@ -165,6 +166,7 @@ class TrainConfig:
     rampup: Growth | None = None
     length: int | None = None
     final_sets: tuple[EvaluationSet, ...] = ()
+    full_validation: bool = False
     skip_train: bool = False
     vocab_recompute: bool = False
     recomputation: Recomputation = NO_RECOMPUTATION
@@ -210,6 +212,7 @@ class RecordConfig:
         wandb_exp_name: name of the run there; ``None``: it makes one up.
         wandb_entity: owner of the project; ``None``: who is logged in.
         wandb_save_dir: folder of its files; ``None``: its own choice.
+        progress_folder: of the file with a line for every start and save; ``None``: there is none.
         live_display: show a display where rank 0 prints to a terminal.
     """
 
@@ -226,6 +229,7 @@ class RecordConfig:
     wandb_exp_name: str | None = None
     wandb_entity: str | None = None
     wandb_save_dir: Path | None = None
+    progress_folder: Path | None = None
     live_display: bool = True
 
 

@@ -6,7 +6,7 @@ the last stage, shared by its tensor-parallel ranks, or every rank of the replic
 them. Backwards, order and communication are not here: the runtime runs these parts as passes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from megatron.kernels.choose import kernels_for
+from megatron.kernels.documents import Documents
 from megatron.kernels.wide_norms import WideNorms
 from megatron.layers.dropout import DropoutSeeds, dropout
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation, prepare
@@ -193,7 +194,14 @@ class RankModel(nn.Module):
         )
 
     def forward(
-        self, chunk: int, x_bsh: Tensor, seed: int, iteration: int, microbatch: int
+        self,
+        chunk: int,
+        x_bsh: Tensor,
+        seed: int,
+        iteration: int,
+        microbatch: int,
+        documents: Documents | None = None,
+        positions_bs: Tensor | None = None,
     ) -> Tensor:
         """Run one stage: from the embedding or the previous stage's output to its own output.
 
@@ -206,6 +214,8 @@ class RankModel(nn.Module):
             seed: of the run.
             iteration: iteration of the run, from 0.
             microbatch: number of the microbatch within the global batch.
+            documents: of the microbatch, none of which sees another, if there are any.
+            positions_bs: of all its tokens; ``None``: 0, 1, 2, ... in every sample.
         """
 
         def seeds(layer: int) -> DropoutSeeds | None:
@@ -213,15 +223,16 @@ class RankModel(nn.Module):
 
         if chunk == self.placement.first_chunk:
             x_bsh = dropout(
-                self._embedding(x_bsh),
+                self._embedding(x_bsh, positions_bs),
                 self.config.hidden_dropout,
                 seeds(-1),
                 "embedding",
                 self.tensor,
             )
+        ropes = self._ropes_at(chunk, positions_bs)
         x_bsh = self.recomputation.run(
             list(self._numbered_layers(chunk)),
-            lambda own, x: own[1](x, self.ropes[own[0]], seeds(own[0])),
+            lambda own, x: own[1](x, ropes[own[0]], seeds(own[0]), documents),
             x_bsh,
         )
         if chunk == self.placement.last_chunk:
@@ -229,7 +240,17 @@ class RankModel(nn.Module):
             x_bsh = self.final_norm(x_bsh)
         return x_bsh
 
-    def _embedding(self, x_bsh: Tensor) -> Tensor:
+    def _ropes_at(
+        self, chunk: int, positions_bs: Tensor | None
+    ) -> Mapping[int, RotaryEmbedding | None]:
+        """Return the rotation of every layer of a chunk, for tokens at given positions."""
+        if positions_bs is None:
+            return self.ropes
+        own = {index: self.ropes[index] for index in self.placement.chunks[chunk]}
+        placed = {rope: rope.at(positions_bs) for rope in own.values() if rope is not None}
+        return {index: placed[rope] if rope else None for index, rope in own.items()}
+
+    def _embedding(self, x_bsh: Tensor, positions_bs: Tensor | None) -> Tensor:
         """Return what the first layer reads, but for dropout, from the word embeddings."""
         if self.config.embedding_multiplier != 1:
             x_bsh = x_bsh * self.config.embedding_multiplier
@@ -237,16 +258,19 @@ class RankModel(nn.Module):
             x_bsh = self.embedding_norm(x_bsh)
         x_bsh = x_bsh.to(self.stream_dtype)
         if self.positions is not None:
-            x_bsh = x_bsh + self._own_positions(x_bsh.shape[1])
+            x_bsh = x_bsh + self._own_positions(x_bsh.shape[1], positions_bs)
         return x_bsh
 
-    def _own_positions(self, count: int) -> Tensor:
-        """Return the positions of the tokens that this rank has, [u, h].
+    def _own_positions(self, count: int, positions_bs: Tensor | None) -> Tensor:
+        """Return the embeddings of the positions of the tokens that this rank has, [(b,) u, h].
 
         Args:
             count: number u of these tokens.
+            positions_bs: see ``forward``.
         """
         assert self.positions is not None
+        if positions_bs is not None:
+            return self.tensor.own_tokens(self.positions(positions_bs))
         table_bsh = self.positions.weight[None, : count * self.tensor.sequence_parts]
         return self.tensor.own_tokens(table_bsh)[0]
 

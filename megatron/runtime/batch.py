@@ -8,10 +8,13 @@ scaled then.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from megatron.kernels.documents import Documents
 
 
 class HostMicrobatch(Protocol):
@@ -29,6 +32,14 @@ class HostMicrobatch(Protocol):
     def loss_mask(self) -> Tensor:
         """1 where the prediction counts, 0 where it does not, float32 [b, s]."""
 
+    @property
+    def document_starts(self) -> Tensor | None:
+        """The first position of every token's document, int64 [b, s]; ``None``: all are as one."""
+
+    @property
+    def positions(self) -> Tensor | None:
+        """Of every token in its document, int64 [b, s]; ``None``: in its sample."""
+
 
 @dataclass(frozen=True)
 class DeviceMicrobatch:
@@ -41,6 +52,8 @@ class DeviceMicrobatch:
             by the number of tokens of the global batch.
         samples: b, a number of the host.
         valid_tokens: sum of the mask, a number of the host.
+        documents: none of which sees another; ``None``: tokens see all earlier ones.
+        positions_bs: of every token, [b, s], sample by sample; ``None``: 0, 1, 2, ... in each.
     """
 
     tokens_n: Tensor
@@ -48,6 +61,8 @@ class DeviceMicrobatch:
     weight_n: Tensor
     samples: int
     valid_tokens: float
+    documents: Documents | None = None
+    positions_bs: Tensor | None = None
 
     def part_by_part(self, parts: int) -> "DeviceMicrobatch":
         """Return the same with its tokens in the order that sequence parallelism leaves them in.
@@ -95,12 +110,14 @@ def to_device(
     labels = [m.labels.flatten() for m in microbatches]
     weights = [m.loss_mask.flatten().to(dtype) * scale for m in microbatches]
     moved = _together([*tokens, *labels, *weights], device)
-    count = len(microbatches)
+    count, move = len(microbatches), partial(_moved, device=device)
     return [
         DeviceMicrobatch(
             *moved[number::count],
             len(m.tokens),
             float(m.loss_mask.sum(dtype=torch.float64)),
+            None if m.document_starts is None else Documents.of(m.document_starts, move),
+            None if m.positions is None else move(m.positions),
         )
         for number, m in enumerate(microbatches)
     ]
@@ -134,5 +151,6 @@ def _together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:
     """Return ``tensor`` on ``device``; the host does not wait for a copy to a GPU."""
-    # from pageable memory the host would wait
-    return tensor.pin_memory().to(device, non_blocking=True)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()  # from pageable memory the host would wait
+    return tensor.to(device, non_blocking=True)

@@ -65,6 +65,7 @@ class StagePasses:
         }
         self._seed = seed
         self._replica, self._replicas = replica
+        self._batch: Sequence[DeviceMicrobatch] = ()
         self._iteration = 0
         self._training = True
         self._last_stage = len(plan.stages) - 1
@@ -78,6 +79,7 @@ class StagePasses:
         """
         assert not len(self.store), "the store must be empty between iterations"
         defer_weight_gradients(self.model, self._defer if self.plan.split_backward else None)
+        self._batch = batch
         self._iteration = iteration
         self._training = training
         self.model.train(training)
@@ -106,7 +108,16 @@ class StagePasses:
         with torch.set_grad_enabled(self._training):
             x_buh.requires_grad_(self._training)
             number = i * self._replicas + self._replica
-            y_buh = self.model(item.chunk, x_buh, self._seed, self._iteration, number)
+            own = self._batch[i]
+            y_buh = self.model(
+                item.chunk,
+                x_buh,
+                self._seed,
+                self._iteration,
+                number,
+                own.documents,
+                own.positions_bs,
+            )
         if self._training:
             # The edge keeps the graph but not the output's memory, which is sent away.
             self.store.put("graph", i, (x_buh, get_gradient_edge(y_buh)), item.chunk)

@@ -307,7 +307,7 @@ def refusal(
         ),
         ("--context-parallel-size 2", 1, "--context-parallel-size 2: over ranks yet use 1"),
         ("--context-parallel-size=2", 1, "--context-parallel-size 2: over ranks yet use 1"),
-        ("--num-workers", 1, "--num-workers: write --num-workers N or leave"),
+        ("--valid-num-workers", 1, "--valid-num-workers: write --valid-num-workers N or leave"),
         ("--attention-backend slow", 1, "--attention-backend slow: auto,flash leave"),
         ("--log-throughput=5", 1, "--log-throughput no value 5"),
     ],

@@ -36,11 +36,15 @@ class RandomMicrobatch:
         tokens: int64 [b, s].
         labels: int64 [b, s].
         loss_mask: float32 [b, s].
+        document_starts: documents are not told apart.
+        positions: these are those of the sample.
     """
 
     tokens: torch.Tensor
     labels: torch.Tensor
     loss_mask: torch.Tensor
+    document_starts: None = None
+    positions: None = None
 
     @classmethod
     def draw(

@@ -285,7 +285,6 @@ FEATURES: Final = (
         --structured-logs-dir N --transformer-timers --metrics N ... --log-device-memory-used
         --log-memory-interval N
         """,
-        idle=(Idle("nothing is saved", without("--save"), "--log-progress"),),
     ),
     Feature(
         "batches made smaller",
@@ -320,26 +319,12 @@ FEATURES: Final = (
         """,
     ),
     Feature(
-        "documents kept apart in a sample",
-        "a sample's tokens see all earlier ones, also those of another document",
-        "leave it out (--eod-mask-loss masks the loss between documents)",
+        "data given in other ways",
+        "corpora are named by --data-path, or split by split by --train-data-path and the like",
+        "give their prefixes with these; --per-split-data-args-path reads them from a file",
         """
-        --reset-position-ids --reset-attention-mask --intra-document-masking [...]
-        """,
-    ),
-    Feature(
-        "data given per split or in a file",
-        "validation and test are shares of the --data-path",
-        "give all prefixes with --data-path, and the shares with --split",
-        """
-        --train-data-path N ... --valid-data-path N ... --test-data-path N ...
-        --train-data N ... --valid-data N ... --test-data N ... --data-args-path N
-        --per-split-data-args-path N --multiple-validation-sets --full-validation
-        --train-weighted-split-paths N ... --valid-weighted-split-paths N ...
-        --test-weighted-split-paths N ... --train-weighted-split-paths-path N
-        --valid-weighted-split-paths-path N --test-weighted-split-paths-path N
-        --data-file-list N --data-file-list-* [...] --data-name N --data-dir N
-        --dataset-config N
+        --train-data N ... --valid-data N ... --test-data N ... --data-file-list N
+        --data-file-list-* [...] --data-name N --data-dir N --dataset-config N
         """,
     ),
     Feature(
@@ -350,7 +335,7 @@ FEATURES: Final = (
         --data-impl N --dataset N --dataloader-type N --train-mode N --mmap-* [...]
         --fim-* [...] --s3-cache-path N --object-storage-* [...] --mid-level-dataset-* [...]
         --use-prompt-dataset --sft --data-type N --variable-seq-lengths --lazy-loader --glm-mask
-        --transformer-type N
+        --transformer-type N --intra-document-masking [...]
         """,
         idle=(
             Idle("samples of an indexed corpus fill --seq-length", INDEXED, """
@@ -506,7 +491,7 @@ FEATURES: Final = (
         "settings are read from the command line only",
         "give what the file says as flags",
         """
-        --deepspeed-config N --yaml-cfg N --export-kv-* [...] --args-file N
+        --yaml-cfg N --export-kv-* [...] --args-file N
         """,
     ),
     Feature(

@@ -99,7 +99,7 @@ _TABLE = (
     ("no graph of kernels is captured", None, """
         --cuda-graph-* [...] --no-cuda-graph --enable-cuda-graph --external-cuda-graph"""),
     ("data is read by memory mapping, without workers or caches of its own", None, """
-        --num-workers N --valid-num-workers N --num-dataset-builder-threads N
+        --valid-num-workers N --num-dataset-builder-threads N
         --no-mmap-bin-files --mmap-warmup --data-impl {mmap,infer}
         --dataset {MMAP,GPT,LLama-Pretrain-Idxmap}
         --dataset {Qwen-Pretrain-Idxmap,Mistral-Pretrain-Idxmap} --dataloader-fast-cache-load

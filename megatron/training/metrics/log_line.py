@@ -96,8 +96,9 @@ def iteration_line(values: Interval) -> str:
 def evaluation_lines(values: Evaluation) -> str:
     """Return Megatron's validation line between two rules; at the end it names the set."""
     where = f" on {values.dataset} set" if values.at_end else ""
+    name = "validation" if values.dataset == "test" else values.dataset
     line = (
-        f" validation loss at iteration {values.iteration}{where} | "
+        f" {name} loss at iteration {values.iteration}{where} | "
         f"lm loss value: {values.lm_loss:.6E} | lm loss PPL: {values.perplexity:.6E} | "
     )
     rule = "-" * (len(line) + 1)

@@ -6,8 +6,9 @@ docs/metrics.md defines every value. ``None`` stands for a value that this run d
 import math
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 
-from megatron.config.run_config import EvaluationSet, RunConfig
+from megatron.config.run_config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,8 @@ class Evaluation:
         time: of the record.
         iteration: training iterations done.
         consumed_samples: training samples so far.
-        dataset: what was evaluated.
+        dataset: what was evaluated: validation or test; the first of several validation sets is
+            validation-0, as in Megatron.
         at_end: whether it was the evaluation at the end of the run.
         lm_loss: mean over the evaluation's batches, nats per token.
         perplexity: of that loss.
@@ -159,7 +161,7 @@ class Evaluation:
     time: datetime
     iteration: int
     consumed_samples: int
-    dataset: EvaluationSet
+    dataset: str
     at_end: bool
     lm_loss: float
     perplexity: float
@@ -187,7 +189,28 @@ class Ended:
     seconds_in_evaluations: float
 
 
-Record = Started | Step | Interval | Evaluation | Ended
+SaveEvent = Literal["Saved checkpoint", "Saving async checkpoint", "Saved async checkpoint"]
+"""What has happened to a checkpoint, in Megatron-LM's words."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that has been begun or written.
+
+    Attributes:
+        time: of the record.
+        event: which of the two.
+        iteration: training iterations in it.
+        consumed_samples: training samples that they have used.
+    """
+
+    time: datetime
+    event: SaveEvent
+    iteration: int
+    consumed_samples: int
+
+
+Record = Started | Step | Interval | Evaluation | Ended | Saved
 
 
 def perplexity(lm_loss: float) -> float:

@@ -302,7 +302,10 @@ def test_two_names_that_contradict_each_other_are_refused() -> None:
     ("words", "begin"),
     [
         ("--log-throughput 5", "--log-throughput takes no value, got '5'"),
-        ("--num-workers", "--num-workers: write --num-workers N, or leave it out"),
+        (
+            "--valid-num-workers",
+            "--valid-num-workers: write --valid-num-workers N, or leave it out",
+        ),
         (
             "--context-parallel-size x y",
             "--context-parallel-size x y: write --context-parallel-size {1} or",
