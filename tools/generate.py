@@ -30,6 +30,7 @@ with in_environment():
     from megatron.checkpoint.folder import DamagedError
     from megatron.checkpoint.storage import OtherModelError
     from megatron.commands.arguments import number
+    from megatron.commands.tokenizer_options import add_tokenizer_options, tokenizer_of
     from megatron.inference.connect import connected
     from megatron.inference.generate import answers, generate
     from megatron.inference.model import InferenceModel
@@ -50,11 +51,10 @@ def words_of(args: argparse.Namespace, vocab_size: int) -> Words:
     """
     if args.ids:
         return Words.ids(vocab_size, args.end)
-    if args.tokenizer_type is None:
+    tokenizer = tokenizer_of(args)
+    if tokenizer is None:
         raise ValueError("give --tokenizer-type and --tokenizer-model, or --ids for token ids")
-    return Words.of(
-        args.tokenizer_type, args.tokenizer_model, args.vocab_size, args.end, vocab_size
-    )
+    return Words.of(tokenizer, args.end, vocab_size)
 
 
 def prompts_of(args: argparse.Namespace) -> list[str]:
@@ -178,9 +178,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--prompts-file", type=Path, metavar="FILE", help="a prompt in every line")
     add("--perplexity", type=Path, metavar="FILE", help="score this text instead")
     add("--ids", action="store_true", help="prompts and answers are token ids")
-    add("--tokenizer-type", help="as in training")
-    add("--tokenizer-model", type=Path, help="as in training")
-    add("--vocab-size", type=int, help="as in training")
     add("--end", type=int, metavar="ID", help="ends an answer (default: end of document)")
     add("--max-new-tokens", type=number(1), default=64, help="of an answer (default: 64)")
     add("--temperature", type=float, default=0.0, help="0: the likeliest token (default: 0)")
@@ -192,6 +189,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--dtype", choices=TYPES, help="default: float32 on a CPU, bfloat16 on GPUs")
     add("--seq-length", type=number(2), help="tokens of a scored row (default: as in training)")
     add("--stride", type=number(1), help="tokens scored at a time (default: half a row)")
+    add_tokenizer_options(parser.add_argument_group("tokenizer, as in training"), required=False)
     return parser.parse_args(arguments)
 
 

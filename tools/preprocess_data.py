@@ -16,7 +16,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import get_origin
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -26,8 +25,7 @@ with in_environment():
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from megatron.config.declare import Declaration, declarations
-    from megatron.config.tokenizer_flags import TokenizerFlags, tokenizer_config
+    from megatron.commands.tokenizer_options import add_tokenizer_options, tokenizer_of
     from megatron.data.preparation.encode import EncodeConfig
     from megatron.data.preparation.preprocess import PreprocessConfig, Status, preprocess
     from megatron.data.preparation.sentences import SentenceConfig
@@ -123,30 +121,8 @@ def parser() -> argparse.ArgumentParser:
     for option, why in IDLE.items():
         idle.add_argument(option, nargs="?", const="given", help=why)
     tokenizer = made.add_argument_group("tokenizer")
-    for declared in declarations(TokenizerFlags):
-        _add(tokenizer, declared)
+    add_tokenizer_options(tokenizer, required=True)
     return made
-
-
-def _add(group: "argparse._ArgumentGroup", declared: Declaration) -> None:
-    """Offer a flag of training."""
-    needed = declared.name == "tokenizer_type"
-    default = "required" if needed else f"default: {declared.default_words}"
-    words = f"{declared.facts.help} ({default})".replace("%", "%%")
-    if declared.kind is bool:
-        group.add_argument(declared.option, action="store_true", help=words)
-        return
-    is_list = get_origin(declared.kind) is tuple
-    group.add_argument(
-        declared.option,
-        type=str if is_list else declared.kind,
-        nargs="+" if is_list else None,
-        default=declared.default,
-        choices=declared.choices or None,
-        metavar=declared.metavar.split()[0],
-        required=needed,
-        help=words,
-    )
 
 
 def config_of(given: argparse.Namespace) -> PreprocessConfig:
@@ -155,15 +131,11 @@ def config_of(given: argparse.Namespace) -> PreprocessConfig:
     Raises:
         ValueError: flags do not go together, or a number is out of range.
     """
-    for declared in declarations(TokenizerFlags):
-        value, allowed = getattr(given, declared.name), declared.facts.range
-        if allowed and value is not None and not allowed.contains(value):
-            raise ValueError(f"{declared.shown(value)}: must be {allowed.words}")
+    tokenizer = tokenizer_of(given)
+    assert tokenizer is not None, "the type is required"
     if given.keep_newlines and not given.split_sentences:
         raise ValueError("--keep-newlines changes nothing without --split-sentences: leave it out")
-    given.tokenizer_special_tokens = tuple(given.tokenizer_special_tokens)
     sentences = SentenceConfig(given.lang, given.keep_newlines) if given.split_sentences else None
-    tokenizer = tokenizer_config(given, given.tokenizer_type)
     return PreprocessConfig(
         tuple(given.input),
         given.output_prefix,

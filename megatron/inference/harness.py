@@ -13,6 +13,7 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
 from megatron.checkpoint.choose import choose, read_model
+from megatron.data.tokenizers.interface import TokenizerConfig
 from megatron.inference.connect import connected
 from megatron.inference.generate import generate
 from megatron.inference.model import InferenceModel
@@ -66,7 +67,8 @@ class VocabParallelLM(LM):  # type: ignore[misc] # the harness has no types here
         self._words = Words.ids(entries - 1)
         if tokenizer_type is not None:
             model = None if tokenizer_model is None else Path(tokenizer_model)
-            self._words = Words.of(tokenizer_type, model, vocab_size, None, entries)
+            named = TokenizerConfig(tokenizer_type, model, vocab_size)
+            self._words = Words.of(named, None, entries)
         groups = connected(launched())
         self._model = InferenceModel(where, groups, getattr(torch, dtype), self.max_length + 1)
 

@@ -54,7 +54,7 @@ class InferenceModel:
 
     def __init__(self, where: Path, groups: Groups, dtype: torch.dtype, longest: int) -> None:
         self.config = replace(read_model(where), seq_length=longest)
-        self.column, self._forward = groups.column, groups.forward
+        self.column, self._transfers = groups.column, groups.transfers
         self._rank, self._ranks = groups.pipeline.rank, groups.pipeline.size
         self.device = groups.device
         _check_length(self.config, longest)
@@ -114,10 +114,10 @@ class InferenceModel:
         x_nh = self._model.input_layer.lookup(tokens_bs.flatten())
         x_bsh = collectives.reduce(x_nh.contiguous(), 0, self.column).view(*tokens_bs.shape, -1)
         if self._rank:
-            x_bsh = p2p.receive(torch.empty_like(x_bsh), self._rank - 1, self._forward).wait()
+            x_bsh = p2p.receive(torch.empty_like(x_bsh), self._rank - 1, self._transfers).wait()
         x_bsh = rows.run(x_bsh).contiguous()
         if self._rank + 1 < self._ranks:
-            p2p.send(x_bsh, self._rank + 1, self._forward).wait()
+            p2p.send(x_bsh, self._rank + 1, self._transfers).wait()
         return collectives.broadcast(x_bsh, self._ranks - 1, self.column)
 
     @torch.no_grad()

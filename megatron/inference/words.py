@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from megatron.data.tokenizer import NullTokenizer, Tokenizer, build_tokenizer
+from megatron.data.tokenizers.build import build_tokenizer
+from megatron.data.tokenizers.interface import Tokenizer, TokenizerConfig
+from megatron.data.tokenizers.null import NullTokenizer
 
 
 @dataclass(frozen=True)
@@ -27,27 +28,18 @@ class Words:
         return cls(NullTokenizer(vocab_size), end, are_ids=True)
 
     @classmethod
-    def of(
-        cls,
-        tokenizer_type: str,
-        tokenizer_model: Path | None,
-        tokenizer_size: int | None,
-        end: int | None,
-        vocab_size: int,
-    ) -> "Words":
+    def of(cls, config: TokenizerConfig, end: int | None, vocab_size: int) -> "Words":
         """Return what works with the tokenizer of a model.
 
         Args:
-            tokenizer_type: ``--tokenizer-type`` of its training.
-            tokenizer_model: ``--tokenizer-model``.
-            tokenizer_size: ``--vocab-size``.
+            config: the tokenizer, as in the model's training.
             end: token that ends an answer; ``None``: the end of a document.
             vocab_size: entries of the model.
 
         Raises:
             ValueError: there is no such tokenizer, or it has more tokens than the model.
         """
-        tokenizer = build_tokenizer(tokenizer_type, tokenizer_model, tokenizer_size)
+        tokenizer = build_tokenizer(config)
         if tokenizer.vocab_size > vocab_size:
             raise ValueError(
                 f"the tokenizer has {tokenizer.vocab_size} tokens, and the model {vocab_size}: "

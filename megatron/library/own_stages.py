@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from megatron.kernels.choose import kernels_for
+from megatron.kernels.documents import Documents
 from megatron.layers.linear import Linear
 from megatron.layers.vocabulary.input_layer import InputLayer
 from megatron.layers.vocabulary.output_layer import OutputLayer
@@ -72,13 +73,22 @@ class OwnStages(nn.Module):
         return list({id(weight): weight for weight in weights if weight.requires_grad}.values())
 
     def forward(
-        self, chunk: int, x_bsh: Tensor, seed: int, iteration: int, microbatch: int
+        self,
+        chunk: int,
+        x_bsh: Tensor,
+        seed: int,
+        iteration: int,
+        microbatch: int,
+        documents: Documents | None = None,
+        positions_bs: Tensor | None = None,
     ) -> Tensor:
         """Run one stage; it sees to its own dropout.
 
         Raises:
             ValueError: if its output has another shape or dtype than its input.
         """
+        assert documents is None, "a runner's microbatches have none"
+        assert positions_bs is None, "a runner's microbatches have none"
         y_bsh: Tensor = self.chunks[chunk](x_bsh)
         if y_bsh.shape != x_bsh.shape or y_bsh.dtype != x_bsh.dtype:
             raise ValueError(

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from megatron.kernels.documents import Documents
 from megatron.layers.vocabulary.input_layer import InputLayer
 from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.parallel.tensor import TensorParallel
@@ -29,7 +30,14 @@ class StageModel(Protocol):
         ...
 
     def __call__(
-        self, chunk: int, x_bsh: Tensor, seed: int, iteration: int, microbatch: int
+        self,
+        chunk: int,
+        x_bsh: Tensor,
+        seed: int,
+        iteration: int,
+        microbatch: int,
+        documents: Documents | None = None,
+        positions_bs: Tensor | None = None,
     ) -> Tensor:
         """Run one stage, as ``RankModel.forward`` does."""
         ...
