@@ -266,7 +266,7 @@ class Checkpoints:
             except DamagedError as error:
                 problem = str(error)
             except OtherModelError as error:
-                raise UserError(f"--load: {error}") from error
+                raise UserError(f"--load {root}: {error}") from error
             if step is not None:
                 raise UserError(f"--ckpt-step {step}: {problem}")
             self._say(f"{problem}: an older checkpoint is tried")
