@@ -9,5 +9,5 @@
 # A cell that has run already is not run again. python tools/reproduce_paper.py --help has the rest.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-PATH="$("$root/tools/setup_venv.sh")/bin:$PATH"
+PATH="$("$root/tools/setup_venv.sh" tools)/bin:$PATH" # with matplotlib
 exec python "$root/tools/reproduce_paper.py" "$@"
