@@ -98,7 +98,9 @@ def sets_to_evaluate(flags: Flags) -> tuple[EvaluationSet, ...]:
     if paths is None:
         return ("validation", "test")
     found: list[EvaluationSet] = ["validation"] if paths.valid else []
-    return (*found, "test") if paths.test else tuple(found)
+    if paths.test:
+        found.append("test")
+    return tuple(found)
 
 
 def prefixes(flags: Flags) -> Iterator[tuple[str, Path]]:

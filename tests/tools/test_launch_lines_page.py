@@ -12,10 +12,7 @@ MISSING = {
     "VP fork vocab-1": set(),
     "ZB fork ZBV": set(),
     "ZB v-half-vocab": set(),
-    "Swiss-AI llama3-8b": {
-        "further figures in the log",
-        "documents kept apart in a sample",
-    },
+    "Swiss-AI llama3-8b": set(),
     "Pai llama3.1-8b": {
         "other tokenizers",
     },
@@ -25,9 +22,7 @@ MISSING = {
         "fp8 and fp4",
     },
     "BLOOM-176B": {
-        "data given per split or in a file",
         "other spreads of the layers",
-        "settings in a file",
     },
 }
 """What the flags of each list are refused for. A feature that is built leaves all of them."""
