@@ -8,7 +8,7 @@ from megatron.config.declare import all_declarations, option_of
 from megatron.config.flags import Flags, ModelFlags
 from megatron.config.layer_flags import LayerFlags
 
-_RUN: Final = ("--micro-batch-size", "1", "--train-iters", "1", "--lr", "1", "--mock-data")
+_RUN: Final = ("--micro-batch-size", "1", "--train-iters", "1", "--lr", "1", "--dry-run")
 """Flags that every run must have, and that say nothing of its model."""
 
 _OPPOSITES: Final = {"disable_bias_linear": "add_bias_linear"}

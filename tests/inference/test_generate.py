@@ -101,7 +101,7 @@ def test_the_command_prints_answers(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["--prompt", "1 2"], "--tokenizer-type"),
         (["--ids", "--prompt", "1 x"], "token ids"),
         (["--ids", "--prompt", " "], "no tokens"),
-        (["--ids", "--prompt", "1 99"], "ends at 98"),
+        (["--ids", "--prompt", "1 99", "--max-new-tokens", "4"], "ends at 98"),
         (["--ids", "--prompt", "1", "--max-new-tokens", "64"], "64 positions"),
         (["--ids", "--prompt", "1", "--temperature", "-1"], "--temperature"),
         (["--ids", "--prompt", "1", "--top-p", "0"], "--top-p"),

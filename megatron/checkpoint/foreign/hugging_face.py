@@ -110,7 +110,10 @@ def open_model(folder: Path, seq_length: int | None = None) -> ImportedModel:
     model = family.model_of(config, seq_length)
     files = NamedFiles(TensorFiles(folder), family)
     _check_depth(folder, model, files.names, family)
-    wanted = recipes(model, family.table)
+    try:
+        wanted = recipes(model, family.table)
+    except ValueError as error:  # its numbers do not go together
+        raise ForeignError(f"{folder / CONFIG}: {error}") from error
     tied = {"lm_head.weight"} if model.tie_embeddings else set()
     shapes = {
         name: shape for recipe in wanted.values() for name, shape in recipe.their_shapes.items()
