@@ -229,6 +229,7 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         virtual_stages=pipeline.virtual_stages,
         layers=pipeline.layers,
         memory_limit=flags.pipeline.zero_bubble_max_pending_backward,
+        recompute_ahead=flags.recompute.recompute_ahead,
         replicas=replica_config(flags.replicas, replicas),
     )
     multiple = parallel.make_vocab_size_divisible_by * layout.vocab_shards

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from megatron.kernels.choose import kernels_for
 from megatron.kernels.wide_norms import WideNorms
 from megatron.layers.dropout import DropoutSeeds, dropout
-from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation, prepare
+from megatron.layers.recompute import NO_RECOMPUTATION, Again, Recomputation, prepare
 from megatron.layers.rope import RotaryEmbedding
 from megatron.layers.vocabulary.input_layer import InputLayer
 from megatron.layers.vocabulary.output_layer import OutputLayer
@@ -193,7 +193,13 @@ class RankModel(nn.Module):
         )
 
     def forward(
-        self, chunk: int, x_bsh: Tensor, seed: int, iteration: int, microbatch: int
+        self,
+        chunk: int,
+        x_bsh: Tensor,
+        seed: int,
+        iteration: int,
+        microbatch: int,
+        left_out: list[Again] | None = None,
     ) -> Tensor:
         """Run one stage: from the embedding or the previous stage's output to its own output.
 
@@ -206,6 +212,7 @@ class RankModel(nn.Module):
             seed: of the run.
             iteration: iteration of the run, from 0.
             microbatch: number of the microbatch within the global batch.
+            left_out: gets the groups of layers that the backward needs computed again.
         """
 
         def seeds(layer: int) -> DropoutSeeds | None:
@@ -223,6 +230,7 @@ class RankModel(nn.Module):
             list(self._numbered_layers(chunk)),
             lambda own, x: own[1](x, self.ropes[own[0]], seeds(own[0])),
             x_bsh,
+            left_out,
         )
         if chunk == self.placement.last_chunk:
             assert self.final_norm is not None
