@@ -98,6 +98,7 @@ class Again:
     def __init__(self, function: Callable[..., Tensor], *arguments: object) -> None:
         self._function = function
         self._arguments = arguments
+        self._versions: tuple[int, ...] = ()
         self._left_out = 0
         self._computed: dict[int, Tensor] | None = None
 

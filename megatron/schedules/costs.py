@@ -76,7 +76,7 @@ class Costs:
         """
         if item.kind == "U" and "U" not in self.passes:
             return 0.0
-        kind = "F" if item.kind == "R" and "R" not in self.passes else item.kind
+        kind: PassKind = "F" if item.kind == "R" and "R" not in self.passes else item.kind
         time = self._of(kind, rank, item.chunk)
         if kind == "B":
             within: dict[PassKind, bool] = {"R": not plan.recomputes, "W": not plan.split_backward}

@@ -28,7 +28,9 @@ def one_by_one(plan: Plan) -> Plan:
     def row(rank: int) -> tuple[Pass, ...]:
         def place(item: Pass) -> tuple[int, int, bool]:
             stage = plan.stage_of[rank, item.chunk]
-            step = "B" if item.kind == "R" else item.kind  # each R goes right before its B
+            step: PassKind = (
+                "B" if item.kind == "R" else item.kind
+            )  # each R goes right before its B
             return _FLOW.index(step), stage if step == "F" else -stage, step == item.kind
 
         first = sorted(passes_of(plan, rank), key=place)
