@@ -227,6 +227,7 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         virtual_stages=pipeline.virtual_stages,
         layers=pipeline.layers,
         memory_limit=flags.pipeline.zero_bubble_max_pending_backward,
+        recompute_ahead=flags.recompute.recompute_ahead,
         replicas=replica_config(flags, replicas),
         ranks_per_machine=ranks_of_machine(flags.cluster, dry_run=flags.log.dry_run),
         numa_binding=on_cuda and not flags.cluster.no_numa_binding,

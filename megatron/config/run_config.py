@@ -69,6 +69,8 @@ class ParallelConfig:
         layers: how transformer layers are spread over the stages.
         schedule_file: file of the plan in text form, for the schedule ``file``.
         memory_limit: the most microbatches that a rank may have in flight.
+        recompute_ahead: layers are computed again in passes of their own, and a rank holds so many
+            chunks between these and their B; ``None``: within B.
         measured_costs: file of measured costs to plan with; ``None``: by FLOPs.
         replicas: data parallelism.
         search_seconds: time of the search for a plan; ``None``: as long as it takes. With a limit
@@ -94,6 +96,7 @@ class ParallelConfig:
     layers: LayerDistribution = field(default_factory=LayerDistribution)
     schedule_file: Path | None = None
     memory_limit: float | None = None
+    recompute_ahead: int | None = None
     measured_costs: Path | None = None
     replicas: ReplicaConfig = field(default_factory=ReplicaConfig)
     search_seconds: float | None = None

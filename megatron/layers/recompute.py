@@ -2,12 +2,15 @@
 
 The graph of autograd is the one that it is without: what an operation would keep is only formed
 anew, from the same inputs by the same operations, when the first operation of the backward asks
-for it. Dropout seeds itself. So losses and gradients are the same bits, and a backward in parts (B
-and W) works as ever. Computing again ends with the last tensor that was kept, so a product whose
-result nobody keeps is not repeated.
+for it, or before that when the pass R does. Dropout seeds itself. So losses and gradients are the
+same bits, and a backward in parts (B and W) works as ever. Computing again ends with the last
+tensor that was kept, so a product whose result nobody keeps is not repeated.
+
+PyTorch's own checkpoints work alike, but can only be computed again by their backward.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, TypeVar, get_args
 
@@ -15,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils.checkpoint import checkpoint
 
 Part: TypeAlias = Literal["core_attn", "layernorm", "mlp"]
 """A part of a layer by Megatron's name: attention between its two projections, the norms before
@@ -49,7 +51,11 @@ class Recomputation:
         return " ".join(named) or "nothing"
 
     def run(
-        self, layers: Sequence[Layer], forward: Callable[[Layer, Tensor], Tensor], x: Tensor
+        self,
+        layers: Sequence[Layer],
+        forward: Callable[[Layer, Tensor], Tensor],
+        x: Tensor,
+        left_out: "list[Again] | None" = None,
     ) -> Tensor:
         """Run the layers of a chunk one after the other.
 
@@ -57,14 +63,18 @@ class Recomputation:
             layers: of a chunk.
             forward: runs one of them; it must give the same bits whenever it is called.
             x: input of the first.
+            left_out: gets the groups that are to be computed again, in order.
 
         Returns:
             The output of the last.
         """
         kept_from = 0
-        for group in self._groups(layers):
-            x = again(_run_all, group, forward, x)
-            kept_from += len(group)
+        for layers_of_group in self._groups(layers):
+            group = Again(_run_all, layers_of_group, forward, x)
+            x = group.run()
+            kept_from += len(layers_of_group)
+            if left_out is not None:
+                left_out.append(group)
         return _run_all(layers[kept_from:], forward, x)
 
     def _groups(self, layers: Sequence[Layer]) -> Iterator[Sequence[Layer]]:
@@ -77,15 +87,79 @@ class Recomputation:
 NO_RECOMPUTATION: Final = Recomputation()
 
 
-def again(function: Callable[..., Tensor], *arguments: object) -> Tensor:
-    """Return what ``function`` returns, keeping only the tensors among ``arguments``.
+class Again:
+    """A function whose backward needs more than is kept: only the tensors among its arguments.
 
     Args:
         function: must give the same bits whenever it is called.
         arguments: of the function.
     """
-    result: Tensor = checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
-    return result
+
+    def __init__(self, function: Callable[..., Tensor], *arguments: object) -> None:
+        self._function = function
+        self._arguments = arguments
+        self._versions: tuple[int, ...] = ()
+        self._left_out = 0
+        self._computed: dict[int, Tensor] | None = None
+
+    def run(self) -> Tensor:
+        """Return what the function returns, connected with its arguments."""
+        connected = self._arguments
+        self._arguments = tuple(map(_alone, connected))
+        self._versions = tuple(map(_version, self._arguments))
+        with saved_tensors_hooks(self._leave_out, self._use):
+            return self._function(*connected)
+
+    def compute(self) -> None:
+        """Compute all that was left out, if that has not been done."""
+        if self._computed is not None:
+            return
+        assert self._versions == tuple(map(_version, self._arguments)), "an input was changed"
+        computed: dict[int, Tensor] = {}
+
+        def collect(tensor: Tensor) -> None:
+            computed[len(computed)] = tensor.detach()
+            if len(computed) == self._left_out:
+                raise _CompleteError
+
+        with torch.enable_grad(), saved_tensors_hooks(collect, _unused), suppress(_CompleteError):
+            self._function(*self._arguments)
+        assert len(computed) == self._left_out, "computed again, it keeps something else"
+        self._computed = computed
+
+    def _leave_out(self, _: Tensor) -> int:
+        self._left_out += 1
+        return self._left_out - 1
+
+    def _use(self, number: int) -> Tensor:
+        """Return a tensor that was left out; each is used once, and then gone."""
+        self.compute()
+        assert self._computed is not None
+        return self._computed.pop(number)
+
+
+class _CompleteError(Exception):
+    """Ends computing again: all that was left out is there."""
+
+
+def _unused(_: None) -> Tensor:
+    raise AssertionError("computing again has no backward")
+
+
+def _alone(argument: object) -> object:
+    """Return a tensor without the graph that it came from, anything else as it is."""
+    if not isinstance(argument, Tensor):
+        return argument
+    return argument.detach().requires_grad_(argument.requires_grad)
+
+
+def _version(argument: object) -> int:
+    return argument._version if isinstance(argument, Tensor) else 0
+
+
+def again(function: Callable[..., Tensor], *arguments: object) -> Tensor:
+    """Return what ``function`` returns, keeping as little as ``Again`` does; arguments as there."""
+    return Again(function, *arguments).run()
 
 
 def forgetting(

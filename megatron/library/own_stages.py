@@ -17,6 +17,7 @@ from torch.autograd.graph import get_gradient_edge
 from megatron.kernels.choose import kernels_for
 from megatron.kernels.documents import Documents
 from megatron.layers.linear import Linear
+from megatron.layers.recompute import Again
 from megatron.layers.vocabulary.input_layer import InputLayer
 from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.parallel.tensor import ALONE, TensorParallel
@@ -81,6 +82,7 @@ class OwnStages(nn.Module):
         microbatch: int,
         documents: Documents | None = None,
         positions_bs: Tensor | None = None,
+        left_out: list[Again] | None = None,
     ) -> Tensor:
         """Run one stage; it sees to its own dropout.
 
@@ -89,6 +91,7 @@ class OwnStages(nn.Module):
         """
         assert documents is None, "a runner's microbatches have none"
         assert positions_bs is None, "a runner's microbatches have none"
+        assert left_out is None, "a runner's plan has no R"
         y_bsh: Tensor = self.chunks[chunk](x_bsh)
         if y_bsh.shape != x_bsh.shape or y_bsh.dtype != x_bsh.dtype:
             raise ValueError(

@@ -17,7 +17,7 @@ from megatron.kernels.choose import kernels_for
 from megatron.kernels.documents import Documents
 from megatron.kernels.wide_norms import WideNorms
 from megatron.layers.dropout import DropoutSeeds, dropout
-from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation, prepare
+from megatron.layers.recompute import NO_RECOMPUTATION, Again, Recomputation, prepare
 from megatron.layers.rope import RotaryEmbedding
 from megatron.layers.vocabulary.input_layer import InputLayer
 from megatron.layers.vocabulary.output_layer import OutputLayer
@@ -202,6 +202,7 @@ class RankModel(nn.Module):
         microbatch: int,
         documents: Documents | None = None,
         positions_bs: Tensor | None = None,
+        left_out: list[Again] | None = None,
     ) -> Tensor:
         """Run one stage: from the embedding or the previous stage's output to its own output.
 
@@ -216,6 +217,7 @@ class RankModel(nn.Module):
             microbatch: number of the microbatch within the global batch.
             documents: of the microbatch, none of which sees another, if there are any.
             positions_bs: of all its tokens; ``None``: 0, 1, 2, ... in every sample.
+            left_out: gets the groups of layers that the backward needs computed again.
         """
 
         def seeds(layer: int) -> DropoutSeeds | None:
@@ -234,6 +236,7 @@ class RankModel(nn.Module):
             list(self._numbered_layers(chunk)),
             lambda own, x: own[1](x, ropes[own[0]], seeds(own[0]), documents),
             x_bsh,
+            left_out,
         )
         if chunk == self.placement.last_chunk:
             assert self.final_norm is not None

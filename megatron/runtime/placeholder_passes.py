@@ -67,6 +67,7 @@ class PlaceholderPasses:
         self.store = store
         self.table: Mapping[PassKind, Callable[[Pass], None]] = {
             "F": self.forward,
+            "R": self.recompute,
             "B": self.backward,
             "W": self.weight_gradients,
             "S": self.output_s,
@@ -105,6 +106,8 @@ class PlaceholderPasses:
         else:
             value = self.result(item)
         self.store.put("graph", i, value, item.chunk)
+        if self.plan.recomputes:
+            self.store.put("left_out", i, value, item.chunk)
         if stage < self._last_stage:
             same_rank = self.plan.stages[stage + 1][0] == self.rank
             name = "input" if same_rank else "output"
@@ -119,6 +122,10 @@ class PlaceholderPasses:
         self.store.put("state", i, None)
         self.store.put("merged", i, None)
         self.store.put("output_gradient", i, self._activation(value), self._last_stage)
+
+    def recompute(self, item: Pass) -> None:
+        """R: takes what F has left out."""
+        self.result(item, self.store.take("left_out", item.microbatch, item.chunk))
 
     def backward(self, item: Pass) -> None:
         """B: the input gradient of a stage, for the previous one or for the input layer."""

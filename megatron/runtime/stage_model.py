@@ -6,6 +6,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from megatron.kernels.documents import Documents
+from megatron.layers.recompute import Again
 from megatron.layers.vocabulary.input_layer import InputLayer
 from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.parallel.tensor import TensorParallel
@@ -38,6 +39,7 @@ class StageModel(Protocol):
         microbatch: int,
         documents: Documents | None = None,
         positions_bs: Tensor | None = None,
+        left_out: list[Again] | None = None,
     ) -> Tensor:
         """Run one stage, as ``RankModel.forward`` does."""
         ...

@@ -1,9 +1,10 @@
 """The passes of a rank: each kind moves data between the model's parts and the activation store.
 
 Names in the store: ``input`` and ``output`` of a stage and their gradients; ``graph``, the
-autograd graph between them; ``weights``, the work that B leaves to W; ``x``, the input of the
-output layer; ``state``, the result of S; ``merged``, the result of C1 (``maximum`` and ``sums``, if
-C1 and C2 share the work); ``partial_...``, this rank's part of a sum that a collective forms.
+autograd graph between them; ``left_out``, what R computes for it; ``weights``, the work that B
+leaves to W; ``x``, the input of the output layer; ``state``, the result of S; ``merged``, the
+result of C1 (``maximum`` and ``sums``, if C1 and C2 share the work); ``partial_...``, this rank's
+part of a sum that a collective forms.
 
 Between stages a tensor-parallel rank has its own tokens, [b, u, h]. The vocabulary layers work on
 all tokens, [n, h], in the order of the ranks' parts: where a tensor comes to them, its ranks gather
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from megatron.layers.linear import defer_weight_gradients
+from megatron.layers.recompute import Again
 from megatron.layers.vocabulary.output_s import Merged, ShardState
 from megatron.runtime.batch import DeviceMicrobatch
 from megatron.runtime.not_finite import NonFiniteDetector, Sighting
@@ -59,6 +61,7 @@ class StagePasses:
         self._vocabulary = VocabularyPasses(model, plan, rank, store, self._non_finite)
         self.table: Mapping[PassKind, Callable[[Pass], None]] = {
             "F": self.forward,
+            "R": self.recompute,
             "B": self.backward,
             "W": self.weight_gradients,
             **self._vocabulary.table,
@@ -105,6 +108,7 @@ class StagePasses:
             x_buh = self._vocabulary.embed_whole(i)
         else:
             x_buh = self.store.take("input", i, stage)
+        left_out: list[Again] = []
         with torch.set_grad_enabled(self._training):
             x_buh.requires_grad_(self._training)
             number = i * self._replicas + self._replica
@@ -117,10 +121,13 @@ class StagePasses:
                 number,
                 own.documents,
                 own.positions_bs,
+                left_out,
             )
         if self._training:
             # The edge keeps the graph but not the output's memory, which is sent away.
             self.store.put("graph", i, (x_buh, get_gradient_edge(y_buh)), item.chunk)
+            if self.plan.recomputes:
+                self.store.put("left_out", i, left_out, item.chunk)
         self._non_finite.check(i, stage, f"the output of stage {stage}", y_buh)
         self._hand_on(i, stage, y_buh.detach())
 
@@ -132,6 +139,12 @@ class StagePasses:
         self.store.put("x", i, self.model.tensor.gather_parts(y_buh))
         if not self.plan.treatment.is_sharded:
             self._vocabulary.output_whole(i)
+
+    def recompute(self, item: Pass) -> None:
+        """R: all that the layers of one stage have left out of the graph."""
+        left_out = self.store.take("left_out", item.microbatch, item.chunk)
+        while left_out:  # the graph alone holds them now, and lets go of each in B
+            left_out.pop(0).compute()
 
     def backward(self, item: Pass) -> None:
         """B: gradients of one stage's input and parameters; a W pass may form the weights' own."""

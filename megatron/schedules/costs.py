@@ -40,8 +40,9 @@ class Costs:
     Attributes:
         passes: time of one pass of one chunk, by kind. If W is absent, B is the whole backward. If
             W is given, B is the input gradient alone, and a plan that does not split the backward
-            takes B + W for it. For U it is the time of all buckets of a rank together; without it
-            U takes no time.
+            takes B + W for it. In the same way a plan without R takes R + B for B if R is given.
+            If R is absent, it takes as long as F. For U it is the time of all buckets of a rank
+            together; without it U takes no time.
         comms: time of a communication, by kind; absent kinds take no time. X and G may have one
             time for each hop, of which number k is between stages k and k + 1. For RG and AG it is
             the time of all buckets of a rank together.
@@ -79,9 +80,12 @@ class Costs:
         """
         if item.kind == "U" and "U" not in self.passes:
             return 0.0
-        time = self._of(item.kind, rank, item.chunk)
-        if item.kind == "B" and "W" in self.passes and not plan.split_backward:
-            time += self._of("W", rank, item.chunk)
+        kind: PassKind = "F" if item.kind == "R" and "R" not in self.passes else item.kind
+        time = self._of(kind, rank, item.chunk)
+        if kind == "B":
+            within: dict[PassKind, bool] = {"R": not plan.recomputes, "W": not plan.split_backward}
+            parts = (part for part, joined in within.items() if joined and part in self.passes)
+            time += sum(self._of(part, rank, item.chunk) for part in parts)
         return share * time
 
     def of_comm(self, comm: Comm, share: float = 1.0) -> float:

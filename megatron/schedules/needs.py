@@ -54,6 +54,8 @@ def needs(plan: Plan, rank: int, item: Pass) -> tuple[Need, ...]:
     kind, microbatch, chunk = item
     if kind == "F":
         return _forward_needs(plan, rank, item)
+    if kind == "R":
+        return (Pass("F", microbatch, chunk),)
     if kind == "B":
         return _backward_needs(plan, rank, item)
     if kind == "W":
@@ -92,7 +94,7 @@ def _forward_needs(plan: Plan, rank: int, item: Pass) -> tuple[Need, ...]:
 
 
 def _backward_needs(plan: Plan, rank: int, item: Pass) -> tuple[Need, ...]:
-    own = Pass("F", item.microbatch, item.chunk)
+    own = Pass("R" if plan.recomputes else "F", item.microbatch, item.chunk)
     stage = plan.stage_of[rank, item.chunk]
     if stage == len(plan.stages) - 1:
         return (own, *(Comm(last.kind, item.microbatch) for last in plan.treatment.barriers[-1:]))

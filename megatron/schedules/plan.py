@@ -53,6 +53,11 @@ class Plan:
         """Whether the weight gradients are separate passes (W)."""
         return any(p.kind == "W" for p in self.rows[0])
 
+    @cached_property
+    def recomputes(self) -> bool:
+        """Whether what B would compute again is computed in passes of its own (R)."""
+        return any(p.kind == "R" for p in self.rows[0])
+
     def to_text(self) -> str:
         """Return the text form: a header and one row of passes per rank."""
         header = [
@@ -167,6 +172,8 @@ def _row(name: str, value: str, rank: int) -> tuple[Pass, ...]:
 def passes_of(plan: Plan, rank: int) -> tuple[Pass, ...]:
     """Return the passes of microbatch 0 on ``rank``; all other microbatches have the same ones."""
     kinds: list[PassKind] = ["F"] if plan.forward_only else ["F", "B"]
+    if plan.recomputes:
+        kinds.insert(1, "R")
     if plan.split_backward:
         kinds.append("W")
     chunks = [chunk for owner, chunk in plan.stages if owner == rank]

@@ -315,24 +315,31 @@ def test_memory_of_other_models(variant: str, schedule: str, gpus: GpuPool) -> N
 
 
 @pytest.mark.parametrize(
-    ("schedule", "recomputation"),
+    ("schedule", "recomputation", "ahead"),
     [
-        ("1f1b", Recomputation(group=1)),
-        ("zb-h1", Recomputation(group=1)),
-        ("zb-h1", Recomputation(parts=frozenset(PARTS))),
-        pytest.param("1f1b", Recomputation(group=2), marks=pytest.mark.full),
-        pytest.param("1f1b", Recomputation(group=1, most=1), marks=pytest.mark.full),
-        pytest.param("zb-v", Recomputation(group=1, most=1), marks=pytest.mark.full),
-        pytest.param("1f1b", Recomputation(parts=frozenset(PARTS)), marks=pytest.mark.full),
+        ("1f1b", Recomputation(group=1), None),
+        ("1f1b", Recomputation(group=1), 1),
+        ("zb-h1", Recomputation(group=1), None),
+        ("zb-h1", Recomputation(parts=frozenset(PARTS)), None),
+        pytest.param("1f1b", Recomputation(group=2), None, marks=pytest.mark.full),
+        pytest.param("zb-h1", Recomputation(group=2), 2, marks=pytest.mark.full),
+        pytest.param("1f1b", Recomputation(group=1, most=1), None, marks=pytest.mark.full),
+        pytest.param("zb-v", Recomputation(group=1, most=1), None, marks=pytest.mark.full),
+        pytest.param("zb-v", Recomputation(group=1, most=1), 1, marks=pytest.mark.full),
+        pytest.param("1f1b", Recomputation(parts=frozenset(PARTS)), None, marks=pytest.mark.full),
     ],
     ids=str,
 )
 def test_memory_of_recomputation_is_what_a_dry_run_says(
-    schedule: str, recomputation: Recomputation, gpus: GpuPool
+    schedule: str, recomputation: Recomputation, ahead: int | None, gpus: GpuPool
 ) -> None:
     """With a split backward, what B computes again stays until W."""
     config = paper_config(Layout(2, "vocab-2", schedule), 32_000, layers=4, micro_batch_size=4)
-    config = replace(config, train=replace(config.train, recomputation=recomputation))
+    config = replace(
+        config,
+        train=replace(config.train, recomputation=recomputation),
+        parallel=replace(config.parallel, recompute_ahead=ahead),
+    )
     own = memory(config, gpus)
     assert own.faults == []
     assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)

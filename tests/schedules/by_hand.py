@@ -46,6 +46,11 @@ def _flow(plan: Plan, i: int, before: dict[Node, set[Node]]) -> None:
     backwards = [(rank, label("B", i, chunk)) for rank, chunk in plan.stages]
     for forward, backward in zip(forwards, backwards, strict=True):
         before[backward].add(forward)
+    if any(p.kind == "R" for row in plan.rows for p in row):
+        for (rank, chunk), forward, backward in zip(plan.stages, forwards, backwards, strict=True):
+            again = rank, label("R", i, chunk)
+            before[again].add(forward)
+            before[backward].add(again)
     for target, source in pairwise(backwards):
         _send("G", source, target, before)
     if any(p.kind == "W" for row in plan.rows for p in row):

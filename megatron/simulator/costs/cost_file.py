@@ -12,7 +12,9 @@ with one number for all ranks, one for each rank, or one for each chunk of each 
 hop between neighbours, for X and G alike. U, RG and AG, a rank's work with its replicas, have the
 time of all its buckets together. F and B must be given, and W if the backward is split. Other
 passes and communications that are not given take no time.
-``factors`` are the bytes between B and W, those of ``activation`` where they are not given.
+``factors`` are the bytes between B and W, those of ``activation`` where they are not given, and
+``repeated`` are those between R and B, beside ``activation``. R takes as long as F if it is not
+given; if it is, a plan without R adds it to B.
 
 A file with ``layers`` is a measurement: ``layers`` are the transformer layers of each chunk of each
 rank during the measurement. Such a file must give times for exactly those passes of the vocabulary
@@ -41,6 +43,8 @@ DEFAULT_COSTS: Final = Costs(
 _HOP: Final[tuple[CommKind, ...]] = ("X", "G")
 _BARRIERS: Final[tuple[BarrierKind, ...]] = get_args(BarrierKind)
 _SIZES: Final = tuple(field.name for field in fields(Sizes))
+_OF_CHUNKS: Final = ("activation", "factors", "repeated")
+"""Sizes that chunks of a rank may differ in."""
 
 
 class CostFile(NamedTuple):
@@ -282,5 +286,5 @@ def _sizes(section: object) -> Sizes:
     for name, value in _section(section, "bytes").items():
         if name not in _SIZES:
             raise ValueError(f"bytes has no '{name}': write {', '.join(_SIZES)}")
-        sizes[name] = _values(name, value, depth=2 if name in ("activation", "factors") else 1)
+        sizes[name] = _values(name, value, depth=2 if name in _OF_CHUNKS else 1)
     return Sizes(**sizes)

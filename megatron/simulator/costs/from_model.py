@@ -68,7 +68,7 @@ class ModelTimes:
         }
 
     def repeated(self) -> Repeated:
-        """Return the time that layers which are computed again whole add to B."""
+        """Return the time that layers which are computed again whole take, in R or in B."""
         shape, device = self.shape, self.device
         return Repeated(
             shape.recomputed,

@@ -98,10 +98,11 @@ def model_sizes(
     counts = parameters(shape, stages, layers, treatment, tied=tied)
     static = [per_parameter * count for count in counts]
     activation = [[0.0] * (len(stages) // ranks) for _ in range(ranks)]
-    factors = [list(own) for own in activation]
+    factors, repeated = [list(own) for own in activation], [list(own) for own in activation]
     for (rank, chunk), layer_count in zip(stages, layers, strict=True):
         activation[rank][chunk] += shape.stage_activation_bytes(layer_count)
         factors[rank][chunk] += layer_count * shape.layer_factor_bytes
+        repeated[rank][chunk] += shape.stage_recomputed_bytes(layer_count)
     own_x = ACTIVATION_BYTES * shape.own_elements
     activation[last][last_chunk] += shape.stream_bytes  # the final norm keeps its input
     recomputes = shape.recomputed != NOTHING
@@ -113,11 +114,12 @@ def model_sizes(
         static[last] += at_work
         activation[last][last_chunk] += exponentials
         factors[last][last_chunk] += exponentials
-        return Sizes(static, activation, factors=factors if recomputes else None)
+        return Sizes(static, activation, factors=factors if recomputes else None, repeated=repeated)
     return Sizes(
         [own + at_work for own in static],
         activation,
         exponentials=exponentials,
         embedding=[own_x if rank == first else 0.0 for rank in range(ranks)],
         factors=factors if recomputes else None,
+        repeated=repeated,
     )

@@ -25,6 +25,7 @@ class Sizes:
         embedding: held for one microbatch from IF to the F of the rank's first chunk.
         factors: held for one chunk of one microbatch from B to W, if it is a separate pass;
             ``None``: as ``activation``. Layers that B computes again hold more for W than for B.
+        repeated: held for one chunk of one microbatch from R to B, beside ``activation``.
         afterwards: held after the last pass, beside what is held at all times.
 
     Raises:
@@ -36,6 +37,7 @@ class Sizes:
     exponentials: Size = 0.0
     embedding: Size = 0.0
     factors: Size | Sequence[Sequence[float]] | None = None
+    repeated: Size | Sequence[Sequence[float]] = 0.0
     afterwards: Size = 0.0
 
     def __post_init__(self) -> None:
@@ -85,11 +87,13 @@ def _changes(plan: Plan, sizes: Sizes, rank: int, item: Pass) -> tuple[float, ..
 
 
 def _activation_change(plan: Plan, sizes: Sizes, rank: int, item: Pass) -> float:
-    """Return the change in what F leaves for B, and B for W."""
+    """Return the change in what F and R leave for B, and B for W."""
     kept = _at(sizes.activation, rank, item.chunk)
     factors = kept if sizes.factors is None else _at(sizes.factors, rank, item.chunk)
     left = factors if plan.split_backward else 0.0
-    return {"F": kept, "B": left - kept, "W": -left}.get(item.kind, 0.0)
+    again = _at(sizes.repeated, rank, item.chunk) if plan.recomputes else 0.0
+    changes = {"F": kept, "R": again, "B": left - kept - again, "W": -left}
+    return changes.get(item.kind, 0.0)
 
 
 def _given(sizes: Sizes) -> Iterator[tuple[str, Size | Sequence[Sequence[float]]]]:

@@ -280,6 +280,16 @@ class Shape:
         inputs = self.stream_bytes * self.recomputed.groups(layers)
         return inputs + (layers - whole) * (self.layer_activation_bytes - self.layer_repeated_bytes)
 
+    def stage_recomputed_bytes(self, layers: int) -> float:
+        """Return the bytes of a microbatch that a stage's R leaves for B beside what F kept.
+
+        Args:
+            layers: of the stage.
+        """
+        whole = self.recomputed.layers(layers)
+        inputs = self.stream_bytes * self.recomputed.groups(layers)
+        return max(0.0, whole * self.layer_activation_bytes - inputs)
+
     def stage_repeated_bytes(self, layers: int) -> float:
         """Return the most bytes by which a stage's B exceeds what F kept, having computed them.
 

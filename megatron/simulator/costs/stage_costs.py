@@ -31,7 +31,8 @@ class StageCosts:
 
     Attributes:
         stages: the stages.
-        layer: time that one transformer layer adds to F, B (the input gradient) and W of its stage.
+        layer: time that one transformer layer adds to F, B (the input gradient) and W of its stage,
+            and to R if that was measured.
         weights: for every layer of the model, what it adds as a share of ``layer``, in kinds of
             passes in which layers differ.
         extras: for every stage, the time of its extra work in F, B and W.
@@ -39,7 +40,7 @@ class StageCosts:
         treatment: the treatment of the vocabulary that these passes belong to.
         comms: times of communications; absent kinds are free.
         exchanges: times of what is exchanged with replicas, as in ``Costs``.
-        repeated: what layers that are computed again add to B.
+        repeated: what layers that are computed again add to R.
     """
 
     stages: Stages
@@ -53,7 +54,7 @@ class StageCosts:
     weights: Mapping[PassKind, Sequence[float]] = field(default_factory=dict)
 
     def costs(self, layers: Sequence[int]) -> Costs:
-        """Return the costs of all passes; those of F, B and W are by rank and chunk.
+        """Return the costs of all passes; those of F, R, B and W are by rank and chunk.
 
         Args:
             layers: transformer layers of every stage.
@@ -63,18 +64,26 @@ class StageCosts:
         """
         if len(layers) != len(self.stages):
             raise ValueError(f"layers are given for {len(layers)} of {len(self.stages)} stages")
-        ranks = 1 + max(rank for rank, _ in self.stages)
-        passes: dict[PassKind, Time] = {}
-        for kind, cost in self.layer.items():
-            table = [[0.0] * (len(self.stages) // ranks) for _ in range(ranks)]
-            counts = self.weighed(kind, layers)
-            first = [0, *accumulate(map(int, layers))][:-1]
-            places = zip(self.stages, layers, first, counts, self.extras, strict=True)
-            for (rank, chunk), number, begin, count, extra in places:
-                again = self.repeated.time(number, begin) if kind == "B" else 0.0
-                table[rank][chunk] = max(cost * count + again + extra.get(kind, 0.0), 0.0)
-            passes[kind] = table
+        times: dict[PassKind, list[float]] = {
+            kind: [
+                max(cost * count + extra.get(kind, 0.0), 0.0)
+                for count, extra in zip(self.weighed(kind, layers), self.extras, strict=True)
+            ]
+            for kind, cost in self.layer.items()
+        }
+        if self.repeated.which.group:
+            first = accumulate(map(int, layers), initial=0)
+            times["R"] = list(map(self.repeated.time, layers, first))
+        passes = {kind: self._by_rank(own) for kind, own in times.items()}
         return Costs({**passes, **self.others}, self.comms, self.exchanges)
+
+    def _by_rank(self, times: Sequence[float]) -> Time:
+        """Return the times of all stages as a table by rank and chunk."""
+        ranks = 1 + max(rank for rank, _ in self.stages)
+        table = [[0.0] * (len(self.stages) // ranks) for _ in range(ranks)]
+        for (rank, chunk), time in zip(self.stages, times, strict=True):
+            table[rank][chunk] = time
+        return table
 
     def weighed(self, kind: PassKind, layers: Sequence[float]) -> Sequence[float]:
         """Return how many layers of the time ``layer`` every stage is worth in passes of a kind.

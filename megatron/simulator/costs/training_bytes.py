@@ -122,11 +122,12 @@ def _layer_at_work(
     of a matrix; or, where W is a pass of its own, the gradients on both sides of the activation.
     Ranks that share a layer hold their part of a sum in addition, and with sequence parallelism the
     input that they have gathered. The output layer's workspace is not needed at the same time. What
-    is computed again is there too; where W is a pass of its own, it counts as what B leaves for W.
+    is computed again is there too; where W is a pass of its own, it counts as what B leaves for W,
+    and where R is one, as what R leaves for B.
     """
     again = [0.0] * plan.ranks
     for (rank, _), count in zip(plan.stages, layers, strict=True):
-        if not plan.split_backward:
+        if not (plan.split_backward or plan.recomputes):
             again[rank] = max(again[rank], shape.stage_repeated_bytes(count))
     beside = shape.tokens if plan.split_backward else shape.hidden_size
     at_work = float(ACTIVATION_BYTES * shape.inner_width * (shape.tokens + beside))

@@ -138,11 +138,12 @@ def _figures(found: RunForecast) -> str:
 
 def _recomputed(found: RunForecast) -> Iterator[str]:
     """Yield a line on what the GPUs compute more than once, if they do."""
-    again = found.repeated_flops
+    again, ahead = found.repeated_flops, found.config.parallel.recompute_ahead
+    where = "" if ahead is None else f" (in passes R, up to {counted(ahead, 'chunk')} ahead of B)"
     if again:
         yield (
-            f"recomputation: the GPUs do {again / found.model_flops:.1%} more FLOPs than the "
-            "model's, which alone count for the MFU"
+            f"recomputation{where}: the GPUs do {again / found.model_flops:.1%} more FLOPs than "
+            "the model's, which alone count for the MFU"
         )
 
 

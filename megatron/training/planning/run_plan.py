@@ -11,7 +11,9 @@ from functools import cached_property
 from math import inf
 from typing import Final
 
+from megatron.config.recompute_flags import EVERY_LAYER
 from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.layers.recompute import Recomputation
 from megatron.model.distribution import (
     LayerDistribution,
     check_no_rank_is_empty,
@@ -275,7 +277,7 @@ def _prepare(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request
     request = _request(config.parallel, config.train.num_microbatches, name)
     shape = shape_of_run(config)
     if request.file is not None:
-        _check_file(request)
+        _check_file(request, config.train.recomputation)
     elif config.parallel.layers.kind != "redis":  # of many stages all that follows takes long
         chunks = request.chunks or request.traits.chunks
         distribute(config.parallel.layers, config.model.num_layers, request.ranks * chunks)
@@ -287,16 +289,21 @@ def _prepare(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request
     return replace(request, costs=costs), layers
 
 
-def _check_file(request: Request) -> None:
+def _check_file(request: Request, recomputation: Recomputation) -> None:
     """Read the plan file, so that what is wrong with it is told with its flag.
 
     Raises:
         ValueError: it holds no plan, one that cannot be run, or another one than is wanted.
     """
     try:
-        stages_of(request)
+        plan = plan_for(request)
     except ValueError as error:
         raise ValueError(f"--schedule-file: {error}") from error
+    if plan.recomputes and not recomputation.group:
+        raise ValueError(
+            f"--schedule-file: {request.file} has passes R, which compute layers again, and no "
+            f"layer is to be: add {EVERY_LAYER}, or give a plan without them"
+        )
 
 
 def _request(parallel: ParallelConfig, microbatches: int, name: str) -> Request:
@@ -309,6 +316,7 @@ def _request(parallel: ParallelConfig, microbatches: int, name: str) -> Request:
         microbatches,
         chunks=parallel.virtual_stages if traits.takes_chunks else None,
         memory_limit=parallel.memory_limit,
+        recompute_ahead=parallel.recompute_ahead,
         file=parallel.schedule_file,
     )
     return as_compared(request) if TRAITS[parallel.pipeline_schedule].compares else request
@@ -336,6 +344,11 @@ def _stage_costs(shape: Shape, request: Request, parallel: ParallelConfig) -> St
             raise ValueError(
                 f"no W passes, which {request.schedule} runs: measure with a schedule that splits "
                 "the backward, or take one that does not"
+            )
+        if request.recompute_ahead is not None and "R" not in found.layer:
+            raise ValueError(
+                "no R passes, which --recompute-ahead runs: measure with --recompute-ahead too, or "
+                "leave it out"
             )
     except ValueError as error:
         raise ValueError(f"--measured-costs {file}: {error}") from error
