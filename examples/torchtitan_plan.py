@@ -14,6 +14,7 @@ of float64.
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -62,7 +63,8 @@ def gradient_fault(rank: int, ranks: int, file: str) -> float:
     shape = (4 * MICROBATCHES, HIDDEN)
     x, target = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
     first, last = made.stages[0][0], made.stages[-1][0]
-    inputs, options = [x] if rank == first else [], {"target": target} if rank == last else {}
+    inputs = [x] if rank == first else []
+    options: dict[str, Any] = {"target": target} if rank == last else {}
     runtime.step(*inputs, **options, return_outputs=False)
 
     reference = make_stages(len(made.stages))

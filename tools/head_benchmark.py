@@ -101,7 +101,7 @@ def ways(ranks: int) -> Iterator[tuple[str, int]]:
 def run_rank(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure one rank of one way."""
     rank, ranks = arguments.rank, arguments.ranks
-    device = torch.device(arguments.device, rank if arguments.device == "cuda" else None)
+    device = torch.device(f"cuda:{rank}" if arguments.device == "cuda" else arguments.device)
     torch.set_num_threads(max(1, arguments.threads // ranks))
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -49,7 +49,9 @@ def read_model(where: Path) -> ModelConfig:
         raise DamagedError(
             f"{where} is of a model with {', '.join(unknown)}, which this version does not know"
         )
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()}
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()
+    }
     try:
         return ModelConfig(**values)
     except TypeError as error:

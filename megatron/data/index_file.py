@@ -33,9 +33,9 @@ REMEDY = "prepare the data again, for example with tools/preprocess_data.py"
 """What helps where a file is damaged."""
 
 
-def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.int32]:
+def token_dtype(vocab_size: int) -> np.dtype[np.integer[Any]]:
     """The dtype in which Megatron-LM stores ids of a vocabulary of ``vocab_size`` entries."""
-    return np.uint16 if vocab_size < _UINT16_VOCABULARY else np.int32
+    return np.dtype("<u2" if vocab_size < _UINT16_VOCABULARY else "<i4")
 
 
 class Sequences(NamedTuple):

@@ -104,7 +104,7 @@ class IndexedWriter:
     def __init__(self, prefix: Path, vocab_size: int) -> None:
         self._prefix = Path(prefix)
         self._vocab_size = vocab_size
-        self._dtype = np.dtype(token_dtype(vocab_size)).newbyteorder("<")
+        self._dtype = token_dtype(vocab_size)
         self._lengths: list[int] = []
         self._bin = temporary_name(bin_path(self._prefix))
         self._idx = temporary_name(idx_path(self._prefix))

@@ -118,5 +118,5 @@ class CachedAttention(nn.Module):
             score_bgrst -= slope_gr11 * self._slots.distances(count)
         hidden_b11st = self._slots.hidden(count, scores.window)[:, None, None]
         seen_bgrst = score_bgrst.masked_fill_(hidden_b11st, -math.inf).softmax(-1)
-        context_bgrsd = seen_bgrst.to(v_bgtd.dtype) @ v_bgtd[:, :, None]
+        context_bgrsd: Tensor = seen_bgrst.to(v_bgtd.dtype) @ v_bgtd[:, :, None]
         return context_bgrsd.flatten(1, 2).transpose(1, 2)

@@ -109,8 +109,9 @@ class OwnStages(nn.Module):
 
 def _plain_linears(module: nn.Module) -> Iterator[nn.Linear]:
     for part in module.modules():
-        plain = isinstance(part, nn.Linear) and type(part).forward is nn.Linear.forward
-        if plain and "weight" in part._parameters and part.weight.requires_grad:
+        if not isinstance(part, nn.Linear) or type(part).forward is not nn.Linear.forward:
+            continue
+        if "weight" in part._parameters and part.weight.requires_grad:
             yield part
 
 

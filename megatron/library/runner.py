@@ -249,6 +249,9 @@ def _groups(group: dist.ProcessGroup | None, ranks: int, device: torch.device) -
     def connect(use: str, tiling: Tiling) -> dist.ProcessGroup | None:
         if use in (CONTROL, STATE):
             return own
-        return dist.new_group(places, group_desc=use, use_local_synchronization=True)
+        made: dist.ProcessGroup = dist.new_group(
+            places, group_desc=use, use_local_synchronization=True
+        )
+        return made
 
     return connect_grid(Grid(pipeline_size=size), dist.get_rank(own), device, (0, 0), connect)

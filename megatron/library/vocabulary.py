@@ -6,7 +6,7 @@ call the modules, and the backward, in the same order; each has the whole input,
 the tokens (``sequence_parallel``). No [n, V] tensor exists on any rank.
 """
 
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -217,7 +217,7 @@ class VocabParallelHead(_SplitVocabulary):
         """Return the losses [...], and which of them count."""
         counts = targets != self.ignore_index
         self._check(x, targets, counts)
-        x_uh, weight = x.flatten(0, -2), self.weight
+        x_uh, weight = x.flatten(0, -2), cast("Tensor", self.weight)
         if torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
             x_uh, weight = x_uh.to(dtype), weight.to(dtype)

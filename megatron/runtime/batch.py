@@ -113,7 +113,9 @@ def to_device(
     count, move = len(microbatches), partial(_moved, device=device)
     return [
         DeviceMicrobatch(
-            *moved[number::count],
+            moved[number],
+            moved[number + count],
+            moved[number + 2 * count],
             len(m.tokens),
             float(m.loss_mask.sum(dtype=torch.float64)),
             None if m.document_starts is None else Documents.of(m.document_starts, move),

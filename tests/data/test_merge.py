@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import raw_text
+from data import raw_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

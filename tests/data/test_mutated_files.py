@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import raw_text
+from data import raw_text
 from harness.small_vocabularies import (
     TEXTS,
     gpt2_files,

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import raw_text
 import zstandard
+from data import raw_text
 from harness.small_vocabularies import gpt2_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -239,6 +239,7 @@ def test_bad_lines_are_counted_and_the_first_ten_named(tmp_path: Path) -> None:
     numbered = [2, 3, 4, 5, 6, 7, 9, 10, 11, 12]
     for told, line in zip(status.told, numbered, strict=True):
         assert told.startswith(f"{tmp_path / 'in'} line {line} ")
+    reasons: tuple[str, ...]
     reasons = ("no JSON", "no key 'text'", "list", "NoneType", "encoded", "1001", "surrogate")
     reasons += ("UTF-8", "no JSON", "list")
     assert all(why in told for why, told in zip(reasons, status.told, strict=True))

@@ -90,8 +90,8 @@ def make_runner(made: Plan, model: Any, rank: int) -> PipelineRunner:
     """The runner of a rank; a vocabulary that is not split has modules of no special kind."""
     stages = [LlamaStage(model.model, s, len(made.stages)) for s in own_stages(made, rank)]
     if not made.treatment.is_sharded:
-        embedding, head = model.model.embed_tokens, PlainHead(model.lm_head)
-        return PipelineRunner(made, stages, hidden_size=H, embedding=embedding, head=head)
+        embedding, plain = model.model.embed_tokens, PlainHead(model.lm_head)
+        return PipelineRunner(made, stages, hidden_size=H, embedding=embedding, head=plain)
     embedding = VocabParallelEmbedding(V, H, dtype=torch.float64)
     head = VocabParallelHead(H, V, dtype=torch.float64)
     embedding.load_whole(model.model.embed_tokens.weight)

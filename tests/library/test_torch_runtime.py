@@ -67,11 +67,10 @@ def run_by_torch(rank: int, world_size: int, file: str) -> tuple[float, float]:
     runtime._load_csv(file)
     x, target = batch(made.microbatches)
     losses: list[Tensor] = []
-    runtime.step(
-        *([x] if made.stages[0][0] == rank else []),
-        **({"target": target, "losses": losses} if made.stages[-1][0] == rank else {}),
-        return_outputs=False,
-    )
+    ends: dict[str, Any] = {}
+    if made.stages[-1][0] == rank:
+        ends = {"target": target, "losses": losses}
+    runtime.step(*([x] if made.stages[0][0] == rank else []), **ends, return_outputs=False)
     own = [(number, modules[number]) for number in (stage.stage_index for stage in stages)]
 
     reference = whole_model(len(made.stages))

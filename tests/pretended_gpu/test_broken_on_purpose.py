@@ -70,7 +70,7 @@ def a_gradient_that_is_dropped_unrecorded() -> AbstractContextManager[Any]:
     return patch.object(ShardState, "drop_gradient", drop)
 
 
-def _after_forward(act: Callable[[nn.Module], object]) -> AbstractContextManager[Any]:
+def _after_forward(act: Callable[[Any], object]) -> AbstractContextManager[Any]:
     forward = StagePasses.forward
 
     def and_more(self: StagePasses, item: Pass) -> None:

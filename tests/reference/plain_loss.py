@@ -27,6 +27,14 @@ class Microbatch(Protocol):
     def loss_mask(self) -> torch.Tensor:
         """1 where the loss counts and 0 elsewhere, float [b, s]."""
 
+    @property
+    def document_starts(self) -> torch.Tensor | None:
+        """Not read here: the first position of every token's document."""
+
+    @property
+    def positions(self) -> torch.Tensor | None:
+        """Not read here: positions other than those of the sample."""
+
 
 @dataclass(frozen=True, eq=False)
 class RandomMicrobatch:

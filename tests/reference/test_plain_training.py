@@ -61,7 +61,7 @@ def test_division_into_microbatches_decides_nothing() -> None:
     whole = RandomMicrobatch(
         *(
             torch.cat([getattr(part, field.name) for part in parts])
-            for field in dataclasses.fields(RandomMicrobatch)
+            for field in dataclasses.fields(RandomMicrobatch)[:3]
         )
     )
 

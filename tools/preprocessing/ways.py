@@ -151,5 +151,5 @@ def ways_for(model: Path) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    name, *paths, count = sys.argv[1:]
-    print(*WAYS[name](*map(Path, paths), int(count)))
+    name, model, text, folder, count = sys.argv[1:]
+    print(*WAYS[name](Path(model), Path(text), Path(folder), int(count)))

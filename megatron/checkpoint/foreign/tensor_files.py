@@ -220,7 +220,8 @@ def _write_tensors(folder: Path, shards: Sequence[Sequence[Group]]) -> dict[str,
     """Write the files of tensors; return their index as a text by name, if there are several."""
     from safetensors.torch import save_file  # an extra, needed here alone
 
-    placed, total = {}, 0
+    placed: dict[str, str] = {}
+    total = 0
     for number, shard in enumerate(shards, 1):
         several = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         path = folder / (several if len(shards) > 1 else ONE_FILE)

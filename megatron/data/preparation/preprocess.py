@@ -96,7 +96,7 @@ def preprocess(config: PreprocessConfig, report: Callable[[Status], None]) -> St
             line ends a strict run.
     """
     _check(config)
-    dtype = np.dtype(token_dtype(preload(config.encode))).newbyteorder("<")
+    dtype = token_dtype(preload(config.encode))
     try:
         with held(config.folder):
             return _preprocess(config, dtype, report)

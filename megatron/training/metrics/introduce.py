@@ -26,10 +26,11 @@ def introduce(config: RunConfig, state: TrainState, start: Progress, log: Log) -
     whole = flops * train_config.global_batch_size
     words = vocabulary_words(model.vocab_size, config.data.added_entries)
     schedule = described(config.parallel.pipeline_schedule, state.run_plan)
-    lines = introduction(config.parallel, train_config, words, schedule, counts, whole, peak)
+    told = introduction(config.parallel, train_config, words, schedule, counts, whole, peak)
+    lines = [*config.notes, *told]
     if config.parallel.placement.machines > 1:
         lines.append(links_in_words(config.parallel))
-    for line in (*config.notes, *lines):
+    for line in lines:
         log.say(line)
     total = total_iterations(train_config, start)
     log.write(

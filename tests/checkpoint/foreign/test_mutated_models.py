@@ -5,6 +5,7 @@ import shutil
 import struct
 from collections.abc import Callable, Iterator
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -154,7 +155,7 @@ def mutations() -> Iterator[tuple[str, Mutation]]:
             yield f"{name} {json.dumps(value)}", field(name, value)
     for name in ("model_type", "intermediate_size", "num_attention_heads", "vocab_size"):
         yield f"no {name}", without(name)
-    for name, value in (
+    others: tuple[tuple[str, object], ...] = (
         ("model_type", "mamba"),
         ("model_type", "mixtral"),
         ("num_local_experts", 8),
@@ -169,8 +170,9 @@ def mutations() -> Iterator[tuple[str, Mutation]]:
         ("tie_word_embeddings", 1),
         ("tie_word_embeddings", True),
         ("head_dim", 5),
-    ):
-        yield f"{name} {json.dumps(value)}", field(name, value)
+    )
+    for name, other in others:
+        yield f"{name} {json.dumps(other)}", field(name, other)
     yield "empty config", raw(CONFIG, b"")
     yield "half a config", raw(CONFIG, b'{"model_type": "lla')
     yield "a list as config", raw(CONFIG, b"[]")
@@ -185,7 +187,7 @@ def mutations() -> Iterator[tuple[str, Mutation]]:
     yield "no first file", lambda model: first_file(model).unlink()
     yield "swapped files", swap_files
     for size in (0, 4, 8, 100, -1):
-        yield f"{size} bytes of a file", bytes_changed(lambda content, size=size: content[:size])
+        yield f"{size} bytes of a file", bytes_changed(itemgetter(slice(size)))
     for at in (0.0, 0.001, 0.1, 0.5, 1.0):
         yield f"a bit at {at}", flipped(at)
     yield "another shape", header_changed(lambda h: first_tensor(h).update(shape=[1]))
