@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, NoReturn, cast
+from typing import NoReturn, cast
 
 import torch
 import torch.distributed as dist
@@ -103,9 +103,7 @@ def connect(
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
         if config.numa_binding:
-            place: PciDevice = cast(
-                "Any", torch.cuda.get_device_properties(device)
-            )  # untyped there
+            place = cast("PciDevice", torch.cuda.get_device_properties(device))
             _LOG.info(bind_to_gpu(place))
     if grid.world_size == 1:
         return single_rank(device)

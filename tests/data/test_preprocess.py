@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import zstandard
 from data import raw_text
+from data.raw_text import FORMS, expected, lines, numbers, write_plain
 from harness.small_vocabularies import gpt2_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nltk.tokenize import punkt
-from raw_text import FORMS, expected, lines, numbers, write_plain
 
 from megatron.data.indexed import IndexedDataset
 from megatron.data.preparation import text_files, unfinished
@@ -117,7 +117,7 @@ import os, signal, sys
 from pathlib import Path
 from megatron.data.preparation import text_files, unfinished
 from megatron.data.preparation.preprocess import PreprocessConfig, preprocess
-from raw_text import settings
+from data.raw_text import settings
 
 folder, place, blocks, workers = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 text_files.BLOCK_BYTES, text_files.BLOCK_ROWS = 300, 20
