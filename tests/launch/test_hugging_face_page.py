@@ -74,6 +74,7 @@ def small_model(folder: Path) -> None:
     transformers.Qwen3ForCausalLM(config).save_pretrained(folder)
 
 
+@pytest.mark.full
 def test_the_page_works_from_top_to_bottom(tmp_path: Path) -> None:
     for name in ("tools", "pretrain_gpt.py"):
         (tmp_path / name).symlink_to(ROOT / name)
