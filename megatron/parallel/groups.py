@@ -219,7 +219,7 @@ def _connected_links(
     rank: int, pipelines: Tiling, links: Sequence[Link], connect: Connect
 ) -> Mapping[Link, ConnectedAxis]:
     """Return the links of ``rank``, of which it is an end."""
-    own = {}
+    own: dict[Link, ConnectedAxis] = {}
     for link in links:
         pairs = tuple(tuple(ranks[end] for end in link.ends) for ranks in pipelines)
         group = connect(f"transfers {link}", pairs)

@@ -98,7 +98,9 @@ def to_device(
     count = len(microbatches)
     return [
         DeviceMicrobatch(
-            *moved[number::count],
+            moved[number],
+            moved[count + number],
+            moved[2 * count + number],
             len(m.tokens),
             float(m.loss_mask.sum(dtype=torch.float64)),
         )

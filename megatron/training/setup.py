@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -104,7 +104,9 @@ def connect(
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
         if config.numa_binding:
-            _LOG.info(bind_to_gpu(torch.cuda.get_device_properties(device)))
+            known: Any = torch.cuda.get_device_properties(device)  # PyTorch's types lack PCI
+            place_on_pci = known.pci_domain_id, known.pci_bus_id, known.pci_device_id
+            _LOG.info(bind_to_gpu(place_on_pci))
     if grid.world_size == 1:
         return single_rank(device)
     # Without a device: with one, PyTorch would make every group by a collective over all ranks.

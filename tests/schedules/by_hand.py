@@ -8,6 +8,7 @@ and finds the cycles.
 import graphlib
 from collections import defaultdict
 from itertools import pairwise, zip_longest
+from typing import Any
 
 from megatron.schedules.costs import Costs
 from megatron.schedules.plan import Plan
@@ -123,7 +124,7 @@ def end_times(plan: Plan, costs: Costs) -> list[list[float]]:
         for rank, row in enumerate(plan.rows)
         for item in row
     }
-    comms = {str(kind): time for kind, time in costs.comms.items()}
+    comms: dict[str, Any] = {str(kind): time for kind, time in costs.comms.items()}
     ends: dict[Node, float] = {}
     for node in graphlib.TopologicalSorter(before).static_order():
         start = max((ends[earlier] for earlier in before[node]), default=0.0)

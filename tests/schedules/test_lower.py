@@ -223,9 +223,9 @@ def test_ranks_meet_for_a_synchronous_output_layer(case: Case, seed: int, longes
         assert {second.label for _, second in met} == {f"T{i}"}
         assert len({first.start for first, _ in met}) == 1
         assert {second.start for _, second in met} == {
-            max(first.end for first, _ in met) + costs.comms["C1"]
+            max(first.end for first, _ in met) + costs.of_comm(Comm("C1", i))
         }
-        done = max(second.end for _, second in met) + costs.comms["C2"]
+        done = max(second.end for _, second in met) + costs.of_comm(Comm("C2", i))
         assert all(row[n + 2].start >= done for row, n in zip(rows, at, strict=True))
 
 

@@ -3,7 +3,7 @@
 Shapes: n tokens, h hidden, v rows of the shard.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -47,7 +47,7 @@ def _of_shard(
     x_nh = torch.randn(n, h, device=device, dtype=dtype)
     targets_n = torch.randint(vocab_size, (n,), device=device)
     weight_n = torch.full((n,), 1 / n, device=device)
-    kept = {}
+    kept: dict[str, Any] = {}
 
     def s() -> None:
         kept["state"] = layer.s(x_nh, targets_n, form_gradient=True)

@@ -35,7 +35,8 @@ def measure(scale: Scale) -> Section:
     """Train every layout, and compare its losses with those of one rank."""
     device = scale.device.type
     alone = _losses("", 1, device)
-    rows, values = [], {}
+    rows: list[tuple[str, str, str]] = []
+    values: dict[str, float | None] = {}
     for flags in LAYOUTS[: 1 if scale.small else None]:
         try:
             found = _losses(flags, 2, device)
