@@ -7,37 +7,22 @@ it takes a longer way, which other ranks use as well.
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 SYSFS: Final = Path("/sys/bus/pci/devices")
 
 
-class PciDevice(Protocol):
-    """Where a GPU is on the PCI bus: what ``torch.cuda.get_device_properties`` returns."""
-
-    @property
-    def pci_domain_id(self) -> int:
-        """Number of the domain."""
-
-    @property
-    def pci_bus_id(self) -> int:
-        """Number of the bus in it."""
-
-    @property
-    def pci_device_id(self) -> int:
-        """Number of the device on that."""
-
-
-def bind_to_gpu(gpu: PciDevice, sysfs: Path = SYSFS) -> str:
-    """Let this process run only on CPUs that are close to ``gpu``; return what was done, in words.
+def bind_to_gpu(gpu: tuple[int, int, int], sysfs: Path = SYSFS) -> str:
+    """Let this process run only on CPUs that are close to a GPU; return what was done, in words.
 
     Threads that run already stay where they are. What a launcher forbids stays forbidden.
 
     Args:
-        gpu: of this rank.
+        gpu: domain, bus and device of this rank's GPU on PCI.
         sysfs: folder of Linux with PCI devices by their addresses.
     """
-    address = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
+    domain, bus, device = gpu
+    address = f"{domain:04x}:{bus:02x}:{device:02x}.0"
     if not hasattr(os, "sched_setaffinity"):
         return "CPUs are not bound to GPUs: this system cannot bind processes"
     try:

@@ -114,8 +114,8 @@ def to_device(
     return [
         DeviceMicrobatch(
             moved[number],
-            moved[number + count],
-            moved[number + 2 * count],
+            moved[count + number],
+            moved[2 * count + number],
             len(m.tokens),
             float(m.loss_mask.sum(dtype=torch.float64)),
             None if m.document_starts is None else Documents.of(m.document_starts, move),

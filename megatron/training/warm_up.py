@@ -5,6 +5,8 @@ wait, and a load that waits for the device may never end if a communication hold
 waits for this rank.
 """
 
+import gc
+
 import torch
 
 from megatron.config.run_config import RunConfig
@@ -23,6 +25,7 @@ def warm_up(config: RunConfig, state: TrainState) -> None:
     if not config.train.skip_train:
         state.pipeline.warm_up(_nothing(config, groups.device))
         state.zero_gradients()
+        gc.collect()  # its passes refer to each other, and would keep the microbatch for a while
     for axis in (groups.world, groups.tensor_sums, groups.data, groups.pipeline):
         axis.all_reduce(torch.zeros(1, device=groups.device))
     if groups.device.type == "cuda":

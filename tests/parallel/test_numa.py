@@ -2,13 +2,12 @@
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from megatron.parallel.numa import bind_to_gpu, cpus_of
 
-GPU = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0)
+GPU = (0, 0x3B, 0)
 ADDRESS = "0000:3b:00.0"
 
 

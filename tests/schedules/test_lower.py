@@ -222,10 +222,10 @@ def test_ranks_meet_for_a_synchronous_output_layer(case: Case, seed: int, longes
         met = [(row[n], row[n + 1]) for row, n in zip(rows, at, strict=True)]
         assert {second.label for _, second in met} == {f"T{i}"}
         assert len({first.start for first, _ in met}) == 1
-        merged: Any = costs.comms["C1"]
-        reduced: Any = costs.comms["C2"]
-        assert {second.start for _, second in met} == {max(first.end for first, _ in met) + merged}
-        done = max(second.end for _, second in met) + reduced
+        assert {second.start for _, second in met} == {
+            max(first.end for first, _ in met) + costs.of_comm(Comm("C1", i))
+        }
+        done = max(second.end for _, second in met) + costs.of_comm(Comm("C2", i))
         assert all(row[n + 2].start >= done for row, n in zip(rows, at, strict=True))
 
 

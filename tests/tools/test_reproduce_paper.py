@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ CELL = Cell("1f1b", 8, 2048, "Vocab-1", "32k", 50.42, 15.63)
 
 
 def record(path: Path, mfus: list[float], *, ended: bool = True) -> None:
-    lines: list[dict[str, object]] = [{"event": "start"}]
+    lines: list[dict[str, Any]] = [{"event": "start"}]
     for number, mfu in enumerate(mfus, 1):
         ranks = [{"peak_memory": rank * number * GIBIBYTE} for rank in (1, 2)]
         lines.append({"event": "iterations", "iteration": number, "mfu": mfu, "ranks": ranks})

@@ -35,7 +35,7 @@ def measure(scale: Scale) -> Section:
     """Train every layout, and compare its losses with those of one rank."""
     device = scale.device.type
     alone = _losses("", 1, device)
-    rows: list[tuple[str, ...]] = []
+    rows: list[tuple[str, str, str]] = []
     values: dict[str, float | None] = {}
     for flags in LAYOUTS[: 1 if scale.small else None]:
         try:

@@ -26,12 +26,11 @@ def introduce(config: RunConfig, state: TrainState, start: Progress, log: Log) -
     whole = flops * train_config.global_batch_size
     words = vocabulary_words(model.vocab_size, config.data.added_entries)
     schedule = described(config.parallel.pipeline_schedule, state.run_plan)
-    told = introduction(config.parallel, train_config, words, schedule, counts, whole, peak)
-    lines = [*config.notes, *told]
-    if config.parallel.placement.machines > 1:
-        lines.append(links_in_words(config.parallel))
-    for line in lines:
+    lines = introduction(config.parallel, train_config, words, schedule, counts, whole, peak)
+    for line in (*config.notes, *lines):
         log.say(line)
+    if config.parallel.placement.machines > 1:
+        log.say(links_in_words(config.parallel))
     total = total_iterations(train_config, start)
     log.write(
         Started(
