@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from megatron.schedules.lower import Run, lower
 from megatron.schedules.needs import Comm, CommKind, needs, participants, sources
 from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan
@@ -72,6 +73,12 @@ def test_a_last_stage_that_looks_ahead_reads_embeddings(
 def test_a_rank_with_both_ends_waits_for_both(rank: int, item: str, expected: list[str]) -> None:
     assert list(map(str, needs(FOLDED, rank, Pass.parse(item)))) == expected
     assert sources(FOLDED, Comm("CIB", 0)) == ((0, Pass("B", 0)), (0, Pass("B", 0, 1)))
+
+
+def test_a_gradient_of_both_ends_is_sent_once_both_are_there() -> None:
+    [row, _] = lower(FOLDED).rows
+    steps = [str(step.item) if isinstance(step, Run) else str(step.comm) for step in row]
+    assert steps.index("CIB 0") > max(steps.index("B0"), steps.index("B0.1"))
 
 
 NAIVE = Plan.from_text(
