@@ -146,8 +146,8 @@ def touches(model: RankModel, plan: Plan) -> dict[int, frozenset[Touch]]:
         for parameter in module.parameters():
             kind: PassKind = products if id(parameter) in matrices else "B"
             found[id(parameter)].add((kind, chunk))
-    for layer, chunk in _embeddings(model):
-        found[id(layer.weight)].add(("IB", 0) if sharded else ("B", _chunk(chunk)))
+    for layer, reader in _embeddings(model):
+        found[id(layer.weight)].add(("IB", 0) if sharded else ("B", _chunk(reader)))
     if model.output_layer is not None:
         by: Touch = ("T", 0) if sharded else (products, _chunk(model.placement.last_chunk))
         found[id(model.output_layer.weight)].add(by)
@@ -161,8 +161,8 @@ def reads(model: RankModel, plan: Plan) -> dict[int, frozenset[Touch]]:
     for module, chunk in _parts(model):
         for parameter in module.parameters():
             found[id(parameter)].add(("F", chunk))
-    for layer, chunk in _embeddings(model):
-        found[id(layer.weight)].add(("IF", 0) if sharded else ("F", _chunk(chunk)))
+    for layer, reader in _embeddings(model):
+        found[id(layer.weight)].add(("IF", 0) if sharded else ("F", _chunk(reader)))
     if model.output_layer is not None:
         by: Touch = ("S", 0) if sharded else ("F", _chunk(model.placement.last_chunk))
         found[id(model.output_layer.weight)].add(by)

@@ -128,8 +128,8 @@ def check(by_rank: list[RankRun], expected: Expected, job: Job) -> None:
     first = by_rank[0]
     assert first.losses == pytest.approx(wanted.losses, rel=1e-5)
     assert len(first.depth_losses) == len(wanted.depth_losses) == job.iterations
-    for found, expected in zip(first.depth_losses, wanted.depth_losses, strict=True):
-        assert found == pytest.approx(expected, rel=1e-5)
+    for found, losses in zip(first.depth_losses, wanted.depth_losses, strict=True):
+        assert found == pytest.approx(losses, rel=1e-5)
     assert first.gradient_norms == pytest.approx(wanted.gradient_norms, rel=1e-5)
     gradients = assemble([own.first_gradients for own in by_rank])
     assert gradients.keys() == wanted.first_gradients.keys()
