@@ -65,6 +65,10 @@ class OwnStages(nn.Module):
         for linear, twin in zip(self._patched, self._twins, strict=True):
             linear.__dict__["forward"] = twin.forward
 
+    ahead_layer = None
+    mtp_depths = 0
+    mtp_factor = 0.0
+
     @property
     def gathering(self) -> list[Tensor]:
         """The parameters whose gradients passes add up in ``main_grad``, each once."""
@@ -83,6 +87,7 @@ class OwnStages(nn.Module):
         documents: Documents | None = None,
         positions_bs: Tensor | None = None,
         left_out: list[Again] | None = None,
+        ahead_bwh: Tensor | None = None,
     ) -> Tensor:
         """Run one stage; it sees to its own dropout.
 
@@ -91,7 +96,8 @@ class OwnStages(nn.Module):
         """
         assert documents is None, "a runner's microbatches have none"
         assert positions_bs is None, "a runner's microbatches have none"
-        assert left_out is None, "a runner's plan has no R"
+        assert not left_out, "a runner's plan has no R"
+        assert ahead_bwh is None, "a runner's stages predict one token"
         y_bsh: Tensor = self.chunks[chunk](x_bsh)
         if y_bsh.shape != x_bsh.shape or y_bsh.dtype != x_bsh.dtype:
             raise ValueError(
@@ -182,7 +188,7 @@ class WholeVocabulary(VocabularyPasses):
         with torch.set_grad_enabled(self._training):
             x_bsh = x_nh.view(own.samples, -1, x_nh.shape[-1]).requires_grad_(self._training)
             loss = self._head(x_bsh, own.targets_n.view(own.samples, -1))
-        self.losses[i] = loss.detach()
+        self.losses[i] = loss.detach().view(1)
         if self._training:
             loss.backward()
             assert x_bsh.grad is not None, "the loss does not depend on the last stage's output"

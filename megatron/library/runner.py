@@ -126,12 +126,12 @@ class PipelineRunner:
         communicator = Communicator(
             self._groups, self.plan, self._passes, self._lane, shape, self._dtype
         )
-        self._passes.begin(batch, 0, training)
+        self._passes.begin(batch, 0, training=training, predicts_ahead=False)
         for part in (self._embedding, self._head):
             if part is not None:
                 part.train(training)
         Executor(self._passes, communicator).run(program)
-        loss = self._passes.loss(self._device).to(statistics_dtype(self._dtype))
+        loss: Tensor = self._passes.loss(self._device)[0].to(statistics_dtype(self._dtype))
         self._groups.pipeline.all_reduce(loss)
         return loss
 

@@ -1,9 +1,10 @@
 """The parts of the model that one pipeline rank owns, and the forward of its stages.
 
 A rank owns one chunk of transformer layers for each stage that is placed on it. The first stage
-adds the position table, the last stage the final norm. The vocabulary matrices are on the first and
-the last stage, shared by its tensor-parallel ranks, or every rank of the replica holds a shard of
-them. Backwards, order and communication are not here: the runtime runs these parts as passes.
+adds the position table, the last stage the final norm and the layers of multi-token prediction. The
+vocabulary matrices are on the first and the last stage, shared by its tensor-parallel ranks, or
+every rank of the replica holds a shard of them. Backwards, order and communication are not here:
+the runtime runs these parts as passes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,9 +28,11 @@ from megatron.model.build_layer import build_layer
 from megatron.model.config import ModelConfig
 from megatron.model.init import initialise
 from megatron.model.layer_spec import RotationSpec, layer_spec, norm_spec
+from megatron.model.mtp import MultiTokenPrediction
 from megatron.model.ownership import (
     EMBEDDING_NORM,
     FINAL_NORM,
+    MULTI_TOKEN_PREDICTION,
     OUTPUT_LAYER,
     POSITION_EMBEDDINGS,
     WORD_EMBEDDINGS,
@@ -114,6 +117,10 @@ class RankModel(nn.Module):
     Attributes:
         kernels: of that device and type.
         stream_dtype: of the residual stream.
+        input_layer: word embeddings, on the first stage or everywhere.
+        ahead_layer: word embeddings of the tokens that follow, on a last stage with multi-token
+            prediction or everywhere; where there is an input layer it is that one.
+        output_layer: on the last stage or everywhere.
     """
 
     def __init__(
@@ -153,7 +160,8 @@ class RankModel(nn.Module):
             self.output_layer = self._make_output_layer(
                 placement.output_shard, dtype, device, vocab_recompute
             )
-        self.positions = self.embedding_norm = self.final_norm = None
+        self.ahead_layer = self._make_ahead_layer(dtype, device)
+        self.positions = self.embedding_norm = self.final_norm = self.mtp = None
         norm = norm_spec(config)
         if placement.first_chunk is not None and config.embed_layernorm:
             self.embedding_norm = norm.build(h, device, dtype, self.kernels)
@@ -166,6 +174,17 @@ class RankModel(nn.Module):
             )
         if placement.last_chunk is not None:
             self.final_norm = norm.build(h, device, dtype, stream_kernels)
+            if config.mtp_num_layers:
+                self.mtp = MultiTokenPrediction(
+                    config,
+                    device,
+                    dtype,
+                    self.kernels,
+                    tensor,
+                    recomputation,
+                    stream_kernels,
+                    self.stream_dtype,
+                )
 
     def _make_output_layer(
         self, shard: VocabularyShard, dtype: torch.dtype, device: torch.device, recompute: bool
@@ -181,17 +200,34 @@ class RankModel(nn.Module):
             weight = nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
         return OutputLayer(shard, weight, options, self.kernels, recompute)
 
+    def _make_ahead_layer(self, dtype: torch.dtype, device: torch.device) -> InputLayer | None:
+        config, output_layer = self.config, self.output_layer
+        if not config.mtp_num_layers or output_layer is None:
+            return None
+        if self.input_layer is not None:
+            return self.input_layer
+        weight = output_layer.weight if config.tie_embeddings else None
+        return InputLayer(output_layer.shard, config.hidden_size, dtype, device, weight)
+
     @property
-    def holds_tied_copy(self) -> bool:
-        """Whether the output matrix here is a copy of the embedding on another rank.
+    def mtp_depths(self) -> int:
+        """Further tokens that every token predicts besides the next one, D."""
+        return self.config.mtp_num_layers
+
+    @property
+    def mtp_factor(self) -> float:
+        """Weight of the mean of their losses."""
+        return self.config.mtp_loss_scaling_factor
+
+    @property
+    def embedding_copy(self) -> InputLayer | OutputLayer | None:
+        """The layer here whose matrix is a copy of the embedding on another rank, if there is one.
 
         The gradients of both copies must be summed, and this copy does not count in the norm.
         """
-        return (
-            self.config.tie_embeddings
-            and self.output_layer is not None
-            and self.input_layer is None
-        )
+        if self.input_layer is not None or not self.config.embeds_at_both_ends:
+            return None
+        return self.output_layer if self.config.tie_embeddings else self.ahead_layer
 
     def forward(
         self,
@@ -203,6 +239,7 @@ class RankModel(nn.Module):
         documents: Documents | None = None,
         positions_bs: Tensor | None = None,
         left_out: list[Again] | None = None,
+        ahead_bwh: Tensor | None = None,
     ) -> Tensor:
         """Run one stage: from the embedding or the previous stage's output to its own output.
 
@@ -218,6 +255,9 @@ class RankModel(nn.Module):
             documents: of the microbatch, none of which sees another, if there are any.
             positions_bs: of all its tokens; ``None``: 0, 1, 2, ... in every sample.
             left_out: gets the groups of layers that the backward needs computed again.
+            ahead_bwh: embeddings of the tokens that follow, on the last stage, to predict further
+                tokens from; ``None``: only the next token is predicted. The output then has a
+                further b samples for every depth.
         """
 
         def seeds(layer: int) -> DropoutSeeds | None:
@@ -241,6 +281,9 @@ class RankModel(nn.Module):
         if chunk == self.placement.last_chunk:
             assert self.final_norm is not None
             x_bsh = self.final_norm(x_bsh)
+            if ahead_bwh is not None:
+                assert self.mtp is not None
+                x_bsh = self.mtp(x_bsh, ahead_bwh, seeds)
         return x_bsh
 
     def _ropes_at(
@@ -298,10 +341,11 @@ class RankModel(nn.Module):
             for index, layer in self._numbered_layers(chunk):
                 yield from self._owned(layer_prefix(index), layer)
         yield from self._owned(f"{FINAL_NORM}.", self.final_norm)
+        yield from self._owned(f"{MULTI_TOKEN_PREDICTION}.", self.mtp)
         if self.output_layer is not None and not self.config.tie_embeddings:
             yield self._vocabulary_matrix(OUTPUT_LAYER, self.output_layer)
-        elif self.holds_tied_copy and self.output_layer is not None:
-            yield self._vocabulary_matrix(WORD_EMBEDDINGS, self.output_layer, is_copy=True)
+        if self.embedding_copy is not None:
+            yield self._vocabulary_matrix(WORD_EMBEDDINGS, self.embedding_copy, is_copy=True)
 
     def _owned(self, prefix: str, module: nn.Module | None) -> Iterator[OwnedParameter]:
         """Yield the parameters of a part of the model, if it is here."""

@@ -4,6 +4,10 @@ The weight g is the token's mask times the loss scale, divided by the number of 
 global batch; every rank knows them without asking. How many tokens count is known at the end of the
 iteration only, over all replicas (``megatron.optimizer.global_state``); losses and gradients are
 scaled then.
+
+With multi-token prediction the same tokens are further samples of the output layer, one for every
+depth: depth k predicts the label k positions on. Its loss is, as in Megatron, the mean over those
+of a microbatch whose label counts there; positions without such a label have weight 0.
 """
 
 from collections.abc import Sequence
@@ -13,6 +17,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from megatron.kernels.documents import Documents
 
@@ -54,6 +59,7 @@ class DeviceMicrobatch:
         valid_tokens: sum of the mask, a number of the host.
         documents: none of which sees another; ``None``: tokens see all earlier ones.
         positions_bs: of every token, [b, s], sample by sample; ``None``: 0, 1, 2, ... in each.
+        ahead_n: ids of the tokens that follow, if further ones are predicted (``with_depths``).
     """
 
     tokens_n: Tensor
@@ -63,6 +69,7 @@ class DeviceMicrobatch:
     valid_tokens: float
     documents: Documents | None = None
     positions_bs: Tensor | None = None
+    ahead_n: Tensor | None = None
 
     def part_by_part(self, parts: int) -> "DeviceMicrobatch":
         """Return the same with its tokens in the order that sequence parallelism leaves them in.
@@ -74,18 +81,53 @@ class DeviceMicrobatch:
         Args:
             parts: into which every sample is cut; with 1 nothing changes.
         """
-        if parts == 1:
-            return self
-
-        def ordered(tensor_n: Tensor) -> Tensor:
-            return tensor_n.view(self.samples, parts, -1).transpose(0, 1).flatten()
-
+        assert self.ahead_n is None, "further tokens come last"
         return replace(
             self,
-            tokens_n=ordered(self.tokens_n),
-            targets_n=ordered(self.targets_n),
-            weight_n=ordered(self.weight_n),
+            tokens_n=_by_parts(self.tokens_n, self.samples, parts),
+            targets_n=_by_parts(self.targets_n, self.samples, parts),
+            weight_n=_by_parts(self.weight_n, self.samples, parts),
         )
+
+    def with_depths(self, depths: int, factor: float, parts: int) -> "DeviceMicrobatch":
+        """Return the same ``part_by_part``, with what multi-token prediction adds.
+
+        Targets and weights then have b further samples for every depth. The ids ahead are, for
+        every part of every sample, the part itself from its second token on and as many tokens
+        more as there are depths; after the end of a sample they are 0, as in Megatron.
+
+        Args:
+            depths: D, 1 or more.
+            factor: weight of the mean of the depths' losses.
+            parts: into which every sample is cut.
+        """
+        ids_bs, *rest = (
+            tensor_n.view(self.samples, -1)
+            for tensor_n in (self.tokens_n, self.targets_n, self.weight_n)
+        )
+        targets_bs, weight_bs = rest
+        targets, weights = [targets_bs], [weight_bs]
+        for depth in range(1, depths + 1):
+            shifted_bs = functional.pad(weight_bs[:, depth:], (0, depth))
+            # The mean over what is left counts as the mean over all: both are sums until the end.
+            share = weight_bs.sum() / shifted_bs.sum()
+            share = torch.where(share.isfinite(), share, 0) * (factor / depths)
+            targets.append(functional.pad(targets_bs[:, depth:], (0, depth)))
+            weights.append(shifted_bs * share)
+        length, samples = ids_bs.shape[1] // parts, (1 + depths) * self.samples
+        ahead = functional.pad(ids_bs[:, 1:], (0, depths)).unfold(1, length + depths - 1, length)
+        return replace(
+            self,
+            tokens_n=_by_parts(self.tokens_n, self.samples, parts),
+            targets_n=_by_parts(torch.cat(targets), samples, parts),
+            weight_n=_by_parts(torch.cat(weights), samples, parts),
+            ahead_n=ahead.transpose(0, 1).flatten(),
+        )
+
+
+def _by_parts(tensor: Tensor, samples: int, parts: int) -> Tensor:
+    """Return what tokens have, flattened: the first part of every sample, then the second, ..."""
+    return tensor.reshape(samples, parts, -1).transpose(0, 1).flatten()
 
 
 def to_device(

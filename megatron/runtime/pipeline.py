@@ -156,7 +156,7 @@ class PipelineRank:
         """
         plan, replicas = self.train_program.plan, self._replication
         running = self._install(plan_of_one(plan), self.costs, with_steps=False)
-        running.passes.begin([microbatch], 0, training=True)
+        running.passes.begin([microbatch], 0, training=True, predicts_ahead=True)
         running.executor.run(running.training)
         work = self._replica_work(plan)
         if work is not None and replicas is not None and replicas.optimizer is not None:
@@ -169,7 +169,15 @@ class PipelineRank:
         passes = StagePasses(self.model, plan, rank, self.store, self._seed, replica)
         parts, stream_dtype = self.model.tensor.sequence_parts, self.model.stream_dtype
         placeholder = PlaceholderPasses(
-            plan, rank, self.store, shape, dtype, groups.device, parts, stream_dtype
+            plan,
+            rank,
+            self.store,
+            shape,
+            dtype,
+            groups.device,
+            parts,
+            stream_dtype,
+            self.model.config.mtp_num_layers,
         )
         communicator = Communicator(
             groups, plan, passes, self._lane, shape, dtype, parts, stream_dtype
@@ -241,19 +249,27 @@ class PipelineRank:
                 answer alike on every rank.
 
         Returns:
-            This rank's part of the loss, a scalar on the device; the sum over ranks is the loss.
-            ``None`` if the gate answered no; in that case no gradient has changed.
+            This rank's part of the loss and of the losses of the D depths of multi-token
+            prediction, [1 + D] on the device; the sums over ranks are the losses. ``None`` if the
+            gate answered no; in that case no gradient has changed.
         """
         running = self._installed
-        running.passes.begin(batch, iteration, training=True)
+        running.passes.begin(batch, iteration, training=True, predicts_ahead=True)
         if not running.executor.run(running.training, recorder, gate):
             return None
         return running.passes.loss(self._groups.device)
 
-    def evaluate(self, batch: Sequence[DeviceMicrobatch]) -> torch.Tensor:
-        """Run only the forward; return this rank's part of the loss as ``train`` does."""
+    def evaluate(
+        self, batch: Sequence[DeviceMicrobatch], *, predicts_ahead: bool = False
+    ) -> torch.Tensor:
+        """Run only the forward; return this rank's part of the loss as ``train`` does.
+
+        Args:
+            batch: as for ``train``.
+            predicts_ahead: whether further tokens than the next are predicted, if the model can.
+        """
         running = self._installed
-        running.passes.begin(batch, 0, training=False)
+        running.passes.begin(batch, 0, training=False, predicts_ahead=predicts_ahead)
         with torch.no_grad():
             running.executor.run(running.evaluation)
         return running.passes.loss(self._groups.device)
@@ -266,7 +282,7 @@ class PipelineRank:
             earliest in the data flow; the same on every rank. ``None`` if all values are finite.
         """
         with self._installed.passes.watching() as sightings:
-            self.evaluate(batch)
+            self.evaluate(batch, predicts_ahead=True)
         everywhere = [
             (microbatch, stage, rank, what)
             for rank, own in enumerate(self._groups.world.all_gather_object(sightings))

@@ -30,6 +30,21 @@ class StageModel(Protocol):
         """The rows of the output matrix that are here, if any."""
         ...
 
+    @property
+    def ahead_layer(self) -> InputLayer | None:
+        """The embedding of the tokens that follow, where further tokens are predicted."""
+        ...
+
+    @property
+    def mtp_depths(self) -> int:
+        """Further tokens that every token predicts besides the next one, D."""
+        ...
+
+    @property
+    def mtp_factor(self) -> float:
+        """Weight of the mean of their losses."""
+        ...
+
     def __call__(
         self,
         chunk: int,
@@ -40,6 +55,7 @@ class StageModel(Protocol):
         documents: Documents | None = None,
         positions_bs: Tensor | None = None,
         left_out: list[Again] | None = None,
+        ahead_bwh: Tensor | None = None,
     ) -> Tensor:
         """Run one stage, as ``RankModel.forward`` does."""
         ...

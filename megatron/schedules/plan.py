@@ -25,6 +25,8 @@ class Plan:
             synchronous, S and T of a microbatch stand next to each other. Even then, a rank waits
             for the collectives of the input layer only where a pass needs them.
         forward_only: the plan is for evaluation and has no B, W and IB.
+        looks_ahead: the last stage reads embeddings too, those of the tokens that follow
+            (multi-token prediction). If the vocabulary is split, CIF and CIB serve both ends.
     """
 
     rows: tuple[tuple[Pass, ...], ...]
@@ -32,6 +34,7 @@ class Plan:
     microbatches: int
     treatment: Treatment = TREATMENTS["none"]
     forward_only: bool = False
+    looks_ahead: bool = False
 
     @property
     def ranks(self) -> int:
@@ -67,6 +70,8 @@ class Plan:
         ]
         if self.forward_only:
             header.append("forward only")
+        if self.looks_ahead:
+            header.append("looks ahead")
         rows = (f"{rank}: {' '.join(map(str, row))}" for rank, row in enumerate(self.rows))
         return "\n".join([*header, *rows]) + "\n"
 
@@ -102,6 +107,7 @@ class Plan:
             microbatches=int(header["microbatches"]),
             treatment=TREATMENTS[header["vocabulary"]],
             forward_only="forward" in header,
+            looks_ahead="looks" in header,
         )
 
 
@@ -111,6 +117,7 @@ _HEADER: Final = {
     "stages": re.compile(r"\d{1,18}\.\d{1,18}( +\d{1,18}\.\d{1,18})*"),
     "vocabulary": re.compile("|".join(_NAMES)),
     "forward": re.compile("only"),
+    "looks": re.compile("ahead"),
 }
 _OLD_HEADER: Final = {
     "barriers": re.compile(r"none|\d+"),
@@ -135,8 +142,8 @@ def _add_header(header: dict[str, str], name: str, value: str) -> None:
     if not known[name].fullmatch(value):
         raise ValueError(
             f"'{name} {value[:40]}' cannot be read: write 'microbatches M', "
-            f"'stages RANK.CHUNK ...', 'vocabulary NAME' with one of {', '.join(_NAMES)}, or "
-            "'forward only'"
+            f"'stages RANK.CHUNK ...', 'vocabulary NAME' with one of {', '.join(_NAMES)}, 'forward "
+            "only', or 'looks ahead'"
         )
     header[name] = value
 

@@ -82,7 +82,7 @@ def set_up(
         digests = {**prepared.digests, **run_digests(config, run_plan)}
         prepared = replace(prepared, run_plan=run_plan, digests=digests)
     check_agreement(rendezvous, prepared.digests)
-    ends = ends_with_copies(prepared.run_plan.plan, config.model.tie_embeddings)
+    ends = ends_with_copies(prepared.run_plan.plan, config.model.embeds_at_both_ends)
     links = links_of(prepared.run_plan.plan)
     groups = connect(config.parallel, prepared.grid, rendezvous, local_rank, ends, links)
     record_memory(config.log, groups.device)

@@ -92,7 +92,7 @@ def connect(
         grid: of all ranks of the job.
         rendezvous: where the ranks have met.
         local_rank: this rank's number on its machine, which is also the number of its GPU.
-        ends: pipeline ranks that hold copies of tied weights (see ``ends_with_copies``).
+        ends: pipeline ranks that hold copies of the embedding (see ``ends_with_copies``).
         links: between stages (see ``links_of``); with NCCL each is a communicator.
     """
     device = torch.device(config.device)
@@ -125,18 +125,18 @@ def connect(
     return make_groups(grid, device, timeout, ends, links, limits)
 
 
-def ends_with_copies(plan: Plan, tied: bool) -> tuple[int, int]:
-    """Return the two pipeline ranks that hold copies of tied weights.
+def ends_with_copies(plan: Plan, at_both_ends: bool) -> tuple[int, int]:
+    """Return the two pipeline ranks that hold copies of the embedding's matrix.
 
     If there are no copies, the two are the same rank.
 
     Args:
         plan: tells which ranks hold the first and the last stage.
-        tied: whether input and output layer are one matrix. Unless the vocabulary is split, two
-            ranks then hold a copy of it.
+        at_both_ends: whether both ends need the matrix. Unless the vocabulary is split, two ranks
+            then hold a copy of it.
     """
     first, last = plan.stages[0][0], plan.stages[-1][0]
-    return first, last if tied and not plan.treatment.is_sharded else first
+    return first, last if at_both_ends and not plan.treatment.is_sharded else first
 
 
 def leave(groups: Groups) -> NoReturn:

@@ -174,7 +174,7 @@ def _state(gpu: PretendedGpu, config: RunConfig, rank: int) -> TrainState:
         name = name_of(use, own, grid.world_size)
         return PretendedNccl(gpu, name, own.index(rank) if rank in own else 0, len(own))
 
-    ends = ends_with_copies(run_plan.plan, config.model.tie_embeddings)
+    ends = ends_with_copies(run_plan.plan, config.model.embeds_at_both_ends)
     groups = connect_grid(grid, rank, DEVICE, ends, connect, links_of(run_plan.plan))
     return build_train_state(config, groups, run_plan)
 

@@ -22,7 +22,7 @@ from pretended_gpu.sound import assert_sound, transfers
 from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
-from megatron.layers.recompute import PARTS, Recomputation
+from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Recomputation
 from megatron.optimizer.config import LossScaleConfig
 from megatron.runtime.communicator import links_of
 from megatron.schedules.check import expected_passes
@@ -97,10 +97,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "rotary_interleaved": True,
         "use_rope_scaling": True,
     },
+    "further tokens": {"mtp_num_layers": 2, "position_embedding_type": "rope"},
 }
 
 
-OF_THE_OUTPUT_LAYER = ("fp32", "loss", "empty shard")
+OF_THE_OUTPUT_LAYER = ("fp32", "loss", "empty shard", "further tokens")
 """The variants that each treatment may meet in code of its own."""
 
 
@@ -238,6 +239,14 @@ def test_ranks_that_share_layers(
     assert uses == {"tensor", "control", *links, *summed}
 
 
+@pytest.mark.parametrize("treatment", ["none", "vocab-2"])
+def test_ranks_that_share_layers_of_further_tokens(treatment: str, gpus: GpuPool) -> None:
+    options = GPTOptions(num_layers=4, tie_embeddings=False, **VARIANTS["further tokens"])
+    layout = Layout(2, treatment, "zb-h1", tensor=2, sequence=True)
+    job = Job(options, 2, microbatches=4, sequence=12)
+    assert_sound(gpus.map(run, job.config(layout, torch.bfloat16), ranks=layout.world_size))
+
+
 def test_nothing_grows_later_either(gpus: GpuPool) -> None:
     config = Job(GPTOptions(num_layers=4), microbatches=5).config(Layout(2, "vocab-2", "zb-v"))
     found = gpus.map(run_longer, config, ranks=2)
@@ -309,6 +318,30 @@ def test_memory_of_other_models(variant: str, schedule: str, gpus: GpuPool) -> N
     config = paper_config(
         Layout(2, "vocab-2", schedule), 32_000, layers=4, micro_batch_size=4, **VARIANTS[variant]
     )
+    own = memory(config, gpus)
+    assert own.faults == []
+    assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "treatment", "recomputation"),
+    [
+        ("1f1b", "vocab-2", NO_RECOMPUTATION),
+        ("1f1b", "none", NO_RECOMPUTATION),
+        ("zb-h1", "vocab-2", NO_RECOMPUTATION),
+        ("1f1b", "vocab-1", Recomputation(group=1)),
+        pytest.param("zb-v", "vocab-1", NO_RECOMPUTATION, marks=pytest.mark.full),
+    ],
+    ids=str,
+)
+def test_memory_of_further_tokens_is_what_a_dry_run_says(
+    schedule: str, treatment: str, recomputation: Recomputation, gpus: GpuPool
+) -> None:
+    further = VARIANTS["further tokens"]
+    config = paper_config(
+        Layout(3, treatment, schedule), 32_000, layers=6, micro_batch_size=2, **further
+    )
+    config = replace(config, train=replace(config.train, recomputation=recomputation))
     own = memory(config, gpus)
     assert own.faults == []
     assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)

@@ -70,17 +70,24 @@ def _send(kind: str, source: Node, target: Node, before: dict[Node, set[Node]]) 
 
 
 def _input_layer(plan: Plan, i: int, before: dict[Node, set[Node]]) -> None:
-    """IF of all ranks ahead of the first F; IB of every rank behind the B of that stage."""
-    ranks, (first, chunk) = range(plan.ranks), plan.stages[0]
+    """IF of all ranks ahead of the first F; IB of every rank behind the B of that stage.
+
+    If the last stage looks ahead, the same with both stages.
+    """
+    ranks, readers = range(plan.ranks), {plan.stages[0]}
+    if plan.looks_ahead:
+        readers.add(plan.stages[-1])
     before[-1, f"CIF {i}"] = {(rank, f"IF{i}") for rank in ranks}
-    before[first, label("F", i, chunk)].add((-1, f"CIF {i}"))
+    for first, chunk in readers:
+        before[first, label("F", i, chunk)].add((-1, f"CIF {i}"))
     if plan.forward_only:
         return
-    backward = first, label("B", i, chunk)
-    before[-1, f"CIB {i}"] = {backward}
+    backwards = {(first, label("B", i, chunk)) for first, chunk in readers}
+    before[-1, f"CIB {i}"] = backwards
     for rank in ranks:
-        source = backward if rank == first else (-1, f"CIB {i}")
-        before[rank, f"IB{i}"] |= {source, (rank, f"IF{i}")}
+        has_all = all(first == rank for first, _ in readers)
+        before[rank, f"IB{i}"] |= backwards if has_all else {(-1, f"CIB {i}")}
+        before[rank, f"IB{i}"].add((rank, f"IF{i}"))
 
 
 _STEPS = {

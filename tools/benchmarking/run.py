@@ -53,7 +53,7 @@ def run_rank(case: BenchmarkCase, result: Path) -> None:
     run_plan = make_run_plan(short)
     job = join(config.parallel)
     check_agreement(job, run_digests(short, run_plan))
-    ends = ends_with_copies(run_plan.plan, config.model.tie_embeddings)
+    ends = ends_with_copies(run_plan.plan, config.model.embeds_at_both_ends)
     local_rank = int(os.environ["LOCAL_RANK"])
     links = links_of(run_plan.plan)
     groups = connect(config.parallel, config.parallel.grid, job, local_rank, ends, links)

@@ -404,7 +404,7 @@ FEATURES: Final = (
         --q-lora-rank N --kv-lora-rank N --qk-head-dim N --qk-pos-emb-head-dim N --v-head-dim N
         --sliding-window-size N --sliding-window N --interleave-sliding-window N
         --softmax-type N --attention-output-gate --attention-chunk-size N --attention-bias
-        --mtp-num-layers N --mtp-* [...] --mamba-* [...]
+        --mtp-* [...] --mamba-* [...]
         --hybrid-* [...] --is-hybrid-model --linear-attention-* [...]
         --heterogeneous-layers-* [...] --use-kan --lora-* [...]
         --use-embedding-scaling --use-normhead --compression-training

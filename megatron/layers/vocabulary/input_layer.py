@@ -15,14 +15,22 @@ class InputLayer(nn.Module):
         hidden_size: h.
         dtype: of the weight and the embeddings.
         device: of the weight.
+        weight: [rows, h], if the layer shares that of another one.
     """
 
     def __init__(
-        self, shard: VocabularyShard, hidden_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        shard: VocabularyShard,
+        hidden_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        weight: nn.Parameter | None = None,
     ) -> None:
         super().__init__()
         self.shard = shard
-        self.weight = nn.Parameter(torch.empty(shard.rows, hidden_size, dtype=dtype, device=device))
+        if weight is None:
+            weight = nn.Parameter(torch.empty(shard.rows, hidden_size, dtype=dtype, device=device))
+        self.weight = weight
 
     @torch.no_grad()
     def lookup(self, tokens_n: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Final
 
 from megatron.schedules.costs import HopTime
 from megatron.schedules.needs import CommKind
-from megatron.schedules.passes import PassKind
+from megatron.schedules.passes import CHUNKED_KINDS, PassKind
 from megatron.schedules.treatments import FP32_OF_A_TOKEN, Payload, Treatment
 from megatron.simulator.costs.device import UNFUSED, Device, Traffic
 from megatron.simulator.costs.machines import ONE_MACHINE, Machines
@@ -22,6 +22,11 @@ CORE_TRAFFIC: Final = 8 / 46
 NORMS_TRAFFIC: Final = 8 / 46
 MLP_TRAFFIC: Final = 16 / 46
 """Shares that the parts of a layer have in the traffic of its forward, as ``UNFUSED`` counts it."""
+
+JOINING_FORWARD: Final = 20 / 46
+JOINING_BACKWARD: Final = 18 / 62
+"""The same for what a further token that is predicted adds to its layer: three norms (4 bytes
+forward, 6 backward), and two activations that are copied next to each other (8)."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,48 @@ class ModelTimes:
             [device.product("backward", shape.hidden_flops(window)) for window in shape.windows],
         )
 
+    def further_tokens(self, treatment: Treatment) -> dict[PassKind, float]:
+        """Return what further tokens that are predicted add to each pass of the last stage.
+
+        Each has a layer like the last one of the model, and a product before it, whose input the
+        tensor ranks gather if they have parts of it, and whose outputs they put together. If the
+        vocabulary is not split, the stage looks the tokens' embeddings up itself.
+
+        Args:
+            treatment: how the vocabulary layers are run.
+        """
+        shape, device, traffic = self.shape, self.device, self.traffic
+        added: dict[PassKind, float] = dict.fromkeys(CHUNKED_KINDS, 0.0)
+        if not shape.depths:
+            return added
+        if not treatment.is_sharded:
+            added = self.whole_input()
+        split_sequence = shape.tensor.sequence_parallel
+        forward, backward = JOINING_FORWARD * traffic.layer_forward, traffic.layer_backward
+        backward *= JOINING_BACKWARD
+        joining: dict[PassKind, float] = {
+            "F": device.product("forward", shape.joining_flops)
+            + self._layer_traffic(forward, forward)
+            + (3 if split_sequence else 1) * self._round(),
+            "B": device.product("backward", shape.joining_flops)
+            + self._layer_traffic(backward, backward)
+            + (3 if split_sequence else 4) * self._round(),
+            "W": device.product("backward", shape.joining_flops)
+            + (2 * self._round() if split_sequence and self.split_backward else 0.0),
+        }
+        hidden = shape.hidden_flops(shape.last_window)
+        again = 2 + shape.recomputed.core
+        less: dict[PassKind, float] = {
+            "F": device.product("forward", hidden),
+            "B": device.product("backward", again * hidden),
+        }
+        if shape.repeats_depths:
+            repeated = device.product("backward", shape.depth_repeated_flops)
+            joining["B"] += repeated + self._around_forward()
+        for kind, layer in self.layer().items():
+            added[kind] += shape.depths * (layer + joining[kind] - less.get(kind, 0.0))
+        return added
+
     def _around_forward(self) -> float:
         """Return the time of a layer's F beside its products."""
         traffic = self.traffic
@@ -118,10 +165,15 @@ class ModelTimes:
         of_a_rank = (all_of_it - outside) / tensor.ranks + outside / tensor.sequence_parts
         return self.device.traffic(of_a_rank * self.shape.elements)
 
-    def _round(self) -> float:
-        """Return the time in which the tensor ranks gather, or scatter, an activation."""
-        across = self.machines.across(self.device)
-        return across.round(ACTIVATION_BYTES * self.shape.elements, self.shape.tensor.ranks)
+    def _round(self, elements: int | None = None) -> float:
+        """Return the time in which the tensor ranks gather, or scatter, an activation.
+
+        Args:
+            elements: of the activation; ``None``: of one between two layers.
+        """
+        shape = self.shape
+        size = ACTIVATION_BYTES * (shape.elements if elements is None else elements)
+        return self.machines.across(self.device).round(size, shape.tensor.ranks)
 
     def whole_output(self) -> dict[PassKind, float]:
         """Return the time that an output layer on the last stage adds to each pass of it.
@@ -129,15 +181,16 @@ class ModelTimes:
         The tensor ranks share it: they gather its input if they have parts of it, and its gradient
         leaves it as it leaves a layer.
         """
-        device, traffic, tensor = self.device, self.traffic, self.shape.tensor
-        logits = self.shape.logits / tensor.ranks
-        product = device.product("output", self.shape.output_product_flops) / tensor.ranks
-        entering = self._round() if tensor.sequence_parallel else 0.0
-        leaving = self._round() if tensor.sequence_parallel else 2 * self._round()
+        shape, device, traffic, tensor = self.shape, self.device, self.traffic, self.shape.tensor
+        logits = shape.logits / tensor.ranks
+        product = device.product("output", shape.output_product_flops) / tensor.ranks
+        all_rounds = self._round(shape.output_elements)
+        entering = all_rounds if tensor.sequence_parallel else 0.0
+        leaving = all_rounds if tensor.sequence_parallel else 2 * all_rounds
         forward = product + device.traffic(traffic.loss_forward * logits) + self._overhead("S")
         forward += entering + self._statistics("statistics")
         loss = device.traffic(traffic.loss_backward * logits)
-        if self.shape.vocab_recompute:
+        if shape.vocab_recompute:
             loss += product + device.traffic(traffic.loss_forward * logits)
         if self.early_whole:
             early = product + device.traffic(traffic.early_gradient * logits) + leaving
@@ -171,13 +224,14 @@ class ModelTimes:
         product = device.product("output", shape.output_product_flops) / shards
         early = traffic.early_gradient if treatment.gradient_pass == "S" else 0.0
         again = shape.vocab_recompute  # relative to the maximum of all shards, in T as in S
-        scattered = traffic.scatter * shape.elements
+        looked_up = shape.elements * (2 if shape.depths else 1)  # for both ends of the pipeline
+        scattered = traffic.scatter * looked_up
         moved: dict[PassKind, float] = {
             "S": (traffic.loss_forward + early) * logits,
             "E": 0.0 if again else traffic.exponentials * logits,
             "T": (traffic.loss_backward + (traffic.loss_forward if again else traffic.rescale))
             * logits,
-            "IF": traffic.lookup * shape.elements,
+            "IF": traffic.lookup * looked_up,
             "IB": scattered + traffic.gradient * shape.vocabulary_parameters / shards,
         }
         return {
@@ -202,8 +256,12 @@ class ModelTimes:
         hop = self._hops([rank for rank, _ in stages])
         comms: dict[CommKind, HopTime] = {"X": hop, "G": hop}
         if treatment.is_sharded:
-            spread = self._part() + self._round()
-            comms |= {"C0": spread, "CIF": self._reduced(), "CIB": spread}
+            elements, ends = self.shape.elements, 2 if self.shape.depths else 1
+            comms |= {
+                "C0": self._spread(self.shape.output_elements),
+                "CIF": ends * self._reduced(elements),
+                "CIB": ends * self._spread(elements),
+            }
         for barrier in treatment.barriers:
             comms[barrier.kind] = sum(map(self._payload, barrier.carries))
         return comms
@@ -218,30 +276,34 @@ class ModelTimes:
         ]
         return hops if any(hop != near for hop in hops) else near
 
-    def _part(self) -> float:
+    def _part(self, elements: int) -> float:
         """Return the time of a tensor rank's part of an activation along the pipeline."""
-        size = ACTIVATION_BYTES * self.shape.elements / self.shape.tensor.ranks
+        size = ACTIVATION_BYTES * elements / self.shape.tensor.ranks
         return self.machines.along(self.device).message(size)
 
-    def _reduced(self) -> float:
+    def _spread(self, elements: int) -> float:
+        """Return the time to bring an activation of one stage to all ranks."""
+        return self._part(elements) + self._round(elements)
+
+    def _reduced(self, elements: int) -> float:
         """Return the time to add up an activation at one stage.
 
         Without sequence parallelism the stage's ranks gather their parts of the sum.
         """
         rounds = 1 if self.shape.tensor.sequence_parallel else 2
-        return self._part() + rounds * self._round()
+        return self._part(elements) + rounds * self._round(elements)
 
     def _payload(self, payload: Payload) -> float:
         """Return the seconds for a barrier's payload: the gradient of X, or numbers per token."""
         if payload == "gradient":
-            return self._reduced()
-        size = 4 * FP32_OF_A_TOKEN[payload] * self.shape.tokens
+            return self._reduced(self.shape.output_elements)
+        size = 4 * FP32_OF_A_TOKEN[payload] * self.shape.outputs
         return self.machines.along(self.device).message(size) + self._statistics(payload)
 
     def _statistics(self, payload: Payload) -> float:
         """Return the time in which the tensor ranks gather numbers of every token."""
         ranks = self.shape.tensor.ranks
-        size = 4 * FP32_OF_A_TOKEN[payload] * self.shape.tokens * ranks
+        size = 4 * FP32_OF_A_TOKEN[payload] * self.shape.outputs * ranks
         return self.machines.across(self.device).round(size, ranks)
 
     def _overhead(self, kind: PassKind) -> float:

@@ -23,6 +23,7 @@ class Sizes:
             pass. The size of a rank may also be a sequence with one number for each chunk.
         exponentials: held for one microbatch from S to T.
         embedding: held for one microbatch from IF to the F of the rank's first chunk.
+        ahead: held for one microbatch from IF to the F of the last stage, on its rank.
         factors: held for one chunk of one microbatch from B to W, if it is a separate pass;
             ``None``: as ``activation``. Layers that B computes again hold more for W than for B.
         repeated: held for one chunk of one microbatch from R to B, beside ``activation``.
@@ -36,6 +37,7 @@ class Sizes:
     activation: Size | Sequence[Sequence[float]] = 0.0
     exponentials: Size = 0.0
     embedding: Size = 0.0
+    ahead: Size = 0.0
     factors: Size | Sequence[Sequence[float]] | None = None
     repeated: Size | Sequence[Sequence[float]] = 0.0
     afterwards: Size = 0.0
@@ -83,7 +85,14 @@ def _changes(plan: Plan, sizes: Sizes, rank: int, item: Pass) -> tuple[float, ..
         _activation_change(plan, sizes, rank, item),
         held.exponentials * _at(sizes.exponentials, rank),
         held.embeddings * _at(sizes.embedding, rank),
+        _looking_ahead(plan, rank, item) * _at(sizes.ahead, rank),
     )
+
+
+def _looking_ahead(plan: Plan, rank: int, item: Pass) -> int:
+    """Return the change in microbatches whose embeddings the last stage has still to read ahead."""
+    is_reader = item.kind == "F" and (rank, item.chunk) == plan.stages[-1]
+    return (item.kind == "IF") - (is_reader and plan.treatment.is_sharded)
 
 
 def _activation_change(plan: Plan, sizes: Sizes, rank: int, item: Pass) -> float:

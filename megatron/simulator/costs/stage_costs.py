@@ -1,7 +1,8 @@
 """Costs of the stages of a plan, for any distribution of the layers.
 
 The cost of a stage is that of its transformer layers plus that of its extra work: the whole
-vocabulary layers, if they are not split over the ranks.
+vocabulary layers, if they are not split over the ranks, and on the last stage the layers that
+predict further tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -139,6 +140,8 @@ def stage_costs(times: ModelTimes, stages: Stages, treatment: Treatment) -> Stag
         for extra, whole in ((extras[0], times.whole_input()), (extras[-1], times.whole_output())):
             for kind, time in whole.items():
                 extra[kind] += time
+    for kind, time in times.further_tokens(treatment).items():
+        extras[-1][kind] += time
     comms = times.communications(treatment, stages)
     return StageCosts(
         stages,

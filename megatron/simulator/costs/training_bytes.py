@@ -23,11 +23,11 @@ def own_logits(shape: Shape, shards: int, tile_rows: int, exponentials_at_once: 
         exponentials_at_once: number of a tile's exponentials that are in fp32 at the same time.
     """
     rows = min(tile_rows, -(-shape.vocab_size // shards))
-    exponentials = FP32_BYTES * min(rows * shape.tokens, exponentials_at_once)
+    exponentials = FP32_BYTES * min(rows * shape.outputs, exponentials_at_once)
     gradient = ACTIVATION_BYTES * rows * shape.hidden_size  # the product that T adds
     # The targets' rows in bf16 and in fp32, and their product with X.
-    targets = (ACTIVATION_BYTES + 2 * FP32_BYTES) * shape.elements
-    tile = ACTIVATION_BYTES * rows * shape.tokens if shape.vocab_recompute else 0
+    targets = (ACTIVATION_BYTES + 2 * FP32_BYTES) * shape.output_elements
+    tile = ACTIVATION_BYTES * rows * shape.outputs if shape.vocab_recompute else 0
     return LogitBytes(
         held=0 if shape.vocab_recompute else ACTIVATION_BYTES,
         working=0.0,
@@ -110,6 +110,8 @@ def _in_matrices(shape: Shape, plan: Plan, layers: Sequence[int]) -> list[float]
     counts = [0.0] * plan.ranks
     for (rank, _), count in zip(plan.stages, layers, strict=True):
         counts[rank] += count * shape.matrix_parameters
+    per_depth = shape.matrix_parameters + shape.joining_parameters
+    counts[plan.stages[-1][0]] += shape.depths * per_depth
     return counts
 
 

@@ -83,6 +83,7 @@ def iteration_line(values: Interval) -> str:
         f"learning rate: {values.learning_rate:.6E}",
         f"global batch size: {values.global_batch_size:5d}",
         f"lm loss: {values.lm_loss:.6E}",
+        *(f"mtp_{depth} loss: {own:.6E}" for depth, own in enumerate(values.mtp_losses, 1)),
         f"loss scale: {scale:.1f}",
         f"grad norm: {values.grad_norm:.3f}",
         *([] if values.num_zeros is None else [f"num zeros: {values.num_zeros:.1f}"]),

@@ -54,6 +54,7 @@ class Step:
         params_norm: global norm of the weights after its step.
         num_zeros: zeros of the gradient.
         loss_scale: of the next iteration, as in Megatron.
+        mtp_losses: of every further token that is predicted, nats per token.
     """
 
     iteration: int
@@ -67,6 +68,7 @@ class Step:
     params_norm: float | None = None
     num_zeros: int | None = None
     loss_scale: float | None = None
+    mtp_losses: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class Interval:
         seconds_in_evaluations: time since the start in which training stood still for one.
         ranks: memory and idle time by rank; empty if nobody asked for them.
         loss_scale: of the next iteration, as in Megatron.
+        mtp_losses: of every further token that is predicted, as ``lm_loss``.
     """
 
     time: datetime
@@ -135,6 +138,7 @@ class Interval:
     seconds_in_evaluations: float = 0.0
     ranks: tuple[RankFigures, ...] = ()
     loss_scale: float | None = None
+    mtp_losses: tuple[float, ...] = ()
 
     @property
     def idle(self) -> tuple[float, ...]:

@@ -76,6 +76,8 @@ def _head(found: RunForecast) -> str:
         f"{rank}.{chunk}:{count}"
         for (rank, chunk), count in zip(plan.stages, found.run_plan.layers, strict=True)
     )
+    depths = config.model.mtp_num_layers
+    further = f", and behind them {counted(depths, 'layer')} of further tokens" if depths else ""
     held = counted(max(in_flight(plan)), "microbatch in flight")
     seconds = TIME.write(found.outcome.seconds)
     taken = f" takes {found.run_plan.schedule}: {held}, {seconds} an iteration"
@@ -83,7 +85,7 @@ def _head(found: RunForecast) -> str:
     return (
         f"{_job(config, gpu)}\n"
         f"schedule {schedule}{taken if TRAITS[schedule].compares else ''}\n"
-        f"layers by stage (rank.chunk:layers): {layers}"
+        f"layers by stage (rank.chunk:layers): {layers}{further}"
     )
 
 

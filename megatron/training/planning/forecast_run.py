@@ -253,8 +253,14 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
         model_flops=model_flops,
         repeated_flops=config.parallel.tensor_size
         * microbatches
-        * sum(map(shape.stage_repeated_flops, run_plan.layers, accumulate([0, *run_plan.layers]))),
+        * _repeated_flops(shape, run_plan.layers),
     )
+
+
+def _repeated_flops(shape: Shape, layers: Sequence[int]) -> int:
+    """Return the FLOPs that a rank of every stage repeats together for a microbatch."""
+    stages = map(shape.stage_repeated_flops, layers, accumulate([0, *layers]))
+    return sum(stages) + shape.depths * shape.depth_repeated_flops
 
 
 def replicas_of(config: RunConfig) -> Replicas:

@@ -70,12 +70,14 @@ class Candidate:
         request: request for its plan.
         layers: transformer layers of every stage.
         limit: the most microbatches that a rank may hold.
+        looks_ahead: whether the last stage reads embeddings too.
         watch: watches over the search for the plan.
     """
 
     request: Request
     layers: tuple[int, ...]
     limit: float
+    looks_ahead: bool = False
     watch: Watch = field(default_factory=Watch, compare=False)
 
     @property
@@ -92,7 +94,7 @@ class Candidate:
     def run_plan(self) -> RunPlan:
         """The plan with its layers and costs."""
         self.watch.next_plan()
-        plan = plan_for(self.request, self.watch)
+        plan = replace(plan_for(self.request, self.watch), looks_ahead=self.looks_ahead)
         return RunPlan(plan, self.layers, self.request.costs, self.schedule)
 
     @cached_property
@@ -183,7 +185,7 @@ def asked(
         watch.expect(len(found))
         return found
     request, layers = _prepare(config, name, costs)
-    return [Candidate(request, layers, inf, watch)]
+    return [Candidate(request, layers, inf, config.model.mtp_num_layers > 0, watch)]
 
 
 def candidates(
@@ -213,7 +215,7 @@ def candidates(
             faults.append(f"{name}: {error}")
             continue
         if measured is None or _runs_on(request, measured):
-            found.append(Candidate(request, layers, limit, watch))
+            found.append(Candidate(request, layers, limit, config.model.mtp_num_layers > 0, watch))
     if not found:
         raise ValueError(f"no schedule can train this model; {faults[0]}")
     return found
