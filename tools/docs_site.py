@@ -12,8 +12,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-BESIDE: Final = ("images", "examples")
-"""Folders of the repository that the site has too."""
+BESIDE: Final = ("images/*.*", "examples/*.*", "Dockerfile")
+"""Files of the repository that the site has too."""
 
 _LINK: Final = re.compile(r"\]\((?P<up>(?:\.\./)+)(?P<rest>[^)\s]+)\)")
 
@@ -21,7 +21,7 @@ _LINK: Final = re.compile(r"\]\((?P<up>(?:\.\./)+)(?P<rest>[^)\s]+)\)")
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add the files of ``BESIDE`` to those of the site."""
     root = Path(config.docs_dir).parent
-    for path in sorted(path for folder in BESIDE for path in (root / folder).glob("*.*")):
+    for path in sorted(path for pattern in BESIDE for path in root.glob(pattern)):
         name = path.relative_to(root).as_posix()
         files.append(File.generated(config, name, abs_src_path=str(path)))
     return files
