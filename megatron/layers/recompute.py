@@ -12,7 +12,7 @@ PyTorch's own checkpoints work alike, but can only be computed again by their ba
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -90,6 +90,9 @@ NO_RECOMPUTATION: Final = Recomputation()
 class Again:
     """A function whose backward needs more than is kept: only the tensors among its arguments.
 
+    They are kept as an operation of autograd would keep them. So whoever encloses it and forgets
+    one of them (``forgetting``) makes that one anew.
+
     Args:
         function: must give the same bits whenever it is called.
         arguments: of the function.
@@ -98,15 +101,20 @@ class Again:
     def __init__(self, function: Callable[..., Tensor], *arguments: object) -> None:
         self._function = function
         self._arguments = arguments
-        self._versions: tuple[int, ...] = ()
+        self._kept: Any = None
         self._left_out = 0
         self._computed: dict[int, Tensor] | None = None
 
     def run(self) -> Tensor:
         """Return what the function returns, connected with its arguments."""
         connected = self._arguments
-        self._arguments = tuple(map(_alone, connected))
-        self._versions = tuple(map(_version, self._arguments))
+        tensors = [argument for argument in connected if isinstance(argument, Tensor)]
+        self._arguments = tuple(
+            _Slot(argument.requires_grad) if isinstance(argument, Tensor) else argument
+            for argument in connected
+        )
+        anchor = torch.empty(0, requires_grad=True)
+        self._kept = _Kept.apply(anchor, *(tensor.detach() for tensor in tensors)).grad_fn
         with saved_tensors_hooks(self._leave_out, self._use):
             return self._function(*connected)
 
@@ -114,7 +122,6 @@ class Again:
         """Compute all that was left out, if that has not been done."""
         if self._computed is not None:
             return
-        assert self._versions == tuple(map(_version, self._arguments)), "an input was changed"
         computed: dict[int, Tensor] = {}
 
         def collect(tensor: Tensor) -> None:
@@ -122,10 +129,21 @@ class Again:
             if len(computed) == self._left_out:
                 raise _CompleteError
 
+        arguments = self._kept_arguments()
         with torch.enable_grad(), saved_tensors_hooks(collect, _unused), suppress(_CompleteError):
-            self._function(*self._arguments)
+            self._function(*arguments)
         assert len(computed) == self._left_out, "computed again, it keeps something else"
-        self._computed = computed
+        self._computed, self._kept = computed, None
+
+    def _kept_arguments(self) -> list[object]:
+        """Return the arguments without the graph that they came from."""
+        tensors = iter(self._kept.saved_tensors)
+        return [
+            next(tensors).detach().requires_grad_(argument.requires_grad)
+            if isinstance(argument, _Slot)
+            else argument
+            for argument in self._arguments
+        ]
 
     def _leave_out(self, _: Tensor) -> int:
         self._left_out += 1
@@ -146,15 +164,25 @@ def _unused(_: None) -> Tensor:
     raise AssertionError("computing again has no backward")
 
 
-def _alone(argument: object) -> object:
-    """Return a tensor without the graph that it came from, anything else as it is."""
-    if not isinstance(argument, Tensor):
-        return argument
-    return argument.detach().requires_grad_(argument.requires_grad)
+class _Slot(NamedTuple):
+    """The place of a tensor among arguments."""
+
+    requires_grad: bool
 
 
-def _version(argument: object) -> int:
-    return argument._version if isinstance(argument, Tensor) else 0
+class _Kept(torch.autograd.Function):
+    """Keeps tensors; what it returns is empty."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, *tensors: Tensor) -> Tensor:
+        """Keep ``tensors``; ``anchor`` requires a gradient, so that there is something to keep."""
+        ctx.save_for_backward(*tensors)
+        return torch.empty_like(anchor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> None:
+        """Nobody reads what the forward returns."""
+        raise AssertionError("it has no backward")
 
 
 def again(function: Callable[..., Tensor], *arguments: object) -> Tensor:
