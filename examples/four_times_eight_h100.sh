@@ -7,8 +7,8 @@
 #   bash examples/four_times_eight_h100.sh DATA HOST       on every machine; HOST: name of the first
 #
 # You should see how the ranks lie in the machines, the plan, the seconds of an iteration, its MFU and
-# the memory of every rank. The schedule is the one that auto takes here. Under Slurm, slurm.sh
-# starts the same job.
+# the memory of every rank. V-Half is taken for its memory; --pipeline-schedule auto compares all.
+# Under Slurm, slurm.sh starts the same job.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 PATH="$("$root/tools/setup_venv.sh")/bin:$PATH"
