@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from megatron.kernels.autograd import apply
+
 Part: TypeAlias = Literal["core_attn", "layernorm", "mlp"]
 """A part of a layer by Megatron's name: attention between its two projections, the norms before
 attention and before the MLP, or the MLP."""
@@ -114,7 +116,7 @@ class Again:
             for argument in connected
         )
         anchor = torch.empty(0, requires_grad=True)
-        self._kept = _Kept.apply(anchor, *(tensor.detach() for tensor in tensors)).grad_fn
+        self._kept = apply(_Kept, anchor, *(tensor.detach() for tensor in tensors)).grad_fn
         with saved_tensors_hooks(self._leave_out, self._use):
             return self._function(*connected)
 
