@@ -67,7 +67,7 @@ class OwnStages(nn.Module):
 
     ahead_layer = None
     mtp_depths = 0
-    mtp_factor = 0.0
+    mtp_factor = 1.0
 
     @property
     def gathering(self) -> list[Tensor]:
