@@ -1,6 +1,7 @@
 """A warm-up uses everything and leaves no trace: training goes on to the same bits."""
 
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -80,6 +81,30 @@ def test_training_goes_on_to_the_same_bits(layout: Layout, ranks: RankPool) -> N
         assert one.moved == other.moved > 0
         for a, b in zip(one.parameters, other.parameters, strict=True):
             assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("anew", [False, True])
+def test_attention_is_told_of_documents_as_in_the_run(
+    apart: bool, anew: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = JOB.config(Layout(1, "none"), torch.float32)
+    data = replace(config.data, reset_attention_mask=apart, reset_position_ids=anew)
+    state = build_train_state(replace(config, data=data), connected(config))
+    model, seen = state.pipeline.model, []
+    forward = model.forward
+
+    def spy(chunk: int, *arguments: Any) -> torch.Tensor:
+        seen.append(arguments[4:6])
+        return forward(chunk, *arguments)
+
+    monkeypatch.setattr(model, "forward", spy)
+    warm_up(replace(config, data=data), state)
+    [(documents, positions_bs)] = seen
+    shape = (config.train.micro_batch_size, config.model.seq_length)
+    assert (None if documents is None else documents.first_bs.shape) == (shape if apart else None)
+    assert (None if positions_bs is None else positions_bs.shape) == (shape if anew else None)
+    state.pipeline.close()
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-v", "gpipe"])
