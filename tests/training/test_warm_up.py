@@ -13,6 +13,7 @@ from reference.plain_gpt import GPTOptions
 from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch
 from megatron.optimizer.lr_schedule import Rates
+from megatron.parallel import collectives
 from megatron.runtime.batch import to_device
 from megatron.schedules.check import check
 from megatron.schedules.make_plan import make_plan
@@ -81,6 +82,28 @@ def test_training_goes_on_to_the_same_bits(layout: Layout, ranks: RankPool) -> N
         assert one.moved == other.moved > 0
         for a, b in zip(one.parameters, other.parameters, strict=True):
             assert torch.equal(a, b)
+
+
+def gathered_on_rank(rank: int, world_size: int, *, config: RunConfig) -> tuple[int, int]:
+    state = build_train_state(config, connected(config))
+    gathered = []
+    with pytest.MonkeyPatch.context() as patch:
+        gather = collectives.gather_parts
+        patch.setattr(
+            collectives,
+            "gather_parts",
+            lambda *arguments: (gathered.append(0), gather(*arguments)),
+        )
+        warm_up(config, state)
+    state.pipeline.close()
+    return len(gathered), len(state.buckets)
+
+
+def test_the_weights_of_every_bucket_are_gathered(ranks: RankPool) -> None:
+    layout = Layout(1, "none", replicas=2, overlap=True, sharded=True, bucket_size=3000)
+    config = JOB.config(layout, torch.float32)
+    for gathered, buckets in ranks.run(gathered_on_rank, 2, config=config):
+        assert gathered == buckets > 1
 
 
 @pytest.mark.parametrize("apart", [False, True])
