@@ -1,5 +1,6 @@
 """A warm-up uses everything and leaves no trace: training goes on to the same bits."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch
 from megatron.optimizer.lr_schedule import Rates
 from megatron.parallel import collectives
+from megatron.parallel.groups import ConnectedAxis
 from megatron.runtime.batch import to_device
 from megatron.schedules.check import check
 from megatron.schedules.make_plan import make_plan
@@ -89,11 +91,12 @@ def gathered_on_rank(rank: int, world_size: int, *, config: RunConfig) -> tuple[
     gathered = []
     with pytest.MonkeyPatch.context() as patch:
         gather = collectives.gather_parts
-        patch.setattr(
-            collectives,
-            "gather_parts",
-            lambda *arguments: (gathered.append(0), gather(*arguments)),
-        )
+
+        def counting(values: torch.Tensor, axis: ConnectedAxis, sizes: Sequence[int]) -> None:
+            gathered.append(0)
+            gather(values, axis, sizes)
+
+        patch.setattr(collectives, "gather_parts", counting)
         warm_up(config, state)
     state.pipeline.close()
     return len(gathered), len(state.buckets)
