@@ -21,7 +21,7 @@ from megatron.runtime.replica_work import ReplicaWork
 from megatron.runtime.stage_passes import StagePasses
 from megatron.runtime.store import ActivationStore
 from megatron.runtime.timeline import Recorder
-from megatron.schedules.buckets import gathering, with_reductions, with_updates
+from megatron.schedules.buckets import with_reductions, with_updates
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.lower import Program, lower
 from megatron.schedules.plan import Plan, evaluation_plan, plan_of_one
@@ -161,7 +161,7 @@ class PipelineRank:
         work = self._replica_work(plan)
         if work is not None and replicas is not None and replicas.optimizer is not None:
             for bucket in range(len(replicas.buckets)):  # replicas agree, so nothing changes
-                work.start(gathering(self._groups.pipeline.rank, bucket)).wait()
+                work.gather_again(bucket).wait()
 
     def _install(self, plan: Plan, costs: Costs, *, with_steps: bool = True) -> Installed:
         groups, shape, dtype = self._groups, self._shape, self._dtype

@@ -233,5 +233,6 @@ class VocabularyPasses:
         if not losses:
             return torch.zeros(1 + self.depths, device=device)
         sums = torch.stack([torch.stack(own).sum() for own in zip(*losses, strict=True)])
-        sums[1:] *= self.depths / self._model.mtp_factor
+        if self.depths:
+            sums[1:] *= self.depths / self._model.mtp_factor
         return sums

@@ -10,7 +10,8 @@ import gc
 import torch
 
 from megatron.config.run_config import RunConfig
-from megatron.runtime.batch import DeviceMicrobatch
+from megatron.data.microbatch import Microbatch
+from megatron.runtime.batch import DeviceMicrobatch, to_device
 from megatron.training.setup import TrainState
 
 
@@ -33,8 +34,18 @@ def warm_up(config: RunConfig, state: TrainState) -> None:
 
 
 def _nothing(config: RunConfig, device: torch.device) -> DeviceMicrobatch:
-    """Return a microbatch whose loss does not count."""
-    samples = config.train.micro_batch_size
-    tokens_n = torch.zeros(samples * config.model.seq_length, dtype=torch.int64, device=device)
-    weight_n = torch.zeros(tokens_n.shape, device=device)
-    return DeviceMicrobatch(tokens_n, tokens_n.clone(), weight_n, samples, 0.0)
+    """Return a microbatch like those of the run whose loss does not count.
+
+    Every sample is one document, so attention that keeps documents apart runs its own kernels.
+    """
+    shape = (config.train.micro_batch_size, config.model.seq_length)
+    tokens_bs, asked = torch.zeros(shape, dtype=torch.int64), config.data.documents
+    starts_bs, positions_bs = torch.zeros_like(tokens_bs), torch.arange(shape[1]).expand(shape)
+    nothing = Microbatch(
+        tokens_bs,
+        tokens_bs,
+        torch.zeros(shape),
+        starts_bs if asked is not None and asked.reset_attention_mask else None,
+        positions_bs if asked is not None and asked.reset_position_ids else None,
+    )
+    return to_device([nothing], device)[0]

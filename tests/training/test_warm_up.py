@@ -1,6 +1,8 @@
 """A warm-up uses everything and leaves no trace: training goes on to the same bits."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -12,6 +14,8 @@ from reference.plain_gpt import GPTOptions
 from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch
 from megatron.optimizer.lr_schedule import Rates
+from megatron.parallel import collectives
+from megatron.parallel.groups import ConnectedAxis
 from megatron.runtime.batch import to_device
 from megatron.schedules.check import check
 from megatron.schedules.make_plan import make_plan
@@ -80,6 +84,53 @@ def test_training_goes_on_to_the_same_bits(layout: Layout, ranks: RankPool) -> N
         assert one.moved == other.moved > 0
         for a, b in zip(one.parameters, other.parameters, strict=True):
             assert torch.equal(a, b)
+
+
+def gathered_on_rank(rank: int, world_size: int, *, config: RunConfig) -> tuple[int, int]:
+    state = build_train_state(config, connected(config))
+    gathered = []
+    with pytest.MonkeyPatch.context() as patch:
+        gather = collectives.gather_parts
+
+        def counting(values: torch.Tensor, axis: ConnectedAxis, sizes: Sequence[int]) -> None:
+            gathered.append(0)
+            gather(values, axis, sizes)
+
+        patch.setattr(collectives, "gather_parts", counting)
+        warm_up(config, state)
+    state.pipeline.close()
+    return len(gathered), len(state.buckets)
+
+
+def test_the_weights_of_every_bucket_are_gathered(ranks: RankPool) -> None:
+    layout = Layout(1, "none", replicas=2, overlap=True, sharded=True, bucket_size=3000)
+    config = JOB.config(layout, torch.float32)
+    for gathered, buckets in ranks.run(gathered_on_rank, 2, config=config):
+        assert gathered == buckets > 1
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("anew", [False, True])
+def test_attention_is_told_of_documents_as_in_the_run(
+    apart: bool, anew: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = JOB.config(Layout(1, "none"), torch.float32)
+    data = replace(config.data, reset_attention_mask=apart, reset_position_ids=anew)
+    state = build_train_state(replace(config, data=data), connected(config))
+    model, seen = state.pipeline.model, []
+    forward = model.forward
+
+    def spy(chunk: int, *arguments: Any) -> torch.Tensor:
+        seen.append(arguments[4:6])
+        return forward(chunk, *arguments)
+
+    monkeypatch.setattr(model, "forward", spy)
+    warm_up(replace(config, data=data), state)
+    [(documents, positions_bs)] = seen
+    shape = (config.train.micro_batch_size, config.model.seq_length)
+    assert (None if documents is None else documents.first_bs.shape) == (shape if apart else None)
+    assert (None if positions_bs is None else positions_bs.shape) == (shape if anew else None)
+    state.pipeline.close()
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-v", "gpipe"])
