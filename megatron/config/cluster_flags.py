@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from megatron.config.declare import COUNT, NOT_NEGATIVE, POSITIVE, RANKS, flag
+from megatron.config.declare import COUNT, RANKS, Range, flag
 from megatron.parallel.grid import Order
 from megatron.parallel.nccl import BlockLimits
 from megatron.schedules.treatments import Treatment
@@ -14,6 +14,10 @@ from megatron.simulator.costs.machines import Interconnect
 
 MACHINE_RANKS: Final = 8
 """GPUs of a machine in a dry run that does not say."""
+
+_BANDWIDTH: Final = Range("at least 0.001 and at most 1,000,000", lambda x: 1e-3 <= x <= 1e6)
+_LATENCY: Final = Range("at least 0 and at most 100,000", lambda x: 0 <= x <= 1e5)
+# Beyond these a number is in another unit, and plans would be made of waiting alone.
 
 # The formatter is off so that the flags read as a table.
 # fmt: off
@@ -41,16 +45,16 @@ class ClusterFlags:
         "Let ranks run on any CPU, not on those that are close to their GPU.")
     link_bandwidth: float | None = flag(None,
         "GB/s of one direction from a GPU to another of its machine, for plans and predictions.",
-        POSITIVE, unset="by the GPU")
+        _BANDWIDTH, unset="by the GPU")
     link_latency: float | None = flag(None,
         "Microseconds of a message to another GPU of the machine, in addition to its bytes.",
-        NOT_NEGATIVE, unset="by the GPU")
+        _LATENCY, unset="by the GPU")
     network_bandwidth: float | None = flag(None,
         "GB/s of one direction from a GPU to one of another machine, for plans and predictions.",
-        POSITIVE, unset="by the GPU")
+        _BANDWIDTH, unset="by the GPU")
     network_latency: float | None = flag(None,
         "Microseconds of a message to a GPU of another machine, in addition to its bytes.",
-        NOT_NEGATIVE, unset="by the GPU")
+        _LATENCY, unset="by the GPU")
 
 
 # fmt: on

@@ -1,6 +1,7 @@
 """Which corpora a command line names, and how they are blended, split by split."""
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -124,7 +125,7 @@ def prefixes(flags: Flags) -> Iterator[tuple[str, Path]]:
 def _separate_sets(words: Sequence[str], source: str) -> tuple[tuple[Share, ...], ...]:
     """Return a blend of one corpus for each of some prefixes."""
     for word in words:
-        if _is_number(word) and not Path(f"{word}.idx").exists():
+        if _is_number(word) and not os.path.exists(f"{word}.idx"):
             raise ValueError(
                 f"{source}: {word!r} looks like a weight, and --multiple-validation-sets evaluates "
                 "every corpus by itself: give prefixes only"

@@ -18,7 +18,7 @@ _TIKTOKEN = "--tokenizer-type TikTokenizer"
 class TokenizerFlags:
     """Tokenizer and vocabulary."""
 
-    tokenizer_type: str | None = flag(None, f"Megatron's name: {', '.join(TYPES)}.",
+    tokenizer_type: str | None = flag(None, "Megatron's name of it.", choices=tuple(TYPES),
         unset="required but for --vocab-size with --dry-run or --mock-data")
     tokenizer_model: Path | None = flag(None,
         "File of the tokenizer: a sentencepiece model, tiktoken's vocabulary in JSON, or the "

@@ -67,8 +67,9 @@ def _groups(own: CorpusFlags, split: str, *, single: bool) -> list[Group]:
     file: Path | None = getattr(own, f"{split}_weighted_split_paths_path")
     if file is not None:
         flag = f"{flag}-path"
+        text = text_of(flag, file)
         try:
-            texts = shlex.split(text_of(flag, file))
+            texts = shlex.split(text)
         except ValueError as error:
             raise ValueError(f"{flag} {file}: {error}; {_FORM}, in quotes") from error
     if single and len(texts) > 1:

@@ -140,6 +140,16 @@ REFUSED = [
     ("--train-weighted-split-paths-path nameless", "'1 a' has no name", "give 'NAME: WEIGHT"),
     ("--train-weighted-split-paths-path short", "'1 a' is no share", "give 'NAME: WEIGHT"),
     ("--train-weighted-split-paths-path falling", "'1 0.5:0.5 a'", "rise within 0 and 1"),
+    (
+        "--train-weighted-split-paths-path none",
+        "--train-weighted-split-paths-path none cannot be read",
+        "give a text file",
+    ),
+    (
+        f"--train-data-path a --valid-data-path {'1' * 300} --multiple-validation-sets",
+        f"--valid-data-path: '{'1' * 300}' looks like a weight",
+        "give prefixes only",
+    ),
     ("--train-weighted-split-paths-path open", "No closing quotation", "in quotes"),
 ]
 

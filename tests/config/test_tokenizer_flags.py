@@ -102,6 +102,10 @@ def test_flags_of_other_types_are_noted(flags: str, word: str) -> None:
         ("--tokenizer-type HuggingFaceTokenizer", "--tokenizer-model is missing"),
         ("--tokenizer-type TikTokenizer --tokenizer-model no", "--tokenizer-model no is not a"),
         ("--tokenizer-type TikTokenizer --tiktoken-pattern v3", "--tiktoken-pattern v3: choose"),
+        (
+            "--dry-run --vocab-size 9 --tokenizer-type Other",
+            "--tokenizer-type Other: choose one of",
+        ),
         ("--tokenizer-type NullTokenizer --vocab-size 9 --vocab-extra-ids -1", "--vocab-extra-ids"),
     ],
 )
