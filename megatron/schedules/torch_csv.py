@@ -37,7 +37,8 @@ def to_torch_csv(plan: Plan) -> str:
 
     Raises:
         ValueError: if PyTorch's runtime could not run it: the vocabulary is split over the ranks,
-            there is no backward, or the last stage takes the microbatches out of order.
+            there is no backward, it recomputes in passes of their own, or the last stage takes the
+            microbatches out of order.
     """
     _refuse_what_torch_lacks(plan)
     kinds = {"F": "F", "B": "I" if plan.split_backward else "B", "W": "W"}
@@ -111,6 +112,11 @@ def _refuse_what_torch_lacks(plan: Plan) -> None:
             "passes S, T, IF and IB and no collectives, so make the plan with 'none' (each chunk "
             "may still hold a VocabParallelHead over a group of its own), or run this one with "
             "PipelineRunner"
+        )
+    if plan.recomputes:
+        raise ValueError(
+            "the plan has passes R: PyTorch's form has none, so make the plan without "
+            "--recompute-ahead, and let the backward compute again"
         )
     if plan.forward_only:
         raise ValueError("the plan is 'forward only': PyTorch wants a backward for every forward")

@@ -166,7 +166,7 @@ def test_a_killed_run_goes_on_and_writes_the_same_bytes(tmp_path: Path, form: st
         script = tmp_path / "killed.py"
         script.write_text(KILLED)
         words = [sys.executable, str(script), str(tmp_path), place, str(blocks), str(workers)]
-        path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+        path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
         run = subprocess.run(words, env={**os.environ, "PYTHONPATH": path}, timeout=60)
         assert run.returncode == -signal.SIGKILL
         state = unfinished.read_state(tmp_path / "out.unfinished")

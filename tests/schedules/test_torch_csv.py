@@ -14,7 +14,7 @@ from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan import Plan, evaluation_plan
 from megatron.schedules.torch_csv import from_torch_csv, to_torch_csv, torchtitan_schedule
 
-WHOLE = cases(vocabulary=st.just("none"), passes=40)
+WHOLE = cases(vocabulary=st.just("none"), passes=40).map(lambda case: case._replace(ahead=None))
 
 
 @settings(max_examples=60)
@@ -45,6 +45,12 @@ def test_a_split_vocabulary_has_no_form(vocabulary: str) -> None:
 def test_an_evaluation_has_no_form() -> None:
     with pytest.raises(ValueError, match="PyTorch wants a backward for every forward"):
         to_torch_csv(evaluation_plan(make_plan("1f1b", "none", 2, 2)))
+
+
+def test_passes_that_compute_again_are_refused() -> None:
+    plan = make_plan("1f1b", "none", 2, 3, recompute_ahead=1)
+    with pytest.raises(ValueError, match="without --recompute-ahead"):
+        to_torch_csv(plan)
 
 
 def test_losses_out_of_order_are_refused() -> None:
