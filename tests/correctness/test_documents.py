@@ -114,7 +114,7 @@ def on_rank(
     assert loss is not None
     whole = to_device(batch, CPU)
     gradients = gradient_pieces(state, whole)
-    losses = torch.stack((loss, state.pipeline.evaluate(on_device))).double() * factor(whole)
+    losses = torch.cat((loss, state.pipeline.evaluate(on_device))).double() * factor(whole)
     groups.world.all_reduce(losses)
     state.pipeline.close()
     trained, evaluated = losses.tolist()
