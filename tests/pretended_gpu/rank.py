@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, redirect_stdout
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 from unittest.mock import Mock, patch
 
@@ -27,7 +28,7 @@ from megatron.simulator.simulate import Span
 from megatron.training.loop import train
 from megatron.training.make_step import make_train_step
 from megatron.training.open_data import Data
-from megatron.training.planning.run_plan import make_run_plan
+from megatron.training.planning.run_plan import RunPlan, make_run_plan
 from megatron.training.setup import TrainState, build_train_state, ends_with_copies
 from megatron.training.step import Iteration
 from megatron.training.warm_up import warm_up
@@ -167,7 +168,7 @@ def _let_no_schedule_wait(gpu: PretendedGpu, state: TrainState) -> None:
 
 def _state(gpu: PretendedGpu, config: RunConfig, rank: int) -> TrainState:
     """Return what ``set_up`` would, with groups that are not there."""
-    grid, run_plan = config.parallel.grid, make_run_plan(config)
+    grid, run_plan = config.parallel.grid, _planned(config)
 
     def connect(use: str, tiling: Tiling) -> PretendedNccl:
         own = next((ranks for ranks in tiling if rank in ranks), tiling[0])
@@ -177,6 +178,12 @@ def _state(gpu: PretendedGpu, config: RunConfig, rank: int) -> TrainState:
     ends = ends_with_copies(run_plan.plan, config.model.embeds_at_both_ends)
     groups = connect_grid(grid, rank, DEVICE, ends, connect, links_of(run_plan.plan))
     return build_train_state(config, groups, run_plan)
+
+
+@lru_cache(maxsize=4)
+def _planned(config: RunConfig) -> RunPlan:
+    """Return the plan, which all ranks of a job share."""
+    return make_run_plan(config)
 
 
 def _batch(gpu: PretendedGpu, config: RunConfig) -> list[DeviceMicrobatch]:
