@@ -38,20 +38,23 @@ def job_of(options: GPTOptions, samples: int = 1, iterations: int = ITERATIONS) 
 
 
 QUICK = [
-    (Layout(1, "none", tensor=2), GPT, 1),
     (Layout(1, "none", tensor=2, sequence=True), GPT, 2),
-    (Layout(1, "vocab-2", tensor=2, sequence=True), LLAMA, 2),
     (Layout(2, "vocab-2", tensor=2), GPT, 1),
-    (Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True), GPT, 2),
     (Layout(2, "vocab-1", "interleaved", tensor=2, sequence=True), LLAMA, 2),
     (Layout(2, "naive", tensor=2, sequence=True), UNTIED, 2),
-    (Layout(2, "interlaced", tensor=2), LLAMA, 2),
     (Layout(2, "none", "zb-v", tensor=2, sequence=True), GPT, 1),
+    (Layout(1, "vocab-2", tensor=4, sequence=True), GPT, 1),
+    (Layout(1, "none", tensor=2, replicas=2, sequence=True, sharded=True, overlap=True), LLAMA, 1),
+]
+
+MORE = [
+    (Layout(1, "none", tensor=2), GPT, 1),
+    (Layout(1, "vocab-2", tensor=2, sequence=True), LLAMA, 2),
+    (Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True), GPT, 2),
+    (Layout(2, "interlaced", tensor=2), LLAMA, 2),
     (Layout(2, "none", tensor=2, sequence=True), GPT, 2),
     (Layout(2, "redis", tensor=2), UNTIED, 1),
-    (Layout(1, "vocab-2", tensor=4, sequence=True), GPT, 1),
     (Layout(1, "none", tensor=4), GPT, 1),
-    (Layout(1, "none", tensor=2, replicas=2, sequence=True, sharded=True, overlap=True), LLAMA, 1),
 ]
 
 COVER = """
@@ -133,6 +136,7 @@ def name_of(value: object) -> str:
     ("layout", "options", "samples", "iterations", "pool"),
     [
         *((*case, ITERATIONS, "ranks") for case in QUICK),
+        *(pytest.param(*case, ITERATIONS, "ranks", marks=pytest.mark.full) for case in MORE),
         *(pytest.param(*case, "eight_ranks", marks=pytest.mark.full) for case in covering()),
     ],
     ids=name_of,

@@ -407,7 +407,8 @@ def save_slowly(
     return said
 
 
-@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_save_may_take_longer_than_a_collective(
     asynchronous: bool, ranks: RankPool, tmp_path: Path
 ) -> None:
