@@ -1,6 +1,5 @@
 """Which corpora a command line names, and how they are blended, split by split."""
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,7 +9,8 @@ from megatron.config.corpus_flags import CorpusFlags
 from megatron.config.data_flags import evaluation_sets, parse_data_path
 from megatron.config.flags import Flags
 from megatron.config.run_config import EvaluationSet
-from megatron.config.weighted_splits import gives_weighted_splits, text_of, weighted_paths
+from megatron.config.side_files import json_of, text_of
+from megatron.config.weighted_splits import gives_weighted_splits, weighted_paths
 from megatron.data.config import Blend, OwnPaths, Share
 
 SPLITS: Final = ("train", "valid", "test")
@@ -112,7 +112,8 @@ def prefixes(flags: Flags) -> Iterator[tuple[str, Path]]:
     """
     paths = own_paths(flags)
     if paths is None:
-        flag = "--data-path" if flags.data.data_path else "--data-args-path"
+        file = flags.corpora.data_args_path
+        flag = "--data-path" if file is None else f"--data-args-path {file}:"
         named = [(flag, prefix) for _, prefix in shared_blend(flags)]
     else:
         of_valid = tuple(share for blend in paths.valid for share in blend)
@@ -142,12 +143,7 @@ def _words_by_split(own: CorpusFlags) -> tuple[dict[str, Sequence[str]], dict[st
         return dict(zip(SPLITS, words, strict=True)), sources
     flag = f"--per-split-data-args-path {file}"
     form = 'write {"train": ["PREFIX"], "valid": ["PREFIX"], "test": ["PREFIX"]} into it'
-    try:
-        content = json.loads(text_of("--per-split-data-args-path", file))
-    except ValueError as error:
-        if isinstance(error, json.JSONDecodeError):
-            raise ValueError(f"{flag} is no JSON ({error}): {form}") from error
-        raise
+    content = json_of("--per-split-data-args-path", file, form)
     if not isinstance(content, dict) or content.keys() - set(SPLITS):
         raise ValueError(f"{flag} holds something else than the three splits: {form}")
     found: dict[str, Sequence[str]] = {}

@@ -4,12 +4,13 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import torch
 
 from megatron.config.cluster_rules import CLUSTER_NOTES, on_cuda
 from megatron.config.corpora import prefixes
-from megatron.config.declare import options_of
+from megatron.config.declare import cut, options_of
 from megatron.config.flags import Flags
 from megatron.config.gpu_driver import why_gpus_are_out_of_reach
 from megatron.config.installed import tensorboard_rule, wandb_rule
@@ -227,6 +228,10 @@ def _cpu_multiplies(name: str) -> bool:
     return not words.isdisjoint((f"avx512_{name}", f"amx_{name}", on_arm))
 
 
+LONGEST_LINE: Final = 1000
+"""Characters of a mistake that quotes a name from a file, which may hold anything."""
+
+
 def _data_files(flags: Flags) -> Iterator[str]:
     """Open every file, so that a broken one is found before any process group exists."""
     try:
@@ -235,7 +240,7 @@ def _data_files(flags: Flags) -> Iterator[str]:
         return  # the rules about the flags tell it
     for flag, prefix in named:
         for fault in _faults(partial(IndexedDataset, prefix)):
-            yield f"{flag} {prefix}: {fault.removeprefix('--data-path: ')}"
+            yield cut(f"{flag} {prefix}: {fault.removeprefix('--data-path: ')}", LONGEST_LINE)
 
 
 def _tokenizer(flags: Flags) -> Iterator[str]:
