@@ -75,17 +75,16 @@ def _group(text: str, flag: str) -> Group:
 
 
 def _share(text: str, flag: str) -> Share:
+    given = f"{flag}: {cut(text.strip(), 80)!r}"
     try:
         weight, marks, prefix = text.split()
         begin, end = map(float, marks.split(":"))
         share = Share(float(weight), Path(prefix), begin, end)
     except ValueError as error:
-        raise ValueError(
-            f"{flag}: {cut(text.strip(), 80)!r} is no share of a corpus: {_FORM}"
-        ) from error
+        raise ValueError(f"{given} is no share of a corpus: {_FORM}") from error
     if not (0 <= begin < end <= 1 and 0 < share.weight < float("inf")):
         raise ValueError(
-            f"{flag}: {cut(text.strip(), 80)!r}: the weight must be greater than 0, and the marks rise "
-            f"within 0 and 1; {_FORM}"
+            f"{given}: the weight must be greater than 0, and the marks rise within 0 and 1; "
+            f"{_FORM}"
         )
     return share
