@@ -1,0 +1,130 @@
+"""Serve the explorer's page on this machine; Python answers over HTTP what the page asks.
+
+Only the last request of a tab's channel matters: a newer one ends the search of an older one.
+"""
+
+import json
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from mimetypes import guess_type
+from threading import Event, Lock
+from typing import Final
+
+from megatron.schedules.search.watch import Watch
+from tools.explorer.export import page_files
+from tools.explorer.interface import answer
+from tools.explorer.simulated import Simulations
+
+LARGEST: Final = 64 << 20
+"""Bytes of the largest request: a recorded timeline."""
+
+_ENGINE: Final = json.dumps({"engine": "server"}).encode()
+_JSON: Final = "application/json"
+
+
+class Superseded(ValueError):
+    """A newer request has taken the place of this one."""
+
+
+class InterruptibleWatch(Watch):
+    """A watch that also ends a search nobody waits for any more."""
+
+    def __init__(self, seconds: float | None, superseded: Event) -> None:
+        super().__init__(seconds)
+        self._superseded = superseded
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is up.
+
+        Raises:
+            Superseded: nobody waits for the search.
+        """
+        if self._superseded.is_set():
+            raise Superseded("a newer request has taken the place of this one")
+        return super().is_over
+
+
+class Channels:
+    """Answers requests, one at a time on each channel."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._latest: dict[str, Event] = {}
+        self._simulations = Simulations()
+
+    def answer(self, channel: str, text: str) -> str:
+        """Return the answer to a request; the one before it on the channel ends.
+
+        Args:
+            channel: its name.
+            text: of the request.
+        """
+        superseded = Event()
+        with self._lock:
+            before = self._latest.pop(channel, None)
+            self._latest[channel] = superseded
+            while len(self._latest) > 64:  # tabs that are long closed
+                self._latest.pop(next(iter(self._latest)))
+        if before is not None:
+            before.set()
+        return answer(
+            text, self._simulations, lambda seconds: InterruptibleWatch(seconds, superseded)
+        )
+
+
+def make_server(port: int) -> ThreadingHTTPServer:
+    """Return a server on this machine alone; ``serve_forever`` runs it.
+
+    Args:
+        port: of 127.0.0.1; 0 takes any that is free.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    server = ThreadingHTTPServer(("127.0.0.1", port), _handler(Channels().answer))
+    server.daemon_threads = True
+    return server
+
+
+def _handler(answered: Callable[[str, str], str]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:  # noqa: N802, the name that http.server calls
+            name = self.path.split("?")[0].lstrip("/") or "index.html"
+            if name == "engine.json":
+                self._send(_ENGINE, _JSON)
+                return
+            file = next((file for file in page_files() if file.name == name), None)
+            if file is None:
+                self.send_error(HTTPStatus.NOT_FOUND)
+                return
+            self._send(file.read_bytes(), guess_type(name)[0] or "application/octet-stream")
+
+        def do_POST(self) -> None:  # noqa: N802, the name that http.server calls
+            length = int(self.headers.get("Content-Length") or 0)
+            # Pages of other sites cannot send this type without asking, and are not answered.
+            if self.path != "/explore" or self.headers.get("Content-Type") != _JSON:
+                self.send_error(HTTPStatus.NOT_FOUND)
+                return
+            if length > LARGEST:
+                self.send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+                return
+            text = self.rfile.read(length).decode("utf-8", "replace")
+            channel = self.headers.get("X-Channel", "")
+            self._send(answered(channel, text).encode(), _JSON)
+
+        def _send(self, content: bytes, kind: str) -> None:
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("Cache-Control", "no-store")
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing: the terminal shows the address."""
+
+    return Handler
