@@ -6,7 +6,6 @@ returns these flags.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from typing import Any, Final, get_args, get_type_hints
@@ -78,8 +77,9 @@ class Case:
         chunks = self.v or TRAITS[self.schedule].chunks
         if (passes := 5 * self.p * self.m * chunks) > MOST_PASSES:
             raise ValueError(
-                f"p = {self.p}, m = {self.m} and {chunks} chunks make about {passes:,} passes, more "
-                f"than the {MOST_PASSES:,} that a page can show: take fewer, or tools/simulate.py"
+                f"p = {self.p}, m = {self.m} and {chunks} chunks make about {passes:,} passes, "
+                f"more than the {MOST_PASSES:,} that a page can show: take fewer, or "
+                "tools/simulate.py"
             )
         if self.output is not None and self.output < 0:
             raise ValueError(f"the output layer takes {self.output:g}: give a time, 0 or more")
@@ -117,9 +117,7 @@ class Case:
         if self.model is not None:
             return Scenario(replace(request, costs=self.derived(request).costs))
         costs = self.chunk_costs(request)
-        return Scenario(
-            replace(request, costs=costs), self.output, vocab_recompute=self.again
-        )
+        return Scenario(replace(request, costs=costs), self.output, vocab_recompute=self.again)
 
     def derived(self, request: Request) -> ModelCosts:
         """Return the costs and sizes of the model on the stages of a plan."""

@@ -21,7 +21,6 @@ from megatron.schedules.search.watch import Watch
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.compare import compare, idle, total
 from megatron.simulator.costs.gpus import GPUS
-from megatron.simulator.costs.peak_bytes import peak_bytes
 from megatron.simulator.draw.palette import COLOURS, LATER_CHUNK_OPACITY, MEANINGS
 from megatron.simulator.draw.picture import Panel, lay_out
 from megatron.simulator.draw.stretches import Window
@@ -38,7 +37,10 @@ from tools.explorer.shown import (
 )
 from tools.explorer.simulated import Simulated, Simulations, WatchOf
 
-COMM_NAMES: Final = ("p2p", *(kind for kind in COMM_KINDS if kind not in ("X", "G", *REPLICA_KINDS)))
+COMM_NAMES: Final = (
+    "p2p",
+    *(kind for kind in COMM_KINDS if kind not in ("X", "G", *REPLICA_KINDS)),
+)
 """The communications whose time the page asks for."""
 
 
@@ -219,7 +221,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def _recorded(asked: _Asked) -> dict[str, object]:
-    """Return a recorded timeline, and how it compares with that of the case if both are of one plan."""
+    """Return a recorded timeline, compared with that of the case if both are of one plan."""
     with TemporaryDirectory() as folder:
         file = Path(folder) / "timeline.json"
         file.write_text(str(asked.values["text"]), encoding="utf-8")

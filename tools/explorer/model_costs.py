@@ -135,8 +135,8 @@ class ModelJob:
         stages = stages_of(request) if request.file is None else load_any_plan(request.file).stages
         if self.layers < len(stages):
             raise ValueError(
-                f"{self.layers} layers are fewer than the {len(stages)} stages: give the model more "
-                "layers, or the pipeline fewer ranks or chunks"
+                f"{self.layers} layers are fewer than the {len(stages)} stages: give the model "
+                "more layers, or the pipeline fewer ranks or chunks"
             )
         found = stage_costs(ModelTimes(self.shape, device, early_whole=True), stages, treatment)
         even = even_layers(self.layers, len(stages))

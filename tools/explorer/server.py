@@ -23,7 +23,7 @@ _ENGINE: Final = json.dumps({"engine": "server"}).encode()
 _JSON: Final = "application/json"
 
 
-class Superseded(ValueError):
+class SupersededError(ValueError):
     """A newer request has taken the place of this one."""
 
 
@@ -39,23 +39,23 @@ class InterruptibleWatch(Watch):
         """Whether the time is up.
 
         Raises:
-            Superseded: nobody waits for the search.
+            SupersededError: nobody waits for the search.
         """
         if self._superseded.is_set():
-            raise Superseded("a newer request has taken the place of this one")
+            raise SupersededError("a newer request has taken the place of this one")
         return super().is_over
 
 
 class Channels:
-    """Answers requests, one at a time on each channel."""
+    """Answers requests; on each channel the last one counts."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._latest: dict[str, Event] = {}
+        self._running: dict[str, Event] = {}
         self._simulations = Simulations()
 
     def answer(self, channel: str, text: str) -> str:
-        """Return the answer to a request; the one before it on the channel ends.
+        """Return the answer to a request; one that is under way on the channel ends.
 
         Args:
             channel: its name.
@@ -63,15 +63,21 @@ class Channels:
         """
         superseded = Event()
         with self._lock:
-            before = self._latest.pop(channel, None)
-            self._latest[channel] = superseded
-            while len(self._latest) > 64:  # tabs that are long closed
-                self._latest.pop(next(iter(self._latest)))
-        if before is not None:
-            before.set()
-        return answer(
-            text, self._simulations, lambda seconds: InterruptibleWatch(seconds, superseded)
-        )
+            if channel in self._running:
+                self._running[channel].set()
+            self._running[channel] = superseded
+        try:
+            return answer(
+                text, self._simulations, lambda seconds: InterruptibleWatch(seconds, superseded)
+            )
+        finally:
+            with self._lock:
+                if self._running.get(channel) is superseded:
+                    del self._running[channel]
+
+    def is_busy(self, channel: str) -> bool:
+        """Whether a request is under way."""
+        return channel in self._running
 
 
 def make_server(port: int) -> ThreadingHTTPServer:
@@ -92,7 +98,7 @@ def _handler(answered: Callable[[str, str], str]) -> type[BaseHTTPRequestHandler
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def do_GET(self) -> None:  # noqa: N802, the name that http.server calls
+        def do_GET(self) -> None:
             name = self.path.split("?")[0].lstrip("/") or "index.html"
             if name == "engine.json":
                 self._send(_ENGINE, _JSON)
@@ -103,7 +109,7 @@ def _handler(answered: Callable[[str, str], str]) -> type[BaseHTTPRequestHandler
                 return
             self._send(file.read_bytes(), guess_type(name)[0] or "application/octet-stream")
 
-        def do_POST(self) -> None:  # noqa: N802, the name that http.server calls
+        def do_POST(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
             # Pages of other sites cannot send this type without asking, and are not answered.
             if self.path != "/explore" or self.headers.get("Content-Type") != _JSON:
@@ -121,8 +127,11 @@ def _handler(answered: Callable[[str, str], str]) -> type[BaseHTTPRequestHandler
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(content)))
             self.send_header("Cache-Control", "no-store")
-            self.end_headers()
-            self.wfile.write(content)
+            try:
+                self.end_headers()
+                self.wfile.write(content)
+            except ConnectionError:  # the reader has left, or asks something else
+                self.close_connection = True
 
         def log_message(self, format: str, *args: object) -> None:
             """Say nothing: the terminal shows the address."""

@@ -80,7 +80,9 @@ async function refresh() {
   }
 }
 
-const isLarge = (shown) => shown.p * shown.m * (shown.v ?? page.facts.schedules[shown.schedule]?.chunks ?? 1) > LARGE;
+function isLarge({ schedule, p, m, v }) {
+  return p * m * (v ?? page.facts.schedules[schedule]?.chunks ?? 1) > LARGE;
+}
 
 function render(found, shown) {
   page.result = found;
