@@ -13,12 +13,19 @@ CASES: Final[Mapping[str, Mapping[str, Any]]] = {
     "usual": {"costs": COSTS, "output": 1.2},
     "on the ends": {"vocab": "none", "m": 6, "output": 1.2},
     "redistributed": {"vocab": "redis", "p": 3, "m": 5, "output": 2.0},
-    "two barriers": {"schedule": "zb-v", "vocab": "vocab-1", "costs": COSTS, "output": 1.2},
+    "two barriers": {
+        "schedule": "zb-v",
+        "vocab": "vocab-1",
+        "p": 3,
+        "m": 6,
+        "costs": COSTS,
+        "output": 1.2,
+    },
     "three barriers": {"schedule": "gpipe", "vocab": "naive", "costs": COSTS, "output": 0.7},
     "interlaced": {"schedule": "interleaved", "vocab": "interlaced", "v": 3, "output": 1.2},
-    "searched within a limit": {"schedule": "zb-auto", "limit": 5, "p": 3, "output": 0.5},
+    "searched within a limit": {"schedule": "zb-auto", "limit": 4, "p": 3, "m": 5, "output": 0.5},
     "recomputed": {"costs": "F=1,B=1,W=1,R=1", "ahead": 2, "split": True, "output": 1.2},
     "of its ranks": {"costs": "F=1:2:1:1.5,B=2,W=1,S=0.1,T=0.1", "m": 3, "again": False},
-    "of a model": {"schedule": "v-half", "model": SMALL_MODEL},
+    "of a model": {"schedule": "v-half", "m": 5, "model": SMALL_MODEL},
 }
 """Name of a case -> what the page asks; what is absent is as usual."""

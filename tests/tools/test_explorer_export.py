@@ -47,7 +47,8 @@ def pyodide(tmp_path: Path) -> Path:
 def test_the_archive_alone_answers_as_the_checkout_does(tmp_path: Path) -> None:
     write_archive(tmp_path / "python.zip")
     asked = [{"action": "facts"}, {"action": "draw", "case": CASES["usual"]}]
-    asked += [{"action": "simulate", "case": case} for case in CASES.values()]
+    quick = ("usual", "redistributed", "interlaced", "of its ranks", "of a model")
+    asked += [{"action": "simulate", "case": CASES[name]} for name in quick]
     asked += [{"action": "recorded", "text": "{}", "case": {}}, {"action": "point", "case": {}}]
     lines = [json.dumps(request) for request in asked]
     done = subprocess.run(

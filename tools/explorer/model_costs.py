@@ -11,7 +11,7 @@ from megatron.schedules.plan_file import load_any_plan
 from megatron.schedules.request import Request
 from megatron.simulator.costs.device import Device
 from megatron.simulator.costs.from_model import ModelTimes
-from megatron.simulator.costs.gpus import Gpu, gpu
+from megatron.simulator.costs.gpus import GPUS, Gpu
 from megatron.simulator.costs.peak_bytes import Sizes
 from megatron.simulator.costs.recomputed import NOTHING, Recomputed
 from megatron.simulator.costs.shape import Shape, iteration_flops
@@ -80,7 +80,8 @@ class ModelJob:
     recompute: bool = False
 
     def __post_init__(self) -> None:
-        gpu(self.gpu)
+        if self.gpu not in GPUS:
+            raise ValueError(f"the GPU {self.gpu} is not known: choose one of {', '.join(GPUS)}")
         if self.kind not in ("gpt", "llama"):
             raise ValueError(f"a model of kind {self.kind} is not known: choose gpt or llama")
         for name in ("layers", "hidden", "heads", "groups", "ffn", "seq", "vocabulary", "batch"):
@@ -95,7 +96,7 @@ class ModelJob:
     @property
     def device(self) -> Gpu:
         """The GPU of every rank."""
-        return gpu(self.gpu)
+        return GPUS[self.gpu]
 
     @property
     def shape(self) -> Shape:

@@ -13,7 +13,7 @@ from megatron.simulator.scenario import Scenario, Simulation, run
 from tools.explorer.case import Case, command
 from tools.explorer.model_costs import ModelCosts
 
-KEPT: Final = 8
+KEPT: Final = 16
 """Cases that are kept."""
 
 WatchOf = Callable[[float | None], Watch]

@@ -166,19 +166,18 @@ async function compareAll() {
     .filter((schedule) => !facts.schedules[schedule].needs_limit || shown.limit)
     .map((schedule) => [schedule, vocab]));
   const points = [], missing = [];
+  const left = (error) => error instanceof Superseded || asked !== page.asked;
   for (const [index, [schedule, vocab]] of pairs.entries()) {
     element("compare-hint").textContent = `Planning ${schedule}, ${vocab} (${index + 1} of ${pairs.length})`;
     try {
       points.push(await page.beside.ask({ action: "point", schedule, case: { ...shown, vocab, plan: null, seconds: shown.seconds ?? COMPARE_SECONDS } }));
+      const { front } = await page.beside.ask({ action: "front", points });
+      if (left()) return;
+      scatter.show(points, front, shown, page.result.forecast !== null);
     } catch (error) {
-      if (error instanceof Superseded || asked !== page.asked) return;
+      if (left(error)) return;
       missing.push(`${schedule}, ${vocab}: ${error.message}`);
     }
-    if (asked !== page.asked) return;
-    if (!points.length) continue;
-    const { front } = await page.beside.ask({ action: "front", points });
-    if (asked !== page.asked) return;
-    scatter.show(points, front, shown, page.result.forecast !== null);
   }
   const cut = points.filter((point) => point.cut).map((point) => point.schedule);
   element("compare-hint").textContent = [

@@ -19,7 +19,7 @@ export class MemoryView {
   show(ranks, inBytes, limit) {
     Object.assign(this, { ranks, limit });
     this.words = inBytes ? gibibytes : short;
-    this.peaks = ranks.map((steps) => Math.max(...steps.map(([, held]) => held)));
+    this.peaks = ranks.map((steps) => steps.reduce((most, [, held]) => Math.max(most, held), 0));
     this.most = Math.max(...this.peaks, limit && limit < 1.5 * Math.max(...this.peaks) ? limit : 0);
     element("memory-hint").textContent = inBytes
       ? `GiB that each rank holds: parameters, gradients, optimizer, activations, logits. ${limit ? `Tensors can use ${gibibytes(limit)} of this GPU${this.most >= limit ? " (the line)" : ""}.` : ""}`
