@@ -19,7 +19,6 @@ from tools.explorer.interface import answer, pareto_front
 from tools.explorer.simulated import Simulations
 from tools.explorer_cases import CASES, SMALL_MODEL
 
-
 SIMULATIONS = Simulations()
 """Shared, so that a case that several tests look at is searched once."""
 

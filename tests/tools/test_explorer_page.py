@@ -18,7 +18,6 @@ from urllib.parse import urlencode
 
 import pytest
 from harness.browser import CHROMIUM, Browser, Page
-from tools.explorer_cases import CASES
 
 from megatron.simulator.timeline_file import save_timeline
 from tools.explorer.case import Case
@@ -26,6 +25,7 @@ from tools.explorer.export import export
 from tools.explorer.interface import answer
 from tools.explorer.server import make_server
 from tools.explorer.simulated import Simulations
+from tools.explorer_cases import CASES
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="needs a browser: apt-get install chromium"
