@@ -36,7 +36,8 @@ def flags(case: Mapping[str, Any]) -> list[str]:
         f"--max-position-embeddings {model['seq']} --micro-batch-size {model['batch']} "
         f"--global-batch-size {6 * model['batch']} --train-iters 1 --lr 1e-3 --bf16 "
         "--untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 --dry-run "
-        f"--vocab-size {model['vocabulary']}"
+        f"--vocab-size {model['vocabulary']} --dry-run-gpu {model['gpu']} "
+        f"--ranks-per-node {model.get('machine', 8)}"
     )
     words += f" {LLAMA_FLAGS}" if model["kind"] == "llama" else ""
     words += f" {EVERY_LAYER}" if model["recompute"] else ""
@@ -48,7 +49,7 @@ def flags(case: Mapping[str, Any]) -> list[str]:
     [
         {"schedule": "1f1b", "vocab": "vocab-2", "model": GPT},
         {"schedule": "1f1b", "vocab": "none", "model": {**SMALL_MODEL, "batch": 2}},
-        {"schedule": "v-half", "vocab": "vocab-1", "model": SMALL_MODEL},
+        {"schedule": "v-half", "vocab": "vocab-1", "model": {**SMALL_MODEL, "machine": 2}},
         {"schedule": "1f1b", "vocab": "redis", "model": GPT},
         {"schedule": "zb-h1", "vocab": "vocab-2", "model": {**SMALL_MODEL, "recompute": True}},
     ],

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Final, NamedTuple
 
 from megatron.schedules.costs import Costs
@@ -11,7 +12,8 @@ from megatron.schedules.plan_file import load_any_plan
 from megatron.schedules.request import Request
 from megatron.simulator.costs.device import Device
 from megatron.simulator.costs.from_model import ModelTimes
-from megatron.simulator.costs.gpus import GPUS, Gpu
+from megatron.simulator.costs.gpus import GPUS, Gpu, interconnect
+from megatron.simulator.costs.machines import Machines
 from megatron.simulator.costs.peak_bytes import Sizes
 from megatron.simulator.costs.recomputed import NOTHING, Recomputed
 from megatron.simulator.costs.shape import Shape, iteration_flops
@@ -45,6 +47,11 @@ class ModelCosts(NamedTuple):
     layers: tuple[int, ...]
 
 
+_COUNTS: Final = (
+    *("layers", "hidden", "heads", "groups", "ffn", "seq", "vocabulary", "batch", "machine"),
+)
+
+
 @dataclass(frozen=True)
 class ModelJob:
     """A model with separate input and output layers, trained in bf16 with Adam.
@@ -61,6 +68,7 @@ class ModelJob:
         seq: tokens of a sequence.
         vocabulary: entries V.
         batch: sequences of a microbatch.
+        machine: GPUs of a machine; the pipeline's ranks fill one machine after the other.
         recompute: every layer is computed again in the backward.
 
     Raises:
@@ -77,6 +85,7 @@ class ModelJob:
     seq: int = 2048
     vocabulary: int = 256000
     batch: int = 1
+    machine: int = 8
     recompute: bool = False
 
     def __post_init__(self) -> None:
@@ -84,7 +93,7 @@ class ModelJob:
             raise ValueError(f"the GPU {self.gpu} is not known: choose one of {', '.join(GPUS)}")
         if self.kind not in ("gpt", "llama"):
             raise ValueError(f"a model of kind {self.kind} is not known: choose gpt or llama")
-        for name in ("layers", "hidden", "heads", "groups", "ffn", "seq", "vocabulary", "batch"):
+        for name in _COUNTS:
             if not 1 <= getattr(self, name) <= 10**7:
                 raise ValueError(f"{name} is {getattr(self, name)}: give a number from 1 to 10^7")
         if self.hidden % self.heads or self.heads % self.groups:
@@ -139,7 +148,9 @@ class ModelJob:
                 f"{self.layers} layers are fewer than the {len(stages)} stages: give the model "
                 "more layers, or the pipeline fewer ranks or chunks"
             )
-        found = stage_costs(ModelTimes(self.shape, device, early_whole=True), stages, treatment)
+        machines = self._machines(request)
+        times = ModelTimes(self.shape, device, early_whole=True, machines=machines)
+        found = stage_costs(times, stages, treatment)
         even = even_layers(self.layers, len(stages))
         layers = found.balanced(self.layers) if treatment.redistributed else even
         one = one_microbatch_of(request) if request.file is None else load_any_plan(request.file)
@@ -178,6 +189,11 @@ class ModelJob:
             peak_flops=device.peak_flops,
             step=max(map(device.traffic, moved)),
         )
+
+    def _machines(self, request: Request) -> Machines:
+        pairs = combinations(range(request.ranks), 2)
+        crossing = frozenset((a, b) for a, b in pairs if a // self.machine != b // self.machine)
+        return Machines(interconnect(self.device, request.treatment).network, crossing)
 
     def _rates(self, request: Request) -> Device:
         return self.device.device(request.treatment)

@@ -4,7 +4,7 @@ import { element, made } from "./words.js";
 
 const PASSES = { F: "F forward", B: "B backward", W: "W weights", R: "R again" };
 const INPUT = { IF: "IF", IB: "IB", E: "E" };
-const SIZES = { layers: "layers", hidden: "hidden size", heads: "heads", groups: "key-value heads", ffn: "MLP width", seq: "sequence", vocabulary: "vocabulary", batch: "sequences" };
+const SIZES = { layers: "layers", hidden: "hidden size", heads: "heads", groups: "key-value heads", ffn: "MLP width", seq: "sequence", vocabulary: "vocabulary", batch: "sequences", machine: "GPUs a machine" };
 const OPTIONAL = ["v", "limit", "ahead", "seconds"];
 
 export class Controls {
@@ -51,9 +51,9 @@ export class Controls {
 
   writeModel(model) {
     this.kind = model.kind ?? "gpt";
-    for (const name of Object.keys(SIZES)) element(`model-${name}`).value = model[name] ?? 1;
+    for (const name of Object.keys(SIZES)) element(`model-${name}`).value = model[name] ?? (name === "machine" ? 8 : 1);
     const same = Object.entries(this.facts.models).find(([, sizes]) =>
-      sizes.kind === this.kind && Object.keys(SIZES).every((name) => name === "batch" || String(sizes[name]) === element(`model-${name}`).value));
+      sizes.kind === this.kind && Object.keys(SIZES).every((name) => ["batch", "machine"].includes(name) || String(sizes[name]) === element(`model-${name}`).value));
     element("preset").value = same?.[0] ?? "";
   }
 
