@@ -137,6 +137,7 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         page.call("Emulation.setEmulatedMedia", features=[scheme])
         page.call("Page.navigate", url=address)
+        page.wait("location.href !== 'about:blank' && document.readyState === 'complete'")
         return page
 
     def call(self, method: str, session: str = "", **parameters: object) -> Any:

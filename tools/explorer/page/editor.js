@@ -7,6 +7,7 @@ export class Editor {
   constructor(onEdit) {
     this.onEdit = onEdit;
     this.rank = 0;
+    this.lines = null;
     element("row").addEventListener("change", (event) => this.showRow(Number(event.target.value)));
     element("passes").addEventListener("input", () => this.edited());
     element("undo").addEventListener("click", () => onEdit(null));
@@ -42,7 +43,7 @@ export class Editor {
   /** The pass that Earlier and Later move; null: none. */
   choose(pass) {
     this.chosen = pass;
-    if (pass) this.showRow(pass.rank);
+    if (pass && this.lines) this.showRow(pass.rank);
     element("earlier").disabled = element("later").disabled = !pass;
   }
 

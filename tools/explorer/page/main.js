@@ -32,7 +32,6 @@ try {
   throw error;
 }
 const controls = new Controls(page.facts, () => { page.shown = controls.read(); refreshSoon(); });
-drawLegend();
 listen();
 await follow();
 
@@ -92,16 +91,17 @@ function render(found, shown) {
   const [from, to] = (page.view.see ?? "0~1").split("~").map(Number);
   if (page.view.see) Object.assign(plan, { from: from || 0, to: to || 1 });
   plan.show(found.drawing, page.facts, needs, inSeconds);
+  delete page.view.see;
+  element("plan").setAttribute("aria-label", `Plan: ${found.heading}`);
+  memory.show(found.memory, inSeconds, found.forecast?.usable ?? null);
+  drawFigures(found, inSeconds);
+  drawLegend(found.drawing);
+  editor.show(found.plan, shown.plan !== null);
   if (page.view.pass) {
     const [rank, kind, microbatch, chunk] = page.view.pass.split("~");
     plan.chooseNamed(Number(rank), kind, Number(microbatch), Number(chunk));
     delete page.view.pass;
   }
-  delete page.view.see;
-  element("plan").setAttribute("aria-label", `Plan: ${found.heading}`);
-  memory.show(found.memory, inSeconds, found.forecast?.usable ?? null);
-  drawFigures(found, inSeconds);
-  editor.show(found.plan, shown.plan !== null);
   element("command").textContent = found.command;
   element("save-costs").hidden = found.costs_file === null;
   writeAddress();
@@ -129,13 +129,15 @@ function drawFigures({ figures, forecast }, inSeconds) {
   document.body.dataset.rows = JSON.stringify(figures.rows.length);
 }
 
-function drawLegend() {
+function drawLegend({ ranks }) {
   const { passes, comms, colours, meanings } = page.facts;
-  element("legend").replaceChildren(...[...passes, ...comms].map((kind) => {
+  const drawn = new Set(ranks.flatMap((row) => [...row.passes, ...row.comms].map(([kind]) => kind)));
+  const chunked = ranks.some((row) => row.passes.some(([, , chunk]) => chunk));
+  element("legend").replaceChildren(...[...passes, ...comms].filter((kind) => drawn.has(kind)).map((kind) => {
     const swatch = made("span", { className: comms.includes(kind) ? "swatch thin" : "swatch" });
     swatch.style.background = colours[kind];
     return made("li", {}, swatch, `${kind} ${meanings[kind]}`);
-  }), made("li", { textContent: "paler: later chunks of a rank" }));
+  }), ...(chunked ? [made("li", { textContent: "paler: later chunks of a rank" })] : []));
 }
 
 function tellPass(pass, isChosen) {

@@ -32,7 +32,7 @@ export class MemoryView {
     const width = this.canvas.clientWidth, { plan } = this;
     if (!this.ranks || !width || !plan.drawing) return;
     this.height = this.ranks.length > 12 ? 16 : 26;
-    Object.assign(this, { left: plan.left, width: width - plan.left - 64 });
+    Object.assign(this, { left: plan.left, width: plan.width });
     const y = this.ranks.length * (this.height + GAP);
     const context = prepared(this.canvas, width, y + AXIS), colours = theme();
     const frame = { ...this, x: (at) => this.x(at), from: plan.from, to: plan.to, drawing: plan.drawing, inSeconds: plan.inSeconds };
@@ -49,8 +49,6 @@ export class MemoryView {
     context.textAlign = "left";
     context.fillText(this.left < 50 ? rank : `rank ${rank}`, 0, top + this.height / 2);
     const full = this.limit && this.peaks[rank] > this.limit;
-    context.fillStyle = full ? colours.warn : colours.ink;
-    context.fillText(this.words(this.peaks[rank]), this.left + this.width + 6, top + this.height / 2);
     context.save();
     context.beginPath();
     context.rect(this.left, top - 1, this.width, this.height + 2);
@@ -64,9 +62,12 @@ export class MemoryView {
     }
     context.lineTo(this.x(this.plan.drawing.end), y(held));
     context.lineTo(this.x(this.plan.drawing.end), base);
-    context.fillStyle = full ? colours.warn : colours.area;
+    context.fillStyle = full ? colours.full : colours.area;
     context.fill();
     context.restore();
+    context.fillStyle = colours.ink;
+    context.textAlign = "right";
+    context.fillText(this.words(this.peaks[rank]), this.left + this.width - 4, top + this.height / 2 + 1);
     context.fillStyle = colours.line;
     context.fillRect(this.left, base, this.width, 1);
     if (this.limit && this.most >= this.limit) {

@@ -68,7 +68,7 @@ export class TimelineView {
     const width = this.canvas.clientWidth;
     if (!this.drawing || !width || this.canvas.hidden) return;
     const ranks = this.rows.length;
-    this.box = ranks > 24 ? 12 : ranks > 12 ? 15 : 19;
+    this.box = ranks > 24 ? 12 : ranks > 12 ? 15 : ranks > 6 && width > 600 ? 19 : 23;
     this.left = width < 500 ? 24 : 52;
     this.width = width - this.left - 8;
     let y = TOP;

@@ -82,7 +82,7 @@ export function prepared(canvas, width, height) {
 /** The colours of the page's theme. */
 export function theme() {
   const style = getComputedStyle(document.documentElement);
-  const names = ["ink", "soft", "line", "idle", "accent", "panel", "area", "warn"];
+  const names = ["ink", "soft", "line", "idle", "accent", "panel", "area", "full", "warn"];
   return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
 }
 
