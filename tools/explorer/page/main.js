@@ -39,6 +39,7 @@ await follow();
 async function follow() {
   const { shown, view } = await readFragment(location.hash);
   Object.assign(page, { shown, view });
+  Object.assign(plan, { from: 0, to: 1, chosen: null });
   controls.write(shown);
   element("all-treatments").checked = view.all === "1";
   await refresh();

@@ -40,33 +40,40 @@ export function drawSpans(context, view, spans, y, height) {
   }
 }
 
-/** Arrows from what a pass waits for, and paler ones to what waits for it. */
-export function drawArrows(context, view, pass, colours) {
-  const middle = (own) => view.rows[own.rank].y + view.box / 2;
-  const found = (list) => (list ?? []).map(({ rank, kind, chunk }) => view.byName.get(`${rank} ${kind} ${pass.microbatch} ${chunk}`)).filter(Boolean);
-  const arrow = (from, to) => {
-    const [x0, y0, x1, y1] = [view.x(from.end), middle(from), view.x(to.start), middle(to)];
-    const bend = Math.max(12, Math.abs(x1 - x0) / 2);
-    context.beginPath();
-    context.moveTo(x0, y0);
-    context.bezierCurveTo(x0 + bend, y0, x1 - bend, y1, x1, y1);
-    context.stroke();
-    context.beginPath();
-    context.moveTo(x1, y1);
-    context.lineTo(x1 - 6, y1 - 3);
-    context.lineTo(x1 - 6, y1 + 3);
-    context.fill();
-  };
-  context.lineWidth = 1.5;
-  context.strokeStyle = context.fillStyle = colours.ink;
-  context.globalAlpha = 0.35;
-  for (const user of found(view.needs?.after(pass))) arrow(pass, user);
-  context.globalAlpha = 1;
-  for (const need of found(view.needs?.before(pass))) arrow(need, pass);
+/** The pass that is shown, with arrows from what it waits for, and paler ones to what waits for it. */
+export function drawFocus(context, view, pass, colours) {
+  const named = (list) => (list ?? []).map(({ rank, kind, chunk }) => view.byName.get(`${rank} ${kind} ${pass.microbatch} ${chunk}`)).filter(Boolean);
+  const before = named(view.needs?.before(pass)), after = named(view.needs?.after(pass));
+  if (pass === view.chosen) {
+    context.globalAlpha = 0.5;
+    context.fillStyle = colours.panel;
+    context.fillRect(view.left, 0, view.width, 1e4);
+    for (const own of [...before, ...after, pass]) drawPasses(context, view, [own], view.rows[own.rank].y);
+  }
+  for (const user of after) drawArrow(context, view, pass, user, 0.45);
+  for (const need of before) drawArrow(context, view, need, pass, 1);
   const x = view.x(pass.start);
   context.lineWidth = 2;
   context.strokeStyle = colours.accent;
   context.strokeRect(x, view.rows[pass.rank].y, Math.max(view.x(pass.end) - x, 2), view.box);
+}
+
+/** An arrow from the end of a pass to the start of another, with a halo that sets it off. */
+function drawArrow(context, view, from, to, alpha) {
+  const middle = (own) => view.rows[own.rank].y + view.box / 2;
+  const [x0, y0, x1, y1] = [view.x(from.end), middle(from), view.x(to.start), middle(to)];
+  const bend = Math.max(12, Math.abs(x1 - x0) / 2);
+  const line = new Path2D(`M${x0} ${y0}C${x0 + bend} ${y0} ${x1 - bend} ${y1} ${x1} ${y1}`);
+  const head = new Path2D(`M${x1} ${y1}l-7 -3.5v7z`);
+  for (const [colour, width] of [["#ffffff", 4], [INK, 1.5]]) {
+    context.globalAlpha = alpha;
+    context.strokeStyle = context.fillStyle = colour;
+    context.lineWidth = width;
+    context.stroke(line);
+    if (width > 2) context.stroke(head);
+    context.fill(head);
+  }
+  context.globalAlpha = 1;
 }
 
 /** The axis below the rows, with round numbers. */

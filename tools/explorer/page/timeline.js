@@ -1,7 +1,7 @@
 // Draws a timeline on a canvas: a row of passes for every rank, thin lanes of communication below
 // it. A pass can be pointed at, tapped, or reached by the arrow keys; what it waits for is drawn.
 
-import { drawArrows, drawAxis, drawPasses, drawSpans } from "./strokes.js";
+import { drawAxis, drawFocus, drawPasses, drawSpans } from "./strokes.js";
 import { prepared, theme } from "./words.js";
 
 const AXIS = 24, GAP = 5, LANE = 4, TOP = 4;
@@ -93,7 +93,7 @@ export class TimelineView {
       drawPasses(context, this, row.passes, row.y);
       row.lanes.forEach((lane, number) => drawSpans(context, this, lane, row.y + this.box + 1 + number * (LANE + 1), LANE));
     }
-    if (this.shown) drawArrows(context, this, this.shown, colours);
+    if (this.shown) drawFocus(context, this, this.shown, colours);
     context.restore();
     drawAxis(context, this, y, colours);
   }
