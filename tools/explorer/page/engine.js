@@ -6,11 +6,11 @@
 
 export class Superseded extends Error {}
 
-/** Returns a function that makes a channel by its name. */
-export async function openEngine(tell) {
+/** Returns a function that makes a channel by its name; the channel tells how far its start is. */
+export async function openEngine() {
   const { engine } = await (await fetch("engine.json")).json();
   return engine === "pyodide"
-    ? (name) => new WorkerChannel(name, tell)
+    ? (name, tell = () => {}) => new WorkerChannel(tell)
     : (name) => new ServerChannel(name);
 }
 
@@ -48,7 +48,7 @@ class ServerChannel {
 const PATIENCE = 1500; // ms that a newer request waits before it ends the Python of an older one
 
 class WorkerChannel {
-  constructor(name, tell) {
+  constructor(tell) {
     this.tell = tell;
     this.serial = 0;
     this.worker = null;

@@ -15,8 +15,11 @@ const LARGE = 600; // microbatches x chunks x ranks from which the block's order
 const COMPARED_AT_ONCE = 400; // up to which all schedules are compared without being asked
 const COMPARE_SECONDS = 5; // to search for each of the plans that are compared
 
-const channel = await openEngine((progress) => { if (progress || !page.result) status(progress || "Planning"); });
-const page = { shown: FIRST, view: {}, result: null, asked: 0, main: channel("shown"), beside: channel("compared") };
+const channel = await openEngine();
+const page = {
+  shown: FIRST, view: {}, result: null, asked: 0,
+  main: channel("shown", (progress) => status(progress || "Planning")), beside: channel("compared"),
+};
 
 const plan = new TimelineView(element("plan"), { onFocus: tellPass, onView: seen });
 const memory = new MemoryView(element("memory"), plan);

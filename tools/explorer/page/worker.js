@@ -12,7 +12,7 @@ lambda text: answer(text, _simulations)
 `;
 
 async function start() {
-  postMessage({ progress: "Starting Python in this browser (4 MB, once)" });
+  postMessage({ progress: "Starting Python in this browser (14 MB, once)" });
   const [python, archive] = await Promise.all([
     loadPyodide({ indexURL: new URL("pyodide/", import.meta.url).href }),
     fetch("python.zip").then((response) => response.arrayBuffer()),
