@@ -140,6 +140,12 @@ class Browser:
         page.wait("location.href !== 'about:blank' && document.readyState === 'complete'")
         return page
 
+    def close_pages(self) -> None:
+        """Close all tabs, so that none goes on working."""
+        for page in self._pages.values():
+            page.call("Page.close")
+        self._pages.clear()
+
     def call(self, method: str, session: str = "", **parameters: object) -> Any:
         """Return the result of a method of the protocol, of a tab or of the browser."""
         self._number += 1

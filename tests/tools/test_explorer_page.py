@@ -36,9 +36,16 @@ DONE: Final = "document.body.dataset.state === 'done'"
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     with Browser(tmp_path_factory.mktemp("profile")) as running:
         yield running
+
+
+@pytest.fixture
+def browser(chromium: Browser) -> Iterator[Browser]:
+    """A browser whose tabs are closed after the test, so that none goes on comparing."""
+    yield chromium
+    chromium.close_pages()
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +125,9 @@ def expected(case: Mapping[str, Any]) -> dict[str, Any]:
 
 def assert_figures(page: Page, case: Mapping[str, Any]) -> None:
     figures, found = expected(case), shown(page)
-    assert {name: found[name] for name in FIGURES} == {name: figures[name] for name in FIGURES}
-    assert found.get("peak_bytes") == figures["peak_bytes"]
+    for name in (*FIGURES, *(["peak_bytes"] if "model" in case else [])):
+        # Sums of the browser's CPython, which is newer, have other last digits.
+        assert found[name] == pytest.approx(figures[name], rel=1e-12), name
     percent = f"{100 * figures['idle']:.1f} %"
     assert text(page, "#figures dd[data-name=idle]") == percent
     assert page.faults == []
@@ -239,10 +247,10 @@ def test_a_recorded_timeline_is_shown_beside_the_plan(
 def test_all_schedules_are_compared(browser: Browser, served: str) -> None:
     page = open_case(browser, served, CASES["usual"])
     page.wait("document.body.dataset.compared == 12", 120)
-    rows = page.value(
-        "[...document.querySelectorAll('#compare-table tbody tr')].map((e) => e.innerText)"
+    cells = page.value(
+        "[...document.querySelectorAll('#compare-table tbody tr')]"
+        ".map((row) => [...row.cells].map((cell) => cell.textContent))"
     )
-    cells = [row.split("\t") for row in rows]
     points = {own[0]: (float(own[2]), float(own[4])) for own in cells}
     for own in cells:
         better = [p for p in points.values() if p != points[own[0]]]

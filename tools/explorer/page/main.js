@@ -196,7 +196,7 @@ async function compareAll() {
 
 async function writeAddress() {
   const view = {
-    see: plan.to - plan.from < 1 ? `${plan.from.toFixed(5)}~${plan.to.toFixed(5)}` : "",
+    see: plan.to - plan.from < 1 ? `${plan.from}~${plan.to}` : "",
     pass: plan.chosen ? [plan.chosen.rank, plan.chosen.kind, plan.chosen.microbatch, plan.chosen.chunk].join("~") : "",
     all: element("all-treatments").checked ? "1" : "",
     compare: page.view.compare ?? "",

@@ -36,8 +36,8 @@ export class TimelineView {
   /** The part of the time that is visible, as shares of the whole. */
   see(from, to) {
     const length = Math.min(1, Math.max(to - from, 1e-4));
-    this.from = Math.min(Math.max(0, from), 1 - length);
-    this.to = this.from + length;
+    this.from = rounded(Math.min(Math.max(0, from), 1 - length));
+    this.to = rounded(this.from + length);
     this.draw();
     this.onView();
   }
@@ -160,6 +160,9 @@ export class TimelineView {
     return other.reduce((best, pass) => (distance(pass) < distance(best) ? pass : best), other[0]) ?? now;
   }
 }
+
+/** As links have it, so that they show the same. */
+const rounded = (share) => Number(share.toFixed(5));
 
 const nameOf = ({ rank, kind, microbatch, chunk }) => `${rank} ${kind} ${microbatch} ${chunk}`;
 
