@@ -1,29 +1,30 @@
 // The page: asks Python about what the form says, and shows the answer in all its parts.
 
+import { Comparison } from "./compare.js";
 import { Controls } from "./controls.js";
 import { Editor } from "./editor.js";
 import { Superseded, openEngine } from "./engine.js";
 import { MemoryView } from "./memory.js";
 import { Needs, inWords } from "./needs.js";
 import { Recorded } from "./recorded.js";
-import { Scatter } from "./scatter.js";
 import { FIRST, fragmentOf, readFragment } from "./state.js";
 import { TimelineView } from "./timeline.js";
 import { copy, debounced, element, gibibytes, made, passName, percent, save, short, time } from "./words.js";
 
 const LARGE = 600; // microbatches x chunks x ranks from which the block's order is shown first
-const COMPARED_AT_ONCE = 400; // up to which all schedules are compared without being asked
-const COMPARE_SECONDS = 5; // to search for each of the plans that are compared
 
 const channel = await openEngine();
 const page = {
   shown: FIRST, view: {}, result: null, asked: 0,
-  main: channel("shown", (progress) => status(progress || "Planning")), beside: channel("compared"),
+  main: channel("shown", (progress) => status(progress || "Planning")),
 };
 
 const plan = new TimelineView(element("plan"), { onFocus: tellPass, onView: seen });
 const memory = new MemoryView(element("memory"), plan);
-const scatter = new Scatter((point) => change({ schedule: point.schedule, vocab: point.vocab, v: null, plan: null, split: false, limit: page.facts.schedules[point.schedule].needs_limit ? page.shown.limit : null }));
+const comparison = new Comparison(channel("compared"), ({ schedule, vocab }) => change({
+  schedule, vocab, v: null, plan: null, split: false, searched: true,
+  limit: page.facts.schedules[schedule].needs_limit ? page.shown.limit : null,
+}));
 const editor = new Editor((text) => { page.shown = { ...page.shown, plan: text }; refreshSoon(); });
 const recorded = new Recorded((text) => page.main.ask({ action: "recorded", text, case: page.shown }));
 const refreshSoon = debounced(refresh, 200);
@@ -74,7 +75,7 @@ async function refresh() {
     status(found.cut ? `The search was ended after ${shown.seconds} s: a better plan may exist.` : "");
     for (const note of found.notes) status(note);
     await recorded.update(page.facts);
-    if (current()) compareIfSmall();
+    if (current()) comparison.show(shown, page.facts, page.view.compare === "1");
   } catch (error) {
     if (error instanceof Superseded || !current()) return;
     fault(error.message);
@@ -158,42 +159,6 @@ function seen() {
   writeSoon();
 }
 
-async function compareIfSmall() {
-  const { p, m } = page.shown;
-  scatter.clear();
-  element("compare-hint").textContent = p * m <= COMPARED_AT_ONCE ? "" : `Searching for the plans of all schedules at this size takes a while: up to ${COMPARE_SECONDS} s each.`;
-  if (p * m <= COMPARED_AT_ONCE || page.view.compare === "1") await compareAll();
-}
-
-async function compareAll() {
-  const asked = page.asked, shown = page.shown, { facts } = page;
-  const vocabularies = element("all-treatments").checked ? Object.keys(facts.treatments) : [shown.vocab];
-  const pairs = vocabularies.flatMap((vocab) => Object.keys(facts.schedules)
-    .filter((schedule) => !facts.schedules[schedule].needs_limit || shown.limit)
-    .map((schedule) => [schedule, vocab]));
-  const points = [], missing = [];
-  const left = (error) => error instanceof Superseded || asked !== page.asked;
-  for (const [index, [schedule, vocab]] of pairs.entries()) {
-    element("compare-hint").textContent = `Planning ${schedule}, ${vocab} (${index + 1} of ${pairs.length})`;
-    try {
-      points.push(await page.beside.ask({ action: "point", schedule, case: { ...shown, vocab, plan: null, seconds: shown.seconds ?? COMPARE_SECONDS } }));
-      const { front } = await page.beside.ask({ action: "front", points });
-      if (left()) return;
-      scatter.show(points, front, shown, page.result.forecast !== null);
-    } catch (error) {
-      if (left(error)) return;
-      missing.push(`${schedule}, ${vocab}: ${error.message}`);
-    }
-  }
-  const cut = points.filter((point) => point.cut).map((point) => point.schedule);
-  element("compare-hint").textContent = [
-    "Down and to the left is better. Filled points are on the Pareto front: none other is as good in both. Choose a point to see its plan.",
-    cut.length ? `The search was ended after ${shown.seconds ?? COMPARE_SECONDS} s for ${cut.join(", ")}.` : "",
-    missing.length ? `Without ${missing.join("; ")}` : "",
-  ].filter(Boolean).join(" ");
-  document.body.dataset.compared = points.length;
-}
-
 async function writeAddress() {
   const view = {
     see: plan.to - plan.from < 1 ? `${plan.from}~${plan.to}` : "",
@@ -225,8 +190,13 @@ function listen() {
   element("zoom-in").addEventListener("click", () => plan.zoom(0.5));
   element("zoom-out").addEventListener("click", () => plan.zoom(2));
   element("zoom-fit").addEventListener("click", () => plan.see(0, 1));
-  element("compare").addEventListener("click", () => { page.view.compare = "1"; compareAll().then(writeAddress); });
-  element("all-treatments").addEventListener("change", () => { writeSoon(); compareAll(); });
+  for (const [id, kind] of [["compare", "click"], ["all-treatments", "change"]]) {
+    element(id).addEventListener(kind, () => {
+      page.view.compare = "1";
+      comparison.show(page.shown, page.facts, true);
+      writeSoon();
+    });
+  }
   element("share").addEventListener("click", async (event) => { await writeAddress(); copy(event.target, location.href); });
   element("copy-command").addEventListener("click", (event) => copy(event.target, page.result.command));
   element("save-plan").addEventListener("click", () => save("my.plan", page.result.plan));

@@ -14,11 +14,17 @@ export class Scatter {
     new ResizeObserver(() => this.draw()).observe(element("scatter"));
   }
 
-  show(points, front, own, inSeconds) {
-    Object.assign(this, { points, front: new Set(front), own, inSeconds });
-    this.memory = inSeconds ? gibibytes : short;
+  show(points, front, own) {
+    this.inSeconds = own.model !== null;
+    Object.assign(this, { points, front: new Set(front), own, memory: this.inSeconds ? gibibytes : short });
     this.draw();
     this.tabulate();
+  }
+
+  /** Marks another case as what is shown. */
+  mark(own) {
+    this.own = own;
+    this.draw();
   }
 
   clear() {
@@ -37,7 +43,7 @@ export class Scatter {
     host.replaceChildren(svg("svg", { width, height, role: "group", "aria-label": "Time against memory of all schedules" },
       ...this.axes(scale, width, height),
       svg("path", { class: "front", d: this.frontPath(scale) }),
-      ...this.points.map((point, index) => this.mark(point, index, scale, labels, width))));
+      ...this.points.map((point, index) => this.pointMark(point, index, scale, labels, width))));
     if (focused !== undefined) host.querySelector(`[data-index="${focused}"]`)?.focus();
   }
 
@@ -75,7 +81,7 @@ export class Scatter {
     return best.map((point, index) => (index ? `H${x(point.time)}V${y(held(point))}` : `M${x(point.time)} ${y(held(point))}`)).join("");
   }
 
-  mark(point, index, { x, y, held }, labels, width) {
+  pointMark(point, index, { x, y, held }, labels, width) {
     const best = this.front.has(index), own = this.isOwn(point);
     const name = this.nameOf(point);
     const words = `${name}: time ${time(point.time, this.inSeconds)}, idle ${percent(point.idle)}, ${this.memory(point.memory)} held${best ? ", on the Pareto front" : ""}${point.cut ? ", its search was cut short" : ""}`;
