@@ -111,6 +111,12 @@ def connection() -> Iterator[HTTPConnection]:
     server.server_close()
 
 
+def test_a_port_that_cannot_be_had_is_refused(connection: HTTPConnection) -> None:
+    for port in (str(connection.port), "99999"):
+        with pytest.raises(SystemExit, match=f"--port {port}: .*give another, or 0 for any"):
+            main(["--port", port])
+
+
 def fetch(
     connection: HTTPConnection, path: str, body: str | None = None, kind: str = "application/json"
 ) -> tuple[int, str, bytes]:

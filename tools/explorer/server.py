@@ -87,9 +87,12 @@ def make_server(port: int) -> ThreadingHTTPServer:
         port: of 127.0.0.1; 0 takes any that is free.
 
     Raises:
-        OSError: the port is taken.
+        ValueError: there is no such port, or it is taken.
     """
-    server = ThreadingHTTPServer(("127.0.0.1", port), _handler(Channels().answer))
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", port), _handler(Channels().answer))
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"--port {port}: {error}: give another, or 0 for any") from error
     server.daemon_threads = True
     return server
 
