@@ -92,7 +92,7 @@ export class Scatter {
     if (place && (best || own || this.points.length < 20)) group.append(Object.assign(svg("text", place), { textContent: name }));
     const take = () => this.onTake(point);
     group.addEventListener("click", take);
-    group.addEventListener("keydown", (event) => { if (event.key === "Enter") take(); });
+    group.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); take(); } });
     return group;
   }
 
