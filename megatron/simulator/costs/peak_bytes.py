@@ -52,8 +52,6 @@ class Sizes:
 def peak_bytes(plan: Plan, sizes: Sizes) -> list[float]:
     """Return for every rank the most bytes that it holds at any moment.
 
-    A pass holds its inputs and its outputs at the same time.
-
     Raises:
         ValueError: if ``sizes`` are for another number of ranks or chunks.
     """
@@ -62,21 +60,28 @@ def peak_bytes(plan: Plan, sizes: Sizes) -> list[float]:
     return [_peak(plan, sizes, rank) for rank in range(plan.ranks)]
 
 
-def _peak(plan: Plan, sizes: Sizes, rank: int) -> float:
+def held_bytes(plan: Plan, sizes: Sizes, rank: int) -> Iterator[tuple[float, float]]:
+    """Yield for every pass of ``rank``, in order, the bytes held during it and after it.
+
+    A pass holds its inputs and its outputs at the same time.
+    """
     grows: dict[Pass, float] = {}
     shrinks: dict[Pass, float] = {}
     held = _at(sizes.static, rank)
-    peak = held + _at(sizes.afterwards, rank)
     for item in plan.rows[rank]:
         alike = item._replace(microbatch=0)
         if alike not in grows:
             changes = _changes(plan, sizes, rank, alike)
             grows[alike] = sum(change for change in changes if change > 0)
             shrinks[alike] = sum(change for change in changes if change < 0)
-        held += grows[alike]
-        peak = max(peak, held)
-        held += shrinks[alike]
-    return peak
+        during = held + grows[alike]
+        held = during + shrinks[alike]
+        yield during, held
+
+
+def _peak(plan: Plan, sizes: Sizes, rank: int) -> float:
+    at_rest = _at(sizes.static, rank) + _at(sizes.afterwards, rank)
+    return max([at_rest, *(during for during, _ in held_bytes(plan, sizes, rank))])
 
 
 def _changes(plan: Plan, sizes: Sizes, rank: int, item: Pass) -> tuple[float, ...]:
