@@ -28,7 +28,7 @@ from megatron.simulator.draw.svg import paint_svg
 from megatron.simulator.metrics import DEFINITIONS
 from megatron.simulator.timeline_file import load_timeline
 from tools.explorer.case import SHOWN_SCHEDULES, Case, sizes_as_json
-from tools.explorer.model_costs import MODELS, ModelJob
+from tools.explorer.model_costs import MODELS
 from tools.explorer.shown import (
     bytes_over_time,
     drawing,
@@ -123,7 +123,7 @@ def _facts(asked: _Asked) -> dict[str, object]:
         "comm_costs": COMM_NAMES,
         "definitions": DEFINITIONS,
         "gpus": list(GPUS),
-        "models": {name: asdict(ModelJob(**sizes)) for name, sizes in MODELS.items()},
+        "models": {name: asdict(job) for name, job in MODELS.items()},
     }
 
 

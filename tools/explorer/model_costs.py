@@ -199,24 +199,23 @@ class ModelJob:
         return self.device.device(request.treatment)
 
 
-def _gpt(layers: int, hidden: int, heads: int, vocabulary: int = 256000) -> dict[str, object]:
-    return {
-        "kind": "gpt", "layers": layers, "hidden": hidden, "heads": heads, "groups": heads,
-        "ffn": 4 * hidden, "seq": 2048, "vocabulary": vocabulary,
-    }  # fmt: skip
+def _gpt(layers: int, hidden: int, heads: int) -> ModelJob:
+    return ModelJob(layers=layers, hidden=hidden, heads=heads, groups=heads, ffn=4 * hidden)
 
 
-MODELS: Final[Mapping[str, Mapping[str, object]]] = {
+def _llama(layers: int, hidden: int, heads: int, ffn: int) -> ModelJob:
+    return ModelJob(
+        kind="llama", layers=layers, hidden=hidden, heads=heads, groups=8, ffn=ffn, seq=8192,
+        vocabulary=128256,
+    )  # fmt: skip
+
+
+MODELS: Final[Mapping[str, ModelJob]] = {
     "GPT, 32 layers of 3072": _gpt(32, 3072, 24),
     "GPT, 48 layers of 4096": _gpt(48, 4096, 32),
     "GPT, 64 layers of 5120": _gpt(64, 5120, 40),
-    "Llama 3 8B": {
-        "kind": "llama", "layers": 32, "hidden": 4096, "heads": 32, "groups": 8,
-        "ffn": 14336, "seq": 8192, "vocabulary": 128256,
-    },
-    "Llama 3 70B": {
-        "kind": "llama", "layers": 80, "hidden": 8192, "heads": 64, "groups": 8,
-        "ffn": 28672, "seq": 8192, "vocabulary": 128256,
-    },
-}  # fmt: skip
-"""Models to begin with: those of arXiv 2411.05288 (section 6), and Meta's published sizes."""
+    "Llama 3 8B": _llama(32, 4096, 32, 14336),
+    "Llama 3 70B": _llama(80, 8192, 64, 28672),
+}
+"""Models to begin with: those of arXiv 2411.05288 (section 6) with its largest vocabulary, 256,000
+entries, and Meta's published sizes."""

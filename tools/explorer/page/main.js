@@ -26,7 +26,7 @@ const comparison = new Comparison(channel("compared"), ({ schedule, vocab }) => 
   limit: page.facts.schedules[schedule].needs_limit ? page.shown.limit : null,
 }));
 const editor = new Editor((text) => { page.shown = { ...page.shown, plan: text }; refreshSoon(); });
-const recorded = new Recorded((text) => page.main.ask({ action: "recorded", text, case: page.shown }));
+const recorded = new Recorded(() => page.idle, (text) => page.main.ask({ action: "recorded", text, case: page.shown }));
 const refreshSoon = debounced(refresh, 200);
 
 try {
@@ -55,7 +55,13 @@ function change(differences) {
   refresh();
 }
 
-async function refresh() {
+/** Asks anew. Whoever asks for something else waits for `page.idle`, so as not to end a search. */
+function refresh() {
+  page.idle = answerAnew();
+  return page.idle;
+}
+
+async function answerAnew() {
   const asked = ++page.asked, shown = page.shown, begun = performance.now();
   const current = () => asked === page.asked;
   status("Planning");
@@ -207,6 +213,7 @@ function listen() {
 }
 
 async function saveSvg() {
+  await page.idle;
   const end = page.result.drawing.end;
   const window = plan.to - plan.from < 1 ? `${plan.from * end}:${plan.to * end}` : "";
   try {

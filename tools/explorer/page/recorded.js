@@ -4,9 +4,9 @@ import { TimelineView } from "./timeline.js";
 import { element, made, passName, percent, short, table, time } from "./words.js";
 
 export class Recorded {
-  /** `ask(text)` returns what Python says of the text of a timeline. */
-  constructor(ask) {
-    this.ask = ask;
+  /** `ask(text)` returns what Python says of a timeline; `idle()` waits until it may be asked. */
+  constructor(idle, ask) {
+    Object.assign(this, { idle, ask });
     this.text = null;
     this.view = new TimelineView(element("recorded-plan"), { onFocus: (pass) => this.tell(pass) });
     const section = element("recorded");
@@ -28,6 +28,7 @@ export class Recorded {
     if (!file) return;
     this.text = await file.text();
     this.name = file.name;
+    await this.idle();
     await this.update();
   }
 

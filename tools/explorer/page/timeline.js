@@ -42,20 +42,26 @@ export class TimelineView {
     this.onView();
   }
 
-  zoom(factor, centre = (this.from + this.to) / 2) {
+  /** Zooms around a share of the whole time; the chosen pass stays in view. */
+  zoom(factor, centre = this.middle) {
     this.see(centre - (centre - this.from) * factor, centre + (this.to - centre) * factor);
   }
 
-  choose(pass) {
+  get middle() {
+    const { chosen, drawing, from, to } = this;
+    return chosen ? (chosen.start + chosen.end) / 2 / drawing.end : (from + to) / 2;
+  }
+
+  choose(pass, isRevealed = true) {
     this.chosen = pass ?? null;
     this.hovered = null;
-    this.reveal();
+    if (isRevealed) this.reveal();
     this.draw();
     this.onFocus(this.shown, Boolean(this.chosen));
   }
 
-  /** Chooses the pass of a rank by its text form. */
-  chooseNamed(rank, kind, microbatch, chunk) { this.choose(this.byName?.get(nameOf({ rank, kind, microbatch, chunk }))); }
+  /** Chooses the pass that a link names, whether it is in the visible part or not. */
+  chooseNamed(rank, kind, microbatch, chunk) { this.choose(this.byName.get(nameOf({ rank, kind, microbatch, chunk })), false); }
 
   reveal() {
     const { chosen, drawing, from, to } = this;
