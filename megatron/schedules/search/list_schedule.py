@@ -18,6 +18,7 @@ from typing import Final
 
 from megatron.schedules.graph import Graph
 from megatron.schedules.held import Held
+from megatron.schedules.search.stock import Stock
 
 Rows = list[list[int]]
 """For every rank its passes in order, as numbers of ``Graph``."""
@@ -109,7 +110,7 @@ class _Rank:
         stocks: every quantity in ``Held`` that a pass of the base row changes.
     """
 
-    def __init__(self, base: list[int], stocks: "list[_Stock]") -> None:
+    def __init__(self, base: list[int], stocks: list[Stock]) -> None:
         self.base = base
         self.head = 0
         self.queue: list[tuple[float, int]] = []
@@ -117,41 +118,6 @@ class _Rank:
         self.idled = 0.0
         self.bound = _NOTHING
         self.stocks = stocks
-
-
-class _Stock:
-    """One quantity that a rank holds, and what the rest of its base row does to it.
-
-    Attributes:
-        room: how much more the rank may hold.
-        passes: the passes of the base row that change the quantity, in order: number, microbatch
-            and change.
-        head: index of the first of them that is not placed yet.
-    """
-
-    def __init__(self, room: float, passes: list[tuple[int, int, float]]) -> None:
-        self.room = room
-        self.passes = passes
-        self.head = 0
-
-    def fits(self, number: int, change: float, following: list[int]) -> bool:
-        """Whether the rest of the base row still fits if ``number`` goes next and takes ``change``.
-
-        The base row fits as it stands, so only the passes that ``number`` overtakes count.
-        """
-        passes, at, microbatch = self.passes, self.head, following[number]
-        while passes[at][1] < following[passes[at][0]]:
-            at += 1
-        self.head = at
-        room = self.room - change
-        while room >= 0:
-            other, index, taken = passes[at]
-            if other == number and index == microbatch:
-                return True
-            if index >= following[other]:
-                room -= taken
-            at += 1
-        return False
 
 
 class _Run:
@@ -199,7 +165,7 @@ class _Run:
                 self._waiting_for_comm[comm].append(number)
             self._arrival[number] = self._arrives(number)
 
-    def _stocks(self, row: list[int], limits: Held) -> "list[_Stock]":
+    def _stocks(self, row: list[int], limits: Held) -> list[Stock]:
         """Return the stocks of a rank with this row."""
         m, changes = self._graph.microbatches, self._changes
         passes: list[list[tuple[int, int, float]]] = [[] for _ in limits]
@@ -207,7 +173,7 @@ class _Run:
             number, microbatch = divmod(item, m)
             for i, change in changes[number]:
                 passes[i].append((number, microbatch, change))
-        return [_Stock(limit + _EPSILON, own) for limit, own in zip(limits, passes, strict=True)]
+        return [Stock(limit + _EPSILON, own) for limit, own in zip(limits, passes, strict=True)]
 
     def decide(self, rank: int, now: float) -> None:
         """Let ``rank``, which is free, start a pass or wait."""
