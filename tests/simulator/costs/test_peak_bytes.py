@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron.schedules.held import in_flight
-from megatron.schedules.lower import Program, Run, Wait
+from megatron.schedules.lower import Instruction, Program, Run, Wait
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import Comm
 from megatron.schedules.passes import Pass
@@ -33,9 +33,9 @@ def test_parts_of_embeddings_are_held_until_the_rank_waits_for_their_sum() -> No
     """A rank that looks three microbatches up holds three parts; the fourth takes no more."""
     plan = make_plan("1f1b", "vocab-2", 2, 4)
     wait, first = Wait(Comm("CIF", 0)), [Run(Pass("IF", i)) for i in range(3)]
-    rows = ((), (*first, wait, Run(Pass("IF", 3)), Run(Pass("F", 0))))
+    row: tuple[Instruction, ...] = (*first, wait, Run(Pass("IF", 3)), Run(Pass("F", 0)))
     sizes = Sizes(static=1000, activation=7, partial=100)
-    assert peak_bytes(Program(plan, rows), sizes) == [1000, 1307]
+    assert peak_bytes(Program(plan, ((), row)), sizes) == [1000, 1307]
     assert peak_bytes(plan, sizes) == peak_bytes(plan, Sizes(static=1000, activation=7))
 
 

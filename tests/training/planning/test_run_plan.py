@@ -17,7 +17,7 @@ from megatron.data.config import DataConfig
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
-from megatron.schedules import plan_file
+from megatron.schedules.check import check
 from megatron.schedules.costs import Costs
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.passes import Pass
@@ -254,7 +254,7 @@ def test_a_plan_file_is_parsed_and_checked_once(tmp_path: Path) -> None:
     file.write_text(make_plan("v-half", "vocab-2", 2, 4).to_text())
     with (
         patch.object(Plan, "from_text", side_effect=Plan.from_text) as parsed,
-        patch.object(plan_file, "check", side_effect=plan_file.check) as checked,
+        patch("megatron.schedules.plan_file.check", side_effect=check) as checked,
     ):
         make_run_plan(config("file", "vocab-2", schedule_file=file))
     assert (parsed.call_count, checked.call_count) == (1, 1)
