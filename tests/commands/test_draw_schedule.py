@@ -15,6 +15,7 @@ from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.check import check
 from megatron.schedules.costs import Costs
 from megatron.schedules.held import in_flight
+from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import stages_of
 from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan
@@ -114,7 +115,7 @@ def test_a_picture_shows_plans_that_run_as_they_are_drawn(name: str, tmp_path: P
         if request.treatment.is_sharded:
             layer = (request.ranks, request.treatment, OUTPUT_LAYER)
             assert_runs(plan, timeline, spread_output_layer(request.costs, *layer))
-            drawn[title] = Simulation(plan, request.schedule, timeline, in_flight(plan))
+            drawn[title] = Simulation(lower(plan), request.schedule, timeline, in_flight(plan))
         else:
             file = tmp_path / "plan.txt"
             file.write_text(plan.to_text())

@@ -64,7 +64,7 @@ def test_time_and_memory_are_those_of_a_dry_run(case: Mapping[str, Any]) -> None
     assert job.shape == shape_of_run(config)
     plan = RunPlan(found.done.plan, costs.layers, request.costs, request.schedule)
     expected = forecast_run(config, plan, gpu(job.gpu)).outcome
-    outcome = job.forecast(request, found.done.plan, found.done.timeline, costs)
+    outcome = job.forecast(request, found.done.program, found.done.timeline, costs)
     assert outcome == expected
     assert found.held == expected.peak
 

@@ -135,7 +135,7 @@ def _simulate(asked: _Asked) -> dict[str, object]:
     over_time = (
         microbatches_over_time(plan, timeline, kept)
         if sizes is None
-        else bytes_over_time(plan, timeline, sizes)
+        else bytes_over_time(found.done.program, timeline, sizes)
     )
     return {
         "figures": figures(found.scenario, found.done, found.held),
@@ -169,7 +169,7 @@ def _forecast(found: Simulated) -> dict[str, object] | None:
     if job is None or costs is None:
         return None
     request, plan = found.scenario.request, found.done.plan
-    outcome = job.forecast(request, plan, found.done.timeline, costs)
+    outcome = job.forecast(request, found.done.program, found.done.timeline, costs)
     return {
         "seconds": outcome.seconds,
         "step": outcome.step,

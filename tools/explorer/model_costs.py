@@ -6,8 +6,8 @@ from itertools import combinations
 from typing import Final, NamedTuple
 
 from megatron.schedules.costs import Costs
+from megatron.schedules.lower import Program
 from megatron.schedules.make_plan import one_microbatch_of, stages_of
-from megatron.schedules.plan import Plan
 from megatron.schedules.plan_file import load_any_plan
 from megatron.schedules.request import Request
 from megatron.simulator.costs.device import Device
@@ -167,22 +167,22 @@ class ModelJob:
         return ModelCosts(found.costs(layers), sizes, tuple(layers))
 
     def forecast(
-        self, request: Request, plan: Plan, timeline: Timeline, costs: ModelCosts
+        self, request: Request, program: Program, timeline: Timeline, costs: ModelCosts
     ) -> Forecast:
         """Return the forecast of an iteration, with the optimizer's step.
 
         Args:
             request: for the plan.
-            plan: what runs.
-            timeline: of the plan, in seconds.
+            program: what runs.
+            timeline: of the program, in seconds.
             costs: of the model on its stages.
         """
-        device = self._rates(request)
+        device, plan = self._rates(request), program.plan
         moved = optimizer_traffic(
             self.shape, plan, costs.layers, request.treatment, tied=False, post_validation=False
         )
         return forecast(
-            plan,
+            program,
             timeline,
             costs.sizes,
             model_flops=iteration_flops(self.shape, self.layers, plan.microbatches),

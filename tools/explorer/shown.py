@@ -1,6 +1,7 @@
 """What the page draws, as JSON values: spans, what each pass waits for, and memory over time."""
 
 from megatron.schedules.held import held_changes
+from megatron.schedules.lower import Program
 from megatron.schedules.needs import Comm, needs, sources
 from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan, passes_of
@@ -81,18 +82,18 @@ def microbatches_over_time(plan: Plan, timeline: Timeline, kept: float) -> list[
     return over_time
 
 
-def bytes_over_time(plan: Plan, timeline: Timeline, sizes: Sizes) -> list[Steps]:
+def bytes_over_time(program: Program, timeline: Timeline, sizes: Sizes) -> list[Steps]:
     """Return for every rank the bytes that it holds.
 
     Args:
-        plan: what runs.
-        timeline: of the plan.
+        program: what runs.
+        timeline: of the program.
         sizes: of all that its ranks hold.
     """
     over_time = []
-    for rank in _ranks(plan):
+    for rank in _ranks(program.plan):
         steps: Steps = []
-        passes = zip(timeline.compute(rank), held_bytes(plan, sizes, rank), strict=True)
+        passes = zip(timeline.compute(rank), held_bytes(program, sizes, rank), strict=True)
         for span, (during, after) in passes:
             steps += [(span.start, during), (span.end, after)]
         over_time.append(steps)

@@ -48,7 +48,7 @@ class Simulated:
     @property
     def held(self) -> list[float] | None:
         """The peak of every rank in bytes, if it is known."""
-        return None if self.sizes is None else peak_bytes(self.done.plan, self.sizes)
+        return None if self.sizes is None else peak_bytes(self.done.program, self.sizes)
 
 
 class Simulations:

@@ -232,7 +232,7 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
     microbatches = config.train.num_microbatches
     model_flops = iteration_flops(shape, config.model.num_layers, microbatches)
     outcome = forecast(
-        plan,
+        program,
         timeline,
         sizes,
         model_flops=model_flops / config.parallel.tensor_size,
