@@ -31,7 +31,6 @@ WINDOWS = replace(
 )
 
 QUICK = [
-    (Layout(1, "none", context=2), GPT, 2),
     (Layout(1, "vocab-2", tensor=2, sequence=True, context=2), LLAMA, 2),
     (Layout(2, "vocab-2", context=2, sharded=True, overlap=True), WINDOWS, 1),
     (Layout(1, "none", context=4), LLAMA, 1),
@@ -52,9 +51,10 @@ COVER = """
 2 2 2 1 sz vocab-1    v-half      gpt   full
 1 2 2 1 -  none       v-half      llama none
 2 2 2 1 s  none       interleaved gpt   none
+1 2 2 2 r  vocab-2    1f1b        llama full
 """
-"""Ranks t p c d, s for sequence parallelism and z for the sharded optimizer, treatment, schedule,
-the model, and what is recomputed."""
+"""Ranks t p c d; s for sequence parallelism, z for the sharded optimizer, r for recomputation ahead
+of the backward; treatment, schedule, the model, and what is recomputed."""
 
 
 def job(options: GPTOptions, samples: int, iterations: int) -> Job:
@@ -77,6 +77,7 @@ def covering() -> Iterator[tuple[Layout, GPTOptions, int, int]]:
             sequence="s" in options,
             bucket_size=3000,
             recomputation=RECOMPUTED[recomputed],
+            recompute_ahead=1 if "r" in options else None,
             context=int(c),
         )
         yield layout, LLAMA if model == "llama" else GPT, 1 + number % 2, 10
