@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from megatron.kernels.autograd import apply_all
 from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
 from megatron.kernels.scores import Scores
@@ -43,7 +44,7 @@ def context_attention(
         scores: as there.
         documents: of whole samples, as there.
     """
-    seen = _Seen.apply(torch.stack((k_bugd, v_bugd)), context)
+    seen = apply_all(_Seen, torch.stack((k_bugd, v_bugd)), context)
     parts = [
         kernels.causal_attention(
             q_bkad.transpose(1, 2),
