@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from megatron.kernels.choose import kernels_for
+from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.model.build_layer import build_layer
 from megatron.model.config import ModelConfig
 from megatron.model.init import init_layer
@@ -68,9 +68,8 @@ class Echo(ContextParallel):
 
 def kept_bytes(model: ModelConfig, c: int) -> int:
     """Bytes of the activations (not of vectors) that a layer keeps, by PyTorch's own account."""
-    kernels = kernels_for(CPU, torch.bfloat16)
     context = Echo(ConnectedAxis("context", 0, tuple(range(c))))
-    layer = build_layer(model, 0, CPU, torch.bfloat16, kernels, context=context)
+    layer = build_layer(model, 0, CPU, torch.bfloat16, ReferenceKernels(), context=context)
     init_layer(layer, 0, model, seed=0)
     rotation = layer_spec(model, 0).rotation
     rope = None if rotation is None else rotation.build(CPU, torch.bfloat16)
