@@ -68,7 +68,8 @@ class Echo(ContextParallel):
 
 def kept_bytes(model: ModelConfig, c: int) -> int:
     """Bytes of the activations (not of vectors) that a layer keeps, by PyTorch's own account."""
-    context = Echo(ConnectedAxis("context", 0, tuple(range(c))))
+    rank = min(1, c - 1)  # of several the second: none of its chunks is the begin of a sequence
+    context = Echo(ConnectedAxis("context", rank, tuple(range(c))))
     layer = build_layer(model, 0, CPU, torch.bfloat16, ReferenceKernels(), context=context)
     init_layer(layer, 0, model, seed=0)
     rotation = layer_spec(model, 0).rotation
@@ -83,7 +84,7 @@ def kept_bytes(model: ModelConfig, c: int) -> int:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    positions = own_positions(model.seq_length, 0, c)[None]
+    positions = own_positions(model.seq_length, rank, c)[None]
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         x = torch.randn(1, model.seq_length // c, 24, dtype=torch.bfloat16, requires_grad=True)
         y = layer(x, None if rope is None else rope.at(positions))
