@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from correctness import rank_runs
 from correctness.rank_runs import RankRun, check_agreement, train_on_rank
 from correctness.short_runs import EIGHT_LAYER_GPT, EIGHT_LAYER_LLAMA, Job, Layout
 from correctness.test_tensor_parallel import RECOMPUTED, check, job_of, name_of
@@ -14,9 +13,10 @@ from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 from reference.plain_training import Training
 
+from megatron.data.microbatch import Microbatch
 from megatron.layers import context_attention
 from megatron.parallel.context import ContextParallel
-from megatron.training import step
+from megatron.runtime.batch import token_counts
 
 ITERATIONS = 4
 SEQUENCE = 16
@@ -147,9 +147,9 @@ def with_fault(rank: int, world_size: int, *, fault: str, **arguments: Any) -> R
         if fault == "gradients of keys and values stay apart":
             patch.setattr(ContextParallel, "reduce", lambda self, all_: _own(self, all_))
         elif fault == "positions from 0 on":
-            part = rank_runs.microbatch.Microbatch.part
+            part = Microbatch.part
             patch.setattr(
-                rank_runs.microbatch.Microbatch,
+                Microbatch,
                 "part",
                 lambda self, kept: replace(part(self, kept), positions=None),
             )
@@ -158,11 +158,9 @@ def with_fault(rank: int, world_size: int, *, fault: str, **arguments: Any) -> R
                 context_attention, "chunks_of", lambda rank, size: (2 * rank, 2 * rank + 1)
             )
         elif fault == "tokens counted on one rank":
-            counts = step.token_counts
             patch.setattr(
-                step,
-                "token_counts",
-                lambda batch: counts(batch) if rank == 0 else (0.0, 0.0),
+                "megatron.training.step.token_counts",
+                lambda batch: token_counts(batch) if rank == 0 else (0.0, 0.0),
             )
         return train_on_rank(rank, world_size, **arguments)
 

@@ -117,6 +117,7 @@ def test_ranks_that_share_samples_read_the_same_and_keep_their_own_tokens(
             assert torch.equal(one, other[:, kept])
         if asked is not None:
             assert all_.document_starts is not None
+            assert part.document_starts is not None
             assert torch.equal(part.document_starts, all_.document_starts)  # attention needs all
         assert torch.equal(own.global_batch(0)[0].tokens, whole.global_batch(0)[0].tokens)
 
