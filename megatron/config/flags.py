@@ -131,6 +131,8 @@ class ParallelFlags:
         "Tensor-parallel ranks: as many share every layer, by its heads and columns.", RANKS)
     sequence_parallel: bool = flag(False,
         "Tensor-parallel ranks also share the sequence wherever they do not share a layer.")
+    context_parallel_size: int = flag(1,
+        "Ranks that share every sequence; attention gathers keys and values over them.", RANKS)
     device: Literal["auto", "cpu", "cuda"] = flag("auto",
         "Device to compute on; auto takes CUDA if there is a CUDA device.")
     distributed_backend: Literal["nccl", "gloo"] | None = flag(None, "Communication library.",

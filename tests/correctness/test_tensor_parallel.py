@@ -106,28 +106,6 @@ def covering() -> Iterator[tuple[Layout, GPTOptions, int, int]]:
         yield layout, replace(deep, tie_embeddings=tied == "tied"), 1 + number % 2, 10
 
 
-@pytest.fixture(scope="module")
-def eight_ranks() -> Iterator[RankPool]:
-    with RankPool(8) as pool:
-        yield pool
-
-
-@pytest.fixture(scope="module")
-def alone(ranks: RankPool) -> Callable[[Job], Training]:
-    """What one process makes of a job, in plain PyTorch and float64."""
-    done: dict[Job, Training] = {}
-
-    def of(job: Job) -> Training:
-        if job not in done:
-            config = job.config(Layout(1, "none"))
-            [own] = ranks.run(train_on_rank, 1, config=config, batches=job.batches()[:1])
-            initial = assemble([own.initial])
-            done[job] = job.reference({name: value.double() for name, value in initial.items()})
-        return done[job]
-
-    return of
-
-
 def name_of(value: object) -> str:
     return str(value) if isinstance(value, Layout) else ""
 

@@ -484,6 +484,20 @@ def test_the_gpus_of_tensor_parallel_ranks_count(sequence: bool) -> None:
     assert "tensor-parallel" not in report(run)
 
 
+def test_ranks_that_share_every_sequence_need_less_time_and_memory_each() -> None:
+    alone = config()
+    parallel = replace(alone.parallel, context_size=2, replicas=ReplicaConfig(size=2))
+    shared = replace(alone, parallel=parallel, dry_run=DryRun("A100", inf, 0.0))
+    text = report(shared)
+    assert "1 replica of 8 x A100" in text
+    assert "pipeline of 4 x 2 context-parallel ranks that share every sequence; a rank" in text
+    assert "2 ranks with the same parameters: a rank sends up to" in text
+    one, both = (forecast_run(run, make_run_plan(run), gpu("A100")) for run in (alone, shared))
+    assert both.model_flops == one.model_flops
+    assert 0.5 < both.outcome.schedule / one.outcome.schedule < 0.65
+    assert max(both.outcome.peak) < max(one.outcome.peak)
+
+
 def test_no_figure_of_a_small_model_reads_zero() -> None:
     """Times are too short for seconds and memory too little for GiB."""
     run = config(2, "vocab-2", "auto")
