@@ -156,6 +156,7 @@ def test_samples_are_the_same_whoever_reads_them(folder: Path, corpus: Path) -> 
     before = read(plain.train, range(40))
     changed = sum(one != other for one, other in zip(rows, before, strict=True))
     assert 5 < changed < 35
+    assert plain.train is not None
     other_seed = build_datasets(replace(data, seed=data.seed + 1), (40, 0, 0), vocabulary)
     assert read(other_seed.train, range(40)) != rows
     assert read(FilledDataset(plain.train, data.fill, seed=data.seed, split=1), range(40)) != rows
@@ -164,7 +165,7 @@ def test_samples_are_the_same_whoever_reads_them(folder: Path, corpus: Path) -> 
 class OneSample:
     """A dataset of one sample."""
 
-    masked_token = None
+    masked_token: int | None = None
 
     def __init__(self, tokens: list[int]) -> None:
         self._tokens, self.seq_length = tokens, len(tokens) - 1
