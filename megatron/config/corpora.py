@@ -57,9 +57,11 @@ def own_paths(flags: Flags) -> OwnPaths | None:
         return None
     paths = weighted_paths(own) if gives_weighted_splits(own) else _plain_paths(own)
     if own.full_validation and any(len(blend) > 1 for blend in paths.valid):
+        way_out = "give one prefix, or prefixes without weights and --multiple-validation-sets"
+        if gives_weighted_splits(own):
+            way_out = "give one corpus in each group of the validation"
         raise ValueError(
-            "--full-validation reads every corpus once, so weights mean nothing to it: give one "
-            "prefix, or prefixes without weights and --multiple-validation-sets"
+            f"--full-validation reads every corpus once, so weights mean nothing to it: {way_out}"
         )
     return paths
 

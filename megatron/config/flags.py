@@ -27,6 +27,7 @@ from megatron.config.declare import (
     required,
     up_to,
 )
+from megatron.config.fill_flags import FillFlags
 from megatron.config.layer_flags import LayerFlags
 from megatron.config.long_run_flags import CheckpointFlags, GuardFlags, ReplicaFlags
 from megatron.config.optimizer_flags import OptimizerFlags
@@ -325,6 +326,7 @@ class Flags:
     data: DataFlags
     tokenizer: TokenizerFlags
     corpora: CorpusFlags
+    fill: FillFlags
     replicas: ReplicaFlags
     cluster: ClusterFlags
     checkpoint: CheckpointFlags

@@ -15,6 +15,7 @@ from megatron.config.cluster_flags import block_limits, interconnect_of, ranks_o
 from megatron.config.copied import copied
 from megatron.config.corpora import gives_splits, own_paths, sets_to_evaluate, shared_blend
 from megatron.config.data_flags import parse_split
+from megatron.config.fill_flags import fill_config
 from megatron.config.flags import (
     DRY_RUN_GPU,
     SCHEDULE_PROFILE_ITERATIONS,
@@ -87,6 +88,7 @@ def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> R
             eod_token=eod_token,
             added_entries=max(0, vocab_size - (flags.tokenizer.vocab_size or vocab_size)),
             cache_path=flags.data.data_cache_path,
+            fill=fill_config(flags.fill, flags.tokenizer),
         ),
         log=log_config(flags),
         notes=notes,

@@ -335,7 +335,7 @@ FEATURES: Final = (
         "make one with tools/sample_data.py or preprocess_data.py (docs/data.md)",
         """
         --data-impl N --dataset N --dataloader-type N --train-mode N --mmap-* [...]
-        --fim-* [...] --s3-cache-path N --object-storage-* [...] --mid-level-dataset-* [...]
+        --s3-cache-path N --object-storage-* [...] --mid-level-dataset-* [...]
         --use-prompt-dataset --sft --data-type N --variable-seq-lengths --lazy-loader --glm-mask
         --transformer-type N --intra-document-masking [...]
         """,
