@@ -25,6 +25,7 @@ from megatron.simulator.draw.picture import WIDTH
 from megatron.simulator.draw.svg import paint_svg
 from megatron.simulator.scenario import Simulation, run
 from megatron.simulator.simulate import Span, Timeline
+from tools.choosing_page import SIZES, picture_of
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 IMAGES: Final = ROOT / "images"
@@ -129,7 +130,8 @@ def test_a_picture_shows_plans_that_run_as_they_are_drawn(name: str, tmp_path: P
 def test_every_schedule_that_is_not_searched_has_a_picture_and_none_is_left_over() -> None:
     own = {f"{name}.svg" for name, schedule in SCHEDULES.items() if not schedule.searched}
     assert set(PICTURES) == {"1f1b_vocab.svg", "treatments.svg", *own}
-    assert {file.name for file in IMAGES.iterdir()} == {*PICTURES, "README.md"}
+    charts = {picture_of(name).name for name in SIZES}
+    assert {file.name for file in IMAGES.iterdir()} == {*PICTURES, *charts, "README.md"}
 
 
 @pytest.mark.parametrize("name", QUICK[1:])
@@ -146,9 +148,9 @@ def test_more_barriers_hold_more_microbatches() -> None:
     assert held == [8 + 3, 8 + 2, 8 + 1]
 
 
-@pytest.mark.parametrize("picture", sorted(IMAGES.glob("*.svg")), ids=lambda path: path.stem)
-def test_a_picture_fits_a_page_and_its_headlines_begin_with_time_and_idle(picture: Path) -> None:
-    root = ElementTree.fromstring(picture.read_text())
+@pytest.mark.parametrize("picture", sorted(PICTURES))
+def test_a_picture_fits_a_page_and_its_headlines_begin_with_time_and_idle(picture: str) -> None:
+    root = ElementTree.fromstring((IMAGES / picture).read_text())
     assert int(root.attrib["width"]) <= WIDTH
     titles = [e.text or "" for e in root.iter() if e.get("class") == "title"]
     assert len(titles) > 1

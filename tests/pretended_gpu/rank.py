@@ -18,6 +18,7 @@ from pretended_gpu.order import Issued, Step
 from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch, MicrobatchLoader
 from megatron.optimizer.lr_schedule import Rates
+from megatron.parallel.context import own_positions
 from megatron.parallel.grid import Tiling
 from megatron.parallel.groups import ConnectedAxis, connect_grid
 from megatron.runtime.batch import DeviceMicrobatch, to_device
@@ -100,12 +101,12 @@ def run_rank(
             last = observed and number == iterations - 1
             gpu.ranges.clear()
             observer = NamedRanges(DEVICE, recorder) if last else None
-            step.train(Iteration(number, _batch(gpu, config), lambda _: _RATES, 0), observer)
+            step.train(Iteration(number, _batch(gpu, config, state), lambda _: _RATES, 0), observer)
             found.held.append(gpu.memory.held)
         found.ranges, found.spans = list(gpu.ranges), recorder.spans()
         step.settle()
         if valid:
-            state.pipeline.evaluate(_batch(gpu, config))
+            state.pipeline.evaluate(_batch(gpu, config, state))
         state.pipeline.close()
     found.restored = restore.call_count
     found.journal = gpu.streams.journal
@@ -186,10 +187,14 @@ def _planned(config: RunConfig) -> RunPlan:
     return make_run_plan(config)
 
 
-def _batch(gpu: PretendedGpu, config: RunConfig) -> list[DeviceMicrobatch]:
+def _batch(gpu: PretendedGpu, config: RunConfig, state: TrainState) -> list[DeviceMicrobatch]:
     """Return an iteration's microbatches, copied to the device without waiting for it."""
+    context, kept = state.groups.context, None
+    if context.size > 1:
+        kept = own_positions(config.model.seq_length, context.rank, context.size)
+    own = [each.part(kept) for each in _microbatches(config)]
     with gpu.without_waiting():
-        return to_device(_microbatches(config), DEVICE, replicas=config.train.replicas)
+        return to_device(own, DEVICE, replicas=config.train.replicas)
 
 
 def _microbatches(config: RunConfig) -> list[Microbatch]:

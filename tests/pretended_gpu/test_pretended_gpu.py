@@ -262,6 +262,22 @@ def test_ranks_that_share_layers_of_further_tokens(treatment: str, gpus: GpuPool
     assert_sound(gpus.map(run, job.config(layout, torch.bfloat16), ranks=layout.world_size))
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(2, "vocab-2", "zb-h1", context=2),
+        pytest.param(Layout(1, "none", tensor=2, sequence=True, context=2), marks=pytest.mark.full),
+    ],
+    ids=str,
+)
+def test_ranks_that_share_sequences(layout: Layout, gpus: GpuPool) -> None:
+    job = Job(GPTOptions(num_layers=4, num_query_groups=2), 2, microbatches=4, sequence=16)
+    found = gpus.map(run, job.config(layout, torch.bfloat16), ranks=layout.world_size)
+    assert_sound(found)
+    kinds = {each.kind for own in found for each in own.issued if each.group.startswith("context")}
+    assert kinds == {"all_gather", "reduce_scatter"}
+
+
 def test_nothing_grows_later_either(gpus: GpuPool) -> None:
     config = Job(GPTOptions(num_layers=4), microbatches=5).config(Layout(2, "vocab-2", "zb-v"))
     found = gpus.map(run_longer, config, ranks=2)
