@@ -65,11 +65,11 @@ def test_the_advice_follows_from_the_figures() -> None:
 def test_a_chart_has_a_dot_for_every_choice_and_a_name_for_the_front() -> None:
     found = [choice("fast", 1.0, 60), choice("small", 2.0, 30), choice("worse", 2.0, 70, "none")]
     drawn = ElementTree.fromstring(chart("1k", found))
-    notes = [note.text for note in drawn.iter("{*}title")]
+    notes = [note.text for note in drawn.findall(".//{*}title")]
     assert notes == [
         f"{c.schedule}, {c.treatment}: {c.seconds:.3f} s, {c.memory:.1f} GiB" for c in found
     ]
-    texts = {text.text for text in drawn.iter("{*}text")}
+    texts = {text.text for text in drawn.findall(".//{*}text")}
     assert {"fast", "small", *TREATMENTS} < texts
     assert "worse" not in texts
 
