@@ -4,29 +4,34 @@ Each implementation rounds as it likes within its types. ``reference`` is the sp
 contract test compares all of them with float64. Nothing above this package knows the device.
 
 Shapes: ``...`` any leading dimensions; h hidden size; b batch, s sequence, d channels of a head,
-a query heads, g key/value heads, r = a / g; for the vocabulary n tokens, t rows of the vocabulary.
+a query heads, g key/value heads, r = a / g; for the vocabulary n tokens, v rows of a shard without
+padding.
 Types: an *activation* has the type that the kernels were chosen for; a *statistic* and a gradient
 over microbatches are fp32, or float64 for float64 activations. A name that ends in an underscore
 writes into its first argument.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
 
 from megatron.kernels.scores import PLAIN, Scores
+from megatron.kernels.softmax import LossOptions, Merged, ShardState
 
 
 class Kernels(Protocol):
     """The operations of one device for one type of activations.
 
-    The first group is differentiable. The second is not, and works in the calling thread.
+    The first group is differentiable. The second is not, and works in the calling thread: sums of
+    gradients, then the output layer of one shard of the vocabulary (arXiv 2411.05288, section 4).
 
     Attributes:
-        tile_rows: vocabulary rows that are best worked on at a time.
+        accumulates_products: ``accumulate_product_`` adds while it multiplies, so that it is
+            quicker than a product and an addition.
     """
 
-    tile_rows: int
+    accumulates_products: bool
 
     def gelu(self, x: Tensor) -> Tensor:
         """``x / 2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))``, the GELU of Megatron's MLP.
@@ -154,64 +159,124 @@ class Kernels(Protocol):
         """
         ...
 
-    def exponentials_(self, logits_tn: Tensor, max_n: Tensor, sum_n: Tensor) -> Tensor:
-        """Turn some rows of logits into exponentials and carry the running maximum and sum on.
+    def kept_room(self, x_nh: Tensor, rows: int) -> Sequence[Tensor]:
+        """Return memory for what S keeps for T of one microbatch; it may be used again after T.
 
         Args:
-            logits_tn: logits in, exp(logits - new maximum) out, contiguous activations.
-            max_n: running maximum of every token, -inf at first. It is a logit, and therefore exact
-                in the activations' type.
-            sum_n: running sum of the exponentials relative to the running maximum.
+            x_nh: input of the output layer, of which only shape, type and device count.
+            rows: v.
 
         Returns:
-            [n], the factor for all exponentials of earlier rows: exp(old - new maximum).
+            Contiguous activations [., n], one after the other [v, n].
         """
         ...
 
-    def shifted_exponentials_(self, logits_tn: Tensor, shift_n: Tensor) -> None:
-        """``logits = exp(logits - shift)``: exponentials, once the maximum of all rows is known.
+    def scratch_room(self, x_nh: Tensor, rows: int, *, again: bool) -> Sequence[Tensor]:
+        """Return memory for logits that are not kept; it is smaller than ``kept_room``'s.
 
         Args:
-            logits_tn: contiguous activations.
-            shift_n: statistics; no logit exceeds it but by rounding.
+            x_nh: as in ``kept_room``.
+            rows: v.
+            again: T forms the logits again, so that a shard shall not have all of them at a time.
         """
         ...
 
-    def carry_input_gradient_(
-        self, total_nh: Tensor, shrink_n: Tensor, exp_tn: Tensor, weight_th: Tensor
-    ) -> None:
-        """``total = total * shrink + Eᵀ W``: A of Algorithm 2, rows of the vocabulary at a time.
+    def output_s(
+        self,
+        x_nh: Tensor,
+        weight_vh: Tensor,
+        targets_n: Tensor,
+        first_row: int,
+        options: LossOptions,
+        room: Sequence[Tensor],
+        *,
+        form_gradient: bool,
+        keep: bool,
+    ) -> ShardState:
+        """Pass S: all work of the output layer that one shard can do alone.
 
         Args:
-            total_nh: statistics.
-            shrink_n: result of ``exponentials_`` for these rows.
-            exp_tn: E, contiguous activations.
-            weight_th: the same rows of W, activations.
+            x_nh: input of the output layer.
+            weight_vh: this rank's rows, without padding.
+            targets_n: target ids over the whole vocabulary, int64.
+            first_row: vocabulary id of ``weight_vh[0]``.
+            options: form of the loss.
+            room: of ``kept_room``, or of ``scratch_room`` where nothing is kept.
+            form_gradient: also begin the input gradient, as Algorithm 2 does.
+            keep: the exponentials, for T. An evaluation needs only the statistics, and so does a T
+                that forms the exponentials again.
         """
         ...
 
-    def add_input_gradient_(
-        self, gradient_nh: Tensor, factor_n: Tensor, exp_tn: Tensor, weight_th: Tensor
-    ) -> None:
-        """``gradient += factor * Eᵀ W``: the softmax part of Algorithm 1's input gradient.
+    def naive_s(
+        self,
+        x_nh: Tensor,
+        weight_vh: Tensor,
+        targets_n: Tensor,
+        first_row: int,
+        options: LossOptions,
+        room: Sequence[Tensor],
+    ) -> ShardState:
+        """Pass S of the naive treatment: the logits, the targets' and ``maximum_n``.
 
-        Args:
-            gradient_nh: statistics.
-            factor_n: factor from E to the gradient of the logits, statistics.
-            exp_tn: E, contiguous activations.
-            weight_th: the same rows of W, activations.
+        Args: as those of ``output_s``, the room of ``kept_room``.
         """
         ...
 
-    def add_weight_gradient_(
-        self, gradient_th: Tensor, factor_n: Tensor, exp_tn: Tensor, x_nh: Tensor
-    ) -> None:
-        """``gradient += E (factor * X)``: the softmax part of the weight gradient.
+    def naive_e(self, state: ShardState, maximum_n: Tensor, options: LossOptions) -> None:
+        """Pass E of the naive treatment: exponentials relative to m, and ``sums_kn``.
 
         Args:
-            gradient_th: statistics.
-            factor_n: factor from E to the gradient of the logits, statistics.
-            exp_tn: E, contiguous activations.
-            x_nh: input of the output layer, contiguous activations.
+            state: the state that ``naive_s`` left; afterwards T takes it.
+            maximum_n: m, the maximum over all ranks.
+            options: form of the loss.
+        """
+        ...
+
+    def merged_gradient(
+        self,
+        state: ShardState,
+        merged: Merged,
+        weight_vh: Tensor,
+        weight_n: Tensor,
+        options: LossOptions,
+    ) -> Tensor:
+        """Return this shard's part of the input gradient [n, h] in Algorithm 2, once C1 has merged.
+
+        Args:
+            state: the state that S left, with a gradient begun.
+            merged: statistics over the whole vocabulary.
+            weight_vh: as in ``output_s``, and unchanged since.
+            weight_n: g, the weight of each token's loss, statistics.
+            options: form of the loss.
+        """
+        ...
+
+    def output_t(
+        self,
+        state: ShardState,
+        weight_vh: Tensor,
+        gradient_vh: Tensor,
+        merged: Merged,
+        weight_n: Tensor,
+        options: LossOptions,
+        room: Sequence[Tensor] | None,
+        *,
+        form_gradient: bool,
+    ) -> Tensor | None:
+        """Pass T: add the weight gradient to ``gradient_vh``.
+
+        Args:
+            state: the state that S or E left.
+            weight_vh: as in ``output_s``, and unchanged since.
+            gradient_vh: sum of the gradients of these rows, statistics.
+            merged: statistics over the whole vocabulary.
+            weight_n: g, the weight of each token's loss, statistics.
+            options: form of the loss.
+            room: of ``scratch_room`` if the state has no exponentials, which are then formed again.
+            form_gradient: also form this shard's part of the input gradient, as Algorithm 1 does.
+
+        Returns:
+            The input gradient [n, h], activations, or ``None`` without ``form_gradient``.
         """
         ...

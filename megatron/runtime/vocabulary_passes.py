@@ -18,7 +18,6 @@ from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.output_s import (
     Merged,
     ShardState,
-    input_gradient_from_s,
     merge_statistics,
     token_losses,
 )
@@ -153,9 +152,7 @@ class VocabularyPasses:
 
         This happens in C1 (Algorithm 2), or in F if one rank holds the whole vocabulary.
         """
-        return input_gradient_from_s(
-            state, merged, self._batch[i].weight_n, self._output_layer.options
-        )
+        return self._output_layer.merged_gradient(state, merged, self._batch[i].weight_n)
 
     def output_t(self, item: Pass) -> None:
         """T: the loss, the input gradient if S has not begun it, then the weight gradient."""

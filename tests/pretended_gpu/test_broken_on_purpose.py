@@ -57,7 +57,7 @@ def a_result_that_the_allocator_does_not_know_of() -> AbstractContextManager[Any
 
 def a_gradient_that_is_dropped_unrecorded() -> AbstractContextManager[Any]:
     def drop(self: ShardState) -> None:
-        self.raw_gradient_nh = self.target_gradient_nh = None
+        self.raw_gradient_nh = None
 
     return patch.object(ShardState, "drop_gradient", drop)
 

@@ -135,7 +135,7 @@ class CompiledKernels(CpuKernels):
             super().accumulate_(total, part)
 
     def exponentials_(self, logits_tn: Tensor, max_n: Tensor, sum_n: Tensor) -> Tensor:
-        """See ``Kernels``."""
+        """See ``TileKernels``."""
         expect(torch.bfloat16, logits_tn)
         expect(torch.float32, max_n, sum_n)
         shrink_n = torch.empty_like(sum_n)
@@ -144,7 +144,7 @@ class CompiledKernels(CpuKernels):
         return shrink_n
 
     def shifted_exponentials_(self, logits_tn: Tensor, shift_n: Tensor) -> None:
-        """See ``Kernels``."""
+        """See ``TileKernels``."""
         expect(torch.bfloat16, logits_tn)
         expect(torch.float32, shift_n)
         self._library.shifted_exp_bf16(logits_tn.data_ptr(), *logits_tn.shape, shift_n.data_ptr())
@@ -152,7 +152,7 @@ class CompiledKernels(CpuKernels):
     def carry_input_gradient_(
         self, total_nh: Tensor, shrink_n: Tensor, exp_tn: Tensor, weight_th: Tensor
     ) -> None:
-        """See ``Kernels``."""
+        """See ``TileKernels``."""
         part_nh = self._transposed(exp_tn) @ weight_th
         expect(torch.bfloat16, part_nh)
         expect(torch.float32, total_nh, shrink_n)
@@ -165,14 +165,14 @@ class CompiledKernels(CpuKernels):
     def add_input_gradient_(
         self, gradient_nh: Tensor, factor_n: Tensor, exp_tn: Tensor, weight_th: Tensor
     ) -> None:
-        """See ``Kernels``."""
+        """See ``TileKernels``."""
         product_nh = (self._transposed(exp_tn) @ weight_th).to(gradient_nh.dtype)
         gradient_nh.addcmul_(product_nh, factor_n.unsqueeze(1))
 
     def add_weight_gradient_(
         self, gradient_th: Tensor, factor_n: Tensor, exp_tn: Tensor, x_nh: Tensor
     ) -> None:
-        """See ``Kernels``."""
+        """See ``TileKernels``."""
         expect(torch.bfloat16, x_nh)
         expect(torch.float32, factor_n)
         scaled_nh = torch.empty_like(x_nh)

@@ -13,6 +13,7 @@ from megatron.kernels.reference.scored_attention import scored_attention
 from megatron.kernels.reference.squared_relu import SquaredReLU
 from megatron.kernels.reference.swiglu import SwiGLU
 from megatron.kernels.scores import PLAIN, Scores
+from megatron.kernels.tiled.output import TiledOutput
 
 TILE_ROWS = 16384
 """Vocabulary rows of a tile: it should fill a GPU, where more tiles only cost launches."""
@@ -22,12 +23,14 @@ EXPONENTIALS_AT_ONCE = 1 << 22
 on such a slice takes a GPU longer than the launch of the work on the next slice."""
 
 
-class ReferenceKernels:
-    """See ``Kernels`` for what each operation computes.
+class ReferenceKernels(TiledOutput):
+    """See ``Kernels`` and ``TileKernels`` for what each operation computes.
 
     Args:
         tile_rows: vocabulary rows that are best worked on at a time.
     """
+
+    accumulates_products = False
 
     def __init__(self, tile_rows: int = TILE_ROWS) -> None:
         self.tile_rows = tile_rows
@@ -88,7 +91,7 @@ class ReferenceKernels:
         self.accumulate_(total, left @ right)
 
     def exponentials_(self, logits_tn: Tensor, max_n: Tensor, sum_n: Tensor) -> Tensor:
-        """See ``Kernels``."""
+        """See ``TileKernels``."""
         new_max_n = torch.maximum(max_n, logits_tn.amax(0).to(max_n.dtype))
         shrink_n = (max_n - new_max_n).exp_()
         sum_n.mul_(shrink_n)
@@ -101,27 +104,27 @@ class ReferenceKernels:
         return shrink_n
 
     def shifted_exponentials_(self, logits_tn: Tensor, shift_n: Tensor) -> None:
-        """See ``Kernels``."""
+        """See ``TileKernels``."""
         for part_tn in _slices(logits_tn):
             part_tn.copy_((part_tn - shift_n).exp_())
 
     def carry_input_gradient_(
         self, total_nh: Tensor, shrink_n: Tensor, exp_tn: Tensor, weight_th: Tensor
     ) -> None:
-        """See ``Kernels``."""
+        """See ``TileKernels``."""
         total_nh.mul_(shrink_n.unsqueeze(1)).add_(exp_tn.T @ weight_th)
 
     def add_input_gradient_(
         self, gradient_nh: Tensor, factor_n: Tensor, exp_tn: Tensor, weight_th: Tensor
     ) -> None:
-        """See ``Kernels``."""
+        """See ``TileKernels``."""
         product_nh = (exp_tn.T @ weight_th).to(gradient_nh.dtype)
         gradient_nh.addcmul_(product_nh, factor_n.unsqueeze(1))
 
     def add_weight_gradient_(
         self, gradient_th: Tensor, factor_n: Tensor, exp_tn: Tensor, x_nh: Tensor
     ) -> None:
-        """See ``Kernels``."""
+        """See ``TileKernels``."""
         scaled_nh = torch.mul(x_nh, factor_n.unsqueeze(1), out=torch.empty_like(x_nh))
         self.accumulate_product_(gradient_th, exp_tn, scaled_nh)
 

@@ -9,7 +9,7 @@ import torch
 
 from megatron.config.run_config import RunConfig
 from megatron.kernels.reference.kernels import EXPONENTIALS_AT_ONCE, TILE_ROWS
-from megatron.layers.vocabulary.output_t_again import tile_rows
+from megatron.kernels.tiled.output_t_again import tile_rows
 from megatron.model.config import ModelConfig
 from megatron.schedules.lower import lower
 from megatron.schedules.needs import CommKind

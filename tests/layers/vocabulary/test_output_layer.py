@@ -18,7 +18,6 @@ from megatron.layers.vocabulary.output_s import (
     LossOptions,
     Merged,
     ShardState,
-    input_gradient_from_s,
     merge_some_statistics,
     merge_statistics,
     token_losses,
@@ -95,7 +94,7 @@ def run_alone(
     def finish(i: int) -> None:
         state = states.pop(i)
         merged = merge_statistics(state.statistics_4n.unsqueeze(0))
-        gradients.append(input_gradient_from_s(state, merged, batch[i][2], OPTIONS))
+        gradients.append(layer.merged_gradient(state, merged, batch[i][2]))
         layer.t(state, merged, batch[i][2])
 
     for i, (x_nh, targets_n, _) in enumerate(batch):
@@ -206,7 +205,7 @@ def run_on_rank(
         loss += float((token_losses(merged, OPTIONS) * weight_n).sum())
         part_nh = layer.t(state, merged, weight_n, form_gradient=treatment.gradient_pass == "T")
         if part_nh is None:
-            part_nh = input_gradient_from_s(state, merged, weight_n, OPTIONS)
+            part_nh = layer.merged_gradient(state, merged, weight_n)
         gradients.append(collectives.reduce(part_nh, root, axis))
     assert not main_grad_of(layer.weight)[layer.shard.real_rows :].any()
     return loss, gradients, main_grad_of(layer.weight)[: layer.shard.real_rows]

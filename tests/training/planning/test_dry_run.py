@@ -18,6 +18,7 @@ from torch import nn
 from megatron.config.recompute_flags import EVERY_LAYER
 from megatron.config.run_config import DryRun, ReplicaConfig, RunConfig
 from megatron.kernels.choose import kernels_for
+from megatron.kernels.tiled.state import TiledState
 from megatron.layers.main_grad import give_main_grad
 from megatron.layers.recompute import Recomputation
 from megatron.layers.vocabulary.output_layer import OutputLayer
@@ -130,6 +131,7 @@ def run_row(plan: Plan, rank: int, shape: Shape) -> tuple[int, int, int]:
             else:
                 form_gradient = plan.treatment.name in ("none", "vocab-2")
                 state = layer.s(x_nh, targets_n, form_gradient)
+            assert isinstance(state, TiledState)
             gradients = (state.raw_gradient_nh, state.target_gradient_nh)
             early.add(sum(gradient.nbytes for gradient in gradients if gradient is not None))
             state.drop_gradient()

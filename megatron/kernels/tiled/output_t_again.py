@@ -14,15 +14,15 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from megatron.kernels.face import Kernels
-from megatron.layers.vocabulary.output_s import (
+from megatron.kernels.tiled.face import TileKernels
+from megatron.kernels.tiled.output_s import (
     LossOptions,
     Merged,
-    ShardState,
+    TiledState,
     row_factor,
     soft_cap,
 )
-from megatron.layers.vocabulary.output_t import (
+from megatron.kernels.tiled.output_t import (
     subtract_spread,
     subtract_spread_from_input,
     subtract_target_gradient,
@@ -44,7 +44,7 @@ def tile_rows(rows: int, at_most: int) -> int:
 
 
 def t_again(
-    state: ShardState,
+    state: TiledState,
     weight_vh: Tensor,
     gradient_vh: Tensor,
     merged: Merged,
@@ -53,7 +53,7 @@ def t_again(
     tiles: Sequence[Tensor],
     *,
     form_gradient: bool,
-    kernels: Kernels,
+    kernels: TileKernels,
 ) -> Tensor | None:
     """Pass T: add the weight gradient to ``gradient_vh``.
 
@@ -99,7 +99,7 @@ def _exponentials_(
     x_nh: Tensor,
     merged: Merged,
     options: LossOptions,
-    kernels: Kernels,
+    kernels: TileKernels,
 ) -> Tensor | None:
     """Fill a tile with exponentials relative to m, times the soft-capping's derivative.
 
