@@ -13,8 +13,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from megatron.kernels.softmax import LossOptions
 from megatron.kernels.tiled.face import TileKernels
-from megatron.kernels.tiled.output_s import LossOptions, TiledState, initial_state
+from megatron.kernels.tiled.output_s import initial_state
+from megatron.kernels.tiled.state import TiledState
 
 
 def naive_s(

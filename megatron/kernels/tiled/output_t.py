@@ -9,15 +9,10 @@ Shapes: as in ``output_s``.
 
 from torch import Tensor
 
+from megatron.kernels.softmax import LossOptions, Merged, row_factor
 from megatron.kernels.tiled.face import TileKernels
-from megatron.kernels.tiled.output_s import (
-    LossOptions,
-    Merged,
-    TiledState,
-    row_factor,
-    target_gradient,
-    target_rows,
-)
+from megatron.kernels.tiled.output_s import target_gradient, target_rows
+from megatron.kernels.tiled.state import TiledState
 
 
 def input_gradient_in_t(

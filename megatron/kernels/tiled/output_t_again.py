@@ -14,20 +14,16 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from megatron.kernels.softmax import LossOptions, Merged, row_factor
 from megatron.kernels.tiled.face import TileKernels
-from megatron.kernels.tiled.output_s import (
-    LossOptions,
-    Merged,
-    TiledState,
-    row_factor,
-    soft_cap,
-)
+from megatron.kernels.tiled.output_s import soft_cap
 from megatron.kernels.tiled.output_t import (
     subtract_spread,
     subtract_spread_from_input,
     subtract_target_gradient,
     targets_input_gradient,
 )
+from megatron.kernels.tiled.state import TiledState
 
 LEAST_TILES: Final = 4
 """Tiles of a shard, at least: otherwise one tile could be all of a shard of a GPU."""
