@@ -18,6 +18,11 @@ def main_grad_of(parameter: Tensor) -> Tensor:
     return cast("_HasMainGrad", parameter).main_grad
 
 
+def has_main_grad(parameter: Tensor) -> bool:
+    """Whether gradients of ``parameter`` add up anywhere: not where nothing is trained."""
+    return hasattr(parameter, "main_grad")
+
+
 def give_main_grad(parameter: Tensor, main_grad: Tensor) -> None:
     """Let the gradients of ``parameter`` add up in ``main_grad``."""
     cast("_HasMainGrad", parameter).main_grad = main_grad

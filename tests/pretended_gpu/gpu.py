@@ -141,14 +141,14 @@ class PretendedGpu(TorchDispatchMode):
         special = _SPECIAL.get(function)
         if special is not None:
             return special(self, *args, **kwargs)
-        tensors = _tensors((args, kwargs))
+        tensors = tensors_of((args, kwargs))
         self._look_for_waits(function, args, kwargs, tensors)
         stream = self.current_stream()
         result = function(*args, **kwargs)
-        if any(t.device.type == "cuda" for t in [*tensors, *_tensors(result)]):
-            reads, writes = _uses(function, args, kwargs)
+        if any(t.device.type == "cuda" for t in [*tensors, *tensors_of(result)]):
+            reads, writes = uses_of(function, args, kwargs)
             work = self.use(str(function), stream, reads, writes)
-            for tensor in _tensors(result):
+            for tensor in tensors_of(result):
                 if tensor.device.type == "cuda":
                     self._block(tensor, work)
         return result
@@ -185,7 +185,7 @@ class PretendedGpu(TorchDispatchMode):
         if where == {"cpu", "cuda"} and not quick:
             self.host_waits(f"{function} between host and device")
         masked = function in (_aten.index_put_.default, _aten.index_put.default)
-        if masked and any(tensor.dtype == torch.bool for tensor in _tensors(args[1])):
+        if masked and any(tensor.dtype == torch.bool for tensor in tensors_of(args[1])):
             self.host_waits(f"{function} with a mask")
 
     def _scalar(self, tensor: Tensor) -> float | int | bool:
@@ -217,11 +217,12 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
 }
 
 
-def _tensors(tree: Any) -> list[Tensor]:
+def tensors_of(tree: Any) -> list[Tensor]:
+    """Return the tensors in ``tree``."""
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def _uses(function: Any, args: Any, kwargs: Any) -> tuple[list[Tensor], list[Tensor]]:
+def uses_of(function: Any, args: Any, kwargs: Any) -> tuple[list[Tensor], list[Tensor]]:
     """Return the tensors whose memory an operation reads, and those whose memory it writes."""
     reads: list[Tensor] = []
     writes: list[Tensor] = []
@@ -229,8 +230,8 @@ def _uses(function: Any, args: Any, kwargs: Any) -> tuple[list[Tensor], list[Ten
         value = args[index] if index < len(args) else kwargs.get(argument.name)
         alias = argument.alias_info
         if alias is None:
-            reads += _tensors(value)
+            reads += tensors_of(value)
         elif alias.is_write:
-            writes += _tensors(value)
+            writes += tensors_of(value)
         # else the result is a view of it: nothing is touched
     return reads, writes

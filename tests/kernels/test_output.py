@@ -1,0 +1,160 @@
+"""What ``Kernels`` promises of the output layer: S, C1, E, T over shards are autograd on the whole.
+
+Every implementation works in memory that it asks for itself. Exact are autograd's results in
+float64 of the same, already rounded, numbers.
+
+Shapes: n tokens, h hidden size, v vocabulary entries.
+"""
+
+import itertools
+from operator import attrgetter
+from typing import Any
+
+import pytest
+import torch
+from kernels.implementations import IMPLEMENTATIONS, Implementation
+from layers.vocabulary.sharded_output import (
+    ALGORITHM_1,
+    ALGORITHM_2,
+    NAIVE,
+    Answer,
+    Problem,
+    by_autograd,
+    by_shards,
+    draw,
+    error,
+)
+
+from megatron.kernels.softmax import LossOptions, ShardState
+from megatron.schedules.treatments import Treatment
+
+EACH_IMPLEMENTATION = pytest.mark.parametrize("tried", IMPLEMENTATIONS, ids=str)
+EACH_TREATMENT = pytest.mark.parametrize(
+    "treatment", [ALGORITHM_2, ALGORITHM_1, NAIVE], ids=attrgetter("name")
+)
+LOSSES = list(itertools.product([0.0, 0.1], [0.0, 1e-2], [0.0, 4.0]))
+
+SHAPES = [
+    pytest.param(7, 5, 3, 4, id="three rows, one for each shard and an empty one"),
+    pytest.param(1, 3, 2, 1, id="one token"),
+    pytest.param(130, 9, 1037, 2, id="odd, more than a block of everything"),
+]
+"""Tokens, hidden size, vocabulary entries, shards."""
+
+EXACT = {torch.float64: 1e-11, torch.float32: 2e-5}
+"""Error of a result; the smallest is of a loss whose terms cancel."""
+
+
+def assert_as_exact_as_autograd(tried: Implementation, problem: Problem, answer: Answer) -> None:
+    """With 16 bits the errors are those of a plain implementation in that type, or little more."""
+    wide = problem.to(torch.float64)
+    exact, plain = by_autograd(wide), None
+    if tried.dtype not in EXACT:
+        plain = by_autograd(problem)
+    for name in ("losses_n", "x_gradient_nh", "weight_gradient_vh"):
+        own = error(getattr(answer, name), getattr(exact, name))
+        usual = EXACT.get(tried.dtype, 0.0)
+        if plain is not None:
+            usual = 1.5 * error(getattr(plain, name), getattr(exact, name)) + 2**-9
+        assert own < usual, f"{name}: {own}, not {usual}"
+
+
+def on(tried: Implementation, problem: Problem) -> Problem:
+    """The problem in the implementation's type, on its device."""
+    moved = problem.to(tried.dtype)
+    parts = (moved.x_nh, moved.weight_vh, moved.targets_n, moved.weight_n)
+    return Problem(*(part.to(tried.device) for part in parts), moved.options)
+
+
+@EACH_IMPLEMENTATION
+@EACH_TREATMENT
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "again"])
+def test_every_form_of_the_loss(
+    tried: Implementation, treatment: Treatment, recompute: bool
+) -> None:
+    for losses in LOSSES:
+        problem = on(tried, draw(13, 8, 29, LossOptions(29, *losses), magnitude=3.0))
+        answer = by_shards(problem, 4, treatment, None, tried.kernels, recompute=recompute)
+        assert_as_exact_as_autograd(tried, problem, answer)
+
+
+@EACH_IMPLEMENTATION
+@EACH_TREATMENT
+@pytest.mark.parametrize(("n", "h", "v", "shards"), SHAPES)
+def test_every_shape(
+    tried: Implementation, treatment: Treatment, n: int, h: int, v: int, shards: int
+) -> None:
+    for recompute, losses in ((False, LOSSES[-1]), (True, LOSSES[-1]), (False, LOSSES[0])):
+        drawn = draw(n, h, v, LossOptions(v, *losses), magnitude=2.0)
+        drawn.weight_n[0] = 1.0  # or a single token could count for nothing
+        problem = on(tried, drawn)
+        answer = by_shards(problem, shards, treatment, None, tried.kernels, recompute=recompute)
+        assert_as_exact_as_autograd(tried, problem, answer)
+
+
+@EACH_IMPLEMENTATION
+def test_logits_of_any_size(tried: Implementation) -> None:
+    """Exponentials of such logits are infinite: only differences to the maximum may be taken."""
+    if tried.dtype == torch.float16:
+        pytest.skip("fp16 has no such logits")
+    problem = on(tried, draw(17, 8, 37, LossOptions(37), magnitude=1e3))
+    # Rounded to 16 bits, logits are multiples of 4 or more, and a plain loss has such errors.
+    answer = by_shards(problem, 4, ALGORITHM_2, None, tried.kernels)
+    assert answer.losses_n.isfinite().all()
+    assert_as_exact_as_autograd(tried, problem, answer)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, in which Triton interprets
+@EACH_IMPLEMENTATION
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_not_finite_reaches_the_loss(tried: Implementation, value: float) -> None:
+    problem = on(tried, draw(6, 8, 20, LossOptions(20)))
+    problem.x_nh[2, 3] = value
+    losses_n = by_shards(problem, 4, ALGORITHM_1, None, tried.kernels).losses_n
+    assert losses_n.isfinite().tolist() == [True, True, False, True, True, True]
+
+
+def s_of(tried: Implementation, weight_vh: torch.Tensor, **options: Any) -> ShardState:
+    """S of a shard whose first row is the vocabulary's fifth, for tokens of ones."""
+    x_nh = torch.ones(6, weight_vh.shape[1], dtype=tried.dtype, device=tried.device)
+    targets_n = torch.tensor([0, 4, 5, 6, 7, 9], device=tried.device)
+    kernels, rows = tried.kernels, len(weight_vh)
+    arguments = (x_nh, weight_vh, targets_n, 4, LossOptions(50, **options))
+    room = kernels.kept_room(x_nh, rows)
+    return kernels.output_s(*arguments, room, form_gradient=True, keep=True)
+
+
+@EACH_IMPLEMENTATION
+def test_statistics_are_those_of_the_shard(tried: Implementation) -> None:
+    weight_vh = tried.activation(3, 2)
+    logits_v = weight_vh.double().sum(1).to(tried.dtype)
+    state = s_of(tried, weight_vh, label_smoothing=0.1)
+    maximum_n, sum_n, target_n, logit_sum_n = state.statistics_4n.double()
+    expected = logits_v.double()
+    tried.assert_close(maximum_n, expected.amax().expand(6))
+    tried.assert_close(sum_n, (expected - expected.amax()).exp().sum().expand(6))
+    tried.assert_close(logit_sum_n, expected.sum().expand(6))
+    own = [0, expected[0], expected[1], expected[2], 0, 0]
+    tried.assert_close(target_n, torch.tensor(own, device=tried.device).double())
+
+
+@EACH_IMPLEMENTATION
+def test_a_shard_of_padding_only_counts_for_nothing(tried: Implementation) -> None:
+    state = s_of(tried, tried.activation(0, 2))
+    maximum_n, *others = state.statistics_4n
+    assert (maximum_n == -torch.inf).all()
+    assert not any(other_n.any() for other_n in others)
+    assert state.raw_gradient_nh is not None
+    assert not state.raw_gradient_nh.any()
+
+
+def test_logits_that_are_all_minus_infinity_count_for_nothing_on_a_gpu() -> None:
+    """As those of a shard of padding only: the other shards decide."""
+    tried = next((each for each in IMPLEMENTATIONS if each.name == "cuda"), None)
+    if tried is None:
+        pytest.skip("needs Triton")
+    state = s_of(tried, torch.full((3, 2), -torch.inf, dtype=tried.dtype, device=tried.device))
+    maximum_n, sum_n, *_ = state.statistics_4n
+    assert (maximum_n == -torch.inf).all()
+    assert not sum_n.any()
+    assert not state.exp_tiles[0].any()

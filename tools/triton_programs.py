@@ -1,0 +1,166 @@
+"""Compile the Triton programs for a GPU that need not be there, and tell what they take.
+
+    python -m tools.triton_programs 90
+
+Of each program in each of its forms it prints the registers of a thread, the bytes of shared memory
+of a block, and the bytes that a thread spills because it has too few registers. 80 is an A100, 90
+an H100 or H200. ``TRITON_INTERPRET`` must not be set.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from megatron.kernels.cuda.operators import BLOCK, LAUNCH, TILE
+from megatron.kernels.cuda.programs import gated, softmax
+from megatron.kernels.cuda.sizes import SPAN
+
+TYPES = ("bf16", "fp16", "fp32")
+"""Of activations."""
+
+_WIDE = ("gradient_vh", "raw_nh", "spread_nh", "weight_n", "shift_n", "maximum_n", "sum_n")
+_STATISTICS = ("maxima_kn", "target_logits_n", "sums_kn", "logit_sums_kn")
+_FLOATS = ("cap", "pull", "spread", "z_loss")
+
+
+@dataclass(frozen=True)
+class Form:
+    """A program and the constants that it is compiled with."""
+
+    program: Any
+    constants: dict[str, object]
+    activation: str
+
+    @property
+    def name(self) -> str:
+        """Name of the program."""
+        name: str = self.program.__name__
+        return name
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a form takes.
+
+    Attributes:
+        program: its name.
+        form: activations' type and the options that are on.
+        registers: of a thread.
+        shared_bytes: shared memory of a block.
+        spilled_bytes: of a thread.
+    """
+
+    program: str
+    form: str
+    registers: int
+    shared_bytes: int
+    spilled_bytes: int
+
+
+def forms(activations: tuple[str, ...] = TYPES) -> Iterator[Form]:
+    """Yield every form in which the kernels may launch a program."""
+    logits, rows = {"SPAN": SPAN, **TILE}, {"BLOCK": BLOCK}
+    for kind in activations:
+        for capped in (False, True):
+            yield Form(softmax.column_maxima, {"CAPPED": capped, **logits}, kind)
+            yield Form(softmax.subtract_targets, {"CAPPED": capped, **rows}, kind)
+            for sums, spread in ((False, False), (True, False), (True, True), (False, True)):
+                if not sums and spread and not capped:
+                    continue
+                options = {"SUMS": sums, "LOGIT_SUMS": sums and spread, "SLOPES": spread and capped}
+                yield Form(softmax.exponentials, {"CAPPED": capped, **options, **logits}, kind)
+            for spread, z_loss in product((False, True), repeat=2):
+                options = {"CAPPED": capped, "SPREAD": spread, "Z_LOSS": z_loss}
+                yield Form(softmax.input_gradient, options | rows, kind)
+        for on in (False, True):
+            yield Form(softmax.scale_rows, {"Z_LOSS": on, **rows}, kind)
+            yield Form(gated.gated, {"GELU": on, **rows}, kind)
+            yield Form(gated.gated_backward, {"GELU": on, **rows}, kind)
+
+
+def compiled(form: Form, capability: int) -> Resources:
+    """Compile a form for sizes that are multiples of 16, as a model's are.
+
+    Args:
+        form: what to compile.
+        capability: of the GPU, 10 times its number.
+    """
+    names = [parameter.name for parameter in form.program.params]
+    signature = {name: _type_of(name, form) for name in names}
+    even = [
+        (index,)
+        for index, name in enumerate(names)
+        if signature[name].startswith("*") or name in ("n", "h", "f")
+    ]
+    source = ASTSource(
+        form.program,
+        signature=signature,
+        constexprs={(names.index(name),): value for name, value in form.constants.items()},
+        attrs={place: [["tt.divisibility", 16]] for place in even},
+    )
+    result = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=LAUNCH)
+    options = [name.lower() for name, value in form.constants.items() if value is True]
+    registers, spilled = _resources(result.asm["cubin"])
+    return Resources(
+        form.name,
+        " ".join([form.activation, *options]),
+        registers,
+        int(result.metadata.shared),
+        spilled,
+    )
+
+
+def _type_of(name: str, form: Form) -> str:
+    """Return the type of a program's argument in Triton's words."""
+    if name in form.constants:
+        return "constexpr"
+    if name in _FLOATS:
+        return "fp32"
+    if name == "targets_n":
+        return "*i64"
+    if name in _WIDE or name in _STATISTICS:
+        return "*fp32"
+    return f"*{form.activation}" if "_" in name and name != "first_row" else "i32"
+
+
+def _resources(cubin: bytes) -> tuple[int, int]:
+    """Return registers and spilled bytes of a thread, as NVIDIA's tool reads them."""
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(tools / "cuobjdump"), "--dump-resource-usage", file.name]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = {key: int(number) for key, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", printed)}
+    return found["REG"], found["STACK"] + found["LOCAL"]
+
+
+def main() -> None:
+    """Print a table, or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("capability", type=int)
+    parser.add_argument("--types", nargs="+", choices=TYPES, default=TYPES)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    found = [compiled(form, arguments.capability) for form in forms(tuple(arguments.types))]
+    if arguments.json:
+        print(json.dumps([asdict(each) for each in found]))
+        return
+    print("| program | form | registers | shared bytes | spilled bytes |\n|---|---|--:|--:|--:|")
+    for each in found:
+        print("| " + " | ".join(str(value) for value in asdict(each).values()) + " |")
+
+
+if __name__ == "__main__":
+    main()
