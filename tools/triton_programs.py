@@ -81,8 +81,8 @@ def forms(activations: tuple[str, ...] = TYPES) -> Iterator[Form]:
                 options = {"SUMS": sums, "LOGIT_SUMS": sums and spread, "SLOPES": spread and capped}
                 yield Form(softmax.exponentials, {"CAPPED": capped, **options, **logits}, kind)
             for spread, z_loss in product((False, True), repeat=2):
-                options = {"CAPPED": capped, "SPREAD": spread, "Z_LOSS": z_loss}
-                yield Form(softmax.input_gradient, options | rows, kind)
+                loss = {"CAPPED": capped, "SPREAD": spread, "Z_LOSS": z_loss}
+                yield Form(softmax.input_gradient, {**loss, **rows}, kind)
         for on in (False, True):
             yield Form(softmax.scale_rows, {"Z_LOSS": on, **rows}, kind)
             yield Form(gated.gated, {"GELU": on, **rows}, kind)

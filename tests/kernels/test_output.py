@@ -62,8 +62,13 @@ def assert_as_exact_as_autograd(tried: Implementation, problem: Problem, answer:
 def on(tried: Implementation, problem: Problem) -> Problem:
     """The problem in the implementation's type, on its device."""
     moved = problem.to(tried.dtype)
-    parts = (moved.x_nh, moved.weight_vh, moved.targets_n, moved.weight_n)
-    return Problem(*(part.to(tried.device) for part in parts), moved.options)
+    return Problem(
+        moved.x_nh.to(tried.device),
+        moved.weight_vh.to(tried.device),
+        moved.targets_n.to(tried.device),
+        moved.weight_n.to(tried.device),
+        moved.options,
+    )
 
 
 @EACH_IMPLEMENTATION

@@ -177,7 +177,8 @@ def _flops(function: Any, args: Any, result: Any) -> int:
 
 def count(which: str, rank: int) -> dict[str, Part]:
     """Count all parts with the kernels of ``which``: ``reference``, or those that are chosen."""
-    with PretendedGpu(), Counter() as counter:
+    counter = Counter()
+    with PretendedGpu(), counter:
         kernels = ReferenceKernels()
         chosen: Kernels = kernels_for(DEVICE, torch.bfloat16) if which == "chosen" else kernels
         _count_output_layer(counter, chosen)

@@ -34,4 +34,4 @@ def test_weight_gradients_are_added_in_their_products(parts: dict[str, Part]) ->
 def test_s_reads_and_writes_the_logits_as_often_as_it_must(parts: dict[str, Part]) -> None:
     """Once for their maxima; once, and written, for the exponentials."""
     logits = 2 * TOKENS * ROWS
-    assert 3 * logits < parts["S"].other_bytes < 3.1 * logits
+    assert 3 * logits < parts["S"].other_bytes < 3.2 * logits

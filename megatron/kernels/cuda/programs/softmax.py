@@ -177,8 +177,8 @@ def input_gradient(
     value = factor * tl.load(raw_nh + place, mask=inside, other=0.0)
     weight = tl.load(weight_n + token)
     target = tl.load(targets_n + token) - first_row
-    owned = inside & (target >= 0) & (target < v)
-    row = tl.load(weight_vh + target * h + channel, mask=owned, other=0.0).to(tl.float32)
+    here = tl.where((target >= 0) & (target < v), h, 0)  # channels of a row of W that is here
+    row = tl.load(weight_vh + target * h + channel, mask=channel < here, other=0.0).to(tl.float32)
     slope = _slope(tl.load(target_logits_n + token), cap, CAPPED)
     value -= weight * pull * slope * row
     if SPREAD:
