@@ -10,6 +10,7 @@ from megatron.kernels.choose import kernels_for
 from megatron.kernels.cpu.kernels import CompiledKernels, CpuKernels
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
+from megatron.kernels.tiled.face import TileKernels
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
@@ -20,6 +21,9 @@ TOLERANCE = {
     torch.float16: 1.25e-3,
 }
 """Norm of the error of a result, relative to its own norm."""
+
+HALF_UNIT = 2**-8
+"""Of the last of bf16's 8 digits, relative to the number: the most by which rounding changes it."""
 
 
 def compiled() -> CompiledKernels:
@@ -48,6 +52,12 @@ class Implementation:
             "compiled": compiled,
         }
         return makers[self.name]()
+
+    @property
+    def tile_kernels(self) -> TileKernels:
+        kernels = self.kernels
+        assert isinstance(kernels, ReferenceKernels)
+        return kernels
 
     @property
     def statistics(self) -> torch.dtype:
