@@ -1,0 +1,237 @@
+"""The vocabulary layers under autograd: S and C1 in the forward, T in the backward.
+
+The output layer works as in the pipeline (``layers/vocabulary``; Algorithm 1 of arXiv 2411.05288):
+S forms the exponentials of a shard and their statistics, C1 merges these over the ranks, T forms
+both gradients from what S left. The weight g of a token's loss, which the pipeline knows
+beforehand, is here the gradient that comes back. The sum of the input's gradient over the ranks
+runs beside the product of the weight's.
+
+Shapes: n tokens of all ranks, u those that a rank has (n, or n / P with sequence parallelism), h
+hidden size, v real vocabulary rows of this rank, P ranks.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from megatron.kernels.choose import kernels_for
+from megatron.kernels.softmax import (
+    LossOptions,
+    Merged,
+    ShardState,
+    merge_statistics,
+    statistics_dtype,
+    token_losses,
+)
+from megatron.layers.vocabulary.input_layer import add_gradient_of_rows, lookup_rows
+from megatron.layers.vocabulary.shard import VocabularyShard
+from megatron.parallel.tensor import Pending, TensorParallel
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """How the ranks hold a vocabulary.
+
+    Attributes:
+        shard: the rows of this rank.
+        ranks: how tokens are gathered and sums are formed.
+        recompute: keep no exponentials from S to T.
+    """
+
+    shard: VocabularyShard
+    ranks: TensorParallel
+    recompute: bool = False
+
+    def __deepcopy__(self, memo: object) -> "Sharded":
+        """Return the same: a copied module talks over the same process group."""
+        return self
+
+    def all_tokens(self, own: Tensor) -> Tensor:
+        """[u, ...] of every rank -> [n, ...]."""
+        return self.ranks.gather(own.unsqueeze(0)).squeeze(0)
+
+
+class TokenLosses(torch.autograd.Function):
+    """The loss of every token that a rank has, in the dtype of statistics."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_uh: Tensor,
+        weight: Tensor,
+        targets_u: Tensor,
+        how: Sharded,
+        options: LossOptions,
+        differentiated: bool,
+    ) -> Tensor:
+        """Run S and C1.
+
+        Args:
+            ctx: keeps what S leaves.
+            x_uh: input of the output layer.
+            weight: this rank's rows, padding included.
+            targets_u: target ids; one outside of the vocabulary has no target's logit.
+            how: how the ranks hold the vocabulary.
+            options: form of the loss.
+            differentiated: whether there is a backward.
+        """
+        keep = differentiated and not how.recompute
+        x_nh = how.all_tokens(x_uh).contiguous()
+        kernels = kernels_for(x_nh.device, x_nh.dtype)
+        with torch.autocast(x_nh.device.type, enabled=False):
+            room = kernels.scratch_room(x_nh, how.shard.real_rows, again=how.recompute)
+            if keep:
+                room = kernels.kept_room(x_nh, how.shard.real_rows)
+            state = kernels.output_s(
+                x_nh,
+                weight.detach()[: how.shard.real_rows],
+                how.all_tokens(targets_u),
+                how.shard.first_row,
+                options,
+                room,
+                form_gradient=False,
+                keep=keep,
+            )
+            merged = merge_statistics(how.ranks.all_gather(state.statistics_4n))
+            losses_n = token_losses(merged, options)
+        ctx.how, ctx.options, ctx.kernels = how, options, kernels
+        if differentiated:
+            _save(ctx, state, merged, x_uh, weight)
+        return how.ranks.own_tokens(losses_n.unsqueeze(0)).squeeze(0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_u: Tensor) -> tuple[Tensor | None, ...]:
+        """Run T, with the gradient of every loss as its weight g."""
+        how: Sharded = ctx.how
+        state, merged, weight = _restored(ctx)
+        g_n = how.all_tokens(gradient_u).contiguous()
+        needs_x, needs_weight, *_ = ctx.needs_input_grad
+        total = _zeros_for(weight) if needs_weight else None
+        work = partial(_t, ctx, state, weight, merged, g_n)
+        with torch.autocast(g_n.device.type, enabled=False):
+            if how.recompute:  # both gradients from logits that are formed again once
+                pending = work(total, form_gradient=needs_x)
+            else:
+                pending = work(None, form_gradient=True) if needs_x else None
+                if total is not None:
+                    work(total, form_gradient=False)
+        x_gradient = None if pending is None else pending.wait().squeeze(0)
+        weight_gradient = None if total is None else total.to(weight.dtype)
+        return x_gradient, weight_gradient, None, None, None, None
+
+
+def _t(
+    ctx: Any,
+    state: ShardState,
+    weight: Tensor,
+    merged: Merged,
+    g_n: Tensor,
+    total: Tensor | None,
+    *,
+    form_gradient: bool,
+) -> Pending[Tensor] | None:
+    """Run T: add to the gradient ``total``; begin to add up the input's gradient over the ranks."""
+    how, rows, kernels = ctx.how, ctx.how.shard.real_rows, ctx.kernels
+    part_nh = kernels.output_t(
+        state,
+        weight.detach()[:rows],
+        None if total is None else total[:rows],
+        merged,
+        g_n,
+        ctx.options,
+        kernels.scratch_room(state.x_nh, rows, again=True) if how.recompute else None,
+        form_gradient=form_gradient,
+    )
+    started: Pending[Tensor] | None = None
+    if part_nh is not None:
+        started = how.ranks.start_reduction(part_nh.unsqueeze(0))
+    return started
+
+
+def _save(ctx: Any, state: ShardState, merged: Merged, x_uh: Tensor, weight: Tensor) -> None:
+    """Keep the result of S through autograd, which releases it with the rest of the graph.
+
+    The other ranks' tokens are not kept: they are gathered again.
+    """
+    kept, ctx.put_together = _taken_apart(replace(state, x_nh=x_uh))
+    numbers = merged.max_n, merged.sum_n, merged.target_n, merged.logit_sum_n
+    ctx.save_for_backward(weight, *numbers, *kept)
+
+
+def _restored(ctx: Any) -> tuple[ShardState, Merged, Tensor]:
+    weight, *kept = ctx.saved_tensors
+    state = ctx.put_together(kept[4:])
+    x_nh = ctx.how.all_tokens(state.x_nh).contiguous()
+    return replace(state, x_nh=x_nh), Merged(*kept[:4]), weight
+
+
+def _taken_apart(
+    state: ShardState,
+) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], ShardState]]:
+    """Return the tensors of a state of any kernels, and what makes the state of them again."""
+    kind, tensors = type(state), list[Tensor]()
+    places: dict[str, int | slice] = {}
+    others: dict[str, Any] = {}
+    for field in fields(state):
+        value, begin = getattr(state, field.name), len(tensors)
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            places[field.name] = begin
+        elif isinstance(value, Sequence):
+            tensors += value
+            places[field.name] = slice(begin, len(tensors))
+        else:
+            others[field.name] = value
+
+    def put_together(kept: Sequence[Tensor]) -> ShardState:
+        return kind(**{name: kept[place] for name, place in places.items()}, **others)
+
+    return tensors, put_together
+
+
+def _zeros_for(weight: Tensor) -> Tensor:
+    """Return a buffer for the gradient of ``weight``, in which the products add up."""
+    return torch.zeros_like(weight, dtype=statistics_dtype(weight.dtype))
+
+
+class Embeddings(torch.autograd.Function):
+    """The embeddings [u, h] of the tokens that a rank has: the sum over the shards (IF, IB)."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, tokens_u: Tensor, how: Sharded) -> Tensor:
+        """Look all ranks' tokens up in this rank's rows, and add the ranks up."""
+        ctx.how = how
+        tokens_n = how.all_tokens(tokens_u)
+        ctx.save_for_backward(weight, tokens_n)
+        part_nh = lookup_rows(weight, tokens_n, how.shard)
+        return how.ranks.reduce(part_nh.unsqueeze(0)).squeeze(0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_uh: Tensor) -> tuple[Tensor | None, ...]:
+        """Add the gradients of the tokens whose rows are here."""
+        weight, tokens_n = ctx.saved_tensors
+        total = _zeros_for(weight)
+        gradient_nh = ctx.how.all_tokens(gradient_uh.contiguous())
+        add_gradient_of_rows(total, tokens_n, gradient_nh, ctx.how.shard)
+        return total.to(weight.dtype), None, None
+
+
+class SumOverRanks(torch.autograd.Function):
+    """The sum of a number over ranks that each go on with it, and so have its whole gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, ranks: TensorParallel) -> Tensor:
+        """Return the sum, the same on every rank."""
+        return ranks.all_gather(own).sum(0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Hand the gradient on: every rank has the same."""
+        return gradient, None
