@@ -29,8 +29,21 @@ from megatron.kernels.cuda.sizes import SPAN
 TYPES = ("bf16", "fp16", "fp32")
 """Of activations."""
 
-_WIDE = ("gradient_vh", "raw_nh", "spread_nh", "weight_n", "shift_n", "maximum_n", "sum_n")
+_WIDE = (
+    "statistics_p4n",
+    "merged_4n",
+    "gradient_vh",
+    "raw_nh",
+    "spread_nh",
+    "weight_n",
+    "shift_n",
+    "maximum_n",
+    "sum_n",
+)
 _STATISTICS = ("maxima_kn", "target_logits_n", "sums_kn", "logit_sums_kn")
+RANKS = 16
+"""Shards whose statistics C1 merges; the kernels have a form for every power of two."""
+
 _FLOATS = ("cap", "pull", "spread", "z_loss")
 
 
@@ -83,6 +96,9 @@ def forms(activations: tuple[str, ...] = TYPES) -> Iterator[Form]:
             for spread, z_loss in product((False, True), repeat=2):
                 loss = {"CAPPED": capped, "SPREAD": spread, "Z_LOSS": z_loss}
                 yield Form(softmax.input_gradient, {**loss, **rows}, kind)
+                ranks = {"RANKS": RANKS, **rows}
+                yield Form(softmax.merge_input_gradient, {**loss, **ranks}, kind)
+        yield Form(softmax.merge, {"RANKS": RANKS}, kind)
         for on in (False, True):
             yield Form(softmax.scale_rows, {"Z_LOSS": on, **rows}, kind)
             yield Form(gated.gated, {"GELU": on, **rows}, kind)

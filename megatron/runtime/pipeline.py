@@ -17,7 +17,7 @@ from megatron.runtime.executor import Executor, Gate
 from megatron.runtime.observer import Observer
 from megatron.runtime.placeholder_passes import PlaceholderPasses
 from megatron.runtime.position import Position
-from megatron.runtime.replica_work import ReplicaWork
+from megatron.runtime.replica_work import HasGradients, ReplicaWork
 from megatron.runtime.stage_passes import StagePasses
 from megatron.runtime.store import ActivationStore
 from megatron.runtime.timeline import Recorder
@@ -34,7 +34,7 @@ class Replication:
 
     Attributes:
         buckets: the parameters of every bucket.
-        gradients: their gradients, one-dimensional, in the same order.
+        gradients: where their gradients are, in the same order.
         sizes: of the shards into which each is cut.
         overlap_reduce: reduce a bucket as soon as its gradients are complete; otherwise all at the
             end.
@@ -45,7 +45,7 @@ class Replication:
     """
 
     buckets: Sequence[Sequence[OwnedParameter]]
-    gradients: Sequence[torch.Tensor]
+    gradients: Sequence[HasGradients]
     sizes: Sequence[Sequence[int]]
     overlap_reduce: bool = False
     dtype: torch.dtype | None = None

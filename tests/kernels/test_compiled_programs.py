@@ -43,6 +43,8 @@ def test_every_program_in_every_form_compiles_without_spilling(
         "column_maxima",
         "exponentials",
         "input_gradient",
+        "merge",
+        "merge_input_gradient",
         "scale_rows",
         "subtract_targets",
         "gated",

@@ -36,6 +36,8 @@ class CudaKernels(CudaOutput, ReferenceKernels):
         """See ``Kernels``."""
         return apply(Gated, gate_up, True)
 
-    def accumulate_product_(self, total: Tensor, left: Tensor, right: Tensor) -> None:
+    def accumulate_product_(
+        self, total: Tensor, left: Tensor, right: Tensor, *, begins: bool = False
+    ) -> None:
         """See ``Kernels``."""
-        self._products.accumulate_(total, left, right)
+        self._products.accumulate_(total, left, right, begins=begins)
