@@ -60,7 +60,7 @@ def column_maxima(
     inside = column < n
     begin = part * SPAN
     most = tl.full([ROWS, COLUMNS], -float("inf"), tl.float32)
-    for offset in range(0, SPAN, ROWS):
+    for offset in range(0, tl.minimum(SPAN, v - begin), ROWS):
         row = begin + offset + tl.arange(0, ROWS)
         here = (row < v)[:, None] & inside[None, :]
         place = row.to(tl.int64)[:, None] * n + column[None, :]
@@ -104,7 +104,7 @@ def exponentials(
     shift = tl.maximum(tl.load(shift_n + column, mask=inside, other=0.0), LOWEST)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     logit_total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for offset in range(0, SPAN, ROWS):
+    for offset in range(0, tl.minimum(SPAN, v - part * SPAN), ROWS):
         row = part * SPAN + offset + tl.arange(0, ROWS)
         here = (row < v)[:, None] & inside[None, :]
         place = row.to(tl.int64)[:, None] * n + column[None, :]
