@@ -72,6 +72,7 @@ class Resources:
         registers: of a thread.
         shared_bytes: shared memory of a block.
         spilled_bytes: of a thread.
+        short_offsets: matrices into which offsets of 32 bits lead; they may have 2^31 elements.
     """
 
     program: str
@@ -79,6 +80,7 @@ class Resources:
     registers: int
     shared_bytes: int
     spilled_bytes: int
+    short_offsets: tuple[str, ...]
 
 
 def forms(activations: tuple[str, ...] = TYPES) -> Iterator[Form]:
@@ -134,6 +136,7 @@ def compiled(form: Form, capability: int) -> Resources:
         registers,
         int(result.metadata.shared),
         spilled,
+        tuple(_short_offsets(result.asm["ttir"], form)),
     )
 
 
@@ -148,6 +151,28 @@ def _type_of(name: str, form: Form) -> str:
     if name in _WIDE or name in _STATISTICS:
         return "*fp32"
     return f"*{form.activation}" if "_" in name and name != "first_row" else "i32"
+
+
+def _short_offsets(ttir: str, form: Form) -> list[str]:
+    """Return the matrices into which offsets of 32 bits lead, in a program in Triton's own code.
+
+    A row that is there once for all tokens is no matrix.
+    """
+    [arguments] = re.findall(r"tt\.func public @\w+\((.*)", ttir)
+    given = [each.name for each in form.program.params if each.name not in form.constants]
+    names = dict(zip(re.findall(r"(%\w+): ", arguments), given, strict=True))
+    found = set()
+    for result, act, source, kinds in re.findall(
+        r"(%\w+) = tt\.(splat|addptr) (%\w+)(?:, %\w+)? : (.*?)(?: loc|\n)", ttir
+    ):
+        name = names.get(source, "")
+        if act == "splat":
+            names[result] = name
+        elif re.search(r"\bi32>?$|xi32>$", kinds) and re.search(r"_[vnr][nhf]$", name):
+            found.add(name)
+    if not form.constants.get("CAPPED"):
+        found.discard("spread_nh")
+    return sorted(found)
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:
@@ -175,7 +200,8 @@ def main() -> None:
         return
     print("| program | form | registers | shared bytes | spilled bytes |\n|---|---|--:|--:|--:|")
     for each in found:
-        print("| " + " | ".join(str(value) for value in asdict(each).values()) + " |")
+        *values, _ = asdict(each).values()
+        print("| " + " | ".join(map(str, values)) + " |")
 
 
 if __name__ == "__main__":
