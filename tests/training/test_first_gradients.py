@@ -56,7 +56,7 @@ def on_rank(
     [
         (Layout(2, "vocab-2"), True, torch.bfloat16, False),
         (Layout(2, "vocab-1", "zb-v"), True, torch.float32, True),
-        (Layout(3, "vocab-2", "zb-h1"), False, torch.bfloat16, True),
+        (Layout(2, "vocab-2", "zb-h1"), False, torch.bfloat16, True),
         (Layout(2, "none"), True, torch.bfloat16, False),
         (Layout(2, "naive", vocab_recompute=True), False, torch.float32, False),
         (
