@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -13,8 +14,6 @@ from reference.plain_gpt import GPTOptions
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import Recomputation
 from megatron.optimizer.bucket import Bucket
-
-ALL = Recomputation(group=1)
 
 
 def zeroes(bucket: Bucket) -> None:
@@ -51,28 +50,26 @@ def on_rank(
         )
 
 
+full = partial(pytest.param, marks=pytest.mark.full)
+BF16, FP32 = torch.bfloat16, torch.float32
+REPLICAS = Layout(2, "vocab-2", replicas=2, overlap=True, sharded=True, bucket_size=3000)
+AHEAD = Layout(2, "vocab-1", "zb-h1", recomputation=Recomputation(group=1), recompute_ahead=1)
+
+
 @pytest.mark.parametrize(
     ("layout", "tied", "dtype", "validates"),
     [
-        (Layout(2, "vocab-2"), True, torch.bfloat16, False),
-        (Layout(2, "vocab-1", "zb-v"), True, torch.float32, True),
-        (Layout(2, "vocab-2", "zb-h1"), False, torch.bfloat16, True),
-        (Layout(2, "none"), True, torch.bfloat16, False),
-        (Layout(2, "naive", vocab_recompute=True), False, torch.float32, False),
-        (
-            Layout(2, "vocab-2", replicas=2, overlap=True, sharded=True, bucket_size=3000),
-            True,
-            torch.bfloat16,
-            False,
-        ),
-        (Layout(2, "vocab-2", replicas=2), False, torch.float32, False),
-        (Layout(2, "interlaced", tensor=2, sequence=True), True, torch.bfloat16, False),
-        (
-            Layout(2, "vocab-1", "zb-h1", recomputation=ALL, recompute_ahead=1),
-            True,
-            torch.bfloat16,
-            False,
-        ),
+        (Layout(2, "vocab-2"), True, BF16, False),
+        (Layout(2, "vocab-1", "zb-v"), True, FP32, True),
+        (REPLICAS, False, BF16, False),
+        full(Layout(2, "vocab-2", "zb-h1"), False, BF16, True),
+        full(Layout(2, "none"), True, BF16, False),
+        full(Layout(2, "none"), True, FP32, True),
+        full(Layout(2, "naive", vocab_recompute=True), False, FP32, False),
+        full(REPLICAS, True, FP32, False),
+        full(Layout(2, "vocab-2", replicas=2), False, FP32, False),
+        full(Layout(2, "interlaced", tensor=2, sequence=True), True, BF16, False),
+        full(AHEAD, True, BF16, False),
     ],
     ids=str,
 )
@@ -81,7 +78,11 @@ def test_memory_that_is_not_zeroed_never_counts(
 ) -> None:
     job = Job(GPTOptions(num_layers=4, tie_embeddings=tied), microbatches=4, iterations=3)
     config, batches = job.config(layout, dtype), job.batches()
-    config = replace(config, optimizer=replace(config.optimizer, post_validation=validates))
+    config = replace(
+        config,
+        optimizer=replace(config.optimizer, post_validation=validates),
+        train=replace(config.train, eval_iters=1),
+    )
     zeroed, spoiled = (
         ranks.run(on_rank, layout.world_size, config=config, batches=batches, begin=begin)
         for begin in (zeroes, forgets_and_spoils)
