@@ -23,7 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from megatron.kernels.cuda.operators import BLOCK, LAUNCH, TILE
-from megatron.kernels.cuda.programs import gated, softmax
+from megatron.kernels.cuda.programs import gated, gradients, softmax
 from megatron.kernels.cuda.sizes import SPAN
 
 TYPES = ("bf16", "fp16", "fp32")
@@ -89,7 +89,7 @@ def forms(activations: tuple[str, ...] = TYPES) -> Iterator[Form]:
     for kind in activations:
         for capped in (False, True):
             yield Form(softmax.column_maxima, {"CAPPED": capped, **logits}, kind)
-            yield Form(softmax.subtract_targets, {"CAPPED": capped, **rows}, kind)
+            yield Form(gradients.subtract_targets, {"CAPPED": capped, **rows}, kind)
             for sums, spread in ((False, False), (True, False), (True, True), (False, True)):
                 if not sums and spread and not capped:
                     continue
@@ -97,12 +97,12 @@ def forms(activations: tuple[str, ...] = TYPES) -> Iterator[Form]:
                 yield Form(softmax.exponentials, {"CAPPED": capped, **options, **logits}, kind)
             for spread, z_loss in product((False, True), repeat=2):
                 loss = {"CAPPED": capped, "SPREAD": spread, "Z_LOSS": z_loss}
-                yield Form(softmax.input_gradient, {**loss, **rows}, kind)
+                yield Form(gradients.input_gradient, {**loss, **rows}, kind)
                 ranks = {"RANKS": RANKS, **rows}
-                yield Form(softmax.merge_input_gradient, {**loss, **ranks}, kind)
-        yield Form(softmax.merge, {"RANKS": RANKS}, kind)
+                yield Form(gradients.merge_input_gradient, {**loss, **ranks}, kind)
+        yield Form(gradients.merge, {"RANKS": RANKS}, kind)
         for on in (False, True):
-            yield Form(softmax.scale_rows, {"Z_LOSS": on, **rows}, kind)
+            yield Form(gradients.scale_rows, {"Z_LOSS": on, **rows}, kind)
             yield Form(gated.gated, {"GELU": on, **rows}, kind)
             yield Form(gated.gated_backward, {"GELU": on, **rows}, kind)
 

@@ -17,6 +17,7 @@ import triton
 from torch import Tensor
 
 from megatron.kernels.cuda.programs import gated as gated_programs
+from megatron.kernels.cuda.programs import gradients as gradient_programs
 from megatron.kernels.cuda.programs import softmax as softmax_programs
 from megatron.kernels.cuda.sizes import SPAN
 
@@ -147,10 +148,10 @@ def input_gradient(
     z_loss: float,
     cap: float,
 ) -> None:
-    """See ``programs.softmax``."""
+    """See ``programs.gradients``."""
     assert raw_nh.is_contiguous()
     assert weight_vh.is_contiguous()
-    softmax_programs.input_gradient[_over_rows(gradient_nh)](
+    gradient_programs.input_gradient[_over_rows(gradient_nh)](
         gradient_nh,
         raw_nh,
         weight_vh,
@@ -177,11 +178,11 @@ def input_gradient(
 
 @_operator("merge(Tensor statistics_p4n, Tensor(a!) merged_4n) -> ()")
 def merge(statistics_p4n: Tensor, merged_4n: Tensor) -> None:
-    """See ``programs.softmax``."""
+    """See ``programs.gradients``."""
     shards, _, tokens = statistics_p4n.shape
     assert statistics_p4n.is_contiguous()
     ranks = triton.next_power_of_2(shards)
-    softmax_programs.merge[tokens, 1](
+    gradient_programs.merge[tokens, 1](
         statistics_p4n, merged_4n, shards, tokens, RANKS=ranks, **LAUNCH
     )
 
@@ -209,12 +210,12 @@ def merge_input_gradient(
     z_loss: float,
     cap: float,
 ) -> None:
-    """See ``programs.softmax``."""
+    """See ``programs.gradients``."""
     shards, _, tokens = statistics_p4n.shape
     assert statistics_p4n.is_contiguous()
     assert raw_nh.is_contiguous()
     assert weight_vh.is_contiguous()
-    softmax_programs.merge_input_gradient[_over_rows(gradient_nh)](
+    gradient_programs.merge_input_gradient[_over_rows(gradient_nh)](
         statistics_p4n,
         merged_4n,
         gradient_nh,
@@ -255,9 +256,9 @@ def scale_rows(
     sum_n: Tensor,
     z_loss: float,
 ) -> None:
-    """See ``programs.softmax``."""
+    """See ``programs.gradients``."""
     assert scaled_nh.is_contiguous()
-    softmax_programs.scale_rows[_over_rows(x_nh)](
+    gradient_programs.scale_rows[_over_rows(x_nh)](
         scaled_nh,
         x_nh,
         weight_n,
@@ -286,9 +287,9 @@ def subtract_targets_(
     pull: float,
     cap: float,
 ) -> None:
-    """See ``programs.softmax``."""
+    """See ``programs.gradients``."""
     assert gradient_vh.is_contiguous()
-    softmax_programs.subtract_targets[_over_rows(x_nh)](
+    gradient_programs.subtract_targets[_over_rows(x_nh)](
         gradient_vh,
         x_nh,
         weight_n,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from megatron.kernels.cuda import operators
+from megatron.kernels.cuda import gradients, operators
 from megatron.kernels.cuda.products import Products
 from megatron.kernels.cuda.sizes import slice_tokens
 from megatron.kernels.cuda.state import CudaState, begin_gradient, initial_state, relative_to_all
@@ -111,26 +111,7 @@ class CudaOutput:
     ) -> tuple[Merged, Tensor | None]:
         """See ``Kernels``: one kernel."""
         assert isinstance(state, CudaState)
-        merged_4n, gradient_nh = torch.empty_like(statistics_p4n[0]), None
-        if state.raw_gradient_nh is None:
-            operators.merge(statistics_p4n, merged_4n)
-        else:
-            gradient_nh = torch.empty_like(state.x_nh)
-            operators.merge_input_gradient(
-                statistics_p4n,
-                merged_4n,
-                gradient_nh,
-                state.raw_gradient_nh,
-                weight_vh,
-                state.spread_nh,
-                weight_n,
-                state.maximum_n,
-                state.targets_n,
-                state.statistics_4n[2],
-                state.first_row,
-                *_form_of(options),
-            )
-        return Merged(*merged_4n), gradient_nh
+        return gradients.merge(statistics_p4n, state, weight_vh, weight_n, options)
 
     def output_t(
         self,
@@ -153,7 +134,7 @@ class CudaOutput:
             begin_gradient(state, weight_vh, options)
         scaled_nh = state.x_nh
         if gradient_vh is not None and len(weight_vh):
-            scaled_nh = _scaled_input(state, merged, weight_n, options)
+            scaled_nh = gradients.scaled_input(state, merged, weight_n, options)
         for part, exp_vn, slopes_vn in self._exponentials_of(state, weight_vh, options, room):
             if gradient_vh is not None:
                 first = begins and part.start == 0
@@ -162,10 +143,10 @@ class CudaOutput:
             if form_gradient:
                 self._form_gradient(state, weight_vh, exp_vn, slopes_vn, part)
         if gradient_vh is not None and len(weight_vh):
-            _subtract_targets(gradient_vh, state, weight_n, options)
+            gradients.subtract_targets(gradient_vh, state, weight_n, options)
         if not form_gradient:
             return None
-        return _input_gradient(state, merged, weight_vh, weight_n, options)
+        return gradients.input_gradient(state, merged, weight_vh, weight_n, options)
 
     def _logits_and_maxima(
         self,
@@ -262,70 +243,6 @@ class CudaOutput:
                 exp_vn, state.maximum_n[part], None, None, slopes_vn, options.logit_softcap
             )
             yield part, exp_vn, slopes_vn
-
-
-def _scaled_input(
-    state: CudaState, merged: Merged, weight_n: Tensor, options: LossOptions
-) -> Tensor:
-    """Return X, scaled so that its product with exponentials is the gradient's softmax part."""
-    scaled_nh = torch.empty_like(state.x_nh)
-    operators.scale_rows(
-        scaled_nh,
-        state.x_nh,
-        weight_n,
-        state.maximum_n,
-        merged.max_n,
-        merged.sum_n,
-        options.z_loss_coeff,
-    )
-    return scaled_nh
-
-
-def _input_gradient(
-    state: CudaState, merged: Merged, weight_vh: Tensor, weight_n: Tensor, options: LossOptions
-) -> Tensor:
-    """Return this shard's part of the input gradient [n, h], once A is there."""
-    assert state.raw_gradient_nh is not None
-    gradient_nh = torch.empty_like(state.x_nh)
-    operators.input_gradient(
-        gradient_nh,
-        state.raw_gradient_nh,
-        weight_vh,
-        state.spread_nh,
-        weight_n,
-        state.maximum_n,
-        merged.max_n,
-        merged.sum_n,
-        state.targets_n,
-        state.statistics_4n[2],
-        state.first_row,
-        *_form_of(options),
-    )
-    return gradient_nh
-
-
-def _form_of(options: LossOptions) -> tuple[float, float, float, float]:
-    """Return the target's share of the mass, every entry's, the z-loss and the soft cap."""
-    share = 1 - options.label_smoothing
-    return share, options.spread, options.z_loss_coeff, options.logit_softcap
-
-
-def _subtract_targets(
-    gradient_vh: Tensor, state: CudaState, weight_n: Tensor, options: LossOptions
-) -> None:
-    """Subtract what targets and, unless logits are capped, label smoothing pull in T."""
-    operators.subtract_targets_(
-        gradient_vh,
-        state.x_nh,
-        weight_n,
-        state.targets_n,
-        state.statistics_4n[2],
-        state.first_row,
-        1 - options.label_smoothing,
-        options.logit_softcap,
-    )
-    if options.spread and not options.logit_softcap:
-        gradient_vh -= options.spread * (weight_n.unsqueeze(1) * state.x_nh).sum(0)
 
 
 def _slices(tokens: int, room_vn: Tensor) -> Iterator[slice]:
