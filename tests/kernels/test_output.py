@@ -123,7 +123,8 @@ def test_every_shape(
     tried: Implementation, treatment: Treatment, n: int, h: int, v: int, shards: int
 ) -> None:
     for recompute, losses in ((False, EVERYTHING), (True, EVERYTHING), (False, PLAIN)):
-        drawn = draw(n, h, v, LossOptions(v, *losses), magnitude=2.0)
+        # Larger logits would let a single token's target cancel its gradient up to rounding.
+        drawn = draw(n, h, v, LossOptions(v, *losses), magnitude=0.5)
         drawn.weight_n[0] = 1.0  # or a single token could count for nothing
         problem = on(tried, drawn)
         answer = by_shards(problem, shards, treatment, None, tried.kernels, recompute=recompute)
