@@ -76,7 +76,7 @@ AHEAD = Layout(2, "vocab-1", "zb-h1", recomputation=Recomputation(group=1), reco
 def test_memory_that_is_not_zeroed_never_counts(
     layout: Layout, tied: bool, dtype: torch.dtype, validates: bool, ranks: RankPool
 ) -> None:
-    job = Job(GPTOptions(num_layers=4, tie_embeddings=tied), microbatches=4, iterations=3)
+    job = Job(GPTOptions(num_layers=4, tie_embeddings=tied), microbatches=4, iterations=2)
     config, batches = job.config(layout, dtype), job.batches()
     config = replace(
         config,
