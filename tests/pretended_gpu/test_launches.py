@@ -35,3 +35,7 @@ def test_s_reads_and_writes_the_logits_as_often_as_it_must(parts: dict[str, Part
     """Once for their maxima; once, and written, for the exponentials."""
     logits = 2 * TOKENS * ROWS
     assert 3 * logits < parts["S"].other_bytes < 3.2 * logits
+
+
+def test_c1_is_one_kernel_between_its_collectives(parts: dict[str, Part]) -> None:
+    assert [each.name for each in parts["C1"].launches] == ["merge_input_gradient"]
