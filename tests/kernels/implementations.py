@@ -36,18 +36,21 @@ def compiled() -> CompiledKernels:
 
 
 def call_functions_quickly() -> None:
-    """Let programs in Triton's interpreter call our functions without preparing its language again.
+    """Let programs in Triton's interpreter call functions without preparing its language again.
 
-    The launch has prepared it. To do so for every call takes most of the time of a test.
+    A launch prepares what our programs see of it, and the first call what Triton's own modules see.
+    To do so for every call takes most of the time of a test.
     """
     from triton.runtime.interpreter import InterpretedFunction
 
-    usual = InterpretedFunction.__call__
+    usual, prepared = InterpretedFunction.__call__, set[str]()
 
     def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-        if not function.fn.__module__.startswith("megatron."):
-            return usual(function, *args, **kwargs)
-        return function.rewrite()(*args, **kwargs)
+        module = function.fn.__module__
+        if module.startswith("megatron.") or module in prepared:
+            return function.rewrite()(*args, **kwargs)
+        prepared.add(module)
+        return usual(function, *args, **kwargs)
 
     InterpretedFunction.__call__ = call
 
@@ -85,6 +88,11 @@ class Implementation:
         kernels = self.kernels
         assert isinstance(kernels, ReferenceKernels)
         return kernels
+
+    @property
+    def cuts_off(self) -> bool:
+        """Whether bf16 loses digits instead of being rounded, as in Triton's interpreter."""
+        return (self.name, self.device, self.dtype) == ("cuda", CPU, torch.bfloat16)
 
     @property
     def statistics(self) -> torch.dtype:

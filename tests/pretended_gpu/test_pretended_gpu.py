@@ -34,8 +34,8 @@ ITERATIONS = 3
 EVALUATIONS = 1
 """At the end of what every rank does."""
 
-WARM_UP = 1
-"""Microbatches before the first iteration."""
+WARM_UP = 3
+"""Microbatches before the first iteration: two to train on and one to evaluate."""
 
 pytestmark = needs_pretended_gpus
 

@@ -29,7 +29,7 @@ def own_logits(shape: Shape, shards: int, slice_tokens: int, span: int) -> Logit
         held=0 if again else ACTIVATION_BYTES,
         working=0.0,
         workspace=(ACTIVATION_BYTES * rows * slice_tokens if again else 0) + max(partial, scaled),
-        early_gradient=FP32_BYTES,  # A
+        early_gradient=FP32_BYTES + ACTIVATION_BYTES,  # A, and what C1 made of the one before
     )
 
 
@@ -117,9 +117,10 @@ def _layer_at_work(
 ) -> list[float]:
     """Return what B works with on every rank beyond the output layer's workspace.
 
-    Where B is fullest, there is within the MLP a gradient of the inner activation; or, where W is a
-    pass of its own, the gradients on both sides of the activation. Gradients of matrices are added
-    to their sums within products.
+    Where B is fullest, there is within the MLP a gradient of the inner activation, and besides that
+    of the layer's output and the sum that it is part of; or, where W is a pass of its own, the
+    gradients on both sides of the activation. Gradients of matrices are added to their sums within
+    products.
     Ranks that share a layer hold their part of a sum in addition, and with sequence parallelism the
     input that they have gathered. The output layer's workspace is not needed at the same time. What
     is computed again is there too; where W is a pass of its own, it counts as what B leaves for W,
@@ -129,8 +130,8 @@ def _layer_at_work(
     for (rank, _), count in zip(plan.stages, layers, strict=True):
         if not (plan.split_backward or plan.recomputes):
             again[rank] = max(again[rank], shape.stage_repeated_bytes(count))
-    beside = shape.tokens if plan.split_backward else 0
-    at_work = float(ACTIVATION_BYTES * shape.inner_width * (shape.tokens + beside))
+    beside = shape.inner_width * shape.tokens if plan.split_backward else 2 * shape.elements
+    at_work = float(ACTIVATION_BYTES * (shape.inner_width * shape.tokens + beside))
     tensor = shape.tensor
     at_work += ACTIVATION_BYTES * shape.elements * ((tensor.ranks > 1) + tensor.sequence_parallel)
     holders = range(plan.ranks) if treatment.is_sharded else (plan.stages[-1][0],)
