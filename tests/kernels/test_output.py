@@ -42,9 +42,11 @@ PLAIN, EVERYTHING = LOSSES[0], LOSSES[-1]
 SHAPES = [
     pytest.param(7, 5, 3, 4, id="three rows, one for each shard and an empty one"),
     pytest.param(1, 3, 2, 1, id="one token"),
-    pytest.param(130, 9, 1037, 2, id="odd, more than a block of everything"),
 ]
 """Tokens, hidden size, vocabulary entries, shards."""
+
+LARGE = (130, 9, 1037, 2)
+"""Odd, and more than a block of everything."""
 
 HALF_UNITS = {torch.bfloat16: HALF_UNIT, torch.float16: HALF_UNIT / 8}
 """Most by which a rounding changes a number, relative to it."""
@@ -103,8 +105,8 @@ def hold_for(
     forms: Sequence[tuple[float, float, float]],
 ) -> None:
     for losses in forms:
-        problem = on(tried, draw(13, 8, 29, LossOptions(29, *losses), magnitude=3.0))
-        answer = by_shards(problem, 4, treatment, None, tried.kernels, recompute=recompute)
+        problem = on(tried, draw(7, 8, 19, LossOptions(19, *losses), magnitude=3.0))
+        answer = by_shards(problem, 3, treatment, None, tried.kernels, recompute=recompute)
         assert_as_exact_as_autograd(tried, problem, answer)
 
 
@@ -136,10 +138,7 @@ def test_every_form_of_the_loss_in_every_type(
     hold_for(tried, treatment, recompute, LOSSES[1:-1])
 
 
-@EACH_IMPLEMENTATION
-@EACH_TREATMENT
-@pytest.mark.parametrize(("n", "h", "v", "shards"), SHAPES)
-def test_every_shape(
+def hold_for_shape(
     tried: Implementation, treatment: Treatment, n: int, h: int, v: int, shards: int
 ) -> None:
     for recompute, losses in ((False, EVERYTHING), (True, EVERYTHING), (False, PLAIN)):
@@ -149,6 +148,27 @@ def test_every_shape(
         problem = on(tried, drawn)
         answer = by_shards(problem, shards, treatment, None, tried.kernels, recompute=recompute)
         assert_as_exact_as_autograd(tried, problem, answer)
+
+
+@EACH_IMPLEMENTATION
+@EACH_TREATMENT
+@pytest.mark.parametrize(("n", "h", "v", "shards"), SHAPES)
+def test_small_shapes(
+    tried: Implementation, treatment: Treatment, n: int, h: int, v: int, shards: int
+) -> None:
+    hold_for_shape(tried, treatment, n, h, v, shards)
+
+
+@pytest.mark.parametrize("tried", IN_BF16, ids=str)
+def test_a_large_shape(tried: Implementation) -> None:
+    hold_for_shape(tried, ALGORITHM_2, *LARGE)
+
+
+@pytest.mark.full
+@EACH_IMPLEMENTATION
+@EACH_TREATMENT
+def test_a_large_shape_in_every_type(tried: Implementation, treatment: Treatment) -> None:
+    hold_for_shape(tried, treatment, *LARGE)
 
 
 @EACH_IMPLEMENTATION
