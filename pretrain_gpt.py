@@ -1,5 +1,6 @@
 """Pretrains a GPT: from flags to configurations to training. torchrun starts a process per rank."""
 
+import io
 import logging
 import os
 import sys
@@ -40,6 +41,7 @@ def main() -> None:
 def pretrain() -> None:
     """Train, or predict, as the command line says."""
     begin = time.monotonic()
+    print_any_text()
     end_with_torchrun()
     set_nccl_environment()
     adopt_launcher()
@@ -65,6 +67,13 @@ def pretrain() -> None:
         leave(state.groups)
     except Exception as error:
         end_the_job(rendezvous, explained(error, config, state, rank), detector.find_lost)
+
+
+def print_any_text() -> None:
+    """Print what the encoding lacks, such as half a character of a path, by its number."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def predict(config: RunConfig, gpu_name: str, rank: int) -> None:

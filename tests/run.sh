@@ -40,7 +40,8 @@ section "import layers (import-linter)"
 section "tests (pytest)"
 workers=()
 if "$bin/python" -c 'import xdist' 2>/dev/null; then
-  workers=(-n 2 --dist loadfile) # a file's fixtures are made once
+  # A file's fixtures are made once. Without the worker that died, the others would wait for ever.
+  workers=(-n 2 --dist loadfile --max-worker-restart 0)
 fi
 "$bin/python" -m pytest -q --durations=10 ${selection[@]+"${selection[@]}"} \
   ${workers[@]+"${workers[@]}"} "$@"

@@ -125,6 +125,7 @@ def take_out(args: argparse.Namespace) -> None:
         args.family,
         TYPES.get(args.dtype),
         args.like,
+        args.tokenizer,
     )
     with progress(f"exporting {where.name}", plan.size) as advance:
         told.append(advance)
@@ -199,8 +200,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     command.add_argument(
         "--family", choices=FAMILIES, help="default: the one of --like, or the first that fits"
     )
-    command.add_argument(
+    origin = command.add_mutually_exclusive_group()
+    origin.add_argument(
         "--like", type=Path, metavar="MODEL", help="take the tokenizer and token ids from there"
+    )
+    origin.add_argument(
+        "--tokenizer", type=Path, metavar="FOLDER", help="take the tokenizer from there"
     )
     command.add_argument("--dtype", choices=TYPES, help="of the elements (default: as saved)")
     command.add_argument(

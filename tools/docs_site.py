@@ -1,10 +1,13 @@
 """A hook of MkDocs: the site shows what the documentation links to beside ``docs/``.
 
 Pages link to pictures, examples and the README as they lie in the repository, so that the links
-work there. The site gets these files in folders of its own, and links are turned to them.
+work there. The site gets these files in folders of its own, and links are turned to them. Where the
+environment variable ``DOCS_EXPLORER`` asks for it, the site has the schedule explorer too.
 """
 
+import os
 import re
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -41,3 +44,17 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         return f"]({'../' * depth}{rest})"
 
     return _LINK.sub(turned, markdown)
+
+
+def on_post_build(*, config: MkDocsConfig) -> None:
+    """Add the schedule explorer as ``explore/``, if it is asked for.
+
+    ``DOCS_EXPLORER`` is 1, so that npm fetches Pyodide, or a folder with its unpacked package.
+    """
+    asked = os.environ.get("DOCS_EXPLORER")
+    if not asked:
+        return
+    sys.path.insert(0, str(Path(config.docs_dir).parent))
+    from tools.explorer.export import export  # a site without it may be built from less
+
+    export(Path(config.site_dir) / "explore", None if asked == "1" else Path(asked))

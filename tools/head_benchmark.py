@@ -32,6 +32,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
+from megatron.commands.arguments import number
 from megatron.library.vocabulary import VocabParallelHead
 from megatron.training.metrics.peak_memory import peak_memory
 from tools.benchmarking.allocator import allocator, allocator_name
@@ -114,7 +115,7 @@ def run_rank(arguments: argparse.Namespace) -> dict[str, Any]:
     call, x_nh, leaves = _problem(arguments, device)
     before, worked, loss = _held(device), 0.0, 0.0
     times: list[float] = []
-    for number in range(arguments.rounds + 1):
+    for at in range(arguments.rounds + 1):
         if ranks > 1:
             dist.barrier()
         started, begun = time.perf_counter(), time.process_time()
@@ -124,7 +125,7 @@ def run_rank(arguments: argparse.Namespace) -> dict[str, Any]:
         if device.type == "cuda":
             torch.cuda.synchronize()
         del result
-        if number:
+        if at:
             times.append(time.perf_counter() - started)
             worked += time.process_time() - begun
         for leaf in (x_nh, *leaves):
@@ -241,7 +242,14 @@ def report(arguments: argparse.Namespace, argv: Sequence[str]) -> Iterator[str]:
 
 
 def _sizes(text: str) -> list[int]:
-    return [int(word[:-1]) * 1000 if word.endswith("k") else int(word) for word in text.split(",")]
+    """Read sizes such as 32k,64k."""
+    try:
+        found = [int(w[:-1]) * 1000 if w.endswith("k") else int(w) for w in text.split(",")]
+    except ValueError:
+        found = [0]
+    if min(found) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}': give sizes of at least 1, as 32k,64000")
+    return found
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -251,13 +259,13 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--vocab-sizes", type=_sizes, default=_sizes("32k,64k,128k,256k"), help="such as 32k,64k")
-    add("--ranks", type=int, default=2, help="ranks that share the matrix")
-    add("--threads", type=int, default=2, help="of one process; several ranks share them")
-    add("--tokens", type=int, default=1024, help="n")
-    add("--hidden-size", type=int, default=512, help="h")
+    add("--ranks", type=number(1), default=2, help="ranks that share the matrix")
+    add("--threads", type=number(1), default=2, help="of one process; several ranks share them")
+    add("--tokens", type=number(1), default=1024, help="n")
+    add("--hidden-size", type=number(1), default=512, help="h")
     add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     add("--device", choices=("cpu", "cuda"), default="cpu")
-    add("--rounds", type=int, default=5)
+    add("--rounds", type=number(1), default=5)
     for hidden in ("--way", "--meeting"):
         add(hidden, help=argparse.SUPPRESS)
     add("--rank", type=int, default=0, help=argparse.SUPPRESS)

@@ -9,7 +9,7 @@ unread for which it finds no file.
 import pickle
 from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -75,13 +75,17 @@ def read_metadata(where: Path) -> Metadata:
     return metadata
 
 
-def unpickled(path: Path) -> Any:
+def unpickled(path: Path, other: type | None = None) -> Any:
     """Return the content of a ``.metadata``, if it is made of the known classes only.
 
     Damaged files raise whatever they like.
+
+    Args:
+        path: of the file.
+        other: stands for every other class, which must do nothing; ``None``: there may be none.
     """
     with path.open("rb") as file:
-        return _Unpickler(file).load()
+        return _Unpickler(file, other).load()
 
 
 class CheckedReader(dcp.FileSystemReader):
@@ -102,11 +106,17 @@ class CheckedReader(dcp.FileSystemReader):
 class _Unpickler(pickle.Unpickler):
     """Makes objects of the known classes only, so that no file can have anything executed."""
 
+    def __init__(self, file: IO[bytes], other: type | None) -> None:
+        super().__init__(file)
+        self._other = other
+
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         if name in _CLASSES.get(module, ()):
             return super().find_class(module, name)
+        if self._other is not None:
+            return self._other
         raise DamagedError(f"it asks for {module}.{name}, which no checkpoint has")
 
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from megatron.config.declare import COUNT, RANKS, Range, flag
+from megatron.config.declare import RANKS, Range, flag, up_to
 from megatron.parallel.grid import Order
-from megatron.parallel.nccl import BlockLimits
+from megatron.parallel.nccl import MOST_BLOCKS, BlockLimits
 from megatron.schedules.treatments import Treatment
 from megatron.simulator.costs.gpus import Gpu, interconnect
 from megatron.simulator.costs.machines import Interconnect
@@ -15,6 +15,7 @@ from megatron.simulator.costs.machines import Interconnect
 MACHINE_RANKS: Final = 8
 """GPUs of a machine in a dry run that does not say."""
 
+_BLOCKS: Final = up_to(MOST_BLOCKS)
 _BANDWIDTH: Final = Range("at least 0.001 and at most 1,000,000", lambda x: 1e-3 <= x <= 1e6)
 _LATENCY: Final = Range("at least 0 and at most 100,000", lambda x: 0 <= x <= 1e5)
 # Beyond these a number is in another unit, and plans would be made of waiting alone.
@@ -28,11 +29,11 @@ class ClusterFlags:
     """GPUs and machines."""
 
     nccl_max_ctas_p2p: int = flag(4,
-        "Thread blocks that NCCL may use for the messages of a link between stages.", COUNT)
+        "Thread blocks that NCCL may use for the messages of a link between stages.", _BLOCKS)
     nccl_max_ctas_vocab: int = flag(8,
-        "Thread blocks that NCCL may use for the collectives of the vocabulary layers.", COUNT)
+        "Thread blocks that NCCL may use for the collectives of the vocabulary layers.", _BLOCKS)
     nccl_max_ctas_data: int = flag(16,
-        "Thread blocks that NCCL may use to reduce gradients and to gather parameters.", COUNT)
+        "Thread blocks that NCCL may use to reduce gradients and to gather parameters.", _BLOCKS)
 
     ranks_per_node: int | None = flag(None,
         "Ranks of a machine, which links connect; between machines there is a network.", RANKS,

@@ -1,6 +1,5 @@
 """Which corpora a command line names, and how they are blended, split by split."""
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,7 +9,8 @@ from megatron.config.corpus_flags import CorpusFlags
 from megatron.config.data_flags import evaluation_sets, parse_data_path
 from megatron.config.flags import Flags
 from megatron.config.run_config import EvaluationSet
-from megatron.config.weighted_splits import gives_weighted_splits, text_of, weighted_paths
+from megatron.config.side_files import json_of, text_of
+from megatron.config.weighted_splits import gives_weighted_splits, weighted_paths
 from megatron.data.config import Blend, OwnPaths, Share
 
 SPLITS: Final = ("train", "valid", "test")
@@ -57,9 +57,11 @@ def own_paths(flags: Flags) -> OwnPaths | None:
         return None
     paths = weighted_paths(own) if gives_weighted_splits(own) else _plain_paths(own)
     if own.full_validation and any(len(blend) > 1 for blend in paths.valid):
+        way_out = "give one prefix, or prefixes without weights and --multiple-validation-sets"
+        if gives_weighted_splits(own):
+            way_out = "give one corpus in each group of the validation"
         raise ValueError(
-            "--full-validation reads every corpus once, so weights mean nothing to it: give one "
-            "prefix, or prefixes without weights and --multiple-validation-sets"
+            f"--full-validation reads every corpus once, so weights mean nothing to it: {way_out}"
         )
     return paths
 
@@ -112,7 +114,8 @@ def prefixes(flags: Flags) -> Iterator[tuple[str, Path]]:
     """
     paths = own_paths(flags)
     if paths is None:
-        flag = "--data-path" if flags.data.data_path else "--data-args-path"
+        file = flags.corpora.data_args_path
+        flag = "--data-path" if file is None else f"--data-args-path {file}:"
         named = [(flag, prefix) for _, prefix in shared_blend(flags)]
     else:
         of_valid = tuple(share for blend in paths.valid for share in blend)
@@ -142,12 +145,7 @@ def _words_by_split(own: CorpusFlags) -> tuple[dict[str, Sequence[str]], dict[st
         return dict(zip(SPLITS, words, strict=True)), sources
     flag = f"--per-split-data-args-path {file}"
     form = 'write {"train": ["PREFIX"], "valid": ["PREFIX"], "test": ["PREFIX"]} into it'
-    try:
-        content = json.loads(text_of("--per-split-data-args-path", file))
-    except ValueError as error:
-        if isinstance(error, json.JSONDecodeError):
-            raise ValueError(f"{flag} is no JSON ({error}): {form}") from error
-        raise
+    content = json_of("--per-split-data-args-path", file, form)
     if not isinstance(content, dict) or content.keys() - set(SPLITS):
         raise ValueError(f"{flag} holds something else than the three splits: {form}")
     found: dict[str, Sequence[str]] = {}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from megatron.config.declare import NOT_NEGATIVE, flag
+from megatron.config.declare import Range, flag
 
 _SHARED: Final = "--data-path or --data-args-path or --mock-data"
 _IN_A_FILE: Final = "--per-split-data-args-path"
@@ -15,7 +15,10 @@ OWN_PATHS: Final = (
 """The flags that give every split corpora of its own, as a condition."""
 
 _WEIGHTED: Final = f"{_SHARED} or {OWN_PATHS.partition(' or --train-weighted')[0]}"
+_OWN_SETS: Final = "--valid-weighted-split-paths or --valid-weighted-split-paths-path"
 _GROUP: Final = "NAME: WEIGHT START:END PREFIX, ..."
+
+_WORKERS: Final = Range("at least 0 and at most 1,024", lambda x: 0 <= x <= 1024)
 
 _PREFIXES: Final = "[WEIGHT] PREFIX ..."
 
@@ -44,8 +47,8 @@ class CorpusFlags:
         unset="none", excludes=_SHARED)
     multiple_validation_sets: bool = flag(False,
         "Evaluate every corpus of --valid-data-path, which then has no weights, by itself, and "
-        "tell a loss for each.", needs=f"--valid-data-path or {_IN_A_FILE}",
-        lack="has no sets to tell apart")
+        "tell a loss for each.", needs=f"--valid-data-path or {_IN_A_FILE} or {_OWN_SETS}",
+        lack="has no sets to tell apart", idle_with=_OWN_SETS)
     train_weighted_split_paths: tuple[str, ...] = flag((),
         "BigScience's form of --train-data-path: one word with a name and shares of corpora, whose "
         "documents between two marks from 0 to 1 are read.", unset="none",
@@ -66,7 +69,8 @@ class CorpusFlags:
         excludes=f"{_WEIGHTED} or --test-weighted-split-paths")
     full_validation: bool = flag(False,
         "Every evaluation reads the whole of the validation set, once, instead of --eval-iters.",
-        excludes="--mock-data", idle_without="--eval-interval or --skip-train")
+        excludes="--mock-data", idle_without="--eval-interval or --skip-train",
+        idle_with="--eval-iters 0")
     reset_attention_mask: bool = flag(False,
         "A token sees none of another document of its sample; documents end with the tokenizer's "
         "token for it.")
@@ -75,4 +79,4 @@ class CorpusFlags:
         idle_with="--position-embedding-type alibi or --position-embedding-type none")
     num_workers: int = flag(0,
         "With 1 or more a thread reads the next iteration's samples during this one; with 0 they "
-        "are read when they are needed.", NOT_NEGATIVE)
+        "are read when they are needed.", _WORKERS)

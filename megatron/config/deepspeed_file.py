@@ -4,14 +4,13 @@ There the file and the flags name some settings twice, and must agree. Here the 
 that asks for something else is refused.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from megatron.config.flags import Flags
-from megatron.config.weighted_splits import text_of
+from megatron.config.side_files import json_of
 
 _FLAG: Final = "--deepspeed-config"
 Setting = tuple[str, Callable[[Flags], object]]
@@ -66,10 +65,7 @@ def deepspeed_file(flags: Flags) -> Iterator[str]:
 
 
 def _content(file: Path) -> Mapping[str, Any]:
-    try:
-        content = json.loads(text_of(_FLAG, file))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{_FLAG} {file} is no JSON ({error}): give DeepSpeed's file") from error
+    content = json_of(_FLAG, file, "give DeepSpeed's file")
     if not isinstance(content, dict):
         raise ValueError(f"{_FLAG} {file} holds no settings by name: give DeepSpeed's file")
     return content

@@ -27,6 +27,7 @@ from megatron.config.declare import (
     required,
     up_to,
 )
+from megatron.config.fill_flags import FillFlags
 from megatron.config.layer_flags import LayerFlags
 from megatron.config.long_run_flags import CheckpointFlags, GuardFlags, ReplicaFlags
 from megatron.config.optimizer_flags import OptimizerFlags
@@ -131,6 +132,8 @@ class ParallelFlags:
         "Tensor-parallel ranks: as many share every layer, by its heads and columns.", RANKS)
     sequence_parallel: bool = flag(False,
         "Tensor-parallel ranks also share the sequence wherever they do not share a layer.")
+    context_parallel_size: int = flag(1,
+        "Ranks that share every sequence; attention gathers keys and values over them.", RANKS)
     device: Literal["auto", "cpu", "cuda"] = flag("auto",
         "Device to compute on; auto takes CUDA if there is a CUDA device.")
     distributed_backend: Literal["nccl", "gloo"] | None = flag(None, "Communication library.",
@@ -323,6 +326,7 @@ class Flags:
     data: DataFlags
     tokenizer: TokenizerFlags
     corpora: CorpusFlags
+    fill: FillFlags
     replicas: ReplicaFlags
     cluster: ClusterFlags
     checkpoint: CheckpointFlags

@@ -4,12 +4,13 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import torch
 
 from megatron.config.cluster_rules import CLUSTER_NOTES, on_cuda
 from megatron.config.corpora import prefixes
-from megatron.config.declare import options_of
+from megatron.config.declare import cut, options_of
 from megatron.config.flags import Flags
 from megatron.config.gpu_driver import why_gpus_are_out_of_reach
 from megatron.config.installed import tensorboard_rule, wandb_rule
@@ -49,7 +50,7 @@ def job_notes(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
 
 
 def _one_replica(world_size: int, flags: Flags) -> Iterator[str]:
-    if number_of_replicas(flags, world_size) > 1:
+    if number_of_replicas(flags, world_size) * flags.parallel.context_parallel_size > 1:
         return
     more = " (--dry-run-replicas N plans more)" if flags.log.dry_run else ""
     for option, value in options_of(ReplicaFlags, flags.replicas):
@@ -64,8 +65,8 @@ def _plan_size(world_size: int, flags: Flags) -> Iterator[str]:
 def _ranks(world_size: int, flags: Flags) -> Iterator[str]:
     size, asked = ranks_of_replica(flags.parallel), _asked_for_a_replica(flags)
     if size > world_size:
-        tensor = flags.parallel.tensor_model_parallel_size
-        lower = world_size // tensor
+        sizes = flags.parallel
+        lower = world_size // (sizes.tensor_model_parallel_size * sizes.context_parallel_size)
         lowered = f", or lower it to {lower}" if lower else ", or lower both"
         yield (
             f"{asked} is more than the {counted(world_size, 'rank')} of this job (WORLD_SIZE): "
@@ -80,18 +81,26 @@ def _ranks(world_size: int, flags: Flags) -> Iterator[str]:
     else:
         yield from _share_of_the_batch(world_size // size, flags)
         yield from _shares_of_growing_batches(world_size // size, flags)
-        if world_size > size:
+        if world_size > size or flags.parallel.context_parallel_size > 1:
             yield from _gathering(flags)
 
 
 def _asked_for_a_replica(flags: Flags) -> str:
     """Return the flags that say how many ranks a replica has, with what they come to."""
-    pipeline = f"--pipeline-model-parallel-size {flags.parallel.pipeline_model_parallel_size}"
-    tensor = flags.parallel.tensor_model_parallel_size
-    if tensor == 1:
+    sizes = flags.parallel
+    pipeline = f"--pipeline-model-parallel-size {sizes.pipeline_model_parallel_size}"
+    others = [
+        f"{flag} {size}"
+        for flag, size in (
+            ("--tensor-model-parallel-size", sizes.tensor_model_parallel_size),
+            ("--context-parallel-size", sizes.context_parallel_size),
+        )
+        if size > 1
+    ]
+    if not others:
         return pipeline
-    size = counted(ranks_of_replica(flags.parallel), "rank")
-    return f"--tensor-model-parallel-size {tensor} with {pipeline}, {size} of a replica,"
+    size = counted(ranks_of_replica(sizes), "rank")
+    return f"{' and '.join(others)} with {pipeline}, {size} of a replica,"
 
 
 def _gathering(flags: Flags) -> Iterator[str]:
@@ -227,6 +236,10 @@ def _cpu_multiplies(name: str) -> bool:
     return not words.isdisjoint((f"avx512_{name}", f"amx_{name}", on_arm))
 
 
+LONGEST_LINE: Final = 1000
+"""Characters of a mistake that quotes a name from a file, which may hold anything."""
+
+
 def _data_files(flags: Flags) -> Iterator[str]:
     """Open every file, so that a broken one is found before any process group exists."""
     try:
@@ -235,7 +248,7 @@ def _data_files(flags: Flags) -> Iterator[str]:
         return  # the rules about the flags tell it
     for flag, prefix in named:
         for fault in _faults(partial(IndexedDataset, prefix)):
-            yield f"{flag} {prefix}: {fault.removeprefix('--data-path: ')}"
+            yield cut(f"{flag} {prefix}: {fault.removeprefix('--data-path: ')}", LONGEST_LINE)
 
 
 def _tokenizer(flags: Flags) -> Iterator[str]:

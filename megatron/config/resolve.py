@@ -5,6 +5,7 @@ A field with the same name as a flag is copied by itself.
 
 import os
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from megatron.config.cluster_flags import block_limits, interconnect_of, ranks_o
 from megatron.config.copied import copied
 from megatron.config.corpora import gives_splits, own_paths, sets_to_evaluate, shared_blend
 from megatron.config.data_flags import parse_split
+from megatron.config.fill_flags import fill_config
 from megatron.config.flags import (
     DRY_RUN_GPU,
     SCHEDULE_PROFILE_ITERATIONS,
@@ -44,7 +46,7 @@ from megatron.config.tokenizer_flags import tokenizer_config
 from megatron.data.config import DataConfig
 from megatron.data.tokenizers.build import build_tokenizer
 from megatron.model.config import ModelConfig
-from megatron.parallel.grid import Order
+from megatron.parallel.grid import Grid, Order
 from megatron.parallel.placement import fewest_hops
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.gpus import Gpu, gpu, gpu_of_driver
@@ -86,6 +88,7 @@ def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> R
             eod_token=eod_token,
             added_entries=max(0, vocab_size - (flags.tokenizer.vocab_size or vocab_size)),
             cache_path=flags.data.data_cache_path,
+            fill=fill_config(flags.fill, flags.tokenizer),
         ),
         log=log_config(flags),
         notes=notes,
@@ -100,8 +103,9 @@ def number_of_replicas(flags: Flags, world_size: int) -> int:
 
 
 def ranks_of_replica(flags: ParallelFlags) -> int:
-    """Return how many ranks share one copy of the model, p x t."""
-    return flags.pipeline_model_parallel_size * flags.tensor_model_parallel_size
+    """Return how many ranks work on a microbatch together, p x t x c."""
+    sizes = flags.pipeline_model_parallel_size, flags.tensor_model_parallel_size
+    return prod(sizes) * flags.context_parallel_size
 
 
 def dry_run_config(flags: LogFlags) -> DryRun:
@@ -115,12 +119,18 @@ def dry_run_config(flags: LogFlags) -> DryRun:
 
 
 def replica_config(given: Flags, replicas: int) -> ReplicaConfig:
-    """Data parallelism; all its flags change nothing for one replica."""
-    if replicas == 1:
+    """Data parallelism; all its flags change nothing where no rank has the parameters of another.
+
+    Args:
+        given: all flags.
+        replicas: of the model.
+    """
+    alike = replicas * given.parallel.context_parallel_size
+    if alike == 1:
         return ReplicaConfig()
     flags = given.replicas
     return ReplicaConfig(
-        size=replicas,
+        size=alike,
         overlap=flags.overlap_grad_reduce,
         bucket_size=flags.ddp_bucket_size,
         buckets=flags.ddp_num_buckets,
@@ -136,10 +146,14 @@ def rank_order(flags: Flags, replicas: int) -> Order:
     if flags.replicas.use_tp_pp_dp_mapping:
         return "tp-pp-dp"
     sizes = flags.parallel
-    tensor, pipeline = sizes.tensor_model_parallel_size, sizes.pipeline_model_parallel_size
+    grid = Grid(
+        sizes.tensor_model_parallel_size,
+        replicas,
+        sizes.pipeline_model_parallel_size,
+        context_size=sizes.context_parallel_size,
+    )
     ranks = ranks_of_machine(flags.cluster, dry_run=flags.log.dry_run)
-    alone = tensor * replicas * pipeline
-    return flags.cluster.rank_order or fewest_hops(tensor, replicas, pipeline, ranks or alone)
+    return flags.cluster.rank_order or fewest_hops(grid, ranks or grid.world_size)
 
 
 def checkpoint_config(flags: CheckpointFlags, skip_train: bool) -> CheckpointConfig:
@@ -218,6 +232,7 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         pipeline_size=parallel.pipeline_model_parallel_size,
         tensor_size=parallel.tensor_model_parallel_size,
         sequence_parallel=parallel.sequence_parallel and parallel.tensor_model_parallel_size > 1,
+        context_size=parallel.context_parallel_size,
         vocab_parallel=pipeline.treatment,
         pipeline_schedule=pipeline.schedule,
         padded_vocab_size=vocab_size,

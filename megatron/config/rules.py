@@ -7,6 +7,7 @@ A line begins with the flag at fault and names the way out. ``RULES`` lists all 
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from megatron.config.context_rules import CONTEXT_RULES
 from megatron.config.corpus_rules import CORPUS_NOTES, CORPUS_RULES
 from megatron.config.deepspeed_file import deepspeed_file
 from megatron.config.flags import Flags
@@ -153,6 +154,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *LAYER_RULES,
     *PIPELINE_RULES,
     *TENSOR_RULES,
+    *CONTEXT_RULES,
     _batches,
     _growing_batches,
     _length,

@@ -27,16 +27,16 @@ from megatron.simulator.costs.machines import Interconnect
 
 @dataclass(frozen=True)
 class ReplicaConfig:
-    """Data parallelism.
+    """Data parallelism: what ranks with the same parameters do together.
 
     Attributes:
-        size: replicas d of the model.
+        size: such ranks: one for each of d replicas, or for each of their c parts of the sequence.
         overlap: reduce a bucket of gradients as soon as they are complete; otherwise all after the
             last pass.
         bucket_size: parameters after which a bucket is full; ``None``: a default.
         buckets: of a rank, about; ``None``: as many as that size makes.
         reduce_dtype: in which gradients are reduced; ``None``: as they add up.
-        shard_optimizer: every replica keeps the optimizer's state of its own shards only (ZeRO-1).
+        shard_optimizer: each of them keeps the optimizer's state of its own shards only (ZeRO-1).
         overlap_gather: gather updated parameters beside passes that do not read them; otherwise
             before the first pass.
         order: in which the ranks of the job are numbered.
@@ -78,6 +78,7 @@ class ParallelConfig:
         tensor_size: tensor-parallel ranks t.
         sequence_parallel: whether each of them has its own part of the sequence outside of
             attention and MLP.
+        context_size: context-parallel ranks c, which share every sequence.
         numa_binding: let ranks run on CPUs that are close to their GPUs.
         nccl_blocks: thread blocks that NCCL may use.
         ranks_per_machine: of the job; ``None``: all are in one machine.
@@ -102,6 +103,7 @@ class ParallelConfig:
     search_seconds: float | None = None
     tensor_size: int = 1
     sequence_parallel: bool = False
+    context_size: int = 1
     nccl_blocks: BlockLimits = field(default_factory=BlockLimits)
     ranks_per_machine: int | None = None
     numa_binding: bool = False
@@ -111,7 +113,14 @@ class ParallelConfig:
     def grid(self) -> Grid:
         """All ranks of the job."""
         replicas = self.replicas
-        return Grid(self.tensor_size, replicas.size, self.pipeline_size, replicas.order)
+        assert replicas.size % self.context_size == 0, "each replica has all parts of a sequence"
+        return Grid(
+            self.tensor_size,
+            replicas.size // self.context_size,
+            self.pipeline_size,
+            replicas.order,
+            self.context_size,
+        )
 
     @property
     def placement(self) -> Placement:

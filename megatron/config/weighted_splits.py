@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from megatron.config.corpus_flags import CorpusFlags
+from megatron.config.declare import cut
+from megatron.config.side_files import text_of
 from megatron.data.config import OwnPaths, Share
 
 _FORM: Final = "give 'NAME: WEIGHT START:END PREFIX, ...', as in 'train: 1 0:0.95 corpus'"
@@ -48,30 +50,18 @@ def weighted_paths(own: CorpusFlags) -> OwnPaths:
     return OwnPaths(train[0][1], tuple(blends), test[0][1] if test else (), names)
 
 
-def text_of(flag: str, file: Path) -> str:
-    """Return the text of a file that a flag names.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{flag} {file} cannot be read ({error}): give a text file") from error
-
-
 def _groups(own: CorpusFlags, split: str, *, single: bool) -> list[Group]:
     """Return the groups of a split, with their names."""
     flag = f"--{split}-weighted-split-paths"
     texts: Sequence[str] = getattr(own, f"{split}_weighted_split_paths")
     file: Path | None = getattr(own, f"{split}_weighted_split_paths_path")
     if file is not None:
-        flag = f"{flag}-path"
-        text = text_of(flag, file)
+        text = text_of(f"{flag}-path", file)
+        flag = f"{flag}-path {file}"
         try:
             texts = shlex.split(text)
         except ValueError as error:
-            raise ValueError(f"{flag} {file}: {error}; {_FORM}, in quotes") from error
+            raise ValueError(f"{flag}: {error}; {_FORM}, in quotes") from error
     if single and len(texts) > 1:
         raise ValueError(f"{flag} has {len(texts)} groups, and one is read: {_FORM}, in quotes")
     return [_group(text, flag) for text in texts]
@@ -80,20 +70,21 @@ def _groups(own: CorpusFlags, split: str, *, single: bool) -> list[Group]:
 def _group(text: str, flag: str) -> Group:
     name, colon, rest = text.partition(":")
     if not colon or not name.strip():
-        raise ValueError(f"{flag} {text!r} has no name: {_FORM}")
+        raise ValueError(f"{flag}: {cut(text, 80)!r} has no name: {_FORM}")
     return name.strip(), tuple(_share(part, flag) for part in rest.split(","))
 
 
 def _share(text: str, flag: str) -> Share:
+    given = f"{flag}: {cut(text.strip(), 80)!r}"
     try:
         weight, marks, prefix = text.split()
         begin, end = map(float, marks.split(":"))
         share = Share(float(weight), Path(prefix), begin, end)
     except ValueError as error:
-        raise ValueError(f"{flag}: {text.strip()!r} is no share of a corpus: {_FORM}") from error
+        raise ValueError(f"{given} is no share of a corpus: {_FORM}") from error
     if not (0 <= begin < end <= 1 and 0 < share.weight < float("inf")):
         raise ValueError(
-            f"{flag}: {text.strip()!r}: the weight must be greater than 0, and the marks rise "
-            f"within 0 and 1; {_FORM}"
+            f"{given}: the weight must be greater than 0, and the marks rise within 0 and 1; "
+            f"{_FORM}"
         )
     return share

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from megatron.data.tokenizers.interface import TokenizerConfig
+
 Blend = tuple[tuple[float, Path], ...]
 """Weights and prefixes of corpora; a prefix names ``PREFIX.bin`` and ``PREFIX.idx``, and weights
 need not sum to one."""
@@ -22,6 +24,37 @@ class DocumentsConfig:
     eod_token: int
     reset_attention_mask: bool
     reset_position_ids: bool
+
+
+@dataclass(frozen=True)
+class FillConfig:
+    """Fill-in-the-middle: how often the middle of a text is moved to its end.
+
+    Attributes:
+        tokenizer: turns ids to text and back.
+        rate: share of the documents in a sample.
+        spm_rate: share among them with the suffix before the prefix.
+        prefix_token: id before the prefix.
+        middle_token: id before the middle.
+        suffix_token: id before the suffix.
+        pad_token: id that fills a sample that became shorter.
+        end_token: id that ends a document.
+        split_token: id that cuts a document into fragments; ``None``: it stays whole.
+        fragment_rate: share of the fragments of a document that is chosen.
+        no_prefix: a text that begins so stays as it is.
+    """
+
+    tokenizer: TokenizerConfig
+    rate: float
+    spm_rate: float
+    prefix_token: int
+    middle_token: int
+    suffix_token: int
+    pad_token: int
+    end_token: int
+    split_token: int | None = None
+    fragment_rate: float = 0.0
+    no_prefix: str | None = None
 
 
 class Share(NamedTuple):
@@ -76,6 +109,7 @@ class DataConfig:
         own_paths: corpora of the splits, in place of shares of ``data_path``.
         full_validation: an evaluation reads every validation set whole, once.
         prefetch: read the next global batch while this one is trained on.
+        fill: how middles of documents are moved to their ends; ``None``: they are not.
     """
 
     data_path: Blend
@@ -92,6 +126,7 @@ class DataConfig:
     own_paths: OwnPaths | None = None
     full_validation: bool = False
     prefetch: bool = False
+    fill: FillConfig | None = None
 
     @property
     def documents(self) -> DocumentsConfig | None:

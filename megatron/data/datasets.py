@@ -11,6 +11,7 @@ import numpy as np
 
 from megatron.data.blend import BlendedDataset, normalised
 from megatron.data.config import DataConfig, Share
+from megatron.data.fill_in_the_middle import FilledDataset
 from megatron.data.index_builder import IndexBuilder, load_index_builder
 from megatron.data.indexed import IndexedDataset
 from megatron.data.mock import MockDataset
@@ -77,13 +78,23 @@ def build_datasets(
         raise ValueError("--data-path is empty; make sample data with tools/sample_data.py")
     builder = load_index_builder(cache_root())
 
-    def build(blends: Sequence[Sequence[Part]], count: int | None) -> tuple[SampleDataset, ...]:
+    def build(
+        split: int, blends: Sequence[Sequence[Part]], count: int | None
+    ) -> tuple[SampleDataset, ...]:
         if count == 0:
             return ()
-        return tuple(_blended(config, parts, count, vocab_size, builder) for parts in blends)
+        made = (_blended(config, parts, count, vocab_size, builder) for parts in blends)
+        return tuple(_filled(config, dataset, split) for dataset in made)
 
-    train, valid, test = map(build, _blends(config), num_samples)
+    train, valid, test = map(build, itertools.count(), _blends(config), num_samples)
     return Datasets(_first(train), _first(valid), _first(test), valid[1:])
+
+
+def _filled(config: DataConfig, dataset: SampleDataset, split: int) -> SampleDataset:
+    """Return a dataset with the middles of its documents moved, if that is asked for."""
+    if config.fill is None:
+        return dataset
+    return FilledDataset(dataset, config.fill, seed=config.seed, split=split)
 
 
 def _first(datasets: Sequence[SampleDataset]) -> SampleDataset | None:

@@ -2,7 +2,7 @@
 
 import hashlib
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,16 @@ from megatron.data.samples import SampleDataset
 class Microbatch:
     """The unit that travels through the pipeline; CPU tensors of shape [b, s].
 
+    Ranks that share sequences have some of its tokens each (``part``).
+
     Attributes:
         tokens: input ids, int64.
         labels: the token after each input, int64.
         loss_mask: 1 where the prediction counts, 0 where it does not, float32.
-        document_starts: for every token the first position of its document, int64; ``None``: a
-            token sees all earlier ones of its sample.
-        positions: of every token in its document, int64; ``None``: in its sample.
+        document_starts: for every token of whole samples the first position of its document, int64;
+            ``None``: a token sees all earlier ones of its sample.
+        positions: of every token, in its document if asked for, int64, [b, s] or [1, s] for all
+            samples; ``None``: 0, 1, 2, ... in its sample.
     """
 
     tokens: Tensor
@@ -31,6 +34,23 @@ class Microbatch:
     loss_mask: Tensor
     document_starts: Tensor | None = None
     positions: Tensor | None = None
+
+    def part(self, kept_u: Tensor | None) -> "Microbatch":
+        """Return the same with some of its tokens; attention still needs whole documents.
+
+        Args:
+            kept_u: their positions in every sample, int64; ``None``: all.
+        """
+        if kept_u is None:
+            return self
+        positions = kept_u[None] if self.positions is None else self.positions[:, kept_u]
+        return replace(
+            self,
+            tokens=self.tokens[:, kept_u],
+            labels=self.labels[:, kept_u],
+            loss_mask=self.loss_mask[:, kept_u],
+            positions=positions,
+        )
 
 
 class MicrobatchLoader:
@@ -46,6 +66,7 @@ class MicrobatchLoader:
         consumed_samples: samples that earlier iterations have used.
         replica: number of this replica, and number of replicas.
         documents: what becomes of the documents in a sample; ``None``: they are as one.
+        kept: positions of a sample whose tokens this rank trains on, int64; ``None``: all.
 
     Attributes:
         consumed_samples: advanced by every `next_batch`; a checkpoint must save it.
@@ -60,6 +81,7 @@ class MicrobatchLoader:
         consumed_samples: int = 0,
         replica: tuple[int, int] = (0, 1),
         documents: DocumentsConfig | None = None,
+        kept: Tensor | None = None,
     ) -> None:
         assert micro_batch_size > 0
         assert num_microbatches > 0
@@ -70,22 +92,25 @@ class MicrobatchLoader:
         self.num_microbatches = num_microbatches
         self._replica, self._replicas = replica
         self._documents = documents
+        self._kept = kept
 
     def next_batch(self) -> list[Microbatch]:
         """Reads this replica's microbatches of the next global batch.
 
         Returns:
-            ``num_microbatches`` microbatches.
+            ``num_microbatches`` microbatches, with the tokens that this rank keeps.
 
         Raises:
             ValueError: the dataset ends before the batch does, or holds foreign token ids.
         """
-        microbatches = self.global_batch(self.consumed_samples, self._replica, self._replicas)
+        microbatches = self._read_all(
+            self._starts(self.consumed_samples, self._replica, self._replicas)
+        )
         self.consumed_samples += self.batch_size
         return microbatches
 
     def global_batch(self, first: int, begin: int = 0, step: int = 1) -> list[Microbatch]:
-        """Reads microbatches of the global batch that begins with sample ``first``.
+        """Reads whole microbatches of the global batch that begins with sample ``first``.
 
         Args:
             first: number of the sample.
@@ -130,6 +155,9 @@ class MicrobatchLoader:
     def whole_batches(self) -> int:
         """Global batches that the dataset fills."""
         return len(self._dataset) // self.batch_size
+
+    def _read_all(self, starts: range) -> list[Microbatch]:
+        return [self._read(start).part(self._kept) for start in starts]
 
     def _read(self, first: int) -> Microbatch:
         samples = np.empty((self._micro_batch_size, self._dataset.seq_length + 1), np.int64)
@@ -181,9 +209,6 @@ class PrefetchingLoader(MicrobatchLoader):
             after = self._starts(self.consumed_samples, self._replica, self._replicas)
             self._ahead = after, self._reader.submit(self._read_all, after)
         return batch
-
-    def _read_all(self, starts: range) -> list[Microbatch]:
-        return list(map(self._read, starts))
 
 
 def document_starts(tokens: Tensor, eod_token: int) -> Tensor:

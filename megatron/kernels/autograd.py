@@ -1,4 +1,4 @@
-"""PyTorch's way to run a function with a backward of its own, with the type that it leaves out."""
+"""PyTorch's way to run a function with a backward of its own, with the types that it leaves out."""
 
 import torch
 from torch import Tensor
@@ -13,3 +13,9 @@ def apply(function: type[torch.autograd.Function], *arguments: object) -> Tensor
     """
     result: Tensor = function.apply(*arguments)
     return result
+
+
+def apply_all(function: type[torch.autograd.Function], *arguments: object) -> tuple[Tensor, ...]:
+    """As ``apply``, for a ``forward`` that returns several tensors."""
+    results: tuple[Tensor, ...] = function.apply(*arguments)
+    return results

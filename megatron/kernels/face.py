@@ -113,18 +113,22 @@ class Kernels(Protocol):
     ) -> Tensor:
         """softmax(scores of q kᵀ) v, where every position sees itself and earlier positions.
 
+        There may be queries of the last positions only, fewer than keys.
+
         No tensor of [s, s] for every head outlives the forward if nothing is dropped.
 
         Args:
-            q_basd: queries [b, a, s, d]; transposed views are taken as they are.
+            q_basd: queries [b, a, s, d], or those of the last positions; transposed views are taken
+                as they are.
             k_bgsd: keys [b, g, s, d]; a is a multiple of g.
             v_bgsd: values [b, g, s, d].
             dropout: probability of dropping an attention weight, 0 outside training.
             scores: how products of queries and keys become scores.
-            documents: none of which sees another; ``None``: every position sees all earlier ones.
+            documents: of s positions or more, none of which sees another; ``None``: every position
+                sees all earlier ones.
 
         Returns:
-            [b, a, s, d], laid out in memory as [b, s, a, d] where the kernel allows.
+            The shape of the queries, laid out in memory as [b, s, a, d] where the kernel allows.
         """
         ...
 

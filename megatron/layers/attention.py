@@ -14,11 +14,13 @@ from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
 from megatron.kernels.heads import split_heads
 from megatron.kernels.scores import PLAIN, Scores
+from megatron.layers.context_attention import context_attention
 from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.linear import Linear
 from megatron.layers.recompute import again
 from megatron.layers.rope import RotaryEmbedding
 from megatron.layers.tensor_cut import Holding, Whole
+from megatron.parallel.context import WHOLE_SEQUENCES, ContextParallel
 from megatron.parallel.tensor import ALONE, TensorParallel
 
 
@@ -64,7 +66,8 @@ class SelfAttention(nn.Module):
     group its r query heads, then its key, then its value. Weights are unset until
     ``megatron.model.init`` draws them.
 
-    Tensor-parallel ranks share the heads, by whole groups.
+    Tensor-parallel ranks share the heads, by whole groups. Context-parallel ranks share every
+    sequence; here x has the tokens of one of them.
 
     Args:
         shape: sizes of the whole layer.
@@ -77,6 +80,7 @@ class SelfAttention(nn.Module):
         dtype: type of the parameters.
         kernels: of that device and type.
         tensor: the ranks that share the layer.
+        context: the ranks that share every sequence.
 
     Attributes:
         shape: sizes of this rank's share.
@@ -99,10 +103,12 @@ class SelfAttention(nn.Module):
         dtype: torch.dtype,
         kernels: Kernels,
         tensor: TensorParallel = ALONE,
+        context: ContextParallel = WHOLE_SEQUENCES,
     ) -> None:
         super().__init__()
         self.shape = shape.share(tensor.size)
         self._tensor = tensor
+        self._context = context
         self.dropout = dropout
         own_heads = self.shape.num_heads
         self.scores = scores.of_heads(tensor.rank * own_heads, own_heads)
@@ -147,9 +153,10 @@ class SelfAttention(nn.Module):
 
         Args:
             x_bsh: input [b, s, h], of the tokens that this rank has.
-            rope: rotation for at least s positions, or None for no rotation.
+            rope: rotation of these tokens, or None for no rotation.
             seeds: of dropout in training; ``None``: nothing is dropped.
-            documents: none of which sees another; ``None``: positions see all earlier ones.
+            documents: of whole samples, none of which sees another; ``None``: positions see all
+                earlier ones.
 
         Returns:
             The attention's output after its projection, [b, s, h].
@@ -172,8 +179,9 @@ class SelfAttention(nn.Module):
         """Return what lies between the two projections, [b, s, a d]."""
         dropout = self.dropout if seeds is not None else 0.0
         if seeds is not None and dropout:
-            seeds.begin("attention", shard=self._tensor.rank)
-        if self.q_layernorm is None and rope is None:
+            seeds.begin("attention", self._context.rank * self._tensor.size + self._tensor.rank)
+        is_whole = self._context.size == 1
+        if is_whole and self.q_layernorm is None and rope is None:
             return self._kernels.causal_self_attention(
                 qkv_bsgcd, dropout=dropout, scores=self.scores, documents=documents
             )
@@ -182,6 +190,17 @@ class SelfAttention(nn.Module):
             q_bsad, k_bsgd = self.q_layernorm(q_bsad), self.k_layernorm(k_bsgd)
         if rope is not None:
             q_bsad, k_bsgd = rope(q_bsad), rope(k_bsgd)
+        if not is_whole:
+            return context_attention(
+                self._kernels,
+                self._context,
+                q_bsad,
+                k_bsgd,
+                v_bsgd,
+                dropout=dropout,
+                scores=self.scores,
+                documents=documents,
+            ).flatten(2)
         context_basd = self._kernels.causal_attention(
             q_bsad.transpose(1, 2),
             k_bsgd.transpose(1, 2),

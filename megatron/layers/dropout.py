@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from megatron.layers.seeds import stable_seed
+from megatron.parallel.context import WHOLE_SEQUENCES, ContextParallel
 from megatron.parallel.tensor import ALONE, TensorParallel
 
 
@@ -24,12 +25,14 @@ class DropoutSeeds:
         iteration: training iteration.
         microbatch: number of the microbatch within the global batch.
         layer: index of the layer in the whole model; -1 stands for the embedding.
+        context: the ranks that have other tokens of the same samples.
     """
 
     seed: int
     iteration: int
     microbatch: int
     layer: int
+    context: ContextParallel = WHOLE_SEQUENCES
 
     def begin(self, use: str, shard: int = 0) -> None:
         """Seed PyTorch's default generators for one use of dropout in the layer.
@@ -63,23 +66,26 @@ def dropout(
         probability: of dropping an element, below 1.
         seeds: place in the run; ``None``: nothing is dropped, as outside of training.
         use: see ``DropoutSeeds.begin``.
-        tensor: the ranks that may have other tokens of the same samples.
+        tensor: the ranks that may have other tokens of those that ``seeds.context`` leaves here.
     """
     if seeds is None or not probability:
         return x
     seeds.begin(use)
-    if tensor.sequence_parts == 1:
+    if tensor.sequence_parts * seeds.context.size == 1:
         return functional.dropout(x, probability)
-    return x * _own_mask(x, probability, tensor) * (1 / (1 - probability))
+    return x * _own_mask(x, probability, tensor, seeds.context) * (1 / (1 - probability))
 
 
-def _own_mask(x_buh: Tensor, probability: float, tensor: TensorParallel) -> Tensor:
+def _own_mask(
+    x_buh: Tensor, probability: float, tensor: TensorParallel, context: ContextParallel
+) -> Tensor:
     """Return which elements stay, [b, u, h], as part of the mask of all tokens.
 
     Every rank draws the whole mask, because a generator's numbers depend on the size of what is
-    drawn. So a rank writes and reads some bytes for every element of all tokens, t times what its
+    drawn. So a rank writes and reads some bytes for every element of all tokens, t c times what its
     own would need, and for a moment they take memory.
     """
     b, u, h = x_buh.shape
-    all_bsh = functional.dropout(x_buh.new_ones(b, u * tensor.sequence_parts, h), probability)
-    return tensor.own_tokens(all_bsh).ne(0)
+    length = u * tensor.sequence_parts * context.size
+    all_bsh = functional.dropout(x_buh.new_ones(b, length, h), probability)
+    return tensor.own_tokens(context.own_tokens(all_bsh)).ne(0)

@@ -76,7 +76,7 @@ class PipelineRunner:
         if parameter is None:
             raise ValueError("the stages have no parameter: a rank needs something to train")
         self._device, self._dtype = parameter.device, parameter.dtype
-        self._groups = _groups(group, plan.ranks, self._device)
+        self._groups = pipeline_groups(group, plan.ranks, self._device)
         self._rank, self._hidden_size = self._groups.pipeline.rank, hidden_size
         self._head, self._embedding = head, embedding
         self._refuse_misfits(stages)
@@ -235,8 +235,17 @@ def _refuse_shard(part: object, kind: type[nn.Module], plan: Plan, rank: int) ->
         )
 
 
-def _groups(group: dist.ProcessGroup | None, ranks: int, device: torch.device) -> Groups:
-    """Return the pipeline's groups; only its own ranks take part in making them."""
+def pipeline_groups(group: dist.ProcessGroup | None, ranks: int, device: torch.device) -> Groups:
+    """Return a pipeline's groups; only its own ranks take part in making them.
+
+    Args:
+        group: of the pipeline; ``None``: all ranks.
+        ranks: as many as the group must have.
+        device: of this rank.
+
+    Raises:
+        ValueError: if the group has another size.
+    """
     alone = group is None and not dist.is_initialized()
     size = 1 if alone else dist.get_world_size(group)
     if size != ranks:

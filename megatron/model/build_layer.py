@@ -10,6 +10,7 @@ from megatron.model.config import ModelConfig
 from megatron.model.layer_spec import Order, layer_spec
 from megatron.model.parallel_layer import ParallelLayer
 from megatron.model.transformer_layer import TransformerLayer
+from megatron.parallel.context import WHOLE_SEQUENCES, ContextParallel
 from megatron.parallel.tensor import ALONE, TensorParallel
 
 LAYERS: Final[Mapping[Order, type[TransformerLayer]]] = {
@@ -26,8 +27,9 @@ def build_layer(
     kernels: Kernels,
     tensor: TensorParallel = ALONE,
     stream_kernels: Kernels | None = None,
+    context: ContextParallel = WHOLE_SEQUENCES,
 ) -> TransformerLayer:
     """Return a layer of a model; see ``TransformerLayer`` for the arguments."""
     order = layer_spec(config, layer_number).order
     make = LAYERS[order]
-    return make(config, layer_number, device, dtype, kernels, tensor, stream_kernels)
+    return make(config, layer_number, device, dtype, kernels, tensor, stream_kernels, context)

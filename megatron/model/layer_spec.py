@@ -19,6 +19,7 @@ from megatron.layers.mlp import MLP, Activation
 from megatron.layers.norm import NormKind, build_norm
 from megatron.layers.rope import Llama3Scaling, RotaryEmbedding
 from megatron.model.config import ModelConfig
+from megatron.parallel.context import ContextParallel
 from megatron.parallel.tensor import TensorParallel
 
 Order = Literal["sequential", "parallel"]
@@ -26,7 +27,7 @@ Order = Literal["sequential", "parallel"]
 
 
 class PartSpec(Protocol):
-    """The spec of attention or of an MLP: frozen data that builds it."""
+    """The spec of an MLP: frozen data that builds it."""
 
     def build(
         self, device: torch.device, dtype: torch.dtype, kernels: Kernels, tensor: TensorParallel
@@ -38,6 +39,25 @@ class PartSpec(Protocol):
             dtype: type of the parameters.
             kernels: of that device and type.
             tensor: the ranks that share the layer.
+        """
+        ...
+
+
+class MixingSpec(Protocol):
+    """The spec of attention, or of another part in which the tokens of a sequence meet."""
+
+    def build(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        kernels: Kernels,
+        tensor: TensorParallel,
+        context: ContextParallel,
+    ) -> nn.Module:
+        """Return the part, with weights unset.
+
+        Args: as those of ``PartSpec``, and
+            context: the ranks that share every sequence.
         """
         ...
 
@@ -107,9 +127,14 @@ class AttentionSpec:
     scores: Scores
 
     def build(
-        self, device: torch.device, dtype: torch.dtype, kernels: Kernels, tensor: TensorParallel
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        kernels: Kernels,
+        tensor: TensorParallel,
+        context: ContextParallel,
     ) -> nn.Module:
-        """See ``PartSpec``."""
+        """See ``MixingSpec``."""
         qk_norms = None
         if self.qk_norm is not None:
             size = self.shape.head_size
@@ -126,6 +151,7 @@ class AttentionSpec:
             dtype=dtype,
             kernels=kernels,
             tensor=tensor,
+            context=context,
         )
 
 
@@ -173,7 +199,7 @@ class LayerSpec:
 
     order: Order
     norm: NormSpec
-    attention: PartSpec
+    attention: MixingSpec
     mlp: PartSpec
     mlp_norm: bool
     norm_after_attention: bool

@@ -41,6 +41,7 @@ from megatron.model.ownership import (
     owned_by,
 )
 from megatron.parallel.box import Box, Piece
+from megatron.parallel.context import WHOLE_SEQUENCES, ContextParallel
 from megatron.parallel.tensor import ALONE, TensorParallel
 
 
@@ -113,6 +114,8 @@ class RankModel(nn.Module):
         recomputation: what the backward computes again.
         vocab_recompute: the output layer keeps nothing of the logits from S to T.
         wide_stream: keep the residual stream, and the tensors between stages, in fp32.
+        context: the ranks that share every sequence; predicting further tokens, a rank needs whole
+            ones.
 
     Attributes:
         kernels: of that device and type.
@@ -134,9 +137,12 @@ class RankModel(nn.Module):
         *,
         vocab_recompute: bool = False,
         wide_stream: bool = False,
+        context: ContextParallel = WHOLE_SEQUENCES,
     ) -> None:
         super().__init__()
+        assert context.size == 1 or not config.mtp_num_layers, "the next tokens are elsewhere"
         self.tensor = tensor
+        self.context = context
         self.config = config
         self.recomputation = recomputation
         self.placement = placement
@@ -146,7 +152,7 @@ class RankModel(nn.Module):
         self.ropes = _ropes(config, placement, device, dtype)
         self.chunks = nn.ModuleList(
             nn.ModuleList(
-                build_layer(config, i, device, dtype, self.kernels, tensor, stream_kernels)
+                build_layer(config, i, device, dtype, self.kernels, tensor, stream_kernels, context)
                 for i in layers
             )
             for layers in placement.chunks
@@ -253,7 +259,8 @@ class RankModel(nn.Module):
             iteration: iteration of the run, from 0.
             microbatch: number of the microbatch within the global batch.
             documents: of the microbatch, none of which sees another, if there are any.
-            positions_bs: of all its tokens; ``None``: 0, 1, 2, ... in every sample.
+            positions_bs: of all its tokens, of every sample or [1, s] for all; ``None``: 0, 1, 2,
+                ...
             left_out: gets the groups of layers that the backward needs computed again.
             ahead_bwh: embeddings of the tokens that follow, on the last stage, to predict further
                 tokens from; ``None``: only the next token is predicted. The output then has a
@@ -261,7 +268,9 @@ class RankModel(nn.Module):
         """
 
         def seeds(layer: int) -> DropoutSeeds | None:
-            return DropoutSeeds(seed, iteration, microbatch, layer) if self.training else None
+            if not self.training:
+                return None
+            return DropoutSeeds(seed, iteration, microbatch, layer, self.context)
 
         if chunk == self.placement.first_chunk:
             x_bsh = dropout(

@@ -15,6 +15,7 @@ from megatron.layers.recompute import applied, forgetting
 from megatron.layers.rope import RotaryEmbedding
 from megatron.model.config import ModelConfig
 from megatron.model.layer_spec import layer_spec
+from megatron.parallel.context import WHOLE_SEQUENCES, ContextParallel
 from megatron.parallel.tensor import ALONE, TensorParallel
 
 
@@ -31,6 +32,7 @@ class TransformerLayer(nn.Module):
         kernels: of that device and type.
         tensor: the ranks that share the layer.
         stream_kernels: for the norms of the residual stream; ``None``: the same.
+        context: the ranks that share every sequence.
 
     Attributes:
         recompute_layernorm: the backward computes the outputs of the norms before branches again.
@@ -47,6 +49,7 @@ class TransformerLayer(nn.Module):
         kernels: Kernels,
         tensor: TensorParallel = ALONE,
         stream_kernels: Kernels | None = None,
+        context: ContextParallel = WHOLE_SEQUENCES,
     ) -> None:
         super().__init__()
         self.layer_number = layer_number
@@ -61,7 +64,7 @@ class TransformerLayer(nn.Module):
 
         stream_kernels = stream_kernels or kernels
         self.input_layernorm = norm(stream_kernels)
-        self.self_attention = spec.attention.build(device, dtype, kernels, tensor)
+        self.self_attention = spec.attention.build(device, dtype, kernels, tensor, context)
         self.post_self_attn_layernorm = norm(is_there=spec.norm_after_attention)
         self.pre_mlp_layernorm = norm(stream_kernels, is_there=spec.mlp_norm)
         self.mlp = spec.mlp.build(device, dtype, kernels, tensor)

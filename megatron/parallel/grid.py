@@ -1,8 +1,8 @@
 """All ranks of a job as coordinates, and the axes from which groups are made: plain arithmetic.
 
-A rank has a place in three directions: tensor, data and pipeline parallelism. The ranks of one
-group have two equal coordinates and differ in the third. The groups of one direction together
-hold every rank of the job once.
+A rank has a place in four directions: tensor, context, data and pipeline parallelism. The ranks of
+one group differ in one of them, or in several. The groups of one axis together hold every rank of
+the job once.
 """
 
 from dataclasses import dataclass
@@ -11,21 +11,23 @@ from typing import Final, Literal, get_args
 Order = Literal["tp-dp-pp", "tp-pp-dp"]
 """The order in which the coordinates of consecutive ranks change, the fastest first.
 
-The second is Megatron's ``--use-tp-pp-dp-mapping``. In both, tensor-parallel ranks are adjacent."""
+The second is Megatron's ``--use-tp-pp-dp-mapping``. In both, as in Megatron, tensor-parallel ranks
+are adjacent, and the ranks that share a sequence (cp) come next."""
 
 ORDERS: Final[tuple[Order, ...]] = get_args(Order)
 
-AxisName = Literal["tensor", "data", "pipeline", "vocabulary", "world"]
+AxisName = Literal["tensor", "context", "data", "pipeline", "vocabulary", "world"]
 
 Tiling = tuple[tuple[int, ...], ...]
 """The ranks of every group of an axis, by place; every rank of the job is in one group."""
 
 _VARYING: Final[dict[str, tuple[str, ...]]] = {
     "tensor": ("tensor",),
-    "data": ("data",),
+    "context": ("context",),
+    "data": ("context", "data"),
     "pipeline": ("pipeline",),
     "vocabulary": ("tensor", "pipeline"),
-    "world": ("tensor", "data", "pipeline"),
+    "world": ("tensor", "context", "data", "pipeline"),
 }
 """The coordinates that differ within a group of each axis."""
 
@@ -58,11 +60,13 @@ class Coordinates:
         tensor: tensor-parallel rank tp, 0 to t - 1.
         data: data-parallel rank dp, the replica, 0 to d - 1.
         pipeline: pipeline rank pp, 0 to p - 1.
+        context: context-parallel rank cp, the part of every sequence, 0 to c - 1.
     """
 
     tensor: int
     data: int
     pipeline: int
+    context: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ class Grid:
         data_size: data-parallel ranks d: replicas of the model.
         pipeline_size: pipeline ranks p.
         order: order of the coordinates, the fastest first.
+        context_size: context-parallel ranks c, which share every sequence.
 
     Raises:
         ValueError: a size below 1, or an unknown order.
@@ -83,34 +88,38 @@ class Grid:
     data_size: int = 1
     pipeline_size: int = 1
     order: Order = "tp-dp-pp"
+    context_size: int = 1
 
     def __post_init__(self) -> None:
-        sizes = (self.tensor_size, self.data_size, self.pipeline_size)
+        sizes = (self.tensor_size, self.data_size, self.pipeline_size, self.context_size)
         if min(sizes) < 1:
-            raise ValueError(f"a grid of {sizes} (t, d, p) ranks: every size must be at least 1")
+            raise ValueError(f"a grid of {sizes} (t, d, p, c) ranks: every size must be at least 1")
         if self.order not in ORDERS:
             raise ValueError(f"order {self.order!r}: must be tp-dp-pp or tp-pp-dp")
 
     @property
     def world_size(self) -> int:
         """Ranks of the job."""
-        return self.tensor_size * self.data_size * self.pipeline_size
+        return self.tensor_size * self.context_size * self.data_size * self.pipeline_size
 
     def coordinates(self, rank: int) -> Coordinates:
         """Return the coordinates of a rank of the job."""
         assert 0 <= rank < self.world_size, f"no rank {rank} among {self.world_size}"
         rest, tensor = divmod(rank, self.tensor_size)
+        rest, context = divmod(rest, self.context_size)
         if self.order == "tp-dp-pp":
             pipeline, data = divmod(rest, self.data_size)
         else:
             data, pipeline = divmod(rest, self.pipeline_size)
-        return Coordinates(tensor, data, pipeline)
+        return Coordinates(tensor, data, pipeline, context)
 
     def groups(self, name: AxisName) -> Tiling:
         """Return the ranks of every group of an axis, by place; together they tile the job.
 
-        The vocabulary axis holds all ranks of a replica; the place on it is k = pp * t + tp, the
-        index of the shard. On every axis the ranks of a group ascend.
+        The data axis holds all ranks with the same parameters, which add up their gradients: those
+        of all replicas, and of all parts of the sequence; the place on it is dp * c + cp. The
+        vocabulary axis holds the ranks that share a microbatch's part of the sequence; the place on
+        it is k = pp * t + tp, the index of the shard. On every axis the ranks of a group ascend.
         """
         found: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.world_size):

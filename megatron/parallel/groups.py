@@ -68,15 +68,17 @@ class Groups:
         world: the whole job, for everything outside the schedule: messages, timings, agreement.
         tensor: the ranks that share a layer, for collectives that passes wait for.
         tensor_sums: the same ranks, for sums outside the schedule.
-        data: the ranks that hold the same part of each replica; ``data.rank`` is the replica.
+        context: the ranks that share every sequence, for attention's collectives.
+        data: the ranks that hold the same parameters, in all replicas and for all parts of the
+            sequence.
         gradients: the same ranks, for the reductions of gradients beside the passes.
         partial_gradients: the ranks of ``tensor``, for the sums of gradients of which each has a
             part, beside the passes.
         pipeline: the ranks that share a replica stage by stage, for sums outside the schedule:
             losses and the gradient norm.
         transfers: the pipeline, for the messages of all links that have no group of their own.
-        vocabulary: all ranks of a replica, by the shard of the vocabulary that they have. They
-            talk in rows and columns (``two_level``).
+        vocabulary: all ranks of a replica with the same part of the sequence, by the shard of the
+            vocabulary that they have. They talk in rows and columns (``two_level``).
         row: the ranks of ``tensor``, for the vocabulary's collectives within a stage's ranks.
         column: the pipeline, for the vocabulary's collectives between its ranks.
         ends: the ranks of the first and the last stage if they hold copies of tied weights, for
@@ -91,6 +93,7 @@ class Groups:
     world: ConnectedAxis
     tensor: ConnectedAxis
     tensor_sums: ConnectedAxis
+    context: ConnectedAxis
     data: ConnectedAxis
     gradients: ConnectedAxis
     partial_gradients: ConnectedAxis
@@ -103,6 +106,11 @@ class Groups:
     world_hosts: ConnectedAxis
     pipeline_hosts: ConnectedAxis
     links: Mapping[Link, ConnectedAxis] = field(default_factory=dict)
+
+    @property
+    def replica(self) -> tuple[int, int]:
+        """The number of this rank's replica, and the number of replicas."""
+        return self.data.rank // self.context.size, self.data.size // self.context.size
 
     def way(self, link: Link) -> tuple[ConnectedAxis, int]:
         """Return the axis on which this rank has ``link``, and the place of the other end there."""
@@ -200,6 +208,7 @@ def connect_grid(
         world=axis("world", CONTROL, world),
         tensor=axis("tensor", "tensor", tensor),
         tensor_sums=axis("tensor", CONTROL, tensor),
+        context=axis("context", "context", grid.groups("context")),
         data=axis("data", CONTROL, grid.groups("data")),
         gradients=axis("data", "gradients", grid.groups("data")),
         partial_gradients=axis("tensor", "gradients", tensor),

@@ -65,13 +65,18 @@ class BlockLimits:
         }
         return beside_passes.get(use.partition(" ")[0])
 
-    def at_once(self, links: Collection[Link], pipeline_rank: int, tensor_size: int) -> int:
+    def at_once(self, links: Collection[Link], pipeline_rank: int, sharing: int) -> int:
         """Return the most blocks that may wait on the GPU of a pipeline rank at the same time.
 
         Every link may have a message under way, each lane one collective, and the passes one.
+
+        Args:
+            links: of the job.
+            pipeline_rank: whose GPU it is.
+            sharing: ranks that share a pass, as they share its layers or its sequences.
         """
         own = sum(pipeline_rank in link.ends for link in links)
-        of_passes = MOST_BLOCKS if tensor_size > 1 else 0
+        of_passes = MOST_BLOCKS if sharing > 1 else 0
         return own * self.transfers + self.vocabulary + self.gradients + of_passes
 
 

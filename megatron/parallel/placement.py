@@ -4,7 +4,7 @@ Launchers number the ranks machine by machine, so machine k has the ranks from k
 a machine on.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, pairwise
 
@@ -49,8 +49,13 @@ class Placement:
         return any(len(set(where)) > 1 for where in self._spread("tensor"))
 
     @cached_property
+    def context(self) -> bool:
+        """Whether ranks that share a sequence are in different machines."""
+        return any(len(set(where)) > 1 for where in self._spread("context"))
+
+    @cached_property
     def data(self) -> bool:
-        """Whether replicas are in different machines."""
+        """Whether ranks with the same parameters are in different machines."""
         return any(len(set(where)) > 1 for where in self._spread("data"))
 
     def _spread(self, axis: AxisName) -> set[tuple[int, ...]]:
@@ -62,17 +67,19 @@ class Placement:
         return found
 
 
-def fewest_hops(
-    tensor_size: int, data_size: int, pipeline_size: int, ranks_per_machine: int
-) -> Order:
+def fewest_hops(grid: Grid, ranks_per_machine: int) -> Order:
     """Return the order of ranks in which the fewest hops of a pipeline leave a machine.
 
     Every microbatch takes all hops, and the vocabulary's collectives go along the pipeline too;
     replicas exchange their gradients once in an iteration, beside the passes. Of orders that are
     alike the result is Megatron's.
+
+    Args:
+        grid: sizes of all axes.
+        ranks_per_machine: of the job.
     """
 
     def hops(order: Order) -> int:
-        return Placement(Grid(tensor_size, data_size, pipeline_size, order), ranks_per_machine).hops
+        return Placement(replace(grid, order=order), ranks_per_machine).hops
 
     return min(ORDERS, key=hops)

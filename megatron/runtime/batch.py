@@ -39,11 +39,14 @@ class HostMicrobatch(Protocol):
 
     @property
     def document_starts(self) -> Tensor | None:
-        """The first position of every token's document, int64 [b, s]; ``None``: all are as one."""
+        """The first position of every token's document, int64 [b, s]; ``None``: all are as one.
+
+        Of ranks that share sequences, each has those of whole ones.
+        """
 
     @property
     def positions(self) -> Tensor | None:
-        """Of every token in its document, int64 [b, s]; ``None``: in its sample."""
+        """Of every token, int64, [b, s] or [1, s]; ``None``: 0, 1, 2, ... in its sample."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,8 @@ class DeviceMicrobatch:
         samples: b, a number of the host.
         valid_tokens: sum of the mask, a number of the host.
         documents: none of which sees another; ``None``: tokens see all earlier ones.
-        positions_bs: of every token, [b, s], sample by sample; ``None``: 0, 1, 2, ... in each.
+        positions_bs: of every token, [b, s], sample by sample, or [1, s] if all have the same;
+            ``None``: 0, 1, 2, ... in each.
         ahead_n: ids of the tokens that follow, if further ones are predicted (``with_depths``).
     """
 
@@ -146,7 +150,7 @@ def to_device(
         microbatches: of this replica.
         device: to move to.
         dtype: of the weights.
-        replicas: number of replicas; each has as many microbatches.
+        replicas: ranks with other tokens than these; each has as many.
         loss_scale: of fp16; so no tensor is scaled on its own.
     """
     scale = loss_scale / (replicas * sum(m.tokens.numel() for m in microbatches))

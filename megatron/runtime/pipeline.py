@@ -170,8 +170,8 @@ class PipelineRank:
 
     def _install(self, plan: Plan, costs: Costs, *, with_steps: bool = True) -> Installed:
         groups, shape, dtype = self._groups, self._shape, self._dtype
-        rank, replica = groups.pipeline.rank, (groups.data.rank, groups.data.size)
-        passes = StagePasses(self.model, plan, rank, self.store, self._seed, replica)
+        rank = groups.pipeline.rank
+        passes = StagePasses(self.model, plan, rank, self.store, self._seed, groups.replica)
         parts, stream_dtype = self.model.tensor.sequence_parts, self.model.stream_dtype
         placeholder = PlaceholderPasses(
             plan,

@@ -6,11 +6,12 @@ from typing import Final
 
 from megatron.schedules.costs import Costs
 from megatron.schedules.counted import counted
+from megatron.schedules.graph import Graph
 from megatron.schedules.held import in_flight
 from megatron.schedules.needs import Comm, needs
 from megatron.schedules.passes import PASS_KINDS, Pass
 from megatron.schedules.plan import Plan, passes_of
-from megatron.schedules.timing import earliest
+from megatron.schedules.timing import earliest, walk
 
 _NO_TIME: Final = Costs(dict.fromkeys(PASS_KINDS, 0.0))
 """Whether a plan deadlocks does not depend on durations."""
@@ -75,6 +76,8 @@ def _check_row(plan: Plan, rank: int) -> None:
         if item in seen:
             raise ValueError(f"rank {rank} runs {item} twice\n{grid(plan, {rank: index})}")
         seen.add(item)
+    if len(seen) == len(first) * plan.microbatches:
+        return
     # Not more of them than are told: the plan may promise more microbatches than can be listed.
     in_order = sorted(first, key=lambda item: (item.kind, item.chunk))
     expected = (item._replace(microbatch=i) for i in range(plan.microbatches) for item in in_order)
@@ -85,9 +88,10 @@ def _check_row(plan: Plan, rank: int) -> None:
 
 
 def _check_deadlock(plan: Plan) -> None:
-    timing = earliest(plan, _NO_TIME)
-    if not timing.stuck:
+    graph = Graph(plan, _NO_TIME)
+    if not walk(graph, [graph.row(rank, row) for rank, row in enumerate(plan.rows)]).stuck:
         return
+    timing = earliest(plan, _NO_TIME)
     reasons = []
     for rank, index in sorted(timing.stuck.items()):
         item, done = plan.rows[rank][index], set(plan.rows[rank][:index])

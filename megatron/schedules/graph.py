@@ -116,4 +116,5 @@ class Graph:
     def plan_row(self, row: Iterable[int]) -> tuple[Pass, ...]:
         """Return the passes that have these numbers: the inverse of ``row``."""
         m, passes = self.microbatches, self.passes
-        return tuple(Pass(passes[n // m].kind, n % m, passes[n // m].chunk) for n in row)
+        made = ((passes[number], i) for number, i in (divmod(item, m) for item in row))
+        return tuple(Pass(first.kind, i, first.chunk) for first, i in made)

@@ -20,7 +20,9 @@ from megatron.schedules.plan import Plan
 from megatron.schedules.timing import Walk, walk
 
 IN_FLIGHT_SENDS = 2
-"""Messages per lane that a rank may have sent without having waited for them: each has a buffer."""
+"""Messages per link, and collectives per kind, that a rank may have sent something for without
+having waited for them: each has a buffer. A collective cannot end before the last rank takes part,
+so there may be more of a kind as long as the plan says that the oldest is not done."""
 
 
 class Run(NamedTuple):
@@ -97,6 +99,7 @@ class _Messages:
         lanes: for every communication of one microbatch, its kind and lane.
         blocking: for every communication of one microbatch, whether each participant waits for it
             at once.
+        on_links: the communications of one microbatch that are messages from stage to stage.
     """
 
     def __init__(self, plan: Plan, graph: Graph, rows: Sequence[Sequence[int]], run: Walk) -> None:
@@ -109,6 +112,7 @@ class _Messages:
         treatment = plan.treatment
         met = {"C0", *(b.kind for b in treatment.barriers)} if treatment.synchronous else set()
         self.blocking = [comm.kind in met for comm in graph.comms]
+        self.on_links = {c for c, comm in enumerate(graph.comms) if comm.kind in ("X", "G")}
         self.order = self._common_order()
 
     def _common_order(self) -> list[int]:
@@ -138,10 +142,11 @@ def _lower_row(messages: _Messages, rank: int) -> tuple[Instruction, ...]:
     plan, graph, m = messages.plan, messages.graph, messages.graph.microbatches
     issue = _Issue(messages, rank)
     waited = bytearray(m * len(graph.comms))
-    ends = messages.run.ends[rank]
+    starts, ends = messages.run.starts[rank], messages.run.ends[rank]
     for index, (item, number) in enumerate(zip(plan.rows[rank], messages.rows[rank], strict=True)):
         needed = [comm * m + item.microbatch for comm in graph.comm_needs[number // m]]
         issue.before(index, ends[index], needed)
+        issue.settle(starts[index])
         for comm in needed:
             if not waited[comm] and not messages.blocking[comm // m]:
                 waited[comm] = 1
@@ -197,6 +202,16 @@ class _Issue:
             end += 1
         self._start_until(max([end, *(self._position[comm] + 1 for comm in needed)]))
 
+    def settle(self, now: float) -> None:
+        """Wait for collectives that nobody here needs, and that the plan says are done ``now``."""
+        graph, run, m = self._messages.graph, self._messages.run, self._microbatches
+        for queue in self._sent.values():
+            while (
+                len(queue) > IN_FLIGHT_SENDS
+                and run.latest[queue[0]] + graph.comm_times[queue[0] // m] <= now
+            ):
+                self.program.append(self._messages.waits[queue.pop(0)])
+
     def rest(self) -> None:
         """Issue all remaining communications; wait for the messages that this rank only sends."""
         self._start_until(len(self._comms))
@@ -212,7 +227,7 @@ class _Issue:
                 continue
             if kind not in self._used:
                 queue = self._sent[messages.lanes[kind]]
-                if len(queue) == IN_FLIGHT_SENDS:
+                if len(queue) == IN_FLIGHT_SENDS and kind in messages.on_links:
                     self.program.append(messages.waits[queue.pop(0)])
                 queue.append(comm)
             self.program.append(messages.starts[comm])

@@ -87,12 +87,13 @@ class Plan:
         """
         header: dict[str, str] = {}
         rows: list[tuple[Pass, ...]] = []
+        known: dict[str, Pass] = {}
         for number, raw in enumerate(text.splitlines(), 1):
             line = raw.split("#")[0].strip()
             try:
                 name, _, value = line.partition(" ")
                 if name.endswith(":"):
-                    rows.append(_row(name, value, len(rows)))
+                    rows.append(_row(name, value, len(rows), known))
                 elif line:
                     _add_header(header, name, value.strip())
             except ValueError as error:
@@ -170,10 +171,15 @@ def _stages(text: str) -> tuple[tuple[int, int], ...]:
     return tuple((int(rank), int(chunk)) for rank, _, chunk in places)
 
 
-def _row(name: str, value: str, rank: int) -> tuple[Pass, ...]:
+def _row(name: str, value: str, rank: int, known: dict[str, Pass]) -> tuple[Pass, ...]:
+    """Return the passes of a row; those read so far are ``known``, as ranks have the same ones."""
     if name != f"{rank}:":
         raise ValueError(f"expected the row of rank {rank}, got '{name[:40]}'")
-    return tuple(Pass.parse(word) for word in value.split())
+    words = value.split()
+    for word in words:
+        if word not in known:
+            known[word] = Pass.parse(word)
+    return tuple(map(known.__getitem__, words))
 
 
 def passes_of(plan: Plan, rank: int) -> tuple[Pass, ...]:

@@ -1,6 +1,7 @@
 """Load a plan from a file; check that it can be run and that it is the plan that is wanted."""
 
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -94,6 +95,12 @@ def load_any_plan(path: Path) -> Plan:
         raise ValueError(f"cannot read the plan file {path}: {error.strerror}") from error
     except ValueError as error:
         raise ValueError(f"{path} holds no plan: it {error}; {_WAY_OUT}") from error
+    return _checked(path, text)
+
+
+@lru_cache(maxsize=1)  # who starts a run asks for its stages, its costs and its plan
+def _checked(path: Path, text: str) -> Plan:
+    """Return the plan that a file's ``text`` holds, checked; the same text is checked only once."""
     try:
         plan = Plan.from_text(text)
     except ValueError as error:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatron.schedules.plan import Plan
+from megatron.schedules.lower import Program
 from megatron.simulator.costs.peak_bytes import Sizes, peak_bytes
 from megatron.simulator.simulate import Timeline
 
@@ -33,7 +33,7 @@ class Forecast:
 
 
 def forecast(
-    plan: Plan,
+    program: Program,
     timeline: Timeline,
     sizes: Sizes,
     *,
@@ -44,14 +44,14 @@ def forecast(
     """Return the forecast of a simulated iteration.
 
     Args:
-        plan: the plan that runs.
+        program: what runs.
         timeline: its timeline in seconds.
         sizes: the sizes in bytes of all that ranks hold.
-        model_flops: useful FLOPs of an iteration, of the plan's ranks together.
+        model_flops: useful FLOPs of an iteration, of the pipeline's ranks together.
         peak_flops: FLOP/s of one rank by its data sheet.
         step: seconds of the optimizer's step on the slowest rank.
     """
     seconds = timeline.end + step
-    mfu = model_flops / (plan.ranks * peak_flops * seconds)
+    mfu = model_flops / (timeline.ranks * peak_flops * seconds)
     idle = timeline.idle()
-    return Forecast(timeline.end, step, idle, mfu, peak_bytes(plan, sizes))
+    return Forecast(timeline.end, step, idle, mfu, peak_bytes(program, sizes))

@@ -7,7 +7,7 @@ from typing import Final
 from megatron.schedules.costs import Costs
 from megatron.schedules.counted import counted
 from megatron.schedules.held import in_flight
-from megatron.schedules.lower import lower
+from megatron.schedules.lower import Program, lower
 from megatron.schedules.make_plan import find_plan, stages_of
 from megatron.schedules.needs import CommKind
 from megatron.schedules.plan import Plan
@@ -57,8 +57,8 @@ class Simulation:
     """The result of a simulation.
 
     Attributes:
-        plan: the plan.
-        schedule: the schedule that it is of; of those that ``auto`` compares the one that it takes.
+        program: what runs.
+        schedule: the schedule that its plan is of; of those that ``auto`` compares the one taken.
         timeline: its timeline.
         in_flight: for every rank, its peak of microbatches in flight, counted as in the schedule's
             promise.
@@ -66,12 +66,17 @@ class Simulation:
         hidden: how much of the exchange with replicas the passes hide, by kind.
     """
 
-    plan: Plan
+    program: Program
     schedule: str
     timeline: Timeline
     in_flight: Sequence[float]
     bound: float | None = None
     hidden: Mapping[CommKind, Hidden] = field(default_factory=dict)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan."""
+        return self.program.plan
 
 
 def run(scenario: Scenario, watch: Watch | None = None) -> Simulation:
@@ -101,7 +106,7 @@ def run(scenario: Scenario, watch: Watch | None = None) -> Simulation:
     if not timeline.end:
         raise ValueError("nothing takes time: give some pass a time above 0")
     held = in_flight(plan, request.traits.kept)
-    return Simulation(plan, schedule, timeline, held, bound, kept)
+    return Simulation(program, schedule, timeline, held, bound, kept)
 
 
 def _costs(scenario: Scenario) -> Costs:

@@ -51,7 +51,7 @@ def _where_not_finite(state: TrainState, batch: Sequence[DeviceMicrobatch], samp
     where = state.pipeline.first_not_finite(batch)
     if where is not None:
         own_number, rank, what = where
-        microbatch = own_number * state.groups.data.size + state.groups.grid.coordinates(rank).data
+        microbatch = own_number * state.groups.replica[1] + state.groups.grid.coordinates(rank).data
         size = batch[own_number].samples
         there = samples[microbatch * size : (microbatch + 1) * size]
         return (

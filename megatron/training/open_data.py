@@ -2,18 +2,23 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
 from megatron.config.run_config import TrainConfig
 from megatron.data.config import DataConfig
 from megatron.data.datasets import build_datasets
 from megatron.data.microbatch import MicrobatchLoader, PrefetchingLoader
 from megatron.data.samples import SampleDataset
+from megatron.parallel.context import own_positions
+from megatron.parallel.grid import Coordinates
 from megatron.schedules.counted import counted
+
+_ALONE: Final = Coordinates(tensor=0, data=0, pipeline=0)
 
 
 @dataclass(frozen=True)
 class Data:
-    """Microbatches of a run; every rank of a replica reads the same ones.
+    """Microbatches of a run; ranks with the same part of the sequence read the same in a replica.
 
     Attributes:
         train: microbatches of the training iterations.
@@ -42,14 +47,21 @@ class Data:
         return tuple(zip(names, (self.valid, *self.more_valid), strict=True))
 
 
-def open_data(config: DataConfig, train: TrainConfig, vocab_size: int, replica: int = 0) -> Data:
+def open_data(
+    config: DataConfig,
+    train: TrainConfig,
+    vocab_size: int,
+    place: Coordinates = _ALONE,
+    context_size: int = 1,
+) -> Data:
     """Index the samples that the run will read. Needs no other rank.
 
     Args:
         config: corpus and sampling.
         train: length and batches of the run.
         vocab_size: entries of the vocabulary; every token must be below it.
-        replica: number of this rank's replica.
+        place: of this rank: its replica, and its part of every sequence.
+        context_size: ranks that share every sequence.
 
     Raises:
         FileNotFoundError: a corpus is missing.
@@ -61,6 +73,9 @@ def open_data(config: DataConfig, train: TrainConfig, vocab_size: int, replica: 
         validation = None
     datasets = build_datasets(config, (train.dataset_samples, validation, 0), vocab_size)
     test, notes = _test_set(config, train, vocab_size)
+    kept = None
+    if context_size > 1:
+        kept = own_positions(config.seq_length, place.context, context_size)
 
     def loader(
         dataset: SampleDataset, make: type[MicrobatchLoader] = MicrobatchLoader
@@ -69,8 +84,9 @@ def open_data(config: DataConfig, train: TrainConfig, vocab_size: int, replica: 
             dataset,
             train.micro_batch_size,
             train.num_microbatches,
-            replica=(replica, train.replicas),
+            replica=(place.data, train.replicas),
             documents=config.documents,
+            kept=kept,
         )
 
     assert datasets.train is not None

@@ -48,8 +48,8 @@ def prepare(config: RunConfig, rank: int) -> Prepared:
     grid = config.parallel.grid
     run_plan = _planned(config, rank)
     check_memory(config, run_plan, grid.axis("pipeline", rank).rank)
-    replica = grid.axis("data", rank).rank
-    data = open_data(config.data, config.train, config.model.vocab_size, replica)
+    place, vocab_size = grid.coordinates(rank), config.model.vocab_size
+    data = open_data(config.data, config.train, vocab_size, place, grid.context_size)
     digests = run_digests(config, run_plan) | data_digests(config.train, data)
     return Prepared(grid, run_plan, data, digests)
 

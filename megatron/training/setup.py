@@ -21,6 +21,7 @@ from megatron.optimizer.muon import QKVRows
 from megatron.optimizer.optimizer import Optimizer
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
 from megatron.optimizer.sharded import MakeOptimizer, ShardedOptimizer
+from megatron.parallel.context import ContextParallel
 from megatron.parallel.environment import set_nccl_environment
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups, single_rank
@@ -130,7 +131,9 @@ def connect(
     # Each group makes its communicator now; otherwise one is made while others are in use.
     limits, here = config.nccl_blocks, grid.axis("pipeline", rendezvous.rank).rank
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    set_launch_order(limits.at_once(links, here, grid.tensor_size), multiprocessors)
+    set_launch_order(
+        limits.at_once(links, here, grid.tensor_size * grid.context_size), multiprocessors
+    )
     return make_groups(grid, device, timeout, ends, links, limits)
 
 
@@ -201,6 +204,7 @@ def make_model(
         train.recomputation,
         vocab_recompute=train.vocab_recompute,
         wide_stream=train.wide_stream,
+        context=ContextParallel(groups.context),
     )
     model.initialise(train.seed)
     return model
@@ -222,7 +226,7 @@ def make_pipeline(
         model: the part of the model that this rank owns.
         replication: what is done together with replicas, if there are any.
     """
-    tokens = model.config.seq_length // model.tensor.sequence_parts
+    tokens = model.config.seq_length // (model.context.size * model.tensor.sequence_parts)
     return PipelineRank(
         model,
         run_plan.plan,

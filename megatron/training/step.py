@@ -252,4 +252,4 @@ def _samples(state: TrainState, iteration: Iteration) -> range:
     """Return the samples of the global batch, by their place in the order of training."""
     own = sum(microbatch.samples for microbatch in iteration.batch)
     end = iteration.consumed_samples
-    return range(end - own * state.groups.data.size, end)
+    return range(end - own * state.groups.replica[1], end)

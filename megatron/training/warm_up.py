@@ -11,6 +11,8 @@ import torch
 
 from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch
+from megatron.parallel.context import own_positions
+from megatron.parallel.groups import Groups
 from megatron.runtime.batch import DeviceMicrobatch, to_device
 from megatron.training.setup import TrainState
 
@@ -25,7 +27,7 @@ def warm_up(config: RunConfig, state: TrainState) -> None:
     groups = state.groups
     if not config.train.skip_train:
         state.zero_gradients()
-        state.pipeline.warm_up(_nothing(config, groups.device))
+        state.pipeline.warm_up(_nothing(config, groups))
         state.zero_gradients()
         gc.collect()  # its passes refer to each other, and would keep the microbatch for a while
     for axis in (groups.world, groups.tensor_sums, groups.data, groups.pipeline):
@@ -34,8 +36,8 @@ def warm_up(config: RunConfig, state: TrainState) -> None:
         torch.cuda.synchronize(groups.device)
 
 
-def _nothing(config: RunConfig, device: torch.device) -> DeviceMicrobatch:
-    """Return a microbatch like those of the run whose loss does not count.
+def _nothing(config: RunConfig, groups: Groups) -> DeviceMicrobatch:
+    """Return a microbatch like those of this rank whose loss does not count.
 
     Every sample is one document, so attention that keeps documents apart runs its own kernels.
     """
@@ -49,4 +51,7 @@ def _nothing(config: RunConfig, device: torch.device) -> DeviceMicrobatch:
         starts_bs if asked is not None and asked.reset_attention_mask else None,
         positions_bs if asked is not None and asked.reset_position_ids else None,
     )
-    return to_device([nothing], device)[0]
+    context, kept = groups.context, None
+    if context.size > 1:
+        kept = own_positions(shape[1], context.rank, context.size)
+    return to_device([nothing.part(kept)], groups.device)[0]

@@ -15,6 +15,7 @@ from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.check import check
 from megatron.schedules.costs import Costs
 from megatron.schedules.held import in_flight
+from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import stages_of
 from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan
@@ -24,6 +25,7 @@ from megatron.simulator.draw.picture import WIDTH
 from megatron.simulator.draw.svg import paint_svg
 from megatron.simulator.scenario import Simulation, run
 from megatron.simulator.simulate import Span, Timeline
+from tools.choosing_page import SIZES, picture_of
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 IMAGES: Final = ROOT / "images"
@@ -114,7 +116,7 @@ def test_a_picture_shows_plans_that_run_as_they_are_drawn(name: str, tmp_path: P
         if request.treatment.is_sharded:
             layer = (request.ranks, request.treatment, OUTPUT_LAYER)
             assert_runs(plan, timeline, spread_output_layer(request.costs, *layer))
-            drawn[title] = Simulation(plan, request.schedule, timeline, in_flight(plan))
+            drawn[title] = Simulation(lower(plan), request.schedule, timeline, in_flight(plan))
         else:
             file = tmp_path / "plan.txt"
             file.write_text(plan.to_text())
@@ -128,7 +130,8 @@ def test_a_picture_shows_plans_that_run_as_they_are_drawn(name: str, tmp_path: P
 def test_every_schedule_that_is_not_searched_has_a_picture_and_none_is_left_over() -> None:
     own = {f"{name}.svg" for name, schedule in SCHEDULES.items() if not schedule.searched}
     assert set(PICTURES) == {"1f1b_vocab.svg", "treatments.svg", *own}
-    assert {file.name for file in IMAGES.iterdir()} == {*PICTURES, "README.md"}
+    charts = {picture_of(name).name for name in SIZES}
+    assert {file.name for file in IMAGES.iterdir()} == {*PICTURES, *charts, "README.md"}
 
 
 @pytest.mark.parametrize("name", QUICK[1:])
@@ -145,9 +148,9 @@ def test_more_barriers_hold_more_microbatches() -> None:
     assert held == [8 + 3, 8 + 2, 8 + 1]
 
 
-@pytest.mark.parametrize("picture", sorted(IMAGES.glob("*.svg")), ids=lambda path: path.stem)
-def test_a_picture_fits_a_page_and_its_headlines_begin_with_time_and_idle(picture: Path) -> None:
-    root = ElementTree.fromstring(picture.read_text())
+@pytest.mark.parametrize("picture", sorted(PICTURES))
+def test_a_picture_fits_a_page_and_its_headlines_begin_with_time_and_idle(picture: str) -> None:
+    root = ElementTree.fromstring((IMAGES / picture).read_text())
     assert int(root.attrib["width"]) <= WIDTH
     titles = [e.text or "" for e in root.iter() if e.get("class") == "title"]
     assert len(titles) > 1

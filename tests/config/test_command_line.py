@@ -282,12 +282,14 @@ def test_a_flag_given_again_with_the_same_value_is_noted(run: Callable[..., Any]
 def test_flags_that_ask_for_what_always_holds_are_granted_with_a_note(
     run: Callable[..., Any],
 ) -> None:
-    flags = "--log-throughput --use_mcore_models --context-parallel-size 1 --transformer-impl=local"
+    flags = (
+        "--log-throughput --use_mcore_models --ds-sequence-parallel-size 1 --transformer-impl=local"
+    )
     config = run(flags + " --log-throughput")
     assert [note.split(" changes nothing")[0] for note in config.notes] == [
         "--log-throughput",
         "--use-mcore-models",
-        "--context-parallel-size 1",
+        "--ds-sequence-parallel-size 1",
         "--transformer-impl local",
     ]
     assert vars(config) | {"notes": ()} == vars(run())

@@ -135,6 +135,14 @@ REFUSED = [
     ),
     ("--mock-data --full-validation --eval-interval 1", "--full-validation", "leave the other out"),
     ("--data-path a --num-workers -1", "--num-workers -1", "at least 0"),
+    ("--data-path a --num-workers 1000000000", "--num-workers 1000000000", "at most 1,024"),
+    ("--train-data-path a --multiple-validation-sets", "--multiple-validation-sets", "add --valid"),
+    (
+        "--train-weighted-split-paths-path valid --valid-weighted-split-paths-path blended "
+        "--full-validation --eval-interval 1",
+        "--full-validation reads every corpus once",
+        "one corpus in each group",
+    ),
     ("--valid-weighted-split-paths-path groups", "--train-weighted-split-paths is missing", "give"),
     ("--train-weighted-split-paths-path groups", "has 2 groups, and one is read", "give"),
     ("--train-weighted-split-paths-path nameless", "'1 a' has no name", "give 'NAME: WEIGHT"),
@@ -168,6 +176,8 @@ def test_refused_with_the_way_out(run: Run, flags: str, begin: str, way_out: str
         "short": '"x: 1 a"',
         "falling": '"x: 1 0.5:0.5 a"',
         "open": '"x: 1 0:1 a',
+        "valid": '"x: 1 0:1 a"',
+        "blended": '"x: 1 0:1 a, 1 0:1 b"',
     }
     for name, text in files.items():
         Path(name).write_text(text)
@@ -196,6 +206,10 @@ def test_two_sets_of_one_name_are_refused(run: Run) -> None:
         ("--train-data-path a --eval-interval 2", "--eval-interval 2 changes nothing: there is no"),
         ("--data-path a --full-validation", "--full-validation changes nothing without --eval-in"),
         (
+            "--data-path a --full-validation --eval-interval 2 --eval-iters 0",
+            "--full-validation changes nothing with --eval-iters 0",
+        ),
+        (
             "--data-path a --reset-position-ids --position-embedding-type alibi",
             "--reset-position-ids changes nothing with --position-embedding-type alibi",
         ),
@@ -203,6 +217,17 @@ def test_two_sets_of_one_name_are_refused(run: Run) -> None:
 )
 def test_what_changes_nothing_is_noted(run: Run, flags: str, note: str) -> None:
     assert any(told.startswith(note) for told in run(flags).notes)
+
+
+def test_sets_with_names_are_told_apart_anyway(run: Run) -> None:
+    config = run(
+        "--multiple-validation-sets --eval-interval 2 --train-weighted-split-paths",
+        *("x: 1 0:1 a", "--valid-weighted-split-paths", "y: 1 0:1 a", "z: 1 0:1 b"),
+    )
+    assert config.data.own_paths is not None
+    assert config.data.own_paths.valid_names == ("y", "z")
+    note = "--multiple-validation-sets changes nothing with --valid-weighted-split-paths"
+    assert note in config.notes
 
 
 def test_nothing_to_evaluate_is_refused(run: Run) -> None:

@@ -85,7 +85,7 @@ def test_conditions_name_flags_and_values_that_exist() -> None:
 def test_all_mistakes_are_told_at_once_each_by_its_flag() -> None:
     """Unknown, refused, unreadable, missing, out of range, without effect, contradicting."""
     lines = told(
-        "--no-such-flag 1 2 --recompute-in-bubble --context-parallel-size 2 --seed x"
+        "--no-such-flag 1 2 --recompute-in-bubble --ds-sequence-parallel-size 2 --seed x"
         " --attention-dropout 2 --save-measured-costs c --num-attention-heads 7"
         " --global-batch-size 3 --enable-zero-bubble --pipeline-schedule gpipe --replan --fp8 e4m3",
         usual=RUN.replace("--lr 1e-3", ""),
@@ -93,7 +93,7 @@ def test_all_mistakes_are_told_at_once_each_by_its_flag() -> None:
     expected = [
         "--no-such-flag",
         "--recompute-in-bubble",
-        "--context-parallel-size 2",
+        "--ds-sequence-parallel-size 2",
         "--seed x",
         "--fp8 e4m3",
         "--attention-dropout 2.0",

@@ -17,6 +17,7 @@ from reference.plain_loss import Microbatch
 from megatron.config.run_config import RunConfig
 from megatron.data import microbatch
 from megatron.parallel.box import Box, Shape, check_tiling
+from megatron.parallel.context import own_positions
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups
 from megatron.runtime.batch import DeviceMicrobatch, to_device, token_counts
@@ -40,11 +41,18 @@ class ListLoader(microbatch.MicrobatchLoader):
     Args:
         batches: global batches.
         replica: number of the replica, and number of replicas, which take microbatches in turn.
+        kept: positions of a sample that the rank keeps; all by default.
     """
 
-    def __init__(self, batches: Batches, replica: tuple[int, int] = (0, 1)) -> None:
+    def __init__(
+        self,
+        batches: Batches,
+        replica: tuple[int, int] = (0, 1),
+        kept: torch.Tensor | None = None,
+    ) -> None:
         self._batches = iter(batches)
         self._replica, self._replicas = replica
+        self._kept = kept
         self.consumed_samples = 0
 
     def next_batch(self) -> list[microbatch.Microbatch]:
@@ -52,7 +60,7 @@ class ListLoader(microbatch.MicrobatchLoader):
         batch = next(self._batches)
         self.consumed_samples += sum(len(m.tokens) for m in batch)
         return [
-            microbatch.Microbatch(m.tokens, m.labels, m.loss_mask)
+            microbatch.Microbatch(m.tokens, m.labels, m.loss_mask).part(self._kept)
             for m in batch[self._replica :: self._replicas]
         ]
 
@@ -133,14 +141,14 @@ def train_on_rank(
     state = build_train_state(config, connected(config))
     groups = state.groups
     run = RankRun(initial=pieces(state, parameter_values))
-    replica = groups.data.rank, groups.data.size
-    share = batches[0][groups.data.rank :: groups.data.size]
+    replica, kept = groups.replica, kept_by(groups, config.model.seq_length)
+    share = ListLoader(batches[:1], replica, kept).next_batch()
     state.pipeline.train(to_device(share, CPU, replicas=groups.data.size), 0)
     run.first_gradients = gradient_pieces(state, to_device(batches[0], CPU))
     state.zero_gradients()
     loader, evaluation_loader = (
-        ListLoader(batches, replica),
-        ListLoader(evaluation_batches, replica),
+        ListLoader(batches, replica, kept),
+        ListLoader(evaluation_batches, replica, kept),
     )
     step = make_train_step(config.optimizer, state, config.log)
     for iteration in range(len(batches)):
@@ -155,6 +163,12 @@ def train_on_rank(
     run.left_in_store = len(state.pipeline.store)
     state.pipeline.close()
     return run
+
+
+def kept_by(groups: Groups, seq_length: int) -> torch.Tensor | None:
+    """The positions of a sample that this rank trains on; ``None``: all."""
+    context = groups.context
+    return None if context.size == 1 else own_positions(seq_length, context.rank, context.size)
 
 
 def gradients_on_rank(

@@ -62,6 +62,7 @@ class Layout:
         vocab_recompute: T forms the logits again.
         recomputation: what the backward of the layers computes again.
         recompute_ahead: in passes of their own, so many chunks ahead of their B.
+        context: ranks c that share every sequence.
     """
 
     ranks: int
@@ -78,11 +79,13 @@ class Layout:
     vocab_recompute: bool = False
     recomputation: Recomputation = NO_RECOMPUTATION
     recompute_ahead: int | None = None
+    context: int = 1
 
     def __str__(self) -> str:
         schedule = "" if self.schedule == "1f1b" else f"-{self.schedule}"
         replicas = "" if self.replicas == 1 else f"d{self.replicas}-"
         tensor = "" if self.tensor == 1 else f"t{self.tensor}{'s' * self.sequence}-"
+        tensor += "" if self.context == 1 else f"c{self.context}-"
         options = "-overlap" * self.overlap + "-sharded" * self.sharded
         options += "-again" * (self.recomputation != NO_RECOMPUTATION)
         options += "-recomputed" * self.vocab_recompute
@@ -92,7 +95,7 @@ class Layout:
     @property
     def world_size(self) -> int:
         """Ranks of the job."""
-        return self.tensor * self.replicas * self.ranks
+        return self.tensor * self.context * self.replicas * self.ranks
 
     @property
     def vocab_shards(self) -> int:
@@ -170,6 +173,7 @@ class Job:
         """The framework's configuration for a layout."""
         multiple = ROWS_MULTIPLE * layout.vocab_shards
         global_batch_size = self.micro_batch_size * self.microbatches
+        alike = layout.replicas * layout.context
         redistributed = TREATMENTS[layout.vocabulary].redistributed
         return RunConfig(
             model=ModelConfig(
@@ -183,6 +187,7 @@ class Job:
                 pipeline_size=layout.ranks,
                 tensor_size=layout.tensor,
                 sequence_parallel=layout.sequence,
+                context_size=layout.context,
                 vocab_parallel=layout.vocabulary,
                 pipeline_schedule=layout.schedule,
                 padded_vocab_size=math.ceil(self.options.vocab_size / multiple) * multiple,
@@ -194,11 +199,11 @@ class Job:
                 recompute_ahead=layout.recompute_ahead,
                 layers=LayerDistribution("redis" if redistributed else "remainder"),
                 replicas=ReplicaConfig(
-                    layout.replicas,
+                    alike,
                     layout.overlap,
                     layout.bucket_size,
-                    shard_optimizer=layout.sharded and layout.replicas > 1,
-                    overlap_gather=layout.sharded and layout.overlap and layout.replicas > 1,
+                    shard_optimizer=layout.sharded and alike > 1,
+                    overlap_gather=layout.sharded and layout.overlap and alike > 1,
                 ),
             ),
             train=TrainConfig(

@@ -16,6 +16,7 @@ from correctness.rank_runs import (
     connected,
     factor,
     gradient_pieces,
+    kept_by,
     parameter_values,
     pieces,
 )
@@ -108,7 +109,8 @@ def on_rank(
     groups = connected(config)
     state = build_train_state(config, groups)
     initial = pieces(state, parameter_values)
-    share = batch[groups.data.rank :: groups.data.size]
+    (number, replicas), kept = groups.replica, kept_by(groups, config.model.seq_length)
+    share = [microbatch.part(kept) for microbatch in batch[number::replicas]]
     on_device = to_device(share, CPU, replicas=groups.data.size)
     loss = state.pipeline.train(on_device, 0)
     assert loss is not None
@@ -136,6 +138,8 @@ CASES = [
     (Layout(2, "vocab-2", "zb-v", replicas=2), WINDOWS, ATTENTION),
     (Layout(2, "none", replicas=2, sharded=True, overlap=True), GPT, BOTH),
     (Layout(2, "vocab-2"), BLOOM, ATTENTION),
+    (Layout(1, "none", tensor=2, sequence=True, context=2), GPT, BOTH),
+    (Layout(2, "vocab-2", "zb-v", context=2, recomputation=FULL), WINDOWS, ATTENTION),
 ]
 
 

@@ -124,17 +124,20 @@ def test_replicas_train_what_one_process_trains(
     assert max(errors.values()) < 1e-5, errors
 
 
+FOUR = Layout(1, "none", replicas=4, bucket_size=3000)
+TWO_BY_TWO = Layout(2, "vocab-2", "zb-v", replicas=2, bucket_size=3000)
+
+
 @pytest.mark.parametrize(
-    "plain",
+    ("plain", "optimizer", "dtype"),
     [
-        Layout(1, "none", replicas=4, bucket_size=3000),
-        Layout(2, "vocab-2", "zb-v", replicas=2, bucket_size=3000),
+        (FOUR, "adam", torch.float32),
+        (FOUR, "muon", torch.bfloat16),
+        (TWO_BY_TWO, "adam", torch.bfloat16),
+        pytest.param(FOUR, "adam", torch.bfloat16, marks=pytest.mark.full),
+        pytest.param(TWO_BY_TWO, "adam", torch.float32, marks=pytest.mark.full),
+        pytest.param(TWO_BY_TWO, "muon", torch.bfloat16, marks=pytest.mark.full),
     ],
-    ids=name_of,
-)
-@pytest.mark.parametrize(
-    ("optimizer", "dtype"),
-    [("adam", torch.float32), ("adam", torch.bfloat16), ("muon", torch.bfloat16)],
     ids=str,
 )
 def test_sharding_overlap_and_guessing_change_no_bit(

@@ -38,20 +38,23 @@ def job_of(options: GPTOptions, samples: int = 1, iterations: int = ITERATIONS) 
 
 
 QUICK = [
-    (Layout(1, "none", tensor=2), GPT, 1),
     (Layout(1, "none", tensor=2, sequence=True), GPT, 2),
-    (Layout(1, "vocab-2", tensor=2, sequence=True), LLAMA, 2),
     (Layout(2, "vocab-2", tensor=2), GPT, 1),
-    (Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True), GPT, 2),
     (Layout(2, "vocab-1", "interleaved", tensor=2, sequence=True), LLAMA, 2),
     (Layout(2, "naive", tensor=2, sequence=True), UNTIED, 2),
-    (Layout(2, "interlaced", tensor=2), LLAMA, 2),
     (Layout(2, "none", "zb-v", tensor=2, sequence=True), GPT, 1),
+    (Layout(1, "vocab-2", tensor=4, sequence=True), GPT, 1),
+    (Layout(1, "none", tensor=2, replicas=2, sequence=True, sharded=True, overlap=True), LLAMA, 1),
+]
+
+MORE = [
+    (Layout(1, "none", tensor=2), GPT, 1),
+    (Layout(1, "vocab-2", tensor=2, sequence=True), LLAMA, 2),
+    (Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True), GPT, 2),
+    (Layout(2, "interlaced", tensor=2), LLAMA, 2),
     (Layout(2, "none", tensor=2, sequence=True), GPT, 2),
     (Layout(2, "redis", tensor=2), UNTIED, 1),
-    (Layout(1, "vocab-2", tensor=4, sequence=True), GPT, 1),
     (Layout(1, "none", tensor=4), GPT, 1),
-    (Layout(1, "none", tensor=2, replicas=2, sequence=True, sharded=True, overlap=True), LLAMA, 1),
 ]
 
 COVER = """
@@ -103,28 +106,6 @@ def covering() -> Iterator[tuple[Layout, GPTOptions, int, int]]:
         yield layout, replace(deep, tie_embeddings=tied == "tied"), 1 + number % 2, 10
 
 
-@pytest.fixture(scope="module")
-def eight_ranks() -> Iterator[RankPool]:
-    with RankPool(8) as pool:
-        yield pool
-
-
-@pytest.fixture(scope="module")
-def alone(ranks: RankPool) -> Callable[[Job], Training]:
-    """What one process makes of a job, in plain PyTorch and float64."""
-    done: dict[Job, Training] = {}
-
-    def of(job: Job) -> Training:
-        if job not in done:
-            config = job.config(Layout(1, "none"))
-            [own] = ranks.run(train_on_rank, 1, config=config, batches=job.batches()[:1])
-            initial = assemble([own.initial])
-            done[job] = job.reference({name: value.double() for name, value in initial.items()})
-        return done[job]
-
-    return of
-
-
 def name_of(value: object) -> str:
     return str(value) if isinstance(value, Layout) else ""
 
@@ -133,6 +114,7 @@ def name_of(value: object) -> str:
     ("layout", "options", "samples", "iterations", "pool"),
     [
         *((*case, ITERATIONS, "ranks") for case in QUICK),
+        *(pytest.param(*case, ITERATIONS, "ranks", marks=pytest.mark.full) for case in MORE),
         *(pytest.param(*case, "eight_ranks", marks=pytest.mark.full) for case in covering()),
     ],
     ids=name_of,

@@ -95,6 +95,33 @@ def test_end_of_data_is_an_error_and_consumes_nothing() -> None:
     assert loader.consumed_samples == 6
 
 
+@pytest.mark.parametrize("kind", [MicrobatchLoader, PrefetchingLoader])
+def test_ranks_that_share_samples_read_the_same_and_keep_their_own_tokens(
+    kind: type[MicrobatchLoader],
+) -> None:
+    documents = DocumentsConfig(12, reset_attention_mask=True, reset_position_ids=True)
+    kept = torch.tensor([0, 3])
+    for asked, positions in ((None, [[0, 3]]), (documents, [[0, 3], [0, 0]])):
+        whole, own = (
+            kind(Numbered(9, masked_token=12), 2, 1, documents=asked, kept=positions_kept)
+            for positions_kept in (None, kept)
+        )
+        [all_], [part] = whole.next_batch(), own.next_batch()
+        assert part.positions is not None
+        assert part.positions.tolist() == positions
+        for one, other in (
+            (part.tokens, all_.tokens),
+            (part.labels, all_.labels),
+            (part.loss_mask, all_.loss_mask),
+        ):
+            assert torch.equal(one, other[:, kept])
+        if asked is not None:
+            assert all_.document_starts is not None
+            assert part.document_starts is not None
+            assert torch.equal(part.document_starts, all_.document_starts)  # attention needs all
+        assert torch.equal(own.global_batch(0)[0].tokens, whole.global_batch(0)[0].tokens)
+
+
 EOD = 7
 DOCUMENTS = [
     ([1, 2, 3, 4], [0, 0, 0, 0]),

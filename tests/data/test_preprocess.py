@@ -68,7 +68,8 @@ def test_every_form_becomes_the_same_files(tmp_path: Path, form: str) -> None:
 
 @given(
     texts=st.lists(
-        st.lists(st.integers(0, raw_text.VOCABULARY)).map(lambda ids: " ".join(map(str, ids)))
+        st.lists(st.integers(0, raw_text.VOCABULARY)).map(lambda ids: " ".join(map(str, ids))),
+        min_size=1,
     ),
     append_eod=st.booleans(),
     block=st.integers(1, 400),
@@ -243,6 +244,31 @@ def test_bad_lines_are_counted_and_the_first_ten_named(tmp_path: Path) -> None:
     reasons = ("no JSON", "no key 'text'", "list", "NoneType", "encoded", "1001", "surrogate")
     reasons += ("UTF-8", "no JSON", "list")
     assert all(why in told for why, told in zip(reasons, status.told, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (
+            b"\n".join(BAD),
+            r"no document in it \(bad lines: 12, the first: .*in line 1 is no JSON.*\)",
+        ),
+        (b"", r"no document in it; give files whose records have text under --json-keys text$"),
+    ],
+    ids=["bad", "empty"],
+)
+def test_input_without_a_document_is_told(tmp_path: Path, content: bytes, told: str) -> None:
+    (tmp_path / "in").write_bytes(content)
+    with pytest.raises(ValueError, match=f"--input {tmp_path / 'in'}: there is {told}"):
+        preprocess(replace(config(tmp_path, tmp_path / "in"), save_seconds=0), silent)
+    assert [path.name for path in tmp_path.iterdir()] == ["in"], "the next run begins anew"
+
+
+@pytest.mark.parametrize("workers", [-1, 0, 10**9])
+def test_a_number_of_workers_out_of_range_is_told(tmp_path: Path, workers: int) -> None:
+    write_plain(tmp_path / "in", TEXTS)
+    with pytest.raises(ValueError, match=f"--workers {workers}: give 1 to 1024"):
+        preprocess(replace(config(tmp_path, tmp_path / "in"), workers=workers), silent)
 
 
 def test_strict_ends_at_the_first_bad_line(tmp_path: Path) -> None:

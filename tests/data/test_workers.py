@@ -1,14 +1,13 @@
 """Results come in input order, and processes end with the one that started them."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from megatron.data.preparation.workers import in_order
 
@@ -18,8 +17,16 @@ def slow_at_first(number: int) -> int:
     return number * number
 
 
-def dies(number: int) -> int:
-    os._exit(1)
+def started(folder: Path, child: str, parent: str) -> subprocess.Popen[str]:
+    """Start a program ``parent`` that runs ``child`` of a module in other processes."""
+    (folder / "child.py").write_text(child)
+    (folder / "parent.py").write_text("from child import child\n" + parent)
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(folder)])}
+    command = [sys.executable, str(folder / "parent.py")]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def test_results_come_in_order_and_few_inputs_are_read_ahead() -> None:
@@ -36,9 +43,19 @@ def test_results_come_in_order_and_few_inputs_are_read_ahead() -> None:
     assert len(read) == 40
 
 
-def test_a_process_that_dies_is_told() -> None:
-    with pytest.raises(ValueError, match=r"one of 2 processes died.*fewer --workers"):
-        list(in_order(dies, [1, 2, 3], 2))
+DYING = """
+from megatron.data.preparation.workers import in_order
+if __name__ == "__main__":
+    list(in_order(child, [1, 2, 3], 2))
+"""
+
+
+def test_a_process_that_dies_is_told(tmp_path: Path) -> None:
+    run = started(tmp_path, "import os\ndef child(n):\n    os._exit(1)\n", DYING)
+    with run:
+        output = run.communicate()[0]
+    assert run.returncode == 1
+    assert re.search(r"ValueError: one of 2 processes died.*fewer --workers$", output)
 
 
 PARENT = """
@@ -52,12 +69,8 @@ if __name__ == "__main__":
 
 
 def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
-    (tmp_path / "child.py").write_text("import os\ndef child(n):\n    return os.getpid()\n")
-    (tmp_path / "parent.py").write_text("from child import child\n" + PARENT)
-    root = Path(__file__).resolve().parents[2]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(tmp_path)])}
-    command = [sys.executable, str(tmp_path / "parent.py")]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as run:
+    child = "import os\ndef child(n):\n    return os.getpid()\n"
+    with started(tmp_path, child, PARENT) as run:
         assert run.stdout is not None
         workers = {int(run.stdout.readline()) for _ in range(20)}
         run.send_signal(signal.SIGKILL)

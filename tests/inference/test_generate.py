@@ -8,7 +8,6 @@ import torch
 
 pytest.importorskip("transformers", reason="the reference: pip install transformers")
 
-from checkpoint.foreign.known_models import CONFIGS, random_model
 from inference.imported import (
     END,
     NEW,
@@ -22,6 +21,7 @@ from inference.imported import (
 from megatron.inference.generate import answers, generate
 from megatron.inference.model import LONGEST_PIECE
 from megatron.inference.sampling import Sampling
+from tools.conversions_table import CONFIGS, random_model
 from tools.generate import main
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ import torch
 
 pytest.importorskip("transformers", reason="the reference: pip install transformers")
 
-from checkpoint.foreign.known_models import random_model, their_logits
 from inference.imported import imported
+
+from tools.conversions_table import random_model, their_logits
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of transformers are none of ours
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("transformers", reason="the reference: pip install transformers")
 
-from checkpoint.foreign.known_models import random_model, their_logits
 from inference.imported import TEXT, imported, opened, scored_on_rank
 
 from megatron.inference.score import perplexity, windows
+from tools.conversions_table import random_model, their_logits
 from tools.generate import main
 
 if TYPE_CHECKING:

@@ -237,6 +237,35 @@ def test_attention_within_documents(tried: Implementation, scores: Scores, seq: 
     )
 
 
+@pytest.mark.parametrize("scores", [PLAIN, *SCORES[3:]], ids=str)
+@pytest.mark.parametrize("queries", [1, 70])
+@pytest.mark.parametrize("apart", [False, True], ids=["one document", "documents"])
+def test_queries_of_the_last_positions_only(
+    tried: Implementation, scores: Scores, queries: int, apart: bool
+) -> None:
+    seq, starts = 300, STARTS[300] if apart else ([0], [0])
+    documents = Documents.of(first_positions(starts, seq), lambda t: t.to(tried.device))
+    q, k, v = (
+        tried.activation(2, seq, heads, 8, seed=seed).transpose(1, 2)
+        for seed, heads in enumerate((4, 2, 2))
+    )
+    assert_same(
+        tried,
+        lambda q, k, v: tried.kernels.causal_attention(
+            q[:, :, -queries:],
+            k,
+            v,
+            dropout=0.0,
+            scores=scores,
+            documents=documents if apart else None,
+        ),
+        lambda q, k, v: explicit_documents(q, k, v, starts=starts, scores=scores)[:, :, -queries:],
+        q,
+        k,
+        v,
+    )
+
+
 def test_documents_in_a_fused_projection(tried: Implementation) -> None:
     starts = STARTS[5]
     documents = Documents.of(first_positions(starts, 5), lambda t: t.to(tried.device))

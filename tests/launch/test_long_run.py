@@ -125,6 +125,7 @@ def test_no_rank_outlives_a_killed_torchrun(guarded: bool, tmp_path: Path) -> No
     assert bool(folder.candidates(tmp_path)) == guarded
 
 
+@pytest.mark.full
 def test_a_restarted_job_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
     """Losses are those of the unbroken run, to the last digit."""
     length = "--train-iters 12 --lr 1e-3 --exit-signal-handler"

@@ -222,6 +222,7 @@ def test_exception_on_one_rank_ends_the_job_with_its_traceback(
     assert "LookupError: a bug in iteration 4" in output.partition("Root Cause")[2]
 
 
+@pytest.mark.full
 def test_a_side_file_that_cannot_be_written_does_not_end_the_job(
     corpus: Path, tmp_path: Path
 ) -> None:

@@ -8,29 +8,35 @@ from hypothesis import strategies as st
 
 from megatron.parallel.grid import AxisName, Coordinates, Grid
 
-AXES: tuple[AxisName, ...] = ("tensor", "data", "pipeline", "vocabulary", "world")
+AXES: tuple[AxisName, ...] = ("tensor", "context", "data", "pipeline", "vocabulary", "world")
 SIZES = st.integers(1, 5)
-GRIDS = st.builds(Grid, SIZES, SIZES, SIZES, st.sampled_from(["tp-dp-pp", "tp-pp-dp"]))
+FEW = st.integers(1, 3)
+GRIDS = st.builds(Grid, FEW, SIZES, SIZES, st.sampled_from(["tp-dp-pp", "tp-pp-dp"]), FEW)
 
 
-def enumerated(grid: Grid) -> list[tuple[int, int, int]]:
-    """The (tp, dp, pp) of every rank: nested loops, the slowest direction outermost."""
+def enumerated(grid: Grid) -> list[tuple[int, int, int, int]]:
+    """The (tp, dp, pp, cp) of every rank: nested loops, the slowest direction outermost."""
     t, d, p = map(range, (grid.tensor_size, grid.data_size, grid.pipeline_size))
+    c = range(grid.context_size)
     if grid.order == "tp-dp-pp":
-        return [(tp, dp, pp) for pp in p for dp in d for tp in t]
-    return [(tp, dp, pp) for dp in d for pp in p for tp in t]
+        return [(tp, dp, pp, cp) for pp in p for dp in d for cp in c for tp in t]
+    return [(tp, dp, pp, cp) for dp in d for pp in p for cp in c for tp in t]
 
 
 def group_of(grid: Grid, name: str, rank: int) -> list[int]:
     """The ranks that share with ``rank`` what an axis keeps, in the order of their place."""
     places = enumerated(grid)
-    tp, dp, pp = places[rank]
+    tp, dp, pp, cp = places[rank]
+    contexts = range(grid.context_size)
     wanted = {
-        "tensor": [(k, dp, pp) for k in range(grid.tensor_size)],
-        "data": [(tp, k, pp) for k in range(grid.data_size)],
-        "pipeline": [(tp, dp, k) for k in range(grid.pipeline_size)],
+        "tensor": [(k, dp, pp, cp) for k in range(grid.tensor_size)],
+        "context": [(tp, dp, pp, k) for k in contexts],
+        "data": [(tp, replica, pp, k) for replica in range(grid.data_size) for k in contexts],
+        "pipeline": [(tp, dp, k, cp) for k in range(grid.pipeline_size)],
         "vocabulary": [
-            (k, dp, stage) for stage in range(grid.pipeline_size) for k in range(grid.tensor_size)
+            (k, dp, stage, cp)
+            for stage in range(grid.pipeline_size)
+            for k in range(grid.tensor_size)
         ],
         "world": places,
     }[name]
@@ -70,7 +76,7 @@ def test_an_axis_is_what_the_enumeration_finds(
 
 @given(GRIDS)
 def test_places_on_the_vocabulary_axis_are_indices_of_shards(grid: Grid) -> None:
-    for rank, (tp, _, pp) in enumerate(enumerated(grid)):
+    for rank, (tp, _, pp, _) in enumerate(enumerated(grid)):
         k = pp * grid.tensor_size + tp
         assert grid.axis("vocabulary", rank).rank == grid.vocabulary_rank(pp, tp) == k
 
@@ -88,6 +94,13 @@ def test_the_other_order_by_hand() -> None:
     assert grid.groups("data") == ((0, 4), (1, 5), (2, 6), (3, 7))
     assert grid.groups("pipeline") == ((0, 2), (1, 3), (4, 6), (5, 7))
     assert grid.groups("vocabulary") == ((0, 1, 2, 3), (4, 5, 6, 7))
+
+
+def test_ranks_that_share_a_sequence_are_next_to_each_other() -> None:
+    grid = Grid(1, 2, 2, context_size=2)
+    assert grid.groups("context") == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert grid.groups("data") == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert grid.groups("vocabulary") == ((0, 4), (1, 5), (2, 6), (3, 7))
 
 
 @pytest.mark.parametrize("sizes", [(0, 1, 1), (1, -1, 1), (1, 1, 0)])

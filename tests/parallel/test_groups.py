@@ -16,7 +16,7 @@ from megatron.parallel.links import Link, in_rounds
 from megatron.parallel.nccl import BlockLimits
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-AXES: tuple[AxisName, ...] = ("world", "tensor", "data", "pipeline")
+AXES: tuple[AxisName, ...] = ("world", "tensor", "context", "data", "pipeline")
 OF_TENSOR = ("tensor_sums", "partial_gradients", "row")
 OF_PIPELINE = ("transfers", "pipeline_hosts", "column")
 OTHERS = (*OF_TENSOR, *OF_PIPELINE, "gradients", "ends", "world_hosts")
@@ -27,6 +27,8 @@ GRIDS = [
     Grid(1, 2, 2),
     Grid(1, 2, 2, "tp-pp-dp"),
     Grid(1, 1, 4),
+    Grid(1, 2, 1, context_size=2),
+    Grid(1, 1, 2, context_size=2),
 ]
 
 
@@ -113,6 +115,14 @@ def test_passes_and_lanes_share_no_group(grid: Grid) -> None:
     assert own.row.ranks == own.tensor.ranks
     k = [own.grid.coordinates(rank) for rank in own.vocabulary.ranks]
     assert [(at.pipeline, at.tensor) for at in k] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_gradients_and_attention_of_the_same_ranks_share_no_group() -> None:
+    """One is reduced in a lane, while a pass waits for the other."""
+    own, _ = connect(Grid(1, 1, 2, context_size=2), 0, CUDA, (0, 1))
+    assert own.context.ranks == own.data.ranks == own.gradients.ranks
+    assert len({id(axis.group) for axis in (own.context, own.data, own.gradients)}) == 3
+    assert own.replica == (0, 1)
 
 
 def test_only_the_ends_of_the_pipeline_share_a_group() -> None:

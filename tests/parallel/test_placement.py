@@ -56,8 +56,19 @@ def test_the_hops_of_a_pipeline_that_leave_a_machine_of_eight(
 
 
 @given(sizes, sizes, sizes, st.integers(1, 9))
+def test_ranks_that_share_a_sequence_come_after_those_of_a_layer(
+    t: int, c: int, p: int, ranks: int
+) -> None:
+    found = Placement(Grid(t, 1, p, context_size=c), ranks)
+    machines = [{rank // ranks for rank in group} for group in found.grid.groups("context")]
+    assert found.context == any(len(own) > 1 for own in machines)
+    if ranks % (t * c) == 0:
+        assert not found.context
+
+
+@given(sizes, sizes, sizes, st.integers(1, 9))
 def test_no_other_order_leaves_machines_less_often(t: int, d: int, p: int, ranks: int) -> None:
-    chosen = fewest_hops(t, d, p, ranks)
+    chosen = fewest_hops(Grid(t, d, p), ranks)
     hops = {order: Placement(Grid(t, d, p, order), ranks).hops for order in ORDERS}
     assert hops[chosen] == min(hops.values())
     assert chosen == "tp-dp-pp" or hops[chosen] < hops["tp-dp-pp"]

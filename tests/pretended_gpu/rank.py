@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, redirect_stdout
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 from unittest.mock import Mock, patch
 
@@ -17,6 +18,7 @@ from pretended_gpu.order import Issued, Step
 from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch, MicrobatchLoader
 from megatron.optimizer.lr_schedule import Rates
+from megatron.parallel.context import own_positions
 from megatron.parallel.grid import Tiling
 from megatron.parallel.groups import ConnectedAxis, connect_grid
 from megatron.runtime.batch import DeviceMicrobatch, to_device
@@ -27,7 +29,7 @@ from megatron.simulator.simulate import Span
 from megatron.training.loop import train
 from megatron.training.make_step import make_train_step
 from megatron.training.open_data import Data
-from megatron.training.planning.run_plan import make_run_plan
+from megatron.training.planning.run_plan import RunPlan, make_run_plan
 from megatron.training.setup import TrainState, build_train_state, ends_with_copies
 from megatron.training.step import Iteration
 from megatron.training.warm_up import warm_up
@@ -104,12 +106,12 @@ def run_rank(
             last = observed and number == iterations - 1
             gpu.ranges.clear()
             observer = NamedRanges(DEVICE, recorder) if last else None
-            step.train(Iteration(number, _batch(gpu, config), lambda _: _RATES, 0), observer)
+            step.train(Iteration(number, _batch(gpu, config, state), lambda _: _RATES, 0), observer)
             found.held.append(gpu.memory.held)
         found.ranges, found.spans = list(gpu.ranges), recorder.spans()
         step.settle()
         if valid:
-            state.pipeline.evaluate(_batch(gpu, config))
+            state.pipeline.evaluate(_batch(gpu, config, state))
         state.pipeline.close()
     found.forms = gpu.forms
     found.restored = restore.call_count
@@ -173,7 +175,7 @@ def _let_no_schedule_wait(gpu: PretendedGpu, state: TrainState) -> None:
 
 def _state(gpu: PretendedGpu, config: RunConfig, rank: int) -> TrainState:
     """Return what ``set_up`` would, with groups that are not there."""
-    grid, run_plan = config.parallel.grid, make_run_plan(config)
+    grid, run_plan = config.parallel.grid, _planned(config)
 
     def connect(use: str, tiling: Tiling) -> PretendedNccl:
         own = next((ranks for ranks in tiling if rank in ranks), tiling[0])
@@ -185,10 +187,20 @@ def _state(gpu: PretendedGpu, config: RunConfig, rank: int) -> TrainState:
     return build_train_state(config, groups, run_plan)
 
 
-def _batch(gpu: PretendedGpu, config: RunConfig) -> list[DeviceMicrobatch]:
+@lru_cache(maxsize=4)
+def _planned(config: RunConfig) -> RunPlan:
+    """Return the plan, which all ranks of a job share."""
+    return make_run_plan(config)
+
+
+def _batch(gpu: PretendedGpu, config: RunConfig, state: TrainState) -> list[DeviceMicrobatch]:
     """Return an iteration's microbatches, copied to the device without waiting for it."""
+    context, kept = state.groups.context, None
+    if context.size > 1:
+        kept = own_positions(config.model.seq_length, context.rank, context.size)
+    own = [each.part(kept) for each in _microbatches(config)]
     with gpu.without_waiting():
-        return to_device(_microbatches(config), DEVICE, replicas=config.train.replicas)
+        return to_device(own, DEVICE, replicas=config.train.replicas)
 
 
 def _microbatches(config: RunConfig) -> list[Microbatch]:

@@ -11,6 +11,8 @@ from pretended_gpu.order import Mark
 from torch import Tensor
 from torch.nn import functional
 
+from megatron.kernels.reference import kernels as reference
+
 if TYPE_CHECKING:
     from pretended_gpu.gpu import PretendedGpu
 
@@ -28,7 +30,10 @@ def kernels() -> Iterator[None]:
         library.impl(name, _only_its_shape_is_asked_for, "CUDA")
     library.impl("_fused_sgd_", _returns_nothing, "Meta")  # PyTorch has that of Adam only
     try:
-        with patch.object(functional, "scaled_dot_product_attention", _attention_of_a_gpu):
+        with (
+            patch.object(functional, "scaled_dot_product_attention", _attention_of_a_gpu),
+            patch.object(reference, "causal_lower_right", lambda queries, keys: "lower right"),
+        ):
             yield
     finally:
         library._destroy()
@@ -46,6 +51,7 @@ def _attention_of_a_gpu(
     q_basd: Tensor,
     k_bgsd: Tensor,
     v_bgsd: Tensor,
+    attn_mask: str | None,
     dropout_p: float,
     is_causal: bool,
     enable_gqa: bool,
@@ -54,7 +60,9 @@ def _attention_of_a_gpu(
     """Take a kernel that a GPU would; where there is none, PyTorch falls back on products.
 
     Flash attention knows bf16 and query groups, the memory-efficient kernel fp32 without groups.
+    Both know queries of the last positions only, which is what PyTorch's bias stands for.
     """
+    is_causal = is_causal or attn_mask is not None
     if q_basd.dtype == torch.bfloat16:
         flash_basd: Tensor = _aten._scaled_dot_product_flash_attention(
             q_basd, k_bgsd, v_bgsd, dropout_p, is_causal, scale=scale

@@ -101,8 +101,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-OF_THE_OUTPUT_LAYER = ("fp32", "loss", "empty shard", "further tokens")
-"""The variants that each treatment may meet in code of its own."""
+OF_THE_OUTPUT_LAYER = ("loss", "further tokens")
+"""Variants that each treatment meets in code of its own; more of them are ``full``."""
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,12 @@ def test_every_kind_of_model(variant: str, treatment: str, gpus: GpuPool) -> Non
 
 @pytest.mark.parametrize(
     ("schedule", "treatment"),
-    [("zb-h1", "none"), ("1f1b", "naive"), ("1f1b", "vocab-1"), ("zb-v", "vocab-2")],
+    [
+        ("1f1b", "vocab-1"),
+        ("zb-v", "vocab-2"),
+        pytest.param("zb-h1", "none", marks=pytest.mark.full),
+        pytest.param("1f1b", "naive", marks=pytest.mark.full),
+    ],
 )
 def test_logits_that_are_formed_again(schedule: str, treatment: str, gpus: GpuPool) -> None:
     options = GPTOptions(num_layers=4, **VARIANTS["loss"])
@@ -137,7 +142,7 @@ def test_logits_that_are_formed_again(schedule: str, treatment: str, gpus: GpuPo
     assert_sound(gpus.map(run, config, ranks=2))
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "muon"])
+@pytest.mark.parametrize("optimizer", ["muon", pytest.param("sgd", marks=pytest.mark.full)])
 def test_every_optimizer(optimizer: Literal["sgd", "muon"], gpus: GpuPool) -> None:
     options = GPTOptions(num_layers=4, num_query_groups=2)
     config = Job(options, microbatches=4).config(Layout(2, "vocab-2"), torch.bfloat16)
@@ -145,7 +150,7 @@ def test_every_optimizer(optimizer: Literal["sgd", "muon"], gpus: GpuPool) -> No
     assert_sound(gpus.map(run, config, ranks=2))
 
 
-@pytest.mark.parametrize("post_validation", [False, True])
+@pytest.mark.parametrize("post_validation", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_fp16(post_validation: bool, gpus: GpuPool) -> None:
     config = Job(GPTOptions(num_layers=4), microbatches=4).config(
         Layout(2, "vocab-2"), torch.float16
@@ -196,7 +201,9 @@ def test_whole_matrices_of_replicas(gpus: GpuPool) -> None:
     "layout",
     [
         Layout(2, "vocab-2", "zb-v", replicas=2, overlap=True, bucket_size=3000, sharded=True),
-        Layout(2, "none", replicas=2, overlap=True, bucket_size=3000),
+        pytest.param(
+            Layout(2, "none", replicas=2, overlap=True, bucket_size=3000), marks=pytest.mark.full
+        ),
         Layout(1, "none", "zb-h1", replicas=2, sharded=True),
     ],
     ids=str,
@@ -219,10 +226,18 @@ def test_replicas(layout: Layout, gpus: GpuPool) -> None:
         assert {each.kind for each in first} == kinds
 
 
-@pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize(
-    ("treatment", "schedule"),
-    [("vocab-2", "zb-v"), ("none", "1f1b"), ("naive", "zb-h1"), ("interlaced", "1f1b")],
+    ("treatment", "schedule", "sequence"),
+    [
+        ("vocab-2", "zb-v", True),
+        ("none", "1f1b", True),
+        ("naive", "zb-h1", False),
+        pytest.param("interlaced", "1f1b", True, marks=pytest.mark.full),
+        pytest.param("vocab-2", "zb-v", False, marks=pytest.mark.full),
+        pytest.param("none", "1f1b", False, marks=pytest.mark.full),
+        pytest.param("naive", "zb-h1", True, marks=pytest.mark.full),
+        pytest.param("interlaced", "1f1b", False, marks=pytest.mark.full),
+    ],
 )
 def test_ranks_that_share_layers(
     treatment: str, schedule: str, sequence: bool, gpus: GpuPool
@@ -239,12 +254,28 @@ def test_ranks_that_share_layers(
     assert uses == {"tensor", "control", *links, *summed}
 
 
-@pytest.mark.parametrize("treatment", ["none", "vocab-2"])
+@pytest.mark.parametrize("treatment", ["vocab-2", pytest.param("none", marks=pytest.mark.full)])
 def test_ranks_that_share_layers_of_further_tokens(treatment: str, gpus: GpuPool) -> None:
     options = GPTOptions(num_layers=4, tie_embeddings=False, **VARIANTS["further tokens"])
     layout = Layout(2, treatment, "zb-h1", tensor=2, sequence=True)
     job = Job(options, 2, microbatches=4, sequence=12)
     assert_sound(gpus.map(run, job.config(layout, torch.bfloat16), ranks=layout.world_size))
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(2, "vocab-2", "zb-h1", context=2),
+        pytest.param(Layout(1, "none", tensor=2, sequence=True, context=2), marks=pytest.mark.full),
+    ],
+    ids=str,
+)
+def test_ranks_that_share_sequences(layout: Layout, gpus: GpuPool) -> None:
+    job = Job(GPTOptions(num_layers=4, num_query_groups=2), 2, microbatches=4, sequence=16)
+    found = gpus.map(run, job.config(layout, torch.bfloat16), ranks=layout.world_size)
+    assert_sound(found)
+    kinds = {each.kind for own in found for each in own.issued if each.group.startswith("context")}
+    assert kinds == {"all_gather", "reduce_scatter"}
 
 
 def test_nothing_grows_later_either(gpus: GpuPool) -> None:
@@ -296,7 +327,13 @@ def test_memory_is_what_a_dry_run_says(
 
 
 @pytest.mark.parametrize(
-    ("treatment", "vocab_size"), [("none", 32_000), ("vocab-1", 256_000), ("vocab-2", 256_000)]
+    ("treatment", "vocab_size"),
+    [
+        ("vocab-2", 128_000),
+        pytest.param("none", 32_000, marks=pytest.mark.full),
+        pytest.param("vocab-1", 256_000, marks=pytest.mark.full),
+        pytest.param("vocab-2", 256_000, marks=pytest.mark.full),
+    ],
 )
 def test_memory_without_logits_is_what_a_dry_run_says(
     treatment: str, vocab_size: int, gpus: GpuPool
@@ -312,7 +349,14 @@ def test_memory_without_logits_is_what_a_dry_run_says(
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", pytest.param("zb-v", marks=pytest.mark.full)])
-@pytest.mark.parametrize("variant", ["groups", "rope", "llama", "squared relu"])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "llama",
+        "squared relu",
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("groups", "rope")),
+    ],
+)
 def test_memory_of_other_models(variant: str, schedule: str, gpus: GpuPool) -> None:
     """Long microbatches, in which activations count for more."""
     config = paper_config(
@@ -326,10 +370,10 @@ def test_memory_of_other_models(variant: str, schedule: str, gpus: GpuPool) -> N
 @pytest.mark.parametrize(
     ("schedule", "treatment", "recomputation"),
     [
-        ("1f1b", "vocab-2", NO_RECOMPUTATION),
-        ("1f1b", "none", NO_RECOMPUTATION),
         ("zb-h1", "vocab-2", NO_RECOMPUTATION),
-        ("1f1b", "vocab-1", Recomputation(group=1)),
+        pytest.param("1f1b", "vocab-2", NO_RECOMPUTATION, marks=pytest.mark.full),
+        pytest.param("1f1b", "none", NO_RECOMPUTATION, marks=pytest.mark.full),
+        pytest.param("1f1b", "vocab-1", Recomputation(group=1), marks=pytest.mark.full),
         pytest.param("zb-v", "vocab-1", NO_RECOMPUTATION, marks=pytest.mark.full),
     ],
     ids=str,
@@ -350,9 +394,9 @@ def test_memory_of_further_tokens_is_what_a_dry_run_says(
 @pytest.mark.parametrize(
     ("schedule", "recomputation", "ahead"),
     [
-        ("1f1b", Recomputation(group=1), None),
         ("1f1b", Recomputation(group=1), 1),
-        ("zb-h1", Recomputation(group=1), None),
+        pytest.param("1f1b", Recomputation(group=1), None, marks=pytest.mark.full),
+        pytest.param("zb-h1", Recomputation(group=1), None, marks=pytest.mark.full),
         ("zb-h1", Recomputation(parts=frozenset(PARTS)), None),
         pytest.param("1f1b", Recomputation(group=2), None, marks=pytest.mark.full),
         pytest.param("zb-h1", Recomputation(group=2), 2, marks=pytest.mark.full),
@@ -394,9 +438,9 @@ def test_memory_with_steps_validated_later_is_what_a_dry_run_says(gpus: GpuPool)
 @pytest.mark.parametrize(
     "changed",
     [
-        {"optimizer": "sgd"},
         {"optimizer": "muon"},
-        {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"},
+        pytest.param({"optimizer": "sgd"}, marks=pytest.mark.full),
+        pytest.param({"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}, marks=pytest.mark.full),
         {"exp_avg_sq_dtype": "bf16", "post_validation": True, "clip_grad": 0},
     ],
     ids=str,
@@ -418,7 +462,7 @@ def test_memory_of_gradients_in_bf16_is_what_a_dry_run_says(gpus: GpuPool) -> No
     assert own.allocated == pytest.approx(own.predicted, rel=0.025)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-v"])
+@pytest.mark.parametrize("schedule", ["zb-v", pytest.param("1f1b", marks=pytest.mark.full)])
 def test_memory_of_an_fp32_stream_is_what_a_dry_run_says(schedule: str, gpus: GpuPool) -> None:
     config = paper_config(
         Layout(2, "vocab-2", schedule), 32_000, layers=4, micro_batch_size=4, tie_embeddings=True
@@ -428,7 +472,13 @@ def test_memory_of_an_fp32_stream_is_what_a_dry_run_says(schedule: str, gpus: Gp
     assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["at the end", "overlapped"])
+@pytest.mark.parametrize(
+    "overlap",
+    [
+        pytest.param(False, marks=pytest.mark.full, id="at the end"),
+        pytest.param(True, id="overlapped"),
+    ],
+)
 def test_memory_of_copies_in_which_gradients_are_reduced_is_what_a_dry_run_says(
     overlap: bool, gpus: GpuPool
 ) -> None:

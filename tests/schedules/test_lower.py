@@ -158,7 +158,7 @@ def test_a_rank_sends_what_it_has(plan: Plan, seed: int) -> None:
 @settings(max_examples=40)
 @given(plans, seeds)
 def test_messages_that_nobody_here_waits_for_are_few(plan: Plan, seed: int) -> None:
-    """At most two sends of a link at a time; so few buffers does the runtime keep."""
+    """At most two messages of a link at a time; so few buffers does the runtime keep."""
     for rank, steps in enumerate(lowered(plan, seed).rows):
         open_sends: Counter[tuple[object, ...]] = Counter()
         for step in steps:
@@ -197,6 +197,23 @@ def test_with_true_costs_it_takes_the_time_of_the_plan(plan: Plan, seed: int, lo
         found = simulated_ends(lower(plan, costs), costs)
     assert found == by_hand.end_times(plan, costs)
     assert found == [list(row) for row in earliest(plan, costs).ends]
+
+
+@settings(max_examples=80)
+@given(overlapped, seeds, st.sampled_from([2, 40]))
+def test_nobody_waits_for_a_collective_that_only_others_need(
+    plan: Plan, seed: int, longest: int
+) -> None:
+    """However far a rank looks embeddings up ahead of the others, it takes the plan's time.
+
+    Messages take no time, so that they hold nobody up, and collectives do not queue in their lane.
+    """
+    costs = with_comms(random_costs(seed, plan.ranks, plan.chunks), seed, longest)
+    costs = replace(costs, comms={**costs.comms, "X": 0.0, "G": 0.0})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulating, "lane", lambda plan, comm: comm)
+        found = simulated_ends(lower(plan, costs), costs)
+    assert found == by_hand.end_times(plan, costs)
 
 
 @settings(max_examples=40)

@@ -16,6 +16,7 @@ def test_ratios_are_formed_within_a_round() -> None:
     assert rows["background"].endswith("| 0.50 |  |")
 
 
+@pytest.mark.full
 def test_it_runs_and_leaves_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     main(["--folder", str(tmp_path), "--gigabytes", "0.0001", "--ranks", "2", "--rounds", "2"])
     printed = capfd.readouterr().out

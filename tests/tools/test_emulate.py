@@ -41,6 +41,7 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.full
 def test_runs_of_a_table_are_laid_beside_the_simulator(table: Path) -> None:
     arguments = ("--csv", table.name, "--rows", "1,3", "-m", "3", "--rounds", "1")
     done = emulate(*arguments, folder=table.parent)

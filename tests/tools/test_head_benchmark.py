@@ -40,3 +40,13 @@ def test_a_report_has_a_row_for_every_way(monkeypatch: pytest.MonkeyPatch) -> No
     rows = [line for line in lines if line.startswith("| 32000") or line.startswith("| 1001")]
     assert len(rows) == 2 * len(list(ways(2)))
     assert rows[0] == "| 32000 | F.cross_entropy | 1 | 0.200 (0.100 to 0.400) | 0.50 | 3 | 9.2500 |"
+
+
+@pytest.mark.parametrize(
+    "words", ["--tokens 0", "--ranks 0", "--rounds 0", "--vocab-sizes 32k,0", "--vocab-sizes x"]
+)
+def test_sizes_of_nothing_are_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flag, value = words.split()
+    with pytest.raises(SystemExit):
+        parse_arguments([flag, value])
+    assert f"argument {flag}: '{value}': give " in capsys.readouterr().err

@@ -30,7 +30,7 @@ def record(path: Path, mfus: list[float], *, ended: bool = True) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("small", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_every_cell_is_a_job_that_can_be_started(small: bool, tmp_path: Path) -> None:
     """All of one vocabulary; the flags are read as a dry run's, which needs no GPU."""
     for cell in CELLS:

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from checkpoint.test_layouts import everything
-from correctness.rank_runs import CPU, Pieces
+from correctness.rank_runs import CPU, Pieces, kept_by
 from correctness.short_runs import Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
@@ -37,7 +37,9 @@ from megatron.training.progress import Progress, last_iteration
 from megatron.training.rendezvous import UserError
 from megatron.training.setup import build_train_state
 
-JOB = Job(GPTOptions(num_layers=4, vocab_size=61), microbatches=4, iterations=6, dropout=0.1)
+JOB = Job(
+    GPTOptions(num_layers=4, vocab_size=61), microbatches=4, iterations=6, sequence=12, dropout=0.1
+)
 
 
 class Batches(MicrobatchLoader):
@@ -46,17 +48,27 @@ class Batches(MicrobatchLoader):
     Args:
         batches: of all replicas.
         replica: number of the replica, and number of replicas.
+        kept: positions of a sample that the rank keeps; all by default.
     """
 
-    def __init__(self, batches: Sequence[Sequence[Any]], replica: tuple[int, int] = (0, 1)) -> None:
+    def __init__(
+        self,
+        batches: Sequence[Sequence[Any]],
+        replica: tuple[int, int] = (0, 1),
+        kept: torch.Tensor | None = None,
+    ) -> None:
         self._batches = batches
+        self._kept = kept
         self._replica, self._replicas = replica
         self.consumed_samples = 0
 
     def next_batch(self) -> list[Microbatch]:
         batch = self._batches[self.consumed_samples // JOB.microbatches]
         self.consumed_samples += JOB.microbatches
-        return list(batch[self._replica :: self._replicas])
+        return [
+            Microbatch(m.tokens, m.labels, m.loss_mask).part(self._kept)
+            for m in batch[self._replica :: self._replicas]
+        ]
 
     def digest(self, sample: int) -> str:
         batch, place = divmod(sample, JOB.microbatches)
@@ -76,8 +88,8 @@ def run_on_rank(
 ) -> Ended | str:
     groups = make_groups(config.parallel.grid, CPU, timedelta(seconds=60))
     state = build_train_state(config, groups)
-    replica = groups.data.rank, groups.data.size
-    data = Data(Batches(JOB.batches(data_seed), replica), Batches(JOB.batches(seed=1) * 3, replica))
+    mine = groups.replica, kept_by(groups, JOB.sequence)
+    data = Data(Batches(JOB.batches(data_seed), *mine), Batches(JOB.batches(seed=1) * 3, *mine))
     with redirect_stdout(io.StringIO()) as out:
         try:
             train(config, state, data)
@@ -130,6 +142,7 @@ def losses(said: str) -> list[str]:
         (Layout(2, "none", "zb-v"), False, True),
         (Layout(1, "none", replicas=2), False, True),
         (Layout(2, "none", tensor=2, sequence=True), True, True),
+        (Layout(1, "vocab-2", context=2, sharded=True), False, False),
         pytest.param(Layout(2, "none", replicas=2), False, False, marks=pytest.mark.full),
     ],
     ids=str,
@@ -407,7 +420,8 @@ def save_slowly(
     return said
 
 
-@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_save_may_take_longer_than_a_collective(
     asynchronous: bool, ranks: RankPool, tmp_path: Path
 ) -> None:

@@ -104,10 +104,10 @@ class PipelineJob:
     @cached_property
     def forecast(self) -> Forecast:
         """Forecast of an iteration, without the optimizer's step."""
-        plan = self.plan()
+        program = lower(self.plan(), self.costs)
         return forecast(
-            plan,
-            simulate(lower(plan, self.costs), self.costs),
+            program,
+            simulate(program, self.costs),
             self.sizes,
             model_flops=iteration_flops(self.shape, self.layers, self.microbatches),
             peak_flops=self.device.peak_flops,

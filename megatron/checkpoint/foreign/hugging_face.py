@@ -21,6 +21,8 @@ from megatron.checkpoint.foreign.tensor_files import Group, StoredTensor, Tensor
 from megatron.checkpoint.foreign.weights import Advance, write_weights
 from megatron.checkpoint.reading import TensorReader, read_boxes
 from megatron.checkpoint.train_tensors import WEIGHT
+from megatron.data.tokenizers.hugging_face import HuggingFaceTokenizer
+from megatron.data.tokenizers.interface import TokenizerConfig
 from megatron.model.config import ModelConfig
 from megatron.model.ownership import WORD_EMBEDDINGS
 from megatron.parallel.box import whole
@@ -215,6 +217,7 @@ def plan_export(
     family: str | None = None,
     dtype: torch.dtype | None = None,
     like: Path | None = None,
+    tokenizer: Path | None = None,
 ) -> Exported:
     """Return what an export writes; the tensors are read when they are written.
 
@@ -224,9 +227,10 @@ def plan_export(
         family: name of the family; ``None``: that of ``like``, or the first that has such models.
         dtype: of the elements; ``None``: as they are saved.
         like: folder of a model whose tokenizer and token ids the export gets, too.
+        tokenizer: folder of a tokenizer that the export gets.
 
     Raises:
-        ForeignError: the family has no such models.
+        ForeignError: the family has no such models, or the tokenizer is not theirs.
         DamagedError: the checkpoint cannot be read.
     """
     model = read_model(where)
@@ -240,9 +244,26 @@ def plan_export(
     ]
     if kept is not None:
         config |= {name: kept.any(name) for name in _KEPT if name in kept}
+    if tokenizer is not None:
+        config["eos_token_id"] = _end_of(tokenizer, model)
     written = dtype or _saved(reader, WORD_EMBEDDINGS).properties.dtype
     config["torch_dtype"] = str(written).removeprefix("torch.")
-    return Exported(groups, {CONFIG: json.dumps(config, indent=2) + "\n"} | _texts(like))
+    texts = _texts(like) | _texts(tokenizer)
+    return Exported(groups, {CONFIG: json.dumps(config, indent=2) + "\n"} | texts)
+
+
+def _end_of(folder: Path, model: ModelConfig) -> int:
+    """Return the id of the token that ends a document, of a tokenizer that fits a model."""
+    try:
+        found = HuggingFaceTokenizer(TokenizerConfig("HuggingFaceTokenizer", folder))
+    except ValueError as error:
+        raise ForeignError(str(error)) from error
+    if found.vocab_size > model.vocab_size:
+        raise ForeignError(
+            f"{folder} has {found.vocab_size} entries, and the model {model.vocab_size}: give the "
+            "tokenizer that it was trained with"
+        )
+    return found.eod
 
 
 def _texts(like: Path | None) -> dict[str, str]:

@@ -159,7 +159,7 @@ class CoreReader(dcp.FileSystemReader):
         super().__init__(where)
         path = where / METADATA
         try:
-            self.known: Metadata = unpickled(path)
+            self.known: Metadata = unpickled(path, _Inert)  # it keeps its plans of saving there
             self.tensors = {
                 name: saved
                 for name, saved in self.known.state_dict_metadata.items()

@@ -105,5 +105,6 @@ SHORTER_TOKENS = Condition(
     lambda line: 0 < line.samples_of(line.number("--train-tokens")) < line.samples,
 )
 ONE_REPLICA = Condition(
-    "with one replica of the model (data-parallel size 1)", lambda line: line.replicas == 1
+    "with one replica of the model (data-parallel size 1)",
+    lambda line: line.replicas * line.number("--context-parallel-size", 1) == 1,
 )

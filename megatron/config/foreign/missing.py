@@ -107,16 +107,18 @@ FEATURES: Final = (
         ),
     ),
     Feature(
-        "context parallelism",
-        "a sequence is not split over ranks yet",
-        "use 1, and more pipeline ranks instead",
+        "other ways to share a sequence",
+        "ranks that share a sequence gather keys and values over all of them",
+        "leave it out; --context-parallel-size shares sequences",
         """
-        --context-parallel-size N --ds-sequence-parallel-size N --ds-sequence-parallel-* [...]
+        --ds-sequence-parallel-size N --ds-sequence-parallel-* [...]
         """,
         idle=(
-            Idle("a sequence is never split", None, """
-                --context-parallel-size {1} --ds-sequence-parallel-size {1}"""),
-            Idle("a sequence is never split", at_one("--context-parallel-size"), """
+            Idle("a sequence is never split that way", None, """
+                --ds-sequence-parallel-size {1}"""),
+            Idle("keys and values are gathered anyway", None, """
+                --cp-comm-type {all_gather}"""),
+            Idle("a sequence is not split", at_one("--context-parallel-size"), """
                 --cp-comm-type N ... --hierarchical-context-parallel-sizes N ...
                 --use-cp-* [...]"""),
         ),
@@ -333,7 +335,7 @@ FEATURES: Final = (
         "make one with tools/sample_data.py or preprocess_data.py (docs/data.md)",
         """
         --data-impl N --dataset N --dataloader-type N --train-mode N --mmap-* [...]
-        --fim-* [...] --s3-cache-path N --object-storage-* [...] --mid-level-dataset-* [...]
+        --s3-cache-path N --object-storage-* [...] --mid-level-dataset-* [...]
         --use-prompt-dataset --sft --data-type N --variable-seq-lengths --lazy-loader --glm-mask
         --transformer-type N --intra-document-masking [...]
         """,

@@ -22,6 +22,10 @@ SAVE_SECONDS: Final = 10.0
 """Seconds between two states from which a killed run can go on."""
 
 
+MOST_WORKERS: Final = 1024
+"""Processes that encode; a larger number is a mistyped one."""
+
+
 @dataclass(frozen=True)
 class PreprocessConfig:
     """What is read and written.
@@ -93,7 +97,7 @@ def preprocess(config: PreprocessConfig, report: Callable[[Status], None]) -> St
 
     Raises:
         ValueError: an input, the tokenizer or the output cannot be used; there is no room; or a bad
-            line ends a strict run.
+            line ends a strict run; or there is no record.
     """
     _check(config)
     dtype = token_dtype(preload(config.encode))
@@ -125,8 +129,8 @@ def _check(config: PreprocessConfig) -> None:
         raise ValueError(
             f"--output-prefix {config.output_prefix}: its folder does not exist; make it"
         )
-    if config.workers < 1:
-        raise ValueError(f"--workers {config.workers}: give at least 1")
+    if not 1 <= config.workers <= MOST_WORKERS:
+        raise ValueError(f"--workers {config.workers}: give 1 to {MOST_WORKERS}")
 
 
 def _preprocess(
@@ -158,6 +162,9 @@ def _preprocess(
             report(status(item.block.file_bytes))
         while state.file < len(sizes):
             state.next_file(sizes[state.file])
+        if not state.documents:
+            files.discard()
+            raise ValueError(_nothing(config, state))
         files.finish()
     except KeyboardInterrupt:
         files.save()
@@ -165,6 +172,15 @@ def _preprocess(
     finally:
         files.close()
     return status()
+
+
+def _nothing(config: PreprocessConfig, state: State) -> str:
+    """Return what to tell of input without a good record."""
+    bad = f" (bad lines: {state.bad:,}, the first: {state.told[0]})" if state.bad else ""
+    return (
+        f"--input {' '.join(map(str, config.inputs))}: there is no document in it{bad}; give files "
+        f"whose records have text under --json-keys {' '.join(config.encode.keys)}"
+    )
 
 
 @dataclass(frozen=True)

@@ -182,6 +182,11 @@ class Unfinished:
                 index.replace(idx_path(prefix))
         shutil.rmtree(self._folder)
 
+    def discard(self) -> None:
+        """Remove all files."""
+        self.close()
+        shutil.rmtree(self._folder)
+
     def _index(self, number: int) -> None:
         for kind in ("bin", "lengths", "documents"):
             self._files[f"{number}.{kind}"].flush()

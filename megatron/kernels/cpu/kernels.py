@@ -65,8 +65,7 @@ class CpuKernels(ReferenceKernels):
         documents: Documents | None = None,
     ) -> Tensor:
         """See ``Kernels``."""
-        plain = scores == PLAIN and dropout == 0.0 and documents is None
-        if plain and q_basd.shape[2] <= LONGEST:
+        if _is_plain(q_basd, k_bgsd, dropout, scores, documents) and q_basd.shape[2] <= LONGEST:
             return apply(ShortCausalAttention, q_basd, k_bgsd, v_bgsd)
         return super().causal_attention(
             q_basd, k_bgsd, v_bgsd, dropout=dropout, scores=scores, documents=documents
@@ -119,7 +118,7 @@ class CompiledKernels(CpuKernels):
         documents: Documents | None = None,
     ) -> Tensor:
         """See ``Kernels``."""
-        plain = scores == PLAIN and dropout == 0.0 and documents is None
+        plain = _is_plain(q_basd, k_bgsd, dropout, scores, documents)
         if plain and q_basd.shape[2] <= compiled_attention.LONGEST:
             return compiled_attention.separate_attention(q_basd, k_bgsd, v_bgsd, self._library)
         return super().causal_attention(
@@ -209,3 +208,11 @@ class CompiledKernels(CpuKernels):
         tile_nt = self._scratch[: t * n].view(n, t)
         self._library.transpose_bf16(tile_tn.data_ptr(), t, n, tile_nt.data_ptr())
         return tile_nt
+
+
+def _is_plain(
+    q_basd: Tensor, k_bgsd: Tensor, dropout: float, scores: Scores, documents: Documents | None
+) -> bool:
+    """Whether attention is that of whole samples with plain scores, for which it is faster."""
+    is_whole = q_basd.shape[2] == k_bgsd.shape[2]
+    return is_whole and scores == PLAIN and dropout == 0.0 and documents is None

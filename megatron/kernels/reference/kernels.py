@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right
 
 from megatron.kernels.autograd import apply
 from megatron.kernels.documents import Documents
@@ -73,9 +74,10 @@ class ReferenceKernels(TiledOutput):
         documents: Documents | None = None,
     ) -> Tensor:
         """See ``Kernels``."""
-        if documents is not None and can_pack(q_basd, scores, dropout):
+        is_whole = q_basd.shape[2] == k_bgsd.shape[2]
+        if documents is not None and is_whole and can_pack(q_basd, scores, dropout):
             return packed_attention(q_basd, k_bgsd, v_bgsd, scores, documents)
-        if documents is None and scores.are_products:
+        if documents is None and scores.are_products and (is_whole or q_basd.is_cuda):
             return scaled_dot_product(q_basd, k_bgsd, v_bgsd, dropout, scores.scale)
         return scored_attention(q_basd, k_bgsd, v_bgsd, scores, dropout, documents)
 
@@ -154,13 +156,24 @@ def _slices(logits_tn: Tensor) -> Iterator[Tensor]:
 def scaled_dot_product(
     q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: float, scale: float | None = None
 ) -> Tensor:
-    """Causal attention by PyTorch's kernel; see ``Kernels.causal_attention`` and ``Scores``."""
+    """Causal attention by PyTorch's kernel; see ``Kernels.causal_attention`` and ``Scores``.
+
+    On a CPU a mask of all positions would be made if there were fewer queries than keys.
+    """
     grouped = q_basd.shape[1] != k_bgsd.shape[1]
     if grouped and q_basd.is_cuda and q_basd.dtype == torch.float32:
         # CUDA's flash kernel has groups but no fp32; the memory-efficient one has fp32, no groups
         copies = q_basd.shape[1] // k_bgsd.shape[1]
         k_bgsd, v_bgsd = (t.repeat_interleave(copies, dim=1) for t in (k_bgsd, v_bgsd))
         grouped = False
+    is_whole = q_basd.shape[2] == k_bgsd.shape[2]
     return functional.scaled_dot_product_attention(
-        q_basd, k_bgsd, v_bgsd, dropout_p=dropout, is_causal=True, scale=scale, enable_gqa=grouped
+        q_basd,
+        k_bgsd,
+        v_bgsd,
+        None if is_whole else causal_lower_right(q_basd.shape[2], k_bgsd.shape[2]),
+        dropout_p=dropout,
+        is_causal=is_whole,
+        scale=scale,
+        enable_gqa=grouped,
     )

@@ -64,12 +64,12 @@ class _ScoredAttention(torch.autograd.Function):
     def forward(
         ctx: Any, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, seen: _Seen, dropout: float
     ) -> Tensor:
-        batch, heads, seq_length, size = q_basd.shape
+        batch, heads, seq_length, size = q_basd.shape  # of the queries
         ctx.seen, ctx.dropout = seen, dropout
         ctx.generator = _generator_state(q_basd.device) if dropout else None
         ctx.save_for_backward(q_basd, k_bgsd, v_bgsd)
         out_basd = q_basd.new_empty(batch, seq_length, heads, size).transpose(1, 2)
-        for block in _blocks(seq_length, k_bgsd.shape[1], seen):
+        for block in _blocks(seq_length, k_bgsd, seen):
             prob_xyk, _ = block.probabilities(block.queries(q_basd), block.keys(k_bgsd))
             used_xyk, _ = _drop(prob_xyk, dropout)
             block.write(used_xyk.to(v_bgsd.dtype) @ block.keys(v_bgsd), out_basd)
@@ -94,10 +94,11 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values."""
     batch, groups, seq_length, size = k_bgsd.shape
-    dq_basd = q_basd.new_empty(batch, seq_length, q_basd.shape[1], size).transpose(1, 2)
+    queries = q_basd.shape[2]
+    dq_basd = q_basd.new_empty(batch, queries, q_basd.shape[1], size).transpose(1, 2)
     wide = _statistics(k_bgsd.dtype)
     dk_xsd, dv_xsd = k_bgsd.new_zeros(2, batch * groups, seq_length, size, dtype=wide)
-    for block in _blocks(seq_length, groups, seen):
+    for block in _blocks(queries, k_bgsd, seen):
         q_xyd, grad_xyd = block.queries(q_basd), block.queries(grad_basd)
         k_xkd = block.keys(k_bgsd)
         prob_xyk, slope_xyk = block.probabilities(q_xyd, k_xkd)
@@ -125,6 +126,7 @@ class _Block:
         start: first position.
         end: position after the last, and after the last key.
         first_key: first key that a query of the block sees.
+        first_query: position of the first of all queries.
         groups: key/value heads g.
         seen: which keys queries see.
     """
@@ -132,12 +134,18 @@ class _Block:
     start: int
     end: int
     first_key: int
+    first_query: int
     groups: int
     seen: _Seen
 
+    @property
+    def own(self) -> slice:
+        """The places of its queries among all queries."""
+        return slice(self.start - self.first_query, self.end - self.first_query)
+
     def queries(self, t_basd: Tensor) -> Tensor:
         """Return the block of a tensor like the queries as a dense [x, y, d]."""
-        t_bgrqd: Tensor = t_basd[:, :, self.start : self.end].unflatten(1, (self.groups, -1))
+        t_bgrqd: Tensor = t_basd[:, :, self.own].unflatten(1, (self.groups, -1))
         return t_bgrqd.flatten(0, 1).flatten(1, 2)
 
     def keys(self, t_bgsd: Tensor) -> Tensor:
@@ -148,7 +156,7 @@ class _Block:
         """Write what ``queries`` would return to its place in ``out_basd``."""
         heads = out_basd.shape[1]
         t_bgrqd = t_xyd.unflatten(1, (heads // self.groups, -1)).unflatten(0, (-1, self.groups))
-        out_basd[:, :, self.start : self.end] = t_bgrqd.flatten(1, 2)
+        out_basd[:, :, self.own] = t_bgrqd.flatten(1, 2)
 
     def probabilities(self, q_xyd: Tensor, k_xkd: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the softmax of the scores, and the slopes of the scores over the products.
@@ -198,11 +206,13 @@ class _Block:
         return biased_bgrqk.flatten(0, 1)
 
 
-def _blocks(seq_length: int, groups: int, seen: _Seen) -> Iterator[_Block]:
-    """Yield the blocks of a sequence in order."""
-    for start in range(0, seq_length, BLOCK):
+def _blocks(queries: int, k_bgsd: Tensor, seen: _Seen) -> Iterator[_Block]:
+    """Yield the blocks of the last positions, of which there are queries, in order."""
+    groups, seq_length = k_bgsd.shape[1:3]
+    first_query = seq_length - queries
+    for start in range(first_query, seq_length, BLOCK):
         end = min(start + BLOCK, seq_length)
-        yield _Block(start, end, seen.first_key(start), groups, seen)
+        yield _Block(start, end, seen.first_key(start), first_query, groups, seen)
 
 
 def _statistics(dtype: torch.dtype) -> torch.dtype:

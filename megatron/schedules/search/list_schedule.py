@@ -9,14 +9,16 @@ pass with a smaller key that is about to become ready. A batch system works in t
 fills the gap before a waiting job without delaying the job. ``slack`` loosens this rule.
 """
 
-import heapq
+from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from heapq import heappop, heappush
 from math import inf
 from typing import Final
 
 from megatron.schedules.graph import Graph
 from megatron.schedules.held import Held
+from megatron.schedules.search.stock import Stock
 
 Rows = list[list[int]]
 """For every rank its passes in order, as numbers of ``Graph``."""
@@ -86,24 +88,36 @@ def list_schedule(problem: Problem, base: Rows, rule: Rule) -> Rows:
         rule: how a rank chooses its next pass.
     """
     run = _Run(problem, base, rule)
-    while run.events:
-        now, rank = heapq.heappop(run.events)
-        if now >= run.free[rank]:
-            run.decide(rank, now)
+    events, free, decide = run.events, run.free, run.decide
+    while events:
+        now, rank = heappop(events)
+        if now >= free[rank]:
+            decide(rank, now)
     assert list(map(len, run.rows)) == list(map(len, base)), "the base does not run"
     return run.rows
 
 
-@dataclass
 class _Rank:
-    """The state of one rank."""
+    """The state of one rank.
 
-    own: list[int]
-    base: list[int]
-    head: int = 0
-    warming_up: bool = True
-    idled: float = 0.0
-    held: list[float] = field(default_factory=lambda: [0.0] * len(Held._fields))
+    Attributes:
+        base: its row in the base.
+        head: index of the first pass of the base row that is not placed yet; only without keys.
+        queue: (key, number) of the next pass of every kind and chunk, sorted.
+        warming_up: whether it has placed no B yet.
+        idled: how long it has idled since its first pass.
+        bound: the pass that must come next, or ``_NOTHING``.
+        stocks: every quantity in ``Held`` that a pass of the base row changes.
+    """
+
+    def __init__(self, base: list[int], stocks: list[Stock]) -> None:
+        self.base = base
+        self.head = 0
+        self.queue: list[tuple[float, int]] = []
+        self.warming_up = True
+        self.idled = 0.0
+        self.bound = _NOTHING
+        self.stocks = stocks
 
 
 class _Run:
@@ -115,12 +129,9 @@ class _Run:
         self.rows: Rows = [[] for _ in base]
         self.free = list(rule.begin) or [0.0] * len(base)
         self.events = sorted((time, rank) for rank, time in enumerate(self.free))
-        self._graph, self._rule, self._limits = graph, rule, problem.limits
+        self._graph, self._rule = graph, rule
         self._keys = rule.keys or rule.planned
         self._moment = _EPSILON * max(graph.times, default=0.0)
-        self._ranks = [_Rank([], row) for row in base]
-        for number, rank in enumerate(graph.ranks):
-            self._ranks[rank].own.append(number)
         self._following = [0] * len(graph.passes)
         filler_slack = rule.slack if rule.filler_slack is None else rule.filler_slack
         slacks = [filler_slack if filler else rule.slack for filler in graph.fillers]
@@ -133,82 +144,103 @@ class _Run:
         )
         """For each pass, its duration less the slack, in the warm-up: a pass with a smaller key
         delays it if it arrives within this time. ``_later`` holds the same for afterwards."""
-        self._all_changes = problem.changes
         self._changes = [[(i, c) for i, c in enumerate(all_) if c] for all_ in problem.changes]
         self._takes = [[(i, c) for i, c in own if c > 0] for own in self._changes]
-        self._arrival = [0.0] * (m * len(graph.comms))
+        self._ranks = [
+            _Rank(row, self._stocks(row, limits))
+            for row, limits in zip(base, problem.limits, strict=True)
+        ]
+        for number, rank in enumerate(graph.ranks):
+            insort(self._ranks[rank].queue, (self._keys[number][0], number))
+        self._ends = [0.0] * (m * len(graph.comms))
         self._missing = [count for count in graph.sources for _ in range(m)]
+        self._arrival = [0.0] * len(graph.passes)
+        """For each pass, when the needs of the next microbatch are met; infinity if not known."""
+        self._waiting_for: list[list[int]] = [[] for _ in graph.passes]
+        self._waiting_for_comm: list[list[int]] = [[] for _ in graph.comms]
+        for number in range(len(graph.passes)):
+            for own in graph.own_needs[number]:
+                self._waiting_for[own].append(number)
+            for comm in graph.comm_needs[number]:
+                self._waiting_for_comm[comm].append(number)
+            self._arrival[number] = self._arrives(number)
+
+    def _stocks(self, row: list[int], limits: Held) -> list[Stock]:
+        """Return the stocks of a rank with this row."""
+        m, changes = self._graph.microbatches, self._changes
+        passes: list[list[tuple[int, int, float]]] = [[] for _ in limits]
+        for item in row:
+            number, microbatch = divmod(item, m)
+            for i, change in changes[number]:
+                passes[i].append((number, microbatch, change))
+        return [Stock(limit + _EPSILON, own) for limit, own in zip(limits, passes, strict=True)]
 
     def decide(self, rank: int, now: float) -> None:
         """Let ``rank``, which is free, start a pass or wait."""
-        number, wake = self._choose(rank, now)
+        state, arrival = self._ranks[rank], self._arrival
+        if state.bound != _NOTHING:
+            wake = arrival[state.bound]
+            number = state.bound if wake <= now else _NOTHING
+        else:
+            number, wake = self._choose(state, rank, now)
         if number != _NOTHING:
-            self._start(rank, number, now)
+            self._start(state, rank, number, now)
         elif wake < inf:
-            heapq.heappush(self.events, (wake, rank))
+            heappush(self.events, (wake, rank))
 
-    def _choose(self, rank: int, now: float) -> tuple[int, float]:
+    def _choose(self, state: _Rank, rank: int, now: float) -> tuple[int, float]:
         """Return the number of the pass to start; or ``_NOTHING`` and the time to look again."""
-        state = self._ranks[rank]
-        bound = self._bound(rank)
-        if bound != _NOTHING:
-            arrival = self._arrives(bound)
-            return (bound if arrival <= now else _NOTHING), arrival
-        if not self._rule.keys and state.head < len(state.base):
+        arrivals, guided = self._arrival, bool(self._rule.keys)
+        if not guided and state.head < len(state.base):
             head = state.base[state.head] // self._graph.microbatches
-            if self._arrives(head) <= now:
+            if arrivals[head] <= now:
                 return head, now
-        queue, coming = self._queue(state, now)
-        urgent = inf
-        for _, number, arrival in queue:
-            if arrival > now:
-                urgent = min(urgent, arrival)
+        later = self._warm_up if state.warming_up else self._later
+        moment = self._moment
+        urgent = coming = inf
+        for key, number in state.queue:
+            arrival = arrivals[number]
+            if arrival <= now:
+                if (
+                    now + later[number] <= urgent + moment
+                    or self._may_delay(number, rank, urgent - now)
+                ) and self._fits(state, number):
+                    return number, now
                 continue
-            end = now + (self._warm_up if state.warming_up else self._later)[number]
-            # Others that wait at once for this rank must not make it wait for them in turn.
-            harmless = end <= urgent + self._moment or number in self._graph.followed_by
-            if not harmless and self._graph.fillers[number]:
-                harmless = self._has_idled(rank, urgent - now)
-            if harmless and self._fits(state, number, self._limits[rank]):
-                return number, now
+            if arrival < coming:
+                coming = arrival
+            if arrival == inf and not guided:
+                arrival = (
+                    key if key > now + moment else now + moment
+                )  # the key is its planned start
+            if arrival < urgent:
+                urgent = arrival
         return _NOTHING, coming
 
-    def _has_idled(self, rank: int, wait: float) -> bool:
-        """Whether ``rank`` would idle for longer than it may if it idled for ``wait`` more."""
+    def _may_delay(self, number: int, rank: int, wait: float) -> bool:
+        """Whether a pass may delay a more urgent one, for which ``rank`` would ``wait``."""
+        if number in self._graph.followed_by:
+            return True  # others that wait at once for this rank must not make it wait in turn
         allowed = self._rule.idle
-        return bool(allowed) and self._ranks[rank].idled + wait > allowed[rank] + self._moment
+        return (
+            bool(allowed)
+            and self._graph.fillers[number]
+            and self._ranks[rank].idled + wait > allowed[rank] + self._moment
+        )
 
-    def _bound(self, rank: int) -> int:
-        """Return the pass that must follow the last one of ``rank``, or ``_NOTHING``."""
-        if not self._graph.followed_by or not self.rows[rank]:
-            return _NOTHING
-        last = self.rows[rank][-1] // self._graph.microbatches
-        return self._graph.followed_by.get(last, _NOTHING)
-
-    def _queue(self, state: _Rank, now: float) -> tuple[list[tuple[float, int, float]], float]:
-        """Return (key, number, expected arrival) of what remains, and the next sure arrival.
-
-        An arrival is the time at which all needs of a pass are met.
-        """
-        queue = []
-        coming = inf
-        for number in state.own:
-            microbatch = self._following[number]
-            if microbatch == self._graph.microbatches:
-                continue
-            arrival = self._arrives(number)
-            if now < arrival < coming:
-                coming = arrival
-            if arrival == inf and not self._rule.keys:
-                arrival = max(now + self._moment, self._rule.planned[number][microbatch])
-            queue.append((self._keys[number][microbatch], number, arrival))
-        queue.sort()
-        return queue, coming
+    def _fits(self, state: _Rank, number: int) -> bool:
+        """Whether the rest of the base row still fits into memory if ``number`` goes next."""
+        for i, change in self._takes[number]:
+            if not state.stocks[i].fits(number, change, self._following):
+                return False
+        return True
 
     def _arrives(self, number: int) -> float:
         """Return when the next pass of ``number`` may start, or infinity if it is not known."""
         graph, m = self._graph, self._graph.microbatches
         microbatch = self._following[number]
+        if microbatch == m:
+            return inf
         for own in graph.own_needs[number]:
             if self._following[own] <= microbatch:
                 return inf
@@ -217,52 +249,55 @@ class _Run:
             comm = need * m + microbatch
             if self._missing[comm]:
                 return inf
-            if self._arrival[comm] > arrival:
-                arrival = self._arrival[comm]
+            if self._ends[comm] > arrival:
+                arrival = self._ends[comm]
         return arrival
 
-    def _fits(self, state: _Rank, number: int, limits: Held) -> bool:
-        """Whether the rest of the base row still fits into memory if ``number`` goes next."""
-        m, following = self._graph.microbatches, self._following
-        target = number * m + following[number]
-        for i, change in self._takes[number]:
-            room = limits[i] - state.held[i] - change + _EPSILON
-            at = state.head
-            while room >= 0 and state.base[at] != target:
-                other, microbatch = divmod(state.base[at], m)
-                if microbatch >= following[other]:
-                    room -= self._all_changes[other][i]
-                at += 1
-            if room < 0:
-                return False
-        return True
-
-    def _start(self, rank: int, number: int, now: float) -> None:
+    def _start(self, state: _Rank, rank: int, number: int, now: float) -> None:
         graph, m, following = self._graph, self._graph.microbatches, self._following
-        state = self._ranks[rank]
-        microbatch = following[number]
+        microbatch, row = following[number], self.rows[rank]
         following[number] += 1
-        if self.rows[rank]:
+        if row:
             state.idled += now - self.free[rank]
-        self.rows[rank].append(number * m + microbatch)
-        base, head = state.base, state.head
-        while head < len(base) and base[head] % m < following[base[head] // m]:
-            head += 1
-        state.head = head
-        state.warming_up = state.warming_up and graph.passes[number].kind != "B"
+        row.append(number * m + microbatch)
+        self._advance(state, number, microbatch)
         for i, change in self._changes[number]:
-            state.held[i] += change
+            state.stocks[i].room -= change
+        self._arrival[number] = self._arrives(number)
+        for user in self._waiting_for[number]:
+            if self._arrival[user] == inf:
+                self._arrival[user] = self._arrives(user)
         self.free[rank] = end = now + graph.times[number]
-        heapq.heappush(self.events, (end, rank))
+        heappush(self.events, (end, rank))
         for fed in graph.feeds[number]:
             comm = fed * m + microbatch
-            self._arrival[comm] = max(self._arrival[comm], end + graph.comm_times[fed])
+            self._ends[comm] = max(self._ends[comm], end + graph.comm_times[fed])
             self._missing[comm] -= 1
             if not self._missing[comm]:
-                self._announce(graph.members[fed], self._arrival[comm], now)
+                self._announce(fed, microbatch, now)
 
-    def _announce(self, members: Sequence[int], arrival: float, now: float) -> None:
+    def _advance(self, state: _Rank, number: int, microbatch: int) -> None:
+        """Note in the state of a rank that it starts a pass."""
+        graph, m, following = self._graph, self._graph.microbatches, self._following
+        keys, queue = self._keys[number], state.queue
+        del queue[bisect_left(queue, (keys[microbatch], number))]
+        if microbatch + 1 < m:
+            insort(queue, (keys[microbatch + 1], number))
+        if not self._rule.keys:
+            base, head = state.base, state.head
+            while head < len(base) and base[head] % m < following[base[head] // m]:
+                head += 1
+            state.head = head
+        state.warming_up = state.warming_up and graph.passes[number].kind != "B"
+        if graph.followed_by:
+            state.bound = graph.followed_by.get(number, _NOTHING)
+
+    def _announce(self, fed: int, microbatch: int, now: float) -> None:
         """Let the idle participants of a communication look for a pass again when it is done."""
-        for rank in members:
+        arrival = self._ends[fed * self._graph.microbatches + microbatch]
+        for user in self._waiting_for_comm[fed]:
+            if self._following[user] == microbatch:
+                self._arrival[user] = self._arrives(user)
+        for rank in self._graph.members[fed]:
             if self.free[rank] <= now:
-                heapq.heappush(self.events, (arrival, rank))
+                heappush(self.events, (arrival, rank))

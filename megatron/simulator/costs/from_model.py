@@ -57,7 +57,8 @@ class ModelTimes:
 
         Attention itself has no weights, so its whole backward is in B. Where ranks share the layer,
         activations enter and leave attention and MLP once each in F and in B, in four rounds of a
-        ring (arXiv 2205.05198, section 4.2.2). F waits for all of them.
+        ring (arXiv 2205.05198, section 4.2.2). F waits for all of them. Where ranks share a
+        sequence, F waits for the keys and values of all, and B for the sums of their gradients.
         """
         shape, device, traffic = self.shape, self.device, self.traffic
         backward = self._layer_traffic(traffic.layer_backward, traffic.outside_backward)
@@ -68,7 +69,8 @@ class ModelTimes:
             "F": device.product("forward", shape.forward_flops) + self._around_forward(),
             "B": device.product("backward", shape.backward_flops + shape.repeated_flops)
             + backward
-            + waiting,
+            + waiting
+            + self._gather(),
             "W": weights,
         }
 
@@ -128,18 +130,25 @@ class ModelTimes:
         """Return the time of a layer's F beside its products."""
         traffic = self.traffic
         moved = self._layer_traffic(traffic.layer_forward, traffic.outside_forward)
-        return moved + 4 * self._round()
+        return moved + 4 * self._round() + self._gather()
+
+    def _gather(self) -> float:
+        """Return the time to gather a layer's keys and values, or to scatter their gradients."""
+        shape = self.shape
+        return self.machines.around(self.device).round(shape.gathered_bytes, shape.context)
 
     def _repeated_parts(self) -> float:
         """Return the time beside products of the parts of a layer that B computes again.
 
-        An MLP gathers its input again if that is a part of the sequence.
+        An MLP gathers its input again if that is a part of the sequence, attention its keys and
+        values.
         """
         again, forward = self.shape.recomputed, self.traffic.layer_forward
         outside = NORMS_TRAFFIC * again.norms * forward
         within = (CORE_TRAFFIC * again.core + MLP_TRAFFIC * again.mlp) * forward
         gathers = again.mlp and self.shape.tensor.sequence_parallel
-        return self._layer_traffic(within + outside, outside) + gathers * self._round()
+        gathered = gathers * self._round() + again.core * self._gather()
+        return self._layer_traffic(within + outside, outside) + gathered
 
     def _backward_rounds(self, product: float) -> tuple[float, float]:
         """Return what B of a layer waits for rounds, and the time of W, given that of its product.

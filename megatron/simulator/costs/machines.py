@@ -23,11 +23,13 @@ class Machines:
             all ranks are in one machine.
         crossing: pipeline ranks that are in different ones.
         tensor: whether ranks that share a layer are.
+        context: whether ranks that share a sequence are.
     """
 
     network: Link | None = None
     crossing: Crossing = frozenset()
     tensor: bool = False
+    context: bool = False
 
     def between(self, device: Device, one: int, other: int) -> Device:
         """Return ``device`` with the link that connects two pipeline ranks."""
@@ -41,6 +43,10 @@ class Machines:
     def across(self, device: Device) -> Device:
         """Return ``device`` with the slowest link of the ranks that share a layer."""
         return self._over(device, leaves=self.tensor)
+
+    def around(self, device: Device) -> Device:
+        """Return ``device`` with the slowest link of the ranks that share a sequence."""
+        return self._over(device, leaves=self.context)
 
     def _over(self, device: Device, *, leaves: bool) -> Device:
         if self.network is None or not leaves:

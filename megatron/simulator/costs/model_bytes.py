@@ -120,11 +120,14 @@ def model_sizes(
         activation[last][last_chunk] += exponentials
         factors[last][last_chunk] += exponentials
         return Sizes(static, activation, factors=factors if recomputes else None, repeated=repeated)
+    # The first rank's sum takes the place of its part.
+    partial = float(ACTIVATION_BYTES * shape.elements * (2 if shape.depths else 1))
     return Sizes(
         [own + at_work for own in static],
         activation,
         exponentials=exponentials,
         embedding=[own_x if rank == first else 0.0 for rank in range(ranks)],
+        partial=[0.0 if rank == first else partial for rank in range(ranks)],
         ahead=[own_x if shape.depths and rank == last else 0.0 for rank in range(ranks)],
         factors=factors if recomputes else None,
         repeated=repeated,

@@ -1,11 +1,12 @@
 """How many bytes a rank holds at most while it works through its row."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from math import isfinite
 
 from megatron.schedules.counted import counted
 from megatron.schedules.held import held_changes
+from megatron.schedules.lower import Instruction, Program, Run, Wait
 from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan
 
@@ -23,6 +24,7 @@ class Sizes:
             pass. The size of a rank may also be a sequence with one number for each chunk.
         exponentials: held for one microbatch from S to T.
         embedding: held for one microbatch from IF to the F of the rank's first chunk.
+        partial: held for one microbatch from IF until the rank waits for CIF, which adds it up.
         ahead: held for one microbatch from IF to the F of the last stage, on its rank.
         factors: held for one chunk of one microbatch from B to W, if it is a separate pass;
             ``None``: as ``activation``. Layers that B computes again hold more for W than for B.
@@ -41,6 +43,7 @@ class Sizes:
     factors: Size | Sequence[Sequence[float]] | None = None
     repeated: Size | Sequence[Sequence[float]] = 0.0
     afterwards: Size = 0.0
+    partial: Size = 0.0
 
     def __post_init__(self) -> None:
         for name, given in _given(self):
@@ -49,34 +52,56 @@ class Sizes:
                     raise ValueError(f"{name}={size:g} is no size: give bytes, 0 or more")
 
 
-def peak_bytes(plan: Plan, sizes: Sizes) -> list[float]:
+def peak_bytes(done: Plan | Program, sizes: Sizes) -> list[float]:
     """Return for every rank the most bytes that it holds at any moment.
 
-    A pass holds its inputs and its outputs at the same time.
+    Args:
+        done: the program; or a plan, which does not say when a rank waits for what it has sent, so
+            that ``partial`` counts for nothing.
+        sizes: sizes of what is held.
 
     Raises:
         ValueError: if ``sizes`` are for another number of ranks or chunks.
     """
+    plan = done if isinstance(done, Plan) else done.plan
     for name, size in _given(sizes):
         _check_counts(plan, name, size)
-    return [_peak(plan, sizes, rank) for rank in range(plan.ranks)]
+    return [_peak(done, sizes, rank) for rank in range(plan.ranks)]
 
 
-def _peak(plan: Plan, sizes: Sizes, rank: int) -> float:
+def held_bytes(done: Plan | Program, sizes: Sizes, rank: int) -> Iterator[tuple[float, float]]:
+    """Yield for every pass of ``rank``, in order, the bytes held during it and after it.
+
+    A pass holds its inputs and its outputs at the same time.
+
+    Args: as those of ``peak_bytes``.
+    """
+    if isinstance(done, Plan):
+        plan, sizes = done, replace(sizes, partial=0.0)
+        row: Iterable[Instruction] = map(Run, done.rows[rank])
+    else:
+        plan, row = done.plan, done.rows[rank]
     grows: dict[Pass, float] = {}
     shrinks: dict[Pass, float] = {}
     held = _at(sizes.static, rank)
-    peak = held + _at(sizes.afterwards, rank)
-    for item in plan.rows[rank]:
-        alike = item._replace(microbatch=0)
+    partial = _at(sizes.partial, rank)
+    for step in row:
+        if not isinstance(step, Run):
+            held -= partial * (isinstance(step, Wait) and step.comm.kind == "CIF")
+            continue
+        alike = step.item._replace(microbatch=0)
         if alike not in grows:
             changes = _changes(plan, sizes, rank, alike)
             grows[alike] = sum(change for change in changes if change > 0)
             shrinks[alike] = sum(change for change in changes if change < 0)
-        held += grows[alike]
-        peak = max(peak, held)
-        held += shrinks[alike]
-    return peak
+        during = held + grows[alike]
+        held = during + shrinks[alike]
+        yield during, held
+
+
+def _peak(done: Plan | Program, sizes: Sizes, rank: int) -> float:
+    at_rest = _at(sizes.static, rank) + _at(sizes.afterwards, rank)
+    return max([at_rest, *(during for during, _ in held_bytes(done, sizes, rank))])
 
 
 def _changes(plan: Plan, sizes: Sizes, rank: int, item: Pass) -> tuple[float, ...]:
@@ -85,6 +110,7 @@ def _changes(plan: Plan, sizes: Sizes, rank: int, item: Pass) -> tuple[float, ..
         _activation_change(plan, sizes, rank, item),
         held.exponentials * _at(sizes.exponentials, rank),
         held.embeddings * _at(sizes.embedding, rank),
+        (item.kind == "IF") * _at(sizes.partial, rank),
         _looking_ahead(plan, rank, item) * _at(sizes.ahead, rank),
     )
 

@@ -10,6 +10,9 @@ as many key heads as query heads), with b sequences of s tokens in a microbatch,
 Where t ranks share a layer (tensor parallelism, arXiv 1909.08053), the counts of a layer are those
 of one of them.
 
+Where c ranks share a sequence (context parallelism), all counts are for the tokens of one of them.
+Attention meets the keys of all, which are there from F to B.
+
 Each of D further tokens that are predicted has a transformer layer behind the last one, a product
 [n, 2h] x [2h, h] before it, and as much of the output layer again as the next token has.
 
@@ -74,6 +77,7 @@ class Shape:
         cut_vector_parameters: parameters of the other biases, which are cut like their matrices.
         own_queries: queries and keys are rotated or normalised, so they are kept in addition to the
             output of the projection.
+        normed_queries: they are normalised.
         dropout: the two dropouts on the residual stream keep one byte per element each.
         kept: what a layer keeps for its backward.
         stream_inputs: activations of width h that a layer keeps: inputs of norms, of the attention
@@ -91,6 +95,7 @@ class Shape:
         depths: further tokens D that every token predicts, with a layer each on the last stage.
         depth_vector_parameters: parameters of the norms of a depth besides those of its layer.
         changes_words: what the first layer, and a depth, reads is formed from word embeddings.
+        context: ranks c that share a sequence; each has as many of its tokens.
     """
 
     hidden_size: int
@@ -106,6 +111,7 @@ class Shape:
     vector_parameters: int = 0
     cut_vector_parameters: int = 0
     own_queries: bool = False
+    normed_queries: bool = False
     dropout: bool = True
     kept: Kept = "flash"
     stream_inputs: int = 4
@@ -120,11 +126,21 @@ class Shape:
     depths: int = 0
     depth_vector_parameters: int = 0
     changes_words: bool = False
+    context: int = 1
 
     @property
     def tokens(self) -> int:
-        """Tokens of a microbatch bs."""
-        return self.micro_batch_size * self.seq_length
+        """Tokens of a microbatch bs; of ranks that share a sequence, those of one."""
+        return self.micro_batch_size * self.seq_length // self.context
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Bytes of the keys and values of whole sequences that attention gathers in a layer.
+
+        Their gradients have as many. A rank receives (c - 1) / c of either.
+        """
+        shared = self.context > 1
+        return shared * ACTIVATION_BYTES * self.context * self.tokens * self._key_value_width
 
     @property
     def outputs(self) -> int:
@@ -379,11 +395,21 @@ class Shape:
 
     @property
     def _core_bytes(self) -> float:
-        """Bytes that attention between its projections keeps besides their output and input."""
-        own = self._query_width + self._key_value_width // 2 if self.own_queries else 0
+        """Bytes that attention between its projections keeps besides their output and input.
+
+        Where a sequence is shared, those are the keys and values of all ranks in place of its own,
+        and the outputs of two chunks apart. The projection's output itself is then needed for
+        queries that are taken from it as they are, or for norms.
+        """
+        queries, keys_values = self._query_width, self._key_value_width
+        own = self.own_queries * (queries + keys_values // 2)
+        if self.context > 1:
+            own = queries
+            if self.own_queries:
+                own += queries if self.normed_queries else -keys_values
         heads = self.num_attention_heads // self.tensor.ranks
         stored = 5 * heads * self.seq_length if self.kept == "all" else 0
-        return float(self.tokens * (ACTIVATION_BYTES * own + stored))
+        return float(self.tokens * (ACTIVATION_BYTES * own + stored) + self.gathered_bytes)
 
     @property
     def _mlp_bytes(self) -> float:
@@ -420,7 +446,7 @@ def iteration_flops(shape: Shape, num_layers: int, microbatches: int) -> int:
         num_layers: transformer layers of the whole model.
         microbatches: microbatches of the iteration.
     """
-    whole = replace(shape, tensor=WHOLE)
+    whole = replace(shape, tensor=WHOLE, context=1)
     forward = num_layers * whole.forward_flops + whole.output_product_flops
     depth = whole.forward_flops + whole.joining_flops - whole.hidden_flops(whole.last_window)
     forward += shape.depths * depth

@@ -122,9 +122,10 @@ def _layer_at_work(
     gradients on both sides of the activation. Gradients of matrices are added to their sums within
     products.
     Ranks that share a layer hold their part of a sum in addition, and with sequence parallelism the
-    input that they have gathered. The output layer's workspace is not needed at the same time. What
-    is computed again is there too; where W is a pass of its own, it counts as what B leaves for W,
-    and where R is one, as what R leaves for B.
+    input that they have gathered. Within attention there are, if ranks share a sequence, the
+    gradients of the keys and values of all, and a copy by ranks. The output layer's workspace is
+    not needed at the same time. What is computed again is there too; where W is a pass of its own,
+    it counts as what B leaves for W, and where R is one, as what R leaves for B.
     """
     again = [0.0] * plan.ranks
     for (rank, _), count in zip(plan.stages, layers, strict=True):
@@ -134,6 +135,7 @@ def _layer_at_work(
     at_work = float(ACTIVATION_BYTES * (shape.inner_width * shape.tokens + beside))
     tensor = shape.tensor
     at_work += ACTIVATION_BYTES * shape.elements * ((tensor.ranks > 1) + tensor.sequence_parallel)
+    at_work = max(at_work, 2.0 * shape.gathered_bytes)
     holders = range(plan.ranks) if treatment.is_sharded else (plan.stages[-1][0],)
     return [
         max(0.0, again[rank] + at_work - (logit.workspace if rank in holders else 0.0))

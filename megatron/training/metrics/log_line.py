@@ -37,6 +37,7 @@ def introduction(
     replicas = f"{train.replicas} replicas of a " if train.replicas > 1 else ""
     tensor = f" x {parallel.tensor_size} tensor-parallel" if parallel.tensor_size > 1 else ""
     tensor += " ranks that share the sequence" if parallel.sequence_parallel else ""
+    tensor += f" x {parallel.context_size} context-parallel" if parallel.context_size > 1 else ""
     again = " with recomputed logits" if train.vocab_recompute else ""
     yield (
         f"{replicas}pipeline of {parallel.pipeline_size}{tensor} on {parallel.device} "

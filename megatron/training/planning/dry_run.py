@@ -97,16 +97,16 @@ def _head(found: RunForecast) -> str:
 def _job(config: RunConfig, gpu: Gpu) -> str:
     """Return what the job is, but for its plan: its GPUs, replicas, vocabulary and batch."""
     train, replicas, parallel = config.train, config.train.replicas, config.parallel
-    tensor = parallel.tensor_size
+    of_replica = parallel.grid.world_size // replicas
     alone = "; --dry-run-replicas N plans more" if replicas == 1 else ""
     share = "" if replicas == 1 else " for each replica"
     again = " with recomputed logits" if train.vocab_recompute else ""
     microbatches = counted(train.num_microbatches, "microbatch")
     return (
         f"dry run, nothing is started: {counted(replicas, 'replica')} of "
-        f"{tensor * parallel.pipeline_size} x {gpu.name} ({gpu.peak_tflops:g} TFLOP/s, "
+        f"{of_replica} x {gpu.name} ({gpu.peak_tflops:g} TFLOP/s, "
         f"{gpu.memory / GIB:.0f} GiB){alone}\n"
-        f"{_shared(parallel) if tensor > 1 else ''}"
+        f"{_shared(parallel)}"
         f"vocabulary {parallel.vocab_parallel}{again}; global batch "
         f"{train.global_batch_size}: {microbatches} of "
         f"{counted(train.micro_batch_size, 'sample')}{share}"
@@ -114,11 +114,16 @@ def _job(config: RunConfig, gpu: Gpu) -> str:
 
 
 def _shared(parallel: ParallelConfig) -> str:
-    """Return a line on the tensor-parallel ranks, which are all alike."""
+    """Return a line on the ranks that share layers or sequences, if there are: all are alike."""
+    tensor, context = parallel.tensor_size, parallel.context_size
+    if tensor * context == 1:
+        return ""
     sequence = " and the sequence" if parallel.sequence_parallel else ""
+    layers = f" x {tensor} tensor-parallel ranks that share the layers{sequence}"
+    tokens = f" x {context} context-parallel ranks that share every sequence"
     return (
-        f"pipeline of {parallel.pipeline_size} x {parallel.tensor_size} tensor-parallel ranks that "
-        f"share the layers{sequence}; a rank below is any of those {parallel.tensor_size}\n"
+        f"pipeline of {parallel.pipeline_size}{layers if tensor > 1 else ''}"
+        f"{tokens if context > 1 else ''}; a rank below is any of those {tensor * context}\n"
     )
 
 

@@ -74,7 +74,7 @@ class RunForecast:
         timeline: timeline of the schedule, in seconds.
         outcome: time and memory of an iteration.
         sizes: sizes from which the memory follows.
-        exchanges: what is exchanged with replicas; ``None``: there is one replica.
+        exchanges: what is exchanged by ranks with the same parameters; ``None``: there are none.
         hidden: how much of that the passes hide, by kind of communication.
         padding: share of a rank's parameters that its buckets have in addition, at most.
         uneven: share of the mean by which the largest part of a replica exceeds it.
@@ -227,12 +227,13 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
     timeline = simulate(program, costs)
     sizes = run_sizes(config, plan, run_plan.layers, buckets)
     microbatches = config.train.num_microbatches
+    sharing = config.parallel.tensor_size * config.parallel.context_size
     model_flops = iteration_flops(shape, config.model.num_layers, microbatches)
     outcome = forecast(
-        plan,
+        program,
         timeline,
         sizes,
-        model_flops=model_flops / config.parallel.tensor_size,
+        model_flops=model_flops / sharing,
         peak_flops=device.peak_flops,
         step=max(step) if exchanges is None else exchanges.step,
     )
@@ -248,9 +249,7 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
         _padding(buckets),
         _unevenness(buckets, config.parallel.replicas.size),
         model_flops=model_flops,
-        repeated_flops=config.parallel.tensor_size
-        * microbatches
-        * _repeated_flops(shape, run_plan.layers),
+        repeated_flops=sharing * microbatches * _repeated_flops(shape, run_plan.layers),
     )
 
 

@@ -2,11 +2,13 @@
 
 Before the last stage can begin the backward of the first microbatch, every rank has run its
 forwards of that microbatch and, where the vocabulary is split, its S. So there is a moment at which
-a rank holds, beside what it always holds, all that one microbatch leaves there. A plan of a single
-microbatch holds no more than that.
+a rank holds, beside what it always holds, all that one microbatch leaves there, and its part of the
+input embedding, since a program keeps the last of them (``lower``). A plan of a single microbatch
+holds no more than that.
 """
 
 from megatron.config.run_config import RunConfig
+from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import one_microbatch_of
 from megatron.simulator.costs.peak_bytes import peak_bytes
 from megatron.training.planning.forecast_run import Fullest, run_sizes
@@ -26,4 +28,5 @@ def least_memory(config: RunConfig, candidate: Candidate) -> Fullest:
     is_read = candidate.request.file is not None
     one = candidate.run_plan.plan if is_read else one_microbatch_of(candidate.request)
     sizes = run_sizes(config, one, candidate.layers)
-    return Fullest.of(peak_bytes(one, sizes), sizes)
+    program = lower(one, candidate.request.costs)
+    return Fullest.of(peak_bytes(program, sizes), sizes)

@@ -17,7 +17,11 @@ def links_in_words(parallel: ParallelConfig) -> str:
     hops = counted(parallel.pipeline_size - 1, "hop")
     beyond = [
         name
-        for name, leaves in (("ranks that share a layer", found.tensor), ("replicas", found.data))
+        for name, leaves in (
+            ("ranks that share a layer", found.tensor),
+            ("ranks that share a sequence", found.context),
+            ("replicas", found.data),
+        )
         if leaves
     ]
     others = f"; {' and '.join(beyond)} are in different machines" if beyond else ""

@@ -38,6 +38,7 @@ def shape_of(
         vector_parameters=_vector_parameters(model),
         cut_vector_parameters=_cut_vector_parameters(model),
         own_queries=model.qk_layernorm or model.position_embedding_type == "rope",
+        normed_queries=model.qk_layernorm,
         dropout=model.hidden_dropout > 0,
         stream_inputs=_stream_inputs(model),
         norms=_norms_before(model),
@@ -65,6 +66,7 @@ def shape_of_run(config: RunConfig) -> Shape:
         tensor=TensorSplit(parallel.tensor_size, parallel.sequence_parallel),
         vocab_recompute=train.vocab_recompute,
         wide_stream=train.wide_stream,
+        context=parallel.context_size,
     )
 
 
@@ -78,7 +80,7 @@ def machines_of(parallel: ParallelConfig, network: Link | None) -> Machines:
     if network is None:
         return ONE_MACHINE
     found = parallel.placement
-    return Machines(network, found.crossing, found.tensor)
+    return Machines(network, found.crossing, found.tensor, found.context)
 
 
 def _windows(model: ModelConfig) -> tuple[int | None, ...]:

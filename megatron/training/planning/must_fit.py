@@ -37,7 +37,8 @@ def check_memory(config: RunConfig, run_plan: RunPlan, pipeline_rank: int) -> No
     counts = parameters(
         shape, run_plan.plan.stages, run_plan.layers, treatment, tied=model.tie_embeddings
     )
-    tokens, memory = shape.tokens, _memory(config.parallel.device)
+    tokens = shape.tokens // config.parallel.context_size
+    memory = _memory(config.parallel.device)
     for needed, what in (
         (
             _LEAST_BYTES * counts[pipeline_rank],

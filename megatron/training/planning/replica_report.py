@@ -23,8 +23,10 @@ def replica_lines(found: RunForecast, exchanges: Exchanges) -> Iterator[str]:
         exchanges: what is exchanged in it.
     """
     link, count = exchanges.link, exchanges.replicas.count
+    shared = found.config.parallel.context_size > 1
+    alike = f"{count} ranks with the same parameters" if shared else counted(count, "replica")
     yield (
-        f"{counted(count, 'replica')}: a rank sends up to {exchanges.bytes_sent / 1e9:.3g} GB an "
+        f"{alike}: a rank sends up to {exchanges.bytes_sent / 1e9:.3g} GB an "
         f"iteration, at {link.bandwidth / 1e9:g} GB/s and {1e6 * link.latency:g} us a step"
     )
     for kind, own in found.hidden.items():

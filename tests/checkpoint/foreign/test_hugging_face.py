@@ -8,19 +8,24 @@ import torch
 
 pytest.importorskip("transformers", reason="the reference: pip install transformers")
 
-from checkpoint.foreign.known_models import (
-    CONFIGS,
-    loaded_model,
-    our_logits,
-    random_model,
-    some_tokens,
-    their_logits,
-    weights,
-)
+from checkpoint.foreign.known_models import our_logits, weights
 
 from megatron.checkpoint.choose import choose, read_model
 from megatron.checkpoint.foreign.families import FAMILIES
 from megatron.checkpoint.foreign.hugging_face import open_model
+from tools.conversions_table import (
+    BEGIN,
+    CONFIGS,
+    END,
+    PAGE,
+    loaded_model,
+    measure,
+    random_model,
+    rewritten,
+    run_logits,
+    some_tokens,
+    their_logits,
+)
 from tools.convert import main
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of transformers are none of ours
@@ -36,15 +41,36 @@ def run(*words: object) -> None:
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_logits_are_the_same_in_both_directions(family: str, tmp_path: Path) -> None:
-    theirs, tokens_bs = random_model(family), some_tokens()
-    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="30KB")  # several files
-    run("import", tmp_path / "theirs", tmp_path / "ours", "--seq-length", 20)
-    wanted, where = their_logits(theirs, tokens_bs), choose(tmp_path / "ours", None)
+    """Those of our program, of the plain reference, and of the exported model."""
+    found = measure(family, tmp_path)
+    assert found.imported < CLOSE
+    assert found.exported < CLOSE
+    assert found.largest > 1000 * CLOSE
+    where, tokens_bs = choose(tmp_path / "ours", None), some_tokens()
+    wanted = their_logits(loaded_model(tmp_path / "theirs"), tokens_bs)
     assert (our_logits(where, tokens_bs) - wanted).abs().max() < CLOSE
-    run("export", tmp_path / "ours", tmp_path / "again", "--max-shard-size", "1MB")
-    again = loaded_model(tmp_path / "again")
-    assert type(again) is type(theirs)
-    assert (their_logits(again, tokens_bs) - wanted).abs().max() < CLOSE
+
+
+def test_a_wrong_weight_is_measured(tmp_path: Path) -> None:
+    """The difference is that of logits, not of nothing."""
+    random_model("llama 2").save_pretrained(tmp_path / "theirs")
+    run("import", tmp_path / "theirs", tmp_path / "ours")
+    other = random_model("llama 2")
+    with torch.no_grad():
+        other.model.layers[3].mlp.down_proj.weight[5, 7] += 0.1
+    ours = run_logits(choose(tmp_path / "ours", None), some_tokens())
+    assert (ours - their_logits(other, some_tokens())).abs().max() > CLOSE
+
+
+def test_the_page_has_a_row_for_every_family() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    table = text[text.index(BEGIN) : text.index(END)]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
+    assert [row[0] for row in rows[1:]] == list(CONFIGS)
+    for _, _, largest, imported, exported in rows[1:]:
+        assert 0 <= float(exported) <= float(imported) < CLOSE < float(largest)
+    lines = table.splitlines()[2:-1]
+    assert rewritten(text, iter(lines)) == text
 
 
 @pytest.mark.parametrize("family", CONFIGS)

@@ -1,6 +1,7 @@
 """A damaged folder gives one clear error, or a checkpoint; never a traceback, never half a one."""
 
 import json
+import random
 import shutil
 import struct
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any, Final
 
 import pytest
 import torch
+from harness.damage import damage, within
 
 pytest.importorskip("safetensors", reason="an extra: pip install safetensors")
 
@@ -244,3 +246,40 @@ def test_there_are_many_mutations() -> None:
 def test_the_sound_model_is_imported(sound: Path, tmp_path: Path) -> None:
     assert import_error(sound, tmp_path / "checkpoints") is None
     assert folder.complete(tmp_path / "checkpoints") == [0]
+
+
+def read_by_others(model: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The configuration and the tensors of a folder, as Python and safetensors read them."""
+    from safetensors.torch import load_file
+
+    index = model / INDEX
+    placed = json.loads(index.read_text())["weight_map"] if index.is_file() else {}
+    files = {model / name for name in placed.values()} or set(model.glob("*.safetensors"))
+    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    return json.loads((model / CONFIG).read_text()), tensors
+
+
+@pytest.mark.parametrize(
+    "numbers", [range(40), pytest.param(range(40, 200), marks=pytest.mark.full)], ids=str
+)
+def test_damaged_bytes_are_read_right_or_told(numbers: range, sound: Path, tmp_path: Path) -> None:
+    """What is imported in spite of the damage and exported again is what safetensors reads."""
+    wrong = {}
+    for number in numbers:
+        model, ours, again = (tmp_path / str(number) / n for n in ("model", "ours", "again"))
+        shutil.copytree(sound, model)
+        done = damage(model, sorted(sound.iterdir()), random.Random(number))
+        with within(20):
+            error = import_error(model, ours)
+        if error is not None:
+            if "\n" in error or str(model) not in error or not error.startswith("error: "):
+                wrong[number, done] = error
+            continue
+        main(["export", str(ours), str(again), "--family", "llama"])
+        (config, tensors), (made, found) = read_by_others(model), read_by_others(again)
+        same = {name: value.numpy().tobytes() for name, value in tensors.items()}
+        if {name: value.numpy().tobytes() for name, value in found.items()} != same:
+            wrong[number, done] = "other tensors"
+        if other := [name for name in made.keys() & config.keys() if made[name] != config[name]]:
+            wrong[number, done] = f"another {other}"
+    assert not wrong

@@ -307,8 +307,8 @@ def test_two_names_that_contradict_each_other_are_refused() -> None:
             "--valid-num-workers: write --valid-num-workers N, or leave it out",
         ),
         (
-            "--context-parallel-size x y",
-            "--context-parallel-size x y: write --context-parallel-size {1} or",
+            "--ds-sequence-parallel-size x y",
+            "--ds-sequence-parallel-size x y: write --ds-sequence-parallel-size {1} or",
         ),
         ("--sequence-paralel", "--sequence-paralel is no flag: did you mean --sequence-parallel?"),
     ],

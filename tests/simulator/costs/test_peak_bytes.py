@@ -7,7 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron.schedules.held import in_flight
+from megatron.schedules.lower import Instruction, Program, Run, Wait
 from megatron.schedules.make_plan import make_plan
+from megatron.schedules.needs import Comm
+from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.peak_bytes import Sizes, peak_bytes
 
@@ -24,6 +27,16 @@ def test_a_running_peak_by_hand() -> None:
     assert peak_bytes(plan, Sizes(static=1000, activation=100, exponentials=10)) == [1220]
     assert peak_bytes(plan, Sizes(1000, 100, 10, embedding=1)) == [1220]
     assert peak_bytes(plan, Sizes(1000, 100, 10, embedding=300)) == [1700]
+
+
+def test_parts_of_embeddings_are_held_until_the_rank_waits_for_their_sum() -> None:
+    """A rank that looks three microbatches up holds three parts; the fourth takes no more."""
+    plan = make_plan("1f1b", "vocab-2", 2, 4)
+    wait, first = Wait(Comm("CIF", 0)), [Run(Pass("IF", i)) for i in range(3)]
+    row: tuple[Instruction, ...] = (*first, wait, Run(Pass("IF", 3)), Run(Pass("F", 0)))
+    sizes = Sizes(static=1000, activation=7, partial=100)
+    assert peak_bytes(Program(plan, ((), row)), sizes) == [1000, 1307]
+    assert peak_bytes(plan, sizes) == peak_bytes(plan, Sizes(static=1000, activation=7))
 
 
 def test_weight_gradients_hold_what_they_need() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from megatron.data.config import DataConfig
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
+from megatron.schedules.check import check
 from megatron.schedules.costs import Costs
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.passes import Pass
@@ -244,6 +246,26 @@ def test_a_plan_of_another_run_is_refused(
     wanted: dict[str, Any] = {"schedule": "file", "treatment": "vocab-2", "schedule_file": file}
     with pytest.raises(ValueError, match=message):
         make_run_plan(config(**(wanted | changes)))
+
+
+def test_a_plan_file_is_parsed_and_checked_once(tmp_path: Path) -> None:
+    """Though its stages are asked for before its costs, and its costs before its plan."""
+    file = tmp_path / "plan.txt"
+    file.write_text(make_plan("v-half", "vocab-2", 2, 4).to_text())
+    with (
+        patch.object(Plan, "from_text", side_effect=Plan.from_text) as parsed,
+        patch("megatron.schedules.plan_file.check", side_effect=check) as checked,
+    ):
+        make_run_plan(config("file", "vocab-2", schedule_file=file))
+    assert (parsed.call_count, checked.call_count) == (1, 1)
+
+
+def test_a_plan_file_that_changed_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "plan.txt"
+    for schedule in ("1f1b", "gpipe"):
+        plan = make_plan(schedule, "none", 2, 4)
+        file.write_text(plan.to_text())
+        assert make_run_plan(config("file", schedule_file=file)).plan == plan
 
 
 def test_a_file_that_skips_a_pass_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,138 @@
+"""Attention of ranks that share a sequence is that of one rank, and moves what is promised."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness.rank_pool import RankPool
+from kernels.formulas import explicit_documents, first_positions
+from torch import Tensor
+
+from megatron.kernels.choose import kernels_for
+from megatron.kernels.documents import Documents
+from megatron.kernels.scores import PLAIN, Scores
+from megatron.layers.context_attention import context_attention
+from megatron.parallel import p2p
+from megatron.parallel.context import ContextParallel, own_positions
+from megatron.parallel.groups import ConnectedAxis
+from megatron.simulator.costs.shape import Shape
+
+B, S, HEADS, GROUPS, D = 2, 32, 4, 2, 8
+STARTS = ([0, 1, 7, 20], [0, 29])
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Attended:
+    """What a rank makes of its tokens.
+
+    Attributes:
+        positions: of its tokens.
+        tensors: output, and gradients of queries, keys and values; [b, u, ...].
+        sent: bytes that it has sent in the forward, and in the backward.
+    """
+
+    positions: Tensor
+    tensors: tuple[Tensor, ...]
+    sent: tuple[int, int]
+
+
+def operands(dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Queries, keys, values and the gradient of the output, of all tokens."""
+    generator = torch.Generator().manual_seed(5)
+    shapes = ((B, S, heads, D) for heads in (HEADS, GROUPS, GROUPS, HEADS))
+    return [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
+
+
+def attend(
+    rank: int, size: int, *, scores: Scores, apart: bool, dtype: torch.dtype = torch.float64
+) -> Attended:
+    context = ContextParallel(ConnectedAxis("context", rank, tuple(range(size)), dist.group.WORLD))
+    kept = own_positions(S, rank, size)
+    own = [whole[:, kept].requires_grad_() for whole in operands(dtype)]
+    first = first_positions(STARTS, S)
+    sent, real = [0], p2p.send
+
+    def send(tensor: Tensor, destination: int, axis: ConnectedAxis, tag: int = 0) -> p2p.Transfer:
+        sent[-1] += tensor.nbytes
+        return real(tensor, destination, axis, tag)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(p2p, "send", send)
+        output = context_attention(
+            kernels_for(CPU, dtype),
+            context,
+            *own[:3],
+            dropout=0.0,
+            scores=scores,
+            documents=Documents.of(first, lambda t: t) if apart else None,
+        )
+        sent.append(0)
+        gradients = torch.autograd.grad(output, own[:3], own[3])
+    return Attended(kept, (output.detach(), *gradients), (sent[0], sent[1]))
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["one document", "documents"])
+@pytest.mark.parametrize(
+    "scores", [PLAIN, Scores(0.7, 1.5, 6, (0.5, 0.25, 0.125, 0.0625))], ids=["plain", "all scores"]
+)
+@pytest.mark.parametrize("size", [2, 4])
+def test_all_parts_together_are_what_one_rank_makes(
+    size: int, scores: Scores, apart: bool, ranks: RankPool
+) -> None:
+    q, k, v, grad = operands()
+    own = [t.transpose(1, 2).requires_grad_() for t in (q, k, v)]
+    starts = STARTS if apart else ([0], [0])
+    output = explicit_documents(*own, starts=starts, scores=scores)
+    gradients = torch.autograd.grad(output, own, grad.transpose(1, 2))
+    expected = [t.detach().transpose(1, 2) for t in (output, *gradients)]
+    for part in ranks.run(attend, size, scores=scores, apart=apart):
+        for found, whole in zip(part.tensors, expected, strict=True):
+            torch.testing.assert_close(found, whole[:, part.positions], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_rank_sends_its_keys_and_values_once_to_every_other_and_their_gradients_once(
+    size: int, ranks: RankPool
+) -> None:
+    shape = Shape(
+        HEADS * D, HEADS, S, 1, micro_batch_size=B, key_value_width=2 * GROUPS * D, context=size
+    )
+    promised = shape.gathered_bytes * (size - 1) // size
+    assert promised == (size - 1) * 2 * 2 * B * S // size * GROUPS * D
+    for part in ranks.run(attend, size, scores=PLAIN, apart=False, dtype=torch.bfloat16):
+        assert part.sent == (promised, promised)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_every_position_is_on_one_rank_and_all_have_the_same_work(size: int) -> None:
+    by_rank = [own_positions(2 * 8 * size, rank, size) for rank in range(size)]
+    assert sorted(torch.cat(by_rank).tolist()) == list(range(16 * size))
+    assert all(torch.equal(own, own.sort().values) for own in by_rank)
+    assert len({int((own + 1).sum()) for own in by_rank}) == 1  # pairs of a query and a key
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_own_tokens_are_those_of_the_own_positions(size: int) -> None:
+    x_bsh = torch.randn(B, S, 3)
+    for rank in range(size):
+        context = ContextParallel(ConnectedAxis("context", rank, tuple(range(size))))
+        own = own_positions(S, rank, size)
+        assert torch.equal(context.own_tokens(x_bsh), x_bsh[:, own])
+
+
+def test_a_gather_is_the_adjoint_of_a_reduction(ranks: RankPool) -> None:
+    """<gather(x), y> summed over ranks equals <x, reduce(y)> summed over ranks."""
+    both = ranks.run(products, 4)
+    torch.testing.assert_close(sum(own for own, _ in both), sum(other for _, other in both))
+
+
+def products(rank: int, size: int) -> tuple[Tensor, Tensor]:
+    context = ContextParallel(ConnectedAxis("context", rank, tuple(range(size)), dist.group.WORLD))
+    generator = torch.Generator().manual_seed(rank)
+    x, y = (
+        torch.randn(2, B, length, 3, generator=generator, dtype=torch.float64)
+        for length in (S // size, S)
+    )
+    return (context.gather(x) * y).sum(), (x * context.reduce(y)).sum()

@@ -1,0 +1,112 @@
+"""docs/choosing-a-schedule.md is current; its front is one, and its advice follows from it."""
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tools import choosing_page
+from tools.choosing_page import (
+    INTRODUCTION,
+    PAGE,
+    SIZES,
+    TREATMENTS,
+    Choice,
+    advice,
+    chart,
+    choices,
+    front,
+    picture_of,
+    section,
+    write,
+)
+
+
+def choice(name: str, seconds: float, memory: float, treatment: str = "vocab-2") -> Choice:
+    return Choice(name, treatment, seconds, 0.5, 0.1, memory)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=30))
+def test_every_choice_is_on_the_front_or_beaten_by_one_that_is(
+    figures: list[tuple[int, int]],
+) -> None:
+    found = [choice(str(n), seconds, memory) for n, (seconds, memory) in enumerate(figures)]
+    best = front(found)
+    for one in found:
+        beaten = any(
+            other.seconds <= one.seconds
+            and other.memory <= one.memory
+            and (other.seconds, other.memory) != (one.seconds, one.memory)
+            for other in best
+        )
+        assert beaten != (one in best)
+
+
+def test_the_advice_follows_from_the_figures() -> None:
+    found = [
+        choice("fast", 1.0, 60),
+        choice("thrifty", 1.01, 50),
+        choice("small", 1.2, 30),
+        choice("layers", 1.25, 70, "redis"),
+        choice("whole", 1.5, 80, "none"),
+    ]
+    assert advice(found) == (
+        "Take vocab-2 with `thrifty` (1.01 s, 50 GiB): it is within 2% of the fastest, `fast` "
+        "(1.00 s, 60 GiB), and takes 10 GiB less. The least memory takes `small` (1.20 s, 30 GiB), "
+        "in 20% more time than the fastest. With the vocabulary on the first and the last stage "
+        "the best is `whole` (1.50 s, 80 GiB), 50% slower; with layers moved away from them "
+        "(redis) `layers` (1.25 s, 70 GiB), 25% slower."
+    )
+    assert "no schedule is faster, and none within 2%" in advice([found[0], *found[3:]])
+
+
+def test_a_chart_has_a_dot_for_every_choice_and_a_name_for_the_front() -> None:
+    found = [choice("fast", 1.0, 60), choice("small", 2.0, 30), choice("worse", 2.0, 70, "none")]
+    drawn = ElementTree.fromstring(chart("1k", found))
+    notes = [note.text for note in drawn.findall(".//{*}title")]
+    assert notes == [
+        f"{c.schedule}, {c.treatment}: {c.seconds:.3f} s, {c.memory:.1f} GiB" for c in found
+    ]
+    texts = {text.text for text in drawn.findall(".//{*}text")}
+    assert {"fast", "small", *TREATMENTS} < texts
+    assert "worse" not in texts
+
+
+def test_the_page_has_the_introduction_and_every_vocabulary() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text.startswith(INTRODUCTION)
+    assert [line for line in text.splitlines() if line.startswith("## ")] == [
+        f"## V = {name}" for name in SIZES
+    ]
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_rows_of_the_page_are_current(name: str) -> None:
+    """Of the schedules that are quickly planned. Else: python tools/choosing_page.py."""
+    text = PAGE.read_text(encoding="utf-8").partition(f"## V = {name}\n")[2].partition("\n## ")[0]
+    found = choices(SIZES[name], {"1f1b", "interleaved"})
+    assert len(found) == 2 * len(TREATMENTS)
+    assert all(one.row in text for one in found)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", SIZES)
+def test_the_page_is_current(name: str) -> None:
+    """Else: python tools/choosing_page.py."""
+    found = choices(SIZES[name])
+    assert "\n".join(section(name, found)) in PAGE.read_text(encoding="utf-8")
+    assert picture_of(name).read_text(encoding="utf-8") == chart(name, found)
+
+
+def test_all_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [choice("fast", 1.0, 60), choice("whole", 2.0, 30, "none"), choice("x", 2, 70, "redis")]
+    monkeypatch.setattr(choosing_page, "choices", lambda size: found)
+    for folder in ("docs", "images"):
+        (tmp_path / folder).mkdir()
+    write(tmp_path)
+    assert len(list((tmp_path / "images").iterdir())) == len(SIZES)
+    assert "| ● | `fast` | vocab-2 | 1.000 | 50.0% | 10.0% | 60.0 |" in (
+        tmp_path / "docs" / PAGE.name
+    ).read_text(encoding="utf-8")

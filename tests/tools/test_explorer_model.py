@@ -1,0 +1,79 @@
+"""What the explorer counts of a model on a GPU is what ``--dry-run`` counts of the same run."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from megatron.config.command_line import parse
+from megatron.config.recompute_flags import EVERY_LAYER
+from megatron.kernels.reference import kernels
+from megatron.simulator.costs.gpus import gpu
+from megatron.training.planning.forecast_run import forecast_run
+from megatron.training.planning.model_shape import shape_of_run
+from megatron.training.planning.run_plan import RunPlan
+from tools.explorer import model_costs
+from tools.explorer.case import Case
+from tools.explorer.simulated import Simulations
+from tools.explorer_cases import SMALL_MODEL
+
+GPT: Final = {**SMALL_MODEL, "kind": "gpt", "groups": 16, "ffn": 8192, "gpu": "H100"}
+LLAMA_FLAGS: Final = (
+    "--swiglu --normalization RMSNorm --disable-bias-linear --position-embedding-type rope "
+    "--group-query-attention --num-query-groups 4"
+)
+
+
+def flags(case: Mapping[str, Any]) -> list[str]:
+    """Return the command line of a training run that is like a case."""
+    model = case["model"]
+    words = (
+        f"--pipeline-model-parallel-size 4 --pipeline-schedule {case['schedule']} "
+        f"--vocab-parallel {case['vocab']} --num-layers {model['layers']} "
+        f"--hidden-size {model['hidden']} --num-attention-heads {model['heads']} "
+        f"--ffn-hidden-size {model['ffn']} --seq-length {model['seq']} "
+        f"--max-position-embeddings {model['seq']} --micro-batch-size {model['batch']} "
+        f"--global-batch-size {6 * model['batch']} --train-iters 1 --lr 1e-3 --bf16 "
+        "--untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 --dry-run "
+        f"--vocab-size {model['vocabulary']} --dry-run-gpu {model['gpu']} "
+        f"--ranks-per-node {model.get('machine', 8)}"
+    )
+    words += f" {LLAMA_FLAGS}" if model["kind"] == "llama" else ""
+    words += f" {EVERY_LAYER}" if model["recompute"] else ""
+    return words.split()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"schedule": "1f1b", "vocab": "vocab-2", "model": GPT},
+        {"schedule": "1f1b", "vocab": "none", "model": {**SMALL_MODEL, "batch": 2}},
+        {"schedule": "v-half", "vocab": "vocab-1", "model": {**SMALL_MODEL, "machine": 2}},
+        {"schedule": "1f1b", "vocab": "redis", "model": GPT},
+        {"schedule": "zb-h1", "vocab": "vocab-2", "model": {**SMALL_MODEL, "recompute": True}},
+    ],
+    ids=lambda case: f"{case['schedule']}, {case['vocab']}, {case['model']['kind']}",
+)
+def test_time_and_memory_are_those_of_a_dry_run(case: Mapping[str, Any]) -> None:
+    config = parse(flags(case), world_size=4, speak=False)
+    found = Simulations().of(Case.of_json({**case, "p": 4, "m": 6}))
+    job, costs, request = found.case.model, found.model, found.scenario.request
+    assert job is not None
+    assert costs is not None
+    assert job.shape == shape_of_run(config)
+    plan = RunPlan(found.done.plan, costs.layers, request.costs, request.schedule)
+    expected = forecast_run(config, plan, gpu(job.gpu)).outcome
+    outcome = job.forecast(request, found.done.program, found.done.timeline, costs)
+    assert outcome == expected
+    assert found.held == expected.peak
+
+
+def test_the_constants_of_kernels_are_theirs() -> None:
+    assert model_costs.TILE_ROWS == kernels.TILE_ROWS
+    assert model_costs.EXPONENTIALS_AT_ONCE == kernels.EXPONENTIALS_AT_ONCE
+
+
+def test_models_are_counted_without_torch() -> None:
+    """The page runs where there is none."""
+    assert "torch" not in Path(model_costs.__file__).read_text(encoding="utf-8")

@@ -1,0 +1,280 @@
+#!/usr/bin/env python3
+"""Write docs/choosing-a-schedule.md: time against memory of every schedule, at three vocabularies.
+
+python tools/choosing_page.py
+
+It predicts with the dry run's cost model, and runs nothing. Every word about the figures is chosen
+by them.
+"""
+
+import itertools
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from megatron.commands.environment import in_environment
+
+with in_environment():
+    from megatron.config.command_line import parse
+    from megatron.simulator.costs.gpus import GIB, GPUS
+    from megatron.simulator.draw.picture import Box, Label, Line, Picture
+    from megatron.simulator.draw.svg import paint_svg
+    from megatron.training.planning.forecast_run import RunForecast, forecast_run
+    from megatron.training.planning.run_plan import asked
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+PAGE: Final = ROOT / "docs" / "choosing-a-schedule.md"
+
+JOB: Final = (
+    "--pipeline-model-parallel-size 8 --num-layers 32 --hidden-size 4096 --num-attention-heads 32 "
+    "--seq-length 2048 --untie-embeddings-and-output-weights --attention-dropout 0 "
+    "--hidden-dropout 0 --bf16 --micro-batch-size 1 --global-batch-size 32 --lr 1e-4 "
+    "--train-iters 1 --pipeline-schedule auto --dry-run"
+)
+"""The job, as flags of training."""
+
+SIZES: Final = {"32k": 32_000, "128k": 128_000, "256k": 256_000}
+TREATMENTS: Final = {"none": "B", "redis": "W", "vocab-2": "F"}
+"""The treatments of the vocabulary, each with the kind of passes whose colour it has."""
+DEVICE: Final = "H100"
+INTRODUCTION: Final = f"""# Choosing a schedule
+
+Which schedule is best depends on how much memory there is, and on how large the vocabulary is
+beside the layers. This page compares all schedules for one model with three vocabularies. It is
+written by `python tools/choosing_page.py`, which predicts with the cost model of the dry run ([how
+well it predicts](predictions.md)) and runs nothing. Your own job's table is
+`--pipeline-schedule auto --dry-run` behind your own command line.
+
+The job: 32 layers of h = 4096, sequences of 2048 tokens, 32 microbatches over a pipeline of
+8 {DEVICE} ({GPUS[DEVICE].memory / GIB:.0f} GiB), bf16, Adam, nothing recomputed. The vocabulary is
+whole on the first and the last stage (`none`), the same with layers moved away from there
+(`redis`), or split over all ranks (`vocab-2`).
+
+A ● in a table, and a name in a picture, is on the Pareto front: nothing else is at least as fast
+and at least as small.
+"""
+
+NEAR: Final = 0.02
+"""Share of the time within which a schedule counts as good as the fastest."""
+
+
+class Choice(NamedTuple):
+    """A schedule with a treatment of the vocabulary, and what is predicted of it.
+
+    Attributes:
+        schedule: its name.
+        treatment: of the vocabulary.
+        seconds: of an iteration.
+        mfu: share of the device's peak rate.
+        idle: share of the time in which a rank runs no pass.
+        memory: GiB of the fullest rank.
+    """
+
+    schedule: str
+    treatment: str
+    seconds: float
+    mfu: float
+    idle: float
+    memory: float
+
+    def is_beaten_by(self, other: "Choice") -> bool:
+        """Whether another one is at least as good in time and memory, and better in one."""
+        own, its = (self.seconds, self.memory), (other.seconds, other.memory)
+        return its != own and all(one >= two for one, two in zip(own, its, strict=True))
+
+    @property
+    def row(self) -> str:
+        """Its cells of the table but for the first."""
+        return (
+            f"| `{self.schedule}` | {self.treatment} | {self.seconds:.3f} | {self.mfu:.1%} | "
+            f"{self.idle:.1%} | {self.memory:.1f} |"
+        )
+
+    @property
+    def words(self) -> str:
+        """Its name and figures."""
+        return f"`{self.schedule}` ({self.seconds:.2f} s, {self.memory:.0f} GiB)"
+
+
+def choices(vocab_size: int, schedules: Collection[str] | None = None) -> list[Choice]:
+    """Return schedules with every treatment for a vocabulary, the fastest first.
+
+    Args:
+        vocab_size: entries of the vocabulary.
+        schedules: their names; ``None``: all.
+    """
+    found = []
+    for treatment in TREATMENTS:
+        given = [*JOB.split(), "--vocab-parallel", treatment, "--vocab-size", str(vocab_size)]
+        config = parse(given, 1, speak=False)
+        for candidate in asked(config):
+            if schedules is None or candidate.schedule in schedules:
+                forecast = forecast_run(config, candidate.run_plan, GPUS[DEVICE])
+                found.append(_choice(candidate.schedule, treatment, forecast))
+    return sorted(found, key=lambda one: (one.seconds, one.memory))
+
+
+def _choice(schedule: str, treatment: str, found: RunForecast) -> Choice:
+    outcome = found.outcome
+    assert outcome.mfu is not None, "a data sheet has a peak rate"
+    peak = max(outcome.peak) / GIB
+    return Choice(schedule, treatment, outcome.seconds, outcome.mfu, outcome.idle, peak)
+
+
+def front(found: Sequence[Choice]) -> list[Choice]:
+    """Return those that no other one beats in both time and memory (the Pareto front)."""
+    return [one for one in found if not any(one.is_beaten_by(other) for other in found)]
+
+
+def advice(found: Sequence[Choice]) -> str:
+    """Return what follows from the figures, in a paragraph.
+
+    Args:
+        found: all choices, the fastest first.
+    """
+    best = front(found)
+    fastest, smallest = best[0], min(best, key=lambda one: one.memory)
+    near = [one for one in best if one.seconds <= fastest.seconds * (1 + NEAR)]
+    thrifty = min(near, key=lambda one: one.memory)
+    whole = next(one for one in found if one.treatment == "none")
+    layers = next(one for one in found if one.treatment == "redis")
+    said = f"Take {fastest.treatment} with {thrifty.words}"
+    if thrifty is fastest:
+        said += ": no schedule is faster, and none within 2% of its time takes less memory."
+    else:
+        said += (
+            f": it is within 2% of the fastest, {fastest.words}, and takes "
+            f"{fastest.memory - thrifty.memory:.0f} GiB less."
+        )
+    if smallest is not thrifty:
+        said += (
+            f" The least memory takes {smallest.words}, in "
+            f"{smallest.seconds / fastest.seconds - 1:.0%} more time than the fastest."
+        )
+    return said + (
+        f" With the vocabulary on the first and the last stage the best is {whole.words}, "
+        f"{whole.seconds / fastest.seconds - 1:.0%} slower; with layers moved away from them "
+        f"(redis) {layers.words}, {layers.seconds / fastest.seconds - 1:.0%} slower."
+    )
+
+
+_WIDTH, _HEIGHT = 900, 380
+_LEFT, _TOP, _RIGHT, _BOTTOM = 60, 50, 30, 60
+_DOT: Final = 9
+
+
+class _Axis(NamedTuple):
+    """From figures to pixels: ``low`` and ``high`` lie at two places."""
+
+    low: float
+    high: float
+    begin: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        share = (value - self.low) / (self.high - self.low)
+        return self.begin + share * (self.end - self.begin)
+
+    @property
+    def ticks(self) -> list[float]:
+        """Four to ten round numbers within the axis."""
+        step = next(
+            digit * 10.0**power
+            for power in range(-4, 6)
+            for digit in (1, 2, 5)
+            if (self.high - self.low) / (digit * 10.0**power) <= 10
+        )
+        first = -(-self.low // step)
+        count = int((self.high - first * step) / step + 1e-9) + 1
+        return [(first + n) * step for n in range(count)]
+
+    @classmethod
+    def around(cls, values: Sequence[float], begin: float, end: float) -> "_Axis":
+        """Return one with all values in it, and some room beside them."""
+        room = 0.06 * (max(values) - min(values)) or 1.0
+        return cls(min(values) - room, max(values) + room, begin, end)
+
+
+def chart(name: str, found: Sequence[Choice]) -> str:
+    """Return an SVG with seconds to the right and memory upwards, and the front's names.
+
+    Args:
+        name: of the vocabulary.
+        found: all choices.
+    """
+    x = _Axis.around([one.seconds for one in found], _LEFT, _WIDTH - _RIGHT)
+    y = _Axis.around([one.memory for one in found], _HEIGHT - _BOTTOM, _TOP)
+    best = front(found)
+    lines = [
+        Line(_LEFT, y.begin, _WIDTH - _RIGHT, y.begin),
+        Line(_LEFT, y.begin, _LEFT, y.end),
+        *_steps(best, x, y),
+    ]
+    title = f"V = {name}: seconds of an iteration against memory of the fullest rank"
+    labels = [Label("title", 12, 24, title)]
+    for value in x.ticks:
+        lines.append(Line(x(value), y.begin, x(value), y.begin + 3))
+        labels.append(Label("tick", x(value), y.begin + 14, f"{value:g} s"))
+    for value in y.ticks:
+        lines.append(Line(_LEFT - 3, y(value), _LEFT, y(value)))
+        labels.append(Label("plain", 12, y(value) + 3, f"{value:g} GiB"))
+    boxes = [_dot(one, x(one.seconds), y(one.memory)) for one in found]
+    labels += [Label("plain", x(one.seconds) + 7, y(one.memory) - 6, one.schedule) for one in best]
+    place = float(_LEFT)
+    for treatment, kind in TREATMENTS.items():
+        boxes.append(Box("pass", kind, place, _HEIGHT - 24, _DOT, _DOT))
+        labels.append(Label("plain", place + 14, _HEIGHT - 16, treatment))
+        place += 90
+    return paint_svg(Picture(_WIDTH, _HEIGHT, boxes, labels, lines))
+
+
+def _steps(best: Sequence[Choice], x: _Axis, y: _Axis) -> Iterator[Line]:
+    """Yield the front as steps: what lies above and to the right of them is beaten."""
+    for one, other in itertools.pairwise(best):
+        corner = x(other.seconds)
+        yield Line(x(one.seconds), y(one.memory), corner, y(one.memory))
+        yield Line(corner, y(one.memory), corner, y(other.memory))
+
+
+def _dot(one: Choice, x: float, y: float) -> Box:
+    note = f"{one.schedule}, {one.treatment}: {one.seconds:.3f} s, {one.memory:.1f} GiB"
+    half = _DOT / 2
+    return Box("pass", TREATMENTS[one.treatment], x - half, y - half, _DOT, _DOT, note)
+
+
+def section(name: str, found: Sequence[Choice]) -> Iterator[str]:
+    """Yield the lines about a vocabulary, in Markdown."""
+    best = front(found)
+    yield f"## V = {name}"
+    yield ""
+    yield advice(found)
+    yield ""
+    yield f"![Time against memory of all schedules](../images/{picture_of(name).name})"
+    yield ""
+    yield "| | schedule | vocabulary | s an iteration | MFU | idle | GiB at most |"
+    yield "|---|---|---|--:|--:|--:|--:|"
+    for one in found:
+        yield f"| {'●' if one in best else ''} {one.row}"
+    yield ""
+
+
+def picture_of(name: str) -> Path:
+    """The chart of a vocabulary."""
+    return ROOT / "images" / f"choosing-{name}.svg"
+
+
+def write(root: Path = ROOT) -> None:
+    """Write the page and its pictures."""
+    lines = [INTRODUCTION]
+    for name, size in SIZES.items():
+        found = choices(size)
+        lines += section(name, found)
+        (root / "images" / picture_of(name).name).write_text(chart(name, found), encoding="utf-8")
+    (root / "docs" / PAGE.name).write_text("\n".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+"""Measure how far converted models are from their originals, and write it to docs/hugging-face.md.
+
+python tools/conversions_table.py
+
+Of every family a small random model is made with transformers, imported, run by our own program,
+exported, and loaded in transformers again. All is fp32 on a CPU. It needs the package transformers.
+"""
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+import transformers
+
+from megatron.checkpoint.choose import choose
+from megatron.inference.model import InferenceModel
+from megatron.parallel.grid import Grid
+from megatron.parallel.groups import make_groups
+from tools.convert import main as convert
+
+PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "hugging-face.md"
+BEGIN: Final = "<!-- written by tools/conversions_table.py -->"
+END: Final = "<!-- end -->"
+
+VOCABULARY: Final = 99
+"""Entries: a number that no number of ranks divides."""
+
+_SIZES: Final[dict[str, Any]] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_LLAMA_3: Final = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "gpt2": (
+        "GPT2Config",
+        {
+            **{"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 3, "n_head": 4},
+            **{"n_positions": 64, "bos_token_id": 1, "eos_token_id": 2},
+        },
+    ),
+    "llama 2": ("LlamaConfig", _SIZES),
+    "llama 3": (
+        "LlamaConfig",
+        _SIZES
+        | {"tie_word_embeddings": True, "rope_theta": 500000.0, "rope_scaling": _LLAMA_3}
+        | {"max_position_embeddings": 10000, "head_dim": 16},
+    ),
+    "mistral": ("MistralConfig", _SIZES | {"head_dim": 16, "sliding_window": 7}),
+    "qwen 2": (
+        "Qwen2Config",
+        _SIZES | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2},
+    ),
+    "qwen 3": ("Qwen3Config", _SIZES | {"head_dim": 16, "tie_word_embeddings": True}),
+    "gemma": ("GemmaConfig", _SIZES | {"head_dim": 16, "num_key_value_heads": 1}),
+    "gemma 2": (
+        "Gemma2Config",
+        _SIZES
+        | {"head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 24}
+        | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    ),
+    "gemma 3": (
+        "Gemma3TextConfig",
+        _SIZES
+        | {"head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 24}
+        | {"num_hidden_layers": 7, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    ),
+}
+"""By family: the class of the configuration, and its fields."""
+
+
+class Measured(NamedTuple):
+    """How far a family's logits are apart.
+
+    Attributes:
+        kind: class of the model in transformers.
+        largest: absolute value of the largest logit of the original.
+        imported: largest difference between our logits and the original's.
+        exported: largest difference between the exported model's logits and the original's.
+    """
+
+    kind: str
+    largest: float
+    imported: float
+    exported: float
+
+
+def random_model(family: str) -> Any:
+    """A model without a special value among its parameters: no zero bias, no norm of one."""
+    kind, values = CONFIGS[family]
+    config = getattr(transformers, kind)(**values)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() > 1:
+                parameter.copy_(noise * (1.5 / parameter.shape[1] ** 0.5))
+            else:
+                parameter.add_(0.2 * noise)
+    return model.eval()
+
+
+def loaded_model(folder: Path) -> Any:
+    """The model of ``transformers`` in a folder."""
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    return load(folder, attn_implementation="eager").eval()
+
+
+@torch.no_grad()
+def their_logits(model: Any, tokens_bs: torch.Tensor) -> torch.Tensor:
+    """Logits [b, s, V] of a model of ``transformers``."""
+    found: torch.Tensor = model(tokens_bs).logits
+    return found
+
+
+def some_tokens(length: int = 20) -> torch.Tensor:
+    """Two samples of tokens [2, length]."""
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(VOCABULARY, (2, length), generator=generator)
+
+
+def run_logits(where: Path, tokens_bs: torch.Tensor) -> torch.Tensor:
+    """Logits [b, s, V] of a checkpoint of ours, as tools/generate.py computes them, in fp32."""
+    groups = make_groups(Grid(), torch.device("cpu"), timedelta(seconds=60), (0, 0))
+    model = InferenceModel(where, groups, torch.float32, tokens_bs.shape[1])
+    rows = model.start(torch.zeros(len(tokens_bs), dtype=torch.int64), tokens_bs.shape[1])
+    x_bsh = model.advance(rows, tokens_bs)
+    return model.logits(x_bsh.flatten(0, 1)).view(*tokens_bs.shape, -1)
+
+
+def measure(family: str, folder: Path) -> Measured:
+    """Convert a family's random model there and back, with files in ``folder``."""
+    theirs, tokens_bs = random_model(family), some_tokens()
+    theirs.save_pretrained(folder / "theirs", max_shard_size="30KB")  # several files
+    convert(["import", str(folder / "theirs"), str(folder / "ours"), "--seq-length", "20"])
+    convert(["export", str(folder / "ours"), str(folder / "again")])
+    wanted, again = their_logits(theirs, tokens_bs), loaded_model(folder / "again")
+    assert type(again) is type(theirs), "exported as another family"
+    ours = run_logits(choose(folder / "ours", None), tokens_bs)
+    return Measured(
+        type(theirs).__name__,
+        float(wanted.abs().max()),
+        float((ours - wanted).abs().max()),
+        float((their_logits(again, tokens_bs) - wanted).abs().max()),
+    )
+
+
+def table() -> Iterator[str]:
+    """Yield the lines of the table, in Markdown."""
+    yield f"transformers {transformers.__version__}, PyTorch {torch.__version__.split('+')[0]}:"
+    yield ""
+    yield "| model | in transformers | largest logit | off when imported | off when exported |"
+    yield "|---|---|--:|--:|--:|"
+    for family in CONFIGS:
+        with tempfile.TemporaryDirectory() as folder:
+            found = measure(family, Path(folder))
+        yield (
+            f"| {family} | `{found.kind}` | {found.largest:.1f} | {found.imported:.1e} | "
+            f"{found.exported:.1e} |"
+        )
+
+
+def rewritten(text: str, lines: Iterator[str]) -> str:
+    """Return a page with other lines between the marks."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return "\n".join([before + BEGIN, "", *lines, "", END]) + after
+
+
+def main() -> None:
+    """Run the command."""
+    transformers.utils.logging.set_verbosity_error()
+    text = rewritten(PAGE.read_text(encoding="utf-8"), table())
+    PAGE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""What the explorer's page asks about: a schedule, its size and its costs, as JSON values.
+
+A case becomes the same ``Scenario`` that ``tools/simulate.py`` makes of its flags, and ``command``
+returns these flags.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any, Final, get_args, get_type_hints
+
+from megatron.schedules.catalogue import SCHEDULES, TRAITS
+from megatron.schedules.costs import Costs
+from megatron.schedules.passes import CHUNKED_KINDS
+from megatron.schedules.plan_file import load_any_plan, treatments_of
+from megatron.schedules.request import Request
+from megatron.simulator.costs.cost_file import parse_costs
+from megatron.simulator.costs.peak_bytes import Sizes
+from megatron.simulator.scenario import Scenario
+from tools.explorer.model_costs import ModelCosts, ModelJob
+
+SHOWN_SCHEDULES: Final = (*SCHEDULES, "zb-auto")
+"""The schedules that the page offers: each is one plan, and needs the standard library alone."""
+
+MOST_PASSES: Final = 250_000
+"""Passes of the largest plan that is shown; a page cannot draw more in a moment."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is shown.
+
+    Attributes:
+        schedule: of ``SHOWN_SCHEDULES``.
+        vocab: treatment of the vocabulary.
+        p: pipeline ranks.
+        m: microbatches.
+        v: chunks of a rank; ``None``: as the schedule has them.
+        limit: microbatches that a rank may hold; ``None``: none is given.
+        split: make W a pass of its own.
+        ahead: chunks that may be computed again before their B; ``None``: within B.
+        searched: fill idle time; if not, passes stay in the order of the block.
+        seconds: time to look for the plan; ``None``: as long as it takes.
+        costs: ``F=1,B=1,...``, of all chunks of a rank together, so that all schedules do the same
+            work.
+        output: time of the forward of the whole output layer; ``None``: S and T are in ``costs``.
+        again: the output layer's backward computes the logits once more.
+        model: a model and a GPU, from which the costs follow in place of ``costs``.
+        plan: a plan in text form in place of that of the schedule.
+
+    Raises:
+        ValueError: if it is too large to be shown, or the output layer's time is given twice.
+    """
+
+    schedule: str = "1f1b"
+    vocab: str = "vocab-2"
+    p: int = 4
+    m: int = 8
+    v: int | None = None
+    limit: float | None = None
+    split: bool = False
+    ahead: int | None = None
+    searched: bool = True
+    seconds: float | None = None
+    costs: str = "F=1,B=1,W=1"
+    output: float | None = None
+    again: bool = False
+    model: ModelJob | None = None
+    plan: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SHOWN_SCHEDULES:
+            raise ValueError(
+                f"schedule {self.schedule}: the page shows {', '.join(SHOWN_SCHEDULES)}"
+            )
+        chunks = self.v or TRAITS[self.schedule].chunks
+        if (passes := 5 * self.p * self.m * chunks) > MOST_PASSES:
+            raise ValueError(
+                f"p = {self.p}, m = {self.m} and {chunks} chunks make about {passes:,} passes, "
+                f"more than the {MOST_PASSES:,} that a page can show: take fewer, or "
+                "tools/simulate.py"
+            )
+        if self.output is not None and self.output < 0:
+            raise ValueError(f"the output layer takes {self.output:g}: give a time, 0 or more")
+        given = self.model is None and self.output is not None and parse_costs(self.costs).passes
+        if given and (given["S"] or given["T"]):
+            raise ValueError(
+                f"the output layer's {self.output:g} and the costs of S and T both give its time: "
+                "give only one of them"
+            )
+        if self.again and self.model is None and self.output is None:
+            raise ValueError("computing logits again adds to the output layer's time: give that")
+
+    @classmethod
+    def of_json(cls, values: object) -> "Case":
+        """Return the case that JSON values describe; what is absent is as usual.
+
+        Raises:
+            ValueError: for an unknown name, or a value that is none; the message names it.
+        """
+        known = _checked(cls, values, "a case")
+        if known.get("model") is not None:
+            known["model"] = ModelJob(**_checked(ModelJob, known["model"], "a model"))
+        return cls(**known)
+
+    def scenario(self, folder: Path) -> Scenario:
+        """Return what to simulate.
+
+        Args:
+            folder: where the text of a plan is kept meanwhile, because plans come from files.
+
+        Raises:
+            ValueError: the case asks for no plan, or the text holds none that can be run.
+        """
+        request = self._request(folder)
+        if self.model is not None:
+            return Scenario(replace(request, costs=self.derived(request).costs))
+        costs = self.chunk_costs(request)
+        return Scenario(replace(request, costs=costs), self.output, vocab_recompute=self.again)
+
+    def derived(self, request: Request) -> ModelCosts:
+        """Return the costs and sizes of the model on the stages of a plan."""
+        assert self.model is not None
+        return self.model.costs_of(request)
+
+    def chunk_costs(self, request: Request) -> Costs:
+        """Return the costs by hand of one chunk of a plan."""
+        if request.file is None:
+            chunks = request.chunks or request.traits.chunks
+        else:
+            chunks = load_any_plan(request.file).chunks
+        return parse_costs(self.costs).per_chunk(chunks)
+
+    def compared(self, schedule: str) -> "Case":
+        """Return the case of another schedule, to be compared: for the same work, as it usually is.
+
+        What is asked of one schedule is left out; a memory limit stays where it is needed.
+        """
+        needs_limit = TRAITS[schedule].needs_memory_limit
+        return replace(
+            self, schedule=schedule, v=None, split=False, plan=None, searched=True,
+            limit=self.limit if needs_limit else None,
+        )  # fmt: skip
+
+    def _request(self, folder: Path) -> Request:
+        if self.plan is None:
+            return Request(
+                self.schedule,
+                self.vocab,
+                self.p,
+                self.m,
+                chunks=self.v,
+                memory_limit=self.limit,
+                split_backward=self.split,
+                recompute_ahead=self.ahead,
+                shortened=self.searched,
+            )
+        file = folder / "my.plan"
+        file.write_text(self.plan, encoding="utf-8")
+        plan = load_any_plan(file)
+        named = treatments_of(plan)
+        vocabulary = self.vocab if self.vocab in named else named[0]
+        return Request("file", vocabulary, plan.ranks, plan.microbatches, file=file)
+
+
+def command(case: Case, request: Request) -> list[str]:
+    """Return the command line that simulates a case in a checkout.
+
+    A plan that was edited is in ``my.plan`` there, and costs of a model in ``costs.json``; the page
+    offers both files.
+
+    Args:
+        case: what is shown; the command searches for its plan as long as it takes.
+        request: of the case.
+    """
+    words = ["python", "tools/simulate.py", "--vocab-parallel", request.vocabulary]
+    if case.plan is None:
+        words += ["--pipeline-schedule", case.schedule, "-p", str(case.p), "-m", str(case.m)]
+        for flag, value in (
+            ("-v", case.v),
+            ("--zero-bubble-max-pending-backward", case.limit),
+            ("--recompute-ahead", case.ahead),
+        ):
+            words += [] if value is None else [flag, repr(value)]
+        words += ["--split-backward"] if case.split else []
+    else:
+        words += ["--schedule-file", "my.plan"]
+    if case.model is not None:
+        return [*words, "--measured-costs", "costs.json"]
+    words += ["--cost", costs_in_words(case.chunk_costs(request))]
+    words += [] if case.output is None else ["--output-layer", repr(case.output)]
+    return [*words, "--vocab-recompute"] if case.again else words
+
+
+def costs_in_words(costs: Costs) -> str:
+    """Return the text from which ``parse_costs`` reads these costs, none of them by chunk."""
+    words = [
+        f"{kind}={_times(time)}"
+        for kind, time in costs.passes.items()
+        if kind in CHUNKED_KINDS or time
+    ]
+    words += [f"{kind}={_times(time)}" for kind, time in costs.comms.items() if time]
+    return ",".join(words)
+
+
+def sizes_as_json(sizes: Sizes) -> dict[str, object]:
+    """Return the section ``bytes`` of a file of costs."""
+    values = ((field.name, getattr(sizes, field.name)) for field in fields(sizes))
+    return {name: value for name, value in values if value is not None}
+
+
+def _times(time: object) -> str:
+    return ":".join(map(repr, time)) if isinstance(time, Sequence) else repr(time)
+
+
+def _checked(kind: type, values: object, what: str) -> dict[str, Any]:
+    """Return the fields of a dataclass that ``values`` give, each of the type of the field."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{what} is {str(values)[:40]}: give an object with names and values")
+    types = get_type_hints(kind)
+    for name, value in values.items():
+        if name not in types:
+            raise ValueError(f"{what} has no '{name}': it has {', '.join(types)}")
+        if not _fits(value, get_args(types[name]) or (types[name],)):
+            raise ValueError(f"{name} is {str(value)[:40]!r}, which cannot be")
+    return dict(values)
+
+
+def _fits(value: object, kinds: Sequence[type]) -> bool:
+    if isinstance(value, bool):
+        return bool in kinds
+    if isinstance(value, (int, float)) and not isfinite(value):
+        return False
+    if isinstance(value, Mapping):
+        return ModelJob in kinds
+    return isinstance(value, tuple(kinds)) or (float in kinds and isinstance(value, int))

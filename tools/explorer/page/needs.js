@@ -1,0 +1,51 @@
+// What a pass waits for, and what waits for it. Python tells the needs of microbatch 0
+// (megatron/schedules/needs.py); those of the others are alike.
+
+import { passName } from "./words.js";
+
+const key = (rank, kind, chunk) => `${rank} ${kind} ${chunk}`;
+
+export class Needs {
+  /** `ranks`: for every rank, the needs of its passes of microbatch 0. */
+  constructor(ranks) {
+    this.of = new Map();
+    this.users = new Map();
+    ranks.forEach((passes, rank) => passes.forEach((item) => {
+      const needed = [
+        ...item.own.map(([kind, chunk]) => ({ rank, kind, chunk, by: null })),
+        ...item.comms.flatMap((comm) => comm.from.map(([at, kind, chunk]) => ({ rank: at, kind, chunk, by: comm.kind }))),
+      ];
+      this.of.set(key(rank, item.kind, item.chunk), needed);
+      for (const need of needed) {
+        const source = key(need.rank, need.kind, need.chunk);
+        if (!this.users.has(source)) this.users.set(source, []);
+        this.users.get(source).push({ rank, kind: item.kind, chunk: item.chunk, by: need.by });
+      }
+    }));
+  }
+
+  /** Passes of the same microbatch that a pass waits for: rank, kind, chunk, and by which communication. */
+  before(pass) {
+    return this.of.get(key(pass.rank, pass.kind, pass.chunk)) ?? [];
+  }
+
+  /** Passes of the same microbatch that wait for it. */
+  after(pass) {
+    return this.users.get(key(pass.rank, pass.kind, pass.chunk)) ?? [];
+  }
+}
+
+/** The needs of a pass in words. */
+export function inWords(passes, microbatch) {
+  const groups = new Map();
+  for (const { rank, kind, chunk, by } of passes) {
+    const name = passName(kind, microbatch, chunk);
+    const group = `${name} ${by}`;
+    if (!groups.has(group)) groups.set(group, { name, by, ranks: [] });
+    groups.get(group).ranks.push(rank);
+  }
+  return [...groups.values()].map(({ name, by, ranks }) => {
+    const where = ranks.length > 2 ? `all ${ranks.length} ranks` : `rank ${ranks.join(" and ")}`;
+    return `${name} of ${where}${by ? ` (${by})` : ""}`;
+  }).join(", ") || "nothing";
+}

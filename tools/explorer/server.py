@@ -1,0 +1,142 @@
+"""Serve the explorer's page on this machine; Python answers over HTTP what the page asks.
+
+Only the last request of a tab's channel matters: a newer one ends the search of an older one.
+"""
+
+import json
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from mimetypes import guess_type
+from threading import Event, Lock
+from typing import Final
+
+from megatron.schedules.search.watch import Watch
+from tools.explorer.export import page_files
+from tools.explorer.interface import answer
+from tools.explorer.simulated import Simulations
+
+LARGEST: Final = 64 << 20
+"""Bytes of the largest request: a recorded timeline."""
+
+_ENGINE: Final = json.dumps({"engine": "server"}).encode()
+_JSON: Final = "application/json"
+
+
+class SupersededError(ValueError):
+    """A newer request has taken the place of this one."""
+
+
+class InterruptibleWatch(Watch):
+    """A watch that also ends a search nobody waits for any more."""
+
+    def __init__(self, seconds: float | None, superseded: Event) -> None:
+        super().__init__(seconds)
+        self._superseded = superseded
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is up.
+
+        Raises:
+            SupersededError: nobody waits for the search.
+        """
+        if self._superseded.is_set():
+            raise SupersededError("a newer request has taken the place of this one")
+        return super().is_over
+
+
+class Channels:
+    """Answers requests; on each channel the last one counts."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._running: dict[str, Event] = {}
+        self._simulations = Simulations()
+
+    def answer(self, channel: str, text: str) -> str:
+        """Return the answer to a request; one that is under way on the channel ends.
+
+        Args:
+            channel: its name.
+            text: of the request.
+        """
+        superseded = Event()
+        with self._lock:
+            if channel in self._running:
+                self._running[channel].set()
+            self._running[channel] = superseded
+        try:
+            return answer(
+                text, self._simulations, lambda seconds: InterruptibleWatch(seconds, superseded)
+            )
+        finally:
+            with self._lock:
+                if self._running.get(channel) is superseded:
+                    del self._running[channel]
+
+    def is_busy(self, channel: str) -> bool:
+        """Whether a request is under way."""
+        return channel in self._running
+
+
+def make_server(port: int) -> ThreadingHTTPServer:
+    """Return a server on this machine alone; ``serve_forever`` runs it.
+
+    Args:
+        port: of 127.0.0.1; 0 takes any that is free.
+
+    Raises:
+        ValueError: there is no such port, or it is taken.
+    """
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", port), _handler(Channels().answer))
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"--port {port}: {error}: give another, or 0 for any") from error
+    server.daemon_threads = True
+    return server
+
+
+def _handler(answered: Callable[[str, str], str]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            name = self.path.split("?")[0].lstrip("/") or "index.html"
+            if name == "engine.json":
+                self._send(_ENGINE, _JSON)
+                return
+            file = next((file for file in page_files() if file.name == name), None)
+            if file is None:
+                self.send_error(HTTPStatus.NOT_FOUND)
+                return
+            self._send(file.read_bytes(), guess_type(name)[0] or "application/octet-stream")
+
+        def do_POST(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            # Pages of other sites cannot send this type without asking, and are not answered.
+            if self.path != "/explore" or self.headers.get("Content-Type") != _JSON:
+                self.send_error(HTTPStatus.NOT_FOUND)
+                return
+            if length > LARGEST:
+                self.send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+                return
+            text = self.rfile.read(length).decode("utf-8", "replace")
+            channel = self.headers.get("X-Channel", "")
+            self._send(answered(channel, text).encode(), _JSON)
+
+        def _send(self, content: bytes, kind: str) -> None:
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("Cache-Control", "no-store")
+            try:
+                self.end_headers()
+                self.wfile.write(content)
+            except ConnectionError:  # the reader has left, or asks something else
+                self.close_connection = True
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing: the terminal shows the address."""
+
+    return Handler

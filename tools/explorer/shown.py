@@ -1,0 +1,108 @@
+"""What the page draws, as JSON values: spans, what each pass waits for, and memory over time."""
+
+from megatron.schedules.held import held_changes
+from megatron.schedules.lower import Program
+from megatron.schedules.needs import Comm, needs, sources
+from megatron.schedules.passes import Pass
+from megatron.schedules.plan import Plan, passes_of
+from megatron.simulator.costs.peak_bytes import Sizes, held_bytes
+from megatron.simulator.simulate import Span, Timeline
+
+Named = tuple[str, int, str | int, float, float]
+Row = dict[str, list[Named]]
+Steps = list[tuple[float, float]]
+"""A quantity over time: from each time on, it has the value beside it."""
+
+
+def drawing(timeline: Timeline) -> dict[str, object]:
+    """Return the spans of a timeline by rank, each counted from the first start of all.
+
+    A pass is ``[kind, microbatch, chunk, start, end]``; a communication or a wait has its name in
+    place of the chunk.
+    """
+    everything = (*timeline.spans, *timeline.waits)
+    origin = min((span.start for span in everything), default=0.0)
+    end = max((span.end for span in everything), default=0.0)
+    rows: list[Row] = [{"passes": [], "comms": [], "waits": []} for _ in range(timeline.ranks)]
+    for rank, row in enumerate(rows):
+        row["passes"] = [_named(span, span.chunk, origin) for span in timeline.compute(rank)]
+    for lane, spans in (("comms", timeline.spans), ("waits", timeline.waits)):
+        for span in spans:
+            if span.lane != "compute":
+                rows[span.rank][lane].append(_named(span, span.label, origin))
+    return {"end": end - origin, "ranks": rows}
+
+
+def needs_of_first(plan: Plan) -> list[list[dict[str, object]]]:
+    """Return for every rank what its passes of microbatch 0 wait for; the others wait alike.
+
+    ``own`` are passes of the rank; ``comms`` are communications by their kind, with the passes
+    whose results they move.
+    """
+    return [[_needed(plan, rank, item) for item in passes_of(plan, rank)] for rank in _ranks(plan)]
+
+
+def _needed(plan: Plan, rank: int, item: Pass) -> dict[str, object]:
+    needed = needs(plan, rank, item)
+    return {
+        "kind": item.kind,
+        "chunk": item.chunk,
+        "own": [(need.kind, need.chunk) for need in needed if isinstance(need, Pass)],
+        "comms": [
+            {
+                "kind": need.kind,
+                "from": [(at, each.kind, each.chunk) for at, each in sources(plan, need)],
+            }
+            for need in needed
+            if isinstance(need, Comm)
+        ],
+    }
+
+
+def microbatches_over_time(plan: Plan, timeline: Timeline, kept: float) -> list[Steps]:
+    """Return for every rank the microbatches whose activations it holds.
+
+    F adds its share when it begins; B and W take theirs away when they end.
+
+    Args:
+        plan: what runs.
+        timeline: of the plan, whose passes are those of its rows in order.
+        kept: share of the activations that counts as held from B to W.
+    """
+    over_time = []
+    for rank in _ranks(plan):
+        held, steps = 0.0, [(0.0, 0.0)]
+        for span, item in zip(timeline.compute(rank), plan.rows[rank], strict=True):
+            change = held_changes(plan, item, kept).activations
+            if change:
+                held += change
+                at = span.start if change > 0 else span.end
+                steps.append((at, held / plan.chunks))
+        over_time.append(steps)
+    return over_time
+
+
+def bytes_over_time(program: Program, timeline: Timeline, sizes: Sizes) -> list[Steps]:
+    """Return for every rank the bytes that it holds.
+
+    Args:
+        program: what runs.
+        timeline: of the program.
+        sizes: of all that its ranks hold.
+    """
+    over_time = []
+    for rank in _ranks(program.plan):
+        steps: Steps = []
+        passes = zip(timeline.compute(rank), held_bytes(program, sizes, rank), strict=True)
+        for span, (during, after) in passes:
+            steps += [(span.start, during), (span.end, after)]
+        over_time.append(steps)
+    return over_time
+
+
+def _ranks(plan: Plan) -> range:
+    return range(plan.ranks)
+
+
+def _named(span: Span, name: str | int, origin: float) -> Named:
+    return span.kind, span.microbatch, name, span.start - origin, span.end - origin
