@@ -4,9 +4,13 @@ import torch
 from torch import Tensor
 
 from megatron.kernels.autograd import apply
+from megatron.kernels.cuda.activations import Activation
 from megatron.kernels.cuda.gated import Gated
+from megatron.kernels.cuda.norms import Norm
 from megatron.kernels.cuda.output import CudaOutput
 from megatron.kernels.cuda.products import Products
+from megatron.kernels.cuda.rotation import Rotation
+from megatron.kernels.cuda.row_operators import WIDEST_ROW
 from megatron.kernels.reference.kernels import ReferenceKernels
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -27,6 +31,46 @@ class CudaKernels(CudaOutput, ReferenceKernels):
         CudaOutput.__init__(self, products)
         ReferenceKernels.__init__(self)
         self.accumulates_products = products.accumulates
+
+    def gelu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
+        """See ``Kernels``."""
+        return apply(Activation, x, bias_f, True)
+
+    def squared_relu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
+        """See ``Kernels``."""
+        return apply(Activation, x, bias_f, False)
+
+    def layer_norm(self, x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
+        """See ``Kernels``."""
+        return self.add_layer_norm(x, None, weight_h, bias_h, epsilon)[1]
+
+    def rms_norm(self, x: Tensor, weight_h: Tensor, epsilon: float) -> Tensor:
+        """See ``Kernels``."""
+        return self.add_rms_norm(x, None, weight_h, epsilon)[1]
+
+    def add_layer_norm(
+        self, x: Tensor, part: Tensor | None, weight_h: Tensor, bias_h: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        """See ``Kernels``."""
+        if x.shape[-1] > WIDEST_ROW:
+            total = x if part is None else x + part
+            return total, ReferenceKernels.layer_norm(self, total, weight_h, bias_h, epsilon)
+        both: tuple[Tensor, Tensor] = Norm.apply(x, part, weight_h, bias_h, epsilon)
+        return both
+
+    def add_rms_norm(
+        self, x: Tensor, part: Tensor | None, weight_h: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        """See ``Kernels``."""
+        if x.shape[-1] > WIDEST_ROW:
+            total = x if part is None else x + part
+            return total, ReferenceKernels.rms_norm(self, total, weight_h, epsilon)
+        both: tuple[Tensor, Tensor] = Norm.apply(x, part, weight_h, None, epsilon)
+        return both
+
+    def rotate(self, x_bsad: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+        """See ``Kernels``."""
+        return apply(Rotation, x_bsad, cos, sin, interleaved)
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """See ``Kernels``."""
