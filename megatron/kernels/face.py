@@ -16,6 +16,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.scores import PLAIN, Scores
 from megatron.kernels.softmax import LossOptions, Merged, ShardState
 
@@ -29,9 +30,12 @@ class Kernels(Protocol):
     Attributes:
         accumulates_products: ``accumulate_product_`` adds while it multiplies, so that it is
             quicker than a product and an addition.
+        updates_at_once: ``adamw_`` reads and writes every tensor once, so that it is quicker than
+            PyTorch's optimizer with what must happen before and after it.
     """
 
     accumulates_products: bool
+    updates_at_once: bool
 
     def gelu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
         """``x / 2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))``, the GELU of Megatron's MLP.
@@ -195,6 +199,23 @@ class Kernels(Protocol):
             total: [i, j], as in ``accumulate_``.
             left: activations [i, n].
             right: activations [n, j].
+        """
+        ...
+
+    def sum_of_squares(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the sum of the squares of all elements, float64 [], in an order that is fixed.
+
+        Args:
+            tensors: at least one, contiguous, of any floating types; read once.
+        """
+        ...
+
+    def adamw_(self, tensors: AdamWTensors, step: AdamWStep) -> None:
+        """Take a step of AdamW and round the masters to the weights.
+
+        Args:
+            tensors: at least one of each; the masters are statistics.
+            step: its numbers.
         """
         ...
 

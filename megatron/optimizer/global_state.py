@@ -15,6 +15,7 @@ from dataclasses import astuple, dataclass
 
 import torch
 
+from megatron.kernels.face import Kernels
 from megatron.optimizer.grad_norm import local_sum_of_squares
 from megatron.optimizer.parameters import ParameterPart
 from megatron.parallel.collectives import all_gather
@@ -65,6 +66,7 @@ def own_totals(
     loss: torch.Tensor,
     parts: Iterable[ParameterPart],
     tokens: tuple[float, float],
+    kernels: Kernels,
     loss_scale: float = 1.0,
 ) -> torch.Tensor:
     """Return this rank's part of a ``GlobalState``, float64 [4] on the device.
@@ -75,9 +77,10 @@ def own_totals(
             shard of the reduced gradients.
         tokens: all tokens of the replica's batch and those that count, on one of its ranks; 0 on
             the others.
+        kernels: of the device.
         loss_scale: that loss and gradients hold, and the sums do not.
     """
-    squares = local_sum_of_squares(parts, loss.device)
+    squares = local_sum_of_squares(parts, kernels, loss.device)
     sums = torch.stack([loss.double() / loss_scale, squares / loss_scale**2])
     return torch.cat([sums, torch.tensor(tokens, dtype=torch.float64).to(sums.device)])
 

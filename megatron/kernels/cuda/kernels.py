@@ -1,9 +1,13 @@
 """The kernels of a GPU, for activations of bf16, fp16 and fp32."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.autograd import apply
+from megatron.kernels.cuda import update_operators
 from megatron.kernels.cuda.activations import Activation
 from megatron.kernels.cuda.gated import Gated
 from megatron.kernels.cuda.norms import Norm
@@ -11,6 +15,7 @@ from megatron.kernels.cuda.output import CudaOutput
 from megatron.kernels.cuda.products import Products
 from megatron.kernels.cuda.rotation import Rotation
 from megatron.kernels.cuda.row_operators import WIDEST_ROW
+from megatron.kernels.cuda.update_operators import blocks_of
 from megatron.kernels.reference.kernels import ReferenceKernels
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -24,6 +29,8 @@ class CudaKernels(CudaOutput, ReferenceKernels):
         device: where activations live.
         dtype: of activations, one of ``TYPES``.
     """
+
+    updates_at_once = True
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         assert dtype in TYPES, dtype
@@ -79,6 +86,34 @@ class CudaKernels(CudaOutput, ReferenceKernels):
     def geglu(self, gate_up: Tensor) -> Tensor:
         """See ``Kernels``."""
         return apply(Gated, gate_up, True)
+
+    def sum_of_squares(self, tensors: Sequence[Tensor]) -> Tensor:
+        """See ``Kernels``."""
+        sums_k = tensors[0].new_empty(blocks_of(tensors), dtype=torch.float32)
+        update_operators.sums_of_squares(tensors, sums_k)
+        return sums_k.sum(dtype=torch.float64)
+
+    def adamw_(self, tensors: AdamWTensors, step: AdamWStep) -> None:
+        """See ``Kernels``."""
+        update_operators.adamw_(
+            tensors.gradients,
+            tensors.masters,
+            tensors.moments,
+            tensors.squares,
+            tensors.weights,
+            [
+                decays + 2 * in_vocabulary
+                for decays, in_vocabulary in zip(tensors.decays, tensors.in_vocabulary, strict=True)
+            ],
+            step.both_divisors,
+            step.keeps_quotients,
+            step.lr,
+            step.vocabulary_lr,
+            step.weight_decay,
+            *step.betas,
+            step.epsilon,
+            step.number,
+        )
 
     def accumulate_product_(self, total: Tensor, left: Tensor, right: Tensor) -> None:
         """See ``Kernels``."""

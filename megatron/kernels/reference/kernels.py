@@ -1,13 +1,15 @@
 """All kernels in PyTorch's own operations, for any device and type; the others must match them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.autograd import apply
 from megatron.kernels.heads import split_heads
+from megatron.kernels.reference import optimizer
 from megatron.kernels.reference.bias import with_bias
 from megatron.kernels.reference.geglu import GeGLU
 from megatron.kernels.reference.rotation import Rotation
@@ -33,6 +35,7 @@ class ReferenceKernels(TiledOutput):
     """
 
     accumulates_products = False
+    updates_at_once = False
 
     def __init__(self, tile_rows: int = TILE_ROWS) -> None:
         self.tile_rows = tile_rows
@@ -109,6 +112,17 @@ class ReferenceKernels(TiledOutput):
     def accumulate_product_(self, total: Tensor, left: Tensor, right: Tensor) -> None:
         """See ``Kernels``."""
         self.accumulate_(total, left @ right)
+
+    def sum_of_squares(self, tensors: Sequence[Tensor]) -> Tensor:
+        """See ``Kernels``."""
+        total = torch.zeros((), dtype=torch.float64, device=tensors[0].device)
+        for tensor in tensors:
+            total += optimizer.sum_of_squares(tensor)
+        return total
+
+    def adamw_(self, tensors: AdamWTensors, step: AdamWStep) -> None:
+        """See ``Kernels``."""
+        optimizer.adamw_(tensors, step)
 
     def exponentials_(self, logits_tn: Tensor, max_n: Tensor, sum_n: Tensor) -> Tensor:
         """See ``TileKernels``."""
