@@ -13,6 +13,7 @@ with in_environment():
     from megatron.config.command_line import parse
     from megatron.config.run_config import RunConfig
     from megatron.parallel.environment import launched, set_nccl_environment
+    from megatron.parallel.launchers import adopt_launcher
     from megatron.schedules.search.watch import Watch
     from megatron.simulator.costs.gpus import gpu
     from megatron.training.failure import end_the_job, or_exit
@@ -20,6 +21,7 @@ with in_environment():
     from megatron.training.guard.hang_detector import HangDetector
     from megatron.training.guard.orphans import end_with_torchrun
     from megatron.training.loop import train
+    from megatron.training.out_of_memory import explained
     from megatron.training.planning.dry_run import dry_run
     from megatron.training.prepare import prepare, set_up
     from megatron.training.rendezvous import join
@@ -40,6 +42,7 @@ def pretrain() -> None:
     begin = time.monotonic()
     end_with_torchrun()
     set_nccl_environment()
+    adopt_launcher()
     job = or_exit(launched, rank=0)
     rank, local_rank, world_size = job.rank, job.local_rank, job.world_size
     # Rank 0 logs for all ranks: compilations on first use, and slower code if there is no compiler.
@@ -54,13 +57,14 @@ def pretrain() -> None:
     rendezvous = or_exit(lambda: join(config.parallel), rank, local_rank)
     detector = HangDetector(rendezvous, config.guard.hang_seconds)
     detector.start()
+    state = None
     try:
         state = set_up(config, prepared, rendezvous, local_rank)
         detector.follow(state)
         train(config, state, prepared.data, signals, begin)
         leave(state.groups)
     except Exception as error:
-        end_the_job(rendezvous, error, detector.find_lost)
+        end_the_job(rendezvous, explained(error, config, state, rank), detector.find_lost)
 
 
 def predict(config: RunConfig, gpu_name: str, rank: int) -> None:

@@ -63,16 +63,33 @@ setup(
         "rich>=13",
     ],
     extras_require={
+        "data": [  # for tools/preprocess_data.py: .zst and .parquet files, --split-sentences
+            "nltk>=3.9",
+            "pyarrow>=15",
+            "zstandard>=0.22",
+        ],
         "solver": ["ortools>=9.10"],
         "tensorboard": ["tensorboard>=2.14"],  # for --tensorboard-dir
+        "tokenizers": ["tiktoken>=0.7", "tokenizers>=0.20"],  # types other than sentencepiece's
         "tools": ["matplotlib>=3.8"],  # for the plot in the report of tools/benchmark.py
+        "docs": ["mkdocs-material>=9.5"],  # mkdocs build
+        "hugging-face": ["safetensors>=0.4"],  # for tools/convert.py
+        "lm-eval": ["lm-eval>=0.4.9"],  # for tools/evaluate.py
         "test": [
             "hypothesis>=6.100",
             "import-linter>=2.0",
+            "mkdocs-material>=9.5",
             "mypy>=1.10",
+            "nltk>=3.9",
+            "pyarrow>=15",
             "pytest>=8.0",
             "pytest-xdist>=3.5",
+            "safetensors>=0.4",
             "ruff>=0.6",
+            "tiktoken>=0.7",
+            "tokenizers>=0.20",
+            "transformers>=4.45",
+            "zstandard>=0.22",
             "triton>=3.2; sys_platform == 'linux'",  # runs and compiles GPU programs without a GPU
         ],
     },

@@ -34,6 +34,7 @@ with in_environment():
 
     from megatron.checkpoint import folder, storage
     from megatron.checkpoint.boxed import BoxedTensor
+    from megatron.checkpoint.choose import choose
     from megatron.checkpoint.folder import DamagedError
     from megatron.checkpoint.metadata import read_metadata
     from megatron.checkpoint.storage import SaveError
@@ -244,31 +245,6 @@ def _other_facts(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[s
     for name in sorted({*models[0], *models[1]}):
         if models[0].get(name) != models[1].get(name):
             yield f"model.{name}: {models[0].get(name)} and {models[1].get(name)}"
-
-
-def choose(root: Path, step: int | None, *, checked: bool = True) -> Path:
-    """Return the folder of a checkpoint, with its files compared with the manifest.
-
-    Args:
-        root: of the checkpoints.
-        step: iteration; ``None``: the last one.
-        checked: whether to compare at all.
-
-    Raises:
-        DamagedError: it is not there, or damaged.
-    """
-    found = folder.candidates(root)
-    if not found:
-        raise DamagedError(f"{root} has no complete checkpoint")
-    if step is not None and step not in found:
-        raise DamagedError(f"{root} has no checkpoint of iteration {step}, but of {sorted(found)}")
-    where = folder.folder_of(root, found[0] if step is None else step)
-    problem = folder.problem_of(where) if checked else None
-    if problem is not None:
-        others = [iteration for iteration in found if folder.folder_of(root, iteration) != where]
-        way_out = f"--step takes another one: {others}" if others else "there is no other one"
-        raise DamagedError(f"{where.name} is damaged: {problem}; {way_out}")
-    return where
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -5,7 +5,7 @@ to read, and the memory of one part. Its planner then finds out by itself which 
 a rank needs, whatever layout has written them. Parts that several ranks hold are written once.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -92,6 +92,40 @@ class BoxedTensor(Tensor):
             if torch.Size(piece.box.start) == index.offset:
                 return own[piece.local.slices]
         raise AssertionError(f"{index} is no box of this rank")
+
+
+class StreamedTensor(Tensor):
+    """A whole tensor of the model that is made when it is written, and forgotten thereafter.
+
+    It has a shape and a type, and no memory.
+
+    Args:
+        shape: of the tensor.
+        dtype: of its elements.
+        make: returns it, on the host; called once, by the thread that writes it.
+    """
+
+    _make: Callable[[], Tensor]
+
+    def __new__(
+        cls, shape: Shape, dtype: torch.dtype, make: Callable[[], Tensor]
+    ) -> "StreamedTensor":
+        """Describe a tensor; see the class."""
+        made = Tensor._make_subclass(cls, torch.empty(shape, dtype=dtype, device="meta"))
+        made._make = make
+        return made
+
+    def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
+        """Return what is to be written: all of it."""
+        box, properties = Box.whole(self.shape), TensorProperties(dtype=self.dtype)
+        data = TensorWriteData(_chunk(box), properties, self.shape)
+        return [WriteItem(index=_index(fqn, box), type=WriteItemType.SHARD, tensor_data=data)]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        """Return the memory that is written: the tensor, its rows one after the other."""
+        made = self._make().contiguous()
+        assert (made.shape, made.dtype) == (self.shape, self.dtype), f"{index.fqn} differs"
+        return made
 
 
 def _index(name: str, box: Box) -> MetadataIndex:

@@ -119,11 +119,17 @@ class HashedWriter(dcp.FileSystemWriter):
         path: folder to write to.
         files: of tensors, each written by a thread.
         copy_ahead: bytes that are copied from a GPU while others are written.
+        file_each: give every tensor a file. PyTorch keeps what it writes to a file until the file
+            is complete, so this is what keeps one tensor a thread in memory.
     """
 
-    def __init__(self, path: Path, files: int, copy_ahead: int) -> None:
+    def __init__(self, path: Path, files: int, copy_ahead: int, *, file_each: bool = False) -> None:
         super().__init__(
-            path, sync_files=True, thread_count=files, per_thread_copy_ahead=copy_ahead
+            path,
+            single_file_per_rank=not file_each,
+            sync_files=True,
+            thread_count=files,
+            per_thread_copy_ahead=copy_ahead,
         )
         self.fs: HashedFiles = HashedFiles()
 

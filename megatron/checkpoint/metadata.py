@@ -63,8 +63,7 @@ def read_metadata(where: Path) -> Metadata:
             f"{where / folder.MANIFEST} does not list {METADATA}, so that nobody has checked it"
         )
     try:
-        with path.open("rb") as file:
-            metadata = _Unpickler(file).load()
+        metadata = unpickled(path)
         for name, saved in metadata.state_dict_metadata.items():
             if isinstance(saved, TensorStorageMetadata):
                 _check(name, saved, metadata.storage_data, files)
@@ -74,6 +73,15 @@ def read_metadata(where: Path) -> Metadata:
         raise DamagedError(f"{path} cannot be read ({error})") from error
     assert isinstance(metadata, Metadata)
     return metadata
+
+
+def unpickled(path: Path) -> Any:
+    """Return the content of a ``.metadata``, if it is made of the known classes only.
+
+    Damaged files raise whatever they like.
+    """
+    with path.open("rb") as file:
+        return _Unpickler(file).load()
 
 
 class CheckedReader(dcp.FileSystemReader):

@@ -6,21 +6,41 @@ other in plain bytes. Here a rank reads those that it needs, and where it can, i
 """
 
 from collections import defaultdict
+from collections.abc import Mapping
 from io import BufferedReader
 from math import prod
 from pathlib import Path
 
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
+from megatron.checkpoint.boxed import BoxedTensor
 from megatron.checkpoint.metadata import CheckedReader
 from megatron.parallel.box import Box, Shape
 
 _RECORD = "data/0"
 """The record of a tensor's bytes in the archive that ``torch.save`` makes of it."""
+
+
+def read_boxes(
+    tensors: Mapping[str, BoxedTensor], reader: dcp.StorageReader, metadata: Metadata
+) -> None:
+    """Fill tensors of this rank from a checkpoint, without a word to other ranks.
+
+    Args:
+        tensors: by name in the whole model; the checkpoint has all of them.
+        reader: of the checkpoint.
+        metadata: what it holds.
+    """
+    planner = dcp.DefaultLoadPlanner()
+    planner.set_up_planner(dict(tensors), metadata, is_coordinator=True)
+    reader.set_up_storage_reader(metadata, is_coordinator=True)
+    plan = reader.prepare_local_plan(planner.create_local_plan())
+    reader.read_data(planner.finish_plan(plan), planner).wait()
 
 
 class TensorReader(CheckedReader):

@@ -18,11 +18,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import STORAGE_TYPES, TensorStorageMetadata
 
 from megatron.checkpoint import folder
-from megatron.checkpoint.boxed import BoxedTensor
+from megatron.checkpoint.boxed import BoxedTensor, StreamedTensor
 from megatron.checkpoint.folder import DamagedError, FileDigest
 from megatron.checkpoint.hashing import HashedStream, HashedWriter
 from megatron.checkpoint.metadata import METADATA
-from megatron.checkpoint.reading import TensorReader
+from megatron.checkpoint.reading import TensorReader, read_boxes
 from megatron.parallel.groups import ConnectedAxis
 
 COMMON: Final = "common.json"
@@ -51,7 +51,7 @@ class OtherModelError(ValueError):
 def write(
     root: Path,
     iteration: int,
-    tensors: Mapping[str, BoxedTensor],
+    tensors: Mapping[str, BoxedTensor | StreamedTensor],
     common: Common,
     hosts: ConnectedAxis,
     files: int = 1,
@@ -65,7 +65,8 @@ def write(
             written by one of them.
         common: what is not a tensor, the same on every rank.
         hosts: all ranks of the job, connected on CPUs. No other traffic may use its group.
-        files: files of tensors that a rank writes, each on a thread of its own.
+        files: files of tensors that a rank writes, each on a thread of its own. Streamed tensors
+            have a file each, and this many are in memory at a time.
 
     Returns:
         The folder of the checkpoint.
@@ -164,13 +165,10 @@ def _own_names(where: Path, hosts: ConnectedAxis) -> list[str]:
 def _fill(where: Path, tensors: Mapping[str, BoxedTensor]) -> tuple[str | None, str | None]:
     """Fill tensors; return in what the model differs, and why they cannot be read, if so."""
     try:
-        reader, planner = TensorReader(where), dcp.DefaultLoadPlanner()
+        reader = TensorReader(where)
         if other := _difference(where, reader.metadata.state_dict_metadata, tensors):
             return other, None
-        planner.set_up_planner(dict(tensors), reader.metadata, is_coordinator=True)
-        reader.set_up_storage_reader(reader.metadata, is_coordinator=True)
-        plan = reader.prepare_local_plan(planner.create_local_plan())
-        reader.read_data(planner.finish_plan(plan), planner).wait()
+        read_boxes(tensors, reader, reader.metadata)
     except Exception as error:  # damage shows as any of them
         return None, f"{where} cannot be read ({_said(error)})"
     return None, None
@@ -194,7 +192,7 @@ def _difference(
 
 def _write_own(
     partial: Path,
-    tensors: Mapping[str, BoxedTensor],
+    tensors: Mapping[str, BoxedTensor | StreamedTensor],
     common: Common,
     hosts: ConnectedAxis,
     files: int,
@@ -203,13 +201,15 @@ def _write_own(
     # Copying GPU tensors ahead takes a stream of the thread's current GPU. A thread that writes
     # copies on the host has none of its own, and would take the first GPU of the machine.
     ahead = _COPY_AHEAD if any(tensor.is_cuda for tensor in tensors.values()) else 0
-    writer = HashedWriter(partial, files, ahead)
+    streamed = any(isinstance(tensor, StreamedTensor) for tensor in tensors.values())
+    writer = HashedWriter(partial, files, ahead, file_each=streamed)
     if hosts.size == 1:
         # PyTorch warns that a job of one rank is one. The filter stays, because to take it back
         # would take back those that other threads set meanwhile.
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
     dcp.save(dict(tensors), storage_writer=writer, process_group=hosts.group)
-    if sum(name.endswith(_TENSORS) for name in writer.digests) != files:
+    expected = len(tensors) if streamed else files
+    if sum(name.endswith(_TENSORS) for name in writer.digests) != expected:
         raise OSError("a thread could not write its file")  # PyTorch goes on without it
     if hosts.rank > 0:
         return writer.digests

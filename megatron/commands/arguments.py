@@ -128,6 +128,11 @@ def add_plan_flags(add: Callable[..., object]) -> None:
     flag("memory_limit", type=number(1, float), metavar="MICROBATCHES", help=limit)
     file = "a plan in text form, as --save-plan of simulate-schedule writes it"
     flag("file", type=Path, metavar="FILE", help=file)
+    ahead = (
+        "what B computes again becomes a pass of its own, R, which need not wait for the gradient; "
+        "a rank may hold so many chunks between R and B (default: within B)"
+    )
+    flag("recompute_ahead", type=number(1), metavar="CHUNKS", help=ahead)
     add("--split-backward", action="store_const", const=True, help="make W a pass of its own")
     seconds = (
         "time to look for the plan; then the best so far is taken (default: no limit; for "
@@ -153,7 +158,7 @@ def add_size_flags(add: Callable[..., object], default: str = "") -> None:
 
 REQUEST_FIELDS: Final = (
     *("schedule", "vocabulary", "ranks", "microbatches", "chunks", "memory_limit"),
-    *("split_backward", "file", "seconds"),
+    *("split_backward", "file", "seconds", "recompute_ahead"),
 )
 """Fields of ``Request`` that the flags give."""
 

@@ -16,8 +16,9 @@ Flags of a plan have the names that they have in training; their second names me
 Costs may have any unit, and the results have the same. They are those of one pass of one chunk; for
 'auto', which compares schedules, of all chunks of a rank together. If W is given, B is the input
 gradient, and schedules that do not split the backward run B + W as one pass. If W is absent, B is
-the whole backward. 'none' and 'redis' have no passes of the output layer: there only --output-layer
-adds its time, to the last stage.
+the whole backward. If R is given, layers are computed again; without --recompute-ahead that is a
+part of B. 'none' and 'redis' have no passes of the output layer: there only --output-layer adds its
+time, to the last stage.
 
 Replicas of the pipeline reduce the gradients of buckets (RG), and with a sharded optimizer each
 updates a part of the parameters (U) and gathers the others (AG). The costs have the time of all
@@ -110,8 +111,9 @@ def _add_cost_flags(parser: argparse.ArgumentParser) -> None:
     costs = parser.add_mutually_exclusive_group()
     cost = (
         f"times of passes ({' '.join(PASS_KINDS)}; several for the ranks, as in F=1:1:2) and "
-        f"communications ({' '.join(COMM_KINDS)}, and p2p for X and G); F and B are required, the "
-        "others take no time if not given (default: F=1,B=1,W=1,S=0.25,T=0.25)"
+        f"communications ({' '.join(COMM_KINDS)}, and p2p for X and G); F and B are required; if "
+        "not given, R takes as long as F and the others no time (default: "
+        "F=1,B=1,W=1,S=0.25,T=0.25)"
     )
     costs.add_argument("--cost", metavar="KIND=TIME,...", help=cost)
     file = (

@@ -7,13 +7,15 @@ from pathlib import Path
 
 from megatron.config.run_config import EvaluationSet
 from megatron.data.batch_sizes import Rampup, SizeSteps
+from megatron.data.config import Blend
 
 
-def parse_data_path(words: Sequence[str]) -> tuple[tuple[float, Path], ...]:
+def parse_data_path(words: Sequence[str], source: str = "--data-path") -> Blend:
     """Read the words after ``--data-path``.
 
     Args:
         words: one prefix, or pairs of a weight and a prefix; no words in a dry run.
+        source: the flag that gives them.
 
     Returns:
         ``(weight, prefix)`` pairs; a lone prefix has weight 1.
@@ -25,25 +27,25 @@ def parse_data_path(words: Sequence[str]) -> tuple[tuple[float, Path], ...]:
         return ((1.0, Path(words[0])),)
     if len(words) % 2:
         raise ValueError(
-            f"--data-path {' '.join(words)}: {len(words)} words make no WEIGHT PREFIX pairs; give "
+            f"{source} {' '.join(words)}: {len(words)} words make no WEIGHT PREFIX pairs; give "
             "one prefix, or a weight before every prefix"
         )
     blend = tuple(
-        (_weight(weight), Path(prefix))
+        (_weight(weight, source), Path(prefix))
         for weight, prefix in zip(words[::2], words[1::2], strict=True)
     )
     if sum(weight for weight, _ in blend) == math.inf:
         raise ValueError(
-            f"--data-path {' '.join(words)}: the sum of the weights is infinite; give smaller ones"
+            f"{source} {' '.join(words)}: the sum of the weights is infinite; give smaller ones"
         )
     return blend
 
 
-def _weight(word: str) -> float:
+def _weight(word: str, source: str) -> float:
     weight = _number(word)
     if not 0 < weight < math.inf:
         raise ValueError(
-            f"--data-path: {word!r} stands where a weight is expected, a number greater than 0; "
+            f"{source}: {word!r} stands where a weight is expected, a number greater than 0; "
             "give WEIGHT PREFIX pairs"
         )
     return weight

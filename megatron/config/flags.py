@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from megatron.config.cluster_flags import ClusterFlags
+from megatron.config.corpus_flags import OWN_PATHS, CorpusFlags
 from megatron.config.declare import (
     COUNT,
     DEPTH,
@@ -31,6 +33,7 @@ from megatron.config.optimizer_flags import OptimizerFlags
 from megatron.config.precision_flags import PrecisionFlags
 from megatron.config.recompute_flags import RecomputeFlags
 from megatron.config.record_flags import RecordFlags
+from megatron.config.tokenizer_flags import TokenizerFlags
 from megatron.model.config import PositionEmbedding
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAINABLE_SCHEDULES
 from megatron.schedules.treatments import TREATMENTS
@@ -229,6 +232,8 @@ class TrainFlags:
         COUNT, unset="no evaluation")
     eval_iters: int = flag(100, "Batches per evaluation; 0: no evaluation.", NOT_NEGATIVE,
         idle_without="--eval-interval or --skip-train")
+    deepspeed_config: Path | None = flag(None,
+        "A DeepSpeed configuration; it must say what the flags say.", unset="none")
     skip_train: bool = flag(False,
         "Only evaluate the checkpoint of --load, on the validation and the test set.",
         needs="--load", lack="would evaluate random weights",
@@ -237,7 +242,7 @@ class TrainFlags:
 
 @dataclass(frozen=True)
 class DataFlags:
-    """Corpus and tokenizer."""
+    """Corpus."""
 
     data_path: tuple[str, ...] = flag((),
         "Prefix of a .bin and .idx file; or several prefixes with a weight before each.",
@@ -245,14 +250,8 @@ class DataFlags:
     mock_data: bool = flag(False,
         "Train on documents that are made up and only count, without any data; --vocab-size is "
         "enough of a tokenizer.", excludes="--data-path")
-    split: str = flag("969,30,1", "Shares of the documents for training, validation and test.")
-    tokenizer_type: str | None = flag(None,
-        "Megatron's name: GPTSentencePieceTokenizer, SentencePieceTokenizer or NullTokenizer.",
-        unset="required but for --vocab-size with --dry-run or --mock-data")
-    tokenizer_model: Path | None = flag(None, "File of the tokenizer.", unset="none",
-        idle_without="--tokenizer-type", idle_with="--tokenizer-type NullTokenizer")
-    vocab_size: int | None = flag(None, "Entries before padding.", up_to((1 << 31) - 1),
-        unset="the tokenizer's")
+    split: str = flag("969,30,1", "Shares of the documents for training, validation and test.",
+        idle_with=OWN_PATHS)
     data_cache_path: Path | None = flag(None, "Folder of the sample indices.",
         unset="beside the data", idle_with="--mock-data")
     eod_mask_loss: bool = flag(False, "No loss where the input is the end of a document.")
@@ -290,6 +289,10 @@ class LogFlags:
     replan: bool = flag(False,
         "Plan anew with the measured costs, measure the new plan too, and keep the faster one.",
         needs="--profile-schedule-start", lack="needs measured passes", excludes="--schedule-file")
+    record_memory_history: bool = flag(False,
+        "Remember who allocates GPU memory, for the snapshot of a rank that is out of it.")
+    memory_snapshot_path: Path = flag(Path("snapshot.pickle"),
+        "File for that snapshot; the number of the rank is added to its name.")
     dry_run: bool = flag(False,
         "Only report the plan, its time and its memory. Needs no ranks, devices or data.")
     dry_run_gpu: str | None = flag(None, "The GPU to predict for.", unset=DRY_RUN_GPU,
@@ -318,7 +321,10 @@ class Flags:
     recompute: RecomputeFlags
     optimizer: OptimizerFlags
     data: DataFlags
+    tokenizer: TokenizerFlags
+    corpora: CorpusFlags
     replicas: ReplicaFlags
+    cluster: ClusterFlags
     checkpoint: CheckpointFlags
     guard: GuardFlags
     log: LogFlags

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from megatron.config.data_flags import parse_data_path
+from megatron.config.cluster_rules import CLUSTER_NOTES, on_cuda
+from megatron.config.corpora import prefixes
 from megatron.config.declare import options_of
 from megatron.config.flags import Flags
 from megatron.config.gpu_driver import why_gpus_are_out_of_reach
@@ -43,7 +44,8 @@ def job_rules(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
 def job_notes(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
     """The rules about flags that change nothing on this machine, or with so many ranks."""
     alone = partial(_one_replica, world_size)
-    return (alone,) if dry_run else (alone, _backend_of_cpus, _narrow_products_on_cpus)
+    here = (_backend_of_cpus, _narrow_products_on_cpus, *CLUSTER_NOTES)
+    return (alone,) if dry_run else (alone, *here)
 
 
 def _one_replica(world_size: int, flags: Flags) -> Iterator[str]:
@@ -191,7 +193,7 @@ def _device(flags: Flags) -> Iterator[str]:
 
 
 def _backend(flags: Flags) -> Iterator[str]:
-    if flags.parallel.distributed_backend == "gloo" and _on_cuda(flags):
+    if flags.parallel.distributed_backend == "gloo" and on_cuda(flags):
         yield (
             "--distributed-backend gloo cannot send CUDA tensors from stage to stage: use nccl, "
             "leave it out, or compute on CPUs with --device cpu"
@@ -199,7 +201,7 @@ def _backend(flags: Flags) -> Iterator[str]:
 
 
 def _backend_of_cpus(flags: Flags) -> Iterator[str]:
-    if flags.parallel.distributed_backend == "nccl" and not _on_cuda(flags):
+    if flags.parallel.distributed_backend == "nccl" and not on_cuda(flags):
         why = why_gpus_are_out_of_reach() if flags.parallel.device == "auto" else None
         yield (
             f"--distributed-backend nccl changes nothing: {f'{why}; ' if why else ''}ranks on CPUs "
@@ -209,7 +211,7 @@ def _backend_of_cpus(flags: Flags) -> Iterator[str]:
 
 def _narrow_products_on_cpus(flags: Flags) -> Iterator[str]:
     for is_asked, name in ((flags.train.bf16, "bf16"), (flags.precision.fp16, "fp16")):
-        if is_asked and not _on_cuda(flags) and not _cpu_multiplies(name):
+        if is_asked and not on_cuda(flags) and not _cpu_multiplies(name):
             yield (
                 f"--{name} makes this run slower: this CPU has no instructions for {name} products "
                 f"(avx512_{name}, amx_{name}); fp32 is faster here, {name} saves memory"
@@ -225,33 +227,27 @@ def _cpu_multiplies(name: str) -> bool:
     return not words.isdisjoint((f"avx512_{name}", f"amx_{name}", on_arm))
 
 
-def _on_cuda(flags: Flags) -> bool:
-    return flags.parallel.device != "cpu" and torch.cuda.is_available()
-
-
 def _data_files(flags: Flags) -> Iterator[str]:
     """Open every file, so that a broken one is found before any process group exists."""
     try:
-        blend = parse_data_path(flags.data.data_path)
+        named = list(prefixes(flags))
     except ValueError:
         return  # the rules about the flags tell it
-    for _, prefix in blend:
+    for flag, prefix in named:
         for fault in _faults(partial(IndexedDataset, prefix)):
-            yield f"--data-path {prefix}: {fault.removeprefix('--data-path: ')}"
+            yield f"{flag} {prefix}: {fault.removeprefix('--data-path: ')}"
 
 
 def _tokenizer(flags: Flags) -> Iterator[str]:
-    data = flags.data
-    needless = flags.log.dry_run or data.mock_data
-    if data.tokenizer_type is None and not (needless and data.vocab_size):
+    needless = flags.log.dry_run or flags.data.mock_data
+    if flags.tokenizer.tokenizer_type is None and not (needless and flags.tokenizer.vocab_size):
         yield (
             "--tokenizer-type is missing: give GPTSentencePieceTokenizer with --tokenizer-model "
-            "FILE, or NullTokenizer with --vocab-size N for data without a tokenizer (Megatron's "
-            "GPT2BPETokenizer is not built yet); with --mock-data or --dry-run, --vocab-size N is "
-            "enough"
+            "FILE, another type that docs/data.md lists, or NullTokenizer with --vocab-size N for "
+            "data without a tokenizer; with --mock-data or --dry-run, --vocab-size N is enough"
         )
     else:
-        yield from _faults(partial(vocabulary, data, flags.log.dry_run))
+        yield from _faults(partial(vocabulary, flags))
 
 
 def _faults(work: Callable[[], object]) -> Iterator[str]:

@@ -62,3 +62,9 @@ class LayerFlags:
         excludes="--scale-embeddings-by-hidden-size")
     scale_embeddings_by_hidden_size: bool = flag(False,
         "Multiply the word embeddings by the root of --hidden-size.")
+    mtp_num_layers: int = flag(0,
+        "Further tokens that every position predicts (multi-token prediction of DeepSeek-V3), each "
+        "with a transformer layer more on the last stage; 0: only the next one.", NOT_NEGATIVE)
+    mtp_loss_scaling_factor: float = flag(0.1,
+        "Weight of the mean of their losses in the loss.", POSITIVE,
+        idle_without="--mtp-num-layers")

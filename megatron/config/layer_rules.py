@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from megatron.config.corpus_flags import CorpusFlags
+from megatron.config.declare import options_of
 from megatron.config.flags import Flags
 from megatron.config.layer_fields import no_rope_pattern, window_pattern
 from megatron.config.layer_patterns import parse_window
@@ -29,6 +31,34 @@ def _unrotated_layers(flags: Flags) -> Iterator[str]:
         yield str(error)
 
 
+def _predicted_tokens(flags: Flags) -> Iterator[str]:
+    depths, length = flags.layers.mtp_num_layers, flags.model.seq_length
+    if not depths:
+        return
+    given = f"--mtp-num-layers {depths}"
+    if depths >= length:
+        yield (
+            f"{given} predicts tokens behind the end of every sample, which has --seq-length "
+            f"{length}: lower it"
+        )
+    for option, value in options_of(CorpusFlags, flags.corpora):
+        if value and option in ("--reset-attention-mask", "--reset-position-ids"):
+            yield (
+                f"{given} with {option}: the tokens that follow may be of another document, and "
+                "its layers see the whole sample: leave one of them out"
+            )
+    if flags.model.position_embedding_type == "learned_absolute":
+        yield (
+            f"{given} with --position-embedding-type learned_absolute needs the table of the first "
+            "stage on the last one too: use rope, alibi or none"
+        )
+    if flags.layers.embed_layernorm:
+        yield (
+            f"{given} with --embed-layernorm needs the norm of the first stage on the last one "
+            "too: leave one of them out"
+        )
+
+
 def _wide_window(flags: Flags) -> Iterator[str]:
     words, length = flags.layers.window_size, flags.model.seq_length
     if words is None or list(_window(flags)) or flags.layers.rotary_base_local is not None:
@@ -41,6 +71,7 @@ LAYER_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
     _window,
     _window_layers,
     _unrotated_layers,
+    _predicted_tokens,
 )
 """The rules about the flags of layers; see ``megatron.config.rules``."""
 

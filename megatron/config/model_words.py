@@ -14,6 +14,7 @@ FREE: Final = frozenset(
         "init_method_std",
         "label_smoothing",
         "z_loss_coeff",
+        "mtp_loss_scaling_factor",
     }
 )
 """Fields of ``ModelConfig`` that may change under the same weights."""

@@ -1,6 +1,7 @@
 """Megatron-Core's text form of a pipeline: ``Et*2|(t*2|)*6t*2L`` is one of eight stages.
 
-E is the embedding, t a transformer layer, L the loss, and | stands between two stages. ``x*n`` and
+E is the embedding, t a transformer layer, m one that predicts a further token, L the loss, and |
+stands between two stages. ``x*n`` and
 ``(...)*n`` repeat; commas mean nothing. The stages are in the order in which the data flows, so the
 chunks of a rank are far apart.
 """
@@ -39,15 +40,26 @@ def parse_layout(text: str) -> tuple[int, ...]:
     except OverflowError as error:
         raise ValueError(f"{fault}{error}") from error
     for letter in letters:
-        if letter not in "EtL|":
+        if letter not in "EtmL|":
             raise ValueError(fault + _unknown(letter))
-    if letters.strip("t|") != letters or (letters.count("E"), letters.count("L")) != (1, 1):
+    if letters.strip("tm|") != letters or (letters.count("E"), letters.count("L")) != (1, 1):
         raise ValueError(
             f"{fault}the first stage begins with the embedding and the last one ends with the "
             "loss, and nowhere else is one: write E once, at the very beginning, and L once, at "
             "the very end"
         )
+    if "m" in letters.removesuffix("L").rstrip("m"):
+        raise ValueError(
+            f"{fault}further tokens are predicted from what the last layer knows: write m right "
+            "before L, in its stage"
+        )
     return tuple(stage.count("t") for stage in letters.split("|"))
+
+
+def predicted_tokens(text: str) -> int:
+    """Return how many further tokens a layout predicts; errors as of ``parse_layout``."""
+    parse_layout(text)
+    return _written_out(text.replace(",", "")).count("m")
 
 
 def readable_layout(text: str | None) -> tuple[int, ...]:
@@ -59,13 +71,14 @@ def readable_layout(text: str | None) -> tuple[int, ...]:
 
 
 def layout_faults(
-    text: str, *, num_layers: int, ranks: int, chunks: int | None, schedule: str
+    text: str, *, num_layers: int, depths: int, ranks: int, chunks: int | None, schedule: str
 ) -> Iterator[str]:
     """Find what is wrong with a layout by itself, or beside the model and the pipeline.
 
     Args:
         text: the value of the flag.
         num_layers: transformer layers of the model.
+        depths: further tokens that the model predicts.
         ranks: pipeline ranks.
         chunks: stages of a rank that another flag asks for, if one does.
         schedule: of the passes.
@@ -83,6 +96,11 @@ def layout_faults(
         yield (
             f"{LAYOUT_FLAG} {text} has {sum(layers)} transformer layers, and --num-layers is "
             f"{num_layers}: change one of them"
+        )
+    if (named := predicted_tokens(text)) != depths:
+        yield (
+            f"{LAYOUT_FLAG} {text} has m {named} times, and --mtp-num-layers is {depths}: change "
+            "one of them"
         )
     own, rest = divmod(len(layers), ranks)
     takes_any = traits.compares or "file" in traits.options
@@ -125,11 +143,9 @@ def _written_out(text: str) -> str:
 
 def _unknown(letter: str) -> str:
     """Return what is wrong with a letter, and the way out."""
-    if letter == "m":
-        return "multi-token prediction (m) is not built yet: leave it out"
     if letter in "()*":
         return f"{letter} repeats nothing where it stands: write x*n or (...)*n"
     return (
-        f"{letter!r} is no layer: write E for the embedding, t for a transformer layer, L for the "
-        "loss, and | between stages"
+        f"{letter!r} is no layer: write E for the embedding, t for a transformer layer, m for one "
+        "that predicts a further token, L for the loss, and | between stages"
     )

@@ -36,6 +36,10 @@ class RecomputeFlags:
     recompute_num_layers: int | None = flag(None,
         "Layers of a group (uniform), or of every chunk (block).", COUNT, unset="1",
         idle_without=_FULL, excludes=_SELECTIVE)
+    recompute_ahead: int | None = flag(None,
+        "Compute whole layers again in a pass of its own (R), which need not wait for the gradient "
+        "as B must; a rank may hold so many chunks between R and B.", COUNT, unset="within B",
+        metavar="CHUNKS", needs=_FULL, lack="moves whole layers, and none is computed again")
 
 
 # fmt: on

@@ -44,5 +44,8 @@ class RecordFlags:
         unset="the one that is logged in", idle_without="--wandb-project")
     wandb_save_dir: Path | None = flag(None, "Folder of its own files.",
         unset="wandb in --save, else wandb", idle_without="--wandb-project")
+    log_progress: bool = flag(False,
+        "Append a line to progress.txt in the folder of --save for every start and every save, "
+        "with the throughput so far.", idle_without="--save")
     no_live_display: bool = flag(False,
         "Print lines only, even on a terminal, where a display of the run stands below them.")

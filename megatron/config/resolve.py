@@ -3,18 +3,20 @@
 A field with the same name as a flag is copied by itself.
 """
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from megatron.checkpoint.config import CheckpointConfig
+from megatron.config.cluster_flags import block_limits, interconnect_of, ranks_of_machine
 from megatron.config.copied import copied
-from megatron.config.data_flags import evaluation_sets, parse_data_path, parse_split
+from megatron.config.corpora import gives_splits, own_paths, sets_to_evaluate, shared_blend
+from megatron.config.data_flags import parse_split
 from megatron.config.flags import (
     DRY_RUN_GPU,
     SCHEDULE_PROFILE_ITERATIONS,
-    DataFlags,
     Flags,
     LogFlags,
     ParallelFlags,
@@ -22,7 +24,7 @@ from megatron.config.flags import (
 from megatron.config.guard_flags import parse_iterations
 from megatron.config.layer_fields import layer_fields
 from megatron.config.lengths import growth_of, iterations
-from megatron.config.long_run_flags import CheckpointFlags, GuardFlags, ReplicaFlags
+from megatron.config.long_run_flags import CheckpointFlags, GuardFlags
 from megatron.config.pipeline_flags import settle_pipeline
 from megatron.config.precision_flags import PrecisionFlags
 from megatron.config.recompute_flags import recomputation_of
@@ -38,9 +40,15 @@ from megatron.config.run_config import (
     RunConfig,
     TrainConfig,
 )
+from megatron.config.tokenizer_flags import tokenizer_config
 from megatron.data.config import DataConfig
-from megatron.data.tokenizer import build_tokenizer
+from megatron.data.tokenizers.build import build_tokenizer
 from megatron.model.config import ModelConfig
+from megatron.parallel.grid import Order
+from megatron.parallel.placement import fewest_hops
+from megatron.schedules.treatments import TREATMENTS
+from megatron.simulator.costs.gpus import Gpu, gpu, gpu_of_driver
+from megatron.simulator.costs.machines import Interconnect
 
 
 def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> RunConfig:
@@ -54,7 +62,7 @@ def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> R
     Returns:
         The configuration; nothing in it is left to derive.
     """
-    vocab_size, eod_token = vocabulary(flags.data, flags.log.dry_run)
+    vocab_size, eod_token = vocabulary(flags)
     replicas = number_of_replicas(flags, world_size)
     return RunConfig(
         model=model_config(flags, vocab_size),
@@ -66,12 +74,17 @@ def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> R
         data=copied(
             DataConfig,
             flags.data,
-            data_path=parse_data_path(flags.data.data_path),
+            data_path=() if gives_splits(flags.corpora) else shared_blend(flags),
+            own_paths=own_paths(flags),
+            full_validation=flags.corpora.full_validation,
+            reset_attention_mask=flags.corpora.reset_attention_mask,
+            reset_position_ids=flags.corpora.reset_position_ids,
+            prefetch=flags.corpora.num_workers > 0,
             split=parse_split(flags.data.split),
             seq_length=flags.model.seq_length,
             seed=flags.train.seed,
             eod_token=eod_token,
-            added_entries=max(0, vocab_size - (flags.data.vocab_size or vocab_size)),
+            added_entries=max(0, vocab_size - (flags.tokenizer.vocab_size or vocab_size)),
             cache_path=flags.data.data_cache_path,
         ),
         log=log_config(flags),
@@ -101,10 +114,11 @@ def dry_run_config(flags: LogFlags) -> DryRun:
     )
 
 
-def replica_config(flags: ReplicaFlags, replicas: int) -> ReplicaConfig:
+def replica_config(given: Flags, replicas: int) -> ReplicaConfig:
     """Data parallelism; all its flags change nothing for one replica."""
     if replicas == 1:
         return ReplicaConfig()
+    flags = given.replicas
     return ReplicaConfig(
         size=replicas,
         overlap=flags.overlap_grad_reduce,
@@ -113,8 +127,19 @@ def replica_config(flags: ReplicaFlags, replicas: int) -> ReplicaConfig:
         reduce_dtype=torch.bfloat16 if flags.grad_reduce_in_bf16 else None,
         shard_optimizer=flags.use_distributed_optimizer,
         overlap_gather=flags.overlap_param_gather,
-        order="tp-pp-dp" if flags.use_tp_pp_dp_mapping else "tp-dp-pp",
+        order=rank_order(given, replicas),
     )
+
+
+def rank_order(flags: Flags, replicas: int) -> Order:
+    """How the ranks are numbered: as asked, else so that pipelines leave machines seldom."""
+    if flags.replicas.use_tp_pp_dp_mapping:
+        return "tp-pp-dp"
+    sizes = flags.parallel
+    tensor, pipeline = sizes.tensor_model_parallel_size, sizes.pipeline_model_parallel_size
+    ranks = ranks_of_machine(flags.cluster, dry_run=flags.log.dry_run)
+    alone = tensor * replicas * pipeline
+    return flags.cluster.rank_order or fewest_hops(tensor, replicas, pipeline, ranks or alone)
 
 
 def checkpoint_config(flags: CheckpointFlags, skip_train: bool) -> CheckpointConfig:
@@ -148,18 +173,19 @@ def guard_config(flags: GuardFlags, timeout_minutes: int) -> GuardConfig:
     )
 
 
-def vocabulary(flags: DataFlags, dry_run: bool) -> tuple[int, int]:
+def vocabulary(flags: Flags) -> tuple[int, int]:
     """Return the vocabulary's size and the token that ends a document.
 
     Raises:
         ValueError: the tokenizer is unknown, its file cannot be used, or --vocab-size does not fit.
     """
-    kind = flags.tokenizer_type or ("NullTokenizer" if flags.mock_data else None)
-    if kind is None or (dry_run and flags.vocab_size):
-        return flags.vocab_size or 0, 0  # without the tokenizer's file, which may not be here
-    tokenizer = build_tokenizer(kind, flags.tokenizer_model, flags.vocab_size)
+    given = flags.tokenizer
+    kind = given.tokenizer_type or ("NullTokenizer" if flags.data.mock_data else None)
+    if kind is None or (flags.log.dry_run and given.vocab_size):
+        return given.vocab_size or 0, 0  # without the tokenizer's file, which may not be here
+    tokenizer = build_tokenizer(tokenizer_config(given, kind))
     # --vocab-size may add entries to a tokenizer's own; build_tokenizer refuses fewer.
-    return max(tokenizer.vocab_size, flags.vocab_size or 0), tokenizer.eod
+    return max(tokenizer.vocab_size, given.vocab_size or 0), tokenizer.eod
 
 
 def model_config(flags: Flags, vocab_size: int) -> ModelConfig:
@@ -201,15 +227,35 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         virtual_stages=pipeline.virtual_stages,
         layers=pipeline.layers,
         memory_limit=flags.pipeline.zero_bubble_max_pending_backward,
-        replicas=replica_config(flags.replicas, replicas),
+        recompute_ahead=flags.recompute.recompute_ahead,
+        replicas=replica_config(flags, replicas),
+        ranks_per_machine=ranks_of_machine(flags.cluster, dry_run=flags.log.dry_run),
+        numa_binding=on_cuda and not flags.cluster.no_numa_binding,
+        nccl_blocks=block_limits(flags.cluster),
+        interconnect=known_interconnect(flags, pipeline.treatment),
     )
     multiple = parallel.make_vocab_size_divisible_by * layout.vocab_shards
     return replace(layout, padded_vocab_size=-(-vocab_size // multiple) * multiple)
 
 
+def known_interconnect(flags: Flags, treatment: str) -> Interconnect | None:
+    """Return the links of the GPUs of a job or a dry run; ``None`` if they are not known.
+
+    A rank asks only for the name of its own GPU.
+    """
+    found: Gpu | None = None
+    if flags.log.dry_run:
+        found = gpu(flags.log.dry_run_gpu or DRY_RUN_GPU)
+    elif flags.parallel.device != "cpu" and torch.cuda.is_available():
+        found = gpu_of_driver(torch.cuda.get_device_name(int(os.environ.get("LOCAL_RANK") or 0)))
+    if found is None:
+        return None
+    return interconnect_of(flags.cluster, found, TREATMENTS[treatment])
+
+
 def train_config(given: Flags, replicas: int) -> TrainConfig:
     """Length, batches and precision; only a set with documents is evaluated."""
-    flags, sets = given.train, evaluation_sets(given.data.split)
+    flags, sets = given.train, sets_to_evaluate(given)
     length = iterations(flags)
     evaluates = flags.eval_iters > 0 and (flags.eval_interval is not None or flags.skip_train)
     between = evaluates and "validation" in sets and not flags.skip_train
@@ -225,6 +271,7 @@ def train_config(given: Flags, replicas: int) -> TrainConfig:
         ),
         eval_interval=flags.eval_interval if between else None,
         final_sets=sets if evaluates else (),
+        full_validation=given.corpora.full_validation,
         replicas=replicas,
         rampup=growth_of(flags),
         length=flags.train_samples,
@@ -259,16 +306,17 @@ def log_config(flags: Flags) -> LogConfig:
         LogConfig,
         flags.log,
         profile_schedule_end=profiled_iterations(flags.log)[1],
-        records=record_config(flags.records, flags.checkpoint.save),
+        records=record_config(flags.records, flags.checkpoint.save, flags.train.skip_train),
     )
 
 
-def record_config(flags: RecordFlags, save: Path | None) -> RecordConfig:
+def record_config(flags: RecordFlags, save: Path | None, skip_train: bool) -> RecordConfig:
     """What is recorded; Weights & Biases writes beside the checkpoints, as in Megatron."""
     return copied(
         RecordConfig,
         flags,
         wandb_save_dir=flags.wandb_save_dir or (save / "wandb" if save is not None else None),
+        progress_folder=save if flags.log_progress and not skip_train else None,
         live_display=not flags.no_live_display,
         log_loss_scale_to_tensorboard=not flags.no_log_loss_scale_to_tensorboard,
     )

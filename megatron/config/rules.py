@@ -7,8 +7,9 @@ A line begins with the flag at fault and names the way out. ``RULES`` lists all 
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from megatron.config.data_flags import evaluation_sets, parse_data_path, parse_split
-from megatron.config.flags import DataFlags, Flags
+from megatron.config.corpus_rules import CORPUS_NOTES, CORPUS_RULES
+from megatron.config.deepspeed_file import deepspeed_file
+from megatron.config.flags import Flags
 from megatron.config.guard_rules import GUARD_NOTES, GUARD_RULES
 from megatron.config.layer_rules import LAYER_NOTES, LAYER_RULES
 from megatron.config.lengths import growth_of, iterations
@@ -99,56 +100,6 @@ def _length(flags: Flags) -> Iterator[str]:
         )
 
 
-def _data(flags: Flags) -> Iterator[str]:
-    if not flags.data.data_path:
-        if not flags.log.dry_run and not flags.data.mock_data:
-            yield (
-                "--data-path is missing: give the prefix of a .bin and .idx file, which "
-                "tools/sample_data.py makes in seconds and prints, or --mock-data"
-            )
-        return
-    try:
-        parse_data_path(flags.data.data_path)
-    except ValueError as error:
-        yield str(error)
-
-
-def _split(flags: Flags) -> Iterator[str]:
-    try:
-        parse_split(flags.data.split)
-    except ValueError as error:
-        yield str(error)
-
-
-def _split_of_mock_data(flags: Flags) -> Iterator[str]:
-    if flags.data.mock_data and flags.data.split != DataFlags.split:
-        yield (
-            f"--split {flags.data.split} divides nothing: --mock-data has samples of its own for "
-            "every split with a share"
-        )
-
-
-def _idle_evaluation(flags: Flags) -> Iterator[str]:
-    interval = flags.train.eval_interval
-    if interval is not None and flags.train.eval_iters and not evaluation_sets(flags.data.split):
-        yield (
-            f"--eval-interval {interval} changes nothing: --split {flags.data.split} leaves no "
-            "documents to validate on; for an evaluation give a second share, as in 969,30,1"
-        )
-
-
-def _nothing_to_evaluate(flags: Flags) -> Iterator[str]:
-    if not flags.train.skip_train:
-        return
-    if not flags.train.eval_iters:
-        yield "--skip-train evaluates nothing with --eval-iters 0: give a number of batches"
-    if not evaluation_sets(flags.data.split):
-        yield (
-            f"--skip-train evaluates nothing: --split {flags.data.split} leaves no documents for "
-            "it; give a second or third share, as in 969,30,1"
-        )
-
-
 def _idle_without_training(flags: Flags) -> Iterator[str]:
     if flags.train.skip_train and flags.checkpoint.save is not None:
         yield f"--save {flags.checkpoint.save} changes nothing: --skip-train trains nothing to save"
@@ -208,9 +159,8 @@ RULES: Final[tuple[Rule, ...]] = (
     *PRECISION_RULES,
     *RECOMPUTE_RULES,
     *OPTIMIZER_RULES,
-    _data,
-    _split,
-    _nothing_to_evaluate,
+    *CORPUS_RULES,
+    deepspeed_file,
     _trace,
     _schedule_profile,
     *GUARD_RULES,
@@ -221,8 +171,7 @@ NOTES: Final[tuple[Rule, ...]] = (
     *LAYER_NOTES,
     *PRECISION_NOTES,
     *OPTIMIZER_NOTES,
-    _split_of_mock_data,
-    _idle_evaluation,
+    *CORPUS_NOTES,
     _idle_without_training,
     *PIPELINE_NOTES,
     *TENSOR_NOTES,

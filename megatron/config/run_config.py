@@ -19,7 +19,10 @@ from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
 from megatron.parallel.grid import Grid, Order
+from megatron.parallel.nccl import BlockLimits
+from megatron.parallel.placement import Placement
 from megatron.schedules.treatments import TREATMENTS
+from megatron.simulator.costs.machines import Interconnect
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class ParallelConfig:
         layers: how transformer layers are spread over the stages.
         schedule_file: file of the plan in text form, for the schedule ``file``.
         memory_limit: the most microbatches that a rank may have in flight.
+        recompute_ahead: layers are computed again in passes of their own, and a rank holds so many
+            chunks between these and their B; ``None``: within B.
         measured_costs: file of measured costs to plan with; ``None``: by FLOPs.
         replicas: data parallelism.
         search_seconds: time of the search for a plan; ``None``: as long as it takes. With a limit
@@ -73,6 +78,11 @@ class ParallelConfig:
         tensor_size: tensor-parallel ranks t.
         sequence_parallel: whether each of them has its own part of the sequence outside of
             attention and MLP.
+        numa_binding: let ranks run on CPUs that are close to their GPUs.
+        nccl_blocks: thread blocks that NCCL may use.
+        ranks_per_machine: of the job; ``None``: all are in one machine.
+        interconnect: the links of the job; ``None``: not known, so plans by FLOPs take
+            communication for free.
     """
 
     pipeline_size: int
@@ -86,17 +96,27 @@ class ParallelConfig:
     layers: LayerDistribution = field(default_factory=LayerDistribution)
     schedule_file: Path | None = None
     memory_limit: float | None = None
+    recompute_ahead: int | None = None
     measured_costs: Path | None = None
     replicas: ReplicaConfig = field(default_factory=ReplicaConfig)
     search_seconds: float | None = None
     tensor_size: int = 1
     sequence_parallel: bool = False
+    nccl_blocks: BlockLimits = field(default_factory=BlockLimits)
+    ranks_per_machine: int | None = None
+    numa_binding: bool = False
+    interconnect: Interconnect | None = None
 
     @property
     def grid(self) -> Grid:
         """All ranks of the job."""
         replicas = self.replicas
         return Grid(self.tensor_size, replicas.size, self.pipeline_size, replicas.order)
+
+    @property
+    def placement(self) -> Placement:
+        """How its ranks lie in machines."""
+        return Placement(self.grid, self.ranks_per_machine or self.grid.world_size)
 
     @property
     def vocab_shards(self) -> int:
@@ -129,6 +149,7 @@ class TrainConfig:
         replicas: that share a global batch.
         rampup: how batches grow before; ``None``: they do not.
         length: samples of the whole job; ``None``: it ends by its iterations.
+        full_validation: an evaluation reads every validation set whole.
         final_sets: what is evaluated at the end: the validation set, the test set, both or none.
         skip_train: only evaluate.
         vocab_recompute: the output layer keeps nothing of the logits for its backward, which forms
@@ -148,6 +169,7 @@ class TrainConfig:
     rampup: Growth | None = None
     length: int | None = None
     final_sets: tuple[EvaluationSet, ...] = ()
+    full_validation: bool = False
     skip_train: bool = False
     vocab_recompute: bool = False
     recomputation: Recomputation = NO_RECOMPUTATION
@@ -193,6 +215,7 @@ class RecordConfig:
         wandb_exp_name: name of the run there; ``None``: it makes one up.
         wandb_entity: owner of the project; ``None``: who is logged in.
         wandb_save_dir: folder of its files; ``None``: its own choice.
+        progress_folder: of the file with a line for every start and save; ``None``: there is none.
         live_display: show a display where rank 0 prints to a terminal.
     """
 
@@ -209,6 +232,7 @@ class RecordConfig:
     wandb_exp_name: str | None = None
     wandb_entity: str | None = None
     wandb_save_dir: Path | None = None
+    progress_folder: Path | None = None
     live_display: bool = True
 
 
@@ -232,6 +256,8 @@ class LogConfig:
         log_num_zeros_in_grad: count the zeros of the gradient in every iteration.
         log_params_norm: find the norm of all weights after every iteration.
         records: what is recorded besides the printed lines.
+        record_memory_history: remember who allocates GPU memory.
+        memory_snapshot_path: where a rank that is out of memory writes what it holds.
     """
 
     log_interval: int
@@ -248,6 +274,8 @@ class LogConfig:
     log_num_zeros_in_grad: bool = False
     log_params_norm: bool = False
     records: RecordConfig = field(default_factory=RecordConfig)
+    record_memory_history: bool = False
+    memory_snapshot_path: Path = Path("snapshot.pickle")
 
 
 @dataclass(frozen=True)

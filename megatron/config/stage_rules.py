@@ -86,6 +86,7 @@ def _layout_rule(flags: Flags) -> Iterator[str]:
         yield from layout_faults(
             text,
             num_layers=flags.model.num_layers,
+            depths=flags.layers.mtp_num_layers,
             ranks=flags.parallel.pipeline_model_parallel_size,
             chunks=pipeline.num_virtual_stages_per_pipeline_rank,
             schedule=schedule_of(flags),

@@ -2,14 +2,15 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from megatron.data.blend import BlendedDataset, normalised
-from megatron.data.config import DataConfig
+from megatron.data.config import DataConfig, Share
 from megatron.data.index_builder import IndexBuilder, load_index_builder
 from megatron.data.indexed import IndexedDataset
 from megatron.data.mock import MockDataset
@@ -19,15 +20,37 @@ from megatron.native.files import cache_root
 
 @dataclass(frozen=True)
 class Datasets:
-    """One dataset per split; ``None`` where no samples were asked for."""
+    """One dataset per split; ``None`` where no samples were asked for.
+
+    Attributes:
+        train: to train on.
+        valid: the validation set, or the first of several.
+        test: the test set.
+        more_valid: the other validation sets.
+    """
 
     train: SampleDataset | None
     valid: SampleDataset | None
     test: SampleDataset | None
+    more_valid: tuple[SampleDataset, ...] = ()
+
+
+class Part(NamedTuple):
+    """A range of a corpus within a blend.
+
+    Attributes:
+        weight: of the corpus; weights need not sum to one.
+        source: the corpus.
+        sequences: its range that belongs to the split.
+    """
+
+    weight: float
+    source: IndexedDataset
+    sequences: range
 
 
 def build_datasets(
-    config: DataConfig, num_samples: tuple[int, int, int], vocab_size: int
+    config: DataConfig, num_samples: tuple[int, int | None, int], vocab_size: int
 ) -> Datasets:
     """Opens the corpora of a blend and indexes the samples of every split, or makes samples up.
 
@@ -36,7 +59,8 @@ def build_datasets(
 
     Args:
         config: corpora, split and sampling.
-        num_samples: samples that training, validation and test will read.
+        num_samples: samples that training, every validation set and test will read; ``None``: each
+            sample of a validation set once.
         vocab_size: real vocabulary entries; every token id must be below it.
 
     Returns:
@@ -49,45 +73,79 @@ def build_datasets(
     """
     if config.mock_data:
         return _mock_datasets(config, num_samples, vocab_size)
-    if not config.data_path:
+    if not config.data_path and config.own_paths is None:
         raise ValueError("--data-path is empty; make sample data with tools/sample_data.py")
-    assert min(num_samples) >= 0
-    weights = [weight for weight, _ in config.data_path]
-    shares = normalised(weights)
-    sources = [IndexedDataset(prefix) for _, prefix in config.data_path]
-    ranges = [split_ranges(len(source), config.split) for source in sources]
     builder = load_index_builder(cache_root())
 
-    def build(split: int) -> SampleDataset | None:
-        count = num_samples[split]
+    def build(blends: Sequence[Sequence[Part]], count: int | None) -> tuple[SampleDataset, ...]:
         if count == 0:
-            return None
-        parts = [(source, parts[split]) for source, parts in zip(sources, ranges, strict=True)]
-        if len(parts) == 1:
-            return _one_corpus(config, *parts[0], count, vocab_size, builder)
-        dataset_index, within = builder.blend_index(shares, count)
-        draws = np.bincount(dataset_index, minlength=len(parts)).tolist()
-        # At least one sample, so that a corpus that is too short is refused whatever the number of
-        # samples.
-        datasets = [
-            _one_corpus(config, *part, max(drawn, 1), vocab_size, builder)
-            for part, drawn in zip(parts, draws, strict=True)
-        ]
-        return BlendedDataset(datasets, dataset_index, within)
+            return ()
+        return tuple(_blended(config, parts, count, vocab_size, builder) for parts in blends)
 
-    return Datasets(build(0), build(1), build(2))
+    train, valid, test = map(build, _blends(config), num_samples)
+    return Datasets(_first(train), _first(valid), _first(test), valid[1:])
+
+
+def _first(datasets: Sequence[SampleDataset]) -> SampleDataset | None:
+    return datasets[0] if datasets else None
+
+
+def _blends(config: DataConfig) -> Iterator[list[list[Part]]]:
+    """Yield the blends of training, of every validation set and of the test."""
+    own = config.own_paths
+    if own is not None:
+        for blends in ((own.train,), own.valid, (own.test,)):
+            yield [list(map(_part, blend)) for blend in blends if blend]
+        return
+    sources = [IndexedDataset(prefix) for _, prefix in config.data_path]
+    ranges = [split_ranges(len(source), config.split) for source in sources]
+    weights = [weight for weight, _ in config.data_path]
+    for own_ranges in zip(*ranges, strict=True):
+        yield [[Part(*part) for part in zip(weights, sources, own_ranges, strict=True)]]
+
+
+def _part(share: Share) -> Part:
+    """Open a corpus; what lies between two marks is rounded as Megatron-LM rounds a split."""
+    source = IndexedDataset(share.prefix)
+    begin, end = (round(mark * len(source)) for mark in (share.begin, share.end))
+    return Part(share.weight, source, range(begin, end))
+
+
+def _blended(
+    config: DataConfig,
+    parts: Sequence[Part],
+    num_samples: int | None,
+    vocab_size: int,
+    builder: IndexBuilder,
+) -> SampleDataset:
+    """Return the dataset of a blend; only one of a single corpus can be read just once."""
+    if len(parts) == 1:
+        return _one_corpus(config, parts[0], num_samples, vocab_size, builder)
+    assert num_samples is not None, "a blend has no end"
+    shares = normalised([part.weight for part in parts])
+    dataset_index, within = builder.blend_index(shares, num_samples)
+    draws = np.bincount(dataset_index, minlength=len(parts)).tolist()
+    # At least one sample, so that a corpus that is too short is refused whatever the number of
+    # samples.
+    datasets = [
+        _one_corpus(config, part, max(drawn, 1), vocab_size, builder)
+        for part, drawn in zip(parts, draws, strict=True)
+    ]
+    return BlendedDataset(datasets, dataset_index, within)
 
 
 def _mock_datasets(
-    config: DataConfig, num_samples: tuple[int, int, int], vocab_size: int
+    config: DataConfig, num_samples: tuple[int, int | None, int], vocab_size: int
 ) -> Datasets:
     masked = config.eod_token if config.eod_mask_loss else None
 
     def build(split: int) -> SampleDataset | None:
-        if num_samples[split] == 0:
+        count = num_samples[split]
+        assert count is not None, "samples that are made up have no end"
+        if count == 0:
             return None
         return MockDataset(
-            num_samples[split],
+            count,
             config.seq_length,
             vocab_size,
             config.eod_token,
@@ -125,18 +183,17 @@ def split_ranges(num_sequences: int, split: Sequence[float]) -> list[range]:
 
 def _one_corpus(
     config: DataConfig,
-    source: IndexedDataset,
-    sequences: range,
-    num_samples: int,
+    part: Part,
+    num_samples: int | None,
     vocab_size: int,
     builder: IndexBuilder,
 ) -> GPTDataset:
-    cache = config.cache_path or _default_cache(source.prefix)
+    cache = config.cache_path or _default_cache(part.source.prefix)
     indices = build_sample_indices(
-        source, sequences, config.seq_length, num_samples, config.seed, cache, builder
+        part.source, part.sequences, config.seq_length, num_samples, config.seed, cache, builder
     )
     masked = config.eod_token if config.eod_mask_loss else None
-    return GPTDataset(source, indices, config.seq_length, vocab_size, masked)
+    return GPTDataset(part.source, indices, config.seq_length, vocab_size, masked)
 
 
 def _default_cache(prefix: Path) -> Path:

@@ -1,12 +1,15 @@
 """Samples become microbatches, in an order that only the count of consumed samples decides."""
 
 import hashlib
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from megatron.data.config import DocumentsConfig
 from megatron.data.samples import SampleDataset
 
 
@@ -18,11 +21,16 @@ class Microbatch:
         tokens: input ids, int64.
         labels: the token after each input, int64.
         loss_mask: 1 where the prediction counts, 0 where it does not, float32.
+        document_starts: for every token the first position of its document, int64; ``None``: a
+            token sees all earlier ones of its sample.
+        positions: of every token in its document, int64; ``None``: in its sample.
     """
 
     tokens: Tensor
     labels: Tensor
     loss_mask: Tensor
+    document_starts: Tensor | None = None
+    positions: Tensor | None = None
 
 
 class MicrobatchLoader:
@@ -37,6 +45,7 @@ class MicrobatchLoader:
         num_microbatches: microbatches of this replica per global batch.
         consumed_samples: samples that earlier iterations have used.
         replica: number of this replica, and number of replicas.
+        documents: what becomes of the documents in a sample; ``None``: they are as one.
 
     Attributes:
         consumed_samples: advanced by every `next_batch`; a checkpoint must save it.
@@ -50,6 +59,7 @@ class MicrobatchLoader:
         num_microbatches: int,
         consumed_samples: int = 0,
         replica: tuple[int, int] = (0, 1),
+        documents: DocumentsConfig | None = None,
     ) -> None:
         assert micro_batch_size > 0
         assert num_microbatches > 0
@@ -59,6 +69,7 @@ class MicrobatchLoader:
         self._micro_batch_size = micro_batch_size
         self.num_microbatches = num_microbatches
         self._replica, self._replicas = replica
+        self._documents = documents
 
     def next_batch(self) -> list[Microbatch]:
         """Reads this replica's microbatches of the next global batch.
@@ -70,7 +81,7 @@ class MicrobatchLoader:
             ValueError: the dataset ends before the batch does, or holds foreign token ids.
         """
         microbatches = self.global_batch(self.consumed_samples, self._replica, self._replicas)
-        self.consumed_samples += self._batch_size
+        self.consumed_samples += self.batch_size
         return microbatches
 
     def global_batch(self, first: int, begin: int = 0, step: int = 1) -> list[Microbatch]:
@@ -84,15 +95,18 @@ class MicrobatchLoader:
         Raises:
             ValueError: as ``next_batch``.
         """
-        end = first + self._batch_size
+        return [self._read(start) for start in self._starts(first, begin, step)]
+
+    def _starts(self, first: int, begin: int, step: int) -> range:
+        """Return the first samples of the microbatches of ``global_batch``; errors as there."""
+        end = first + self.batch_size
         if end > len(self._dataset):
             raise ValueError(
                 f"the data ends at sample {len(self._dataset)}, within the global batch of samples "
                 f"{first} to {end}; ask for fewer iterations (--train-iters, --train-samples, "
                 "--eval-iters)"
             )
-        starts = range(first, end, self._micro_batch_size)[begin::step]
-        return [self._read(start) for start in starts]
+        return range(first, end, self._micro_batch_size)[begin::step]
 
     def digest(self, sample: int) -> str:
         """Return a word that tells the tokens of a sample from others; empty if there is none."""
@@ -103,9 +117,19 @@ class MicrobatchLoader:
         return hashlib.sha256(tokens.tobytes()).hexdigest()[:16]
 
     @property
-    def _batch_size(self) -> int:
+    def batch_size(self) -> int:
         """Samples of a global batch."""
         return self._micro_batch_size * self.num_microbatches * self._replicas
+
+    @property
+    def samples(self) -> int:
+        """Samples of the dataset."""
+        return len(self._dataset)
+
+    @property
+    def whole_batches(self) -> int:
+        """Global batches that the dataset fills."""
+        return len(self._dataset) // self.batch_size
 
     def _read(self, first: int) -> Microbatch:
         samples = np.empty((self._micro_batch_size, self._dataset.seq_length + 1), np.int64)
@@ -117,4 +141,61 @@ class MicrobatchLoader:
             loss_mask = torch.ones(tokens.shape, dtype=torch.float32)
         else:
             loss_mask = (tokens != self._dataset.masked_token).to(torch.float32)
-        return Microbatch(tokens, labels, loss_mask)
+        starts, positions = self._told_apart(tokens)
+        return Microbatch(tokens, labels, loss_mask, starts, positions)
+
+    def _told_apart(self, tokens: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Return a microbatch's ``document_starts`` and ``positions``, where they are asked for."""
+        asked = self._documents
+        if asked is None:
+            return None, None
+        starts = document_starts(tokens, asked.eod_token)
+        return (
+            starts if asked.reset_attention_mask else None,
+            torch.arange(tokens.shape[1]) - starts if asked.reset_position_ids else None,
+        )
+
+
+class PrefetchingLoader(MicrobatchLoader):
+    """Reads the next global batch in a thread, while this one is trained on.
+
+    A batch that turns out to be another one, as the run goes on elsewhere or batches have grown, is
+    read when it is needed.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="samples")
+        self._ahead: tuple[range, Future[list[Microbatch]]] | None = None
+
+    def next_batch(self) -> list[Microbatch]:
+        """As ``MicrobatchLoader.next_batch``."""
+        starts = self._starts(self.consumed_samples, self._replica, self._replicas)
+        if self._ahead is not None and self._ahead[0] == starts:
+            batch = self._ahead[1].result()
+        else:
+            batch = self._read_all(starts)
+        self.consumed_samples += self.batch_size
+        self._ahead = None
+        if self.consumed_samples + self.batch_size <= len(self._dataset):
+            after = self._starts(self.consumed_samples, self._replica, self._replicas)
+            self._ahead = after, self._reader.submit(self._read_all, after)
+        return batch
+
+    def _read_all(self, starts: range) -> list[Microbatch]:
+        return list(map(self._read, starts))
+
+
+def document_starts(tokens: Tensor, eod_token: int) -> Tensor:
+    """Return for every token the first position of its document in the sample, int64 [b, s].
+
+    As in Megatron-LM the token that ends a document belongs to it.
+
+    Args:
+        tokens: input ids [b, s].
+        eod_token: id of the token that ends a document.
+    """
+    begins = torch.zeros_like(tokens)
+    ended = tokens[:, :-1] == eod_token
+    begins[:, 1:] = torch.where(ended, torch.arange(1, tokens.shape[1]), 0)
+    return begins.cummax(1).values

@@ -147,7 +147,7 @@ def build_sample_indices(
     source: IndexedDataset,
     sequences: range,
     seq_length: int,
-    num_samples: int,
+    num_samples: int | None,
     seed: int,
     cache: Path,
     builder: IndexBuilder,
@@ -161,13 +161,14 @@ def build_sample_indices(
         source: the corpus.
         sequences: its range that belongs to the split.
         seq_length: tokens per sample s.
-        num_samples: samples needed; there may be more, to the end of the last epoch.
+        num_samples: samples needed; there may be more, to the end of the last epoch. ``None``: the
+            whole samples of one epoch.
         seed: of both shuffles.
         cache: folder of the arrays, made when missing.
         builder: from `load_index_builder`.
 
     Returns:
-        Indices of at least ``num_samples`` samples.
+        Indices of these samples.
 
     Raises:
         ValueError: the range is too short for one sample, or the cache cannot be written.
@@ -180,7 +181,9 @@ def build_sample_indices(
             f"few for one sample of --seq-length {seq_length} + 1; give it a larger share of "
             "--split, or more text"
         )
-    epochs = Epochs.needed(tokens, seq_length, num_samples)
+    epochs = Epochs(1, separate_final=False)
+    if num_samples is not None:
+        epochs = Epochs.needed(tokens, seq_length, num_samples)
     identity = json.dumps(
         [_FORMAT, sequences.start, sequences.stop, seq_length, seed, *astuple(epochs)]
     )

@@ -17,6 +17,7 @@ from typing import Protocol
 from torch import Tensor
 
 from megatron.kernels.adamw import AdamWStep, AdamWTensors
+from megatron.kernels.documents import Documents
 from megatron.kernels.scores import PLAIN, Scores
 from megatron.kernels.softmax import LossOptions, Merged, ShardState
 
@@ -151,6 +152,7 @@ class Kernels(Protocol):
         *,
         dropout: float,
         scores: Scores = PLAIN,
+        documents: Documents | None = None,
     ) -> Tensor:
         """softmax(scores of q kᵀ) v, where every position sees itself and earlier positions.
 
@@ -162,6 +164,7 @@ class Kernels(Protocol):
             v_bgsd: values [b, g, s, d].
             dropout: probability of dropping an attention weight, 0 outside training.
             scores: how products of queries and keys become scores.
+            documents: none of which sees another; ``None``: every position sees all earlier ones.
 
         Returns:
             [b, a, s, d], laid out in memory as [b, s, a, d] where the kernel allows.
@@ -169,7 +172,12 @@ class Kernels(Protocol):
         ...
 
     def causal_self_attention(
-        self, qkv_bsgcd: Tensor, *, dropout: float, scores: Scores = PLAIN
+        self,
+        qkv_bsgcd: Tensor,
+        *,
+        dropout: float,
+        scores: Scores = PLAIN,
+        documents: Documents | None = None,
     ) -> Tensor:
         """``causal_attention`` of a fused projection's output, with no operation between the two.
 
@@ -177,6 +185,7 @@ class Kernels(Protocol):
             qkv_bsgcd: [b, s, g, r + 2, d]: for every group its queries, its key and its value.
             dropout: as in ``causal_attention``.
             scores: as in ``causal_attention``.
+            documents: as in ``causal_attention``.
 
         Returns:
             [b, s, a d].

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
 from megatron.kernels.heads import split_heads
 from megatron.kernels.scores import PLAIN, Scores
@@ -140,6 +141,7 @@ class SelfAttention(nn.Module):
         x_bsh: Tensor,
         rope: RotaryEmbedding | None = None,
         seeds: DropoutSeeds | None = None,
+        documents: Documents | None = None,
     ) -> Tensor:
         """Let every position attend to itself and to earlier positions.
 
@@ -147,6 +149,7 @@ class SelfAttention(nn.Module):
             x_bsh: input [b, s, h], of the tokens that this rank has.
             rope: rotation for at least s positions, or None for no rotation.
             seeds: of dropout in training; ``None``: nothing is dropped.
+            documents: none of which sees another; ``None``: positions see all earlier ones.
 
         Returns:
             The attention's output after its projection, [b, s, h].
@@ -156,11 +159,15 @@ class SelfAttention(nn.Module):
             2, (shape.num_groups, shape.heads_per_group + 2, shape.head_size)
         )
         if self.recompute_core_attn:
-            return self.linear_proj(again(self._core, qkv_bsgcd, rope, seeds))
-        return self.linear_proj(self._core(qkv_bsgcd, rope, seeds))
+            return self.linear_proj(again(self._core, qkv_bsgcd, rope, seeds, documents))
+        return self.linear_proj(self._core(qkv_bsgcd, rope, seeds, documents))
 
     def _core(
-        self, qkv_bsgcd: Tensor, rope: RotaryEmbedding | None, seeds: DropoutSeeds | None
+        self,
+        qkv_bsgcd: Tensor,
+        rope: RotaryEmbedding | None,
+        seeds: DropoutSeeds | None,
+        documents: Documents | None,
     ) -> Tensor:
         """Return what lies between the two projections, [b, s, a d]."""
         dropout = self.dropout if seeds is not None else 0.0
@@ -168,7 +175,7 @@ class SelfAttention(nn.Module):
             seeds.begin("attention", shard=self._tensor.rank)
         if self.q_layernorm is None and rope is None:
             return self._kernels.causal_self_attention(
-                qkv_bsgcd, dropout=dropout, scores=self.scores
+                qkv_bsgcd, dropout=dropout, scores=self.scores, documents=documents
             )
         q_bsad, k_bsgd, v_bsgd = split_heads(qkv_bsgcd)
         if self.q_layernorm is not None and self.k_layernorm is not None:
@@ -181,5 +188,6 @@ class SelfAttention(nn.Module):
             v_bsgd.transpose(1, 2),
             dropout=dropout,
             scores=self.scores,
+            documents=documents,
         )
         return context_basd.transpose(1, 2).flatten(2)

@@ -14,8 +14,8 @@ Shapes: ``...`` any leading dimensions, n their product, i input features, o out
 tensor parallelism b batch, s tokens of a sequence, u those of them that a rank has.
 """
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -115,7 +115,15 @@ class Linear(nn.Linear):
             """See ``forward``."""
 
 
-def defer_weight_gradients(module: nn.Module, defer: Defer | None) -> None:
+class HasModules(Protocol):
+    """An ``nn.Module``, or what stands for one."""
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Return all modules in it."""
+        ...
+
+
+def defer_weight_gradients(module: HasModules, defer: Defer | None) -> None:
     """Split the backward of every ``Linear`` in ``module``, or join it again with ``None``."""
     for part in module.modules():
         if isinstance(part, Linear):

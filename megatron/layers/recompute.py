@@ -2,20 +2,24 @@
 
 The graph of autograd is the one that it is without: what an operation would keep is only formed
 anew, from the same inputs by the same operations, when the first operation of the backward asks
-for it. Dropout seeds itself. So losses and gradients are the same bits, and a backward in parts (B
-and W) works as ever. Computing again ends with the last tensor that was kept, so a product whose
-result nobody keeps is not repeated.
+for it, or before that when the pass R does. Dropout seeds itself. So losses and gradients are the
+same bits, and a backward in parts (B and W) works as ever. Computing again ends with the last
+tensor that was kept, so a product whose result nobody keeps is not repeated.
+
+PyTorch's own checkpoints work alike, but can only be computed again by their backward.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils.checkpoint import checkpoint
+
+from megatron.kernels.autograd import apply
 
 Part: TypeAlias = Literal["core_attn", "layernorm", "mlp"]
 """A part of a layer by Megatron's name: attention between its two projections, the norms before
@@ -49,7 +53,11 @@ class Recomputation:
         return " ".join(named) or "nothing"
 
     def run(
-        self, layers: Sequence[Layer], forward: Callable[[Layer, Tensor], Tensor], x: Tensor
+        self,
+        layers: Sequence[Layer],
+        forward: Callable[[Layer, Tensor], Tensor],
+        x: Tensor,
+        left_out: "list[Again] | None" = None,
     ) -> Tensor:
         """Run the layers of a chunk one after the other.
 
@@ -57,14 +65,18 @@ class Recomputation:
             layers: of a chunk.
             forward: runs one of them; it must give the same bits whenever it is called.
             x: input of the first.
+            left_out: gets the groups that are to be computed again, in order.
 
         Returns:
             The output of the last.
         """
         kept_from = 0
-        for group in self._groups(layers):
-            x = again(_run_all, group, forward, x)
-            kept_from += len(group)
+        for layers_of_group in self._groups(layers):
+            group = Again(_run_all, layers_of_group, forward, x)
+            x = group.run()
+            kept_from += len(layers_of_group)
+            if left_out is not None:
+                left_out.append(group)
         return _run_all(layers[kept_from:], forward, x)
 
     def _groups(self, layers: Sequence[Layer]) -> Iterator[Sequence[Layer]]:
@@ -77,15 +89,107 @@ class Recomputation:
 NO_RECOMPUTATION: Final = Recomputation()
 
 
-def again(function: Callable[..., Tensor], *arguments: object) -> Tensor:
-    """Return what ``function`` returns, keeping only the tensors among ``arguments``.
+class Again:
+    """A function whose backward needs more than is kept: only the tensors among its arguments.
+
+    They are kept as an operation of autograd would keep them. So whoever encloses it and forgets
+    one of them (``forgetting``) makes that one anew.
 
     Args:
         function: must give the same bits whenever it is called.
         arguments: of the function.
     """
-    result: Tensor = checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
-    return result
+
+    def __init__(self, function: Callable[..., Tensor], *arguments: object) -> None:
+        self._function = function
+        self._arguments = arguments
+        self._kept: Any = None
+        self._left_out = 0
+        self._computed: dict[int, Tensor] | None = None
+
+    def run(self) -> Tensor:
+        """Return what the function returns, connected with its arguments."""
+        connected = self._arguments
+        tensors = [argument for argument in connected if isinstance(argument, Tensor)]
+        self._arguments = tuple(
+            _Slot(argument.requires_grad) if isinstance(argument, Tensor) else argument
+            for argument in connected
+        )
+        anchor = torch.empty(0, requires_grad=True)
+        self._kept = apply(_Kept, anchor, *(tensor.detach() for tensor in tensors)).grad_fn
+        with saved_tensors_hooks(self._leave_out, self._use):
+            return self._function(*connected)
+
+    def compute(self) -> None:
+        """Compute all that was left out, if that has not been done."""
+        if self._computed is not None:
+            return
+        computed: dict[int, Tensor] = {}
+
+        def collect(tensor: Tensor) -> None:
+            computed[len(computed)] = tensor.detach()
+            if len(computed) == self._left_out:
+                raise _CompleteError
+
+        arguments = self._kept_arguments()
+        with torch.enable_grad(), saved_tensors_hooks(collect, _unused), suppress(_CompleteError):
+            self._function(*arguments)
+        assert len(computed) == self._left_out, "computed again, it keeps something else"
+        self._computed, self._kept = computed, None
+
+    def _kept_arguments(self) -> list[object]:
+        """Return the arguments without the graph that they came from."""
+        tensors = iter(self._kept.saved_tensors)
+        return [
+            next(tensors).detach().requires_grad_(argument.requires_grad)
+            if isinstance(argument, _Slot)
+            else argument
+            for argument in self._arguments
+        ]
+
+    def _leave_out(self, _: Tensor) -> int:
+        self._left_out += 1
+        return self._left_out - 1
+
+    def _use(self, number: int) -> Tensor:
+        """Return a tensor that was left out; each is used once, and then gone."""
+        self.compute()
+        assert self._computed is not None
+        return self._computed.pop(number)
+
+
+class _CompleteError(Exception):
+    """Ends computing again: all that was left out is there."""
+
+
+def _unused(_: None) -> Tensor:
+    raise AssertionError("computing again has no backward")
+
+
+class _Slot(NamedTuple):
+    """The place of a tensor among arguments."""
+
+    requires_grad: bool
+
+
+class _Kept(torch.autograd.Function):
+    """Keeps tensors; what it returns is empty."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, *tensors: Tensor) -> Tensor:
+        """Keep ``tensors``; ``anchor`` requires a gradient, so that there is something to keep."""
+        ctx.save_for_backward(*tensors)
+        return torch.empty_like(anchor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> None:
+        """Nobody reads what the forward returns."""
+        raise AssertionError("it has no backward")
+
+
+def again(function: Callable[..., Tensor], *arguments: object) -> Tensor:
+    """Return what ``function`` returns, keeping as little as ``Again`` does; arguments as there."""
+    return Again(function, *arguments).run()
 
 
 def forgetting(

@@ -8,6 +8,7 @@ Shapes: b batch, s sequence, a heads, d channels of a head, r rotated pairs.
 """
 
 import math
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,10 +116,22 @@ class RotaryEmbedding:
             A contiguous tensor of the shape and type of ``x_bsad``; bf16 is rounded once, at the
             end.
         """
-        seq_length = x_bsad.shape[1]
-        assert seq_length <= len(self._cos_s1r), (seq_length, len(self._cos_s1r))
-        cos_s1r, sin_s1r = self._cos_s1r[:seq_length], self._sin_s1r[:seq_length]
+        seq_length, positions = x_bsad.shape[1], self._cos_s1r.shape[-3]
+        assert seq_length <= positions, (seq_length, positions)
+        cos_s1r, sin_s1r = (t[..., :seq_length, :, :] for t in (self._cos_s1r, self._sin_s1r))
         return apply(_Rotation, x_bsad, cos_s1r, sin_s1r, self._pairs)
+
+    def at(self, positions_bs: Tensor) -> "RotaryEmbedding":
+        """Return the rotation of tokens that are not at positions 0, 1, 2, ... of their sample.
+
+        Args:
+            positions_bs: position of every token of a microbatch, int64 [b, s]; its angles are
+                [b, s, 1, r].
+        """
+        placed = copy(self)
+        placed._cos_s1r = self._cos_s1r[positions_bs]
+        placed._sin_s1r = self._sin_s1r[positions_bs]
+        return placed
 
 
 _Pairs = tuple[slice, slice]

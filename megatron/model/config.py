@@ -69,6 +69,8 @@ class ModelConfig:
         label_smoothing: share of the target mass spread evenly over the real vocabulary.
         z_loss_coeff: weight of the squared log-partition added to each token's loss.
         logit_softcap: c of ``c * tanh(logit / c)``; 0 switches it off.
+        mtp_num_layers: depths D of multi-token prediction, each with a transformer layer; 0: none.
+        mtp_loss_scaling_factor: weight of the mean of their losses in the loss.
     """
 
     num_layers: int
@@ -116,6 +118,13 @@ class ModelConfig:
     label_smoothing: float = 0.0
     z_loss_coeff: float = 0.0
     logit_softcap: float = 0.0
+    mtp_num_layers: int = 0
+    mtp_loss_scaling_factor: float = 0.1
+
+    @property
+    def embeds_at_both_ends(self) -> bool:
+        """Whether the last stage needs the embedding's matrix too."""
+        return self.tie_embeddings or self.mtp_num_layers > 0
 
     @property
     def activation(self) -> Activation:

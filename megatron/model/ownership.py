@@ -15,6 +15,7 @@ EMBEDDING_NORM: Final = "embedding.word_embeddings.norm"
 POSITION_EMBEDDINGS: Final = "embedding.position_embeddings"
 FINAL_NORM: Final = "decoder.final_layernorm"
 OUTPUT_LAYER: Final = "output_layer.weight"
+MULTI_TOKEN_PREDICTION: Final = "mtp"
 LAYERS: Final = "decoder.layers."
 """Begin of the names of all parameters of transformer layers."""
 

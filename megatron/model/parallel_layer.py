@@ -7,6 +7,7 @@ Shapes: b batch, s sequence, h hidden.
 
 from torch import Tensor
 
+from megatron.kernels.documents import Documents
 from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.rope import RotaryEmbedding
 from megatron.model.transformer_layer import TransformerLayer
@@ -20,11 +21,12 @@ class ParallelLayer(TransformerLayer):
         x_bsh: Tensor,
         rope: RotaryEmbedding | None = None,
         seeds: DropoutSeeds | None = None,
+        documents: Documents | None = None,
     ) -> Tensor:
         """See ``TransformerLayer``."""
 
         def run_both(normed_bsh: Tensor) -> Tensor:
-            attended_bsh = self._attention_branch(normed_bsh, rope, seeds)
+            attended_bsh = self._attention_branch(normed_bsh, rope, seeds, documents)
             x_and_attended_bsh = self._stream(x_bsh, normed_bsh) + attended_bsh
             if not self.spec.mlp_norm:
                 return x_and_attended_bsh + self._mlp_branch(normed_bsh, seeds)

@@ -1,12 +1,13 @@
 """The parts of the model that one pipeline rank owns, and the forward of its stages.
 
 A rank owns one chunk of transformer layers for each stage that is placed on it. The first stage
-adds the position table, the last stage the final norm. The vocabulary matrices are on the first and
-the last stage, shared by its tensor-parallel ranks, or every rank of the replica holds a shard of
-them. Backwards, order and communication are not here: the runtime runs these parts as passes.
+adds the position table, the last stage the final norm and the layers of multi-token prediction. The
+vocabulary matrices are on the first and the last stage, shared by its tensor-parallel ranks, or
+every rank of the replica holds a shard of them. Backwards, order and communication are not here:
+the runtime runs these parts as passes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -14,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from megatron.kernels.choose import kernels_for
+from megatron.kernels.documents import Documents
 from megatron.kernels.wide_norms import WideNorms
 from megatron.layers.dropout import DropoutSeeds, dropout
-from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation, prepare
+from megatron.layers.recompute import NO_RECOMPUTATION, Again, Recomputation, prepare
 from megatron.layers.rope import RotaryEmbedding
 from megatron.layers.vocabulary.input_layer import InputLayer
 from megatron.layers.vocabulary.output_layer import OutputLayer
@@ -26,9 +28,11 @@ from megatron.model.build_layer import build_layer
 from megatron.model.config import ModelConfig
 from megatron.model.init import initialise
 from megatron.model.layer_spec import RotationSpec, layer_spec, norm_spec
+from megatron.model.mtp import MultiTokenPrediction
 from megatron.model.ownership import (
     EMBEDDING_NORM,
     FINAL_NORM,
+    MULTI_TOKEN_PREDICTION,
     OUTPUT_LAYER,
     POSITION_EMBEDDINGS,
     WORD_EMBEDDINGS,
@@ -113,6 +117,10 @@ class RankModel(nn.Module):
     Attributes:
         kernels: of that device and type.
         stream_dtype: of the residual stream.
+        input_layer: word embeddings, on the first stage or everywhere.
+        ahead_layer: word embeddings of the tokens that follow, on a last stage with multi-token
+            prediction or everywhere; where there is an input layer it is that one.
+        output_layer: on the last stage or everywhere.
     """
 
     def __init__(
@@ -152,7 +160,8 @@ class RankModel(nn.Module):
             self.output_layer = self._make_output_layer(
                 placement.output_shard, dtype, device, vocab_recompute
             )
-        self.positions = self.embedding_norm = self.final_norm = None
+        self.ahead_layer = self._make_ahead_layer(dtype, device)
+        self.positions = self.embedding_norm = self.final_norm = self.mtp = None
         norm = norm_spec(config)
         if placement.first_chunk is not None and config.embed_layernorm:
             self.embedding_norm = norm.build(h, device, dtype, self.kernels)
@@ -165,6 +174,17 @@ class RankModel(nn.Module):
             )
         if placement.last_chunk is not None:
             self.final_norm = norm.build(h, device, dtype, stream_kernels)
+            if config.mtp_num_layers:
+                self.mtp = MultiTokenPrediction(
+                    config,
+                    device,
+                    dtype,
+                    self.kernels,
+                    tensor,
+                    recomputation,
+                    stream_kernels,
+                    self.stream_dtype,
+                )
 
     def _make_output_layer(
         self, shard: VocabularyShard, dtype: torch.dtype, device: torch.device, recompute: bool
@@ -180,20 +200,46 @@ class RankModel(nn.Module):
             weight = nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
         return OutputLayer(shard, weight, options, self.kernels, recompute)
 
+    def _make_ahead_layer(self, dtype: torch.dtype, device: torch.device) -> InputLayer | None:
+        config, output_layer = self.config, self.output_layer
+        if not config.mtp_num_layers or output_layer is None:
+            return None
+        if self.input_layer is not None:
+            return self.input_layer
+        weight = output_layer.weight if config.tie_embeddings else None
+        return InputLayer(output_layer.shard, config.hidden_size, dtype, device, weight)
+
     @property
-    def holds_tied_copy(self) -> bool:
-        """Whether the output matrix here is a copy of the embedding on another rank.
+    def mtp_depths(self) -> int:
+        """Further tokens that every token predicts besides the next one, D."""
+        return self.config.mtp_num_layers
+
+    @property
+    def mtp_factor(self) -> float:
+        """Weight of the mean of their losses."""
+        return self.config.mtp_loss_scaling_factor
+
+    @property
+    def embedding_copy(self) -> InputLayer | OutputLayer | None:
+        """The layer here whose matrix is a copy of the embedding on another rank, if there is one.
 
         The gradients of both copies must be summed, and this copy does not count in the norm.
         """
-        return (
-            self.config.tie_embeddings
-            and self.output_layer is not None
-            and self.input_layer is None
-        )
+        if self.input_layer is not None or not self.config.embeds_at_both_ends:
+            return None
+        return self.output_layer if self.config.tie_embeddings else self.ahead_layer
 
     def forward(
-        self, chunk: int, x_bsh: Tensor, seed: int, iteration: int, microbatch: int
+        self,
+        chunk: int,
+        x_bsh: Tensor,
+        seed: int,
+        iteration: int,
+        microbatch: int,
+        documents: Documents | None = None,
+        positions_bs: Tensor | None = None,
+        left_out: list[Again] | None = None,
+        ahead_bwh: Tensor | None = None,
     ) -> Tensor:
         """Run one stage: from the embedding or the previous stage's output to its own output.
 
@@ -206,6 +252,12 @@ class RankModel(nn.Module):
             seed: of the run.
             iteration: iteration of the run, from 0.
             microbatch: number of the microbatch within the global batch.
+            documents: of the microbatch, none of which sees another, if there are any.
+            positions_bs: of all its tokens; ``None``: 0, 1, 2, ... in every sample.
+            left_out: gets the groups of layers that the backward needs computed again.
+            ahead_bwh: embeddings of the tokens that follow, on the last stage, to predict further
+                tokens from; ``None``: only the next token is predicted. The output then has a
+                further b samples for every depth.
         """
 
         def seeds(layer: int) -> DropoutSeeds | None:
@@ -213,23 +265,38 @@ class RankModel(nn.Module):
 
         if chunk == self.placement.first_chunk:
             x_bsh = dropout(
-                self._embedding(x_bsh),
+                self._embedding(x_bsh, positions_bs),
                 self.config.hidden_dropout,
                 seeds(-1),
                 "embedding",
                 self.tensor,
             )
+        ropes = self._ropes_at(chunk, positions_bs)
         x_bsh = self.recomputation.run(
             list(self._numbered_layers(chunk)),
-            lambda own, x: own[1](x, self.ropes[own[0]], seeds(own[0])),
+            lambda own, x: own[1](x, ropes[own[0]], seeds(own[0]), documents),
             x_bsh,
+            left_out,
         )
         if chunk == self.placement.last_chunk:
             assert self.final_norm is not None
             x_bsh = self.final_norm(x_bsh)
+            if ahead_bwh is not None:
+                assert self.mtp is not None
+                x_bsh = self.mtp(x_bsh, ahead_bwh, seeds)
         return x_bsh
 
-    def _embedding(self, x_bsh: Tensor) -> Tensor:
+    def _ropes_at(
+        self, chunk: int, positions_bs: Tensor | None
+    ) -> Mapping[int, RotaryEmbedding | None]:
+        """Return the rotation of every layer of a chunk, for tokens at given positions."""
+        if positions_bs is None:
+            return self.ropes
+        own = {index: self.ropes[index] for index in self.placement.chunks[chunk]}
+        placed = {rope: rope.at(positions_bs) for rope in own.values() if rope is not None}
+        return {index: placed[rope] if rope else None for index, rope in own.items()}
+
+    def _embedding(self, x_bsh: Tensor, positions_bs: Tensor | None) -> Tensor:
         """Return what the first layer reads, but for dropout, from the word embeddings."""
         if self.config.embedding_multiplier != 1:
             x_bsh = x_bsh * self.config.embedding_multiplier
@@ -237,16 +304,19 @@ class RankModel(nn.Module):
             x_bsh = self.embedding_norm(x_bsh)
         x_bsh = x_bsh.to(self.stream_dtype)
         if self.positions is not None:
-            x_bsh = x_bsh + self._own_positions(x_bsh.shape[1])
+            x_bsh = x_bsh + self._own_positions(x_bsh.shape[1], positions_bs)
         return x_bsh
 
-    def _own_positions(self, count: int) -> Tensor:
-        """Return the positions of the tokens that this rank has, [u, h].
+    def _own_positions(self, count: int, positions_bs: Tensor | None) -> Tensor:
+        """Return the embeddings of the positions of the tokens that this rank has, [(b,) u, h].
 
         Args:
             count: number u of these tokens.
+            positions_bs: see ``forward``.
         """
         assert self.positions is not None
+        if positions_bs is not None:
+            return self.tensor.own_tokens(self.positions(positions_bs))
         table_bsh = self.positions.weight[None, : count * self.tensor.sequence_parts]
         return self.tensor.own_tokens(table_bsh)[0]
 
@@ -271,10 +341,11 @@ class RankModel(nn.Module):
             for index, layer in self._numbered_layers(chunk):
                 yield from self._owned(layer_prefix(index), layer)
         yield from self._owned(f"{FINAL_NORM}.", self.final_norm)
+        yield from self._owned(f"{MULTI_TOKEN_PREDICTION}.", self.mtp)
         if self.output_layer is not None and not self.config.tie_embeddings:
             yield self._vocabulary_matrix(OUTPUT_LAYER, self.output_layer)
-        elif self.holds_tied_copy and self.output_layer is not None:
-            yield self._vocabulary_matrix(WORD_EMBEDDINGS, self.output_layer, is_copy=True)
+        if self.embedding_copy is not None:
+            yield self._vocabulary_matrix(WORD_EMBEDDINGS, self.embedding_copy, is_copy=True)
 
     def _owned(self, prefix: str, module: nn.Module | None) -> Iterator[OwnedParameter]:
         """Yield the parameters of a part of the model, if it is here."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
 from megatron.layers.dropout import DropoutSeeds, dropout
 from megatron.layers.recompute import applied, forgetting
@@ -71,6 +72,7 @@ class TransformerLayer(nn.Module):
         x_bsh: Tensor,
         rope: RotaryEmbedding | None = None,
         seeds: DropoutSeeds | None = None,
+        documents: Documents | None = None,
     ) -> Tensor:
         """Return the block's output.
 
@@ -79,13 +81,14 @@ class TransformerLayer(nn.Module):
                 activations or in fp32.
             rope: rotation of this layer, as its spec says; None without one.
             seeds: of dropout in training; ``None``: nothing is dropped.
+            documents: none of which sees another, if there are any.
 
         Returns:
             [b, s, h], of the same tokens.
         """
 
         def attend(normed_bsh: Tensor) -> Tensor:
-            attended_bsh = self._attention_branch(normed_bsh, rope, seeds)
+            attended_bsh = self._attention_branch(normed_bsh, rope, seeds, documents)
             return self._stream(x_bsh, normed_bsh) + attended_bsh
 
         attended_bsh = self._with_norm(self.input_layernorm, x_bsh, attend)
@@ -101,10 +104,15 @@ class TransformerLayer(nn.Module):
         return (forgetting if self.recompute_layernorm else applied)(norm, x_bsh, use)
 
     def _attention_branch(
-        self, normed_bsh: Tensor, rope: RotaryEmbedding | None, seeds: DropoutSeeds | None
+        self,
+        normed_bsh: Tensor,
+        rope: RotaryEmbedding | None,
+        seeds: DropoutSeeds | None,
+        documents: Documents | None,
     ) -> Tensor:
         """Return what attention adds to the stream."""
-        attended_bsh = self.post_self_attn_layernorm(self.self_attention(normed_bsh, rope, seeds))
+        attended_bsh = self.self_attention(normed_bsh, rope, seeds, documents)
+        attended_bsh = self.post_self_attn_layernorm(attended_bsh)
         return self._drop(attended_bsh, seeds, "attention output")
 
     def _mlp_branch(self, normed_bsh: Tensor, seeds: DropoutSeeds | None) -> Tensor:

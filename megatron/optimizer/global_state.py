@@ -11,7 +11,7 @@ import functools
 import math
 import operator
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import torch
 
@@ -31,20 +31,35 @@ class GlobalState:
         sum_of_squares: of the gradients of that sum, float64.
         tokens: of the batch; one rank of each replica has them, the others 0.
         valid_tokens: those that count.
+        weighted_depths: losses of the depths of multi-token prediction, as ``weighted_loss``.
     """
 
     weighted_loss: float
     sum_of_squares: float
     tokens: float = 0.0
     valid_tokens: float = 0.0
+    weighted_depths: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "GlobalState":
+        """Return the state with these ``values``."""
+        loss, squares, tokens, valid, *depths = values
+        return cls(loss, squares, tokens, valid, tuple(depths))
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """All numbers, one after the other."""
+        counts = self.tokens, self.valid_tokens
+        return (self.weighted_loss, self.sum_of_squares, *counts, *self.weighted_depths)
 
     def __add__(self, other: "GlobalState") -> "GlobalState":
-        return GlobalState(*map(operator.add, astuple(self), astuple(other)))
+        both = zip(self.values, other.values, strict=True)
+        return GlobalState.of(own + others for own, others in both)
 
     @property
     def is_finite(self) -> bool:
-        """Whether neither loss nor gradients hold infinity or NaN."""
-        return math.isfinite(self.weighted_loss) and math.isfinite(self.sum_of_squares)
+        """Whether neither losses nor gradients hold infinity or NaN."""
+        return all(map(math.isfinite, self.values))
 
     @property
     def factor(self) -> float:
@@ -55,6 +70,11 @@ class GlobalState:
     def loss(self) -> float:
         """Mean over the tokens that count, 0 if none does."""
         return self.factor * self.weighted_loss
+
+    @property
+    def depth_losses(self) -> tuple[float, ...]:
+        """Mean loss of every depth, over the tokens that count there."""
+        return tuple(self.factor * loss for loss in self.weighted_depths)
 
     @property
     def grad_norm(self) -> float:
@@ -69,10 +89,10 @@ def own_totals(
     kernels: Kernels,
     loss_scale: float = 1.0,
 ) -> torch.Tensor:
-    """Return this rank's part of a ``GlobalState``, float64 [4] on the device.
+    """Return this rank's part of a ``GlobalState``, float64 [4 + D] on the device.
 
     Args:
-        loss: this rank's part of the weighted loss, a scalar.
+        loss: this rank's part of the weighted loss and of those of the D depths, [1 + D].
         parts: whose gradients this rank adds to the norm: of several replicas each takes its own
             shard of the reduced gradients.
         tokens: all tokens of the replica's batch and those that count, on one of its ranks; 0 on
@@ -81,8 +101,9 @@ def own_totals(
         loss_scale: that loss and gradients hold, and the sums do not.
     """
     squares = local_sum_of_squares(parts, kernels, loss.device)
-    sums = torch.stack([loss.double() / loss_scale, squares / loss_scale**2])
-    return torch.cat([sums, torch.tensor(tokens, dtype=torch.float64).to(sums.device)])
+    losses = loss.double() / loss_scale
+    counts = torch.tensor(tokens, dtype=torch.float64).to(loss.device)
+    return torch.cat([losses[:1], (squares / loss_scale**2).view(1), counts, losses[1:]])
 
 
 def over_ranks(totals: torch.Tensor, axis: ConnectedAxis) -> torch.Tensor:
@@ -97,4 +118,4 @@ def add_up(totals: torch.Tensor, axis: ConnectedAxis) -> GlobalState:
     """Return the sum over ``axis`` of what ``own_totals`` returned; one wait for the device."""
     by_rank = all_gather(totals, axis).tolist()
     # Not sum(): from Python 3.12 on it compensates rounding errors, which a running sum cannot.
-    return functools.reduce(operator.add, (GlobalState(*own) for own in by_rank))
+    return functools.reduce(operator.add, map(GlobalState.of, by_rank))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from megatron.kernels.face import Kernels
-from megatron.model.ownership import LAYERS, OwnedParameter
+from megatron.model.ownership import LAYERS, MULTI_TOKEN_PREDICTION, OwnedParameter
 from megatron.optimizer.adamw import AdamW
 from megatron.optimizer.bucket_layouts import KeepsWhole
 from megatron.optimizer.config import OptimizerConfig
@@ -80,4 +80,5 @@ def takes_muon(owned: OwnedParameter) -> bool:
     Vocabulary and position tables, norms and biases are left to AdamW. (Megatron gives Muon the
     position table too.)
     """
-    return owned.name.startswith(LAYERS) and len(owned.global_shape) == 2
+    in_a_layer = owned.name.startswith((LAYERS, f"{MULTI_TOKEN_PREDICTION}."))
+    return in_a_layer and len(owned.global_shape) == 2

@@ -12,7 +12,7 @@ a need for it, and all ranks have guessed right. If the model needs clipping, on
 have guessed right. All ranks see the same sum, and come to the same verdict.
 """
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -69,7 +69,7 @@ class PostValidatedStep:
         If a step was wrong, the caller must call ``correct``.
         """
         assert self._open is not None, "no step to validate"
-        full = GlobalState(*self._open.full.wait().tolist())
+        full = GlobalState.of(self._open.full.wait().tolist())
         if self._open.sent is not None:
             self._open.sent.wait()
         right = self._needs_no_clipping(full)
@@ -102,13 +102,14 @@ class PostValidatedStep:
         hosts = self._hosts
         if hosts.rank == 0:
             return own
-        before = receive(torch.empty(4, dtype=torch.float64), hosts.rank - 1, hosts).wait()
-        return GlobalState(*before.tolist()) + own
+        space = torch.empty(len(own.values), dtype=torch.float64)
+        before = receive(space, hosts.rank - 1, hosts).wait()
+        return GlobalState.of(before.tolist()) + own
 
     def _pass_on(self, prefix: GlobalState) -> "tuple[Transfer, Transfer | None]":
         """Start the transfers of the full sum to all ranks, and of the sum so far to the next."""
         hosts = self._hosts
-        totals = torch.tensor(astuple(prefix), dtype=torch.float64)
+        totals = torch.tensor(prefix.values, dtype=torch.float64)
         sent = None if self._is_last else send(totals, hosts.rank + 1, hosts)
         full = totals if self._is_last else torch.empty_like(totals)
         work = dist.broadcast(full, group=hosts.group, group_src=hosts.size - 1, async_op=True)

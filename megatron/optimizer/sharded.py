@@ -81,10 +81,14 @@ class ShardedOptimizer:
         """Gather the weights of a bucket, if they have been updated since they last were."""
         if bucket in self._to_gather:
             assert bucket not in self._to_update, "update comes before gather"
-            own = self._buckets[bucket]
-            assert own.values is not None, "the parameters lie together"
-            collectives.gather_parts(own.values, self._axis, own.layout.sizes)
+            self.gather_again(bucket)
             self._to_gather.discard(bucket)
+
+    def gather_again(self, bucket: int) -> None:
+        """Gather the weights of a bucket, whether they have been updated or not."""
+        own = self._buckets[bucket]
+        assert own.values is not None, "the parameters lie together"
+        collectives.gather_parts(own.values, self._axis, own.layout.sizes)
 
     def settle(self) -> None:
         """Take what is left of an open step: afterwards all weights are up to date everywhere."""

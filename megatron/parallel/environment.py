@@ -10,19 +10,23 @@ NCCL_ENVIRONMENT: Final = {
     # connections to the GPU than streams, some streams would queue behind others. NCCL alone has
     # two streams for each communicator and one for all; 32 is the largest possible value.
     "CUDA_DEVICE_MAX_CONNECTIONS": "32",
-    # Several communicators are in flight at once, in one order on every rank: NCCL (from 2.26 on,
-    # with CUDA 12.3) then launches them in that order, whichever stream they are on.
-    "NCCL_LAUNCH_ORDER_IMPLICIT": "1",
     # A transfer that another rank waits for must not queue behind the blocks of a large product.
     "TORCH_NCCL_HIGH_PRIORITY": "1",
     # Transfers are issued one by one on purpose: in a batch they would wait for one another.
     "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "false",
 }
 
+ALLOCATOR_VARIABLES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Variables of PyTorch's allocator, of which the second is newer; a CUDA build reads both."""
+
+GROWING_SEGMENTS: Final = "expandable_segments:True"
+"""Segments of memory that grow, so that blocks of changing sizes leave no holes between them. The
+sizes change: an evaluation follows training, and logits of S follow activations of F."""
+
 MOST_RANKS: Final = 1 << 20
 """Ranks of the largest job; more of them are a mistyped number."""
 
-_LAUNCHER: Final = "torchrun sets it; leave it to torchrun, or correct it"
+_LAUNCHER: Final = "torchrun sets it; leave it to torchrun, srun or mpirun, or correct it"
 
 
 @dataclass(frozen=True)
@@ -91,10 +95,12 @@ def missing_for_meeting(environment: Mapping[str, str] = os.environ) -> Iterator
 
 
 def set_nccl_environment() -> None:
-    """Set ``NCCL_ENVIRONMENT`` for this process; variables that the user has set stay.
+    """Set ``NCCL_ENVIRONMENT`` and the allocator for this process; what the user has set stays.
 
     Call it before anything asks for GPUs: even ``torch.cuda.is_available`` may start the driver,
     and later settings have no effect. Without GPUs the call does no harm.
     """
     for name, value in NCCL_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if not any(os.environ.get(name) for name in ALLOCATOR_VARIABLES):
+        os.environ[ALLOCATOR_VARIABLES[0]] = GROWING_SEGMENTS

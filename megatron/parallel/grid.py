@@ -6,12 +6,14 @@ hold every rank of the job once.
 """
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 Order = Literal["tp-dp-pp", "tp-pp-dp"]
 """The order in which the coordinates of consecutive ranks change, the fastest first.
 
 The second is Megatron's ``--use-tp-pp-dp-mapping``. In both, tensor-parallel ranks are adjacent."""
+
+ORDERS: Final[tuple[Order, ...]] = get_args(Order)
 
 AxisName = Literal["tensor", "data", "pipeline", "vocabulary", "world"]
 
@@ -86,7 +88,7 @@ class Grid:
         sizes = (self.tensor_size, self.data_size, self.pipeline_size)
         if min(sizes) < 1:
             raise ValueError(f"a grid of {sizes} (t, d, p) ranks: every size must be at least 1")
-        if self.order not in ("tp-dp-pp", "tp-pp-dp"):
+        if self.order not in ORDERS:
             raise ValueError(f"order {self.order!r}: must be tp-dp-pp or tp-pp-dp")
 
     @property

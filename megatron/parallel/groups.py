@@ -1,22 +1,24 @@
 """The axes of the grid with their process groups, passed explicitly to all code that communicates.
 
 On NCCL a group is a communicator, and two streams of traffic on one communicator would wait for
-each other. Vocabulary collectives, those of tensor parallelism, reductions of gradients and the two
-directions of point-to-point transfers therefore have groups of their own. On gloo a group is a
-thread that wakes up a hundred times a second and takes time from a busy core. There both directions
-share a group, and tags tell their messages apart. For the same reason, axes with the same ranks
-share a group if they are used alike.
+each other. Vocabulary collectives, those of tensor parallelism, reductions of gradients and every
+link between stages therefore have groups of their own. On gloo a group is a thread that wakes up a
+hundred times a second and takes time from a busy core. There all links share a group, and tags tell
+their messages apart. For the same reason, axes with the same ranks share a group if they are used
+alike.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from megatron.parallel.grid import Axis, Grid, Tiling
+from megatron.parallel.links import Link
+from megatron.parallel.nccl import BlockLimits, group_options
 
 T = TypeVar("T")
 
@@ -72,9 +74,7 @@ class Groups:
             part, beside the passes.
         pipeline: the ranks that share a replica stage by stage, for sums outside the schedule:
             losses and the gradient norm.
-        forward: the pipeline, for activations on their way to the next stage.
-        backward: the pipeline, for gradients on their way to the previous stage; on a CPU with the
-            group of ``forward``.
+        transfers: the pipeline, for the messages of all links that have no group of their own.
         vocabulary: all ranks of a replica, by the shard of the vocabulary that they have. They
             talk in rows and columns (``two_level``).
         row: the ranks of ``tensor``, for the vocabulary's collectives within a stage's ranks.
@@ -83,6 +83,7 @@ class Groups:
             the sums of their gradients; this rank alone if it holds no copy.
         world_hosts: the whole job, for messages between hosts: on CPUs whatever the device.
         pipeline_hosts: the pipeline, for hosts to exchange the sums of the optimizer's step.
+        links: the links of this rank that have a group of their own, each of both its ends.
     """
 
     device: torch.device
@@ -94,14 +95,21 @@ class Groups:
     gradients: ConnectedAxis
     partial_gradients: ConnectedAxis
     pipeline: ConnectedAxis
-    forward: ConnectedAxis
-    backward: ConnectedAxis
+    transfers: ConnectedAxis
     vocabulary: Axis
     row: ConnectedAxis
     column: ConnectedAxis
     ends: ConnectedAxis
     world_hosts: ConnectedAxis
     pipeline_hosts: ConnectedAxis
+    links: Mapping[Link, ConnectedAxis] = field(default_factory=dict)
+
+    def way(self, link: Link) -> tuple[ConnectedAxis, int]:
+        """Return the axis on which this rank has ``link``, and the place of the other end there."""
+        [other] = set(link.ends) - {self.pipeline.rank}
+        if link in self.links:
+            return self.links[link], link.ends.index(other)
+        return self.transfers, other
 
 
 Connect = Callable[[str, Tiling], dist.ProcessGroup | None]
@@ -114,7 +122,12 @@ def single_rank(device: torch.device) -> Groups:
 
 
 def make_groups(
-    grid: Grid, device: torch.device, timeout: timedelta, ends: tuple[int, int] | None = None
+    grid: Grid,
+    device: torch.device,
+    timeout: timedelta,
+    ends: tuple[int, int] | None = None,
+    links: Sequence[Link] = (),
+    limits: BlockLimits | None = None,
 ) -> Groups:
     """Make the groups of this rank; every rank of the job calls it once, after initialisation.
 
@@ -124,6 +137,10 @@ def make_groups(
         timeout: how long a collective may wait; ``world`` keeps the timeout of the initialisation.
         ends: pipeline ranks of the first and the last stage, by default the first and the last
             rank; the same rank twice if no weights have two copies.
+        links: that get a group of their own, in the order in which they are made; by default all
+            messages share one.
+        limits: of NCCL's communicators, which are made at once, on ``device``; ``None``: the
+            groups have the backend of the initialisation, and no limits.
     """
     if grid.world_size == 1:
         return single_rank(device)
@@ -131,25 +148,37 @@ def make_groups(
     assert dist.get_world_size() == grid.world_size, f"{dist.get_world_size()} ranks for {grid}"
 
     def connect(use: str, tiling: Tiling) -> dist.ProcessGroup | None:
-        if use == CONTROL and len(tiling[0]) == grid.world_size:
+        if limits is None and use == CONTROL and len(tiling[0]) == grid.world_size:
             return dist.group.WORLD
-        own, backend = None, "gloo" if use == STATE else None
-        for ranks in tiling:  # every rank of the job takes part in making every group
-            group = dist.new_group(list(ranks), timeout, backend, group_desc=use)
+        own, on_device = None, limits is not None and use != STATE
+        backend = "gloo" if use == STATE else None
+        for ranks in tiling:  # all ranks name every group; only its members make it
+            options: dict[str, Any] = {}
+            if limits is not None and on_device:
+                options = {
+                    "pg_options": group_options(limits.of(use), timeout),
+                    "device_id": device,
+                }
+            group = dist.new_group(list(ranks), timeout, backend, group_desc=use, **options)
             own = group if rank in ranks else own
         return own
 
     ends = (0, grid.pipeline_size - 1) if ends is None else ends
-    return connect_grid(grid, rank, device, ends, connect)
+    return connect_grid(grid, rank, device, ends, connect, links)
 
 
 def connect_grid(
-    grid: Grid, rank: int, device: torch.device, ends: tuple[int, int], connect: Connect
+    grid: Grid,
+    rank: int,
+    device: torch.device,
+    ends: tuple[int, int],
+    connect: Connect,
+    links: Sequence[Link] = (),
 ) -> Groups:
     """Return the view of ``rank``, with groups that ``connect`` makes.
 
     ``connect`` is called in the same order on every rank, once for every group. Axes with the same
-    ranks and the same use share a group.
+    ranks and the same use share a group; a link shares its with none.
     """
     made: dict[tuple[str, Tiling], dist.ProcessGroup | None] = {}
 
@@ -178,9 +207,25 @@ def connect_grid(
         vocabulary=grid.axis("vocabulary", rank),
         row=axis("tensor", "vocabulary", tensor),
         column=axis("pipeline", "vocabulary", pipelines),
-        forward=axis("pipeline", "forward", pipelines),
-        backward=axis("pipeline", "forward" if device.type == "cpu" else "backward", pipelines),
+        transfers=axis("pipeline", "transfers", () if links else pipelines),
         world_hosts=axis("world", STATE, world),
         pipeline_hosts=axis("pipeline", STATE, pipelines),
         ends=axis("ends", "ends", at_ends),
+        links=_connected_links(rank, pipelines, links, connect),
     )
+
+
+def _connected_links(
+    rank: int, pipelines: Tiling, links: Sequence[Link], connect: Connect
+) -> Mapping[Link, ConnectedAxis]:
+    """Return the links of ``rank``, of which it is an end."""
+    own: dict[Link, ConnectedAxis] = {}
+    for link in links:
+        pairs = tuple(tuple(ranks[end] for end in link.ends) for ranks in pipelines)
+        group = connect(f"transfers {link}", pairs)
+        own.update(
+            (link, ConnectedAxis(str(link), pair.index(rank), pair, group))
+            for pair in pairs
+            if rank in pair
+        )
+    return own

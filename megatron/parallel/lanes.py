@@ -4,7 +4,7 @@ On CUDA a lane is a side stream. On a CPU it is one worker thread, because gloo 
 thread. The work of a lane runs in order, and no pass waits for it before it needs the result.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, Protocol, TypeVar
 
@@ -92,16 +92,17 @@ class _StreamResult(Generic[T]):
         self._done = done
 
     def wait(self) -> T:
-        stream = torch.cuda.current_stream()
-        stream.wait_event(self._done)
-        for tensor in _tensors(self._value):
-            # The side stream allocated it, this stream uses it; reuse must wait for both.
-            tensor.record_stream(stream)
+        torch.cuda.current_stream().wait_event(self._done)
         return self._value
 
 
 class StreamLane:
-    """One CUDA side stream of high priority, so that collectives get their few processors."""
+    """One CUDA side stream of high priority, so that collectives get their few processors.
+
+    The side stream allocates results, which the caller's stream uses. When the caller lets go of
+    one, its memory can be allocated on the side stream again. That happens in later work only, and
+    all work begins after what the caller's stream holds by then, so after that use.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device, priority=-1)
@@ -118,21 +119,11 @@ class StreamLane:
         self._stream.synchronize()
 
 
-def _tensors(value: object) -> Iterable[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
-    elif hasattr(value, "__dataclass_fields__"):
-        yield from _tensors(list(vars(value).values()))
-
-
 def keep_until_used(tensor: Tensor) -> None:
     """Keep the memory of a tensor until the current stream no longer needs it.
 
-    Call it before the last reference goes. On CUDA the stream that allocated the tensor could
-    otherwise reuse its memory too early.
+    Call it in the work of a lane before the last reference goes. On CUDA the stream that allocated
+    the tensor waits for no event of the lane by then, and could reuse its memory too early.
     """
     if tensor.is_cuda:
         tensor.record_stream(torch.cuda.current_stream())

@@ -16,6 +16,7 @@ from typing import Final, Literal
 from torch import nn
 
 from megatron.layers.linear import Linear
+from megatron.layers.vocabulary.input_layer import InputLayer
 from megatron.model.ownership import WORD_EMBEDDINGS, OwnedParameter
 from megatron.model.stage import RankModel
 from megatron.optimizer.bucket import row_length, share_a_bucket
@@ -83,8 +84,8 @@ def summands(owned: OwnedParameter, model: RankModel, plan: Plan) -> tuple[Summa
         model: the part of the model that this rank owns.
         plan: tells where the vocabulary is.
     """
-    tied = model.config.tie_embeddings and not plan.treatment.is_sharded
-    twin = tied and owned.name == WORD_EMBEDDINGS and plan.stages[0][0] != plan.stages[-1][0]
+    copied = model.config.embeds_at_both_ends and not plan.treatment.is_sharded
+    twin = copied and owned.name == WORD_EMBEDDINGS and plan.stages[0][0] != plan.stages[-1][0]
     found: list[Summands] = ["tensor"] if owned.is_partial else []
     return (*found, "ends") if twin else tuple(found)
 
@@ -140,18 +141,15 @@ def touches(model: RankModel, plan: Plan) -> dict[int, frozenset[Touch]]:
     products: PassKind = "W" if plan.split_backward else "B"
     sharded = plan.treatment.is_sharded
     found: dict[int, set[Touch]] = defaultdict(set)
-    for chunk, layers in enumerate(model.chunks):
-        matrices = {id(part.weight) for part in layers.modules() if isinstance(part, Linear)}
-        for parameter in layers.parameters():
+    matrices = {id(part.weight) for part in model.modules() if isinstance(part, Linear)}
+    for module, chunk in _parts(model):
+        for parameter in module.parameters():
             kind: PassKind = products if id(parameter) in matrices else "B"
             found[id(parameter)].add((kind, chunk))
-    for parameter, chunk in _ends(model):
-        found[id(parameter)].add(("B", chunk))
-    if model.input_layer is not None:
-        by: Touch = ("IB", 0) if sharded else ("B", _chunk(model.placement.first_chunk))
-        found[id(model.input_layer.weight)].add(by)
+    for layer, reader in _embeddings(model):
+        found[id(layer.weight)].add(("IB", 0) if sharded else ("B", _chunk(reader)))
     if model.output_layer is not None:
-        by = ("T", 0) if sharded else (products, _chunk(model.placement.last_chunk))
+        by: Touch = ("T", 0) if sharded else (products, _chunk(model.placement.last_chunk))
         found[id(model.output_layer.weight)].add(by)
     return {parameter: frozenset(passes) for parameter, passes in found.items()}
 
@@ -160,31 +158,38 @@ def reads(model: RankModel, plan: Plan) -> dict[int, frozenset[Touch]]:
     """Return the passes that are the first to read every parameter, by its ``id``."""
     sharded = plan.treatment.is_sharded
     found: dict[int, set[Touch]] = defaultdict(set)
-    for chunk, layers in enumerate(model.chunks):
-        for parameter in layers.parameters():
+    for module, chunk in _parts(model):
+        for parameter in module.parameters():
             found[id(parameter)].add(("F", chunk))
-    for parameter, chunk in _ends(model):
-        found[id(parameter)].add(("F", chunk))
-    if model.input_layer is not None:
-        by: Touch = ("IF", 0) if sharded else ("F", _chunk(model.placement.first_chunk))
-        found[id(model.input_layer.weight)].add(by)
+    for layer, reader in _embeddings(model):
+        found[id(layer.weight)].add(("IF", 0) if sharded else ("F", _chunk(reader)))
     if model.output_layer is not None:
-        by = ("S", 0) if sharded else ("F", _chunk(model.placement.last_chunk))
+        by: Touch = ("S", 0) if sharded else ("F", _chunk(model.placement.last_chunk))
         found[id(model.output_layer.weight)].add(by)
     return {parameter: frozenset(passes) for parameter, passes in found.items()}
 
 
-def _ends(model: RankModel) -> Iterator[tuple[nn.Parameter, int]]:
-    """Yield the parameters between vocabulary and layers, with the chunk they belong to."""
+def _parts(model: RankModel) -> Iterator[tuple[nn.Module, int]]:
+    """Yield what lies between the vocabulary layers, with the chunk that it belongs to."""
     placement = model.placement
-    for chunk, module in (
+    for chunk, layers in enumerate(model.chunks):
+        yield layers, chunk
+    for end, module in (
         (placement.first_chunk, model.embedding_norm),
         (placement.first_chunk, model.positions),
         (placement.last_chunk, model.final_norm),
+        (placement.last_chunk, model.mtp),
     ):
-        if chunk is not None and module is not None:
-            for parameter in module.parameters():
-                yield parameter, chunk
+        if end is not None and module is not None:
+            yield module, end
+
+
+def _embeddings(model: RankModel) -> Iterator[tuple[InputLayer, int | None]]:
+    """Yield the layers that look embeddings up, with the chunk that reads them, if it is here."""
+    if model.input_layer is not None:
+        yield model.input_layer, model.placement.first_chunk
+    if model.ahead_layer is not None:
+        yield model.ahead_layer, model.placement.last_chunk
 
 
 def _chunk(chunk: int | None) -> int:

@@ -22,6 +22,7 @@ from megatron.layers.vocabulary.output_s import (
 from megatron.parallel import collectives, p2p
 from megatron.parallel.groups import Groups
 from megatron.parallel.lanes import Lane, Pending
+from megatron.parallel.links import Link, in_rounds
 from megatron.parallel.two_level import TwoLevels
 from megatron.runtime.observer import Observer
 from megatron.runtime.rank_passes import Passes
@@ -60,6 +61,14 @@ class _Part:
     deliver: Callable[[int, Any], None]
 
 
+def links_of(plan: Plan) -> tuple[Link, ...]:
+    """Return the links of a plan's stages, in the order in which they are made."""
+    stages = range(len(plan.stages))
+    comms = [Comm("X", 0, s) for s in stages[:-1]] + [Comm("G", 0, s) for s in stages[1:]]
+    links = (Link(comm.kind, *participants(plan, comm)) for comm in comms)
+    return in_rounds(link for link in links if link.sender != link.receiver)
+
+
 class Communicator:
     """Communications of one rank.
 
@@ -95,8 +104,7 @@ class Communicator:
         self._plan = plan
         self._lane = lane
         self._shape = activation_shape
-        b, u, h = activation_shape
-        self._whole_shape = (sequence_parts * b * u, h)
+        self._sequence_parts = sequence_parts
         self._dtype = dtype
         self._stream_dtype = stream_dtype or dtype
         self._levels = TwoLevels(groups.row, groups.column, wants_parts=sequence_parts > 1)
@@ -128,26 +136,44 @@ class Communicator:
 
     def _start_transfer(self, comm: Comm) -> Pending[object]:
         forward = comm.kind == "X"
-        # on a CPU both directions use one group, so the tag tells them apart
-        axis, tag = (self._groups.forward, 0) if forward else (self._groups.backward, 1)
-        sender, receiver = participants(self._plan, comm)
-        if axis.rank == sender:
+        link = Link(comm.kind, *participants(self._plan, comm))
+        axis, other = self._groups.way(link)
+        tag = 0 if forward else 1  # if both share a group, it tells them apart
+        if self._groups.pipeline.rank == link.sender:
             name = "output" if forward else "input_gradient"
             tensor = self.passes.store.take(name, comm.microbatch, comm.stage)
-            return p2p.send(tensor, receiver, axis, tag)
+            return p2p.send(tensor, other, axis, tag)
         buffer = self._buffer(self._shape, self._stream_dtype)
-        return p2p.receive(buffer, sender, axis, tag)
+        return p2p.receive(buffer, other, axis, tag)
 
     def _buffer(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(shape, dtype=dtype or self._dtype, device=self._groups.device)
 
+    @property
+    def _ahead_shape(self) -> tuple[int, int, int]:
+        """Shape [b, w, h] of the embeddings that the last stage reads ahead, on each rank."""
+        b, u, h = self._shape
+        return b, u + self.passes.depths - 1, h
+
+    @property
+    def _output_shape(self) -> tuple[int, int, int]:
+        """Shape [(1 + D) b, u, h] of the last stage's output, on each of its ranks."""
+        b, u, h = self._shape
+        return (1 + self.passes.depths) * b, u, h
+
     def _make_collectives(self) -> Mapping[CommKind, _Collective]:
         """Return the collective of each kind; a barrier's follows from the payloads it carries."""
-        parts = self._parts()
+        parts, first, last = self._parts(), self._first, self._last
         return {
-            "C0": self._broadcast("x", self._last),
-            "CIF": self._reduction("partial_embedding", self._first, "input"),
-            "CIB": self._broadcast("input_gradient", self._first),
+            "C0": self._broadcast("x", last, lambda: self._output_shape),
+            "CIF": self._at_both_ends(
+                self._reduction("partial_embedding", first, "input", lambda: self._shape),
+                self._reduction("partial_ahead", last, "ahead", lambda: self._ahead_shape),
+            ),
+            "CIB": self._at_both_ends(
+                self._broadcast("input_gradient", first, lambda: self._shape),
+                self._broadcast("ahead_gradient", last, lambda: self._ahead_shape),
+            ),
             **{barrier.kind: _chain(barrier, parts) for barrier in self._plan.treatment.barriers},
         }
 
@@ -160,12 +186,36 @@ class Communicator:
             "gradient": self._gradient(),
         }
 
-    def _broadcast(self, name: str, root: int) -> _Collective:
-        """Return the broadcast of ``name`` from the ranks of ``root``, which already hold it."""
+    def _at_both_ends(self, first: _Collective, last: _Collective) -> _Collective:
+        """Return a collective of the first stage, and of a last one that looks ahead."""
+
+        def prepare(i: int) -> Callable[[], list[object]]:
+            ends = [first, last] if self.passes.depths else [first]
+            works = [end.prepare(i) for end in ends]
+            return lambda: [work() for work in works]
+
+        def deliver(i: int, results: list[object]) -> None:
+            for end, result in zip((first, last), results, strict=False):
+                end.deliver(i, result)
+
+        return _Collective(prepare, deliver)
+
+    def _broadcast(
+        self, name: str, root: int, shape: Callable[[], tuple[int, int, int]]
+    ) -> _Collective:
+        """Return the broadcast of ``name`` from the ranks of ``root``, which already hold it.
+
+        Args:
+            name: of a tensor with all tokens, in the order of their parts.
+            root: pipeline rank.
+            shape: of the part of a rank.
+        """
         levels, at_root = self._levels, self._groups.pipeline.rank == root
 
         def prepare(i: int) -> Callable[[], Tensor]:
-            tensor = self.passes.store.get(name, i) if at_root else self._buffer(self._whole_shape)
+            b, u, h = shape()
+            whole = self._sequence_parts * b * u, h
+            tensor = self.passes.store.get(name, i) if at_root else self._buffer(whole)
             return lambda: levels.broadcast(tensor, root)
 
         def deliver(i: int, tensor: Tensor) -> None:
@@ -174,8 +224,17 @@ class Communicator:
 
         return _Collective(prepare, deliver)
 
-    def _reduction(self, name: str, root: int, result: str) -> _Collective:
-        """Return the reduction that sums all ranks' ``name`` into the root's ``result``."""
+    def _reduction(
+        self, name: str, root: int, result: str, shape: Callable[[], tuple[int, int, int]]
+    ) -> _Collective:
+        """Return the reduction that sums all ranks' ``name`` into the root's ``result``.
+
+        Args:
+            name: of a tensor with all tokens, in the order of their parts.
+            root: pipeline rank.
+            result: name of the sum, for the tokens that a rank of the root has.
+            shape: of the result.
+        """
         levels, at_root = self._levels, self._groups.pipeline.rank == root
 
         def prepare(i: int) -> Callable[[], Tensor]:
@@ -184,7 +243,7 @@ class Communicator:
 
         def deliver(i: int, tensor: Tensor) -> None:
             if at_root:
-                self.passes.store.put(result, i, tensor.view(self._shape))
+                self.passes.store.put(result, i, tensor.view(shape()))
 
         return _Collective(prepare, deliver)
 

@@ -14,7 +14,7 @@ from megatron.schedules.lower import Program, Run, Start, Wait
 from megatron.schedules.needs import REPLICA_KINDS, Comm
 from megatron.schedules.passes import Pass
 
-BEFORE_GRADIENTS: Final = ("U", "IF", "F", "S", "E")
+BEFORE_GRADIENTS: Final = ("U", "IF", "F", "R", "S", "E")
 """Kinds of passes before which no gradient of the iteration has been added to."""
 
 Gate = Callable[[], bool]

@@ -24,7 +24,7 @@ from megatron.runtime.timeline import Recorder
 from megatron.schedules.buckets import with_reductions, with_updates
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.lower import Program, lower
-from megatron.schedules.plan import Plan, evaluation_plan
+from megatron.schedules.plan import Plan, evaluation_plan, plan_of_one
 from megatron.simulator.simulate import Timeline
 
 
@@ -144,20 +144,47 @@ class PipelineRank:
         replaced, self._installed = self._installed, installed
         return replaced
 
-    def _install(self, plan: Plan, costs: Costs) -> Installed:
+    def warm_up(self, microbatch: DeviceMicrobatch) -> None:
+        """Run a microbatch forward and backward, so that the first iteration finds all in place.
+
+        Every rank calls it before the first iteration. Each link and group moves what it will
+        move: NCCL connects the ranks of a communicator only when they first use an algorithm, and
+        the size decides which. Each kernel runs on the stream and the thread that will use it, so
+        it is loaded, and the libraries have their handles and workspaces there.
+
+        What it adds to gradients is the caller's to clear. No parameter changes.
+        """
+        plan, replicas = self.train_program.plan, self._replication
+        running = self._install(plan_of_one(plan), self.costs, with_steps=False)
+        running.passes.begin([microbatch], 0, training=True, predicts_ahead=True)
+        running.executor.run(running.training)
+        work = self._replica_work(plan)
+        if work is not None and replicas is not None and replicas.optimizer is not None:
+            for bucket in range(len(replicas.buckets)):  # replicas agree, so nothing changes
+                work.gather_again(bucket).wait()
+
+    def _install(self, plan: Plan, costs: Costs, *, with_steps: bool = True) -> Installed:
         groups, shape, dtype = self._groups, self._shape, self._dtype
         rank, replica = groups.pipeline.rank, (groups.data.rank, groups.data.size)
         passes = StagePasses(self.model, plan, rank, self.store, self._seed, replica)
         parts, stream_dtype = self.model.tensor.sequence_parts, self.model.stream_dtype
         placeholder = PlaceholderPasses(
-            plan, rank, self.store, shape, dtype, groups.device, parts, stream_dtype
+            plan,
+            rank,
+            self.store,
+            shape,
+            dtype,
+            groups.device,
+            parts,
+            stream_dtype,
+            self.model.config.mtp_num_layers,
         )
         communicator = Communicator(
             groups, plan, passes, self._lane, shape, dtype, parts, stream_dtype
         )
         return Installed(
             costs=costs,
-            training=self.training_program(plan, costs),
+            training=self.training_program(plan, costs, with_steps=with_steps),
             evaluation=lower(evaluation_plan(plan), costs),
             passes=passes,
             executor=Executor(
@@ -165,11 +192,16 @@ class PipelineRank:
             ),
         )
 
-    def training_program(self, plan: Plan, costs: Costs) -> Program:
+    def training_program(self, plan: Plan, costs: Costs, *, with_steps: bool = True) -> Program:
         """Return the program of a training iteration of ``plan``; every rank calls it.
 
         It holds what all pipeline ranks do with their replicas, and with other ranks that have
-        summands of gradients. Arguments as in ``replace_plan``.
+        summands of gradients.
+
+        Args:
+            plan: as in ``replace_plan``.
+            costs: as there.
+            with_steps: take the step of the iteration before, if steps are deferred.
         """
         program, replication, groups = lower(plan, costs), self._replication, self._groups
         if replication is None:
@@ -177,7 +209,7 @@ class PipelineRank:
         own = described(replication.buckets, self.model, plan, groups.gradients.size)
         everywhere = groups.pipeline.all_gather_object(own)
         program = with_reductions(program, everywhere, overlap=replication.overlap_reduce)
-        if not replication.deferred:
+        if not (replication.deferred and with_steps):
             return program
         return with_updates(program, everywhere, overlap=replication.overlap_gather)
 
@@ -217,19 +249,27 @@ class PipelineRank:
                 answer alike on every rank.
 
         Returns:
-            This rank's part of the loss, a scalar on the device; the sum over ranks is the loss.
-            ``None`` if the gate answered no; in that case no gradient has changed.
+            This rank's part of the loss and of the losses of the D depths of multi-token
+            prediction, [1 + D] on the device; the sums over ranks are the losses. ``None`` if the
+            gate answered no; in that case no gradient has changed.
         """
         running = self._installed
-        running.passes.begin(batch, iteration, training=True)
+        running.passes.begin(batch, iteration, training=True, predicts_ahead=True)
         if not running.executor.run(running.training, recorder, gate):
             return None
         return running.passes.loss(self._groups.device)
 
-    def evaluate(self, batch: Sequence[DeviceMicrobatch]) -> torch.Tensor:
-        """Run only the forward; return this rank's part of the loss as ``train`` does."""
+    def evaluate(
+        self, batch: Sequence[DeviceMicrobatch], *, predicts_ahead: bool = False
+    ) -> torch.Tensor:
+        """Run only the forward; return this rank's part of the loss as ``train`` does.
+
+        Args:
+            batch: as for ``train``.
+            predicts_ahead: whether further tokens than the next are predicted, if the model can.
+        """
         running = self._installed
-        running.passes.begin(batch, 0, training=False)
+        running.passes.begin(batch, 0, training=False, predicts_ahead=predicts_ahead)
         with torch.no_grad():
             running.executor.run(running.evaluation)
         return running.passes.loss(self._groups.device)
@@ -242,7 +282,7 @@ class PipelineRank:
             earliest in the data flow; the same on every rank. ``None`` if all values are finite.
         """
         with self._installed.passes.watching() as sightings:
-            self.evaluate(batch)
+            self.evaluate(batch, predicts_ahead=True)
         everywhere = [
             (microbatch, stage, rank, what)
             for rank, own in enumerate(self._groups.world.all_gather_object(sightings))

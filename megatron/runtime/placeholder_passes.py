@@ -49,6 +49,7 @@ class PlaceholderPasses:
         device: where the tensors live.
         sequence_parts: parts of u tokens that every sample is cut into.
         stream_dtype: of the tensors between stages; ``None``: as activations.
+        depths: further tokens that every token predicts besides the next one.
     """
 
     def __init__(
@@ -61,12 +62,15 @@ class PlaceholderPasses:
         device: torch.device,
         sequence_parts: int = 1,
         stream_dtype: torch.dtype | None = None,
+        depths: int = 0,
     ) -> None:
         self.plan = plan
+        self.depths = depths
         self.rank = rank
         self.store = store
         self.table: Mapping[PassKind, Callable[[Pass], None]] = {
             "F": self.forward,
+            "R": self.recompute,
             "B": self.backward,
             "W": self.weight_gradients,
             "S": self.output_s,
@@ -76,8 +80,10 @@ class PlaceholderPasses:
             "IB": self.input_backward,
         }
         b, u, h = activation_shape
-        self._n = sequence_parts * b * u
-        self._buh, self._nh = activation_shape, (self._n, h)
+        n = sequence_parts * b * u
+        self._nh, self._ahead_nh = (n, h), (n + sequence_parts * b * (depths - 1), h)
+        self._buh = activation_shape
+        self._output_buh, self._output_n = ((1 + depths) * b, u, h), (1 + depths) * n
         self._dtype = dtype
         self._stream_dtype = stream_dtype or dtype
         self._statistics_dtype = statistics_dtype(dtype)
@@ -95,22 +101,25 @@ class PlaceholderPasses:
 
     def gradient_after_merge(self, i: int, state: Any, merged: Merged) -> Tensor:
         """Return this rank's part of the output layer's input gradient, for C1 to sum."""
-        return self._all_tokens(0.0)
+        return self._output(0.0)
 
     def forward(self, item: Pass) -> None:
         """F: the output of a stage, for the next one or for the output layer."""
         i, stage = item.microbatch, self.plan.stage_of[self.rank, item.chunk]
-        if stage > 0 or self.plan.treatment.is_sharded:
-            value = self.result(item, self.store.take("input", i, stage))
-        else:
-            value = self.result(item)
+        sharded, is_last = self.plan.treatment.is_sharded, stage == self._last_stage
+        inputs = [self.store.take("input", i, stage)] if stage > 0 or sharded else []
+        if is_last and sharded and self.depths:
+            inputs.append(self.store.take("ahead", i))
+        value = self.result(item, *inputs)
         self.store.put("graph", i, value, item.chunk)
-        if stage < self._last_stage:
+        if self.plan.recomputes:
+            self.store.put("left_out", i, value, item.chunk)
+        if not is_last:
             same_rank = self.plan.stages[stage + 1][0] == self.rank
             name = "input" if same_rank else "output"
             self.store.put(name, i, self._between_stages(value), stage + same_rank)
-        elif self.plan.treatment.is_sharded:
-            self.store.put("x", i, self._all_tokens(value))
+        elif sharded:
+            self.store.put("x", i, self._output(value))
         else:
             self._put_whole_output(i, value)
 
@@ -118,7 +127,12 @@ class PlaceholderPasses:
         """Leave the output layer's results in F, for a rank that holds the whole layer."""
         self.store.put("state", i, None)
         self.store.put("merged", i, None)
-        self.store.put("output_gradient", i, self._activation(value), self._last_stage)
+        gradient = self._filled(self._output_buh, value)
+        self.store.put("output_gradient", i, gradient, self._last_stage)
+
+    def recompute(self, item: Pass) -> None:
+        """R: takes what F has left out."""
+        self.result(item, self.store.take("left_out", item.microbatch, item.chunk))
 
     def backward(self, item: Pass) -> None:
         """B: the input gradient of a stage, for the previous one or for the input layer."""
@@ -127,14 +141,17 @@ class PlaceholderPasses:
         value = self.result(item, self.store.take("graph", i, item.chunk), gradient)
         if self.plan.split_backward:
             self.store.put("weights", i, value, item.chunk)
-        if stage == self._last_stage and not self.plan.treatment.is_sharded:
+        sharded = self.plan.treatment.is_sharded
+        if stage == self._last_stage and not sharded:
             self.store.take("state", i)
             self.store.take("merged", i)
+        elif stage == self._last_stage and self.depths:
+            self.store.put("ahead_gradient", i, self._filled(self._ahead_nh, value))
         if stage > 0:
             same_rank = self.plan.stages[stage - 1][0] == self.rank
             name = "output_gradient" if same_rank else "input_gradient"
             self.store.put(name, i, self._between_stages(value), stage - same_rank)
-        elif self.plan.treatment.is_sharded:
+        elif sharded:
             self.store.put("input_gradient", i, self._all_tokens(value))
 
     def weight_gradients(self, item: Pass) -> None:
@@ -143,11 +160,15 @@ class PlaceholderPasses:
 
     def input_forward(self, item: Pass) -> None:
         """IF: this rank's part of the embeddings."""
-        self.store.put("partial_embedding", item.microbatch, self._all_tokens(self.result(item)))
+        i, value = item.microbatch, self.result(item)
+        self.store.put("partial_embedding", i, self._all_tokens(value))
+        if self.depths:
+            self.store.put("partial_ahead", i, self._filled(self._ahead_nh, value))
 
     def input_backward(self, item: Pass) -> None:
         """IB: takes the gradient of the embeddings."""
-        self.result(item, self.store.take("input_gradient", item.microbatch))
+        names = ("input_gradient", "ahead_gradient") if self.depths else ("input_gradient",)
+        self.result(item, *(self.store.take(name, item.microbatch) for name in names))
 
     def output_s(self, item: Pass) -> None:
         """S: the state that the barriers combine."""
@@ -155,7 +176,7 @@ class PlaceholderPasses:
         value = self.result(item, self.store.take("x", i))
         state = PlaceholderState(value, self._statistics(value))
         if self.plan.treatment.gradient_pass == "S":
-            state.raw_gradient_nh = self._all_tokens(value)
+            state.raw_gradient_nh = self._output(value)
         self.store.put("state", i, state)
 
     def output_e(self, item: Pass) -> None:
@@ -170,20 +191,23 @@ class PlaceholderPasses:
         merged = ("maximum", "sums") if self.plan.treatment.maximum_first else ("merged",)
         value = self.result(item, *(self.store.take(name, i) for name in ("state", *merged)))
         if self.plan.treatment.gradient_pass == "T":
-            self.store.put("partial_gradient", i, self._all_tokens(value))
-
-    def _activation(self, value: float) -> Tensor:
-        return torch.full(self._buh, value, dtype=self._dtype, device=self._device)
+            self.store.put("partial_gradient", i, self._output(value))
 
     def _between_stages(self, value: float) -> Tensor:
         return torch.full(self._buh, value, dtype=self._stream_dtype, device=self._device)
 
     def _all_tokens(self, value: float) -> Tensor:
-        return torch.full(self._nh, value, dtype=self._dtype, device=self._device)
+        return self._filled(self._nh, value)
+
+    def _output(self, value: float) -> Tensor:
+        return self._filled((self._output_n, self._nh[1]), value)
+
+    def _filled(self, shape: tuple[int, ...], value: float) -> Tensor:
+        return torch.full(shape, value, dtype=self._dtype, device=self._device)
 
     def _statistics(self, value: float) -> Tensor:
         """Return [4, n] filled with ``value``; a maximum that others will merge is 0 instead."""
-        shape, dtype = (4, self._n), self._statistics_dtype
+        shape, dtype = (4, self._output_n), self._statistics_dtype
         statistics_4n = torch.full(shape, value, dtype=dtype, device=self._device)
         if not self.plan.treatment.maximum_first:
             statistics_4n[0] = 0  # the same on every rank, so that no sum is rescaled

@@ -17,11 +17,17 @@ class Passes(Protocol):
         rank: pipeline rank.
         store: holds the inputs of passes and the values that they leave for others.
         table: the function of every kind of pass.
+        depths: further tokens that every token predicts besides the next one, in this iteration.
     """
 
     rank: int
     store: ActivationStore
     table: Mapping[PassKind, Callable[[Pass], None]]
+
+    @property
+    def depths(self) -> int:
+        """See above."""
+        ...
 
     def gradient_after_merge(self, i: int, state: Any, merged: Merged) -> Tensor:
         """Return this rank's part of the output layer's input gradient, for C1 to sum.

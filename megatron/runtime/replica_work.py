@@ -64,6 +64,11 @@ class ReplicaWork:
             work = partial(self._optimizer.gather, comm.microbatch)
         return self._lane.submit(work if recorder is None else recorder.timed(comm, work))
 
+    def gather_again(self, bucket: int) -> Pending[object]:
+        """Begin AG of a bucket that may not be updated, where AG runs."""
+        assert self._optimizer is not None, "only a sharded optimizer gathers parameters"
+        return self._lane.submit(partial(self._optimizer.gather_again, bucket))
+
     def _reduce(self, bucket: int) -> None:
         gradients, sizes = self._gradients[bucket], self._sizes[bucket]
         for axis in self._within[bucket]:

@@ -1,9 +1,11 @@
 """The passes of a rank: each kind moves data between the model's parts and the activation store.
 
 Names in the store: ``input`` and ``output`` of a stage and their gradients; ``graph``, the
-autograd graph between them; ``weights``, the work that B leaves to W; ``x``, the input of the
-output layer; ``state``, the result of S; ``merged``, the result of C1 (``maximum`` and ``sums``, if
-C1 and C2 share the work); ``partial_...``, this rank's part of a sum that a collective forms.
+autograd graph between them; ``left_out``, what R computes for it; ``weights``, the work that B
+leaves to W; ``x``, the input of the output layer; ``ahead``, embeddings of the tokens that follow,
+which the last stage reads for multi-token prediction, and ``ahead_gradient``; ``state``, the result
+of S; ``merged``, the result of C1 (``maximum`` and ``sums``, if C1 and C2 share the work);
+``partial_...``, this rank's part of a sum that a collective forms.
 
 Between stages a tensor-parallel rank has its own tokens, [b, u, h]. The vocabulary layers work on
 all tokens, [n, h], in the order of the ranks' parts: where a tensor comes to them, its ranks gather
@@ -18,10 +20,11 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from megatron.layers.linear import defer_weight_gradients
+from megatron.layers.recompute import Again
 from megatron.layers.vocabulary.output_s import Merged, ShardState
-from megatron.model.stage import RankModel
 from megatron.runtime.batch import DeviceMicrobatch
 from megatron.runtime.not_finite import NonFiniteDetector, Sighting
+from megatron.runtime.stage_model import StageModel
 from megatron.runtime.store import ActivationStore
 from megatron.runtime.vocabulary_passes import VocabularyPasses
 from megatron.schedules.passes import Pass, PassKind
@@ -44,7 +47,7 @@ class StagePasses:
 
     def __init__(
         self,
-        model: RankModel,
+        model: StageModel,
         plan: Plan,
         rank: int,
         store: ActivationStore,
@@ -59,37 +62,57 @@ class StagePasses:
         self._vocabulary = VocabularyPasses(model, plan, rank, store, self._non_finite)
         self.table: Mapping[PassKind, Callable[[Pass], None]] = {
             "F": self.forward,
+            "R": self.recompute,
             "B": self.backward,
             "W": self.weight_gradients,
             **self._vocabulary.table,
         }
         self._seed = seed
         self._replica, self._replicas = replica
+        self._batch: Sequence[DeviceMicrobatch] = ()
         self._iteration = 0
         self._training = True
         self._last_stage = len(plan.stages) - 1
         self._deferred: list[Callable[[], None]] = []
 
-    def begin(self, batch: Sequence[DeviceMicrobatch], iteration: int, training: bool) -> None:
+    @property
+    def depths(self) -> int:
+        """As in ``Passes``."""
+        return self._vocabulary.depths
+
+    def begin(
+        self,
+        batch: Sequence[DeviceMicrobatch],
+        iteration: int,
+        *,
+        training: bool,
+        predicts_ahead: bool,
+    ) -> None:
         """Start an iteration over ``batch``.
 
         From now on the model's layers leave their weight gradients to these passes: those of
         another plan may have run the iteration before.
+
+        Args:
+            batch: its microbatches.
+            iteration: of the run, for dropout.
+            training: whether gradients are formed.
+            predicts_ahead: whether further tokens than the next are predicted, if the model can.
         """
         assert not len(self.store), "the store must be empty between iterations"
         defer_weight_gradients(self.model, self._defer if self.plan.split_backward else None)
+        self._batch = batch
         self._iteration = iteration
         self._training = training
         self.model.train(training)
-        parts = self.model.tensor.sequence_parts
-        self._vocabulary.begin([own.part_by_part(parts) for own in batch], training)
+        self._vocabulary.begin(batch, training, predicts_ahead)
 
     def watching(self) -> AbstractContextManager[list[Sighting]]:
         """Return a context that lists the results of F and S with infinity or NaN."""
         return self._non_finite.keeping()
 
     def loss(self, device: torch.device) -> Tensor:
-        """Return this rank's part of the iteration's loss, a scalar."""
+        """Return this rank's part of the iteration's loss and of those of the depths, [1 + D]."""
         return self._vocabulary.loss(device)
 
     def gradient_after_merge(self, i: int, state: ShardState, merged: Merged) -> Tensor:
@@ -103,15 +126,41 @@ class StagePasses:
             x_buh = self._vocabulary.embed_whole(i)
         else:
             x_buh = self.store.take("input", i, stage)
+        left_out: list[Again] = []
+        ahead_bwh = self._embeddings_ahead(i, stage)
         with torch.set_grad_enabled(self._training):
             x_buh.requires_grad_(self._training)
+            if ahead_bwh is not None:
+                ahead_bwh.requires_grad_(self._training)
             number = i * self._replicas + self._replica
-            y_buh = self.model(item.chunk, x_buh, self._seed, self._iteration, number)
+            own = self._batch[i]
+            y_buh = self.model(
+                item.chunk,
+                x_buh,
+                self._seed,
+                self._iteration,
+                number,
+                own.documents,
+                own.positions_bs,
+                left_out,
+                ahead_bwh,
+            )
         if self._training:
             # The edge keeps the graph but not the output's memory, which is sent away.
-            self.store.put("graph", i, (x_buh, get_gradient_edge(y_buh)), item.chunk)
+            self.store.put("graph", i, (x_buh, ahead_bwh, get_gradient_edge(y_buh)), item.chunk)
+            if self.plan.recomputes:
+                self.store.put("left_out", i, left_out, item.chunk)
         self._non_finite.check(i, stage, f"the output of stage {stage}", y_buh)
         self._hand_on(i, stage, y_buh.detach())
+
+    def _embeddings_ahead(self, i: int, stage: int) -> Tensor | None:
+        """Return the embeddings of the tokens that follow, if this stage predicts from them."""
+        if stage < self._last_stage or not self.depths:
+            return None
+        if not self.plan.treatment.is_sharded:
+            return self._vocabulary.embed_ahead_whole(i)
+        ahead_bwh: Tensor = self.store.take("ahead", i)
+        return ahead_bwh
 
     def _hand_on(self, i: int, stage: int, y_buh: Tensor) -> None:
         if stage < self._last_stage:
@@ -122,13 +171,21 @@ class StagePasses:
         if not self.plan.treatment.is_sharded:
             self._vocabulary.output_whole(i)
 
+    def recompute(self, item: Pass) -> None:
+        """R: all that the layers of one stage have left out of the graph."""
+        left_out = self.store.take("left_out", item.microbatch, item.chunk)
+        while left_out:  # the graph alone holds them now, and lets go of each in B
+            left_out.pop(0).compute()
+
     def backward(self, item: Pass) -> None:
         """B: gradients of one stage's input and parameters; a W pass may form the weights' own."""
         i, stage = item.microbatch, self.plan.stage_of[self.rank, item.chunk]
         gradient = self.store.take("output_gradient", i, stage)
-        x_buh, edge = self.store.take("graph", i, item.chunk)
-        torch.autograd.backward((edge,), (gradient.view_as(x_buh),))
+        x_buh, ahead_bwh, edge = self.store.take("graph", i, item.chunk)
+        torch.autograd.backward((edge,), (gradient.view(-1, *x_buh.shape[1:]),))
         assert x_buh.grad is not None
+        if ahead_bwh is not None:
+            self._hand_back_ahead(i, ahead_bwh.grad)
         self._hand_back(i, stage, x_buh.grad)
         if stage == self._last_stage and not self.plan.treatment.is_sharded:
             self._defer(lambda: self._vocabulary.output_t(Pass("T", i)))
@@ -149,6 +206,13 @@ class StagePasses:
             self.store.put("input_gradient", i, gradient_nh)
         else:
             self._vocabulary.add_embedding_gradient(i, gradient_nh)
+
+    def _hand_back_ahead(self, i: int, gradient_bwh: Tensor) -> None:
+        gradient_nh = self.model.tensor.gather_parts(gradient_bwh)
+        if self.plan.treatment.is_sharded:
+            self.store.put("ahead_gradient", i, gradient_nh)
+        else:
+            self._vocabulary.add_gradient_ahead(i, gradient_nh)
 
     def weight_gradients(self, item: Pass) -> None:
         """W: the gradients of one stage's weights, from the products that B has left."""

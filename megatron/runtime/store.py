@@ -37,11 +37,21 @@ class ActivationStore:
         """Return a value and keep it."""
         return self._values[name, microbatch, place]
 
+    def has(self, name: str, microbatch: int, place: int = 0) -> bool:
+        """Return whether a value is there."""
+        return (name, microbatch, place) in self._values
+
     def take(self, name: str, microbatch: int, place: int = 0) -> Any:
         """Return a value and remove it from the store."""
         if name in _ACTIVATIONS:
             self._in_flight -= 1
         return self._values.pop((name, microbatch, place))
+
+    @property
+    def in_flight(self) -> list[tuple[int, int]]:
+        """Microbatch and chunk of every activation between F and B, or W, in order."""
+        keys = (key for key in self._values if isinstance(key, tuple) and key[0] in _ACTIVATIONS)
+        return sorted({(microbatch, chunk) for _, microbatch, chunk in keys})
 
     def __len__(self) -> int:
         """Return the number of values held."""

@@ -5,6 +5,9 @@ or T forms the input gradient. If the barriers combine the maximum first, a pass
 forms the exponentials. If the vocabulary is not split over the pipeline, the first and the last
 stage hold it whole, each on its tensor-parallel ranks, and their F and B call S and T themselves.
 
+With multi-token prediction IF also looks up the tokens that the last stage reads ahead, and IB has
+their gradient too. To the output layer its depths are further tokens.
+
 Shapes: n tokens of a microbatch, in the order that ``DeviceMicrobatch`` has them in.
 """
 
@@ -21,9 +24,9 @@ from megatron.layers.vocabulary.output_s import (
     merge_statistics,
     token_losses,
 )
-from megatron.model.stage import RankModel
 from megatron.runtime.batch import DeviceMicrobatch
 from megatron.runtime.not_finite import NonFiniteDetector
+from megatron.runtime.stage_model import StageModel
 from megatron.runtime.store import ActivationStore
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
@@ -40,18 +43,21 @@ class VocabularyPasses:
         non_finite: looks for infinity and NaN when asked to.
 
     Attributes:
-        losses: weighted loss of every microbatch of this iteration, on one rank of the last stage.
+        losses: weighted loss of every microbatch of this iteration, on one rank of the last stage,
+            and that of every depth, [1 + D].
+        depths: D, further tokens that every token predicts now: none in an evaluation.
     """
 
     def __init__(
         self,
-        model: RankModel,
+        model: StageModel,
         plan: Plan,
         rank: int,
         store: ActivationStore,
         non_finite: NonFiniteDetector,
     ) -> None:
         self.losses: dict[int, Tensor] = {}
+        self.depths = 0
         self.table: Mapping[PassKind, Callable[[Pass], None]] = {
             "S": self.output_s,
             "E": self.output_e,
@@ -78,33 +84,69 @@ class VocabularyPasses:
         assert self._model.output_layer is not None
         return self._model.output_layer
 
-    def begin(self, batch: Sequence[DeviceMicrobatch], training: bool) -> None:
-        """Start an iteration over ``batch``."""
-        self._batch = batch
+    @property
+    def _ahead_layer(self) -> InputLayer:
+        assert self._model.ahead_layer is not None
+        return self._model.ahead_layer
+
+    def begin(
+        self, batch: Sequence[DeviceMicrobatch], training: bool, predicts_ahead: bool
+    ) -> None:
+        """Start an iteration over ``batch``.
+
+        Args:
+            batch: its microbatches.
+            training: whether gradients are formed.
+            predicts_ahead: whether further tokens are predicted, if the model can.
+        """
+        model, parts = self._model, self._model.tensor.sequence_parts
+        self.depths = depths = model.mtp_depths if predicts_ahead else 0
+        factor = model.mtp_factor
+        self._batch = [
+            own.with_depths(depths, factor, parts) if depths else own.part_by_part(parts)
+            for own in batch
+        ]
         self._training = training
         self.losses = {}
 
     def embed_whole(self, i: int) -> Tensor:
         """Return the embeddings [b, u, h] of this rank's tokens, for ranks that share a stage."""
-        own = self._model.tensor.reduce_parts(self._embed(i))
-        return own.view(self._batch[i].samples, -1, self._input_layer.weight.shape[1])
+        return self._whole(i, self._input_layer.lookup(self._batch[i].tokens_n))
 
-    def _embed(self, i: int) -> Tensor:
-        """Return the embeddings [n, h] of microbatch ``i`` that this rank holds."""
-        return self._input_layer.lookup(self._batch[i].tokens_n)
+    def embed_ahead_whole(self, i: int) -> Tensor:
+        """Return those of the tokens that follow, [b, w, h], for ranks that share a stage."""
+        return self._whole(i, self._ahead_layer.lookup(self._ids_ahead(i)))
+
+    def _whole(self, i: int, partial_nh: Tensor) -> Tensor:
+        own = self._model.tensor.reduce_parts(partial_nh)
+        return own.view(self._batch[i].samples, -1, partial_nh.shape[1])
+
+    def _ids_ahead(self, i: int) -> Tensor:
+        ids_n = self._batch[i].ahead_n
+        assert ids_n is not None, "no further token is predicted"
+        return ids_n
 
     def add_embedding_gradient(self, i: int, gradient_nh: Tensor) -> None:
         """Add the gradient of the embeddings of microbatch ``i`` that this rank holds."""
         self._input_layer.add_gradient(self._batch[i].tokens_n, gradient_nh)
 
+    def add_gradient_ahead(self, i: int, gradient_nh: Tensor) -> None:
+        """Add the gradient of the embeddings of the tokens that follow."""
+        self._ahead_layer.add_gradient(self._ids_ahead(i), gradient_nh)
+
     def input_forward(self, item: Pass) -> None:
         """IF: the embeddings of the tokens of this rank's shard."""
-        self._store.put("partial_embedding", item.microbatch, self._embed(item.microbatch))
+        i, lookup = item.microbatch, self._input_layer.lookup
+        self._store.put("partial_embedding", i, lookup(self._batch[i].tokens_n))
+        if self.depths:
+            self._store.put("partial_ahead", i, lookup(self._ids_ahead(i)))
 
     def input_backward(self, item: Pass) -> None:
         """IB: the gradient of this rank's shard of the embedding."""
         i = item.microbatch
         self.add_embedding_gradient(i, self._store.take("input_gradient", i))
+        if self.depths:
+            self.add_gradient_ahead(i, self._store.take("ahead_gradient", i))
 
     def output_s(self, item: Pass) -> None:
         """S: all work that a shard can do alone: up to A and D, the statistics, or the logits."""
@@ -160,7 +202,9 @@ class VocabularyPasses:
         state, merged = self._store.take("state", i), self._merged(i)
         weight_n = self._batch[i].weight_n
         if self._tells_losses:
-            self.losses[i] = (token_losses(merged, layer.options) * weight_n).sum()
+            losses_n = token_losses(merged, layer.options) * weight_n
+            by_depth = losses_n.view(self._model.tensor.sequence_parts, 1 + self.depths, -1)
+            self.losses[i] = torch.stack([own.sum() for own in by_depth.unbind(1)])
         if not self._training:
             return
         form_gradient = self._treatment.gradient_pass == "T"
@@ -178,6 +222,14 @@ class VocabularyPasses:
         )
 
     def loss(self, device: torch.device) -> Tensor:
-        """Return the sum of this rank's losses, a scalar."""
+        """Return the sum of this rank's losses, [1 + D]: that of the next token, then of others.
+
+        Those of the depths are without the factor with which they enter the loss.
+        """
         losses = [self.losses[i] for i in sorted(self.losses)]
-        return torch.stack(losses).sum() if losses else torch.zeros((), device=device)
+        if not losses:
+            return torch.zeros(1 + self.depths, device=device)
+        sums = torch.stack([torch.stack(own).sum() for own in zip(*losses, strict=True)])
+        if self.depths:
+            sums[1:] *= self.depths / self._model.mtp_factor
+        return sums

@@ -16,6 +16,9 @@ from megatron.schedules.plan import Plan
 Time = float | Sequence[float] | Sequence[Sequence[float]]
 """One time for all ranks, one for each rank, or one for each rank and chunk."""
 
+HopTime = float | Sequence[float]
+"""One time for all hops from stage to stage, or one for each."""
+
 
 @dataclass(frozen=True)
 class Exchange:
@@ -37,10 +40,12 @@ class Costs:
     Attributes:
         passes: time of one pass of one chunk, by kind. If W is absent, B is the whole backward. If
             W is given, B is the input gradient alone, and a plan that does not split the backward
-            takes B + W for it. For U it is the time of all buckets of a rank together; without it
-            U takes no time.
-        comms: time of a communication, by kind; absent kinds take no time. For RG and AG it is the
-            time of all buckets of a rank together.
+            takes B + W for it. In the same way a plan without R takes R + B for B if R is given.
+            If R is absent, it takes as long as F. For U it is the time of all buckets of a rank
+            together; without it U takes no time.
+        comms: time of a communication, by kind; absent kinds take no time. X and G may have one
+            time for each hop, of which number k is between stages k and k + 1. For RG and AG it is
+            the time of all buckets of a rank together.
         exchanges: for RG and AG in place of ``comms``, where ranks differ or buckets have a
             latency.
 
@@ -49,7 +54,7 @@ class Costs:
     """
 
     passes: Mapping[PassKind, Time]
-    comms: Mapping[CommKind, float] = field(default_factory=dict)
+    comms: Mapping[CommKind, HopTime] = field(default_factory=dict)
     exchanges: Mapping[CommKind, Exchange] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -75,9 +80,12 @@ class Costs:
         """
         if item.kind == "U" and "U" not in self.passes:
             return 0.0
-        time = self._of(item.kind, rank, item.chunk)
-        if item.kind == "B" and "W" in self.passes and not plan.split_backward:
-            time += self._of("W", rank, item.chunk)
+        kind: PassKind = "F" if item.kind == "R" and "R" not in self.passes else item.kind
+        time = self._of(kind, rank, item.chunk)
+        if kind == "B":
+            within: dict[PassKind, bool] = {"R": not plan.recomputes, "W": not plan.split_backward}
+            parts = (part for part, joined in within.items() if joined and part in self.passes)
+            time += sum(self._of(part, rank, item.chunk) for part in parts)
         return share * time
 
     def of_comm(self, comm: Comm, share: float = 1.0) -> float:
@@ -86,11 +94,23 @@ class Costs:
         Args:
             comm: the communication.
             share: of what the cost of its kind is for.
+
+        Raises:
+            ValueError: if hops have times, and this one has none.
         """
         exchange = self.exchanges.get(comm.kind)
-        if exchange is None:
-            return share * self.comms.get(comm.kind, 0.0)
-        return exchange.latency + share * exchange.times[comm.stage]
+        if exchange is not None:
+            return exchange.latency + share * exchange.times[comm.stage]
+        time = self.comms.get(comm.kind, 0.0)
+        if isinstance(time, (int, float)):
+            return share * time
+        hop = comm.stage if comm.kind == "X" else comm.stage - 1
+        if hop >= len(time):
+            raise ValueError(
+                f"{comm.kind} has {len(time)} times and none for hop {hop}, from stage {hop} to "
+                f"{hop + 1}: give one time, or one for each hop"
+            )
+        return time[hop]
 
     def per_chunk(self, chunks: int) -> "Costs":
         """Return the costs of one of ``chunks`` equal chunks; ``self`` has those of all together.

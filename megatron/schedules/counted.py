@@ -2,7 +2,7 @@
 
 from typing import Final
 
-_PLURALS: Final = {"copy": "copies", "microbatch": "microbatches"}
+_PLURALS: Final = {"batch": "batches", "copy": "copies", "microbatch": "microbatches"}
 
 
 def counted(number: float, noun: str) -> str:

@@ -17,6 +17,7 @@ from megatron.schedules.search.lengthen import PERIODS, Target, lengthened
 from megatron.schedules.search.shorten import shorten
 from megatron.schedules.search.watch import Watch
 from megatron.schedules.treatments import Treatment
+from megatron.schedules.with_recomputation import with_recomputation
 
 SEARCHED_WHOLE: Final = 25_000
 """A plan of more passes is searched with fewer microbatches, and then lengthened."""
@@ -131,7 +132,7 @@ def _searched(
     return shorten(
         plan,
         request.costs,
-        _limits(plan, _room(request, schedule)),
+        _limits(plan, _room(request, schedule), request.recompute_ahead),
         schedule.kept,
         schedule.searched,
         without,
@@ -155,13 +156,14 @@ def _searched_within(request: Request, limit: float, sought: _Sought, watch: Wat
     fitting = (plan for plan in plans if max(in_flight(plan)) <= limit)
     plan = next(fitting, one_by_one(plans[0]))
     watch.begin(request.schedule)
-    limits = _limits(plans[0], limit)
+    limits = _limits(plans[0], limit, request.recompute_ahead)
     return shorten(plan, request.costs, limits, searched=True, target=sought.target, watch=watch)
 
 
 def _unrolled(request: Request, schedule: Schedule, microbatches: int) -> Plan:
     """Return the plan in the order of the schedule's block, with the requested treatment."""
-    return unroll(_treated_block(request, schedule), microbatches)
+    plan = unroll(_treated_block(request, schedule), microbatches)
+    return plan if request.recompute_ahead is None else with_recomputation(plan)
 
 
 def _treated_block(request: Request, schedule: Schedule) -> Block:
@@ -194,7 +196,7 @@ def _split(block: Block) -> Block:
     return replace(block, rows=tuple(rows))
 
 
-def _limits(plan: Plan, microbatches: float) -> list[Held]:
+def _limits(plan: Plan, microbatches: float, recomputed: int | None) -> list[Held]:
     """Return what every rank may hold while the plan is shortened.
 
     The limit of activations is ``microbatches``. Without W there is little to fill gaps with, so
@@ -202,6 +204,7 @@ def _limits(plan: Plan, microbatches: float) -> list[Held]:
     may hold the exponentials of one more microbatch, so that T too can wait for idle time. All
     ranks look embeddings up for the first stage, but run their own F later, up to one microbatch
     for each rank. So ranks without the first stage may hold embeddings of p more microbatches.
+    Chunks between R and B may be ``recomputed``.
     """
     promised = float(floor(microbatches * plan.chunks + 1e-9))
     limits = []
@@ -210,5 +213,5 @@ def _limits(plan: Plan, microbatches: float) -> list[Held]:
         ahead = 0 if rank == plan.stages[0][0] else plan.ranks
         activations = promised if plan.split_backward else min(promised, peak.activations + 1)
         exponentials = peak.exponentials + plan.split_backward
-        limits.append(Held(activations, exponentials, peak.embeddings + ahead))
+        limits.append(Held(activations, exponentials, peak.embeddings + ahead, recomputed or 0))
     return limits

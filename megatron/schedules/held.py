@@ -4,6 +4,8 @@ A rank holds the activations of a chunk from F to B. If W is a separate pass, it
 them, ``kept``, from B to W: the weight gradients need this share. With flash attention the share is
 nearly 1. With stored attention matrices, which B frees, it is 32 / (34 + 5 a s / h)
 (arXiv 2401.10241, section 4.1: a heads, sequence length s, hidden size h).
+
+Where R computes a chunk again, F leaves little; from R to B the chunk is there whole.
 """
 
 from collections.abc import Iterable
@@ -20,11 +22,13 @@ class Held(NamedTuple):
         activations: activations of one chunk.
         exponentials: microbatches of the output layer between S and T.
         embeddings: microbatches of the input layer between IF and the F of chunk 0.
+        recomputed: chunks between R and B.
     """
 
     activations: float
     exponentials: float
     embeddings: float
+    recomputed: float = 0.0
 
 
 def held_changes(plan: Plan, item: Pass, kept: float = 1.0) -> Held:
@@ -41,16 +45,17 @@ def held_changes(plan: Plan, item: Pass, kept: float = 1.0) -> Held:
         activations,
         (item.kind == "S") - (item.kind == "T"),
         (item.kind == "IF") - (item.kind == "F" and item.chunk == 0 and plan.treatment.is_sharded),
+        plan.recomputes * ((item.kind == "R") - (item.kind == "B")),
     )
 
 
 def peak_held(plan: Plan, row: Iterable[Pass], kept: float = 1.0) -> Held:
     """Return the peak of each quantity in ``Held`` on a rank with this ``row``.
 
-    The three peaks need not occur at the same time.
+    The peaks need not occur at the same time.
     """
     known: dict[tuple[str, int], list[tuple[int, float]]] = {}
-    held, peaks = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
+    held, peaks = [0.0] * len(Held._fields), [0.0] * len(Held._fields)
     for item in row:
         changes = known.get((item.kind, item.chunk))
         if changes is None:

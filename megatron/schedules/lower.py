@@ -65,8 +65,7 @@ def lane(plan: Plan, comm: Comm) -> tuple[str | int, ...]:
 
     Every directed link has a lane for each kind, all collectives of the vocabulary share one lane,
     and every rank has one for what it does with its replicas. Communications in a lane have the
-    same participants and run one after another. (On NCCL, links of one direction that meet on a
-    rank share a communicator, so they also run one after another. The lanes do not model this.)
+    same participants and run one after another. On NCCL every such lane is a communicator.
     """
     if comm.kind in ("X", "G"):
         return (comm.kind, *participants(plan, comm))
@@ -165,14 +164,15 @@ class _Issue:
         own = {number // m for number in messages.rows[rank]}
         self._used = {comm for number in own for comm in graph.comm_needs[number]}
         self._next = 0
-        self._own = sorted(
-            (self._position[comm * m + number % m], index)
+        last_source = {
+            self._position[comm * m + number % m]: index
             for index, number in enumerate(messages.rows[rank])
             for comm in graph.feeds[number // m]
             if not (messages.blocking[comm] and graph.comms[comm].kind == "C0")
-        )
-        """(position in the order, index of its source pass) of all communications with a source on
-        this rank."""
+        }
+        self._own = sorted(last_source.items())
+        """(position in the order, index of its last source pass here) of all communications with a
+        source on this rank."""
         self._fed = 0
         self._sent: dict[tuple[object, ...], list[int]] = defaultdict(list)
 

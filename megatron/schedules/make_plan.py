@@ -24,6 +24,7 @@ from megatron.schedules.search.fastest import fastest
 from megatron.schedules.search.optimal import Optimum, optimal
 from megatron.schedules.search.watch import Watch
 from megatron.schedules.timing import earliest
+from megatron.schedules.with_recomputation import with_recomputation
 
 _P = ParamSpec("_P")
 
@@ -136,7 +137,10 @@ def _found(request: Request, watch: Watch) -> Found:
         case "file":
             assert request.file is not None
             wanted = request.ranks, request.microbatches, request.vocabulary
-            return Found(load_plan(request.file, *wanted), "file")
+            plan = load_plan(request.file, *wanted)
+            return Found(
+                plan if request.recompute_ahead is None else with_recomputation(plan), "file"
+            )
         case "auto":
             return _best(request, watch)
         case "optimal":

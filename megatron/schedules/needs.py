@@ -14,7 +14,8 @@ from megatron.schedules.treatments import BarrierKind
 CommKind = Literal["X", "G", "C0", BarrierKind, "CIF", "CIB", "RG", "AG"]
 """X activation to the next stage, G gradient to the previous one; C0 broadcast of the last stage's
 output, C1 to C3 the barriers of the output layer (``TREATMENTS``); CIF reduction of the input
-embedding to the first stage, CIB broadcast of its gradient from there; RG reduction of a bucket of
+embedding to the first stage, CIB broadcast of its gradient from there, both with the last stage
+too if it looks ahead; RG reduction of a bucket of
 gradients over the replicas, AG gathering of a bucket of updated parameters from them, of which
 ``buckets`` knows the places."""
 
@@ -54,6 +55,8 @@ def needs(plan: Plan, rank: int, item: Pass) -> tuple[Need, ...]:
     kind, microbatch, chunk = item
     if kind == "F":
         return _forward_needs(plan, rank, item)
+    if kind == "R":
+        return (Pass("F", microbatch, chunk),)
     if kind == "B":
         return _backward_needs(plan, rank, item)
     if kind == "W":
@@ -64,10 +67,21 @@ def needs(plan: Plan, rank: int, item: Pass) -> tuple[Need, ...]:
         barrier = plan.treatment.barrier_before(kind)
         return (Pass(barrier.after, microbatch), Comm(barrier.kind, microbatch))
     if kind == "IB":
-        first, chunk = plan.stages[0]
-        gradient = Pass("B", microbatch, chunk) if rank == first else Comm("CIB", microbatch)
-        return (Pass("IF", microbatch), gradient)
+        return (Pass("IF", microbatch), *_gradients_of_embeddings(plan, rank, microbatch))
     return ()
+
+
+def _gradients_of_embeddings(plan: Plan, rank: int, microbatch: int) -> tuple[Need, ...]:
+    """Return what IB waits for: the B of every stage that reads embeddings, or their broadcast."""
+    readers = _readers(plan)
+    own = tuple(Pass("B", microbatch, chunk) for reader, chunk in readers if reader == rank)
+    return own if len(own) == len(readers) else (*own, Comm("CIB", microbatch))
+
+
+def _readers(plan: Plan) -> tuple[tuple[int, int], ...]:
+    """Return (rank, chunk) of every stage that reads embeddings."""
+    ends = (plan.stages[0], plan.stages[-1]) if plan.looks_ahead else plan.stages[:1]
+    return tuple(dict.fromkeys(ends))
 
 
 def _output_needs(plan: Plan, rank: int, microbatch: int) -> tuple[Need, ...]:
@@ -83,16 +97,18 @@ def _output_needs(plan: Plan, rank: int, microbatch: int) -> tuple[Need, ...]:
 
 def _forward_needs(plan: Plan, rank: int, item: Pass) -> tuple[Need, ...]:
     stage = plan.stage_of[rank, item.chunk]
+    reads = plan.treatment.is_sharded and (rank, item.chunk) in _readers(plan)
+    embeddings = (Comm("CIF", item.microbatch),) if reads else ()
     if stage == 0:
-        return (Comm("CIF", item.microbatch),) if plan.treatment.is_sharded else ()
+        return embeddings
     source, chunk = plan.stages[stage - 1]
     if source == rank:
-        return (Pass("F", item.microbatch, chunk),)
-    return (Comm("X", item.microbatch, stage - 1),)
+        return (Pass("F", item.microbatch, chunk), *embeddings)
+    return (Comm("X", item.microbatch, stage - 1), *embeddings)
 
 
 def _backward_needs(plan: Plan, rank: int, item: Pass) -> tuple[Need, ...]:
-    own = Pass("F", item.microbatch, item.chunk)
+    own = Pass("R" if plan.recomputes else "F", item.microbatch, item.chunk)
     stage = plan.stage_of[rank, item.chunk]
     if stage == len(plan.stages) - 1:
         return (own, *(Comm(last.kind, item.microbatch) for last in plan.treatment.barriers[-1:]))
@@ -109,8 +125,9 @@ def sources(plan: Plan, comm: Comm) -> tuple[tuple[int, Pass], ...]:
     if comm.kind in after:
         everywhere = Pass(after[comm.kind], comm.microbatch)
         return tuple((rank, everywhere) for rank in range(plan.ranks))
-    stage = {"C0": len(plan.stages) - 1, "CIB": 0}.get(comm.kind, comm.stage)
-    rank, chunk = plan.stages[stage]
+    if comm.kind == "CIB":
+        return tuple((rank, Pass("B", comm.microbatch, chunk)) for rank, chunk in _readers(plan))
+    rank, chunk = plan.stages[-1 if comm.kind == "C0" else comm.stage]
     forward = comm.kind in ("X", "C0")
     return ((rank, Pass("F" if forward else "B", comm.microbatch, chunk)),)
 

@@ -3,21 +3,21 @@
 import re
 from typing import Final, Literal, NamedTuple, get_args
 
-PassKind = Literal["F", "B", "W", "S", "E", "T", "IF", "IB", "U"]
-"""F forward; B backward (input gradient); W weight gradient; S and T output layer before and after
-its barrier; IF and IB input layer forward and backward (arXiv 2411.05288, section 4). E is the
-middle pass of the naive treatment: it computes the exponentials, between the barriers of the
-maximum and the sum. U, which stands in programs but not in plans, updates a bucket of parameters
-(``buckets``)."""
+PassKind = Literal["F", "R", "B", "W", "S", "E", "T", "IF", "IB", "U"]
+"""F forward; R layers computed again for their backward; B backward (input gradient); W weight
+gradient; S and T output layer before and after its barrier; IF and IB input layer forward and
+backward (arXiv 2411.05288, section 4). E is the middle pass of the naive treatment: it computes the
+exponentials, between the barriers of the maximum and the sum. U, which stands in programs but not
+in plans, updates a bucket of parameters (``buckets``)."""
 
 PASS_KINDS: Final[tuple[PassKind, ...]] = get_args(PassKind)
 PLANNED_KINDS: Final = tuple(kind for kind in PASS_KINDS if kind != "U")
 """Kinds of which plans are made."""
 
-CHUNKED_KINDS: Final[tuple[PassKind, ...]] = ("F", "B", "W")
+CHUNKED_KINDS: Final[tuple[PassKind, ...]] = ("F", "R", "B", "W")
 """Kinds that belong to a model chunk; the vocabulary passes belong to the rank as a whole."""
 
-_TEXT: Final = re.compile(r"(IF|IB|F|B|W|S|E|T)(\d{1,18})(?:\.(\d{1,18}))?")
+_TEXT: Final = re.compile(r"(IF|IB|F|R|B|W|S|E|T)(\d{1,18})(?:\.(\d{1,18}))?")
 
 
 class Pass(NamedTuple):

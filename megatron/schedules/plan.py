@@ -25,6 +25,8 @@ class Plan:
             synchronous, S and T of a microbatch stand next to each other. Even then, a rank waits
             for the collectives of the input layer only where a pass needs them.
         forward_only: the plan is for evaluation and has no B, W and IB.
+        looks_ahead: the last stage reads embeddings too, those of the tokens that follow
+            (multi-token prediction). If the vocabulary is split, CIF and CIB serve both ends.
     """
 
     rows: tuple[tuple[Pass, ...], ...]
@@ -32,6 +34,7 @@ class Plan:
     microbatches: int
     treatment: Treatment = TREATMENTS["none"]
     forward_only: bool = False
+    looks_ahead: bool = False
 
     @property
     def ranks(self) -> int:
@@ -53,6 +56,11 @@ class Plan:
         """Whether the weight gradients are separate passes (W)."""
         return any(p.kind == "W" for p in self.rows[0])
 
+    @cached_property
+    def recomputes(self) -> bool:
+        """Whether what B would compute again is computed in passes of its own (R)."""
+        return any(p.kind == "R" for p in self.rows[0])
+
     def to_text(self) -> str:
         """Return the text form: a header and one row of passes per rank."""
         header = [
@@ -62,6 +70,8 @@ class Plan:
         ]
         if self.forward_only:
             header.append("forward only")
+        if self.looks_ahead:
+            header.append("looks ahead")
         rows = (f"{rank}: {' '.join(map(str, row))}" for rank, row in enumerate(self.rows))
         return "\n".join([*header, *rows]) + "\n"
 
@@ -97,6 +107,7 @@ class Plan:
             microbatches=int(header["microbatches"]),
             treatment=TREATMENTS[header["vocabulary"]],
             forward_only="forward" in header,
+            looks_ahead="looks" in header,
         )
 
 
@@ -106,6 +117,7 @@ _HEADER: Final = {
     "stages": re.compile(r"\d{1,18}\.\d{1,18}( +\d{1,18}\.\d{1,18})*"),
     "vocabulary": re.compile("|".join(_NAMES)),
     "forward": re.compile("only"),
+    "looks": re.compile("ahead"),
 }
 _OLD_HEADER: Final = {
     "barriers": re.compile(r"none|\d+"),
@@ -130,8 +142,8 @@ def _add_header(header: dict[str, str], name: str, value: str) -> None:
     if not known[name].fullmatch(value):
         raise ValueError(
             f"'{name} {value[:40]}' cannot be read: write 'microbatches M', "
-            f"'stages RANK.CHUNK ...', 'vocabulary NAME' with one of {', '.join(_NAMES)}, or "
-            "'forward only'"
+            f"'stages RANK.CHUNK ...', 'vocabulary NAME' with one of {', '.join(_NAMES)}, 'forward "
+            "only', or 'looks ahead'"
         )
     header[name] = value
 
@@ -167,6 +179,8 @@ def _row(name: str, value: str, rank: int) -> tuple[Pass, ...]:
 def passes_of(plan: Plan, rank: int) -> tuple[Pass, ...]:
     """Return the passes of microbatch 0 on ``rank``; all other microbatches have the same ones."""
     kinds: list[PassKind] = ["F"] if plan.forward_only else ["F", "B"]
+    if plan.recomputes:
+        kinds.insert(1, "R")
     if plan.split_backward:
         kinds.append("W")
     chunks = [chunk for owner, chunk in plan.stages if owner == rank]
@@ -184,3 +198,12 @@ def evaluation_plan(plan: Plan) -> Plan:
     kinds = {"F", *plan.treatment.passes} - {"IB"}
     rows = tuple(tuple(p for p in row if p.kind in kinds) for row in plan.rows)
     return replace(plan, rows=rows, forward_only=True)
+
+
+def plan_of_one(plan: Plan) -> Plan:
+    """Return the plan of the first microbatch alone, in the order that ``plan`` has for it.
+
+    No dependency crosses microbatches, so it can be run as ``plan`` can.
+    """
+    rows = tuple(tuple(p for p in row if p.microbatch == 0) for row in plan.rows)
+    return replace(plan, rows=rows, microbatches=1)

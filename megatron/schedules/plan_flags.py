@@ -16,6 +16,7 @@ PLAN_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
     "memory_limit": ("--zero-bubble-max-pending-backward", "--memory-limit"),
     "file": ("--schedule-file", "--file"),
     "seconds": ("--search-seconds", "--seconds"),
+    "recompute_ahead": ("--recompute-ahead",),
     "costs": ("--measured-costs", "--costs"),
     "layers": ("--num-layers", "--layers"),
     "last_stage_layers": ("--final-stage-num-layers", "--final-stage-layers"),

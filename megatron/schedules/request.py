@@ -51,6 +51,8 @@ class Request:
         split_backward: make W a separate pass even if the schedule does not.
         file: the plan in text form, for ``file``.
         seconds: time that ``optimal`` may take.
+        recompute_ahead: what B computes again becomes a pass of its own, R, and a rank may hold
+            so many chunks between R and B; ``None``: it stays in B.
         shortened: whether to fill idle time; if not, the passes stay in the order of the block.
 
     Raises:
@@ -69,6 +71,7 @@ class Request:
     split_backward: bool = False
     file: Path | None = None
     seconds: float = DEFAULT_SECONDS
+    recompute_ahead: int | None = None
     shortened: bool = True
 
     def __post_init__(self) -> None:
@@ -109,6 +112,11 @@ class Request:
             raise ValueError(
                 f"{self.ranks} ranks x {chunks} chunks x {self.microbatches} microbatches are "
                 f"{forwards:,} forward passes, and a plan has at most {MOST_FORWARDS:,}: take fewer"
+            )
+        if self.recompute_ahead is not None and self.recompute_ahead < 1:
+            raise ValueError(
+                f"a B needs at least 1 chunk computed again, got {self.recompute_ahead}: leave it "
+                "out to compute again within B"
             )
         if self.memory_limit is not None and not 1 <= self.memory_limit < inf:
             raise ValueError(

@@ -108,6 +108,8 @@ def _costs(scenario: Scenario) -> Costs:
     """Return the costs of ``scenario`` with its output layer."""
     request, time = scenario.request, scenario.output_layer
     costs, treatment = request.costs, TREATMENTS[request.vocabulary]
+    if request.recompute_ahead is not None:  # R has no part of the output layer
+        costs = replace(costs, passes={"R": costs.passes["F"], **costs.passes})
     redistributed = scenario.layers is not None or scenario.last_stage_layers is not None
     if redistributed and not treatment.redistributed:
         raise ValueError(

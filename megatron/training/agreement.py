@@ -73,8 +73,8 @@ def data_digests(train: TrainConfig, data: Data) -> dict[str, str]:
     """
     last = train.dataset_samples - train.global_batch_size
     found = {"training data": _batches(data.train, (0, last))}
-    if data.valid is not None:
-        found["validation data"] = _batches(data.valid, (0,))
+    for name, loader in data.validation_sets:
+        found[f"{name} data"] = _batches(loader, (0,))
     if data.test is not None:
         found["test data"] = _batches(data.test, (0,))
     return found

@@ -26,6 +26,7 @@ from megatron.checkpoint.train_tensors import tensors_of
 from megatron.config.model_words import differences
 from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import ConnectedAxis, Groups
+from megatron.training.metrics.records import SaveEvent
 from megatron.training.progress import Progress
 from megatron.training.rendezvous import UserError
 from megatron.training.setup import TrainState
@@ -80,6 +81,7 @@ class Checkpoints:
         state: this rank.
         hosts: all ranks of the job on CPUs, with a group that nothing else uses.
         say: prints on the first rank.
+        tell: is told of checkpoints that are begun or written.
 
     Attributes:
         failed: whether the last save that has ended has failed, the same on every rank.
@@ -91,6 +93,7 @@ class Checkpoints:
         state: TrainState,
         hosts: ConnectedAxis,
         say: Callable[[str], None],
+        tell: Callable[[SaveEvent, Progress], None] = lambda event, progress: None,
     ) -> None:
         self._config = config.checkpoint
         self._model = config.model
@@ -98,6 +101,8 @@ class Checkpoints:
         self._state = state
         self._hosts = hosts
         self._say = say
+        self._tell = tell
+        self._being_saved = Progress()
         self.failed = False
         self._background = Background()
         self._copies: dict[str, BoxedTensor] = {}
@@ -153,12 +158,19 @@ class Checkpoints:
         common = self._common(progress)
         if not self._config.asynchronous:
             self._say(self._write(root, progress.iteration, tensors, common))
+            self._tell_unless_failed("Saved checkpoint", progress)
             return
         started = time.perf_counter()
         copies = self._copy(tensors)
         stalled = time.perf_counter() - started
         self._background.start(lambda: self._write(root, progress.iteration, copies, common))
         self._say(f"checkpoint of iteration {progress.iteration} begun; copied in {stalled:.2f} s")
+        self._tell("Saving async checkpoint", progress)
+        self._being_saved = progress
+
+    def _tell_unless_failed(self, event: SaveEvent, progress: Progress) -> None:
+        if not self.failed:
+            self._tell(event, progress)
 
     def _copy(self, tensors: Mapping[str, BoxedTensor]) -> dict[str, BoxedTensor]:
         """Return a copy, which lies in the memory of the last one."""
@@ -171,6 +183,7 @@ class Checkpoints:
         outcome = self._background.wait() if wait else self._background.finished()
         if outcome is not None:
             self._say(outcome)
+            self._tell_unless_failed("Saved async checkpoint", self._being_saved)
 
     def _tensors(self, *, moments: bool) -> dict[str, BoxedTensor]:
         state = self._state
@@ -253,7 +266,7 @@ class Checkpoints:
             except DamagedError as error:
                 problem = str(error)
             except OtherModelError as error:
-                raise UserError(f"--load: {error}") from error
+                raise UserError(f"--load {root}: {error}") from error
             if step is not None:
                 raise UserError(f"--ckpt-step {step}: {problem}")
             self._say(f"{problem}: an older checkpoint is tried")

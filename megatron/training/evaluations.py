@@ -2,7 +2,7 @@
 
 import time
 
-from megatron.config.run_config import EvaluationSet, TrainConfig
+from megatron.config.run_config import TrainConfig
 from megatron.data.microbatch import MicrobatchLoader
 from megatron.training.iteration import evaluate
 from megatron.training.metrics.log import Log
@@ -54,23 +54,33 @@ class Evaluations:
             interval = self._config.eval_interval
             self._validate(iterations, iterations // interval if interval else 0, at_end=True)
         if "test" in self._config.final_sets and self._data.test is not None:
-            self._evaluate("test", self._data.test, iterations, at_end=True)
+            batches = self._config.eval_iters
+            self._evaluate("test", self._data.test, iterations, batches, at_end=True)
 
     def _validate(self, iterations: int, before: int, at_end: bool) -> None:
-        """Evaluate the validation set, with the samples that follow those of ``before`` others."""
-        loader, config = self._data.valid, self._config
-        assert loader is not None, "without data nothing is evaluated"
+        """Evaluate the validation sets, with the samples that follow those of ``before`` others."""
+        sets, config = self._data.validation_sets, self._config
+        assert sets, "without data nothing is evaluated"
         # A resumed run with smaller batches has more evaluations than there is data for: again.
         number = before % evaluations_of_validation(config)
-        loader.consumed_samples = number * config.eval_iters * config.global_batch_size
-        self._evaluate("validation", loader, iterations, at_end)
+        first = number * config.eval_iters * config.global_batch_size
+        for name, loader in sets:
+            loader.consumed_samples = 0 if config.full_validation else first
+            batches = loader.whole_batches if config.full_validation else config.eval_iters
+            self._evaluate(name, loader, iterations, batches, at_end=at_end)
 
     def _evaluate(
-        self, dataset: EvaluationSet, loader: MicrobatchLoader, iterations: int, at_end: bool
+        self,
+        dataset: str,
+        loader: MicrobatchLoader,
+        iterations: int,
+        batches: int,
+        *,
+        at_end: bool,
     ) -> None:
         started = time.perf_counter()
         with self._meter.paused("evaluation"):
-            loss = evaluate(self._state, loader, self._config.eval_iters)
+            loss = evaluate(self._state, loader, batches)
         self._log.write(
             Evaluation(
                 time=now(),

@@ -1,7 +1,5 @@
 """One training iteration, and one evaluation: read the data, run the schedule, report the loss."""
 
-from dataclasses import astuple
-
 import torch
 
 from megatron.data.microbatch import MicrobatchLoader
@@ -59,9 +57,9 @@ def evaluate(state: TrainState, loader: MicrobatchLoader, eval_iters: int) -> fl
         batch = _next_batch(loader, groups)
         tokens = token_counts(batch) if groups.vocabulary.rank == 0 else (0.0, 0.0)
         own = GlobalState(float(state.pipeline.evaluate(batch)), 0.0, *tokens)
-        sums = torch.tensor(astuple(own), dtype=torch.float64, device=groups.device)
+        sums = torch.tensor(own.values, dtype=torch.float64, device=groups.device)
         groups.world.all_reduce(sums)
-        total += GlobalState(*sums.tolist()).loss
+        total += GlobalState.of(sums.tolist()).loss
     return total / eval_iters
 
 

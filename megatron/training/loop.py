@@ -22,6 +22,7 @@ from megatron.training.iteration import run_iteration
 from megatron.training.make_step import make_train_step
 from megatron.training.metrics.introduce import introduce
 from megatron.training.metrics.open_log import open_log
+from megatron.training.metrics.records import Saved, SaveEvent, now
 from megatron.training.open_data import Data
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.profiling.observation import Observation
@@ -30,6 +31,7 @@ from megatron.training.progress import Progress, last_iteration, total_iteration
 from megatron.training.rendezvous import UserError
 from megatron.training.setup import TrainState
 from megatron.training.step import Finished
+from megatron.training.warm_up import warm_up
 
 
 def train(
@@ -88,7 +90,7 @@ class _Loop:
         world = state.groups.world
         self.log = open_log(config.log.records, world.rank, world.size)
         self._say = self.log.say
-        self._checkpoints = Checkpoints(config, state, hosts, self._tell)
+        self._checkpoints = Checkpoints(config, state, hosts, self._tell, self._record_save)
         self._position = state.pipeline.position
         with self._position.within("the load of a checkpoint", may_last=True):
             self.start = self._checkpoints.load()
@@ -101,6 +103,9 @@ class _Loop:
             self._tell(note)
         self._batches = GrowingBatches(config, state, data.train, self._tell)
         self.meter = introduce(config, state, self.start, self.log)
+        if state.groups.device.type == "cuda":
+            with self._position.within("the warm-up"):
+                warm_up(config, state)
         self._step = make_train_step(
             config.optimizer, state, config.log, ends_if_not_finite=config.guard.ends_if_not_finite
         )
@@ -296,6 +301,9 @@ class _Loop:
         with self.meter.paused("save"), self._position.within(phase, may_last=True):
             samples = self._config.train.dataset_samples
             self._checkpoints.save(Progress.after(iteration + 1, self._data.train, samples))
+
+    def _record_save(self, event: SaveEvent, progress: Progress) -> None:
+        self.log.write(Saved(now(), event, progress.iteration, progress.consumed_samples))
 
     def _tell(self, text: str) -> None:
         self.log.say(text)

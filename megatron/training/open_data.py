@@ -1,12 +1,14 @@
 """Opens the data of a run: exactly the samples that training and its evaluations will read."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from megatron.config.run_config import TrainConfig
 from megatron.data.config import DataConfig
 from megatron.data.datasets import build_datasets
-from megatron.data.microbatch import MicrobatchLoader
+from megatron.data.microbatch import MicrobatchLoader, PrefetchingLoader
 from megatron.data.samples import SampleDataset
+from megatron.schedules.counted import counted
 
 
 @dataclass(frozen=True)
@@ -17,13 +19,27 @@ class Data:
         train: microbatches of the training iterations.
         valid: microbatches of the evaluations; ``None`` if there are no evaluations.
         test: microbatches of the evaluation of the test set at the end; ``None`` if there is none.
-        notes: lines about what is left out.
+        notes: lines about what is left out, and about the numbers of validation sets.
+        more_valid: microbatches of further validation sets.
+        valid_names: of several validation sets.
     """
 
     train: MicrobatchLoader
     valid: MicrobatchLoader | None
     test: MicrobatchLoader | None = None
     notes: tuple[str, ...] = ()
+    more_valid: tuple[MicrobatchLoader, ...] = ()
+    valid_names: tuple[str, ...] = ()
+
+    @property
+    def validation_sets(self) -> tuple[tuple[str, MicrobatchLoader], ...]:
+        """The name of every validation set, as in the log, and its microbatches."""
+        if self.valid is None:
+            return ()
+        if not self.more_valid:
+            return (("validation", self.valid),)
+        names = (f"validation-{name}" for name in self.valid_names)
+        return tuple(zip(names, (self.valid, *self.more_valid), strict=True))
 
 
 def open_data(config: DataConfig, train: TrainConfig, vocab_size: int, replica: int = 0) -> Data:
@@ -39,25 +55,65 @@ def open_data(config: DataConfig, train: TrainConfig, vocab_size: int, replica: 
         FileNotFoundError: a corpus is missing.
         ValueError: a corpus is damaged, or a split is too short for one sample.
     """
-    validation = evaluations_of_validation(train) * train.eval_iters * train.global_batch_size
+    evaluations = evaluations_of_validation(train)
+    validation: int | None = evaluations * train.eval_iters * train.global_batch_size
+    if config.full_validation and evaluations:
+        validation = None
     datasets = build_datasets(config, (train.dataset_samples, validation, 0), vocab_size)
     test, notes = _test_set(config, train, vocab_size)
 
-    def loader(dataset: SampleDataset) -> MicrobatchLoader:
-        return MicrobatchLoader(
+    def loader(
+        dataset: SampleDataset, make: type[MicrobatchLoader] = MicrobatchLoader
+    ) -> MicrobatchLoader:
+        return make(
             dataset,
             train.micro_batch_size,
             train.num_microbatches,
             replica=(replica, train.replicas),
+            documents=config.documents,
         )
 
     assert datasets.train is not None
-    return Data(
-        loader(datasets.train),
+    data = Data(
+        loader(datasets.train, PrefetchingLoader if config.prefetch else MicrobatchLoader),
         loader(datasets.valid) if datasets.valid else None,
         loader(test) if test else None,
-        notes,
+        more_valid=tuple(map(loader, datasets.more_valid)),
+        valid_names=config.own_paths.valid_names if config.own_paths else (),
     )
+    notes += tuple(_on_validation_sets(config, data))
+    return replace(data, notes=notes)
+
+
+def _on_validation_sets(config: DataConfig, data: Data) -> Iterator[str]:
+    """Yield a line on the name of every one of several sets, and on samples that are left out.
+
+    Raises:
+        ValueError: a set that is to be read whole does not fill a batch.
+    """
+    own = config.own_paths
+    blends = () if own is None else own.valid
+    for number, (name, loader) in enumerate(data.validation_sets):
+        told = ""
+        if data.more_valid:
+            told = f"{name} is {', '.join(str(share.prefix) for share in blends[number])}"
+        if config.full_validation:
+            whole = _read_whole(name, loader)
+            told = f"{told}; {whole}" if told else whole
+        if told:
+            yield told
+
+
+def _read_whole(name: str, loader: MicrobatchLoader) -> str:
+    """Return a line on what an evaluation of a whole set reads; errors as above."""
+    batches, left = loader.whole_batches, loader.samples % loader.batch_size
+    if not batches:
+        raise ValueError(
+            f"--full-validation: {name} has {counted(loader.samples, 'sample')}, less than a batch "
+            f"of {loader.batch_size}: lower --global-batch-size, or leave it out"
+        )
+    rest = f", without its last {counted(left, 'sample')}" if left else ""
+    return f"an evaluation of {name} reads {counted(batches, 'batch')}{rest}"
 
 
 def evaluations_of_validation(train: TrainConfig) -> int:

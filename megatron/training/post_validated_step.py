@@ -75,7 +75,7 @@ class PostValidatedTrainStep:
         assert loss is not None, "nothing stops an iteration with the right weights"
         own = sums_of_rank(state, iteration, loss).tolist()
         self._num_zeros = self._figures.num_zeros()
-        self._step.guess(own_rates(state, iteration), GlobalState(*own), iteration.loss_scale)
+        self._step.guess(own_rates(state, iteration), GlobalState.of(own), iteration.loss_scale)
         self._open = iteration
         return finished
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 
 from megatron.config.run_config import RunConfig
 from megatron.parallel.grid import Grid
+from megatron.runtime.communicator import links_of
 from megatron.schedules.search.watch import Watch
 from megatron.training.agreement import Digests, check_agreement, data_digests, run_digests
 from megatron.training.open_data import Data, open_data
+from megatron.training.out_of_memory import record_memory
 from megatron.training.outputs import check_outputs
 from megatron.training.planning.must_fit import check_memory
 from megatron.training.planning.run_plan import RunPlan, make_run_plan
@@ -80,6 +82,8 @@ def set_up(
         digests = {**prepared.digests, **run_digests(config, run_plan)}
         prepared = replace(prepared, run_plan=run_plan, digests=digests)
     check_agreement(rendezvous, prepared.digests)
-    ends = ends_with_copies(prepared.run_plan.plan, config.model.tie_embeddings)
-    groups = connect(config.parallel, prepared.grid, rendezvous, local_rank, ends)
+    ends = ends_with_copies(prepared.run_plan.plan, config.model.embeds_at_both_ends)
+    links = links_of(prepared.run_plan.plan)
+    groups = connect(config.parallel, prepared.grid, rendezvous, local_rank, ends, links)
+    record_memory(config.log, groups.device)
     return build_train_state(config, groups, prepared.run_plan)

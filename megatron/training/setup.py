@@ -1,11 +1,12 @@
 """From a configuration to a rank that can train: device, groups, plan, model, optimizer."""
 
+import logging
 import os
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -23,12 +24,17 @@ from megatron.optimizer.sharded import MakeOptimizer, ShardedOptimizer
 from megatron.parallel.environment import set_nccl_environment
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups, single_rank
+from megatron.parallel.links import Link
+from megatron.parallel.nccl import set_launch_order
+from megatron.parallel.numa import bind_to_gpu
 from megatron.parallel.tensor import tensor_parallel
 from megatron.runtime.pipeline import PipelineRank, Replication
 from megatron.schedules.plan import Plan
 from megatron.training.gradient_buckets import bucketed
 from megatron.training.planning.run_plan import RunPlan, make_run_plan
 from megatron.training.rendezvous import Rendezvous
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,7 @@ def connect(
     rendezvous: Rendezvous,
     local_rank: int,
     ends: tuple[int, int],
+    links: tuple[Link, ...] = (),
 ) -> Groups:
     """Make the process groups; every rank calls it with the same values (see ``check_agreement``).
 
@@ -85,7 +92,8 @@ def connect(
         grid: of all ranks of the job.
         rendezvous: where the ranks have met.
         local_rank: this rank's number on its machine, which is also the number of its GPU.
-        ends: pipeline ranks that hold copies of tied weights (see ``ends_with_copies``).
+        ends: pipeline ranks that hold copies of the embedding (see ``ends_with_copies``).
+        links: between stages (see ``links_of``); with NCCL each is a communicator.
     """
     device = torch.device(config.device)
     timeout = timedelta(minutes=config.timeout_minutes)
@@ -94,34 +102,41 @@ def connect(
     if config.device == "cuda":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    if grid.world_size > 1:
-        # Each group makes its communicator now; otherwise one is made while others are in use.
-        # In exchange, transfers of one direction that meet on a rank run one after another.
-        device_id = device if config.backend == "nccl" else None
-        dist.init_process_group(
-            config.backend,
-            store=dist.PrefixStore("groups", rendezvous.store),
-            rank=rendezvous.rank,
-            world_size=rendezvous.size,
-            timeout=timeout,
-            device_id=device_id,
-        )
+        if config.numa_binding:
+            known: Any = torch.cuda.get_device_properties(device)  # PyTorch's types lack PCI
+            place_on_pci = known.pci_domain_id, known.pci_bus_id, known.pci_device_id
+            _LOG.info(bind_to_gpu(place_on_pci))
+    if grid.world_size == 1:
+        return single_rank(device)
+    # Without a device: with one, PyTorch would make every group by a collective over all ranks.
+    dist.init_process_group(
+        config.backend,
+        store=dist.PrefixStore("groups", rendezvous.store),
+        rank=rendezvous.rank,
+        world_size=rendezvous.size,
+        timeout=timeout,
+    )
+    if config.backend == "gloo":
         return make_groups(grid, device, timeout, ends)
-    return single_rank(device)
+    # Each group makes its communicator now; otherwise one is made while others are in use.
+    limits, here = config.nccl_blocks, grid.axis("pipeline", rendezvous.rank).rank
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    set_launch_order(limits.at_once(links, here, grid.tensor_size), multiprocessors)
+    return make_groups(grid, device, timeout, ends, links, limits)
 
 
-def ends_with_copies(plan: Plan, tied: bool) -> tuple[int, int]:
-    """Return the two pipeline ranks that hold copies of tied weights.
+def ends_with_copies(plan: Plan, at_both_ends: bool) -> tuple[int, int]:
+    """Return the two pipeline ranks that hold copies of the embedding's matrix.
 
     If there are no copies, the two are the same rank.
 
     Args:
         plan: tells which ranks hold the first and the last stage.
-        tied: whether input and output layer are one matrix. Unless the vocabulary is split, two
-            ranks then hold a copy of it.
+        at_both_ends: whether both ends need the matrix. Unless the vocabulary is split, two ranks
+            then hold a copy of it.
     """
     first, last = plan.stages[0][0], plan.stages[-1][0]
-    return first, last if tied and not plan.treatment.is_sharded else first
+    return first, last if at_both_ends and not plan.treatment.is_sharded else first
 
 
 def leave(groups: Groups) -> NoReturn:

@@ -57,6 +57,8 @@ class Finished:
         is_skipped: whether it took no step.
         loss_scale: of the next iteration; ``None``: losses are not scaled.
         samples_without_step: of all iterations so far that have overflown; rates do not count them.
+        depth_losses: of every depth of multi-token prediction, mean over the tokens that count
+            there; ``loss`` does not hold them.
     """
 
     number: int
@@ -70,6 +72,7 @@ class Finished:
     is_skipped: bool = False
     loss_scale: float | None = None
     samples_without_step: int = 0
+    depth_losses: tuple[float, ...] = ()
 
 
 class TrainStep(Protocol):
@@ -234,6 +237,7 @@ def finish(
         not full.is_finite,
         scaler.state.scale if scaler.is_active else None,
         scaler.state.samples_without_step,
+        full.depth_losses,
     )
 
 

@@ -124,6 +124,10 @@ USUAL = {
             "--pipeline-model-parallel-size 2 --layer-distribution 2,1000000000",
             "--layer-distribution 2,1000000000: give even, remainder, redis, or a number",
         ),
+        ("--link-bandwidth 1e-9", "--link-bandwidth 1e-09: must be at least 0.001 and at most"),
+        ("--link-latency 1e9", "--link-latency 1000000000.0: must be at least 0 and at most"),
+        ("--network-bandwidth 1e300", "--network-bandwidth 1e+300: must be at least 0.001 and at"),
+        ("--network-latency 1e300", "--network-latency 1e+300: must be at least 0 and at most"),
         (
             f"--pipeline-model-parallel-layout Et*{'9' * 5000}L",
             f"t*{'9' * 20}... is too long a pipeline: lower the {'9' * 20}...",

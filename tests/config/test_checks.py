@@ -221,7 +221,7 @@ def refusal(
         (
             "--tokenizer-type GPT2BPETokenizer",
             1,
-            "--tokenizer-type GPT2BPETokenizer yet NullTokenizer",
+            "--vocab-file GPT2BPETokenizer vocab.json",
         ),
         (
             "--tokenizer-type SentencePieceTokenizer --tokenizer-model nowhere.model",
@@ -307,7 +307,7 @@ def refusal(
         ),
         ("--context-parallel-size 2", 1, "--context-parallel-size 2: over ranks yet use 1"),
         ("--context-parallel-size=2", 1, "--context-parallel-size 2: over ranks yet use 1"),
-        ("--num-workers", 1, "--num-workers: write --num-workers N or leave"),
+        ("--valid-num-workers", 1, "--valid-num-workers: write --valid-num-workers N or leave"),
         ("--attention-backend slow", 1, "--attention-backend slow: auto,flash leave"),
         ("--log-throughput=5", 1, "--log-throughput no value 5"),
     ],
@@ -489,8 +489,10 @@ def test_cuda_is_taken_where_there_is_one(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100 80GB HBM3")
     parallel = parse(command_line(base, "--device auto"), 1).parallel
     assert (parallel.device, parallel.backend) == ("cuda", "nccl")
+    assert parallel.interconnect is not None
 
 
 def test_a_missing_corpus_names_the_file(base: dict[str, str], tmp_path: Path) -> None:

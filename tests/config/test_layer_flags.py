@@ -94,6 +94,13 @@ def test_a_gated_gelu_is_as_wide_as_swiglu() -> None:
     assert model("--geglu").activation == "geglu"
 
 
+def test_further_tokens_are_predicted_as_megatron_says() -> None:
+    assert model("").mtp_num_layers == 0
+    deep = model("--mtp-num-layers 2 --position-embedding-type rope")
+    assert (deep.mtp_num_layers, deep.mtp_loss_scaling_factor) == (2, 0.1)
+    assert deep.embeds_at_both_ends
+
+
 @pytest.mark.parametrize(
     ("flags", "mistakes"),
     [
@@ -103,6 +110,15 @@ def test_a_gated_gelu_is_as_wide_as_swiglu() -> None:
         ("--softmax-scale 1 --query-pre-attn-scalar 4", ["--softmax-scale 1.0 does not go with"]),
         ("--position-embedding-type rope --rotary-base-local 5", ["--rotary-base-local 5"]),
         ("--softmax-scale 0", ["--softmax-scale 0.0: must be"]),
+        ("--mtp-num-layers 1", ["--mtp-num-layers 1 with --position-embedding-type learned_abso"]),
+        (
+            "--mtp-num-layers 32 --position-embedding-type alibi --embed-layernorm",
+            ["--mtp-num-layers 32 predicts tokens", "--mtp-num-layers 32 with --embed-layernorm"],
+        ),
+        (
+            "--mtp-num-layers 2 --mtp-loss-scaling-factor 0 --position-embedding-type none",
+            ["--mtp-loss-scaling-factor 0.0: must be"],
+        ),
     ],
 )
 def test_contradictions_are_told_together(flags: str, mistakes: list[str]) -> None:
@@ -119,6 +135,7 @@ def test_contradictions_are_told_together(flags: str, mistakes: list[str]) -> No
         ("--window-attn-skip-freq 2", "--window-attn-skip-freq 2"),
         ("--parallel-layernorm", "--parallel-layernorm"),
         ("--no-rope-freq 2", "--no-rope-freq 2"),
+        ("--mtp-loss-scaling-factor 0.3", "--mtp-loss-scaling-factor 0.3"),
     ],
 )
 def test_what_changes_nothing_is_noted(flags: str, told: str) -> None:

@@ -41,6 +41,8 @@ def assert_in_order(words: str, message: str) -> None:
         ("E((t|)*2t|)*2tL", (1, 1, 1, 1, 1, 1, 1)),
         ("Et*0|t*12L", (0, 12)),
         ("E()*3t|tL", (1, 1)),
+        ("Et*2|t*2|mL", (2, 2, 0)),
+        ("Et|tm*2L", (1, 1)),
     ],
 )
 def test_stages_as_megatron_core_reads_them(text: str, layers: tuple[int, ...]) -> None:
@@ -71,8 +73,10 @@ def test_repetitions_are_those_of_python(both: tuple[str, str]) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("Et*2|t*2|mL", "multi-token prediction leave it out"),
-        ("Et|xL", "'x' is no layer E t L |"),
+        ("Etm|tL", "further tokens write m right before L"),
+        ("Et|m|L", "further tokens write m right before L"),
+        ("Et|tLm", "L once, at the very end"),
+        ("Et|xL", "'x' is no layer E t m L |"),
         ("tt|ttL", "E once, at the very beginning"),
         ("Ett|tt", "L once, at the very end"),
         ("Et|EtL", "E once"),
@@ -105,6 +109,11 @@ def test_what_cannot_be_read_is_refused_with_the_way_out(text: str, words: str) 
         ("Et|t*3|(t*2|)*4t|t*3L --num-virtual-stages-per-pipeline-rank 2", "interleaved", 2),
         ("E|t*5|t*6|t*5L --enable-zero-bubble --enable-vocab-parallel", "zb-1p", 1),
         ("Et(|t)*15L", "interleaved", 4),
+        (
+            "Et*6|t*6|t*4|m*2L --mtp-num-layers 2 --position-embedding-type rope",
+            "1f1b",
+            1,
+        ),
     ],
 )
 def test_the_plan_has_these_stages(flags: str, schedule: str, chunks: int) -> None:
@@ -154,6 +163,7 @@ def test_a_split_vocabulary_is_noted(treatment: str) -> None:
         ("Et*4|(t*4|)*2t*4L --decoder-last-pipeline-num-layers 4", "num-layers 4 both give one"),
         ("Et*4|(t*4|)*2t*4L --vocab-parallel redis", "redis Et*4|(t*4|)*2t*4L both give one"),
         ("Et*4|(t*4|)*2t*4", "L once, at the very end"),
+        ("Et*4|(t*4|)*2t*4mL", "m 1 times --mtp-num-layers is 0 change one"),
     ],
 )
 def test_what_does_not_fit_is_told_once_with_the_way_out(flags: str, words: str) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from command_lines import with_flags
 
-from megatron.config.command_line import parse
+from megatron.config.command_line import parse, read
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 
 RUN = (
@@ -48,6 +48,29 @@ CORE = Recomputation(parts=frozenset({"core_attn"}))
 def test_what_flags_ask_for(flags: str, wanted: Recomputation) -> None:
     config = parse(with_flags(RUN.split(), flags.split()), 1)
     assert config.train.recomputation == wanted
+
+
+@pytest.mark.parametrize(
+    ("flags", "ahead"),
+    [
+        ("", None),
+        ("--recompute-ahead 2", 2),
+        ("--recompute-ahead 1 --recompute-method block --recompute-num-layers 3", 1),
+    ],
+)
+def test_recomputation_in_a_pass_of_its_own(flags: str, ahead: int | None) -> None:
+    full = "--recompute-granularity full --recompute-method uniform"
+    config = parse(with_flags([*RUN.split(), *full.split()], flags.split()), 1)
+    assert config.parallel.recompute_ahead == ahead
+
+
+@pytest.mark.parametrize(
+    "flags", ["", "--recompute-activations", "--recompute-granularity selective"]
+)
+def test_only_whole_layers_are_computed_ahead(flags: str) -> None:
+    [found] = read([*RUN.split(), *flags.split(), "--recompute-ahead", "1"], 1).mistakes
+    fault = "--recompute-ahead 1 moves whole layers, and none is computed again"
+    assert found == f"{fault}: add --recompute-granularity full, or leave it out"
 
 
 @pytest.mark.parametrize(

@@ -129,3 +129,16 @@ def test_without_training_weights_are_loaded_and_nothing_is_saved() -> None:
     assert checkpoint.must_load
     assert not checkpoint.load_optimizer
     assert checkpoint.save is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "folder"),
+    [
+        ("--save x", None),
+        ("--save x --log-progress", Path("x")),
+        ("--log-progress", None),
+        ("--save x --log-progress --skip-train --load x", None),
+    ],
+)
+def test_progress_is_written_beside_the_checkpoints(flags: str, folder: Path | None) -> None:
+    assert run(flags).log.records.progress_folder == folder

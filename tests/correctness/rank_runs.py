@@ -73,6 +73,7 @@ class RankRun:
         evaluations: loss of every evaluation asked for.
         peak_in_flight: microbatches between F and B that the store has seen.
         left_in_store: values in the store at the end.
+        depth_losses: of every iteration, those of the depths of multi-token prediction.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -86,11 +87,13 @@ class RankRun:
     evaluations: list[float] = field(default_factory=list)
     peak_in_flight: int = 0
     left_in_store: int = 0
+    depth_losses: list[tuple[float, ...]] = field(default_factory=list)
 
     def note(self, finished: Finished | None) -> None:
         """Note what is known of an iteration once it is final."""
         if finished is not None:
             self.losses.append(finished.loss)
+            self.depth_losses.append(finished.depth_losses)
             self.gradient_norms.append(finished.grad_norm)
             self.num_zeros.append(finished.num_zeros)
             self.params_norms.append(finished.params_norm)
@@ -104,7 +107,7 @@ def make_pipeline_groups() -> Groups:
 def connected(config: RunConfig) -> Groups:
     """This rank's groups in the pool's process group, which has the ranks of a run."""
     plan = make_run_plan(config).plan
-    ends = ends_with_copies(plan, config.model.tie_embeddings)
+    ends = ends_with_copies(plan, config.model.embeds_at_both_ends)
     return make_groups(config.parallel.grid, CPU, timedelta(seconds=60), ends)
 
 

@@ -61,6 +61,7 @@ class Layout:
         sequence: whether each of them has its own part of the sequence.
         vocab_recompute: T forms the logits again.
         recomputation: what the backward of the layers computes again.
+        recompute_ahead: in passes of their own, so many chunks ahead of their B.
     """
 
     ranks: int
@@ -76,6 +77,7 @@ class Layout:
     sequence: bool = False
     vocab_recompute: bool = False
     recomputation: Recomputation = NO_RECOMPUTATION
+    recompute_ahead: int | None = None
 
     def __str__(self) -> str:
         schedule = "" if self.schedule == "1f1b" else f"-{self.schedule}"
@@ -84,6 +86,7 @@ class Layout:
         options = "-overlap" * self.overlap + "-sharded" * self.sharded
         options += "-again" * (self.recomputation != NO_RECOMPUTATION)
         options += "-recomputed" * self.vocab_recompute
+        options += f"-ahead{self.recompute_ahead}" * (self.recompute_ahead is not None)
         return f"{tensor}{replicas}p{self.ranks}-{self.vocabulary}{schedule}{options}"
 
     @property
@@ -188,6 +191,7 @@ class Job:
                 timeout_minutes=1,
                 schedule_file=layout.file,
                 memory_limit=layout.memory_limit,
+                recompute_ahead=layout.recompute_ahead,
                 layers=LayerDistribution("redis" if redistributed else "remainder"),
                 replicas=ReplicaConfig(
                     layout.replicas,

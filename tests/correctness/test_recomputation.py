@@ -1,9 +1,10 @@
-"""Recomputation changes no bit of losses and gradients, under any schedule.
+"""Recomputation changes no bit of losses and gradients, under any schedule, in B or before it.
 
 Every schedule is trained on two or three ranks, every treatment on both. What is computed again,
 the model and whether the embeddings are tied take turns.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -19,16 +20,20 @@ from correctness.rank_runs import (
     make_pipeline_groups,
     parameter_values,
     pieces,
+    train_on_rank,
 )
 from correctness.schedule_cases import each_once, layout
-from correctness.short_runs import EIGHT_LAYER_GPT, EIGHT_LAYER_LLAMA, Job
+from correctness.short_runs import EIGHT_LAYER_GPT, EIGHT_LAYER_LLAMA, Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 from reference.plain_loss import loss_and_gradients
 
 from megatron.config.run_config import RunConfig
-from megatron.layers.recompute import PARTS, Recomputation
+from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Recomputation
 from megatron.runtime.batch import to_device
+from megatron.schedules.check import check
+from megatron.schedules.plan import Plan
+from megatron.schedules.with_recomputation import with_recomputation
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.setup import build_train_state
 
@@ -47,6 +52,26 @@ CASES = [
 ]
 PRECISIONS = torch.float32, torch.bfloat16
 
+Placement = Callable[[Plan], Plan]
+
+
+def within_b(plan: Plan) -> Plan:
+    return plan
+
+
+def after_f(plan: Plan) -> Plan:
+    """R as early as it may be."""
+    rows = (
+        tuple(
+            part
+            for item in row
+            for part in ((item, item._replace(kind="R")) if item.kind == "F" else (item,))
+        )
+        for row in plan.rows
+    )
+    return replace(plan, rows=tuple(rows))
+
+
 Result = tuple[float, Pieces]
 
 
@@ -55,17 +80,19 @@ def recomputing(config: RunConfig, way: str) -> RunConfig:
 
 
 def results(
-    rank: int, world_size: int, *, job: Job, configs: list[RunConfig]
+    rank: int, world_size: int, *, job: Job, configs: list[tuple[RunConfig, Placement]]
 ) -> tuple[Pieces, list[Result]]:
     """Initial weights; loss and gradients of the first batch under every configuration.
 
-    They share a plan: the order of its passes is the order in which gradients add up.
+    They share a plan, but for R: the order of its passes is that in which gradients add up.
     """
     groups = make_pipeline_groups()
-    run_plan = make_run_plan(configs[0])
+    shared = make_run_plan(configs[0][0])
     initial: Pieces = {}
     found = []
-    for config in configs:
+    for config, placed in configs:
+        run_plan = replace(shared, plan=placed(shared.plan))
+        check(run_plan.plan)
         state = build_train_state(config, groups, run_plan)
         initial = pieces(state, parameter_values)
         statistics = torch.promote_types(config.train.dtype, torch.float32)
@@ -106,10 +133,15 @@ def test_recomputed_layers_give_the_same_bits(
     spread = layout(schedule, treatment, p, tmp_path)
     plain = [job.config(spread, dtype) for dtype in PRECISIONS]
     again = [recomputing(config, way) for config in (*plain, still.config(spread))]
-    by_rank = ranks.run(results, p, job=job, configs=[*plain, *again])
+    configs = [(config, within_b) for config in (*plain, *again[:2])]
+    if WAYS[way].group:
+        configs += [(again[0], with_recomputation), (again[1], after_f)]
+    configs.append((again[-1], with_recomputation if WAYS[way].group else within_b))
+    by_rank = ranks.run(results, p, job=job, configs=configs)
     for rank, (_, found) in enumerate(by_rank):
-        for dtype, one, other in zip(PRECISIONS, found[:2], found[2:4], strict=True):
-            assert one[0] == other[0], (rank, dtype)
+        for number, other in enumerate(found[2:-1]):
+            one = found[number % 2]
+            assert one[0] == other[0], (rank, number)
             assert_same_bits(one[1], other[1])
     initial = assemble([own for own, _ in by_rank])
     loss, gradients = loss_and_gradients(
@@ -121,6 +153,40 @@ def test_recomputed_layers_give_the_same_bits(
     assert own.keys() == gradients.keys()
     for name, value in gradients.items():
         assert float((own[name].double() - value).norm()) <= 1e-5 * float(value.norm()), name
+
+
+@pytest.mark.parametrize(
+    ("layout", "way"),
+    [
+        (Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True), "uniform"),
+        (Layout(2, "none", tensor=2, sequence=True), "uniform 2"),
+        (Layout(2, "vocab-1", "v-half", replicas=2, sharded=True, overlap=True), "block"),
+    ],
+    ids=str,
+)
+def test_r_changes_no_bit_where_ranks_share_layers_or_gradients(
+    layout: Layout, way: str, ranks: RankPool
+) -> None:
+    """Three iterations with dropout; passes are placed anew, those of a kind in their order."""
+    job = Job(
+        replace(EIGHT_LAYER_LLAMA, num_layers=4), 2, 8, iterations=3, dropout=0.2, sequence=12
+    )
+    found = [
+        ranks.run(
+            train_on_rank,
+            layout.world_size,
+            config=job.config(replace(layout, recomputation=again, recompute_ahead=ahead)),
+            batches=job.batches(),
+        )
+        for again, ahead in ((NO_RECOMPUTATION, None), (WAYS[way], 1), (WAYS[way], 2))
+    ]
+    plain, *others = found
+    for runs in others:
+        for one, other in zip(plain, runs, strict=True):
+            assert one.losses == other.losses
+            assert one.gradient_norms == other.gradient_norms
+            assert one.after_steps == other.after_steps
+            assert other.left_in_store == 0
 
 
 def assert_same_bits(one: Pieces, other: Pieces) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron.data.config import DataConfig
+from megatron.data.config import DataConfig, OwnPaths, Share
 from megatron.data.datasets import build_datasets, split_ranges
 from megatron.data.indexed import IndexedDataset
 from megatron.data.samples import GPTDataset, SampleDataset
@@ -145,3 +145,49 @@ def test_senseless_weight_is_refused(write_corpus: Write, weight: float) -> None
 def test_empty_blend_is_refused() -> None:
     with pytest.raises(ValueError, match=r"--data-path is empty.*tools/sample_data\.py"):
         build_datasets(config_of(), (5, 0, 0), 70000)
+
+
+def own(*shares: Share) -> dict[str, Any]:
+    """Every split reads these."""
+    return {"data_path": (), "own_paths": OwnPaths(shares, (shares,), shares)}
+
+
+def test_splits_with_corpora_of_their_own_read_all_of_them(write_corpus: Write) -> None:
+    """As Megatron-LM's ``blend_per_split``: what a split of 1,0,0 gives to training."""
+    source = write_corpus([30] * 20)
+    shared = config_of((1.0, source), split=(1, 0, 0))
+    whole = samples(build_datasets(shared, (90, 0, 0), 70000).train, 90).tobytes()
+    datasets = build_datasets(config_of(**own(Share(1.0, source.prefix))), (90, 90, 90), 70000)
+    for dataset in (datasets.train, datasets.valid, datasets.test):
+        assert samples(dataset, 90).tobytes() == whole
+
+
+def test_a_share_of_a_corpus_is_its_documents_between_two_marks(write_corpus: Write) -> None:
+    source = write_corpus([30] * 20)
+    datasets = build_datasets(
+        config_of(**own(Share(1.0, source.prefix, 0.25, 0.5))), (40, 0, 0), 70000
+    )
+    drawn = samples(datasets.train, 40)
+    assert drawn.min() == 5 * 30
+    assert drawn.max() == 10 * 30 - 1
+
+
+def test_every_validation_set_is_a_dataset(write_corpus: Write) -> None:
+    sources = [write_corpus([30] * 20, f"c{i}", first=10000 * i) for i in range(3)]
+    shares = [(Share(1.0, source.prefix),) for source in sources]
+    config = config_of(data_path=(), own_paths=OwnPaths(shares[0], tuple(shares)))
+    datasets = build_datasets(config, (5, 7, 0), 70000)
+    for number, dataset in enumerate((datasets.valid, *datasets.more_valid)):
+        assert set((samples(dataset, 7) // 10000).ravel().tolist()) == {number}
+
+
+@pytest.mark.parametrize("documents", [[30] * 20, [9], [8, 1, 40]])
+def test_a_set_that_is_read_once_has_every_whole_sample_once(
+    write_corpus: Write, documents: list[int]
+) -> None:
+    source = write_corpus(documents)
+    dataset = build_datasets(config_of(**own(Share(1.0, source.prefix))), (1, None, 0), 70000).valid
+    assert dataset is not None
+    assert len(dataset) == (sum(documents) - 1) // 8
+    inputs = samples(dataset, len(dataset))[:, :-1]
+    assert len(set(inputs.ravel().tolist())) == inputs.size == len(dataset) * 8

@@ -213,3 +213,12 @@ def test_an_index_of_nothing_is_read(tmp_path: Path) -> None:
     with IndexedWriter(tmp_path / "x", 100):
         pass
     assert len(IndexedDataset(tmp_path / "x")) == 0
+
+
+def test_documents_that_run_backwards_are_refused(tmp_path: Path) -> None:
+    write_by_hand(tmp_path / "x", [[1, 2], [3], [4]])
+    whole = bytearray((tmp_path / "x.idx").read_bytes())
+    whole[-16:-8] = (9).to_bytes(8, "little")
+    (tmp_path / "x.idx").write_bytes(whole)
+    with pytest.raises(ValueError, match="damaged: its documents"):
+        IndexedDataset(tmp_path / "x")

@@ -1,13 +1,22 @@
 """Microbatches: shapes, shift, mask, and an order that depends on consumed samples alone."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from torch import Tensor
 
-from megatron.data.microbatch import Microbatch, MicrobatchLoader
+from megatron.data.config import DocumentsConfig
+from megatron.data.microbatch import (
+    Microbatch,
+    MicrobatchLoader,
+    PrefetchingLoader,
+    document_starts,
+)
 
 
 class Numbered:
@@ -84,3 +93,99 @@ def test_end_of_data_is_an_error_and_consumes_nothing() -> None:
     with pytest.raises(ValueError, match=r"data ends at sample 11, within .* samples 6 to 12"):
         loader.next_batch()
     assert loader.consumed_samples == 6
+
+
+EOD = 7
+DOCUMENTS = [
+    ([1, 2, 3, 4], [0, 0, 0, 0]),
+    ([1, EOD, 3, 4], [0, 0, 2, 2]),
+    ([EOD, EOD, 3, EOD], [0, 1, 2, 2]),
+]
+
+
+@pytest.mark.parametrize(("tokens", "starts"), DOCUMENTS)
+def test_an_end_belongs_to_the_document_that_it_ends(tokens: list[int], starts: list[int]) -> None:
+    assert document_starts(torch.tensor([tokens]), EOD).tolist() == [starts]
+
+
+def megatron_masks(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Visible keys and positions of a sample, by the rules of Megatron-LM's GPTDataset."""
+    visible = torch.ones(len(tokens), len(tokens), dtype=torch.bool).tril()
+    positions, begin = torch.arange(len(tokens)), 0
+    for end in (tokens == EOD).nonzero().flatten().tolist():
+        visible[end + 1 :, : end + 1] = False
+        positions[end + 1 :] -= end + 1 - begin
+        begin = end + 1
+    return visible, positions
+
+
+@given(
+    st.lists(st.lists(st.sampled_from([1, 2, EOD]), min_size=6, max_size=6), min_size=2, max_size=2)
+)
+def test_what_a_token_sees_and_its_position_are_megatrons(tokens: list[list[int]]) -> None:
+    starts, place = document_starts(torch.tensor(tokens), EOD), torch.arange(6)
+    for row, begins in zip(torch.tensor(tokens), starts, strict=True):
+        visible, positions = megatron_masks(row)
+        own = (place <= place[:, None]) & (place >= begins[:, None])
+        assert torch.equal(own, visible)
+        assert torch.equal(place - begins, positions)
+
+
+@pytest.mark.parametrize("attention", [False, True])
+@pytest.mark.parametrize("positions", [False, True])
+def test_documents_are_told_apart_where_it_is_asked_for(attention: bool, positions: bool) -> None:
+    config = DocumentsConfig(11, attention, positions)
+    loader = MicrobatchLoader(Numbered(2), 2, 1, documents=config)
+    (microbatch,) = loader.next_batch()
+    starts = [[0, 0, 0, 0], [0, 0, 2, 2]]
+    own = microbatch.document_starts, microbatch.positions
+    expected = starts, [[0, 1, 2, 3], [0, 1, 0, 1]]
+    for tensor, wanted, asked in zip(own, expected, (attention, positions), strict=True):
+        assert (None if tensor is None else tensor.tolist()) == (wanted if asked else None)
+
+
+class Watched(Numbered):
+    """Notes which thread reads which sample."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.read_by: dict[int, str] = {}
+
+    def read(self, index: int, out: NDArray[np.int64]) -> None:
+        self.read_by[index] = threading.current_thread().name
+        super().read(index, out)
+
+
+def test_the_next_batch_is_read_ahead_in_a_thread() -> None:
+    dataset = Watched(14)
+    ahead, plain = PrefetchingLoader(dataset, 2, 3), MicrobatchLoader(Numbered(14), 2, 3)
+    for _ in range(2):
+        assert sample_numbers(ahead.next_batch()) == sample_numbers(plain.next_batch())
+        assert ahead.consumed_samples == plain.consumed_samples
+    here = threading.current_thread().name
+    assert {index for index, thread in dataset.read_by.items() if thread == here} == set(range(6))
+    assert set(dataset.read_by) == set(range(12)), "a part of a batch is never read"
+    with pytest.raises(ValueError, match="the data ends at sample 14"):
+        ahead.next_batch()
+
+
+def test_another_batch_than_the_one_read_ahead_is_read_anew() -> None:
+    ahead = PrefetchingLoader(Numbered(100), 2, 3, replica=(1, 2))
+    plain = MicrobatchLoader(Numbered(100), 2, 3, replica=(1, 2))
+    for consumed, count in ((0, 3), (12, 3), (60, 3), (72, 2), (80, 2)):
+        for loader in (ahead, plain):
+            loader.consumed_samples, loader.num_microbatches = consumed, count
+        assert sample_numbers(ahead.next_batch()) == sample_numbers(plain.next_batch())
+
+
+def test_a_fault_in_a_batch_read_ahead_is_told_when_it_is_needed() -> None:
+    class Faulty(Numbered):
+        def read(self, index: int, out: NDArray[np.int64]) -> None:
+            if index == 3:
+                raise ValueError("sample 3 holds token ids")
+            super().read(index, out)
+
+    ahead = PrefetchingLoader(Faulty(8), 2, 1)
+    ahead.next_batch()
+    with pytest.raises(ValueError, match="sample 3"):
+        ahead.next_batch()

@@ -15,7 +15,7 @@ from megatron.data import prepare as prepare_module
 from megatron.data.corpus import Corpus, standard_library, text_files
 from megatron.data.indexed import IndexedDataset
 from megatron.data.prepare import prepare, tokenise, train_tokenizer, unused_pieces
-from megatron.data.tokenizer import GPTSentencePieceTokenizer
+from megatron.data.tokenizers.sentence_pieces import GPTSentencePieceTokenizer
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "sample_data.py"
 TEXT = "def f(x):\n\n        return  x + 1 \t# \u4f60\u597d\r\n\nclass A:\n    pass\n" * 40

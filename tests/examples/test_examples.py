@@ -13,9 +13,11 @@ from typing import Final
 import pytest
 from harness.rank_pool import RankPool
 
+from examples import own_layers, torchtitan_plan, vocab_parallel_head
 from examples.s_and_t import differences
 from megatron.config.command_line import parse
 from megatron.config.run_config import RunConfig
+from megatron.library.plans import plan, to_torch_csv
 from megatron.training.planning.run_plan import make_run_plan
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -83,6 +85,32 @@ def test_s_and_t_are_cross_entropy(ranks: RankPool, world_size: int) -> None:
         assert max(found) < 1e-13
 
 
+def test_pytorch_trains_the_file_for_torchtitan(ranks: RankPool, tmp_path: Path) -> None:
+    made = plan(torchtitan_plan.SCHEDULE, 2, torchtitan_plan.MICROBATCHES)
+    file = tmp_path / "plan.csv"
+    file.write_text(to_torch_csv(made))
+    assert max(ranks.run(torchtitan_plan.gradient_fault, 2, file=str(file))) < 1e-13
+
+
+def losses_of_split_model(rank: int, world_size: int) -> tuple[list[float], list[float]]:
+    found, log_probs = vocab_parallel_head.split_losses()
+    return found, log_probs.flatten().tolist()
+
+
+def test_a_model_with_a_split_vocabulary_trains_as_the_whole_one(ranks: RankPool) -> None:
+    expected, log_probs = vocab_parallel_head.whole_losses()
+    assert expected[-1] < expected[0] - 0.5
+    for found in ranks.run(losses_of_split_model, 2):
+        assert found[0] == pytest.approx(expected, abs=1e-10)
+        assert found[1] == pytest.approx(log_probs.flatten().tolist(), abs=1e-9)
+
+
+def test_own_layers_train_in_a_pipeline_as_in_one_process(ranks: RankPool) -> None:
+    expected = own_layers.whole_losses()
+    for found in ranks.run(own_layers.pipeline_losses, 2):
+        assert found == pytest.approx(expected, abs=1e-9)
+
+
 def test_own_text_becomes_the_data_of_a_job_with_vocabulary_parallelism(tmp_path: Path) -> None:
     (tmp_path / "my text.txt").write_text("the quick brown fox jumps over the lazy dog\n\n" * 50)
     done = dry_run(tmp_path, "own_text.sh", str(tmp_path / "my text.txt"))
@@ -140,6 +168,21 @@ def losses(printed: str) -> list[float]:
 def test_s_and_t_run_by_themselves() -> None:
     printed = run_for_real("s_and_t.py")
     assert len(re.findall(r"rank \d of 4: differs .* by \de-1[3-9]", printed)) == 4
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("name", "lines", "last"),
+    [
+        ("torchtitan_plan.py", 11, r"rank \d of 2: gradients differ by (0e\+00|\de-1[4-9]) "),
+        ("vocab_parallel_head.py", 12, r"differ by \de-1[2-9] at most"),
+        ("own_layers.py", 5, r"step 4: loss (\S+) in the pipeline, \1 in one process"),
+    ],
+)
+def test_a_library_example_runs_by_itself(name: str, lines: int, last: str) -> None:
+    printed = run_for_real(name).splitlines()
+    assert len(printed) == lines
+    assert re.match(last, printed[-1])
 
 
 @pytest.mark.full

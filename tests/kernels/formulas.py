@@ -1,6 +1,8 @@
 """The operations of the kernels as textbooks write them; for float64, with autograd."""
 
 import math
+from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -64,6 +66,28 @@ def explicit_attention(q: Tensor, k: Tensor, v: Tensor, *, scores: Scores = PLAI
             score = score - scores.slopes_a[head] * behind.to(score.dtype)
         heads.append(score.masked_fill((behind < 0) | far, -math.inf).softmax(-1) @ value)
     return torch.stack(heads, dim=1)
+
+
+def explicit_documents(
+    q: Tensor, k: Tensor, v: Tensor, *, starts: Sequence[Sequence[int]], scores: Scores = PLAIN
+) -> Tensor:
+    """``explicit_attention`` of every document by itself; ``starts`` are those of each sample."""
+    samples = []
+    for sample, begins in enumerate(starts):
+        documents = [
+            explicit_attention(
+                *(t[sample : sample + 1, :, begin:end] for t in (q, k, v)), scores=scores
+            )
+            for begin, end in pairwise([*begins, q.shape[2]])
+        ]
+        samples.append(torch.cat(documents, dim=2))
+    return torch.cat(samples)
+
+
+def first_positions(starts: Sequence[Sequence[int]], seq: int) -> Tensor:
+    """For every position the last of the starts up to it, [b, s]."""
+    rows = [[max(b for b in begins if b <= i) for i in range(seq)] for begins in starts]
+    return torch.tensor(rows)
 
 
 def explicit_self_attention(qkv: Tensor, *, scores: Scores = PLAIN) -> Tensor:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from kernels.formulas import (
     explicit_attention,
+    explicit_documents,
     explicit_geglu,
     explicit_gelu,
     explicit_layer_norm,
@@ -17,11 +18,14 @@ from kernels.formulas import (
     explicit_self_attention,
     explicit_squared_relu,
     explicit_swiglu,
+    first_positions,
 )
 from kernels.implementations import HALF_UNIT, IMPLEMENTATIONS, Implementation
 from torch import Tensor
 
-from megatron.kernels.scores import Scores
+from megatron.kernels.documents import Documents
+from megatron.kernels.heads import split_heads
+from megatron.kernels.scores import PLAIN, Scores
 
 pytestmark = pytest.mark.parametrize("tried", IMPLEMENTATIONS, ids=str)
 
@@ -209,6 +213,43 @@ def test_attention_with_other_scores(tried: Implementation, scores: Scores, seq:
         lambda qkv: tried.kernels.causal_self_attention(qkv, dropout=0.0, scores=scores),
         lambda qkv: explicit_self_attention(qkv, scores=scores),
         tried.activation(1, seq, 4, 3, 8),
+    )
+
+
+STARTS = {5: ([0, 1, 4], [0]), 300: ([0, 1, 130, 256, 257], [0, 290])}
+
+
+@pytest.mark.parametrize("scores", [PLAIN, *SCORES[3:]], ids=str)
+@pytest.mark.parametrize("seq", STARTS)
+def test_attention_within_documents(tried: Implementation, scores: Scores, seq: int) -> None:
+    starts = STARTS[seq]
+    documents = Documents.of(first_positions(starts, seq), lambda t: t.to(tried.device))
+    assert_same(
+        tried,
+        lambda *t: tried.kernels.causal_attention(
+            *t, dropout=0.0, scores=scores, documents=documents
+        ),
+        lambda *t: explicit_documents(*t, starts=starts, scores=scores),
+        *(
+            tried.activation(2, seq, heads, 8, seed=seed).transpose(1, 2)
+            for seed, heads in enumerate((4, 2, 2))
+        ),
+    )
+
+
+def test_documents_in_a_fused_projection(tried: Implementation) -> None:
+    starts = STARTS[5]
+    documents = Documents.of(first_positions(starts, 5), lambda t: t.to(tried.device))
+
+    def explicit(qkv: torch.Tensor) -> torch.Tensor:
+        heads = (t.transpose(1, 2) for t in split_heads(qkv))
+        return explicit_documents(*heads, starts=starts).transpose(1, 2).flatten(2)
+
+    assert_same(
+        tried,
+        lambda qkv: tried.kernels.causal_self_attention(qkv, dropout=0.0, documents=documents),
+        explicit,
+        tried.activation(2, 5, 4, 3, 8),
     )
 
 

@@ -42,6 +42,8 @@ LEFT_OUT = {
     "--rampup-batch-size", "--step-batch-size-schedule", "--tensorboard-dir", "--wandb-project",
     "--wandb-name", "--wandb-entity", "--tensor-model-parallel-size",
     "--pipeline-model-parallel-size", "--mock-data", "--async-save",
+    "--train-weighted-split-paths-path", "--valid-weighted-split-paths-path",
+    "--deepspeed_config",
 }  # fmt: skip
 """The data, their tokens, the network, the length and the layout are other ones here; curves need a
 package that may not be there."""

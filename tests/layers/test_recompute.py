@@ -15,7 +15,7 @@ from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.linear import defer_weight_gradients
 from megatron.layers.main_grad import give_main_grad
-from megatron.layers.recompute import PARTS, Recomputation, prepare
+from megatron.layers.recompute import PARTS, Again, Recomputation, prepare
 from megatron.model.build_layer import build_layer
 from megatron.model.config import ModelConfig
 from megatron.model.transformer_layer import TransformerLayer
@@ -76,17 +76,20 @@ class Chunk:
             SAMPLES, model.seq_length, model.hidden_size, dtype=dtype, requires_grad=True
         )
 
-    def forward(self) -> Tensor:
+    def forward(self, left_out: list[Again] | None = None) -> Tensor:
         def run(layer: torch.nn.Module, x: Tensor) -> Tensor:
             assert isinstance(layer, TransformerLayer)
             result: Tensor = layer(x, None, DropoutSeeds(3, 0, 0, layer.layer_number))
             return result
 
-        return self.recomputation.run(list(self.layers), run, self.x)
+        return self.recomputation.run(list(self.layers), run, self.x, left_out)
 
-    def gradients(self) -> list[Tensor]:
-        """Of the input and of all parameters."""
-        y = self.forward()
+    def gradients(self, ahead: int = 0) -> list[Tensor]:
+        """Of the input and of all parameters; so many groups are computed again beforehand."""
+        left_out: list[Again] = []
+        y = self.forward(left_out)
+        for group in left_out[:ahead]:
+            group.compute()
         torch.manual_seed(2)
         torch.autograd.backward((y,), (torch.randn_like(y),))
         with torch.no_grad():
@@ -146,9 +149,10 @@ def test_gradients_are_the_same_bits(
 ) -> None:
     model = model_of(dropout=0.2)
     plain = Chunk(model, Recomputation(), dtype, split).gradients()
-    again = Chunk(model, recomputation, dtype, split).gradients()
-    assert len(plain) == len(again)
-    assert all(map(torch.equal, plain, again))
+    for ahead in (0, 1, LAYERS) if recomputation.group else (0,):
+        again = Chunk(model, recomputation, dtype, split).gradients(ahead)
+        assert len(plain) == len(again)
+        assert all(map(torch.equal, plain, again))
 
 
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
@@ -167,6 +171,32 @@ def test_what_is_kept_is_what_the_costs_say(
     vectors = 4 * LAYERS * shape.tokens * (2 * 2 + model.num_attention_heads)
     expected = shape.stage_activation_bytes(LAYERS)
     assert expected <= found <= expected + vectors
+
+
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("recomputation", [way for way in WAYS if way.group], ids=str)
+def test_what_is_computed_ahead_is_what_the_costs_say(
+    recomputation: Recomputation, options: dict[str, Any]
+) -> None:
+    """R makes a chunk as if nothing had been left out, and its backward repeats nothing."""
+    model = model_of(**options)
+    chunk = Chunk(model, recomputation, torch.bfloat16, split=True)
+    shape = shape_of(model, SAMPLES, recomputation)
+    left_out: list[Again] = []
+    with Memory((chunk.x, *chunk.layers.parameters())) as memory:
+        y = chunk.forward(left_out)
+        with Products() as ahead:  # type: ignore[no-untyped-call]  # TorchDispatchMode has no types
+            while left_out:
+                left_out.pop(0).compute()
+    found = memory.held + chunk.x.untyped_storage().nbytes() - y.untyped_storage().nbytes()
+    vectors = 4 * LAYERS * shape.tokens * (2 * 2 + model.num_attention_heads)
+    expected = shape.stage_activation_bytes(LAYERS) + shape.stage_recomputed_bytes(LAYERS)
+    assert expected <= found <= expected + vectors
+    attention = shape.recomputed.layers(LAYERS) * shape.attention_flops
+    assert ahead.flops == shape.stage_repeated_flops(LAYERS) - attention
+    with Products() as products:  # type: ignore[no-untyped-call]  # TorchDispatchMode has no types
+        torch.autograd.backward((y,), (torch.ones_like(y),))
+    assert products.flops == LAYERS * shape.linear_flops
 
 
 def test_every_part_of_a_layer_counts() -> None:

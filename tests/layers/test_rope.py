@@ -126,3 +126,27 @@ def test_llama3_scaling_turns_the_heads() -> None:
         assert output[-1, pair + 64].item() == pytest.approx(
             math.cos(angle) + math.sin(angle), abs=1e-6
         )
+
+
+def test_tokens_at_given_positions_turn_by_the_angles_of_those() -> None:
+    rope = RotaryEmbedding(8, 6, 1.0, 100, CPU)
+    x = torch.randn(2, 6, 3, 8)
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2], [0, 0, 1, 2, 3, 4]])
+    turned = rope.at(positions)(x)
+    for sample, row in enumerate(positions.tolist()):
+        for token, position in enumerate(row):
+            moved = torch.zeros(1, 6, 3, 8)
+            moved[0, position] = x[sample, token]
+            assert torch.equal(turned[sample, token], rope(moved)[0, position])
+
+
+def test_positions_of_the_sample_change_no_bit() -> None:
+    rope = RotaryEmbedding(8, 9, 0.5, 100, CPU, interleaved=True)
+    x = torch.randn(2, 6, 3, 8, requires_grad=True)
+    grad = torch.randn(2, 6, 3, 8)
+    results = [
+        (y, torch.autograd.grad(y, x, grad)[0])
+        for y in (rope(x), rope.at(torch.arange(6).expand(2, 6))(x))
+    ]
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)

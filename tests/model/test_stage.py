@@ -85,7 +85,7 @@ def test_tied_matrices_are_one_tensor_where_both_layers_are(layout: Layout, tied
         if model.input_layer is not None and model.output_layer is not None:
             assert (model.input_layer.weight is model.output_layer.weight) == tied
         copy = tied and layout.vocabulary == "none" and rank == layout.ranks - 1 > 0
-        assert model.holds_tied_copy == copy
+        assert (model.embedding_copy is not None) == copy
 
 
 FOLDED = [(0, 0), (1, 0), (1, 1), (0, 1)]
@@ -120,7 +120,7 @@ def test_both_ends_on_one_rank_share_a_tied_matrix(tied: bool) -> None:
     assert first.input_layer is not None
     assert first.output_layer is not None
     assert (first.input_layer.weight is first.output_layer.weight) == tied
-    assert not first.holds_tied_copy
+    assert first.embedding_copy is None
     assert second.input_layer is None
     assert second.output_layer is None
     names = [own.name for model in (first, second) for own in model.owned_parameters()]

@@ -1,7 +1,7 @@
 """A wrong guess leaves no trace, and all ranks agree on what was wrong."""
 
 import math
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Literal
 
@@ -144,6 +144,14 @@ def test_what_does_not_count_is_left_out_of_the_mean() -> None:
     assert parts == state
 
 
+def test_losses_of_further_tokens_add_up_beside_that_of_the_next() -> None:
+    state = GlobalState.of([1.0, 3.0, 0, 0, 4.0, 7.0]) + GlobalState.of([2.0, 1.0, 8, 6, 2.0, 5.0])
+    assert state == GlobalState(3.0, 4.0, 8, 6, (6.0, 12.0))
+    assert (state.loss, state.depth_losses) == (4.0, (8.0, 16.0))
+    assert GlobalState.of(state.values) == state
+    assert not GlobalState(1.0, 1.0, 8, 6, (1.0, NAN)).is_finite
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What one rank saw of a step.
@@ -181,7 +189,7 @@ def steps_on_rank(rank: int, world_size: int, *, steps: list[list[float]]) -> li
         full, right = step.validate()
         if not right:
             step.correct(full)
-        waited_for = add_up(torch.tensor(astuple(own), dtype=torch.float64), groups.pipeline)
+        waited_for = add_up(torch.tensor(own.values, dtype=torch.float64), groups.pipeline)
         if full.is_finite:
             waiting.optimizer.step(RATES, full.grad_norm, full.factor)
         verdicts.append(

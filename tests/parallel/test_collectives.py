@@ -50,11 +50,11 @@ def exchange(rank: int, world_size: int) -> list[float]:
     sending = [
         p2p.send(torch.full((4,), float(10 * rank + i)), other, axis, tag)
         for i in range(3)
-        for tag, axis in enumerate((groups.forward, groups.backward))
+        for tag, axis in enumerate((groups.transfers, groups.transfers))
     ]
     receiving = [
         p2p.receive(torch.empty(4), other, axis, tag)
-        for tag, axis in enumerate((groups.forward, groups.backward))
+        for tag, axis in enumerate((groups.transfers, groups.transfers))
         for _ in range(3)
     ]
     received = [float(transfer.wait()[0]) for transfer in receiving]

@@ -14,6 +14,8 @@ from reference.plain_gpt import GPTOptions
 
 import pretrain_gpt
 from megatron.parallel.environment import (
+    ALLOCATOR_VARIABLES,
+    GROWING_SEGMENTS,
     NCCL_ENVIRONMENT,
     Launched,
     launched,
@@ -26,16 +28,30 @@ from megatron.training.setup import connect
 
 @pytest.fixture(autouse=True)
 def none_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in NCCL_ENVIRONMENT:
+    for name in (*NCCL_ENVIRONMENT, *ALLOCATOR_VARIABLES):
         monkeypatch.setenv(name, "")  # so that the test's own is taken back
         monkeypatch.delenv(name)
 
 
 def test_the_users_settings_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "0")
+    monkeypatch.setenv("TORCH_NCCL_HIGH_PRIORITY", "0")
     set_nccl_environment()
-    expected = {**NCCL_ENVIRONMENT, "NCCL_LAUNCH_ORDER_IMPLICIT": "0"}
+    expected = {**NCCL_ENVIRONMENT, "TORCH_NCCL_HIGH_PRIORITY": "0"}
     assert {name: os.environ[name] for name in NCCL_ENVIRONMENT} == expected
+
+
+@pytest.mark.parametrize("name", [*ALLOCATOR_VARIABLES, None])
+def test_memory_grows_in_segments_unless_the_user_says_otherwise(
+    name: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for known in ALLOCATOR_VARIABLES:
+        monkeypatch.setenv(known, "max_split_size_mb:64" if known == name else "")
+    set_nccl_environment()
+    found = [os.environ[known] for known in ALLOCATOR_VARIABLES]
+    if name is None:
+        assert found == [GROWING_SEGMENTS, ""]
+    else:
+        assert found == ["max_split_size_mb:64" * (known == name) for known in ALLOCATOR_VARIABLES]
 
 
 class GpuAskedForError(Exception):

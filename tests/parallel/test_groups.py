@@ -1,20 +1,24 @@
 """Groups are slices of the grid: who is in them, and who shares one."""
 
 from datetime import timedelta
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from harness.rank_pool import RankPool
 
-from megatron.parallel import collectives
+from megatron.parallel import collectives, p2p
 from megatron.parallel.grid import AxisName, Grid, Tiling
 from megatron.parallel.groups import Groups, connect_grid, make_groups, single_rank
+from megatron.parallel.links import Link, in_rounds
+from megatron.parallel.nccl import BlockLimits
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 AXES: tuple[AxisName, ...] = ("world", "tensor", "data", "pipeline")
 OF_TENSOR = ("tensor_sums", "partial_gradients", "row")
-OF_PIPELINE = ("forward", "backward", "pipeline_hosts", "column")
+OF_PIPELINE = ("transfers", "pipeline_hosts", "column")
 OTHERS = (*OF_TENSOR, *OF_PIPELINE, "gradients", "ends", "world_hosts")
 GRIDS = [
     Grid(2, 2, 1),
@@ -83,20 +87,18 @@ def test_all_ranks_make_the_same_groups_in_one_order(grid: Grid, ends: tuple[int
 
 
 def test_axes_of_the_same_ranks_share_a_group_for_the_same_use() -> None:
-    on_gpu, asked = connect(Grid(pipeline_size=4), 0, CUDA, (0, 3))
-    assert on_gpu.world.group is on_gpu.pipeline.group
-    assert on_gpu.world_hosts.group is on_gpu.pipeline_hosts.group
+    own, asked = connect(Grid(pipeline_size=4), 0, CPU, (0, 3))
+    assert own.world.group is own.pipeline.group
+    assert own.world_hosts.group is own.pipeline_hosts.group
     assert [name.split()[0] for name in asked] == [
         "control",
         "vocabulary",
-        "forward",
-        "backward",
+        "transfers",
         "state",
         "ends",
     ]
-    on_cpu, fewer = connect(Grid(pipeline_size=4), 0, CPU, (0, 0))
-    assert on_cpu.forward.group is on_cpu.backward.group
-    assert len(fewer) == len(asked) - 2
+    _, fewer = connect(Grid(pipeline_size=4), 0, CPU, (0, 0))
+    assert len(fewer) == len(asked) - 1
 
 
 @pytest.mark.parametrize("grid", [Grid(2, 1, 2), Grid(2, 2, 2)], ids=str)
@@ -105,8 +107,8 @@ def test_passes_and_lanes_share_no_group(grid: Grid) -> None:
     own, _ = connect(grid, 0, CUDA, (0, grid.pipeline_size - 1))
     of_tensor = [own.tensor, own.tensor_sums, own.partial_gradients, own.row]
     assert len({id(axis.group) for axis in of_tensor}) == 4
-    of_pipeline = [own.pipeline, own.forward, own.backward, own.column, own.ends]
-    assert len({id(axis.group) for axis in of_pipeline}) == 5
+    of_pipeline = [own.pipeline, own.transfers, own.column, own.ends]
+    assert len({id(axis.group) for axis in of_pipeline}) == 4
     assert own.column.ranks == own.pipeline.ranks == own.ends.ranks
     assert own.row.ranks == own.tensor.ranks
     k = [own.grid.coordinates(rank) for rank in own.vocabulary.ranks]
@@ -132,3 +134,86 @@ def test_a_single_rank_needs_no_process_group() -> None:
         assert axis.all_gather_object("x") == ["x"]
         assert torch.equal(collectives.all_gather(value, axis), torch.tensor([[3.0]]))
     assert value.item() == 3
+
+
+def both_ways(ranks: int) -> tuple[Link, ...]:
+    """The links of 1F1B."""
+    pairs = list(pairwise(range(ranks)))
+    return in_rounds([Link("X", *pair) for pair in pairs] + [Link("G", b, a) for a, b in pairs])
+
+
+def talk_over_links(rank: int, world_size: int, *, grid: Grid) -> list[str]:
+    """What arrives over every link, in an order in which one shared group would get stuck.
+
+    A rank first waits for what the link itself brings, while messages of others lie unanswered.
+    """
+    groups = make_groups(grid, CPU, timedelta(seconds=60), links=both_ways(grid.pipeline_size))
+    assert not groups.transfers.group
+    own = sorted(groups.links)
+    assert len({id(axis.group) for axis in groups.links.values()}) == len(own)
+    going, coming = [], {}
+    for link in own:
+        axis, other = groups.way(link)
+        if link.sender == groups.pipeline.rank:
+            number = torch.tensor([100 * link.sender + link.receiver + len(link.kind)])
+            going.append(p2p.send(number, other, axis))
+        else:
+            coming[link] = p2p.receive(torch.zeros(1, dtype=torch.int64), other, axis)
+    arrived = [f"{link}: {coming[link].wait().item()}" for link in reversed(coming)]
+    for transfer in going:
+        transfer.wait()
+    return arrived
+
+
+@pytest.mark.parametrize("grid", [Grid(1, 1, 4), Grid(1, 2, 2), Grid(2, 1, 2)], ids=str)
+def test_every_link_is_a_group_of_its_own(grid: Grid, ranks: RankPool) -> None:
+    by_rank = ranks.run(talk_over_links, grid.world_size, grid=grid)
+    for rank, arrived in enumerate(by_rank):
+        place = grid.coordinates(rank).pipeline
+        to_here = [link for link in sorted(both_ways(grid.pipeline_size)) if link.receiver == place]
+        assert arrived == [f"{k}: {100 * k.sender + place + 1}" for k in reversed(to_here)]
+
+
+def test_without_links_all_messages_share_a_group() -> None:
+    own, _ = connect(Grid(pipeline_size=4), 1, CPU, (0, 0))
+    assert own.way(Link("X", 1, 2)) == (own.transfers, 2)
+    assert own.way(Link("G", 1, 0)) == (own.transfers, 0)
+
+
+@pytest.fixture
+def nccl(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
+    """What PyTorch is asked for, where NCCL would be."""
+    asked: list[SimpleNamespace] = []
+
+    def new_group(ranks: list[int], *_: object, **given: object) -> object:
+        asked.append(SimpleNamespace(ranks=ranks, **given))
+        return dist.ProcessGroup(dist.HashStore(), 0, len(ranks))
+
+    options = SimpleNamespace(Options=lambda: SimpleNamespace(config=SimpleNamespace()))
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", options, raising=False)
+    monkeypatch.setattr(dist, "new_group", new_group)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 8)
+    return asked
+
+
+def test_communicators_have_few_blocks_and_are_made_at_once(nccl: list[SimpleNamespace]) -> None:
+    limits, links = BlockLimits(transfers=3, vocabulary=5, gradients=7), both_ways(2)
+    make_groups(Grid(2, 2, 2), CUDA, timedelta(seconds=60), (0, 1), links, limits)
+    blocks: dict[str, set[int | None]] = {}
+    for asked in nccl:
+        use = asked.group_desc.partition(" ")[0]
+        on_hosts = use == "state"
+        assert getattr(asked, "device_id", None) == (None if on_hosts else CUDA)
+        options = getattr(asked, "pg_options", None)
+        assert options is None or options._timeout == timedelta(seconds=60)
+        blocks.setdefault(use, set()).add(options and options.config.max_ctas)
+    assert blocks == {
+        "transfers": {3},
+        "vocabulary": {5},
+        "gradients": {7},
+        "ends": {7},
+        "tensor": {None},
+        "control": {None},
+        "state": {None},
+    }

@@ -1,10 +1,10 @@
 """Run what the hosts of all ranks have issued, as devices would: does everybody come to an end?
 
 A stream does one step after the other. A communication occupies its stream until all who take part
-have started it, and its communicator has one at a time. It starts when all those that its host has
-issued before have started, whatever communicator they are on: so NCCL does with
-``NCCL_LAUNCH_ORDER_IMPLICIT``. A device may take only so much at a time, and then holds up its
-host; at worst the host issues nothing more before all but its transfers are done.
+have started it, and its communicator has one at a time. In NCCL's implicit order it starts when all
+those that its host has issued before have started, whatever communicator they are on. A device may
+take only so much at a time, and then holds up its host; at worst the host issues nothing more
+before all but its transfers are done.
 """
 
 from collections import Counter, defaultdict, deque
@@ -30,15 +30,19 @@ def members_of(group: str, ranks: int) -> list[int]:
     return list(map(int, named.split("+"))) if named else list(range(ranks))
 
 
-def stuck(journals: Sequence[Sequence[Step]], held_up: bool = False) -> list[str]:
+def stuck(
+    journals: Sequence[Sequence[Step]], held_up: bool = False, implicit: bool = True
+) -> list[str]:
     """Return what hinders every rank that does not come to its end, in words.
 
     Args:
         journals: of all ranks.
         held_up: hosts wait whenever the device has something to do.
+        implicit: launch in NCCL's implicit order; otherwise each communicator has its own.
     """
     journals = [_held_up(journal) if held_up else journal for journal in journals]
-    devices = [_Device(rank, journal, len(journals)) for rank, journal in enumerate(journals)]
+    ranks = len(journals)
+    devices = [_Device(rank, own, ranks, implicit) for rank, own in enumerate(journals)]
     parts = {key: _parts(key, len(journals)) for own in devices for key in own.keys.values()}
     started: Counter[Key] = Counter()
     done: set[Key] = set()
@@ -63,8 +67,9 @@ class _Device:
         keys: of its communications, by their place in the journal.
     """
 
-    def __init__(self, rank: int, journal: Sequence[Step], ranks: int) -> None:
+    def __init__(self, rank: int, journal: Sequence[Step], ranks: int, implicit: bool) -> None:
         self.rank = rank
+        self._implicit = implicit
         self.keys: dict[int, Key] = {}
         self._journal = journal
         self._issued = 0
@@ -121,7 +126,7 @@ class _Device:
             self._under_way[step.issued.group] = key
             starting.append(key)
             if not step.issued.on_host:
-                self._to_start.popleft()
+                self._to_start.remove(place)
         return place in self._started and key in done
 
     def _may_start(self, place: int, done: set[Key]) -> bool:
@@ -129,7 +134,8 @@ class _Device:
         if issued.on_host:
             return True
         last = self._under_way.get(issued.group)
-        return self._to_start[0] == place and (last is None or last in done)
+        is_next = not self._implicit or self._to_start[0] == place
+        return is_next and (last is None or last in done)
 
     def _reached(self, mark: Mark) -> bool:
         return all(self._done.get(stream, 0) >= number for stream, number in mark.items())

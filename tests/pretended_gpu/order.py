@@ -159,9 +159,19 @@ class Memory:
         self.held = 0
         self.peak = 0
         self._streams = streams
+        self._loose: dict[str, list[Work]] = {}
 
     def allocate(self, size: int, work: Work) -> Block:
-        """Return a block that ``work`` allocates, and perhaps writes."""
+        """Return a block that ``work`` allocates, and perhaps writes.
+
+        It may be any block that the stream has got back.
+        """
+        for user in self._loose.pop(work.stream, []):
+            if not self._streams.comes_after(work.stream, user):
+                self.faults.append(
+                    f"memory of {work.stream} is free while {user.what} on {user.stream} may be "
+                    "using it"
+                )
         self.held += size
         self.peak = max(self.peak, self.held)
         return Block(size, work.stream, work)
@@ -182,12 +192,11 @@ class Memory:
         """Note that the host has let go of ``block``."""
         self.held -= block.size
         awaited = (block.allocated_on, *block.kept_for)
-        for work in block.users():
-            if not any(self._streams.comes_after(stream, work) for stream in awaited):
-                self.faults.append(
-                    f"memory of {block.allocated_on} is free while {work.what} on {work.stream} "
-                    "may be using it"
-                )
+        self._loose.setdefault(block.allocated_on, []).extend(
+            work
+            for work in block.users()
+            if not any(self._streams.comes_after(stream, work) for stream in awaited)
+        )
 
     def _check(self, earlier: Work, work: Work, does: str) -> None:
         if earlier.stream != work.stream and not self._streams.comes_after(work.stream, earlier):

@@ -20,6 +20,7 @@ from megatron.optimizer.lr_schedule import Rates
 from megatron.parallel.grid import Tiling
 from megatron.parallel.groups import ConnectedAxis, connect_grid
 from megatron.runtime.batch import DeviceMicrobatch, to_device
+from megatron.runtime.communicator import links_of
 from megatron.runtime.observer import NamedRanges
 from megatron.runtime.timeline import Recorder
 from megatron.simulator.simulate import Span
@@ -29,6 +30,7 @@ from megatron.training.open_data import Data
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.setup import TrainState, build_train_state, ends_with_copies
 from megatron.training.step import Iteration
+from megatron.training.warm_up import warm_up
 
 _RATES = Rates(1e-3, 1e-3, 0.01)
 
@@ -45,6 +47,7 @@ class Findings:
         ranges: names of NVTX ranges of the last iteration, if it was observed.
         spans: the recorded timeline of the last iteration, if it was observed.
         restored: steps that were undone.
+        warm: communicators that were used before the first iteration.
     """
 
     faults: list[str] = field(default_factory=list)
@@ -54,6 +57,7 @@ class Findings:
     ranges: list[str] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     restored: int = 0
+    warm: set[str] = field(default_factory=set)
 
     @property
     def issued(self) -> list[Issued]:
@@ -84,6 +88,8 @@ def run_rank(
     with warnings.catch_warnings(), _alone(), gpu:
         warnings.simplefilter("error")
         state = _state(gpu, config, rank)
+        warm_up(config, state)
+        found.warm = {step.issued.group for step in gpu.streams.journal if step.issued}
         _let_no_schedule_wait(gpu, state)
         step = make_train_step(config.optimizer, state)
         recorder = Recorder(rank, DEVICE)
@@ -168,8 +174,8 @@ def _state(gpu: PretendedGpu, config: RunConfig, rank: int) -> TrainState:
         name = name_of(use, own, grid.world_size)
         return PretendedNccl(gpu, name, own.index(rank) if rank in own else 0, len(own))
 
-    ends = ends_with_copies(run_plan.plan, config.model.tie_embeddings)
-    groups = connect_grid(grid, rank, DEVICE, ends, connect)
+    ends = ends_with_copies(run_plan.plan, config.model.embeds_at_both_ends)
+    groups = connect_grid(grid, rank, DEVICE, ends, connect, links_of(run_plan.plan))
     return build_train_state(config, groups, run_plan)
 
 

@@ -82,6 +82,39 @@ def test_one_stream_does_not() -> None:
     assert len(stuck([one, other])) == 2
 
 
+@pytest.mark.parametrize("implicit", [False, True])
+def test_an_unanswered_receive_holds_up_no_send_of_another_link(implicit: bool) -> None:
+    """Rank 1 waits for a message of rank 0 that does not come, and then sends one to rank 2."""
+    one, other = name_of("X 0 to 1", (0, 1), 3), name_of("X 1 to 2", (1, 2), 3)
+    receiving, sending = Issued(one, "receive", 0), Issued(other, "send", 1)
+    last = asynchronous(Issued(other, "receive", 0))
+    [what] = stuck([[], asynchronous(receiving, sending), last], implicit=implicit)
+    assert "rank 1" in what
+    assert one in what
+    shared = [
+        [],
+        asynchronous(Issued("all", "receive", 0), Issued("all", "send", 2)),
+        asynchronous(Issued("all", "receive", 1)),
+    ]
+    assert len(stuck(shared, implicit=implicit)) == 3  # the send and its receiver get stuck too
+
+
+def test_in_host_order_a_message_waits_for_no_collective_that_is_queued() -> None:
+    """Rank 0 has a collective in its lane behind one that rank 2 has not come to."""
+    first, second = Issued("vocabulary", "reduce", 0), Issued("tensor of 0+1", "reduce", 0)
+    to_one = Issued("X 0 to 1 of 0+1", "send", 1)
+    own = Streams()
+    own.issue("reduce", "lane", first)
+    own.issue("reduce", "lane", second)
+    own.issue("send", "link", to_one)
+    other = Streams()
+    other.issue("reduce", "lane", first)
+    other.issue("receive", "link", to_one._replace(kind="receive", peer=0))
+    journals = [own.journal, other.journal, []]
+    assert len([w for w in stuck(journals, implicit=False) if "link" in w]) == 0
+    assert len([w for w in stuck(journals, implicit=True) if "link" in w]) == 2
+
+
 def test_one_communicator_has_one_communication_at_a_time() -> None:
     there, back = Issued("both", "send", 1), Issued("both", "receive", 1)
     come, go = Issued("both", "receive", 0), Issued("both", "send", 0)

@@ -22,16 +22,20 @@ from pretended_gpu.sound import assert_sound, transfers
 from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
-from megatron.layers.recompute import PARTS, Recomputation
+from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Recomputation
 from megatron.optimizer.config import LossScaleConfig
+from megatron.runtime.communicator import links_of
 from megatron.schedules.check import expected_passes
-from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN
+from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN, FURTHER_ALLOCATED_WITHIN
 from megatron.simulator.costs.gpus import GIB
 from megatron.training.planning.run_plan import make_run_plan
 
 ITERATIONS = 3
 EVALUATIONS = 1
 """At the end of what every rank does."""
+
+WARM_UP = 1
+"""Microbatches before the first iteration."""
 
 pytestmark = needs_pretended_gpus
 
@@ -55,7 +59,9 @@ def check(case: Case, gpus: GpuPool, folder: Path) -> None:
         for each in own.issued:
             by_group[each.group].add(each.kind)
     both_ends = {"send", "receive"}
-    assert by_group["forward"] == by_group["backward"] == both_ends
+    links = [str(link) for link in links_of(make_run_plan(config).plan)]
+    used = {name.partition(" of ")[0]: kinds for name, kinds in by_group.items()}
+    assert [used[f"transfers {link}"] for link in links] == [both_ends] * len(links)
     assert not by_group.get("vocabulary", set()) & both_ends
 
 
@@ -91,10 +97,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "rotary_interleaved": True,
         "use_rope_scaling": True,
     },
+    "further tokens": {"mtp_num_layers": 2, "position_embedding_type": "rope"},
 }
 
 
-OF_THE_OUTPUT_LAYER = ("fp32", "loss", "empty shard")
+OF_THE_OUTPUT_LAYER = ("fp32", "loss", "empty shard", "further tokens")
 """The variants that each treatment may meet in code of its own."""
 
 
@@ -161,8 +168,8 @@ def test_steps_validated_later(sent: float, abandoned: int, gpus: GpuPool) -> No
     config = replace(config, optimizer=replace(config.optimizer, post_validation=True, clip_grad=5))
     found = gpus.map(run_hearing, config, sent, ranks=3)
     assert_sound(found)
-    first = transfers(found[0].issued, "forward", "send", 1)
-    assert len(first) == 4 * (ITERATIONS + abandoned + EVALUATIONS)
+    first = transfers(found[0].issued, "transfers X 0 to 1 of 0+1", "send", 1)
+    assert len(first) == WARM_UP + 4 * (ITERATIONS + abandoned + EVALUATIONS)
     assert [own.restored for own in found] == [ITERATIONS if abandoned else 0, 0, 0]
 
 
@@ -222,12 +229,22 @@ def test_ranks_that_share_layers(
 ) -> None:
     layout = Layout(2, treatment, schedule, tensor=2, sequence=sequence)
     job = Job(GPTOptions(num_layers=4), 2, microbatches=4, sequence=12)
-    found = gpus.map(run, job.config(layout, torch.bfloat16), ranks=layout.world_size)
+    config = job.config(layout, torch.bfloat16)
+    found = gpus.map(run, config, ranks=layout.world_size)
     assert_sound(found)
+    links = {f"transfers {link}" for link in links_of(make_run_plan(config).plan)}
     uses = {each.group.partition(" of ")[0] for own in found for each in own.issued}
     summed = {"gradients"} if sequence else set()  # over tensor ranks
     summed |= {"ends"} if treatment == "none" else {"vocabulary"}
-    assert uses == {"tensor", "forward", "backward", "control", *summed}
+    assert uses == {"tensor", "control", *links, *summed}
+
+
+@pytest.mark.parametrize("treatment", ["none", "vocab-2"])
+def test_ranks_that_share_layers_of_further_tokens(treatment: str, gpus: GpuPool) -> None:
+    options = GPTOptions(num_layers=4, tie_embeddings=False, **VARIANTS["further tokens"])
+    layout = Layout(2, treatment, "zb-h1", tensor=2, sequence=True)
+    job = Job(options, 2, microbatches=4, sequence=12)
+    assert_sound(gpus.map(run, job.config(layout, torch.bfloat16), ranks=layout.world_size))
 
 
 def test_nothing_grows_later_either(gpus: GpuPool) -> None:
@@ -307,24 +324,55 @@ def test_memory_of_other_models(variant: str, schedule: str, gpus: GpuPool) -> N
 
 
 @pytest.mark.parametrize(
-    ("schedule", "recomputation"),
+    ("schedule", "treatment", "recomputation"),
     [
-        ("1f1b", Recomputation(group=1)),
-        ("zb-h1", Recomputation(group=1)),
-        ("zb-h1", Recomputation(parts=frozenset(PARTS))),
-        pytest.param("1f1b", Recomputation(group=2), marks=pytest.mark.full),
-        pytest.param("1f1b", Recomputation(group=1, most=1), marks=pytest.mark.full),
-        pytest.param("zb-v", Recomputation(group=1, most=1), marks=pytest.mark.full),
-        pytest.param("1f1b", Recomputation(parts=frozenset(PARTS)), marks=pytest.mark.full),
+        ("1f1b", "vocab-2", NO_RECOMPUTATION),
+        ("1f1b", "none", NO_RECOMPUTATION),
+        ("zb-h1", "vocab-2", NO_RECOMPUTATION),
+        ("1f1b", "vocab-1", Recomputation(group=1)),
+        pytest.param("zb-v", "vocab-1", NO_RECOMPUTATION, marks=pytest.mark.full),
+    ],
+    ids=str,
+)
+def test_memory_of_further_tokens_is_what_a_dry_run_says(
+    schedule: str, treatment: str, recomputation: Recomputation, gpus: GpuPool
+) -> None:
+    further = VARIANTS["further tokens"]
+    config = paper_config(
+        Layout(3, treatment, schedule), 32_000, layers=6, micro_batch_size=2, **further
+    )
+    config = replace(config, train=replace(config.train, recomputation=recomputation))
+    own = memory(config, gpus)
+    assert own.faults == []
+    assert own.allocated == pytest.approx(own.predicted, rel=FURTHER_ALLOCATED_WITHIN)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "recomputation", "ahead"),
+    [
+        ("1f1b", Recomputation(group=1), None),
+        ("1f1b", Recomputation(group=1), 1),
+        ("zb-h1", Recomputation(group=1), None),
+        ("zb-h1", Recomputation(parts=frozenset(PARTS)), None),
+        pytest.param("1f1b", Recomputation(group=2), None, marks=pytest.mark.full),
+        pytest.param("zb-h1", Recomputation(group=2), 2, marks=pytest.mark.full),
+        pytest.param("1f1b", Recomputation(group=1, most=1), None, marks=pytest.mark.full),
+        pytest.param("zb-v", Recomputation(group=1, most=1), None, marks=pytest.mark.full),
+        pytest.param("zb-v", Recomputation(group=1, most=1), 1, marks=pytest.mark.full),
+        pytest.param("1f1b", Recomputation(parts=frozenset(PARTS)), None, marks=pytest.mark.full),
     ],
     ids=str,
 )
 def test_memory_of_recomputation_is_what_a_dry_run_says(
-    schedule: str, recomputation: Recomputation, gpus: GpuPool
+    schedule: str, recomputation: Recomputation, ahead: int | None, gpus: GpuPool
 ) -> None:
     """With a split backward, what B computes again stays until W."""
     config = paper_config(Layout(2, "vocab-2", schedule), 32_000, layers=4, micro_batch_size=4)
-    config = replace(config, train=replace(config.train, recomputation=recomputation))
+    config = replace(
+        config,
+        train=replace(config.train, recomputation=recomputation),
+        parallel=replace(config.parallel, recompute_ahead=ahead),
+    )
     own = memory(config, gpus)
     assert own.faults == []
     assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)

@@ -66,6 +66,8 @@ class GPTOptions:
         label_smoothing: as in `torch.nn.functional.cross_entropy`.
         z_loss_coeff: weight of each token's squared log-sum-exp.
         logit_softcap: c of ``c * tanh(logit / c)``; 0 switches it off.
+        mtp_num_layers: depths of multi-token prediction.
+        mtp_loss_scaling_factor: weight of the mean of their losses.
     """
 
     num_layers: int = 2
@@ -109,6 +111,8 @@ class GPTOptions:
     label_smoothing: float = 0.0
     z_loss_coeff: float = 0.0
     logit_softcap: float = 0.0
+    mtp_num_layers: int = 0
+    mtp_loss_scaling_factor: float = 0.1
 
 
 def parameter_shapes(options: GPTOptions) -> dict[str, tuple[int, ...]]:
@@ -127,6 +131,13 @@ def parameter_shapes(options: GPTOptions) -> dict[str, tuple[int, ...]]:
     for index in range(options.num_layers):
         shapes |= _layer_shapes(f"decoder.layers.{index}", options)
     shapes |= _norm_shapes("decoder.final_layernorm", h, options)
+    for index in range(options.mtp_num_layers):
+        depth = f"mtp.layers.{index}"
+        shapes |= _norm_shapes(f"{depth}.enorm", h, options)
+        shapes |= _norm_shapes(f"{depth}.hnorm", h, options)
+        shapes[f"{depth}.eh_proj.weight"] = (h, 2 * h)
+        shapes |= _layer_shapes(f"{depth}.transformer_layer", options)
+        shapes |= _norm_shapes(f"{depth}.final_layernorm", h, options)
     if not options.tie_embeddings:
         shapes["output_layer.weight"] = (options.vocab_size, h)
     return shapes
@@ -183,15 +194,53 @@ def random_parameters(
 
 
 def logits(parameters: Parameters, tokens_bs: torch.Tensor, options: GPTOptions) -> torch.Tensor:
-    """Capped logits [b, s, V] in the dtype of the parameters."""
+    """Capped logits [b, s, V] of the next token, in the dtype of the parameters."""
+    return _logits(parameters, _hidden(parameters, tokens_bs, options), options)
+
+
+def all_logits(
+    parameters: Parameters, tokens_bs: torch.Tensor, options: GPTOptions
+) -> list[torch.Tensor]:
+    """Those of the next token, then those of every depth of multi-token prediction.
+
+    Depth k has a row for every position from which a token k further on is known, [b, s - k, V].
+    """
+    x_bsh = _hidden(parameters, tokens_bs, options)
+    found = [_logits(parameters, x_bsh, options)]
+    words_bsh = _words(parameters, tokens_bs, options)
+    for index in range(options.mtp_num_layers):
+        name = f"mtp.layers.{index}"
+        words_bsh, x_bsh = words_bsh[:, 1:], x_bsh[:, :-1]
+        both = (
+            _norm(parameters, f"{name}.enorm", words_bsh, options),
+            _norm(parameters, f"{name}.hnorm", x_bsh, options),
+        )
+        x_bsh = _linear(parameters, f"{name}.eh_proj", torch.cat(both, dim=-1))
+        layer, kind = f"{name}.transformer_layer", options.num_layers - 1
+        x_bsh = _layer(parameters, layer, kind, x_bsh, options)
+        x_bsh = _norm(parameters, f"{name}.final_layernorm", x_bsh, options)
+        found.append(_logits(parameters, x_bsh, options))
+    return found
+
+
+def _words(parameters: Parameters, tokens_bs: torch.Tensor, options: GPTOptions) -> torch.Tensor:
     x_bsh = parameters["embedding.word_embeddings.weight"][tokens_bs] * options.embedding_multiplier
     if options.embed_layernorm:
         x_bsh = _norm(parameters, "embedding.word_embeddings.norm", x_bsh, options)
+    return x_bsh
+
+
+def _hidden(parameters: Parameters, tokens_bs: torch.Tensor, options: GPTOptions) -> torch.Tensor:
+    """Output of the final norm."""
+    x_bsh = _words(parameters, tokens_bs, options)
     if options.position_embedding_type == "learned_absolute":
         x_bsh = x_bsh + parameters["embedding.position_embeddings.weight"][: tokens_bs.shape[1]]
     for index in range(options.num_layers):
-        x_bsh = _layer(parameters, index, x_bsh, options)
-    x_bsh = _norm(parameters, "decoder.final_layernorm", x_bsh, options)
+        x_bsh = _layer(parameters, f"decoder.layers.{index}", index, x_bsh, options)
+    return _norm(parameters, "decoder.final_layernorm", x_bsh, options)
+
+
+def _logits(parameters: Parameters, x_bsh: torch.Tensor, options: GPTOptions) -> torch.Tensor:
     tied, untied = "embedding.word_embeddings.weight", "output_layer.weight"
     logits_bsv = x_bsh @ parameters[tied if options.tie_embeddings else untied].T
     cap = options.logit_softcap
@@ -199,14 +248,15 @@ def logits(parameters: Parameters, tokens_bs: torch.Tensor, options: GPTOptions)
 
 
 def _layer(
-    parameters: Parameters, index: int, x_bsh: torch.Tensor, options: GPTOptions
+    parameters: Parameters, layer: str, index: int, x_bsh: torch.Tensor, options: GPTOptions
 ) -> torch.Tensor:
-    layer = f"decoder.layers.{index}"
     input_bsh, input_normed_bsh = (
         x_bsh,
         _norm(parameters, f"{layer}.input_layernorm", x_bsh, options),
     )
-    attended_bsh = _attention(parameters, index, input_normed_bsh, options)
+    attended_bsh = _attention(
+        parameters, f"{layer}.self_attention", index, input_normed_bsh, options
+    )
     if options.post_self_attn_layernorm:
         attended_bsh = _norm(parameters, f"{layer}.post_self_attn_layernorm", attended_bsh, options)
     normed_first = options.apply_residual_connection_post_layernorm
@@ -255,9 +305,8 @@ def _mlp(parameters: Parameters, name: str, x: torch.Tensor, options: GPTOptions
 
 
 def _attention(
-    parameters: Parameters, index: int, x_bsh: torch.Tensor, options: GPTOptions
+    parameters: Parameters, name: str, index: int, x_bsh: torch.Tensor, options: GPTOptions
 ) -> torch.Tensor:
-    name = f"decoder.layers.{index}.self_attention"
     b, s, _ = x_bsh.shape
     g, d = options.num_query_groups, options.kv_channels
     r = options.num_attention_heads // g

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
-from reference.plain_gpt import GPTOptions, Parameters, logits
+from reference.plain_gpt import GPTOptions, Parameters, all_logits
 
 
 class Microbatch(Protocol):
@@ -27,6 +27,14 @@ class Microbatch(Protocol):
     def loss_mask(self) -> torch.Tensor:
         """1 where the loss counts and 0 elsewhere, float [b, s]."""
 
+    @property
+    def document_starts(self) -> torch.Tensor | None:
+        """Not read here: the first position of every token's document."""
+
+    @property
+    def positions(self) -> torch.Tensor | None:
+        """Not read here: positions other than those of the sample."""
+
 
 @dataclass(frozen=True, eq=False)
 class RandomMicrobatch:
@@ -36,11 +44,15 @@ class RandomMicrobatch:
         tokens: int64 [b, s].
         labels: int64 [b, s].
         loss_mask: float32 [b, s].
+        document_starts: documents are not told apart.
+        positions: these are those of the sample.
     """
 
     tokens: torch.Tensor
     labels: torch.Tensor
     loss_mask: torch.Tensor
+    document_starts: None = None
+    positions: None = None
 
     @classmethod
     def draw(
@@ -66,7 +78,7 @@ def token_losses(
         labels_bs.flatten(),
         reduction="none",
         label_smoothing=options.label_smoothing,
-    ).view_as(labels_bs)
+    ).view(labels_bs.shape)
     return losses_bs + options.z_loss_coeff * torch.logsumexp(logits_bsv, dim=-1) ** 2
 
 
@@ -97,21 +109,46 @@ def loss_and_gradients(
         loss_scale: by which the loss is multiplied for the backward; the gradients hold it.
 
     Returns:
-        The loss, and a gradient for every parameter, by name, in the parameter's dtype.
+        The loss, and a gradient for every parameter, by name, in the parameter's dtype. With
+        multi-token prediction the loss is that of the next token, and the gradients are of the sum
+        with the others.
+    """
+    (loss, *_), gradients = losses_and_gradients(parameters, microbatches, options, loss_scale)
+    return loss, gradients
+
+
+def losses_and_gradients(
+    parameters: Parameters,
+    microbatches: Sequence[Microbatch],
+    options: GPTOptions,
+    loss_scale: float = 1.0,
+) -> tuple[list[float], Parameters]:
+    """The same with the losses of the depths of multi-token prediction behind the first one.
+
+    As in Megatron, the loss of a depth is the mean over the positions of a microbatch whose label
+    counts, that many positions on; microbatches count by their tokens, as they do for the next one.
     """
     valid_tokens = count_valid_tokens(microbatches)
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
     gradients = {name: torch.zeros_like(value) for name, value in parameters.items()}
-    total = 0.0
+    depths = options.mtp_num_layers
+    totals = [0.0] * (1 + depths)
     for microbatch in microbatches:
-        logits_bsv = logits(leaves, microbatch.tokens, options)
-        weights_bs = microbatch.loss_mask.to(logits_bsv.dtype) / valid_tokens
-        loss = (weights_bs * token_losses(logits_bsv, microbatch.labels, options)).sum()
+        losses = []
+        for depth, logits_bsv in enumerate(all_logits(leaves, microbatch.tokens, options)):
+            mask_bs = microbatch.loss_mask.to(logits_bsv.dtype)
+            left_bs, labels_bs = mask_bs[:, depth:], microbatch.labels[:, depth:]
+            share = mask_bs.sum() / left_bs.sum() if left_bs.any() else 0.0
+            weights_bs = share * left_bs / valid_tokens
+            losses.append((weights_bs * token_losses(logits_bsv, labels_bs, options)).sum())
+        loss = losses[0]
+        if depths:
+            loss = loss + options.mtp_loss_scaling_factor / depths * sum(losses[1:])
         for gradient, term in zip(
             gradients.values(),
             torch.autograd.grad(loss * loss_scale, list(leaves.values())),
             strict=True,
         ):
             gradient += term
-        total += loss.item()
-    return total, gradients
+        totals = [total + own.item() for total, own in zip(totals, losses, strict=True)]
+    return totals, gradients

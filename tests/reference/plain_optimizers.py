@@ -70,7 +70,7 @@ class PlainMuon:
         for name, weight in weights.items():
             if weight.dim() > 1:
                 weight.mul_(1 - learning_rate * self.weight_decay)
-            if weight.dim() > 1 and name.startswith("decoder.layers"):
+            if weight.dim() > 1 and name.startswith(("decoder.layers", "mtp")):
                 weight.sub_(learning_rate * self._orthogonal(name, weight))
             else:
                 weight.sub_(learning_rate * self._adaptive(name, weight))

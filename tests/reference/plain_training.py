@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 from reference.plain_gpt import GPTOptions, Parameters
-from reference.plain_loss import Microbatch, loss_and_gradients
+from reference.plain_loss import Microbatch, losses_and_gradients
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,14 @@ class Training:
         gradient_norms: global norm of every iteration, before clipping.
         first_gradients: gradients of the first iteration by name, before clipping.
         parameters: the parameters after the last update, by name.
+        depth_losses: of every iteration, those of the depths of multi-token prediction.
     """
 
     losses: list[float]
     gradient_norms: list[float]
     first_gradients: Parameters
     parameters: Parameters
+    depth_losses: list[list[float]]
 
 
 def train(
@@ -75,9 +77,9 @@ def train(
     """
     weights = {name: value.clone().requires_grad_() for name, value in parameters.items()}
     optimizer = optimizer or _AdamW(weights, adamw)
-    losses, gradient_norms, first_gradients = [], [], None
+    losses, depth_losses, gradient_norms, first_gradients = [], [], [], None
     for microbatches, learning_rate in zip(global_batches, learning_rates, strict=True):
-        loss, gradients = loss_and_gradients(weights, microbatches, options)
+        (loss, *further), gradients = losses_and_gradients(weights, microbatches, options)
         if first_gradients is None:
             first_gradients = {name: gradient.clone() for name, gradient in gradients.items()}
         for name, weight in weights.items():
@@ -88,9 +90,10 @@ def train(
         with torch.no_grad():
             optimizer.step(weights, learning_rate)
         losses.append(loss)
+        depth_losses.append(further)
     assert first_gradients is not None, "no global batch"
     final = {name: weight.detach() for name, weight in weights.items()}
-    return Training(losses, gradient_norms, first_gradients, final)
+    return Training(losses, gradient_norms, first_gradients, final, depth_losses)
 
 
 class _AdamW:

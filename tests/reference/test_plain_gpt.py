@@ -13,6 +13,7 @@ import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
 from reference.plain_gpt import (
     GPTOptions,
     Parameters,
+    all_logits,
     logits,
     parameter_shapes,
     random_parameters,
@@ -106,6 +107,41 @@ def test_gpt_equals_torch_encoder_layers_under_a_causal_mask(squared_relu: bool)
     expected_bsv = F.linear(x_bsh, parameters["embedding.word_embeddings.weight"])
 
     torch.testing.assert_close(logits(parameters, tokens_bs, options), expected_bsv)
+
+
+def test_further_tokens_are_predicted_from_the_tokens_before_them() -> None:
+    options = GPTOptions(position_embedding_type="none", mtp_num_layers=2)
+    parameters = random_parameters(options)
+    tokens_bs = random_tokens(options)
+    s, h = tokens_bs.shape[1], options.hidden_size
+    table_vh = parameters["embedding.word_embeddings.weight"]
+
+    def layers(x_bsh: torch.Tensor, *names: str) -> torch.Tensor:
+        count = x_bsh.shape[1]
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(count, dtype=torch.float64)
+        for name in names:
+            x_bsh = encoder_layer(parameters, name, options)(x_bsh, mask)
+        return x_bsh
+
+    def norm(x_bsh: torch.Tensor, name: str) -> torch.Tensor:
+        weight_h, bias_h = (parameters[f"{name}.{kind}"] for kind in ("weight", "bias"))
+        return F.layer_norm(x_bsh, (h,), weight_h, bias_h, eps=options.norm_epsilon)
+
+    words_bsh = F.embedding(tokens_bs, table_vh)
+    known_bsh = norm(
+        layers(words_bsh, *(f"decoder.layers.{i}" for i in range(options.num_layers))),
+        "decoder.final_layernorm",
+    )
+    found = all_logits(parameters, tokens_bs, options)
+    torch.testing.assert_close(found[0], known_bsh @ table_vh.T)
+    for depth in (1, 2):
+        name = f"mtp.layers.{depth - 1}"
+        words = norm(words_bsh[:, depth:], f"{name}.enorm")
+        known = norm(known_bsh[:, : s - depth], f"{name}.hnorm")
+        x_bsh = torch.cat([words, known], -1) @ parameters[f"{name}.eh_proj.weight"].T
+        x_bsh = layers(x_bsh, f"{name}.transformer_layer")
+        known_bsh = norm(x_bsh, f"{name}.final_layernorm")
+        torch.testing.assert_close(found[depth], known_bsh @ table_vh.T)
 
 
 def complex_rope(x_basd: torch.Tensor, width: int, o: GPTOptions) -> torch.Tensor:

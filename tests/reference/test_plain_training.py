@@ -59,10 +59,9 @@ def test_gradients_are_the_slopes_of_the_loss() -> None:
 def test_division_into_microbatches_decides_nothing() -> None:
     parameters, parts = random_parameters(OPTIONS), [draw(3), draw(1, seed=1), draw(2, seed=2)]
     whole = RandomMicrobatch(
-        *(
-            torch.cat([getattr(part, field.name) for part in parts])
-            for field in dataclasses.fields(RandomMicrobatch)
-        )
+        torch.cat([part.tokens for part in parts]),
+        torch.cat([part.labels for part in parts]),
+        torch.cat([part.loss_mask for part in parts]),
     )
 
     loss, gradients = loss_and_gradients(parameters, parts, OPTIONS)

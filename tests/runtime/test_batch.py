@@ -44,3 +44,25 @@ def test_parts_of_the_sequence_come_one_after_the_other() -> None:
     assert torch.equal(ordered.targets_n, labels)
     assert natural.part_by_part(1) is natural
     assert (ordered.samples, ordered.valid_tokens) == (3, natural.valid_tokens)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_gpu_gets_all_of_an_iteration_in_one_copy(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = []
+
+    def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        copies.append(device)
+        return tensor.clone()
+
+    monkeypatch.setattr("megatron.runtime.batch._moved", moved)
+    batch = [RandomMicrobatch.draw(10, 3, 7, seed) for seed in range(3)]
+    gpu = torch.device("cuda", 1)
+    for one, other in zip(to_device(batch, gpu, dtype), to_device(batch, CPU, dtype), strict=True):
+        for name, value in vars(other).items():
+            found = getattr(one, name)
+            same = torch.equal(found, value) if torch.is_tensor(value) else found == value
+            assert same, name
+            assert not torch.is_tensor(value) or found.dtype == value.dtype
+    assert copies == [gpu]

@@ -4,11 +4,15 @@ a is one activation of a microbatch, [n, h]. C0 and CIB broadcast a/t in every c
 over the rows. CIF and the input gradient are reduced and scattered over the rows, then a/t in every
 column. Without sequence parallelism the stage that receives a sum gathers it once more. Statistics
 are gathered in the rows, then in the columns.
+
+With D further tokens the output layer has 1 + D times as many rows. CIF and CIB move in addition
+to a, for the last stage, the tokens of each of its ranks and D - 1 more.
 """
 
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,8 +46,7 @@ def counted(groups: Groups) -> Iterator[Traffic]:
     axes = {
         id(groups.row): "row",
         id(groups.column): "column",
-        id(groups.forward): "X",
-        id(groups.backward): "G",
+        id(groups.transfers): "transfers",
     }
 
     def count(patch: pytest.MonkeyPatch, module: Any, name: str, place: int) -> None:
@@ -78,11 +81,16 @@ def count_sends(patch: pytest.MonkeyPatch, found: Traffic, axes: dict[int, str])
     real = p2p.send
 
     def send(tensor: torch.Tensor, destination: int, axis: Any, tag: int = 0) -> p2p.Transfer:
-        if axes.get(id(axis)) in ("X", "G"):
-            found["send", axes[id(axis)]] += tensor.nbytes
+        if axes.get(id(axis)) == "transfers":
+            found["send", "XG"[tag]] += tensor.nbytes
         return real(tensor, destination, axis, tag)
 
     patch.setattr(p2p, "send", send)
+
+
+def job_of(depths: int) -> Job:
+    options = replace(JOB.options, position_embedding_type="rope", mtp_num_layers=depths)
+    return replace(JOB, options=options)
 
 
 def traffic_on_rank(rank: int, world_size: int, *, config: RunConfig) -> Traffic:
@@ -94,51 +102,61 @@ def traffic_on_rank(rank: int, world_size: int, *, config: RunConfig) -> Traffic
     return found
 
 
-def expected(layout: Layout, pipeline_rank: int) -> Traffic:
+def expected(layout: Layout, pipeline_rank: int, depths: int) -> Traffic:
     """What a rank hands over in a microbatch, by the formulae above."""
     t, p, sharded = layout.tensor, layout.ranks, layout.vocabulary != "none"
     first, last = pipeline_rank == 0, pipeline_rank == p - 1
     parts = t if layout.sequence else 1
+    output, statistics = (1 + depths) * A, (1 + depths) * STATISTICS
+    ahead = A + (depths - 1) * parts * A // JOB.sequence if depths else 0
     found: Traffic = Counter()
     found["send", "X"] += 0 if last else A // parts
     found["send", "G"] += 0 if first else A // parts
     if layout.sequence:  # where the vocabulary layers begin, their ranks gather what they made
-        found["gather_parts", "tensor"] += A * (first + last)
+        found["gather_parts", "tensor"] += A * first + (output + ahead) * last
     if not sharded:
         return found
-    for at_root in (last, first):  # C0, CIB
-        found["broadcast", "column"] += A // t if p > 1 else 0
-        found["gather_parts", "row"] += 0 if at_root or t == 1 else A
-    for at_root in (first, last):  # CIF, the output layer's input gradient
-        found["reduce_scatter", "row"] += A if t > 1 else 0
-        found["reduce", "column"] += A // t if p > 1 else 0
-        found["gather_parts", "row"] += A if at_root and t > 1 and not layout.sequence else 0
+    for at_root, size in ((last, output), (first, A), (last, ahead)):  # C0, CIB to both ends
+        found["broadcast", "column"] += size // t if p > 1 else 0
+        found["gather_parts", "row"] += 0 if at_root or t == 1 else size
+    for at_root, size in ((first, A), (last, ahead), (last, output)):  # CIF, the input's gradient
+        found["reduce_scatter", "row"] += size if t > 1 else 0
+        found["reduce", "column"] += size // t if p > 1 else 0
+        found["gather_parts", "row"] += size if at_root and t > 1 and not layout.sequence else 0
     name = "all_reduce" if layout.vocabulary == "naive" else "all_gather"
-    found[name, "row"] += STATISTICS if t > 1 else 0
-    found[name, "column"] += STATISTICS if p > 1 else 0
+    found[name, "row"] += statistics if t > 1 else 0
+    found[name, "column"] += statistics if p > 1 else 0
     return found
 
 
 @pytest.mark.parametrize(
-    "layout",
+    ("layout", "depths"),
     [
-        Layout(2, "vocab-2", tensor=2),
-        Layout(2, "vocab-2", tensor=2, sequence=True),
-        Layout(2, "vocab-1", tensor=2),
-        Layout(2, "vocab-1", tensor=2, sequence=True),
-        Layout(2, "naive", tensor=2, sequence=True),
-        Layout(2, "none", tensor=2),
-        Layout(2, "none", tensor=2, sequence=True),
-        Layout(1, "vocab-2", tensor=4),
-        Layout(1, "vocab-2", tensor=4, sequence=True),
-        Layout(4, "vocab-2"),
+        (Layout(2, "vocab-2", tensor=2), 0),
+        (Layout(2, "vocab-2", tensor=2, sequence=True), 0),
+        (Layout(2, "vocab-1", tensor=2), 0),
+        (Layout(2, "vocab-1", tensor=2, sequence=True), 0),
+        (Layout(2, "naive", tensor=2, sequence=True), 0),
+        (Layout(2, "none", tensor=2), 0),
+        (Layout(2, "none", tensor=2, sequence=True), 0),
+        (Layout(1, "vocab-2", tensor=4), 0),
+        (Layout(1, "vocab-2", tensor=4, sequence=True), 0),
+        (Layout(4, "vocab-2"), 0),
+        (Layout(4, "vocab-2"), 1),
+        (Layout(2, "vocab-2", tensor=2, sequence=True), 3),
+        (Layout(2, "naive", tensor=2), 2),
+        (Layout(2, "none", tensor=2, sequence=True), 2),
     ],
     ids=str,
 )
-def test_bytes_are_those_of_the_formulae(layout: Layout, ranks: RankPool) -> None:
-    config = JOB.config(layout)
+def test_bytes_are_those_of_the_formulae(layout: Layout, depths: int, ranks: RankPool) -> None:
+    config = (job_of(depths) if depths else JOB).config(layout)
     by_rank = ranks.run(traffic_on_rank, layout.world_size, config=config)
     for rank, found in enumerate(by_rank):
         pipeline_rank = config.parallel.grid.coordinates(rank).pipeline
-        wanted = {key: M * count for key, count in expected(layout, pipeline_rank).items() if count}
+        wanted = {
+            key: M * count
+            for key, count in expected(layout, pipeline_rank, depths).items()
+            if count
+        }
         assert {key: count for key, count in found.items() if count} == wanted

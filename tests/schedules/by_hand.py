@@ -8,6 +8,7 @@ and finds the cycles.
 import graphlib
 from collections import defaultdict
 from itertools import pairwise, zip_longest
+from typing import Any
 
 from megatron.schedules.costs import Costs
 from megatron.schedules.plan import Plan
@@ -46,6 +47,11 @@ def _flow(plan: Plan, i: int, before: dict[Node, set[Node]]) -> None:
     backwards = [(rank, label("B", i, chunk)) for rank, chunk in plan.stages]
     for forward, backward in zip(forwards, backwards, strict=True):
         before[backward].add(forward)
+    if any(p.kind == "R" for row in plan.rows for p in row):
+        for (rank, chunk), forward, backward in zip(plan.stages, forwards, backwards, strict=True):
+            again = rank, label("R", i, chunk)
+            before[again].add(forward)
+            before[backward].add(again)
     for target, source in pairwise(backwards):
         _send("G", source, target, before)
     if any(p.kind == "W" for row in plan.rows for p in row):
@@ -64,17 +70,24 @@ def _send(kind: str, source: Node, target: Node, before: dict[Node, set[Node]]) 
 
 
 def _input_layer(plan: Plan, i: int, before: dict[Node, set[Node]]) -> None:
-    """IF of all ranks ahead of the first F; IB of every rank behind the B of that stage."""
-    ranks, (first, chunk) = range(plan.ranks), plan.stages[0]
+    """IF of all ranks ahead of the first F; IB of every rank behind the B of that stage.
+
+    If the last stage looks ahead, the same with both stages.
+    """
+    ranks, readers = range(plan.ranks), {plan.stages[0]}
+    if plan.looks_ahead:
+        readers.add(plan.stages[-1])
     before[-1, f"CIF {i}"] = {(rank, f"IF{i}") for rank in ranks}
-    before[first, label("F", i, chunk)].add((-1, f"CIF {i}"))
+    for first, chunk in readers:
+        before[first, label("F", i, chunk)].add((-1, f"CIF {i}"))
     if plan.forward_only:
         return
-    backward = first, label("B", i, chunk)
-    before[-1, f"CIB {i}"] = {backward}
+    backwards = {(first, label("B", i, chunk)) for first, chunk in readers}
+    before[-1, f"CIB {i}"] = backwards
     for rank in ranks:
-        source = backward if rank == first else (-1, f"CIB {i}")
-        before[rank, f"IB{i}"] |= {source, (rank, f"IF{i}")}
+        has_all = all(first == rank for first, _ in readers)
+        before[rank, f"IB{i}"] |= backwards if has_all else {(-1, f"CIB {i}")}
+        before[rank, f"IB{i}"].add((rank, f"IF{i}"))
 
 
 _STEPS = {
@@ -123,7 +136,7 @@ def end_times(plan: Plan, costs: Costs) -> list[list[float]]:
         for rank, row in enumerate(plan.rows)
         for item in row
     }
-    comms = {str(kind): time for kind, time in costs.comms.items()}
+    comms: dict[str, Any] = {str(kind): time for kind, time in costs.comms.items()}
     ends: dict[Node, float] = {}
     for node in graphlib.TopologicalSorter(before).static_order():
         start = max((ends[earlier] for earlier in before[node]), default=0.0)

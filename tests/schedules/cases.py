@@ -61,6 +61,7 @@ class Case(NamedTuple):
         microbatches: microbatches of an iteration.
         chunks: model chunks of a rank; 1 for zb-auto.
         seed: of the costs that place the passes; ``None`` for the block's own order.
+        ahead: chunks that a rank may hold between R and B; ``None`` without R.
     """
 
     schedule: str
@@ -69,6 +70,7 @@ class Case(NamedTuple):
     microbatches: int
     chunks: int
     seed: int | None = None
+    ahead: int | None = None
 
     @property
     def plan(self) -> Plan:
@@ -119,6 +121,7 @@ def _plan(case: Case) -> Plan:
             case.costs,
             chunks=case.chunks if TRAITS[case.schedule].takes_chunks else None,
             memory_limit=case.memory_limit,
+            recompute_ahead=case.ahead,
             shortened=case.seed is not None,
         )
 
@@ -149,7 +152,8 @@ def cases(
     ranks = min(ranks, passes // chunks)
     microbatches = draw(st.integers(1, max(1, min(4 * ranks, passes // (chunks * ranks)))))
     seed = draw(seeds) if shortened else None
-    return Case(schedule, draw(vocabulary), ranks, microbatches, chunks, seed)
+    ahead = draw(st.sampled_from([None, None, 1, 2]))
+    return Case(schedule, draw(vocabulary), ranks, microbatches, chunks, seed, ahead)
 
 
 def random_costs(seed: int, ranks: int, chunks: int = 1, unit: float = 1.0) -> Costs:

@@ -1,9 +1,9 @@
 """On GPUs nothing overtakes: a program must end on queues that only ever run their first entry.
 
 NCCL is stricter than gloo. The host issues everything at once. Passes run one after another, and
-so do the communications of one communicator (X, G, all collectives); a communication occupies the
-queue until all its ranks have come to it; and with ``NCCL_LAUNCH_ORDER_IMPLICIT`` none is launched
-before those that its host has issued earlier, whichever communicator they are on.
+so do the communications of one communicator (here X, G, and all collectives; fewer than there are);
+a communication occupies the queue until all its ranks have come to it; and in NCCL's implicit order
+none is launched before those that its host has issued earlier, whichever communicator they are on.
 """
 
 from itertools import pairwise

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,9 @@ from megatron.simulator.simulate import simulate
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def of_case(case: Case, evaluate: bool) -> Plan:
-    return evaluation_plan(case.plan) if evaluate else case.plan
+def of_case(case: Case, evaluate: bool, looks_ahead: bool) -> Plan:
+    plan = replace(case.plan, looks_ahead=looks_ahead)
+    return evaluation_plan(plan) if evaluate else plan
 
 
 def some_cases(*treatments: str) -> st.SearchStrategy[Case]:
@@ -47,8 +49,9 @@ def some_cases(*treatments: str) -> st.SearchStrategy[Case]:
     )
 
 
-overlapped = st.builds(of_case, some_cases(*PIPELINED), st.booleans()) | plans_of_blocks
-plans = overlapped | st.builds(of_case, some_cases("interlaced"), st.booleans())
+switches = st.booleans(), st.booleans()
+overlapped = st.builds(of_case, some_cases(*PIPELINED), *switches) | plans_of_blocks
+plans = overlapped | st.builds(of_case, some_cases("interlaced"), *switches)
 
 
 def lowered(plan: Plan, seed: int) -> Program:
@@ -143,10 +146,12 @@ def test_a_rank_sends_what_it_has(plan: Plan, seed: int) -> None:
             elif isinstance(step, Start):
                 comm = step.comm
                 at = {"C0": len(plan.stages) - 1, "CIB": 0}.get(comm.kind, comm.stage)
-                sender, chunk = plan.stages[at]
+                senders = {plan.stages[at]}
                 if comm.kind in ("C1", "C2", "C3", "CIF"):
-                    sender, chunk = rank, 0
-                if sender == rank:
+                    senders = {(rank, 0)}
+                elif comm.kind == "CIB" and plan.looks_ahead:
+                    senders.add(plan.stages[-1])
+                for chunk in (chunk for sender, chunk in senders if sender == rank):
                     assert by_hand.label(made_by[comm.kind], comm.microbatch, chunk) in done
 
 
@@ -223,9 +228,9 @@ def test_ranks_meet_for_a_synchronous_output_layer(case: Case, seed: int, longes
         assert {second.label for _, second in met} == {f"T{i}"}
         assert len({first.start for first, _ in met}) == 1
         assert {second.start for _, second in met} == {
-            max(first.end for first, _ in met) + costs.comms["C1"]
+            max(first.end for first, _ in met) + costs.of_comm(Comm("C1", i))
         }
-        done = max(second.end for _, second in met) + costs.comms["C2"]
+        done = max(second.end for _, second in met) + costs.of_comm(Comm("C2", i))
         assert all(row[n + 2].start >= done for row, n in zip(rows, at, strict=True))
 
 

@@ -1,7 +1,10 @@
 """What moves where: by hand, on the smallest plans that show it."""
 
+from dataclasses import replace
+
 import pytest
 
+from megatron.schedules.lower import Run, lower
 from megatron.schedules.needs import Comm, CommKind, needs, participants, sources
 from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan
@@ -33,6 +36,49 @@ VOCABULARY = Plan.from_text(
 )
 def test_v_shape(rank: int, item: str, expected: list[str]) -> None:
     assert list(map(str, needs(V_SHAPE, rank, Pass.parse(item)))) == expected
+
+
+FOLDED = Plan.from_text(
+    "microbatches 1\nstages 0.0 1.0 1.1 0.1\nvocabulary vocab-2\nlooks ahead\n"
+    "0: IF0 F0 F0.1 S0 B0.1 B0 T0 IB0\n1: IF0 F0 F0.1 S0 B0.1 B0 T0 IB0\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("rank", "item", "expected"),
+    [
+        (0, "F0", ["CIF 0"]),
+        (1, "F0", ["X0 from 0", "CIF 0"]),
+        (0, "IB0", ["IF0", "B0", "CIB 0"]),
+        (1, "IB0", ["IF0", "B0", "CIB 0"]),
+    ],
+)
+def test_a_last_stage_that_looks_ahead_reads_embeddings(
+    rank: int, item: str, expected: list[str]
+) -> None:
+    ahead = replace(VOCABULARY, looks_ahead=True)
+    assert list(map(str, needs(ahead, rank, Pass.parse(item)))) == expected
+    assert sources(ahead, Comm("CIB", 0)) == ((0, Pass("B", 0)), (1, Pass("B", 0)))
+
+
+@pytest.mark.parametrize(
+    ("rank", "item", "expected"),
+    [
+        (0, "F0", ["CIF 0"]),
+        (0, "F0.1", ["X0 from 2", "CIF 0"]),
+        (0, "IB0", ["IF0", "B0", "B0.1"]),
+        (1, "IB0", ["IF0", "CIB 0"]),
+    ],
+)
+def test_a_rank_with_both_ends_waits_for_both(rank: int, item: str, expected: list[str]) -> None:
+    assert list(map(str, needs(FOLDED, rank, Pass.parse(item)))) == expected
+    assert sources(FOLDED, Comm("CIB", 0)) == ((0, Pass("B", 0)), (0, Pass("B", 0, 1)))
+
+
+def test_a_gradient_of_both_ends_is_sent_once_both_are_there() -> None:
+    [row, _] = lower(FOLDED).rows
+    steps = [str(step.item) if isinstance(step, Run) else str(step.comm) for step in row]
+    assert steps.index("CIB 0") > max(steps.index("B0"), steps.index("B0.1"))
 
 
 NAIVE = Plan.from_text(

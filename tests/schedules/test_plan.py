@@ -1,5 +1,7 @@
 """A plan has a text form that can be saved, edited and loaded; evaluation keeps its forwards."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,9 +25,10 @@ anything = cases(vocabulary=st.sampled_from([*BARRIERS]), passes=100)
 
 
 @settings(max_examples=60)
-@given(anything, st.booleans())
-def test_text_round_trip(case: Case, evaluate: bool) -> None:
-    plan = evaluation_plan(case.plan) if evaluate else case.plan
+@given(anything, st.booleans(), st.booleans())
+def test_text_round_trip(case: Case, evaluate: bool, looks_ahead: bool) -> None:
+    plan = replace(case.plan, looks_ahead=looks_ahead)
+    plan = evaluation_plan(plan) if evaluate else plan
     assert Plan.from_text(plan.to_text()) == plan
 
 

@@ -14,7 +14,7 @@ from schedules.cases import BARRIERS, NAMES, UNGROUPED, Case, cases, random_cost
 
 from megatron.schedules.catalogue import SCHEDULES, TRAITS
 from megatron.schedules.check import check
-from megatron.schedules.held import in_flight
+from megatron.schedules.held import in_flight, peak_held
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan import Plan
@@ -40,7 +40,7 @@ def assert_sound(case: Case, seed: int) -> None:
 
 
 def assert_every_pass_once(case: Case) -> None:
-    kinds = ["F", "B", "W"] if TRAITS[case.schedule].split else ["F", "B"]
+    kinds = ["F", "B", *("W" * TRAITS[case.schedule].split), *("R" * (case.ahead is not None))]
     chunked = [by_hand.label(kind, 0, chunk) for kind in kinds for chunk in range(case.chunks)]
     expected = sorted(
         label.replace("0", str(i), 1)
@@ -57,6 +57,7 @@ def assert_memory_promise(case: Case) -> None:
     Where ranks meet for the output layer and the backward is whole, all passes of a rank keep to
     one interval, and microbatches live half as long again.
     """
+    assert all(peak_held(case.plan, r).recomputed <= (case.ahead or 0) for r in case.plan.rows)
     peak = max(in_flight(case.plan, TRAITS[case.schedule].kept))
     assert peak <= case.microbatches
     if case.memory_limit is not None:

@@ -188,7 +188,10 @@ def test_a_run_with_more_evaluations_than_planned_evaluates_the_same_samples_aga
         return 1.0
 
     monkeypatch.setattr(evaluations_module, "evaluate", evaluated)
-    data: Any = SimpleNamespace(train=Batches([]), valid=validation, test=None)
+    sets = (("validation", validation),)
+    data: Any = SimpleNamespace(
+        train=Batches([]), valid=validation, validation_sets=sets, test=None
+    )
     meter: Any = SimpleNamespace(paused=lambda what: nullcontext())
     state: Any = None
     made = Evaluations(config, state, data, meter, log)

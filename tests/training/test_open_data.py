@@ -1,14 +1,16 @@
 """The samples that a run reads, and the test set that a small corpus does not have."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import EvaluationSet, TrainConfig
-from megatron.data.config import DataConfig
+from megatron.data.config import DataConfig, OwnPaths, Share
 from megatron.data.indexed import IndexedWriter
+from megatron.data.microbatch import MicrobatchLoader, PrefetchingLoader
 from megatron.training.open_data import evaluations_of_validation, open_data
 
 JOB = Job(GPTOptions(vocab_size=50), microbatches=2, iterations=7)
@@ -70,3 +72,43 @@ def test_it_is_missed_if_nothing_else_is_evaluated(data: DataConfig) -> None:
 def test_nobody_who_does_not_ask_for_it_has_one(data: DataConfig) -> None:
     opened = open_data(data, train_config(None, ()), 50)
     assert (opened.valid, opened.test, opened.notes) == (None, None, ())
+
+
+def own_paths(data: DataConfig, sets: int, **changes: Any) -> DataConfig:
+    """The corpus for training, and so many halves of it to validate on."""
+    prefix = data.data_path[0][1]
+    halves = tuple((Share(1.0, prefix, i / 2, (i + 1) / 2),) for i in range(sets))
+    names = tuple(map(str, range(sets))) if sets > 1 else ()
+    paths = OwnPaths((Share(1.0, prefix),), halves, valid_names=names)
+    return dataclasses.replace(data, data_path=(), own_paths=paths, **changes)
+
+
+def test_several_validation_sets_have_names_and_a_note_each(data: DataConfig) -> None:
+    opened = open_data(own_paths(data, 2), train_config(3, ("validation",)), 50)
+    assert [name for name, _ in opened.validation_sets] == ["validation-0", "validation-1"]
+    assert [note.split(" is ")[0] for note in opened.notes] == ["validation-0", "validation-1"]
+    assert all(samples(loader) >= 3 * 2 * 2 for _, loader in opened.validation_sets)
+
+
+def test_a_validation_set_that_is_read_whole(data: DataConfig) -> None:
+    """Fifty documents of 20 tokens make 99 samples of 10, and 49 batches of two."""
+    train = dataclasses.replace(train_config(3, ("validation",)), full_validation=True)
+    opened = open_data(own_paths(data, 1, full_validation=True), train, 50)
+    [(name, loader)] = opened.validation_sets
+    assert (name, loader.samples, loader.whole_batches) == ("validation", 99, 49)
+    assert opened.notes == (
+        "an evaluation of validation reads 49 batches, without its last 1 sample",
+    )
+
+
+def test_a_set_that_fills_no_batch_cannot_be_read_whole(data: DataConfig) -> None:
+    train = dataclasses.replace(train_config(3, ("validation",)), full_validation=True)
+    small = own_paths(data, 1, full_validation=True, seq_length=900)
+    with pytest.raises(ValueError, match=r"--full-validation: validation has 1 sample.*lower"):
+        open_data(small, train, 50)
+
+
+def test_training_samples_may_be_read_ahead(data: DataConfig) -> None:
+    for prefetch, kind in ((False, MicrobatchLoader), (True, PrefetchingLoader)):
+        config = dataclasses.replace(data, prefetch=prefetch)
+        assert type(open_data(config, train_config(None, ()), 50).train) is kind

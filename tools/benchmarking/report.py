@@ -15,7 +15,7 @@ from tools.benchmarking.allocator import allocator_name
 from tools.benchmarking.case import BASE, BenchmarkCase
 from tools.benchmarking.summary import Rates, Row
 
-PASS_KINDS: Final = ("F", "B", "W", "S", "E", "T", "IF", "IB", "U")
+PASS_KINDS: Final = ("F", "R", "B", "W", "S", "E", "T", "IF", "IB", "U")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from megatron.data.microbatch import Microbatch
 from megatron.optimizer.grad_norm import local_sum_of_squares
 from megatron.optimizer.lr_schedule import Rates
 from megatron.runtime.batch import DeviceMicrobatch, to_device
+from megatron.runtime.communicator import links_of
 from megatron.runtime.timeline import Recorder
 from megatron.schedules.costs import Costs
 from megatron.simulator.costs.from_timelines import costs_from_timelines
@@ -52,9 +53,10 @@ def run_rank(case: BenchmarkCase, result: Path) -> None:
     run_plan = make_run_plan(short)
     job = join(config.parallel)
     check_agreement(job, run_digests(short, run_plan))
-    ends = ends_with_copies(run_plan.plan, config.model.tie_embeddings)
+    ends = ends_with_copies(run_plan.plan, config.model.embeds_at_both_ends)
     local_rank = int(os.environ["LOCAL_RANK"])
-    groups = connect(config.parallel, config.parallel.grid, job, local_rank, ends)
+    links = links_of(run_plan.plan)
+    groups = connect(config.parallel, config.parallel.grid, job, local_rank, ends, links)
     state = build_train_state(short, groups, run_plan)
     batch = case.batch()[groups.data.rank :: case.replicas]
     first_loss, costs = _warm_up(state, batch[: count // case.replicas])
@@ -64,7 +66,7 @@ def run_rank(case: BenchmarkCase, result: Path) -> None:
     recorder = Recorder(groups.pipeline.rank, groups.device)
     groups.world.barrier()
     recorder.begin()
-    own: dict[str, Any] = _step(state, on_device, WARM_UP_ITERATIONS, recorder)
+    own: dict[str, Any] = step(state, on_device, WARM_UP_ITERATIONS, recorder)
     own |= {"loss": first_loss, "memory": peak_memory(groups.device).held}
     groups.world.barrier()
     own["rates"] = matrix_rates(case, groups.device)
@@ -90,7 +92,7 @@ def _warm_up(state: TrainState, batch: Sequence[Microbatch]) -> tuple[float, Cos
         recorder = Recorder(groups.pipeline.rank, groups.device)
         groups.world.barrier()
         recorder.begin()
-        losses.append(_step(state, on_device, iteration, recorder)["loss"])
+        losses.append(step(state, on_device, iteration, recorder)["loss"])
     timeline = groups.data.all_gather_object(state.pipeline.timeline(recorder))[0]
     return losses[0], costs_from_timelines(state.plan, [timeline])
 
@@ -101,7 +103,7 @@ def _run_whole_batch(state: TrainState, config: RunConfig, costs: Costs) -> None
     state.pipeline.replace_plan(run_plan.plan, run_plan.costs)
 
 
-def _step(
+def step(
     state: TrainState, batch: list[DeviceMicrobatch], iteration: int, recorder: Recorder
 ) -> dict[str, float]:
     """Run an iteration; return the seconds of schedule and update, and this rank's loss."""

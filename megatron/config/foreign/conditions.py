@@ -3,13 +3,6 @@
 from megatron.config.foreign.line import Condition, without
 
 NO_FP8 = without("--fp8-format", "--fp8", "--fp8-hybrid", "--fp8-e4m3")
-OWN_TOKENIZER = Condition(
-    "with a tokenizer that does not read it",
-    lambda line: (
-        line.word("--tokenizer-type")
-        in ("NullTokenizer", "GPTSentencePieceTokenizer", "SentencePieceTokenizer")
-    ),
-)
 SAME_STD = Condition(
     "with the value of --init-method-std",
     lambda line: (

@@ -18,7 +18,6 @@ from megatron.config.foreign.conditions import (
     NO_RECOMPUTATION,
     NO_RECORDS,
     NOT_SHARED,
-    OWN_TOKENIZER,
     SAME_STD,
     WITHOUT_TABLE,
 )
@@ -242,27 +241,23 @@ FEATURES: Final = (
     ),
     Feature(
         "other tokenizers",
-        "only sentencepiece models can be read yet",
-        "for data that is tokenized already, use --tokenizer-type NullTokenizer with "
-        "--vocab-size N",
+        "tokenizers are sentencepiece's, tiktoken's, GPT-2's and those of Hugging Face's libraries",
+        "use a --tokenizer-type that docs/data.md lists, or for data that is tokenized already "
+        "NullTokenizer with --vocab-size N",
         """
-        --tokenizer-type {HuggingFaceTokenizer,GPT2BPETokenizer,Llama3Tokenizer}
-        --tokenizer-type {TikTokenizer,BertWordPieceLowerCase,BertWordPieceCase,PretrainedFromHF}
+        --tokenizer-type {Llama3Tokenizer,BertWordPieceLowerCase,BertWordPieceCase}
         --tokenizer-type {MultimodalTokenizer,NullMultimodalTokenizer,SFTTokenizer,FalconTokenizer}
         --tokenizer-type {TokenizerFromFile,TokenizerFromFileWithFIM,GPT2BPETokenizerWithFIM}
-        --tokenizer-type {CharLevelTokenizer,ByteLevelTokenizer,HFTokenizer,HFAutoTokenizer}
-        --tokenizer-type {HFGPT2Tokenizer} --merges-file N --tokenizer-file N
-        --vocab-extra-ids N --vocab-extra-ids-list N ... --no-new-tokens --extra-vocab-size N
-        --patch-tokenizer-type N --tiktoken-num-special-tokens N --tiktoken-special-tokens N ...
-        --tokenizer-special-tokens N ... --tokenizer-prompt-format N --tokenizer-kwargs N ...
-        --tokenizer-* [...]
+        --tokenizer-type {CharLevelTokenizer,ByteLevelTokenizer,HFTokenizer}
+        --tokenizer-type {HFGPT2Tokenizer} --tokenizer-file N
+        --vocab-extra-ids-list N ... --no-new-tokens --extra-vocab-size N
+        --patch-tokenizer-type N --tokenizer-prompt-format N --tokenizer-kwargs N ...
+        --tokenizer-* [...] --tiktoken-* [...]
         """,
         idle=(
-            Idle("the tokenizer has a file of its own or none", OWN_TOKENIZER, """
-                --vocab-file N --merge-file N --tiktoken-pattern N --tiktoken-* [...]
-                --tokenizer-name-or-path N --trust-remote-code"""),
-            Idle("no ids are added to the tokenizer's", None, """
-                --vocab-extra-ids {0} --extra-vocab-size {0}"""),
+            Idle("tokenizer.json is read, and no code of its folder runs", None, """
+                --trust-remote-code --tokenizer-hf-use-fast"""),
+            Idle("no ids are added to the tokenizer's", None, "--extra-vocab-size {0}"),
         ),
     ),
     Feature(
@@ -285,12 +280,11 @@ FEATURES: Final = (
         _LEAVE_IT_OUT,
         """
         --log-energy
-        --log-max-attention-logit --record-memory-history --memory-snapshot-path N
+        --log-max-attention-logit
         --profile-memory-iter N --config-logger-dir N --timing-log-level N --structured-logs
         --structured-logs-dir N --transformer-timers --metrics N ... --log-device-memory-used
         --log-memory-interval N
         """,
-        idle=(Idle("nothing is saved", without("--save"), "--log-progress"),),
     ),
     Feature(
         "batches made smaller",
@@ -325,37 +319,23 @@ FEATURES: Final = (
         """,
     ),
     Feature(
-        "documents kept apart in a sample",
-        "a sample's tokens see all earlier ones, also those of another document",
-        "leave it out (--eod-mask-loss masks the loss between documents)",
+        "data given in other ways",
+        "corpora are named by --data-path, or split by split by --train-data-path and the like",
+        "give their prefixes with these; --per-split-data-args-path reads them from a file",
         """
-        --reset-position-ids --reset-attention-mask --intra-document-masking [...]
-        """,
-    ),
-    Feature(
-        "data given per split or in a file",
-        "validation and test are shares of the --data-path",
-        "give all prefixes with --data-path, and the shares with --split",
-        """
-        --train-data-path N ... --valid-data-path N ... --test-data-path N ...
-        --train-data N ... --valid-data N ... --test-data N ... --data-args-path N
-        --per-split-data-args-path N --multiple-validation-sets --full-validation
-        --train-weighted-split-paths N ... --valid-weighted-split-paths N ...
-        --test-weighted-split-paths N ... --train-weighted-split-paths-path N
-        --valid-weighted-split-paths-path N --test-weighted-split-paths-path N
-        --data-file-list N --data-file-list-* [...] --data-name N --data-dir N
-        --dataset-config N
+        --train-data N ... --valid-data N ... --test-data N ... --data-file-list N
+        --data-file-list-* [...] --data-name N --data-dir N --dataset-config N
         """,
     ),
     Feature(
         "other kinds of data",
         "samples come from an indexed corpus (.bin and .idx), in one order",
-        "make one with tools/sample_data.py or Megatron's preprocess_data.py",
+        "make one with tools/sample_data.py or preprocess_data.py (docs/data.md)",
         """
         --data-impl N --dataset N --dataloader-type N --train-mode N --mmap-* [...]
         --fim-* [...] --s3-cache-path N --object-storage-* [...] --mid-level-dataset-* [...]
         --use-prompt-dataset --sft --data-type N --variable-seq-lengths --lazy-loader --glm-mask
-        --transformer-type N
+        --transformer-type N --intra-document-masking [...]
         """,
         idle=(
             Idle("samples of an indexed corpus fill --seq-length", INDEXED, """
@@ -424,7 +404,7 @@ FEATURES: Final = (
         --q-lora-rank N --kv-lora-rank N --qk-head-dim N --qk-pos-emb-head-dim N --v-head-dim N
         --sliding-window-size N --sliding-window N --interleave-sliding-window N
         --softmax-type N --attention-output-gate --attention-chunk-size N --attention-bias
-        --mtp-num-layers N --mtp-* [...] --mamba-* [...]
+        --mtp-* [...] --mamba-* [...]
         --hybrid-* [...] --is-hybrid-model --linear-attention-* [...]
         --heterogeneous-layers-* [...] --use-kan --lora-* [...]
         --use-embedding-scaling --use-normhead --compression-training
@@ -511,7 +491,7 @@ FEATURES: Final = (
         "settings are read from the command line only",
         "give what the file says as flags",
         """
-        --deepspeed-config N --yaml-cfg N --export-kv-* [...] --args-file N
+        --yaml-cfg N --export-kv-* [...] --args-file N
         """,
     ),
     Feature(

@@ -61,11 +61,13 @@ _TABLE = (
         --ddp-average-in-collective --ddp-pad-buckets-for-high-nccl-busbw --ddp-* [...]
         --average-in-collective --no-contiguous-buffers-in-local-ddp
         --use-contiguous-buffers-in-local-ddp --use-contiguous-* [...] --DDP-impl N"""),
+    ("--nccl-max-ctas-p2p, --nccl-max-ctas-vocab and --nccl-max-ctas-data limit blocks", None,
+        "--nccl-communicator-config-path N"),
     ("communication starts as early as its data exists, and NCCL's variables tune it", None, """
         --no-overlap-p2p-communication --overlap-p2p-communication
         --overlap-p2p-communication-warmup-flush --no-pre-communication-optimization
         --use-ring-exchange-p2p --batch-p2p-communication --high-priority-stream-groups N ...
-        --nccl-communicator-config-path N --nccl-ub --use-nccl-ub --use-sharp
+        --nccl-ub --use-nccl-ub --use-sharp
         --sharp-enabled-group N --pipeline-model-parallel-comm-backend N
         --disable-gloo-process-groups --enable-gloo-process-groups --use-gloo-process-groups
         --lazy-mpu-init N --distributed-timeout-seconds-after-init N"""),
@@ -78,7 +80,7 @@ _TABLE = (
     ("the layers divide evenly, or other flags spread them", None, "--allow-padding-num-layers"),
     ("a V schedule has its own memory", beside("--zero-bubble-v-schedule"), """
         --zero-bubble-max-pending-backward N"""),
-    ("ranks are those of torchrun (RANK, WORLD_SIZE, LOCAL_RANK)", None, """
+    ("ranks are those of torchrun, srun or mpirun", None, """
         --local-rank N --use-mpi --deepspeed_mpi"""),
     ("exports to ONNX are not made", None, "--onnx-safe [...]"),
     ("the loss is always divided by the counted tokens of the global batch", None, """
@@ -97,7 +99,7 @@ _TABLE = (
     ("no graph of kernels is captured", None, """
         --cuda-graph-* [...] --no-cuda-graph --enable-cuda-graph --external-cuda-graph"""),
     ("data is read by memory mapping, without workers or caches of its own", None, """
-        --num-workers N --valid-num-workers N --num-dataset-builder-threads N
+        --valid-num-workers N --num-dataset-builder-threads N
         --no-mmap-bin-files --mmap-warmup --data-impl {mmap,infer}
         --dataset {MMAP,GPT,LLama-Pretrain-Idxmap}
         --dataset {Qwen-Pretrain-Idxmap,Mistral-Pretrain-Idxmap} --dataloader-fast-cache-load

@@ -189,8 +189,13 @@ _NAMES = (
     ("--eval-iters 0", "--eval-iters {-1}"),
     ("--wandb-exp-name {}", "--wandb-name N"),
     ("--wandb-entity {}", "--wandb-entity-name N"),
-    # They number the tokens alike, and end a document with </s>; only text is cut differently.
-    ("--tokenizer-type GPTSentencePieceTokenizer", "--tokenizer-type {Llama2Tokenizer}"),
+    (
+        "--tokenizer-type HuggingFaceTokenizer",
+        "--tokenizer-type {PretrainedFromHF,HFAutoTokenizer}",
+    ),
+    ("--tokenizer-model {}", "--tokenizer-name-or-path N"),
+    ("--merge-file {}", "--merges-file N"),
+    ("--tokenizer-special-tokens {}", "--tiktoken-special-tokens N ..."),
     ("--pipeline-schedule 1f1b-v", "--enable-1f1b-v"),
     (
         "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split",

@@ -1,7 +1,7 @@
 """Kernels of a CPU: PyTorch's own if they are fast, otherwise faster ones, in C++ for bf16.
 
 ``CpuKernels`` needs no compiler; ``CompiledKernels`` adds the bf16 code of ``cpu_kernels.cpp``.
-Attention has faster kernels with plain scores only; others are the reference's.
+Attention has faster kernels with plain scores of whole samples only; others are the reference's.
 """
 
 import torch
@@ -14,6 +14,7 @@ from megatron.kernels.cpu.layer_norm import CompiledLayerNorm, WideLayerNorm
 from megatron.kernels.cpu.library import Library, expect
 from megatron.kernels.cpu.short_attention import LONGEST, ShortCausalAttention
 from megatron.kernels.cpu.squared_relu import CompiledSquaredReLU, PositiveSquaredReLU
+from megatron.kernels.documents import Documents
 from megatron.kernels.reference.bias import with_bias
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.kernels.scores import PLAIN, Scores
@@ -62,11 +63,15 @@ class CpuKernels(ReferenceKernels):
         *,
         dropout: float,
         scores: Scores = PLAIN,
+        documents: Documents | None = None,
     ) -> Tensor:
         """See ``Kernels``."""
-        if scores == PLAIN and dropout == 0.0 and q_basd.shape[2] <= LONGEST:
+        plain = scores == PLAIN and dropout == 0.0 and documents is None
+        if plain and q_basd.shape[2] <= LONGEST:
             return apply(ShortCausalAttention, q_basd, k_bgsd, v_bgsd)
-        return super().causal_attention(q_basd, k_bgsd, v_bgsd, dropout=dropout, scores=scores)
+        return super().causal_attention(
+            q_basd, k_bgsd, v_bgsd, dropout=dropout, scores=scores, documents=documents
+        )
 
     def accumulate_(self, total: Tensor, part: Tensor) -> None:
         """See ``Kernels``."""
@@ -112,19 +117,31 @@ class CompiledKernels(CpuKernels):
         *,
         dropout: float,
         scores: Scores = PLAIN,
+        documents: Documents | None = None,
     ) -> Tensor:
         """See ``Kernels``."""
-        if scores == PLAIN and dropout == 0.0 and q_basd.shape[2] <= compiled_attention.LONGEST:
+        plain = scores == PLAIN and dropout == 0.0 and documents is None
+        if plain and q_basd.shape[2] <= compiled_attention.LONGEST:
             return compiled_attention.separate_attention(q_basd, k_bgsd, v_bgsd, self._library)
-        return super().causal_attention(q_basd, k_bgsd, v_bgsd, dropout=dropout, scores=scores)
+        return super().causal_attention(
+            q_basd, k_bgsd, v_bgsd, dropout=dropout, scores=scores, documents=documents
+        )
 
     def causal_self_attention(
-        self, qkv_bsgcd: Tensor, *, dropout: float, scores: Scores = PLAIN
+        self,
+        qkv_bsgcd: Tensor,
+        *,
+        dropout: float,
+        scores: Scores = PLAIN,
+        documents: Documents | None = None,
     ) -> Tensor:
         """See ``Kernels``."""
-        if scores == PLAIN and dropout == 0.0 and qkv_bsgcd.shape[1] <= compiled_attention.LONGEST:
+        plain = scores == PLAIN and dropout == 0.0 and documents is None
+        if plain and qkv_bsgcd.shape[1] <= compiled_attention.LONGEST:
             return compiled_attention.fused_attention(qkv_bsgcd, self._library)
-        return super().causal_self_attention(qkv_bsgcd, dropout=dropout, scores=scores)
+        return super().causal_self_attention(
+            qkv_bsgcd, dropout=dropout, scores=scores, documents=documents
+        )
 
     def accumulate_(self, total: Tensor, part: Tensor) -> None:
         """See ``Kernels``."""

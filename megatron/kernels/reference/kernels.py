@@ -8,10 +8,12 @@ from torch.nn import functional
 
 from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.autograd import apply
+from megatron.kernels.documents import Documents
 from megatron.kernels.heads import split_heads
 from megatron.kernels.reference import optimizer
 from megatron.kernels.reference.bias import with_bias
 from megatron.kernels.reference.geglu import GeGLU
+from megatron.kernels.reference.packed_attention import can_pack, packed_attention
 from megatron.kernels.reference.rotation import Rotation
 from megatron.kernels.reference.scored_attention import scored_attention
 from megatron.kernels.reference.squared_relu import SquaredReLU
@@ -91,18 +93,28 @@ class ReferenceKernels(TiledOutput):
         *,
         dropout: float,
         scores: Scores = PLAIN,
+        documents: Documents | None = None,
     ) -> Tensor:
         """See ``Kernels``."""
-        if scores.are_products:
+        if documents is not None and can_pack(q_basd, scores, dropout):
+            return packed_attention(q_basd, k_bgsd, v_bgsd, scores, documents)
+        if documents is None and scores.are_products:
             return scaled_dot_product(q_basd, k_bgsd, v_bgsd, dropout, scores.scale)
-        return scored_attention(q_basd, k_bgsd, v_bgsd, scores, dropout)
+        return scored_attention(q_basd, k_bgsd, v_bgsd, scores, dropout, documents)
 
     def causal_self_attention(
-        self, qkv_bsgcd: Tensor, *, dropout: float, scores: Scores = PLAIN
+        self,
+        qkv_bsgcd: Tensor,
+        *,
+        dropout: float,
+        scores: Scores = PLAIN,
+        documents: Documents | None = None,
     ) -> Tensor:
         """See ``Kernels``."""
         heads = (t.transpose(1, 2) for t in split_heads(qkv_bsgcd))
-        context_basd = self.causal_attention(*heads, dropout=dropout, scores=scores)
+        context_basd = self.causal_attention(
+            *heads, dropout=dropout, scores=scores, documents=documents
+        )
         return context_basd.transpose(1, 2).flatten(2)
 
     def accumulate_(self, total: Tensor, part: Tensor) -> None:

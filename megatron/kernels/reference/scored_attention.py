@@ -1,9 +1,9 @@
-"""Causal attention with any ``Scores``: a window, a cap, ALiBi, in PyTorch on any device.
+"""Causal attention with any ``Scores``, and within documents, in PyTorch on any device.
 
 PyTorch's own kernels know none of them but a mask, which would be a matrix of all positions. Here
-one block of queries after the other meets only the keys that it sees, so that a window saves work
-as well as memory, and the backward forms the block's probabilities anew. Scores and the softmax are
-in fp32 or better; the operands of products are in the type of activations.
+one block of queries after the other meets only the keys that it sees, so that windows and documents
+save work as well as memory, and the backward forms the block's probabilities anew. Scores and the
+softmax are in fp32 or better; the operands of products are in the type of activations.
 
 Shapes: b batch, a query heads, g key/value heads, r = a / g, s sequence, d channels of a head,
 x = b g; q positions of a block, y = r q, k keys that a block sees.
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from megatron.kernels.autograd import apply
+from megatron.kernels.documents import Documents
 from megatron.kernels.scores import Scores
 
 BLOCK = 256
@@ -26,23 +27,49 @@ BLOCK = 256
 
 
 def scored_attention(
-    q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, scores: Scores, dropout: float
+    q_basd: Tensor,
+    k_bgsd: Tensor,
+    v_bgsd: Tensor,
+    scores: Scores,
+    dropout: float,
+    documents: Documents | None = None,
 ) -> Tensor:
     """See ``Kernels.causal_attention``. The backward draws what is dropped a second time."""
-    return apply(_ScoredAttention, q_basd, k_bgsd, v_bgsd, scores, dropout)
+    return apply(_ScoredAttention, q_basd, k_bgsd, v_bgsd, _Seen(scores, documents), dropout)
+
+
+@dataclass(frozen=True, eq=False)
+class _Seen:
+    """What decides which keys a query sees, and how well.
+
+    Attributes:
+        scores: how products become scores.
+        documents: none of which sees another, if there are any.
+    """
+
+    scores: Scores
+    documents: Documents | None
+
+    def first_key(self, start: int) -> int:
+        """Return the first key that any query from a position on sees."""
+        window, documents = self.scores.window, self.documents
+        first = 0 if window is None else max(0, start - window)
+        if documents is None:
+            return first
+        return max(first, int(documents.host_first_bs[:, start].min()))
 
 
 class _ScoredAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, scores: Scores, dropout: float
+        ctx: Any, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, seen: _Seen, dropout: float
     ) -> Tensor:
         batch, heads, seq_length, size = q_basd.shape
-        ctx.scores, ctx.dropout = scores, dropout
+        ctx.seen, ctx.dropout = seen, dropout
         ctx.generator = _generator_state(q_basd.device) if dropout else None
         ctx.save_for_backward(q_basd, k_bgsd, v_bgsd)
         out_basd = q_basd.new_empty(batch, seq_length, heads, size).transpose(1, 2)
-        for block in _blocks(seq_length, k_bgsd.shape[1], scores):
+        for block in _blocks(seq_length, k_bgsd.shape[1], seen):
             prob_xyk, _ = block.probabilities(block.queries(q_basd), block.keys(k_bgsd))
             used_xyk, _ = _drop(prob_xyk, dropout)
             block.write(used_xyk.to(v_bgsd.dtype) @ block.keys(v_bgsd), out_basd)
@@ -53,7 +80,7 @@ class _ScoredAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_basd: Tensor) -> tuple[Tensor | None, ...]:
         q_basd, k_bgsd, v_bgsd = ctx.saved_tensors
         with _repeating(ctx.generator, q_basd.device):
-            gradients = _gradients(grad_basd, q_basd, k_bgsd, v_bgsd, ctx.scores, ctx.dropout)
+            gradients = _gradients(grad_basd, q_basd, k_bgsd, v_bgsd, ctx.seen, ctx.dropout)
         return (*gradients, None, None)
 
 
@@ -62,7 +89,7 @@ def _gradients(
     q_basd: Tensor,
     k_bgsd: Tensor,
     v_bgsd: Tensor,
-    scores: Scores,
+    seen: _Seen,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values."""
@@ -70,7 +97,7 @@ def _gradients(
     dq_basd = q_basd.new_empty(batch, seq_length, q_basd.shape[1], size).transpose(1, 2)
     wide = _statistics(k_bgsd.dtype)
     dk_xsd, dv_xsd = k_bgsd.new_zeros(2, batch * groups, seq_length, size, dtype=wide)
-    for block in _blocks(seq_length, groups, scores):
+    for block in _blocks(seq_length, groups, seen):
         q_xyd, grad_xyd = block.queries(q_basd), block.queries(grad_basd)
         k_xkd = block.keys(k_bgsd)
         prob_xyk, slope_xyk = block.probabilities(q_xyd, k_xkd)
@@ -79,7 +106,7 @@ def _gradients(
         if factor_xyk is not None:
             dprob_xyk *= factor_xyk
         dscore_xyk = torch.ops.aten._softmax_backward_data(dprob_xyk, prob_xyk, -1, wide)
-        dscore_xyk *= scores.scale_of(size) if slope_xyk is None else slope_xyk
+        dscore_xyk *= seen.scores.scale_of(size) if slope_xyk is None else slope_xyk
         dscore_xyk = dscore_xyk.to(q_xyd.dtype)
         block.write(dscore_xyk @ k_xkd, dq_basd)
         dk_xsd[:, block.first_key : block.end] += dscore_xyk.mT @ q_xyd
@@ -99,14 +126,14 @@ class _Block:
         end: position after the last, and after the last key.
         first_key: first key that a query of the block sees.
         groups: key/value heads g.
-        scores: how products become scores.
+        seen: which keys queries see.
     """
 
     start: int
     end: int
     first_key: int
     groups: int
-    scores: Scores
+    seen: _Seen
 
     def queries(self, t_basd: Tensor) -> Tensor:
         """Return the block of a tensor like the queries as a dense [x, y, d]."""
@@ -129,7 +156,8 @@ class _Block:
         Both are [x, y, k], in the type of statistics. The slopes are ``None`` without a cap: each
         is the scale then.
         """
-        scale, cap = self.scores.scale_of(q_xyd.shape[-1]), self.scores.softcap
+        scores = self.seen.scores
+        scale, cap = scores.scale_of(q_xyd.shape[-1]), scores.softcap
         score_xyk, slope_xyk = (q_xyd @ k_xkd.mT).to(_statistics(q_xyd.dtype)), None
         score_xyk *= scale
         if cap:
@@ -138,12 +166,12 @@ class _Block:
             slope_xyk = tanh_xyk.square_().neg_().add_(1).mul_(scale)
         score_xrqk = score_xyk.unflatten(1, (-1, self.end - self.start))
         distance_qk = self._distances(q_xyd.device)
-        if self.scores.slopes_a:
+        if scores.slopes_a:
             score_xrqk = self._biased(score_xrqk, distance_qk)
         hidden_qk = distance_qk < 0
-        if self.scores.window is not None:
-            hidden_qk |= distance_qk > self.scores.window
-        score_xrqk.masked_fill_(hidden_qk, -torch.inf)
+        if scores.window is not None:
+            hidden_qk |= distance_qk > scores.window
+        score_xrqk.masked_fill_(self._hidden_elsewhere(hidden_qk), -torch.inf)
         prob_xyk: Tensor = score_xrqk.softmax(-1).flatten(1, 2)
         return prob_xyk, slope_xyk
 
@@ -152,8 +180,17 @@ class _Block:
         keys_k = torch.arange(self.first_key, self.end, device=device)
         return keys_k[self.start - self.first_key :, None] - keys_k
 
+    def _hidden_elsewhere(self, hidden_qk: Tensor) -> Tensor:
+        """Return what is hidden anyway, and the keys of other documents, to fit [x, r, q, k]."""
+        if self.seen.documents is None:
+            return hidden_qk
+        first_bq1 = self.seen.documents.first_bs[:, self.start : self.end, None]
+        keys_k = torch.arange(self.first_key, self.end, device=hidden_qk.device)
+        hidden_bqk = hidden_qk | (keys_k < first_bq1)
+        return hidden_bqk.repeat_interleave(self.groups, 0).unsqueeze(1)
+
     def _biased(self, score_xrqk: Tensor, distance_qk: Tensor) -> Tensor:
-        slopes_a = score_xrqk.new_tensor(self.scores.slopes_a)
+        slopes_a = score_xrqk.new_tensor(self.seen.scores.slopes_a)
         slopes_gr11 = slopes_a.view(self.groups, -1, 1, 1)
         score_bgrqk = score_xrqk.unflatten(0, (-1, self.groups))
         distance_qk = distance_qk.to(score_xrqk.dtype)
@@ -161,12 +198,11 @@ class _Block:
         return biased_bgrqk.flatten(0, 1)
 
 
-def _blocks(seq_length: int, groups: int, scores: Scores) -> Iterator[_Block]:
+def _blocks(seq_length: int, groups: int, seen: _Seen) -> Iterator[_Block]:
     """Yield the blocks of a sequence in order."""
-    before = seq_length if scores.window is None else scores.window
     for start in range(0, seq_length, BLOCK):
         end = min(start + BLOCK, seq_length)
-        yield _Block(start, end, max(0, start - before), groups, scores)
+        yield _Block(start, end, seen.first_key(start), groups, seen)
 
 
 def _statistics(dtype: torch.dtype) -> torch.dtype:

@@ -16,14 +16,22 @@ class InputLayer(nn.Module):
         hidden_size: h.
         dtype: of the weight and the embeddings.
         device: of the weight.
+        weight: [rows, h], if the layer shares that of another one.
     """
 
     def __init__(
-        self, shard: VocabularyShard, hidden_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        shard: VocabularyShard,
+        hidden_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        weight: nn.Parameter | None = None,
     ) -> None:
         super().__init__()
         self.shard = shard
-        self.weight = nn.Parameter(torch.empty(shard.rows, hidden_size, dtype=dtype, device=device))
+        if weight is None:
+            weight = nn.Parameter(torch.empty(shard.rows, hidden_size, dtype=dtype, device=device))
+        self.weight = weight
 
     @torch.no_grad()
     def lookup(self, tokens_n: Tensor) -> Tensor:
@@ -31,13 +39,24 @@ class InputLayer(nn.Module):
 
         The sum over all shards is the embedding, exactly: every token has one nonzero part.
         """
-        row_n, owned_n = local_rows(tokens_n, self.shard.first_row, self.shard.rows)
-        return rows_of(self.weight, row_n).mul_(owned_n.unsqueeze(-1))
+        return lookup_rows(self.weight, tokens_n, self.shard)
 
     @torch.no_grad()
     def add_gradient(self, tokens_n: Tensor, gradient_nh: Tensor) -> None:
         """Add the gradient of the embeddings held here to the weight's ``main_grad`` (IB)."""
-        row_n, owned_n = local_rows(tokens_n, self.shard.first_row, self.shard.rows)
-        main_grad = main_grad_of(self.weight)
-        part_nh = gradient_nh.to(main_grad.dtype, copy=True).mul_(owned_n.unsqueeze(-1))
-        main_grad.index_add_(0, row_n, part_nh)
+        add_gradient_of_rows(main_grad_of(self.weight), tokens_n, gradient_nh, self.shard)
+
+
+def lookup_rows(weight_vh: Tensor, tokens_n: Tensor, shard: VocabularyShard) -> Tensor:
+    """Return [n, h]: the rows of the tokens in ``shard``, zeros for the others."""
+    row_n, owned_n = local_rows(tokens_n, shard.first_row, shard.rows)
+    return rows_of(weight_vh, row_n).mul_(owned_n.unsqueeze(-1))
+
+
+def add_gradient_of_rows(
+    total_vh: Tensor, tokens_n: Tensor, gradient_nh: Tensor, shard: VocabularyShard
+) -> None:
+    """Add the gradients of the tokens in ``shard`` to the rows of ``total_vh``."""
+    row_n, owned_n = local_rows(tokens_n, shard.first_row, shard.rows)
+    part_nh = gradient_nh.to(total_vh.dtype, copy=True).mul_(owned_n.unsqueeze(-1))
+    total_vh.index_add_(0, row_n, part_nh)

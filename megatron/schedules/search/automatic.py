@@ -17,18 +17,21 @@ from megatron.schedules.search.list_schedule import Problem, Rows, Rule, list_sc
 
 _FLOW: Final[tuple[PassKind, ...]] = ("IF", "F", "S", "E", "T", "B", "W", "IB")
 _URGENCY: Final[Mapping[PassKind, int]] = {
-    "IF": 0, "S": 0, "E": 0, "T": 0, "B": 1, "F": 2, "IB": 3, "W": 3
+    "IF": 0, "S": 0, "E": 0, "T": 0, "B": 1, "F": 2, "R": 3, "IB": 4, "W": 4
 }  # fmt: skip
-_FILLER: Final = 3
+_FILLER: Final = 4
 
 
 def one_by_one(plan: Plan) -> Plan:
     """Return a plan of the same passes that runs one microbatch after the other."""
 
     def row(rank: int) -> tuple[Pass, ...]:
-        def place(item: Pass) -> tuple[int, int]:
+        def place(item: Pass) -> tuple[int, int, bool]:
             stage = plan.stage_of[rank, item.chunk]
-            return _FLOW.index(item.kind), stage if item.kind == "F" else -stage
+            step: PassKind = (
+                "B" if item.kind == "R" else item.kind
+            )  # each R goes right before its B
+            return _FLOW.index(step), stage if step == "F" else -stage, step == item.kind
 
         first = sorted(passes_of(plan, rank), key=place)
         return tuple(

@@ -10,7 +10,7 @@ def least_time(one: Plan, costs: Costs, microbatches: int) -> float:
 
     Every rank runs all its passes. All of them but IF wait until the first microbatch has gone
     through the stages before the rank's first stage. When the rank's last B has ended, one
-    microbatch still has to go back through these stages.
+    microbatch still has to go back through these stages; what R computes may be there by then.
 
     Args:
         one: a plan of the schedule for one microbatch.
@@ -27,7 +27,9 @@ def least_time(one: Plan, costs: Costs, microbatches: int) -> float:
             seen.add(rank)
             times = {item: costs.of_pass(one, rank, item) for item in passes_of(one, rank)}
             work = microbatches * sum(times.values())
-            layers = microbatches * sum(t for item, t in times.items() if item.kind in ("F", "B"))
+            layers = microbatches * sum(
+                t for item, t in times.items() if item.kind in ("F", "R", "B")
+            )
             embedding = microbatches * times.get(Pass("IF", 0), 0.0)
             least = max(least, work, head + work - embedding, head + layers + tail)
         head += costs.of_pass(one, rank, Pass("F", 0, chunk))

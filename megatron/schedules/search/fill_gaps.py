@@ -12,6 +12,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Final
 
+from megatron.schedules.held import Held
 from megatron.schedules.search.justify import Scheduled, scheduled
 from megatron.schedules.search.list_schedule import Problem, Rows
 
@@ -52,7 +53,9 @@ class _Rank:
     row: list[int] = field(default_factory=list)
     starts: list[float] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)
-    held: tuple[list[float], ...] = field(default_factory=lambda: ([], [], []))
+    held: tuple[list[float], ...] = field(
+        default_factory=lambda: tuple(list[float]() for _ in Held._fields)
+    )
 
 
 class _Run:

@@ -103,7 +103,7 @@ class _Rank:
     head: int = 0
     warming_up: bool = True
     idled: float = 0.0
-    held: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    held: list[float] = field(default_factory=lambda: [0.0] * len(Held._fields))
 
 
 class _Run:

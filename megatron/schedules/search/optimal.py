@@ -185,10 +185,10 @@ def _capacities(
                 f"rank {rank} may hold {limit:g} activations of a chunk, but a microbatch alone "
                 f"needs {least:g}: raise its limit to that or more"
             )
-        _, exponentials, embeddings = peak_held(problem, problem.rows[rank], kept)
+        _, exponentials, embeddings, recomputed = peak_held(problem, problem.rows[rank], kept)
         more = inf if ahead is None else ahead
         early = 0 if rank == problem.stages[0][0] else problem.ranks
-        capacities.append(Held(limit, exponentials + more, embeddings + more + early))
+        capacities.append(Held(limit, exponentials + more, embeddings + more + early, recomputed))
     return capacities
 
 

@@ -12,7 +12,9 @@ with one number for all ranks, one for each rank, or one for each chunk of each 
 hop between neighbours, for X and G alike. U, RG and AG, a rank's work with its replicas, have the
 time of all its buckets together. F and B must be given, and W if the backward is split. Other
 passes and communications that are not given take no time.
-``factors`` are the bytes between B and W, those of ``activation`` where they are not given.
+``factors`` are the bytes between B and W, those of ``activation`` where they are not given, and
+``repeated`` are those between R and B, beside ``activation``. R takes as long as F if it is not
+given; if it is, a plan without R adds it to B.
 
 A file with ``layers`` is a measurement: ``layers`` are the transformer layers of each chunk of each
 rank during the measurement. Such a file must give times for exactly those passes of the vocabulary
@@ -27,7 +29,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
 
 from megatron.native.files import read_text, write_text
-from megatron.schedules.costs import Costs, Exchange, Time
+from megatron.schedules.costs import UNIT_COSTS, Costs, Exchange, HopTime, Time
 from megatron.schedules.needs import COMM_KINDS, REPLICA_KINDS, CommKind
 from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS, PLANNED_KINDS, PassKind
 from megatron.schedules.treatments import BarrierKind, Treatment
@@ -41,6 +43,8 @@ DEFAULT_COSTS: Final = Costs(
 _HOP: Final[tuple[CommKind, ...]] = ("X", "G")
 _BARRIERS: Final[tuple[BarrierKind, ...]] = get_args(BarrierKind)
 _SIZES: Final = tuple(field.name for field in fields(Sizes))
+_OF_CHUNKS: Final = ("activation", "factors", "repeated")
+"""Sizes that chunks of a rank may differ in."""
 
 
 class CostFile(NamedTuple):
@@ -59,6 +63,10 @@ class CostFile(NamedTuple):
     named: frozenset[str] = frozenset()
 
 
+_OF_HOPS: Final = ("p2p", "X", "G")
+"""Names of communications that may have one time for each hop from stage to stage."""
+
+
 def parse_costs(text: str) -> Costs:
     """Read ``F=1,B=2:2:4,C1=0.1``.
 
@@ -72,10 +80,30 @@ def parse_costs(text: str) -> Costs:
         times = [_number(word, part) for part in value.split(":")]
         if name in PASS_KINDS:
             passes.append((name, times if len(times) > 1 else times[0]))
-        elif len(times) == 1 or name in REPLICA_KINDS:
+        elif len(times) == 1 or name in (*REPLICA_KINDS, *_OF_HOPS):
             comms.append((name, times if len(times) > 1 else times[0]))
         else:
-            raise ValueError(f"'{word}': only passes, RG and AG may have one time for each rank")
+            raise ValueError(
+                f"'{word}': only passes, RG and AG may have one time for each rank, and p2p, X and "
+                "G one for each hop from stage to stage"
+            )
+    return _costs(passes, comms)
+
+
+def named_costs(times: Mapping[str, Time] | None) -> Costs:
+    """Return the costs of ``{"F": 1, "B": [1, 2], "p2p": 0.1}``, or the assumed ones of ``None``.
+
+    Raises:
+        ValueError: if a name is of no pass or communication, or a time is no number.
+    """
+    if times is None:
+        return UNIT_COSTS
+    passes = [(name, _values(name, time, 2)) for name, time in times.items() if name in PASS_KINDS]
+    comms = [
+        (name, _values(name, time, int(name in REPLICA_KINDS)))
+        for name, time in times.items()
+        if name not in PASS_KINDS
+    ]
     return _costs(passes, comms)
 
 
@@ -96,7 +124,7 @@ def load_costs(path: Path) -> CostFile:
         costs = _costs(
             [(kind, _values(kind, value, depth=2)) for kind, value in passes.items()],
             [
-                (kind, _values(kind, value, depth=int(kind in REPLICA_KINDS)))
+                (kind, _values(kind, value, depth=int(kind in (*REPLICA_KINDS, *_OF_HOPS))))
                 for kind, value in comms.items()
             ],
         )
@@ -177,7 +205,7 @@ def _costs(
     passes: Iterable[tuple[str, Time]], comms: Iterable[tuple[str, float | Sequence[float]]]
 ) -> Costs:
     pass_times: dict[PassKind, Time] = {}
-    comm_times: dict[CommKind, float] = {}
+    comm_times: dict[CommKind, HopTime] = {}
     exchanges: dict[CommKind, Exchange] = {}
     for name, time in passes:
         pass_kind = next((kind for kind in PASS_KINDS if kind == name), None)
@@ -190,7 +218,7 @@ def _costs(
         for kind in _comm_kinds(name):
             if kind in comm_times or kind in exchanges:
                 raise ValueError(f"{kind} is given twice: give {name} once, p2p being X and G")
-            if isinstance(hop, (int, float)):
+            if isinstance(hop, (int, float)) or kind not in REPLICA_KINDS:
                 comm_times[kind] = hop
             else:
                 exchanges[kind] = Exchange(hop)
@@ -258,5 +286,5 @@ def _sizes(section: object) -> Sizes:
     for name, value in _section(section, "bytes").items():
         if name not in _SIZES:
             raise ValueError(f"bytes has no '{name}': write {', '.join(_SIZES)}")
-        sizes[name] = _values(name, value, depth=2 if name in ("activation", "factors") else 1)
+        sizes[name] = _values(name, value, depth=2 if name in _OF_CHUNKS else 1)
     return Sizes(**sizes)

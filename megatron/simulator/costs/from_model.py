@@ -4,13 +4,17 @@
 passes, and on a GPU to predict the time of a run. There is no other model of time.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
+from megatron.schedules.costs import HopTime
 from megatron.schedules.needs import CommKind
-from megatron.schedules.passes import PassKind
+from megatron.schedules.passes import CHUNKED_KINDS, PassKind
 from megatron.schedules.treatments import FP32_OF_A_TOKEN, Payload, Treatment
 from megatron.simulator.costs.device import UNFUSED, Device, Traffic
+from megatron.simulator.costs.machines import ONE_MACHINE, Machines
 from megatron.simulator.costs.recomputed import Repeated
 from megatron.simulator.costs.shape import ACTIVATION_BYTES, Shape
 
@@ -18,6 +22,11 @@ CORE_TRAFFIC: Final = 8 / 46
 NORMS_TRAFFIC: Final = 8 / 46
 MLP_TRAFFIC: Final = 16 / 46
 """Shares that the parts of a layer have in the traffic of its forward, as ``UNFUSED`` counts it."""
+
+JOINING_FORWARD: Final = 20 / 46
+JOINING_BACKWARD: Final = 18 / 62
+"""The same for what a further token that is predicted adds to its layer: three norms (4 bytes
+forward, 6 backward), and two activations that are copied next to each other (8)."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +40,7 @@ class ModelTimes:
         early_whole: whether a whole output layer computes its input gradient in F, right after the
             logits, as ours does; else in B, as Megatron-LM does.
         split_backward: whether W is a pass of its own.
+        machines: in which the ranks are.
     """
 
     shape: Shape
@@ -38,6 +48,7 @@ class ModelTimes:
     traffic: Traffic = UNFUSED
     early_whole: bool = False
     split_backward: bool = True
+    machines: Machines = ONE_MACHINE
 
     def layer(self) -> dict[PassKind, float]:
         """Return the times of one transformer layer: F, B without weight gradients, and W.
@@ -62,7 +73,7 @@ class ModelTimes:
         }
 
     def repeated(self) -> Repeated:
-        """Return the time that layers which are computed again whole add to B."""
+        """Return the time that layers which are computed again whole take, in R or in B."""
         shape, device = self.shape, self.device
         return Repeated(
             shape.recomputed,
@@ -70,6 +81,48 @@ class ModelTimes:
             device.product("backward", shape.spared_flops),
             [device.product("backward", shape.hidden_flops(window)) for window in shape.windows],
         )
+
+    def further_tokens(self, treatment: Treatment) -> dict[PassKind, float]:
+        """Return what further tokens that are predicted add to each pass of the last stage.
+
+        Each has a layer like the last one of the model, and a product before it, whose input the
+        tensor ranks gather if they have parts of it, and whose outputs they put together. If the
+        vocabulary is not split, the stage looks the tokens' embeddings up itself.
+
+        Args:
+            treatment: how the vocabulary layers are run.
+        """
+        shape, device, traffic = self.shape, self.device, self.traffic
+        added: dict[PassKind, float] = dict.fromkeys(CHUNKED_KINDS, 0.0)
+        if not shape.depths:
+            return added
+        if not treatment.is_sharded:
+            added = self.whole_input()
+        split_sequence = shape.tensor.sequence_parallel
+        forward, backward = JOINING_FORWARD * traffic.layer_forward, traffic.layer_backward
+        backward *= JOINING_BACKWARD
+        joining: dict[PassKind, float] = {
+            "F": device.product("forward", shape.joining_flops)
+            + self._layer_traffic(forward, forward)
+            + (3 if split_sequence else 1) * self._round(),
+            "B": device.product("backward", shape.joining_flops)
+            + self._layer_traffic(backward, backward)
+            + (3 if split_sequence else 4) * self._round(),
+            "W": device.product("backward", shape.joining_flops)
+            + (2 * self._round() if split_sequence and self.split_backward else 0.0),
+        }
+        hidden = shape.hidden_flops(shape.last_window)
+        again = 2 + shape.recomputed.core
+        less: dict[PassKind, float] = {
+            "F": device.product("forward", hidden),
+            "B": device.product("backward", again * hidden),
+        }
+        if shape.repeats_depths:
+            repeated = device.product("backward", shape.depth_repeated_flops)
+            joining["B"] += repeated + self._around_forward()
+        for kind, layer in self.layer().items():
+            added[kind] += shape.depths * (layer + joining[kind] - less.get(kind, 0.0))
+        return added
 
     def _around_forward(self) -> float:
         """Return the time of a layer's F beside its products."""
@@ -112,9 +165,15 @@ class ModelTimes:
         of_a_rank = (all_of_it - outside) / tensor.ranks + outside / tensor.sequence_parts
         return self.device.traffic(of_a_rank * self.shape.elements)
 
-    def _round(self) -> float:
-        """Return the time in which the tensor ranks gather, or scatter, an activation."""
-        return self.device.round(ACTIVATION_BYTES * self.shape.elements, self.shape.tensor.ranks)
+    def _round(self, elements: int | None = None) -> float:
+        """Return the time in which the tensor ranks gather, or scatter, an activation.
+
+        Args:
+            elements: of the activation; ``None``: of one between two layers.
+        """
+        shape = self.shape
+        size = ACTIVATION_BYTES * (shape.elements if elements is None else elements)
+        return self.machines.across(self.device).round(size, shape.tensor.ranks)
 
     def whole_output(self) -> dict[PassKind, float]:
         """Return the time that an output layer on the last stage adds to each pass of it.
@@ -122,15 +181,16 @@ class ModelTimes:
         The tensor ranks share it: they gather its input if they have parts of it, and its gradient
         leaves it as it leaves a layer.
         """
-        device, traffic, tensor = self.device, self.traffic, self.shape.tensor
-        logits = self.shape.logits / tensor.ranks
-        product = device.product("output", self.shape.output_product_flops) / tensor.ranks
-        entering = self._round() if tensor.sequence_parallel else 0.0
-        leaving = self._round() if tensor.sequence_parallel else 2 * self._round()
+        shape, device, traffic, tensor = self.shape, self.device, self.traffic, self.shape.tensor
+        logits = shape.logits / tensor.ranks
+        product = device.product("output", shape.output_product_flops) / tensor.ranks
+        all_rounds = self._round(shape.output_elements)
+        entering = all_rounds if tensor.sequence_parallel else 0.0
+        leaving = all_rounds if tensor.sequence_parallel else 2 * all_rounds
         forward = product + device.traffic(traffic.loss_forward * logits) + self._overhead("S")
         forward += entering + self._statistics("statistics")
         loss = device.traffic(traffic.loss_backward * logits)
-        if self.shape.vocab_recompute:
+        if shape.vocab_recompute:
             loss += product + device.traffic(traffic.loss_forward * logits)
         if self.early_whole:
             early = product + device.traffic(traffic.early_gradient * logits) + leaving
@@ -164,13 +224,14 @@ class ModelTimes:
         product = device.product("output", shape.output_product_flops) / shards
         early = traffic.early_gradient if treatment.gradient_pass == "S" else 0.0
         again = shape.vocab_recompute  # relative to the maximum of all shards, in T as in S
-        scattered = traffic.scatter * shape.elements
+        looked_up = shape.elements * (2 if shape.depths else 1)  # for both ends of the pipeline
+        scattered = traffic.scatter * looked_up
         moved: dict[PassKind, float] = {
             "S": (traffic.loss_forward + early) * logits,
             "E": 0.0 if again else traffic.exponentials * logits,
             "T": (traffic.loss_backward + (traffic.loss_forward if again else traffic.rescale))
             * logits,
-            "IF": traffic.lookup * shape.elements,
+            "IF": traffic.lookup * looked_up,
             "IB": scattered + traffic.gradient * shape.vocabulary_parameters / shards,
         }
         return {
@@ -180,44 +241,70 @@ class ModelTimes:
             for kind in treatment.passes
         }
 
-    def communications(self, treatment: Treatment) -> dict[CommKind, float]:
+    def communications(
+        self, treatment: Treatment, stages: Sequence[tuple[int, int]] = ()
+    ) -> dict[CommKind, HopTime]:
         """Return the time of every kind of communication; collectives are pipelined over ranks.
 
         Those of the vocabulary have two levels if several ranks share a layer: each sends its part
         of an activation along the pipeline, and the tensor ranks gather or scatter the parts.
+
+        Args:
+            treatment: of the vocabulary.
+            stages: (rank, chunk) of every stage; without them no message leaves a machine.
         """
-        hop = self.device.message(self.shape.stream_bytes)
-        comms: dict[CommKind, float] = {"X": hop, "G": hop}
+        hop = self._hops([rank for rank, _ in stages])
+        comms: dict[CommKind, HopTime] = {"X": hop, "G": hop}
         if treatment.is_sharded:
-            spread = self._part() + self._round()
-            comms |= {"C0": spread, "CIF": self._reduced(), "CIB": spread}
+            elements, ends = self.shape.elements, 2 if self.shape.depths else 1
+            comms |= {
+                "C0": self._spread(self.shape.output_elements),
+                "CIF": ends * self._reduced(elements),
+                "CIB": ends * self._spread(elements),
+            }
         for barrier in treatment.barriers:
             comms[barrier.kind] = sum(map(self._payload, barrier.carries))
         return comms
 
-    def _part(self) -> float:
-        """Return the time of a tensor rank's part of an activation along the pipeline."""
-        return self.device.message(ACTIVATION_BYTES * self.shape.elements / self.shape.tensor.ranks)
+    def _hops(self, ranks: Sequence[int]) -> HopTime:
+        """Return the time of a message from each stage to the next; one time if all are alike."""
+        size = self.shape.stream_bytes
+        near = self.device.message(size)
+        hops = [
+            self.machines.between(self.device, one, other).message(size) if one != other else near
+            for one, other in pairwise(ranks)
+        ]
+        return hops if any(hop != near for hop in hops) else near
 
-    def _reduced(self) -> float:
+    def _part(self, elements: int) -> float:
+        """Return the time of a tensor rank's part of an activation along the pipeline."""
+        size = ACTIVATION_BYTES * elements / self.shape.tensor.ranks
+        return self.machines.along(self.device).message(size)
+
+    def _spread(self, elements: int) -> float:
+        """Return the time to bring an activation of one stage to all ranks."""
+        return self._part(elements) + self._round(elements)
+
+    def _reduced(self, elements: int) -> float:
         """Return the time to add up an activation at one stage.
 
         Without sequence parallelism the stage's ranks gather their parts of the sum.
         """
         rounds = 1 if self.shape.tensor.sequence_parallel else 2
-        return self._part() + rounds * self._round()
+        return self._part(elements) + rounds * self._round(elements)
 
     def _payload(self, payload: Payload) -> float:
         """Return the seconds for a barrier's payload: the gradient of X, or numbers per token."""
         if payload == "gradient":
-            return self._reduced()
-        size = 4 * FP32_OF_A_TOKEN[payload] * self.shape.tokens
-        return self.device.message(size) + self._statistics(payload)
+            return self._reduced(self.shape.output_elements)
+        size = 4 * FP32_OF_A_TOKEN[payload] * self.shape.outputs
+        return self.machines.along(self.device).message(size) + self._statistics(payload)
 
     def _statistics(self, payload: Payload) -> float:
         """Return the time in which the tensor ranks gather numbers of every token."""
         ranks = self.shape.tensor.ranks
-        return self.device.round(4 * FP32_OF_A_TOKEN[payload] * self.shape.tokens * ranks, ranks)
+        size = 4 * FP32_OF_A_TOKEN[payload] * self.shape.outputs * ranks
+        return self.machines.across(self.device).round(size, ranks)
 
     def _overhead(self, kind: PassKind) -> float:
         return self.device.overhead.get(kind, 0.0)

@@ -7,6 +7,8 @@ from typing import Final
 from megatron.schedules.treatments import Treatment
 from megatron.simulator.costs.attained import BANDWIDTH, LATENCY, OUTPUT, attained_under
 from megatron.simulator.costs.device import Device
+from megatron.simulator.costs.machines import Interconnect
+from megatron.simulator.costs.replicas import Link
 
 GIB: Final = float(1 << 30)
 
@@ -121,6 +123,44 @@ The network is that of the vendor's own machines, a network adapter for each GPU
 REPLICA_LATENCY: Final = 10e-6
 """Seconds of a step between replicas in addition to that of its bytes. NCCL's own model takes 9.6
 us for a step of a ring over a network (nccl, src/graph/tuning.cc, protocol Simple)."""
+
+
+def gpu_of_driver(name: str) -> Gpu | None:
+    """Return the GPU that the driver calls ``name``, such as "NVIDIA H100 80GB HBM3", if known.
+
+    Of variants with other memory the largest is returned.
+    """
+    words = name.replace("RTX ", "RTX")
+    return next((own for own in GPUS.values() if re.search(rf"\b{own.name}\b", words)), None)
+
+
+def interconnect(
+    gpu: Gpu,
+    treatment: Treatment,
+    link: tuple[float | None, float | None] = (None, None),
+    network: tuple[float | None, float | None] = (None, None),
+) -> Interconnect:
+    """Return the links of a job on a kind of GPU.
+
+    Args:
+        gpu: of every rank.
+        treatment: of the vocabulary, for the rate that passes attain.
+        link: bandwidth in bytes/s and latency in seconds within a machine; ``None``: as usual.
+        network: the same between machines; ``None``: as usual.
+    """
+    device = gpu.device(treatment)
+    return Interconnect(
+        Link(_given(link[0], device.link_bandwidth), _given(link[1], device.link_latency)),
+        Link(
+            _given(network[0], gpu.network),
+            _given(network[1], device.link_latency + REPLICA_LATENCY),
+        ),
+        device.peak_flops * device.attained["forward"],
+    )
+
+
+def _given(value: float | None, otherwise: float) -> float:
+    return otherwise if value is None else value
 
 
 def gpu(name: str) -> Gpu:

@@ -29,8 +29,8 @@ def measured_costs(file: CostFile, assumed: StageCosts) -> StageCosts:
     counts = _by_stage(file.layers, assumed.stages, "layers")
     layer, extras = {}, [dict[PassKind, float]() for _ in counts]
     for kind in CHUNKED_KINDS:
-        if kind == "W" and kind not in file.costs.passes:
-            continue  # measured without splitting the backward
+        if kind not in _passes_of_layers(file, assumed):
+            continue
         times = _by_stage(file.costs.passes.get(kind), assumed.stages, kind)
         worth = assumed.weighed(kind, counts)
         layer[kind] = _layer_time(kind, times, worth, assumed)
@@ -46,8 +46,19 @@ def measured_costs(file: CostFile, assumed: StageCosts) -> StageCosts:
         others=others,
         comms=file.costs.comms,
         exchanges=file.costs.exchanges,
-        repeated=Repeated(),  # it is in the times of B
+        repeated=Repeated(),  # it is in the times of R or B
     )
+
+
+def _passes_of_layers(file: CostFile, assumed: StageCosts) -> set[PassKind]:
+    """Return the kinds of passes of layers that have times.
+
+    A file has none of W if the backward was not split, and none of R if that was part of B. If it
+    has some, they count where layers are computed again.
+    """
+    kinds: set[PassKind] = {"F", "B"}
+    measured: set[PassKind] = {"W", "R"} if assumed.repeated.which.group else {"W"}
+    return kinds | measured.intersection(file.costs.passes)
 
 
 def _layer_time(
@@ -59,7 +70,7 @@ def _layer_time(
     time = total = 0.0
     for own, count, extra, alone in zip(times, counts, assumed.extras, pure, strict=True):
         if alone or not any(pure):
-            flops = count * assumed.layer[kind]
+            flops = count * assumed.layer.get(kind, 1.0)  # R has no other work
             time += own * flops / max(flops + extra[kind], 1.0)
             total += count
     return time / max(total, 1.0)

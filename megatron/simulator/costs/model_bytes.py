@@ -59,11 +59,13 @@ def parameters(
     for (rank, _), count in zip(stages, layers, strict=True):
         counts[rank] += count * shape.layer_parameters
     whole = shape.vocabulary_parameters / shape.tensor.ranks
+    counts[stages[-1][0]] += shape.depths * shape.depth_parameters
     if treatment.is_sharded:
         return [own + (1 if tied else 2) * whole / ranks for own in counts]
     first, last = stages[0][0], stages[-1][0]
     counts[first] += whole
     counts[last] += 0 if tied and first == last else whole
+    counts[last] += whole if shape.depths and not tied and first != last else 0
     return counts
 
 
@@ -94,30 +96,36 @@ def model_sizes(
     """
     ranks = 1 + max(rank for rank, _ in stages)
     first, (last, last_chunk) = stages[0][0], stages[-1]
-    x = float(ACTIVATION_BYTES * shape.elements)
+    x = float(ACTIVATION_BYTES * shape.output_elements)
     counts = parameters(shape, stages, layers, treatment, tied=tied)
     static = [per_parameter * count for count in counts]
     activation = [[0.0] * (len(stages) // ranks) for _ in range(ranks)]
-    factors = [list(own) for own in activation]
+    factors, repeated = [list(own) for own in activation], [list(own) for own in activation]
     for (rank, chunk), layer_count in zip(stages, layers, strict=True):
         activation[rank][chunk] += shape.stage_activation_bytes(layer_count)
         factors[rank][chunk] += layer_count * shape.layer_factor_bytes
+        repeated[rank][chunk] += shape.stage_recomputed_bytes(layer_count)
     own_x = ACTIVATION_BYTES * shape.own_elements
     activation[last][last_chunk] += shape.stream_bytes  # the final norm keeps its input
+    if shape.depths:
+        activation[last][last_chunk] += own_x + shape.depths * shape.depth_activation_bytes
+        factors[last][last_chunk] += shape.depths * shape.depth_factor_bytes
     recomputes = shape.recomputed != NOTHING
     logits = shape.logits / shape.tensor.ranks / (ranks if treatment.is_sharded else 1)
     exponentials = x + logit.held * logits
     at_work = logit.workspace + logit.working * logits
-    at_work += treatment.gradients_held * logit.early_gradient * shape.elements
+    at_work += treatment.gradients_held * logit.early_gradient * shape.output_elements
     if not treatment.is_sharded:
         static[last] += at_work
         activation[last][last_chunk] += exponentials
         factors[last][last_chunk] += exponentials
-        return Sizes(static, activation, factors=factors if recomputes else None)
+        return Sizes(static, activation, factors=factors if recomputes else None, repeated=repeated)
     return Sizes(
         [own + at_work for own in static],
         activation,
         exponentials=exponentials,
         embedding=[own_x if rank == first else 0.0 for rank in range(ranks)],
+        ahead=[own_x if shape.depths and rank == last else 0.0 for rank in range(ranks)],
         factors=factors if recomputes else None,
+        repeated=repeated,
     )

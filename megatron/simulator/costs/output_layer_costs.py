@@ -8,7 +8,7 @@ logits are not kept, and computed once more before the weight gradient.
 from dataclasses import replace
 
 from megatron.schedules.costs import Costs, Time
-from megatron.schedules.passes import PassKind
+from megatron.schedules.passes import CHUNKED_KINDS, PassKind
 from megatron.schedules.treatments import TREATMENTS, Treatment
 from megatron.simulator.costs.stage_costs import StageCosts, Stages
 
@@ -69,7 +69,8 @@ def redistribute_layers(
         ValueError: if times differ by rank, because they then belong to a distribution already.
     """
     extras = [*({} for _ in stages[1:]), _whole_layer(costs, output_layer, recompute)]
-    layer = {kind: _one_time(costs, kind) * len(stages) / layers for kind in extras[-1]}
+    kinds = [kind for kind in CHUNKED_KINDS if kind in costs.passes]
+    layer = {kind: _one_time(costs, kind) * len(stages) / layers for kind in kinds}
     others = {kind: time for kind, time in costs.passes.items() if kind not in layer}
     spread = StageCosts(
         stages, layer, extras, others, TREATMENTS["redis"], costs.comms, costs.exchanges

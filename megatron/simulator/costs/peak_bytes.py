@@ -23,8 +23,10 @@ class Sizes:
             pass. The size of a rank may also be a sequence with one number for each chunk.
         exponentials: held for one microbatch from S to T.
         embedding: held for one microbatch from IF to the F of the rank's first chunk.
+        ahead: held for one microbatch from IF to the F of the last stage, on its rank.
         factors: held for one chunk of one microbatch from B to W, if it is a separate pass;
             ``None``: as ``activation``. Layers that B computes again hold more for W than for B.
+        repeated: held for one chunk of one microbatch from R to B, beside ``activation``.
         afterwards: held after the last pass, beside what is held at all times.
 
     Raises:
@@ -35,7 +37,9 @@ class Sizes:
     activation: Size | Sequence[Sequence[float]] = 0.0
     exponentials: Size = 0.0
     embedding: Size = 0.0
+    ahead: Size = 0.0
     factors: Size | Sequence[Sequence[float]] | None = None
+    repeated: Size | Sequence[Sequence[float]] = 0.0
     afterwards: Size = 0.0
 
     def __post_init__(self) -> None:
@@ -81,15 +85,24 @@ def _changes(plan: Plan, sizes: Sizes, rank: int, item: Pass) -> tuple[float, ..
         _activation_change(plan, sizes, rank, item),
         held.exponentials * _at(sizes.exponentials, rank),
         held.embeddings * _at(sizes.embedding, rank),
+        _looking_ahead(plan, rank, item) * _at(sizes.ahead, rank),
     )
 
 
+def _looking_ahead(plan: Plan, rank: int, item: Pass) -> int:
+    """Return the change in microbatches whose embeddings the last stage has still to read ahead."""
+    is_reader = item.kind == "F" and (rank, item.chunk) == plan.stages[-1]
+    return (item.kind == "IF") - (is_reader and plan.treatment.is_sharded)
+
+
 def _activation_change(plan: Plan, sizes: Sizes, rank: int, item: Pass) -> float:
-    """Return the change in what F leaves for B, and B for W."""
+    """Return the change in what F and R leave for B, and B for W."""
     kept = _at(sizes.activation, rank, item.chunk)
     factors = kept if sizes.factors is None else _at(sizes.factors, rank, item.chunk)
     left = factors if plan.split_backward else 0.0
-    return {"F": kept, "B": left - kept, "W": -left}.get(item.kind, 0.0)
+    again = _at(sizes.repeated, rank, item.chunk) if plan.recomputes else 0.0
+    changes = {"F": kept, "R": again, "B": left - kept - again, "W": -left}
+    return changes.get(item.kind, 0.0)
 
 
 def _given(sizes: Sizes) -> Iterator[tuple[str, Size | Sequence[Sequence[float]]]]:

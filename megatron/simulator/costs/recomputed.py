@@ -41,7 +41,7 @@ NOTHING: Final = Recomputed()
 
 @dataclass(frozen=True)
 class Repeated:
-    """Time that computing whole layers again adds to the backward of a stage.
+    """Time that computing whole layers again takes on a stage: R, or a part of B.
 
     Attributes:
         which: the layers.

@@ -10,6 +10,9 @@ as many key heads as query heads), with b sequences of s tokens in a microbatch,
 Where t ranks share a layer (tensor parallelism, arXiv 1909.08053), the counts of a layer are those
 of one of them.
 
+Each of D further tokens that are predicted has a transformer layer behind the last one, a product
+[n, 2h] x [2h, h] before it, and as much of the output layer again as the next token has.
+
 A multiply-add is two FLOPs. Attention counts in full although causality needs only half of it. The
 table gives parameters as bytes of 16 bits, 24h^2 and 2hV.
 """
@@ -85,6 +88,9 @@ class Shape:
             vocabulary are of the whole one.
         vocab_recompute: the output layer keeps nothing of the logits for its backward.
         wide_stream: the residual stream is fp32, and so are the tensors between stages.
+        depths: further tokens D that every token predicts, with a layer each on the last stage.
+        depth_vector_parameters: parameters of the norms of a depth besides those of its layer.
+        changes_words: what the first layer, and a depth, reads is formed from word embeddings.
     """
 
     hidden_size: int
@@ -111,11 +117,24 @@ class Shape:
     tensor: TensorSplit = WHOLE
     vocab_recompute: bool = False
     wide_stream: bool = False
+    depths: int = 0
+    depth_vector_parameters: int = 0
+    changes_words: bool = False
 
     @property
     def tokens(self) -> int:
         """Tokens of a microbatch bs."""
         return self.micro_batch_size * self.seq_length
+
+    @property
+    def outputs(self) -> int:
+        """Predictions of a microbatch (1 + D)bs, the rows of the output layer's input."""
+        return (1 + self.depths) * self.tokens
+
+    @property
+    def output_elements(self) -> int:
+        """Elements (1 + D)bsh of the output layer's input."""
+        return self.outputs * self.hidden_size
 
     @property
     def elements(self) -> int:
@@ -214,12 +233,45 @@ class Shape:
     @property
     def output_product_flops(self) -> int:
         """FLOPs of one of the output layer's three products: logits and the two gradients."""
-        return 2 * self.tokens * self.vocabulary_parameters
+        return 2 * self.outputs * self.vocabulary_parameters
 
     @property
     def logits(self) -> int:
-        """Elements bsV of a microbatch's logits."""
-        return self.tokens * self.vocab_size
+        """Elements (1 + D)bsV of a microbatch's logits."""
+        return self.outputs * self.vocab_size
+
+    @property
+    def joining_parameters(self) -> int:
+        """Parameters of the matrix with which a depth joins a position and a token."""
+        return 2 * self.hidden_size**2 // self.tensor.ranks
+
+    @property
+    def joining_flops(self) -> int:
+        """FLOPs of that product in F; in B and in W it has as many."""
+        return 2 * self.tokens * self.joining_parameters
+
+    @property
+    def depth_parameters(self) -> int:
+        """Parameters of a depth."""
+        return self.layer_parameters + self.joining_parameters + self.depth_vector_parameters
+
+    @property
+    def last_window(self) -> int | None:
+        """Window of the last layer of the model, and of the layers of all depths."""
+        return self.windows[-1] if self.windows else None
+
+    @property
+    def repeats_depths(self) -> bool:
+        """Whether B computes whole depths again."""
+        return bool(self.recomputed.group) and self.recomputed.most is None
+
+    @property
+    def depth_repeated_flops(self) -> int:
+        """FLOPs of a microbatch that B repeats of a depth."""
+        hidden = self.hidden_flops(self.last_window)
+        if self.repeats_depths:
+            return self.forward_flops + self.joining_flops - hidden
+        return self.repeated_flops - (hidden if self.recomputed.core else 0)
 
     @property
     def layer_activation_bytes(self) -> float:
@@ -254,6 +306,24 @@ class Shape:
         width = 2 * self._query_width + self._key_value_width + self._ffn_width + self.inner_width
         return ACTIVATION_BYTES * (self.tokens * width + 4 * self.own_elements)
 
+    @property
+    def depth_activation_bytes(self) -> float:
+        """Bytes that a depth keeps of one microbatch from F to B.
+
+        Its input, both inputs of the product that joins, its layer's, and the final norm's input;
+        the word embeddings in addition where they were changed. If B computes it again, its input.
+        """
+        known = ACTIVATION_BYTES * self.own_elements
+        if self.repeats_depths:
+            return known
+        layer = self.layer_activation_bytes - self.layer_repeated_bytes
+        return (3 + self.changes_words) * known + layer + self.stream_bytes
+
+    @property
+    def depth_factor_bytes(self) -> float:
+        """Bytes of one microbatch that a depth holds between its B and its W."""
+        return self.layer_factor_bytes + 3 * ACTIVATION_BYTES * self.own_elements
+
     def stage_repeated_flops(self, layers: int, first: int = 0) -> int:
         """Return the FLOPs of a microbatch that a stage's B repeats.
 
@@ -279,6 +349,16 @@ class Shape:
         whole = self.recomputed.layers(layers)
         inputs = self.stream_bytes * self.recomputed.groups(layers)
         return inputs + (layers - whole) * (self.layer_activation_bytes - self.layer_repeated_bytes)
+
+    def stage_recomputed_bytes(self, layers: int) -> float:
+        """Return the bytes of a microbatch that a stage's R leaves for B beside what F kept.
+
+        Args:
+            layers: of the stage.
+        """
+        whole = self.recomputed.layers(layers)
+        inputs = self.stream_bytes * self.recomputed.groups(layers)
+        return max(0.0, whole * self.layer_activation_bytes - inputs)
 
     def stage_repeated_bytes(self, layers: int) -> float:
         """Return the most bytes by which a stage's B exceeds what F kept, having computed them.
@@ -342,5 +422,7 @@ def iteration_flops(shape: Shape, num_layers: int, microbatches: int) -> int:
     """
     whole = replace(shape, tensor=WHOLE)
     forward = num_layers * whole.forward_flops + whole.output_product_flops
+    depth = whole.forward_flops + whole.joining_flops - whole.hidden_flops(whole.last_window)
+    forward += shape.depths * depth
     forward -= sum(whole.hidden_flops(window) for window in shape.windows)
     return 3 * microbatches * forward

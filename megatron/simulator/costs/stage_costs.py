@@ -1,7 +1,8 @@
 """Costs of the stages of a plan, for any distribution of the layers.
 
 The cost of a stage is that of its transformer layers plus that of its extra work: the whole
-vocabulary layers, if they are not split over the ranks.
+vocabulary layers, if they are not split over the ranks, and on the last stage the layers that
+predict further tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,12 +10,13 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from statistics import fmean
 
-from megatron.schedules.costs import Costs, Exchange, Time
+from megatron.schedules.costs import Costs, Exchange, HopTime, Time
 from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import CHUNKED_KINDS, PassKind
 from megatron.schedules.treatments import Treatment
-from megatron.simulator.costs.device import FUSED, NOTIONAL
+from megatron.simulator.costs.device import FUSED, NOTIONAL, Device
 from megatron.simulator.costs.from_model import ModelTimes
+from megatron.simulator.costs.machines import ONE_MACHINE, Machines
 from megatron.simulator.costs.recomputed import Repeated
 from megatron.simulator.costs.redistribute import redistribute, redistribute_stages
 from megatron.simulator.costs.shape import Shape
@@ -30,7 +32,8 @@ class StageCosts:
 
     Attributes:
         stages: the stages.
-        layer: time that one transformer layer adds to F, B (the input gradient) and W of its stage.
+        layer: time that one transformer layer adds to F, B (the input gradient) and W of its stage,
+            and to R if that was measured.
         weights: for every layer of the model, what it adds as a share of ``layer``, in kinds of
             passes in which layers differ.
         extras: for every stage, the time of its extra work in F, B and W.
@@ -38,7 +41,7 @@ class StageCosts:
         treatment: the treatment of the vocabulary that these passes belong to.
         comms: times of communications; absent kinds are free.
         exchanges: times of what is exchanged with replicas, as in ``Costs``.
-        repeated: what layers that are computed again add to B.
+        repeated: what layers that are computed again add to R.
     """
 
     stages: Stages
@@ -46,13 +49,13 @@ class StageCosts:
     extras: Sequence[Mapping[PassKind, float]]
     others: Mapping[PassKind, Time]
     treatment: Treatment
-    comms: Mapping[CommKind, float] = field(default_factory=dict)
+    comms: Mapping[CommKind, HopTime] = field(default_factory=dict)
     exchanges: Mapping[CommKind, Exchange] = field(default_factory=dict)
     repeated: Repeated = field(default_factory=Repeated)
     weights: Mapping[PassKind, Sequence[float]] = field(default_factory=dict)
 
     def costs(self, layers: Sequence[int]) -> Costs:
-        """Return the costs of all passes; those of F, B and W are by rank and chunk.
+        """Return the costs of all passes; those of F, R, B and W are by rank and chunk.
 
         Args:
             layers: transformer layers of every stage.
@@ -62,18 +65,26 @@ class StageCosts:
         """
         if len(layers) != len(self.stages):
             raise ValueError(f"layers are given for {len(layers)} of {len(self.stages)} stages")
-        ranks = 1 + max(rank for rank, _ in self.stages)
-        passes: dict[PassKind, Time] = {}
-        for kind, cost in self.layer.items():
-            table = [[0.0] * (len(self.stages) // ranks) for _ in range(ranks)]
-            counts = self.weighed(kind, layers)
-            first = [0, *accumulate(map(int, layers))][:-1]
-            places = zip(self.stages, layers, first, counts, self.extras, strict=True)
-            for (rank, chunk), number, begin, count, extra in places:
-                again = self.repeated.time(number, begin) if kind == "B" else 0.0
-                table[rank][chunk] = max(cost * count + again + extra.get(kind, 0.0), 0.0)
-            passes[kind] = table
+        times: dict[PassKind, list[float]] = {
+            kind: [
+                max(cost * count + extra.get(kind, 0.0), 0.0)
+                for count, extra in zip(self.weighed(kind, layers), self.extras, strict=True)
+            ]
+            for kind, cost in self.layer.items()
+        }
+        if self.repeated.which.group:
+            first = accumulate(map(int, layers), initial=0)
+            times["R"] = list(map(self.repeated.time, layers, first))
+        passes = {kind: self._by_rank(own) for kind, own in times.items()}
         return Costs({**passes, **self.others}, self.comms, self.exchanges)
+
+    def _by_rank(self, times: Sequence[float]) -> Time:
+        """Return the times of all stages as a table by rank and chunk."""
+        ranks = 1 + max(rank for rank, _ in self.stages)
+        table = [[0.0] * (len(self.stages) // ranks) for _ in range(ranks)]
+        for (rank, chunk), time in zip(self.stages, times, strict=True):
+            table[rank][chunk] = time
+        return table
 
     def weighed(self, kind: PassKind, layers: Sequence[float]) -> Sequence[float]:
         """Return how many layers of the time ``layer`` every stage is worth in passes of a kind.
@@ -129,7 +140,9 @@ def stage_costs(times: ModelTimes, stages: Stages, treatment: Treatment) -> Stag
         for extra, whole in ((extras[0], times.whole_input()), (extras[-1], times.whole_output())):
             for kind, time in whole.items():
                 extra[kind] += time
-    comms = times.communications(treatment)
+    for kind, time in times.further_tokens(treatment).items():
+        extras[-1][kind] += time
+    comms = times.communications(treatment, stages)
     return StageCosts(
         stages,
         times.layer(),
@@ -142,15 +155,25 @@ def stage_costs(times: ModelTimes, stages: Stages, treatment: Treatment) -> Stag
     )
 
 
-def notional_costs(shape: Shape, stages: Stages, treatment: Treatment) -> StageCosts:
-    """Return the costs on the notional device, in FLOPs: they place passes until some are measured.
+def notional_costs(
+    shape: Shape,
+    stages: Stages,
+    treatment: Treatment,
+    device: Device = NOTIONAL,
+    machines: Machines = ONE_MACHINE,
+) -> StageCosts:
+    """Return the costs on a notional device, in FLOPs: they place passes until some are measured.
 
     Args:
         shape: the model and one microbatch.
         stages: the stages of the plan.
         treatment: how the vocabulary layers are run.
+        device: notional, perhaps with links (``Interconnect.notional``); by default communication
+            is free.
+        machines: in which the ranks are, with a network in the unit of time of the device.
     """
-    return stage_costs(ModelTimes(shape, NOTIONAL, FUSED, early_whole=True), stages, treatment)
+    times = ModelTimes(shape, device, FUSED, early_whole=True, machines=machines)
+    return stage_costs(times, stages, treatment)
 
 
 def even_layers(layers: int, stages: int) -> tuple[int, ...]:

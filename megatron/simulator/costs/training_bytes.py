@@ -23,8 +23,8 @@ def own_logits(shape: Shape, shards: int, slice_tokens: int, span: int) -> Logit
     """
     rows = -(-shape.vocab_size // shards)
     again = shape.vocab_recompute
-    partial = FP32_BYTES * -(-rows // span) * (slice_tokens if again else shape.tokens)
-    scaled = ACTIVATION_BYTES * shape.elements  # X in T, or the gradient that C1 makes of A
+    partial = FP32_BYTES * -(-rows // span) * (slice_tokens if again else shape.outputs)
+    scaled = ACTIVATION_BYTES * shape.output_elements  # X in T, or the gradient that C1 makes of A
     return LogitBytes(
         held=0 if again else ACTIVATION_BYTES,
         working=0.0,
@@ -107,6 +107,8 @@ def _in_matrices(shape: Shape, plan: Plan, layers: Sequence[int]) -> list[float]
     counts = [0.0] * plan.ranks
     for (rank, _), count in zip(plan.stages, layers, strict=True):
         counts[rank] += count * shape.matrix_parameters
+    per_depth = shape.matrix_parameters + shape.joining_parameters
+    counts[plan.stages[-1][0]] += shape.depths * per_depth
     return counts
 
 
@@ -120,11 +122,12 @@ def _layer_at_work(
     to their sums within products.
     Ranks that share a layer hold their part of a sum in addition, and with sequence parallelism the
     input that they have gathered. The output layer's workspace is not needed at the same time. What
-    is computed again is there too; where W is a pass of its own, it counts as what B leaves for W.
+    is computed again is there too; where W is a pass of its own, it counts as what B leaves for W,
+    and where R is one, as what R leaves for B.
     """
     again = [0.0] * plan.ranks
     for (rank, _), count in zip(plan.stages, layers, strict=True):
-        if not plan.split_backward:
+        if not (plan.split_backward or plan.recomputes):
             again[rank] = max(again[rank], shape.stage_repeated_bytes(count))
     beside = shape.tokens if plan.split_backward else 0
     at_work = float(ACTIVATION_BYTES * shape.inner_width * (shape.tokens + beside))

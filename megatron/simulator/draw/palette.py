@@ -5,6 +5,7 @@ from typing import Final, Literal, NamedTuple
 
 COLOURS: Final[Mapping[str, str]] = {
     "F": "#6ea8e8",
+    "R": "#a5dbe0",
     "B": "#f2a65a",
     "W": "#7cc47f",
     "S": "#f9e79b",
@@ -28,6 +29,7 @@ COLOURS: Final[Mapping[str, str]] = {
 
 MEANINGS: Final[Mapping[str, str]] = {
     "F": "forward",
+    "R": "recomputation",
     "B": "backward",
     "W": "weight gradient",
     "S": "output layer before its barrier",

@@ -63,6 +63,8 @@ class Curves:
         yield Point("learning-rate", record.learning_rate, True)
         yield Point("batch-size", record.global_batch_size, True)
         yield Point("lm loss", record.lm_loss, True)
+        for depth, loss in enumerate(record.mtp_losses, 1):
+            yield Point(f"mtp_{depth} loss", loss, True)
         if self._config.log_world_size_to_tensorboard:
             yield Point("world-size", self._world_size, True)
         if record.loss_scale is not None and self._config.log_loss_scale_to_tensorboard:

@@ -7,6 +7,7 @@ from megatron.training.metrics.log_line import introduction, vocabulary_words
 from megatron.training.metrics.meter import Meter, Metered
 from megatron.training.metrics.peak_tflops import peak_of_rank
 from megatron.training.metrics.records import Started, now
+from megatron.training.planning.links_in_words import links_in_words
 from megatron.training.planning.model_shape import shape_of
 from megatron.training.planning.run_plan import described
 from megatron.training.progress import Progress, total_iterations
@@ -28,6 +29,8 @@ def introduce(config: RunConfig, state: TrainState, start: Progress, log: Log) -
     lines = introduction(config.parallel, train_config, words, schedule, counts, whole, peak)
     for line in (*config.notes, *lines):
         log.say(line)
+    if config.parallel.placement.machines > 1:
+        log.say(links_in_words(config.parallel))
     total = total_iterations(train_config, start)
     log.write(
         Started(

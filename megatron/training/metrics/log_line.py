@@ -83,6 +83,7 @@ def iteration_line(values: Interval) -> str:
         f"learning rate: {values.learning_rate:.6E}",
         f"global batch size: {values.global_batch_size:5d}",
         f"lm loss: {values.lm_loss:.6E}",
+        *(f"mtp_{depth} loss: {own:.6E}" for depth, own in enumerate(values.mtp_losses, 1)),
         f"loss scale: {scale:.1f}",
         f"grad norm: {values.grad_norm:.3f}",
         *([] if values.num_zeros is None else [f"num zeros: {values.num_zeros:.1f}"]),
@@ -96,8 +97,9 @@ def iteration_line(values: Interval) -> str:
 def evaluation_lines(values: Evaluation) -> str:
     """Return Megatron's validation line between two rules; at the end it names the set."""
     where = f" on {values.dataset} set" if values.at_end else ""
+    name = "validation" if values.dataset == "test" else values.dataset
     line = (
-        f" validation loss at iteration {values.iteration}{where} | "
+        f" {name} loss at iteration {values.iteration}{where} | "
         f"lm loss value: {values.lm_loss:.6E} | lm loss PPL: {values.perplexity:.6E} | "
     )
     rule = "-" * (len(line) + 1)

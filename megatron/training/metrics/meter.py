@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
 from megatron.optimizer.config import OptimizerConfig
@@ -70,6 +71,7 @@ class Meter:
         self._consumed = metered.consumed_samples
         self._batch = self._trained = 0  # samples of the last iteration, and of the interval
         self._losses: list[float] = []
+        self._mtp_losses: list[tuple[float, ...]] = []
         self._unrecorded: tuple[Finished, float] | None = None  # the last one, and when it ended
         self._skipped = self._nans = 0  # iterations of the interval
         self._steps = self._steps_redone = 0
@@ -115,6 +117,7 @@ class Meter:
             self._nans += not math.isfinite(finished.loss)
         else:
             self._losses.append(finished.loss)
+            self._mtp_losses.append(finished.depth_losses)
         self._steps += 1
         self._steps_redone += finished.step_redone
         self._batch = finished.consumed_samples - self._consumed
@@ -137,7 +140,7 @@ class Meter:
         with self.paused():
             self.report_memory(finished.number + 1)
         self._losses, self._skipped, self._nans, self._unrecorded = [], 0, 0, None
-        self._trained = 0
+        self._trained, self._mtp_losses = 0, []
         self._begin = end
 
     def report_memory(self, iteration: int) -> None:
@@ -195,6 +198,7 @@ class Meter:
             params_norm=finished.params_norm,
             num_zeros=finished.num_zeros,
             loss_scale=finished.loss_scale,
+            mtp_losses=finished.depth_losses,
         )
 
     def _rate_after(self, finished: Finished) -> float:
@@ -230,6 +234,7 @@ class Meter:
             seconds_in_evaluations=self._paused["evaluation"],
             ranks=ranks,
             loss_scale=finished.loss_scale,
+            mtp_losses=tuple(map(fmean, zip(*self._mtp_losses, strict=True))),
         )
 
     def _clock(self) -> float:

@@ -8,6 +8,7 @@ from megatron.training.metrics.curves import Curves
 from megatron.training.metrics.json_lines import JsonLines
 from megatron.training.metrics.live_display import LiveDisplay, can_show
 from megatron.training.metrics.log import Lines, Log, Sink
+from megatron.training.metrics.progress_file import ProgressFile
 from megatron.training.metrics.tensorboard import TensorBoard
 from megatron.training.metrics.weights_and_biases import WeightsAndBiases
 
@@ -34,6 +35,8 @@ def open_log(config: RecordConfig, rank: int, world_size: int, stream: TextIO | 
     curves = Curves(config, world_size)
     if config.log_jsonl is not None:
         sinks.append(JsonLines(config.log_jsonl))
+    if config.progress_folder is not None:
+        sinks.append(ProgressFile(config.progress_folder))
     if config.tensorboard_dir is not None:
         sinks.append(TensorBoard(config.tensorboard_dir, config.tensorboard_queue_size, curves))
     if config.wandb_project is not None:

@@ -6,8 +6,9 @@ docs/metrics.md defines every value. ``None`` stands for a value that this run d
 import math
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 
-from megatron.config.run_config import EvaluationSet, RunConfig
+from megatron.config.run_config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Step:
         params_norm: global norm of the weights after its step.
         num_zeros: zeros of the gradient.
         loss_scale: of the next iteration, as in Megatron.
+        mtp_losses: of every further token that is predicted, nats per token.
     """
 
     iteration: int
@@ -66,6 +68,7 @@ class Step:
     params_norm: float | None = None
     num_zeros: int | None = None
     loss_scale: float | None = None
+    mtp_losses: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,7 @@ class Interval:
         seconds_in_evaluations: time since the start in which training stood still for one.
         ranks: memory and idle time by rank; empty if nobody asked for them.
         loss_scale: of the next iteration, as in Megatron.
+        mtp_losses: of every further token that is predicted, as ``lm_loss``.
     """
 
     time: datetime
@@ -134,6 +138,7 @@ class Interval:
     seconds_in_evaluations: float = 0.0
     ranks: tuple[RankFigures, ...] = ()
     loss_scale: float | None = None
+    mtp_losses: tuple[float, ...] = ()
 
     @property
     def idle(self) -> tuple[float, ...]:
@@ -149,7 +154,8 @@ class Evaluation:
         time: of the record.
         iteration: training iterations done.
         consumed_samples: training samples so far.
-        dataset: what was evaluated.
+        dataset: what was evaluated: validation or test; the first of several validation sets is
+            validation-0, as in Megatron.
         at_end: whether it was the evaluation at the end of the run.
         lm_loss: mean over the evaluation's batches, nats per token.
         perplexity: of that loss.
@@ -159,7 +165,7 @@ class Evaluation:
     time: datetime
     iteration: int
     consumed_samples: int
-    dataset: EvaluationSet
+    dataset: str
     at_end: bool
     lm_loss: float
     perplexity: float
@@ -187,7 +193,28 @@ class Ended:
     seconds_in_evaluations: float
 
 
-Record = Started | Step | Interval | Evaluation | Ended
+SaveEvent = Literal["Saved checkpoint", "Saving async checkpoint", "Saved async checkpoint"]
+"""What has happened to a checkpoint, in Megatron-LM's words."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that has been begun or written.
+
+    Attributes:
+        time: of the record.
+        event: which of the two.
+        iteration: training iterations in it.
+        consumed_samples: training samples that they have used.
+    """
+
+    time: datetime
+    event: SaveEvent
+    iteration: int
+    consumed_samples: int
+
+
+Record = Started | Step | Interval | Evaluation | Ended | Saved
 
 
 def perplexity(lm_loss: float) -> float:

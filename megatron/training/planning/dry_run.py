@@ -14,13 +14,19 @@ from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.counted import counted
 from megatron.schedules.held import in_flight
 from megatron.schedules.search.watch import Watch
-from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN, CHECKED, together
+from megatron.simulator.costs.accuracy import (
+    ALLOCATED_WITHIN,
+    CHECKED,
+    FURTHER_ALLOCATED_WITHIN,
+    together,
+)
 from megatron.simulator.costs.gpus import GIB, Gpu
 from megatron.simulator.costs.training_bytes import of_ranks
 from megatron.simulator.draw.text import draw_text
 from megatron.simulator.units import MEMORY, TIME, percent
 from megatron.training.planning.forecast_run import Fullest, RunForecast, forecast_run
 from megatron.training.planning.least_memory import least_memory
+from megatron.training.planning.links_in_words import links_in_words
 from megatron.training.planning.replica_report import replica_lines
 from megatron.training.planning.run_plan import NEAR, Candidate, asked, ranking
 from megatron.training.planning.what_would_fit import what_would_fit
@@ -59,6 +65,8 @@ def dry_run(config: RunConfig, gpu: Gpu, watch: Watch | None = None) -> Iterator
     yield _head(found)
     yield draw_text(found.timeline, unit="s", most=STRIPS)
     yield _figures(found)
+    if config.parallel.interconnect is not None:
+        yield links_in_words(config.parallel)
     if found.exchanges is not None:
         yield "\n".join(replica_lines(found, found.exchanges))
     if ranked:
@@ -73,6 +81,8 @@ def _head(found: RunForecast) -> str:
         f"{rank}.{chunk}:{count}"
         for (rank, chunk), count in zip(plan.stages, found.run_plan.layers, strict=True)
     )
+    depths = config.model.mtp_num_layers
+    further = f", and behind them {counted(depths, 'layer')} of further tokens" if depths else ""
     held = counted(max(in_flight(plan)), "microbatch in flight")
     seconds = TIME.write(found.outcome.seconds)
     taken = f" takes {found.run_plan.schedule}: {held}, {seconds} an iteration"
@@ -80,7 +90,7 @@ def _head(found: RunForecast) -> str:
     return (
         f"{_job(config, gpu)}\n"
         f"schedule {schedule}{taken if TRAITS[schedule].compares else ''}\n"
-        f"layers by stage (rank.chunk:layers): {layers}"
+        f"layers by stage (rank.chunk:layers): {layers}{further}"
     )
 
 
@@ -120,7 +130,7 @@ def _figures(found: RunForecast) -> str:
         f"MFU {percent(outcome.mfu)}",
         "rates: the shares of the data sheet that Megatron-LM's kernels attain on A100s under "
         f"{found.config.parallel.vocab_parallel}",
-        _checked(),
+        _checked(found),
         *_recomputed(found),
     ]
     static = of_ranks(found.sizes.static)
@@ -135,24 +145,27 @@ def _figures(found: RunForecast) -> str:
 
 def _recomputed(found: RunForecast) -> Iterator[str]:
     """Yield a line on what the GPUs compute more than once, if they do."""
-    again = found.repeated_flops
+    again, ahead = found.repeated_flops, found.config.parallel.recompute_ahead
+    where = "" if ahead is None else f" (in passes R, up to {counted(ahead, 'chunk')} ahead of B)"
     if again:
         yield (
-            f"recomputation: the GPUs do {again / found.model_flops:.1%} more FLOPs than the "
-            "model's, which alone count for the MFU"
+            f"recomputation{where}: the GPUs do {again / found.model_flops:.1%} more FLOPs than "
+            "the model's, which alone count for the MFU"
         )
 
 
-def _checked() -> str:
+def _checked(found: RunForecast) -> str:
     """Return how far predictions were off where there was something to compare them with."""
     tables = {schedule: together(by_gpus.values()) for schedule, by_gpus in CHECKED.items()}
     off = ", ".join(
         f"{own.mfu:.1f} points ({own.most_mfu:.1f} at most) in {own.runs} runs of {schedule}"
         for schedule, own in tables.items()
     )
+    further = found.config.model.mtp_num_layers > 0
+    within = FURTHER_ALLOCATED_WITHIN if further else ALLOCATED_WITHIN
     return (
         f"checked: with Megatron-LM on A100s, where the MFU was off by {off}; with what this "
-        f"project allocates, where memory was off by {ALLOCATED_WITHIN:.1%} at most"
+        f"project allocates, where memory was off by {within:.1%} at most"
     )
 
 
@@ -162,9 +175,9 @@ def _ranking(config: RunConfig, ranked: Sequence[Candidate], gpu: Gpu) -> str:
     time = TIME.unit(*(found.outcome.seconds for _, found in compared))
     memory = MEMORY.unit(*(max(found.outcome.peak) for _, found in compared))
     lines = [
-        "auto compares by FLOPs, communication being free, whatever the GPU, and takes the first: "
-        f"no other that fits is more than {NEAR:.0%} faster. Time, MFU, idle time and memory are "
-        f"those of {gpu.name}",
+        f"auto compares by FLOPs, {_transfers(config.parallel)}, and takes the first: no other "
+        f"that fits is more than {NEAR:.0%} faster. Time, MFU, idle time and memory are those of "
+        f"{gpu.name}",
         f"{'schedule':<12} {'by FLOPs':>8} {time.name:>8} {'MFU':>6} {'idle':>7} {memory.name:>6} "
         f"{'in flight':>9}",
     ]
@@ -180,6 +193,13 @@ def _ranking(config: RunConfig, ranked: Sequence[Candidate], gpu: Gpu) -> str:
         )
     lines += _faster(compared, gpu)
     return "\n".join(lines)
+
+
+def _transfers(parallel: ParallelConfig) -> str:
+    """Return what transfers count for where plans are made by FLOPs."""
+    if parallel.interconnect is None:
+        return "communication being free, whatever the GPU"
+    return "and transfers by their time"
 
 
 def _faster(compared: Sequence[tuple[Candidate, RunForecast]], gpu: Gpu) -> Iterator[str]:

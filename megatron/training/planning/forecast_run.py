@@ -16,6 +16,7 @@ from megatron.schedules.plan import Plan
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.from_model import ModelTimes
 from megatron.simulator.costs.gpus import REPLICA_LATENCY, Gpu
+from megatron.simulator.costs.machines import ONE_MACHINE
 from megatron.simulator.costs.model_bytes import LogitBytes
 from megatron.simulator.costs.optimizer_bytes import (
     MUON,
@@ -37,7 +38,7 @@ from megatron.simulator.costs.training_bytes import (
 from megatron.simulator.exchange import Exchanges, Hidden, Overlap, hidden
 from megatron.simulator.forecast import Forecast, forecast
 from megatron.simulator.simulate import Timeline, simulate
-from megatron.training.planning.model_shape import shape_of_run
+from megatron.training.planning.model_shape import machines_of, shape_of_run
 from megatron.training.planning.run_buckets import RankBuckets, run_buckets
 from megatron.training.planning.run_plan import RunPlan
 
@@ -206,7 +207,13 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
     treatment = TREATMENTS[config.parallel.vocab_parallel]
     shape = shape_of_run(config)
     device = gpu.device(treatment)
-    times = ModelTimes(shape, device, early_whole=True, split_backward=plan.split_backward)
+    links, machines = config.parallel.interconnect, ONE_MACHINE
+    if links is not None:
+        device = links.on(device)
+        machines = machines_of(config.parallel, links.network)
+    times = ModelTimes(
+        shape, device, early_whole=True, split_backward=plan.split_backward, machines=machines
+    )
     costs = stage_costs(times, plan.stages, treatment).costs(run_plan.layers)
     program = lower(plan, run_plan.costs)
     step = [device.traffic(moved) for moved in _moved_by_step(config, run_plan, shape)]
@@ -243,8 +250,14 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
         model_flops=model_flops,
         repeated_flops=config.parallel.tensor_size
         * microbatches
-        * sum(map(shape.stage_repeated_flops, run_plan.layers, accumulate([0, *run_plan.layers]))),
+        * _repeated_flops(shape, run_plan.layers),
     )
+
+
+def _repeated_flops(shape: Shape, layers: Sequence[int]) -> int:
+    """Return the FLOPs that a rank of every stage repeats together for a microbatch."""
+    stages = map(shape.stage_repeated_flops, layers, accumulate([0, *layers]))
+    return sum(stages) + shape.depths * shape.depth_repeated_flops
 
 
 def replicas_of(config: RunConfig) -> Replicas:

@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
-from megatron.config.run_config import RunConfig
+from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.model.config import ModelConfig
+from megatron.simulator.costs.machines import ONE_MACHINE, Machines
 from megatron.simulator.costs.recomputed import Recomputed
+from megatron.simulator.costs.replicas import Link
 from megatron.simulator.costs.shape import Shape, TensorSplit
 
 
@@ -42,6 +44,9 @@ def shape_of(
         norm_inputs=1 if model.parallel_attn else 2,
         norm_after_mlp=model.post_mlp_layernorm,
         windows=_windows(model),
+        depths=model.mtp_num_layers,
+        depth_vector_parameters=3 * _norm_parameters(model),
+        changes_words=model.embedding_multiplier != 1 or model.hidden_dropout > 0,
         recomputed=Recomputed(
             core="core_attn" in parts,
             norms="layernorm" in parts,
@@ -61,6 +66,19 @@ def shape_of_run(config: RunConfig) -> Shape:
         vocab_recompute=train.vocab_recompute,
         wide_stream=train.wide_stream,
     )
+
+
+def machines_of(parallel: ParallelConfig, network: Link | None) -> Machines:
+    """Return the machines of a run.
+
+    Args:
+        parallel: its layout, and how many ranks a machine has.
+        network: what connects the machines, in any unit of time; ``None``: not known.
+    """
+    if network is None:
+        return ONE_MACHINE
+    found = parallel.placement
+    return Machines(network, found.crossing, found.tensor)
 
 
 def _windows(model: ModelConfig) -> tuple[int | None, ...]:
@@ -94,9 +112,14 @@ def _norms_behind(model: ModelConfig) -> int:
 def _vector_parameters(model: ModelConfig) -> int:
     """Parameters of a layer's norms, and of the biases that follow its sums."""
     h, d = model.hidden_size, model.kv_channels
-    norms = (_norms_before(model) + _norms_behind(model)) * h + (2 * d if model.qk_layernorm else 0)
-    biases = 2 * h if model.add_bias_linear else 0
-    return norms * (2 if model.normalization == "LayerNorm" else 1) + biases
+    heads = 2 * _norm_parameters(model, d) if model.qk_layernorm else 0
+    norms = (_norms_before(model) + _norms_behind(model)) * _norm_parameters(model)
+    return norms + heads + (2 * h if model.add_bias_linear else 0)
+
+
+def _norm_parameters(model: ModelConfig, width: int | None = None) -> int:
+    """Parameters of a norm, by default of one over the residual stream."""
+    return (width or model.hidden_size) * (2 if model.normalization == "LayerNorm" else 1)
 
 
 def _cut_vector_parameters(model: ModelConfig) -> int:

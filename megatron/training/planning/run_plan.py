@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
-from pathlib import Path
 from typing import Final
 
+from megatron.config.recompute_flags import EVERY_LAYER
 from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.layers.recompute import Recomputation
 from megatron.model.distribution import (
     LayerDistribution,
     check_no_rank_is_empty,
@@ -30,11 +31,12 @@ from megatron.schedules.search.fastest import fastest
 from megatron.schedules.search.watch import Watch
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.cost_file import load_costs
+from megatron.simulator.costs.device import NOTIONAL
 from megatron.simulator.costs.measured_costs import measured_costs
 from megatron.simulator.costs.shape import Shape
 from megatron.simulator.costs.stage_costs import StageCosts, notional_costs
 from megatron.simulator.simulate import Timeline, simulate
-from megatron.training.planning.model_shape import shape_of_run
+from megatron.training.planning.model_shape import machines_of, shape_of_run
 
 NEAR: Final = 0.01
 """Share of the time that a further schedule must be able to save for ``auto`` to plan it.
@@ -68,12 +70,14 @@ class Candidate:
         request: request for its plan.
         layers: transformer layers of every stage.
         limit: the most microbatches that a rank may hold.
+        looks_ahead: whether the last stage reads embeddings too.
         watch: watches over the search for the plan.
     """
 
     request: Request
     layers: tuple[int, ...]
     limit: float
+    looks_ahead: bool = False
     watch: Watch = field(default_factory=Watch, compare=False)
 
     @property
@@ -90,7 +94,7 @@ class Candidate:
     def run_plan(self) -> RunPlan:
         """The plan with its layers and costs."""
         self.watch.next_plan()
-        plan = plan_for(self.request, self.watch)
+        plan = replace(plan_for(self.request, self.watch), looks_ahead=self.looks_ahead)
         return RunPlan(plan, self.layers, self.request.costs, self.schedule)
 
     @cached_property
@@ -181,7 +185,7 @@ def asked(
         watch.expect(len(found))
         return found
     request, layers = _prepare(config, name, costs)
-    return [Candidate(request, layers, inf, watch)]
+    return [Candidate(request, layers, inf, config.model.mtp_num_layers > 0, watch)]
 
 
 def candidates(
@@ -211,7 +215,7 @@ def candidates(
             faults.append(f"{name}: {error}")
             continue
         if measured is None or _runs_on(request, measured):
-            found.append(Candidate(request, layers, limit, watch))
+            found.append(Candidate(request, layers, limit, config.model.mtp_num_layers > 0, watch))
     if not found:
         raise ValueError(f"no schedule can train this model; {faults[0]}")
     return found
@@ -275,11 +279,11 @@ def _prepare(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request
     request = _request(config.parallel, config.train.num_microbatches, name)
     shape = shape_of_run(config)
     if request.file is not None:
-        _check_file(request)
+        _check_file(request, config.train.recomputation)
     elif config.parallel.layers.kind != "redis":  # of many stages all that follows takes long
         chunks = request.chunks or request.traits.chunks
         distribute(config.parallel.layers, config.model.num_layers, request.ranks * chunks)
-    stage_costs = _stage_costs(shape, request, config.parallel.measured_costs)
+    stage_costs = _stage_costs(shape, request, config.parallel)
     layers = _stage_layers(config.parallel.layers, config.model.num_layers, stage_costs)
     if not stage_costs.treatment.is_sharded:
         check_no_rank_is_empty(config.parallel.layers, stage_costs.stages, layers)
@@ -287,16 +291,21 @@ def _prepare(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request
     return replace(request, costs=costs), layers
 
 
-def _check_file(request: Request) -> None:
+def _check_file(request: Request, recomputation: Recomputation) -> None:
     """Read the plan file, so that what is wrong with it is told with its flag.
 
     Raises:
         ValueError: it holds no plan, one that cannot be run, or another one than is wanted.
     """
     try:
-        stages_of(request)
+        plan = plan_for(request)
     except ValueError as error:
         raise ValueError(f"--schedule-file: {error}") from error
+    if plan.recomputes and not recomputation.group:
+        raise ValueError(
+            f"--schedule-file: {request.file} has passes R, which compute layers again, and no "
+            f"layer is to be: add {EVERY_LAYER}, or give a plan without them"
+        )
 
 
 def _request(parallel: ParallelConfig, microbatches: int, name: str) -> Request:
@@ -309,18 +318,26 @@ def _request(parallel: ParallelConfig, microbatches: int, name: str) -> Request:
         microbatches,
         chunks=parallel.virtual_stages if traits.takes_chunks else None,
         memory_limit=parallel.memory_limit,
+        recompute_ahead=parallel.recompute_ahead,
         file=parallel.schedule_file,
     )
     return as_compared(request) if TRAITS[parallel.pipeline_schedule].compares else request
 
 
-def _stage_costs(shape: Shape, request: Request, file: Path | None) -> StageCosts:
+def _stage_costs(shape: Shape, request: Request, parallel: ParallelConfig) -> StageCosts:
     """Return the costs of a schedule's stages, by FLOPs or from a file.
 
     Raises:
         ValueError: there is no such file, or it is about other stages or passes.
     """
-    assumed = notional_costs(shape, stages_of(request), TREATMENTS[request.vocabulary])
+    links, file = parallel.interconnect, parallel.measured_costs
+    assumed = notional_costs(
+        shape,
+        stages_of(request),
+        TREATMENTS[request.vocabulary],
+        NOTIONAL if links is None else links.notional,
+        machines_of(parallel, None if links is None else links.notional_network),
+    )
     if file is None:
         return assumed
     try:
@@ -329,6 +346,11 @@ def _stage_costs(shape: Shape, request: Request, file: Path | None) -> StageCost
             raise ValueError(
                 f"no W passes, which {request.schedule} runs: measure with a schedule that splits "
                 "the backward, or take one that does not"
+            )
+        if request.recompute_ahead is not None and "R" not in found.layer:
+            raise ValueError(
+                "no R passes, which --recompute-ahead runs: measure with --recompute-ahead too, or "
+                "leave it out"
             )
     except ValueError as error:
         raise ValueError(f"--measured-costs {file}: {error}") from error

@@ -125,6 +125,7 @@ def _trainings(train: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
 
 def _neighbours(config: RunConfig, watch: Watch) -> Iterator[_Setting]:
     """Yield every schedule, with and without vocabulary parallelism, that may hold less."""
+    within_b = "" if config.parallel.recompute_ahead is None else " without --recompute-ahead"
     treatments = dict.fromkeys((config.parallel.vocab_parallel, _LEAST_DELAYED.name))
     for difference, train in _trainings(config.train):
         for treatment in treatments:
@@ -132,6 +133,7 @@ def _neighbours(config: RunConfig, watch: Watch) -> Iterator[_Setting]:
                 config.parallel,
                 vocab_parallel=treatment,
                 memory_limit=None,
+                recompute_ahead=None,
                 schedule_file=None,
                 measured_costs=None,
             )
@@ -140,7 +142,7 @@ def _neighbours(config: RunConfig, watch: Watch) -> Iterator[_Setting]:
             for candidate in _candidates_if_any(other, watch):
                 named = f"--pipeline-schedule {candidate.schedule} --vocab-parallel {treatment}"
                 least = least_memory(other, candidate)
-                yield _Setting(named + difference, other, candidate, least)
+                yield _Setting(named + difference + within_b, other, candidate, least)
     yield from _with_recomputed_logits(config, watch)
 
 

@@ -159,7 +159,7 @@ def describe_costs(costs: Costs) -> str:
     """Return every cost's mean over ranks and chunks, for the log."""
     times: list[tuple[str, float]] = [
         *((kind, mean(_flat(time))) for kind, time in costs.passes.items()),
-        *costs.comms.items(),
+        *((kind, mean(_flat(time))) for kind, time in costs.comms.items()),
         *((kind, mean(own.times)) for kind, own in costs.exchanges.items()),
     ]
     return ", ".join(f"{kind} {seconds * 1e3:.3g} ms" for kind, seconds in times)

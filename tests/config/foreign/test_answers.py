@@ -200,8 +200,8 @@ def test_conditions_on_a_line() -> None:
         ("--no-position-embedding", 1, 1, 0),
         ("--no-position-embedding --position-embedding-type alibi", 1, 1, 0),
         ("--position-embedding-type learned_absolute --no-position-embedding", 1, 1, 1),
-        ("--vocab-file v --tokenizer-type NullTokenizer", 1, 1, 0),
-        ("--vocab-file v", 1, 0, 1),
+        ("--trust-remote-code", 1, 1, 0),
+        ("--tiktoken-other v", 1, 0, 1),
         ("--moe-router-topk 2", 1, 1, 0),
         ("--moe-router-topk 2 --num-experts 8", 1, 0, 2),
         ("--zero-bubble-max-pending-backward auto", 1, 1, 0),
@@ -232,7 +232,9 @@ def test_the_answer_depends_on_other_flags(
         ("--position-embedding-type rotary", "--position-embedding-type rope"),
         ("--normalization rmsnorm", "--normalization RMSNorm"),
         ("--optimizer adamw", "--optimizer adam"),
-        ("--tokenizer-type Llama2Tokenizer", "--tokenizer-type GPTSentencePieceTokenizer"),
+        ("--tokenizer-type PretrainedFromHF", "--tokenizer-type HuggingFaceTokenizer"),
+        ("--tokenizer-name-or-path folder", "--tokenizer-model folder"),
+        ("--tiktoken-special-tokens a b", "--tokenizer-special-tokens a b"),
         ("--use-z-loss", "--z-loss-coeff 1e-4"),
         ("--layernorm_epsilon 1e-6", "--norm-epsilon 1e-6"),
         (
@@ -300,7 +302,10 @@ def test_two_names_that_contradict_each_other_are_refused() -> None:
     ("words", "begin"),
     [
         ("--log-throughput 5", "--log-throughput takes no value, got '5'"),
-        ("--num-workers", "--num-workers: write --num-workers N, or leave it out"),
+        (
+            "--valid-num-workers",
+            "--valid-num-workers: write --valid-num-workers N, or leave it out",
+        ),
         (
             "--context-parallel-size x y",
             "--context-parallel-size x y: write --context-parallel-size {1} or",

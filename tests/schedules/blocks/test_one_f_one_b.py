@@ -34,7 +34,8 @@ def test_costs_move_passes_within_the_promise(case: Case, seed: int) -> None:
     """A later rank may hold one microbatch more than in the block, and none more than rank 0."""
     p, m = case.ranks, case.microbatches
     with few_trials():
-        plan = make_plan("1f1b", case.vocabulary, p, m, random_costs(seed, p))
+        costs = random_costs(seed, p)
+        plan = make_plan("1f1b", case.vocabulary, p, m, costs, recompute_ahead=case.ahead)
     check(plan, [p + case.barriers - max(0, rank - 1) for rank in range(p)])
     assert [sorted(row) for row in plan.rows] == [sorted(row) for row in case.plan.rows]
 

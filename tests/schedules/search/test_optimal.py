@@ -63,7 +63,7 @@ def solve(
     found = optimal(plan, costs, limits, seconds=seconds, objective=objective, hint=hint, kept=kept)
     check(found.plan)
     for row in found.plan.rows:
-        activations, exponentials, _ = peak_held(found.plan, row, kept)
+        activations, exponentials, *_ = peak_held(found.plan, row, kept)
         assert activations <= limit + 1e-6
         assert exponentials <= max(peak_held(plan, own).exponentials for own in plan.rows)
     assert found.time == duration(found.plan, costs, objective)
@@ -79,7 +79,7 @@ def random_costs(seed: int, plan: Plan, parts: int = 1) -> Costs:
     passes: dict[PassKind, list[list[float]]] = {
         kind: [[random.randint(1, 9) / parts for _ in row] for row in shape]
         for kind in PASS_KINDS
-        if kind != "W" or plan.split_backward
+        if kind not in ("R", "W") or Pass(kind, 0) in plan.rows[0]
     }
     return Costs(passes, {kind: random.randint(1, 9) / parts for kind in COMM_KINDS})
 

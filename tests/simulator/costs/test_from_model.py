@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from megatron.schedules.make_plan import make_plan
+from megatron.schedules.passes import Pass
 from megatron.schedules.treatments import TREATMENTS, Treatment
 from megatron.simulator.costs.device import UNFUSED, Device, Traffic
 from megatron.simulator.costs.from_model import ModelTimes
@@ -80,11 +82,24 @@ def test_recomputation_runs_the_forward_again() -> None:
         ).costs([1, 2, 3, 4])
         for which in (NOTHING, Recomputed(group=1, most=3))
     )
-    assert (again.passes["F"], again.passes["W"]) == (usual.passes["F"], usual.passes["W"])
+    assert all(again.passes[kind] == usual.passes[kind] for kind in usual.passes)
     forward_at_backward_rate = SHAPE.forward_flops / (100e12 * 0.5)
-    later, before = np.array(again.passes["B"]), np.array(usual.passes["B"])
+    found = np.array(again.passes["R"])
     layers = [1, 2, 3, 3]
-    assert (later - before)[:, 0] == pytest.approx(np.array(layers) * forward_at_backward_rate)
+    assert found[:, 0] == pytest.approx(np.array(layers) * forward_at_backward_rate)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_what_is_computed_again_takes_as_long_in_a_pass_of_its_own(schedule: str) -> None:
+    line = [(rank, 0) for rank in range(2)]
+    shape = replace(SHAPE, recomputed=Recomputed(group=1))
+    costs = stage_costs(ModelTimes(shape, DEVICE), line, TREATMENTS["none"]).costs([2, 3])
+    within, apart = (make_plan(schedule, "none", 2, 1, recompute_ahead=n) for n in (None, 1))
+    for rank in range(2):
+        joined = costs.of_pass(within, rank, Pass("B", 0))
+        parts = [costs.of_pass(apart, rank, Pass(kind, 0)) for kind in ("R", "B")]
+        assert joined == pytest.approx(sum(parts))
+        assert min(parts) > 0
 
 
 def test_parts_of_layers_run_again() -> None:

@@ -48,7 +48,10 @@ def counted_by_pytorch(config: ModelConfig, batch: int) -> int:
     if config.swiglu:
         shapes.append((h, ffn))
     with FlopCounterMode(display=False) as counter:
-        for _ in range(config.num_layers):
+        for _ in range(config.mtp_num_layers):
+            nn.Linear(2 * h, h, bias=False)(torch.randn(batch, s, 2 * h))
+            nn.Linear(h, config.vocab_size, bias=False)(x_bsh)
+        for _ in range(config.num_layers + config.mtp_num_layers):
             for width_in, width_out in shapes:
                 nn.Linear(width_in, width_out, bias=False)(torch.randn(batch, s, width_in))
             torch.bmm(heads_bnsk, heads_bnsk.transpose(1, 2))
@@ -66,6 +69,8 @@ def counted_by_pytorch(config: ModelConfig, batch: int) -> int:
         {"num_query_groups": 2},
         {"kv_channels": 16},
         {"kv_channels": 4, "num_query_groups": 1, "swiglu": True},
+        {"mtp_num_layers": 2},
+        {"mtp_num_layers": 1, "num_query_groups": 1, "swiglu": True},
     ],
 )
 def test_variants_equal_three_forwards_counted_by_pytorch(changes: dict[str, Any]) -> None:

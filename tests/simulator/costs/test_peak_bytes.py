@@ -42,6 +42,16 @@ def test_what_b_computes_again_lives_until_w() -> None:
     assert peak_bytes(joined, sizes) == [10]
 
 
+def test_what_r_computes_again_lives_until_b() -> None:
+    """At R1: what both F keep, and two chunks computed again, or one if R0 was used by then."""
+    text = "microbatches 2\nstages 0.0\nvocabulary none\n0: F0 F1 {}\n"
+    sizes = Sizes(activation=5, repeated=30, factors=20)
+    assert peak_bytes(Plan.from_text(text.format("R0 R1 B0 B1")), sizes) == [70]
+    assert peak_bytes(Plan.from_text(text.format("R0 B0 R1 B1")), sizes) == [40]
+    assert peak_bytes(Plan.from_text(text.format("R0 B0 R1 B1 W0 W1")), sizes) == [55]
+    assert peak_bytes(Plan.from_text(text.format("R0 B0 W0 R1 B1 W1")), sizes) == [40]
+
+
 @settings(max_examples=20)
 @given(
     schedule=st.sampled_from(["gpipe", "1f1b", "zb-h1", "zb-v", "v-half"]),

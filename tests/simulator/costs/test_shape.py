@@ -69,6 +69,8 @@ def test_the_first_layers_of_a_block_are_computed_again(
     again = min(layers, most)
     kept = again * 2 * s * 8 * a + (layers - again) * plain.layer_activation_bytes
     assert block.stage_activation_bytes(layers) == kept
+    whole = layers * plain.layer_activation_bytes  # R makes a stage as if nothing were left out
+    assert kept + block.stage_recomputed_bytes(layers) == whole
     last_product = plain.linear_flops // 3  # of 12 h^2 parameters, the last matrix has 4 h^2
     repeated = again * (plain.forward_flops - last_product)
     assert block.stage_repeated_flops(layers) == repeated

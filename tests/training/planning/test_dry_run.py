@@ -276,6 +276,23 @@ def test_recomputation_takes_time_and_saves_memory(schedule: str) -> None:
     assert saved > 0
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_recomputation_ahead_of_the_backward_takes_memory_and_saves_time(schedule: str) -> None:
+    """Beside what F keeps there is one chunk whole, or two, and not a group of its layers."""
+    run = recomputing(config(4, "vocab-2", schedule), group=1)
+    first, second = (
+        replace(run, parallel=replace(run.parallel, recompute_ahead=ahead)) for ahead in (1, 2)
+    )
+    within, one, two = (
+        forecast_run(each, make_run_plan(each), gpu("A100")) for each in (run, first, second)
+    )
+    assert max(one.outcome.seconds, two.outcome.seconds) < within.outcome.seconds
+    if schedule == "1f1b":  # what W needs weighs more, and depends on the plan
+        assert max(within.outcome.peak) < max(one.outcome.peak)
+    assert within.repeated_flops == one.repeated_flops
+    assert "(in passes R, up to 2 chunks ahead of B)" in report(second, "A100")
+
+
 def test_logits_formed_again_are_proposed_where_they_fit() -> None:
     """On one rank no schedule holds less than another; other settings compute more again."""
     run = config(1, "none")

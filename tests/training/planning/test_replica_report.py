@@ -118,7 +118,7 @@ def test_the_report_says_it_and_what_other_flags_would_give() -> None:
     }
     assert others["without --overlap-grad-reduce"][0] >= now
     assert others["with --overlap-param-gather"][0] <= now
-    found = forecast("--overlap-grad-reduce")
+    found = forecast("--overlap-grad-reduce --dry-run-gpu H100")
     seconds, peak = others["without --use-distributed-optimizer"]
     assert seconds == pytest.approx(found.outcome.seconds, rel=1e-3)
     assert peak == pytest.approx(max(found.outcome.peak), abs=0.05 * GIB)

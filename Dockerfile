@@ -1,0 +1,24 @@
+# NVIDIA's PyTorch with this project in it:
+#
+#   docker build -t vocab-parallel .
+#   docker run --rm -it --gpus all --ipc host --ulimit memlock=-1 vocab-parallel
+#
+# The second trains as the first command of the README does; any other command may follow, such as
+# "python tools/gpu_report.py" or "bash examples/eight_h100.sh --dry-run".
+FROM nvcr.io/nvidia/pytorch:25.08-py3
+
+WORKDIR /workspace/vocab-parallel
+COPY . .
+
+# The environment sees the image's packages. PyTorch, NCCL, Triton and NumPy stay the image's own,
+# which are built for each other.
+RUN python -m venv --system-site-packages .venv \
+ && .venv/bin/pip install --no-cache-dir pybind11 sentencepiece tyro rich \
+ && .venv/bin/pip install --no-cache-dir --no-build-isolation --no-deps -e .
+
+# As "source .venv/bin/activate" does; the scripts take this environment as it is.
+ENV VENV=/workspace/vocab-parallel/.venv \
+    PATH=/workspace/vocab-parallel/.venv/bin:$PATH \
+    VOCAB_PARALLEL=1 VOCAB_SIZE=256k
+
+CMD ["bash", "pretrain_gpt.sh"]

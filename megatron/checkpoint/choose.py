@@ -1,0 +1,58 @@
+"""Which of the checkpoints in a folder a command works on, and of what model it is."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from megatron.checkpoint import folder
+from megatron.checkpoint.common import read_checked_common
+from megatron.checkpoint.folder import DamagedError
+from megatron.model.config import ModelConfig
+
+
+def choose(root: Path, step: int | None, *, checked: bool = True) -> Path:
+    """Return the folder of a checkpoint, with its files compared with the manifest.
+
+    Args:
+        root: of the checkpoints.
+        step: iteration; ``None``: the last one.
+        checked: whether to compare at all.
+
+    Raises:
+        DamagedError: it is not there, or damaged.
+    """
+    found = folder.candidates(root)
+    if not found:
+        raise DamagedError(f"{root} has no complete checkpoint")
+    if step is not None and step not in found:
+        raise DamagedError(f"{root} has no checkpoint of iteration {step}, but of {sorted(found)}")
+    where = folder.folder_of(root, found[0] if step is None else step)
+    problem = folder.problem_of(where) if checked else None
+    if problem is not None:
+        others = [iteration for iteration in found if folder.folder_of(root, iteration) != where]
+        way_out = f"--step takes another one: {others}" if others else "there is no other one"
+        raise DamagedError(f"{where.name} is damaged: {problem}; {way_out}")
+    return where
+
+
+def read_model(where: Path) -> ModelConfig:
+    """Return the model whose weights a checkpoint holds.
+
+    What the checkpoint does not say has its default, as in the version that wrote it.
+
+    Raises:
+        DamagedError: it tells no model, or one that this version does not know.
+    """
+    saved: dict[str, Any] = read_checked_common(where)["model"]
+    unknown = sorted(saved.keys() - {field.name for field in fields(ModelConfig)})
+    if unknown:
+        raise DamagedError(
+            f"{where} is of a model with {', '.join(unknown)}, which this version does not know"
+        )
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()
+    }
+    try:
+        return ModelConfig(**values)
+    except TypeError as error:
+        raise DamagedError(f"{where} does not tell its whole model ({error})") from error

@@ -1,0 +1,68 @@
+"""The families of Hugging Face's models that can be converted, and which one a folder is of."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from megatron.checkpoint.foreign.family import Family
+from megatron.checkpoint.foreign.fields import Fields
+from megatron.checkpoint.foreign.gemma import GEMMA, GEMMA2, GEMMA3
+from megatron.checkpoint.foreign.gpt2 import GPT2
+from megatron.checkpoint.foreign.layouts import ForeignError
+from megatron.checkpoint.foreign.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from megatron.model.config import ModelConfig
+
+FAMILIES: Final[Mapping[str, Family]] = {
+    family.name: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3)
+}
+"""By name; a model that fits several is written as of the first."""
+
+_EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+"""Fields that say how many experts a layer has."""
+
+
+def family_of(config: Fields) -> Family:
+    """Return the family of a ``config.json``.
+
+    Raises:
+        ForeignError: it is of none of them, or quantised.
+    """
+    kind = config.any("model_type")
+    if any(name in config and config.any(name) != 1 for name in _EXPERTS) or "moe" in str(kind):
+        raise ForeignError(
+            f"{config.origin}: a {kind} is a mixture of experts, which this program does not train"
+        )
+    if "quantization_config" in config:
+        raise ForeignError(
+            f"{config.origin}: the weights are quantised: convert those that they were made of"
+        )
+    found = next((one for one in FAMILIES.values() if one.model_type == kind), None)
+    if found is None:
+        known = ", ".join(one.model_type for one in FAMILIES.values())
+        inner = config.part("text_config") if "text_config" in config else None
+        hint = (
+            f"; of a model with images too, save the {inner.any('model_type', 'text')} part alone"
+            if inner is not None
+            else ""
+        )
+        raise ForeignError(
+            f"{config.origin}: model_type {str(kind)[:40]!r} is none of {known}{hint}"
+        )
+    return found
+
+
+def family_for(model: ModelConfig) -> Family:
+    """Return the first family that has such models.
+
+    Raises:
+        ForeignError: none has; says of each what it has otherwise.
+    """
+    faults = []
+    for family in FAMILIES.values():
+        try:
+            family.config_of(model)
+        except ForeignError as error:
+            faults.append(str(error))
+        else:
+            return family
+    closest = min(faults, key=len)
+    raise ForeignError(f"no family has such models; the closest one: {closest}")

@@ -1,0 +1,224 @@
+"""A family of models of Hugging Face: its names, and its ``config.json`` in terms of our model."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from megatron.checkpoint.foreign.fields import MOST_LAYERS, Fields
+from megatron.checkpoint.foreign.layouts import ForeignError, Halves, Heads, Same, Table
+from megatron.model.config import ModelConfig, Pattern
+from megatron.model.ownership import (
+    FINAL_NORM,
+    LAYERS,
+    OUTPUT_LAYER,
+    WORD_EMBEDDINGS,
+)
+
+Values = dict[str, Any]
+"""Fields of ``ModelConfig``, or of a ``config.json``, by name."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kind of model.
+
+    Attributes:
+        name: of the family on a command line.
+        model_type: of ``config.json``.
+        architecture: the class of ``transformers`` with an output layer.
+        base: prefix of all names but that of the output layer; files may lack it.
+        table: the layouts.
+        read: returns the fields of our model, but for its sequence length.
+        write: returns fields of ``config.json``, whatever the model; ``config_of`` compares.
+        ignored: endings of tensors that are no weights.
+    """
+
+    name: str
+    model_type: str
+    architecture: str
+    base: str
+    table: Table
+    read: Callable[[Fields], Values]
+    write: Callable[[ModelConfig], Values]
+    ignored: tuple[str, ...] = ()
+
+    def model_of(self, config: Fields, seq_length: int | None = None) -> ModelConfig:
+        """Return the model of a ``config.json``.
+
+        Args:
+            config: its fields.
+            seq_length: tokens of a sample; ``None``: as many as there are positions.
+
+        Raises:
+            ForeignError: it is damaged, or asks for what this program does not have.
+        """
+        values = self.read(config)
+        length = values["max_position_embeddings"] if seq_length is None else seq_length
+        model = ModelConfig(**values, seq_length=length)
+        heads, groups = model.num_attention_heads, model.num_query_groups
+        if heads % groups:
+            raise ForeignError(f"{config.origin}: {heads} heads do not form {groups} groups")
+        return model
+
+    def config_of(self, model: ModelConfig) -> Values:
+        """Return the ``config.json`` of a model.
+
+        Raises:
+            ForeignError: the family has no such models; names the fields that it has otherwise.
+        """
+        try:
+            written = self.write(model)
+            again = self.model_of(Fields(written, self.name), model.seq_length)
+        except ForeignError as error:
+            raise ForeignError(f"{self.name} has no such model: {error}") from error
+        mine = vars(_same_layers(model))
+        theirs = vars(_same_layers(replace(again, **{n: mine[n] for n in _OF_TRAINING})))
+        other = [f"{name} {mine[name]}" for name in mine if mine[name] != theirs[name]]
+        if other:
+            raise ForeignError(f"{self.name} has no models with {', '.join(other)}")
+        return {"architectures": [self.architecture], "model_type": self.model_type} | written
+
+
+_OF_TRAINING: Final = (
+    "attention_dropout",
+    "hidden_dropout",
+    "init_method_std",
+    "label_smoothing",
+    "z_loss_coeff",
+)
+"""Fields that a model's weights do not depend on, and that a ``config.json`` may lack."""
+
+
+def _same_layers(model: ModelConfig) -> ModelConfig:
+    """Return the model with its patterns of layers written in one of the ways that say the same."""
+    layers = range(model.num_layers)
+    has_window = [model.is_local(i) for i in layers]
+    local: Values = {
+        "window_pattern": pattern_of([int(here) for here in has_window]),
+        "no_rope_pattern": tuple(
+            int(model.position_embedding_type == "rope" and not model.rotates(i)) for i in layers
+        ),
+    }
+    if not any(has_window):
+        local |= {"window_size": None, "rotary_base_local": None}
+    return replace(model, **local)
+
+
+def pattern_of(entries: list[int]) -> Pattern:
+    """Return which layers have the window, as the flags write it.
+
+    Args:
+        entries: 1 or 0 for every layer.
+    """
+    if all(entries):
+        return ()
+    period = entries.index(0) + 1
+    repeated = [int((i + 1) % period != 0) for i in range(len(entries))]
+    return tuple(entries[:period] if entries == repeated else entries)
+
+
+def sizes(c: Fields, *, head_dim: int | None = None, groups: int | None = None) -> Values:
+    """Return the fields that all families of today name alike.
+
+    Args:
+        c: of ``config.json``.
+        head_dim: width of a head if it is not said; ``None``: hidden size / heads.
+        groups: key/value heads if it is not said; ``None``: as many as heads.
+    """
+    hidden, heads = c.whole("hidden_size"), c.whole("num_attention_heads")
+    if head_dim is None and "head_dim" not in c and hidden % heads:
+        raise ForeignError(f"{c.origin}: {heads} heads do not share hidden_size {hidden}")
+    return {
+        "num_layers": c.whole("num_hidden_layers", most=MOST_LAYERS),
+        "hidden_size": hidden,
+        "ffn_hidden_size": c.whole("intermediate_size"),
+        "num_attention_heads": heads,
+        "num_query_groups": c.whole("num_key_value_heads", groups or heads),
+        "kv_channels": c.whole("head_dim", head_dim or max(hidden // heads, 1)),
+        "max_position_embeddings": c.whole("max_position_embeddings"),
+        "vocab_size": c.whole("vocab_size"),
+        "init_method_std": c.number("initializer_range", 0.02),
+        "attention_dropout": c.number("attention_dropout", 0.0, most=1.0),
+        "hidden_dropout": 0.0,
+        "normalization": "RMSNorm",
+        "norm_epsilon": c.number("rms_norm_eps", 1e-6),
+        "add_bias_linear": False,
+    }
+
+
+def written_sizes(model: ModelConfig) -> Values:
+    """Return the fields that ``sizes`` reads, and the type of the tensors' elements."""
+    return {
+        "num_hidden_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.ffn_hidden_size,
+        "num_attention_heads": model.num_attention_heads,
+        "num_key_value_heads": model.num_query_groups,
+        "head_dim": model.kv_channels,
+        "max_position_embeddings": model.max_position_embeddings,
+        "vocab_size": model.vocab_size,
+        "initializer_range": model.init_method_std,
+        "attention_dropout": model.attention_dropout,
+        "rms_norm_eps": model.norm_epsilon,
+        "tie_word_embeddings": model.tie_embeddings,
+    }
+
+
+def windows(c: Fields, size: int | None, local: list[int], base_local: int | None = None) -> Values:
+    """Return the fields of windows.
+
+    Args:
+        c: of ``config.json``.
+        size: positions that a query sees, itself included.
+        local: of every layer, whether it has the window, unless ``layer_types`` says so.
+        base_local: RoPE theta of layers with the window.
+    """
+    kinds = {"sliding_attention": 1, "full_attention": 0}
+    if words := c.words("layer_types", kinds, len(local)):
+        local = [kinds[word] for word in words]
+    if size is None or not any(local):
+        return {}
+    return {
+        "window_size": size - 1,
+        "window_pattern": pattern_of(local),
+        "rotary_base_local": base_local,
+    }
+
+
+def layer_types(model: ModelConfig) -> list[str]:
+    """Return for every layer whether it has the window, in Hugging Face's words."""
+    kinds = {True: "sliding_attention", False: "full_attention"}
+    return [kinds[model.is_local(i)] for i in range(model.num_layers)]
+
+
+def projections(*, norms: Mapping[str, str]) -> Table:
+    """Return the table of all families whose layers are put together as Llama's.
+
+    Args:
+        norms: their names of the norms of a layer, by ours.
+    """
+
+    def layer(name: str) -> str:
+        return f"model.layers.{{}}.{name}"
+
+    def heads(kind: str) -> Heads:
+        return Heads(*(layer(f"self_attn.{part}_proj.{kind}") for part in "qkv"))
+
+    return {
+        WORD_EMBEDDINGS: Same("model.embed_tokens.weight"),
+        f"{LAYERS}self_attention.linear_qkv.weight": heads("weight"),
+        f"{LAYERS}self_attention.linear_qkv.bias": heads("bias"),
+        f"{LAYERS}self_attention.linear_proj.weight": Same(layer("self_attn.o_proj.weight")),
+        f"{LAYERS}self_attention.linear_proj.bias": Same(layer("self_attn.o_proj.bias")),
+        f"{LAYERS}mlp.linear_fc1.weight": Halves(
+            layer("mlp.gate_proj.weight"), layer("mlp.up_proj.weight")
+        ),
+        f"{LAYERS}mlp.linear_fc1.bias": Halves(
+            layer("mlp.gate_proj.bias"), layer("mlp.up_proj.bias")
+        ),
+        f"{LAYERS}mlp.linear_fc2.weight": Same(layer("mlp.down_proj.weight")),
+        f"{LAYERS}mlp.linear_fc2.bias": Same(layer("mlp.down_proj.bias")),
+        **{f"{LAYERS}{ours}.weight": Same(layer(f"{n}.weight")) for ours, n in norms.items()},
+        f"{FINAL_NORM}.weight": Same("model.norm.weight"),
+        OUTPUT_LAYER: Same("lm_head.weight"),
+    }

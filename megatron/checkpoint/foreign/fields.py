@@ -1,0 +1,150 @@
+"""Reads the fields of a ``config.json`` one by one, each with what it may be."""
+
+import json
+import math
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from megatron.checkpoint.foreign.layouts import ForeignError
+from megatron.native.files import read_text
+
+MOST_LAYERS: Final = 10_000
+"""Layers of the deepest model that is converted; more are a damaged file."""
+
+_WIDEST: Final = 1 << 26
+"""The largest size of a model; more is a damaged file."""
+
+_REQUIRED: Final = object()
+
+
+class Fields:
+    """The fields of a configuration.
+
+    Args:
+        values: by name.
+        origin: where they come from, for messages.
+    """
+
+    def __init__(self, values: Mapping[str, Any], origin: str) -> None:
+        self._values = values
+        self.origin = origin
+
+    @classmethod
+    def read(cls, path: Path) -> "Fields":
+        """Return the fields of a file.
+
+        Raises:
+            ForeignError: it cannot be read, or is no JSON object.
+        """
+        try:
+            values = json.loads(read_text(path))
+        except FileNotFoundError:
+            raise ForeignError(
+                f"{path.parent} has no {path.name}: give the folder of a model"
+            ) from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise ForeignError(f"{path} cannot be read ({error})") from error
+        if not isinstance(values, dict):
+            raise ForeignError(f"{path} does not hold the fields of a model")
+        return cls(values, str(path))
+
+    def __contains__(self, name: str) -> bool:
+        return self._values.get(name) is not None
+
+    @property
+    def all(self) -> Mapping[str, Any]:
+        """The fields by name."""
+        return self._values
+
+    def is_null(self, name: str) -> bool:
+        """Return whether a field is there and says nothing, unlike one that is left out."""
+        return name in self._values and self._values[name] is None
+
+    def any(self, name: str, default: Any = _REQUIRED) -> Any:
+        """Return a field as it is; one that is ``null`` counts as left out.
+
+        Raises:
+            ForeignError: it is left out, and there is no default.
+        """
+        value = self._values.get(name)
+        if value is not None:
+            return value
+        if default is _REQUIRED:
+            raise ForeignError(f"{self.origin} has no {name}: it is damaged, or of another program")
+        return default
+
+    def whole(self, name: str, default: Any = _REQUIRED, most: int = _WIDEST) -> int:
+        """Return a whole number from 1 to ``most``; 16.0 counts as one."""
+        value = self.any(name, default)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not 1 <= value <= most or value != int(value):
+            raise self.fault(name, f"a whole number from 1 to {most}")
+        return int(value)
+
+    def number(
+        self, name: str, default: Any = _REQUIRED, least: float = 0.0, most: float = math.inf
+    ) -> float:
+        """Return a finite number from ``least`` to ``most``."""
+        value = self.any(name, default)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value) or not least <= value <= most:
+            raise self.fault(name, f"a number of at least {least:g}")
+        return float(value)
+
+    def truth(self, name: str, default: Any = _REQUIRED) -> bool:
+        """Return true or false."""
+        value = self.any(name, default)
+        if not isinstance(value, bool):
+            raise self.fault(name, "true or false")
+        return value
+
+    def number_or_none(self, name: str, default: float) -> float | None:
+        """Return a number of at least 0, the default if it is left out, ``None`` for ``null``."""
+        return None if self.is_null(name) else self.number(name, default)
+
+    def whole_or_none(self, name: str, default: int) -> int | None:
+        """Return a whole number, the default if it is left out, ``None`` for ``null``."""
+        return None if self.is_null(name) else self.whole(name, default)
+
+    def words(self, name: str, allowed: Collection[str], count: int) -> list[str] | None:
+        """Return a list of so many words, each an allowed one; ``None`` if it is left out."""
+        value = self.any(name, None)
+        if value is None:
+            return None
+        right = isinstance(value, list) and len(value) == count
+        if not right or any(not isinstance(one, str) or one not in allowed for one in value):
+            raise self.fault(name, f"{count} words of {', '.join(sorted(allowed))}")
+        return list(value)
+
+    def part(self, name: str) -> "Fields | None":
+        """Return the fields of a field; ``None`` if it is left out."""
+        value = self.any(name, None)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.fault(name, "fields by name")
+        return Fields(value, f"{self.origin}: {name}")
+
+    def check(self, name: str, allowed: Collection[Any], default: Any = _REQUIRED) -> None:
+        """Refuse a field whose value has no counterpart here.
+
+        Raises:
+            ForeignError: names the field, its value and those that can be converted.
+        """
+        value = self.any(name, default)
+        if not any(value == one and type(value) is type(one) for one in allowed):
+            raise ForeignError(
+                f"{self.origin}: {name} is {_short(value)}, and this program has only "
+                f"{' or '.join(_short(one) for one in allowed)}"
+            )
+
+    def fault(self, name: str, wanted: str) -> ForeignError:
+        """Return the error of a field that is not what is wanted."""
+        return ForeignError(
+            f"{self.origin}: {name} is {_short(self._values.get(name))}, which is not {wanted}"
+        )
+
+
+def _short(value: object) -> str:
+    return json.dumps(value, default=str)[:60]

@@ -1,0 +1,130 @@
+"""Gemma 1, 2 and 3 (text): norms kept as their distance from 1, GeGLU, scaled embeddings."""
+
+from typing import Any, Final
+
+from megatron.checkpoint.foreign.family import (
+    Family,
+    layer_types,
+    projections,
+    sizes,
+    windows,
+    written_sizes,
+)
+from megatron.checkpoint.foreign.fields import Fields
+from megatron.checkpoint.foreign.layouts import Table
+from megatron.checkpoint.foreign.rotation import read_rotation, write_rotation
+from megatron.model.config import ModelConfig
+
+Values = dict[str, Any]
+
+_TANH: Final = ("gelu_pytorch_tanh",)
+
+
+def _common(c: Fields, activation: str) -> Values:
+    allowed = (*_TANH, "gelu") if activation == "hidden_act" else _TANH
+    c.check(activation, allowed, _TANH[0])  # "gelu" of the first files means the tanh form, too
+    c.check("attention_bias", (False,), False)
+    c.check("use_bidirectional_attention", (False,), False)
+    common = sizes(c, head_dim=256)
+    return common | {
+        "geglu": True,
+        "apply_layernorm_1p": True,
+        "embedding_multiplier": common["hidden_size"] ** 0.5,
+        "tie_embeddings": c.truth("tie_word_embeddings", True),
+    }
+
+
+def _written(model: ModelConfig, activation: str) -> Values:
+    return written_sizes(model) | {activation: _TANH[0], "attention_bias": False}
+
+
+def _read_1(c: Fields) -> Values:
+    return _common(c, "hidden_act") | read_rotation(c)
+
+
+def _write_1(model: ModelConfig) -> Values:
+    return _written(model, "hidden_act") | write_rotation(model)
+
+
+def _with_post_norms(c: Fields, caps: tuple[float, float]) -> Values:
+    """Return what Gemma 2 and 3 have in common; ``caps`` are the defaults of their two caps."""
+    common = _common(c, "hidden_activation")
+    scalar = c.whole("query_pre_attn_scalar", 256)
+    return common | {
+        "softmax_scale": None if scalar == common["kv_channels"] else scalar**-0.5,
+        "attn_logit_softcapping": c.number_or_none("attn_logit_softcapping", caps[0]) or 0.0,
+        "logit_softcap": c.number_or_none("final_logit_softcapping", caps[1]) or 0.0,
+        "post_self_attn_layernorm": True,
+        "post_mlp_layernorm": True,
+    }
+
+
+def _written_post_norms(model: ModelConfig) -> Values:
+    scale = model.softmax_scale
+    return _written(model, "hidden_activation") | {
+        "query_pre_attn_scalar": model.kv_channels if scale is None else round(scale**-2),
+        "attn_logit_softcapping": model.attn_logit_softcapping or None,
+        "final_logit_softcapping": model.logit_softcap or None,
+        "sliding_window": None if model.window_size is None else model.window_size + 1,
+        "layer_types": layer_types(model),
+    }
+
+
+def _read_2(c: Fields) -> Values:
+    common = _with_post_norms(c, (50.0, 30.0)) | read_rotation(c)
+    local = [int(i % 2 == 0) for i in range(common["num_layers"])]
+    return common | windows(c, c.whole_or_none("sliding_window", 4096), local)
+
+
+def _write_2(model: ModelConfig) -> Values:
+    return _written_post_norms(model) | write_rotation(model)
+
+
+def _read_3(c: Fields) -> Values:
+    common = _with_post_norms(c, (0.0, 0.0)) | {"qk_layernorm": True}
+    period = c.whole("sliding_window_pattern", 6)
+    local = [int((i + 1) % period != 0) for i in range(common["num_layers"])]
+    kinds = c.part("rope_parameters")
+    if kinds is not None and ("full_attention" in kinds or "sliding_attention" in kinds):
+        whole = kinds.part("full_attention") or Fields({}, kinds.origin)
+        near = kinds.part("sliding_attention") or Fields({}, kinds.origin)
+        near.check("rope_type", ("default",), "default")
+        common |= read_rotation(Fields({"rope_parameters": whole.all}, whole.origin), 1_000_000)
+        base = near.whole("rope_theta", 10000, 10**12)
+    else:
+        common |= read_rotation(c, 1_000_000)
+        base = c.whole("rope_local_base_freq", 10000, 10**12)
+    return common | windows(c, c.whole_or_none("sliding_window", 4096), local, base)
+
+
+def _write_3(model: ModelConfig) -> Values:
+    local = model.rotary_base_local
+    base = model.rotary_base if local is None else local
+    return _written_post_norms(model) | write_rotation(model) | {"rope_local_base_freq": base}
+
+
+_NORMS: Final = {
+    "input_layernorm": "input_layernorm",
+    "post_self_attn_layernorm": "post_attention_layernorm",
+    "pre_mlp_layernorm": "pre_feedforward_layernorm",
+    "post_mlp_layernorm": "post_feedforward_layernorm",
+}
+_OWN_NORMS: Final = {
+    "input_layernorm": "input_layernorm",
+    "pre_mlp_layernorm": "post_attention_layernorm",
+}
+_QK_NORMS: Final = {
+    "self_attention.q_layernorm": "self_attn.q_norm",
+    "self_attention.k_layernorm": "self_attn.k_norm",
+}
+
+
+def _family(name: str, title: str, table: Table, read: Any, write: Any) -> Family:
+    return Family(name, name, f"{title}ForCausalLM", "model.", table, read, write)
+
+
+GEMMA: Final = _family("gemma", "Gemma", projections(norms=_OWN_NORMS), _read_1, _write_1)
+GEMMA2: Final = _family("gemma2", "Gemma2", projections(norms=_NORMS), _read_2, _write_2)
+GEMMA3: Final = _family(
+    "gemma3_text", "Gemma3", projections(norms=_NORMS | _QK_NORMS), _read_3, _write_3
+)

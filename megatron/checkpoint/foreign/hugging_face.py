@@ -1,0 +1,290 @@
+"""Import from and export to folders in Hugging Face's form: config.json and safetensors files."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from megatron.checkpoint.boxed import BoxedTensor, StreamedTensor
+from megatron.checkpoint.choose import read_model
+from megatron.checkpoint.foreign.families import FAMILIES, family_for, family_of
+from megatron.checkpoint.foreign.family import Family
+from megatron.checkpoint.foreign.fields import Fields
+from megatron.checkpoint.foreign.layouts import ForeignError, Recipe, recipes
+from megatron.checkpoint.foreign.tensor_files import Group, StoredTensor, TensorFiles, write_folder
+from megatron.checkpoint.foreign.weights import Advance, write_weights
+from megatron.checkpoint.reading import TensorReader, read_boxes
+from megatron.checkpoint.train_tensors import WEIGHT
+from megatron.model.config import ModelConfig
+from megatron.model.ownership import WORD_EMBEDDINGS
+from megatron.parallel.box import whole
+
+CONFIG: Final = "config.json"
+TYPES: Final = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+"""Types of elements that are written, by Hugging Face's names."""
+
+_KEPT: Final = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""Fields of ``config.json`` that no model of ours has."""
+_COPIED: Final = (
+    *("generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
+    "chat_template.jinja",
+)
+"""Text files that go with a model and that training does not change."""
+
+
+@dataclass(frozen=True)
+class ImportedModel:
+    """A model in Hugging Face's form that was found to be whole.
+
+    Attributes:
+        model: in our terms.
+        recipes: how its tensors are made, by our names.
+        files: its tensors, under the names of the recipes' tables.
+        size: bytes of the tensors that are read.
+    """
+
+    model: ModelConfig
+    recipes: Mapping[str, Recipe]
+    files: "NamedFiles"
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tensors that are read."""
+        return sum(self.files.known(n).size for r in self.recipes.values() for n in r.theirs)
+
+
+class NamedFiles:
+    """Tensors under the names of a family, whether or not the files have the base's prefix.
+
+    Args:
+        files: the tensors.
+        family: of the model.
+    """
+
+    def __init__(self, files: TensorFiles, family: Family) -> None:
+        self._files = files
+        bare = not any(name.startswith(family.base) for name in files.tensors)
+        self._stored = {
+            family.base + name if bare and name != "lm_head.weight" else name: name
+            for name in files.tensors
+            if not name.endswith(family.ignored)
+        }
+
+    @property
+    def names(self) -> set[str]:
+        """Names of all tensors."""
+        return set(self._stored)
+
+    def known(self, name: str) -> StoredTensor:
+        """Return what is known of a tensor."""
+        return self._files.tensors[self._stored[name]]
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor."""
+        return self._files.read(self._stored[name])
+
+
+def open_model(folder: Path, seq_length: int | None = None) -> ImportedModel:
+    """Return a model that is ready to be imported: all of it is there, in the right shapes.
+
+    Args:
+        folder: with ``config.json`` and safetensors files.
+        seq_length: tokens of a sample to train with; ``None``: as many as the model has positions.
+
+    Raises:
+        ForeignError: it is damaged, or of a kind that this program does not have.
+    """
+    config = Fields.read(folder / CONFIG)
+    family = family_of(config)
+    model = family.model_of(config, seq_length)
+    files = NamedFiles(TensorFiles(folder), family)
+    _check_depth(folder, model, files.names, family)
+    try:
+        wanted = recipes(model, family.table)
+    except ValueError as error:  # its numbers do not go together
+        raise ForeignError(f"{folder / CONFIG}: {error}") from error
+    tied = {"lm_head.weight"} if model.tie_embeddings else set()
+    shapes = {
+        name: shape for recipe in wanted.values() for name, shape in recipe.their_shapes.items()
+    }
+    if missing := [name for name in shapes if name not in files.names]:
+        raise ForeignError(f"{folder} has no tensor {missing[0]}, which its {CONFIG} asks for")
+    if left := sorted(files.names - shapes.keys() - tied):
+        raise ForeignError(
+            f"{folder} has a tensor {left[0]}, for which a {family.name} model of its {CONFIG} has "
+            "no use"
+        )
+    for name, shape in shapes.items():
+        found = files.known(name).shape
+        if found != shape:
+            raise ForeignError(
+                f"{files.known(name).file}: {name} has shape {list(found)}, and {CONFIG} asks for "
+                f"{list(shape)}"
+            )
+    return ImportedModel(model, wanted, files)
+
+
+def _check_depth(folder: Path, model: ModelConfig, names: set[str], family: Family) -> None:
+    """Refuse a wrong number of layers at once, before the model is put together."""
+    norm = family.table["decoder.layers.input_layernorm.weight"].names[0]
+    found = sum(norm.format(i) in names for i in range(model.num_layers + 1))
+    if found != model.num_layers:
+        more = "more" if found > model.num_layers else "not as many"
+        raise ForeignError(
+            f"{folder}: {CONFIG} tells of {model.num_layers} layers, and there are {more}"
+        )
+
+
+def import_model(opened: ImportedModel, root: Path, advance: Advance) -> Path:
+    """Write a checkpoint of iteration 0 with the weights of a model, in their own types.
+
+    Args:
+        opened: the model.
+        root: folder of checkpoints.
+        advance: is told what was read.
+
+    Returns:
+        The folder of the checkpoint.
+
+    Raises:
+        ForeignError: a tensor cannot be read.
+        SaveError: the checkpoint cannot be written.
+    """
+    streamed = {
+        f"{WEIGHT}.{name}": StreamedTensor(
+            recipe.shape, _type_of(opened.files, recipe), partial(_joined, opened, recipe, advance)
+        )
+        for name, recipe in opened.recipes.items()
+    }
+    return write_weights(root, opened.model, streamed)
+
+
+def _type_of(files: NamedFiles, recipe: Recipe) -> torch.dtype:
+    """Return the narrowest type that holds the elements of all tensors of a recipe."""
+    kinds = [files.known(name).dtype for name in recipe.theirs]
+    found = kinds[0]
+    for kind in kinds[1:]:
+        found = torch.promote_types(found, kind)
+    return found
+
+
+def _joined(opened: ImportedModel, recipe: Recipe, advance: Advance) -> Tensor:
+    dtype = _type_of(opened.files, recipe)
+    tensor = recipe.join([opened.files.read(name).to(dtype) for name in recipe.theirs])
+    advance(sum(opened.files.known(name).size for name in recipe.theirs))
+    return tensor
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export writes.
+
+    Attributes:
+        config: ``config.json``.
+        groups: the tensors.
+        texts: other files by name, ``config.json`` among them.
+    """
+
+    groups: list[Group]
+    texts: Mapping[str, str]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tensors that are written."""
+        return sum(group.size for group in self.groups)
+
+    def write(self, folder: Path, most_bytes: int) -> None:
+        """Write the folder; see ``write_folder``."""
+        write_folder(folder, self.groups, self.texts, most_bytes)
+
+
+def plan_export(
+    where: Path,
+    advance: Advance,
+    family: str | None = None,
+    dtype: torch.dtype | None = None,
+    like: Path | None = None,
+) -> Exported:
+    """Return what an export writes; the tensors are read when they are written.
+
+    Args:
+        where: folder of one checkpoint, which was compared with its manifest.
+        advance: is told what was written.
+        family: name of the family; ``None``: that of ``like``, or the first that has such models.
+        dtype: of the elements; ``None``: as they are saved.
+        like: folder of a model whose tokenizer and token ids the export gets, too.
+
+    Raises:
+        ForeignError: the family has no such models.
+        DamagedError: the checkpoint cannot be read.
+    """
+    model = read_model(where)
+    kept = Fields.read(like / CONFIG) if like is not None else None
+    chosen = FAMILIES[family] if family else family_of(kept) if kept else family_for(model)
+    config = chosen.config_of(model)
+    reader = TensorReader(where)
+    groups = [
+        _group(reader, name, recipe, dtype, advance)
+        for name, recipe in recipes(model, chosen.table).items()
+    ]
+    if kept is not None:
+        config |= {name: kept.any(name) for name in _KEPT if name in kept}
+    written = dtype or _saved(reader, WORD_EMBEDDINGS).properties.dtype
+    config["torch_dtype"] = str(written).removeprefix("torch.")
+    return Exported(groups, {CONFIG: json.dumps(config, indent=2) + "\n"} | _texts(like))
+
+
+def _texts(like: Path | None) -> dict[str, str]:
+    found = {}
+    for path in [like / name for name in _COPIED] if like is not None else []:
+        try:
+            found[path.name] = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            continue
+        except (OSError, UnicodeDecodeError) as error:
+            raise ForeignError(f"{path} cannot be read ({error})") from error
+    return found
+
+
+def _saved(reader: TensorReader, name: str) -> TensorStorageMetadata:
+    """Return what a checkpoint of ours knows of a tensor of the model."""
+    known = reader.metadata.state_dict_metadata.get(f"{WEIGHT}.{name}")
+    if not isinstance(known, TensorStorageMetadata):
+        raise ForeignError(f"{reader.path} has no tensor {WEIGHT}.{name}")
+    return known
+
+
+def _group(
+    reader: TensorReader, name: str, recipe: Recipe, dtype: torch.dtype | None, advance: Advance
+) -> Group:
+    """Return their tensors of one of ours."""
+    known, saved = _saved(reader, name), f"{WEIGHT}.{name}"
+    kind = dtype or known.properties.dtype
+    if tuple(known.size) != recipe.shape:
+        raise ForeignError(f"{reader.path}: {saved} has another shape than its model")
+    sizes = {
+        name: torch.Size(shape).numel() * kind.itemsize
+        for name, shape in recipe.their_shapes.items()
+    }
+
+    def make() -> Mapping[str, Tensor]:
+        ours = torch.empty(recipe.shape, dtype=kind)
+        read_boxes(
+            {saved: BoxedTensor(ours, recipe.shape, whole(recipe.shape))}, reader, reader.metadata
+        )
+        made = recipe.split(ours)
+        advance(sum(sizes.values()))
+        return made
+
+    return Group(sizes, make)

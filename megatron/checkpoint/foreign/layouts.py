@@ -1,0 +1,256 @@
+"""How a tensor of ours is made of tensors of another program, and these of ours.
+
+A family's table says for every name of ours which layout it has. A layout moves numbers and changes
+none, so that what was imported is exported to the last bit.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from megatron.model.config import ModelConfig
+from megatron.model.ownership import LAYERS
+from megatron.model.stage import RankModel, place
+from megatron.parallel.box import Shape
+
+
+class ForeignError(ValueError):
+    """Weights that cannot be converted; the message names the file, what is wrong, and why."""
+
+
+class Layout(Protocol):
+    """Tensors of theirs that make one of ours.
+
+    Attributes:
+        names: of the tensors of theirs; ``{}`` stands for the number of the layer.
+    """
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See the class."""
+        ...
+
+    def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
+        """Return the shapes of their tensors, given that of ours."""
+        ...
+
+    def join(self, theirs: Sequence[Tensor], model: ModelConfig) -> Tensor:
+        """Return our tensor."""
+        ...
+
+    def split(self, ours: Tensor, model: ModelConfig) -> list[Tensor]:
+        """Return their tensors."""
+        ...
+
+
+@dataclass(frozen=True)
+class Same:
+    """A tensor that both have alike."""
+
+    name: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """As in ``Layout``."""
+        return (self.name,)
+
+    def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
+        """As in ``Layout``."""
+        return [ours]
+
+    def join(self, theirs: Sequence[Tensor], model: ModelConfig) -> Tensor:
+        """As in ``Layout``."""
+        return theirs[0]
+
+    def split(self, ours: Tensor, model: ModelConfig) -> list[Tensor]:
+        """As in ``Layout``."""
+        return [ours]
+
+
+@dataclass(frozen=True)
+class Halves:
+    """Two tensors of equal shape, the rows of one below those of the other: gate and up."""
+
+    gate: str
+    up: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """As in ``Layout``."""
+        return self.gate, self.up
+
+    def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
+        """As in ``Layout``."""
+        return [(ours[0] // 2, *ours[1:])] * 2
+
+    def join(self, theirs: Sequence[Tensor], model: ModelConfig) -> Tensor:
+        """As in ``Layout``."""
+        return torch.cat(tuple(theirs))
+
+    def split(self, ours: Tensor, model: ModelConfig) -> list[Tensor]:
+        """As in ``Layout``."""
+        return list(ours.chunk(2))
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Queries, keys and values, each for all heads; ours come by query group."""
+
+    query: str
+    key: str
+    value: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """As in ``Layout``."""
+        return self.query, self.key, self.value
+
+    def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
+        """As in ``Layout``."""
+        return [(rows * model.num_query_groups, *ours[1:]) for rows in _rows_of_group(model)]
+
+    def join(self, theirs: Sequence[Tensor], model: ModelConfig) -> Tensor:
+        """As in ``Layout``."""
+        by_group = [part.unflatten(0, (model.num_query_groups, -1)) for part in theirs]
+        return torch.cat(by_group, 1).flatten(0, 1)
+
+    def split(self, ours: Tensor, model: ModelConfig) -> list[Tensor]:
+        """As in ``Layout``."""
+        by_group = ours.unflatten(0, (model.num_query_groups, -1))
+        return [part.flatten(0, 1) for part in by_group.split(_rows_of_group(model), 1)]
+
+
+def _rows_of_group(model: ModelConfig) -> list[int]:
+    """Return the rows of queries, key and value of one query group."""
+    width = model.kv_channels
+    return [model.num_attention_heads // model.num_query_groups * width, width, width]
+
+
+@dataclass(frozen=True)
+class InOne:
+    """One tensor that holds the rows of several, one below the other."""
+
+    name: str
+    parts: Layout
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """As in ``Layout``."""
+        return (self.name,)
+
+    def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
+        """As in ``Layout``."""
+        return [ours]
+
+    def join(self, theirs: Sequence[Tensor], model: ModelConfig) -> Tensor:
+        """As in ``Layout``."""
+        shapes = self.parts.shapes(tuple(theirs[0].shape), model)
+        return self.parts.join(theirs[0].split([rows for rows, *_ in shapes]), model)
+
+    def split(self, ours: Tensor, model: ModelConfig) -> list[Tensor]:
+        """As in ``Layout``."""
+        return [torch.cat(self.parts.split(ours, model))]
+
+
+@dataclass(frozen=True)
+class Transposed:
+    """Matrices that are stored the other way round."""
+
+    stored: Layout
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """As in ``Layout``."""
+        return self.stored.names
+
+    def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
+        """As in ``Layout``."""
+        return [shape[::-1] for shape in self.stored.shapes(ours, model)]
+
+    def join(self, theirs: Sequence[Tensor], model: ModelConfig) -> Tensor:
+        """As in ``Layout``."""
+        return self.stored.join([part.T for part in theirs], model)
+
+    def split(self, ours: Tensor, model: ModelConfig) -> list[Tensor]:
+        """As in ``Layout``."""
+        return [part.T for part in self.stored.split(ours, model)]
+
+
+Table = Mapping[str, Layout]
+"""The layout of every tensor by its name in our models, without the number of its layer."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one tensor of a certain model is converted.
+
+    Attributes:
+        model: the model.
+        shape: of our tensor.
+        layout: how it is made of theirs.
+        theirs: names of their tensors.
+    """
+
+    model: ModelConfig
+    shape: Shape
+    layout: Layout
+    theirs: tuple[str, ...]
+
+    @property
+    def their_shapes(self) -> dict[str, Shape]:
+        """The shapes of their tensors by name."""
+        shapes = self.layout.shapes(self.shape, self.model)
+        return dict(zip(self.theirs, shapes, strict=True))
+
+    def join(self, theirs: Sequence[Tensor]) -> Tensor:
+        """Return our tensor, contiguous."""
+        return self.layout.join(theirs, self.model).contiguous()
+
+    def split(self, ours: Tensor) -> dict[str, Tensor]:
+        """Return their tensors by name, each contiguous and in memory of its own."""
+        parts = self.layout.split(ours, self.model)
+        return {
+            name: part.clone(memory_format=torch.contiguous_format)
+            for name, part in zip(self.theirs, parts, strict=True)
+        }
+
+
+def recipes(model: ModelConfig, table: Table) -> dict[str, Recipe]:
+    """Return how every tensor of a model is converted, by our names in the order of the forward.
+
+    Args:
+        model: every tensor that it has is in the table.
+        table: of the family; tensors that the model lacks are left out.
+    """
+    found = {}
+    for name, shape in tensor_shapes(model).items():
+        key, number = without_number(name)
+        layout = table[key]
+        theirs = tuple(theirs.format(number) for theirs in layout.names)
+        found[name] = Recipe(model, shape, layout, theirs)
+    return found
+
+
+def without_number(name: str) -> tuple[str, str]:
+    """Return a name of ours without the number of its layer, and that number, or nothing."""
+    if not name.startswith(LAYERS):
+        return name, ""
+    number, _, rest = name.removeprefix(LAYERS).partition(".")
+    return LAYERS + rest, number
+
+
+def tensor_shapes(model: ModelConfig) -> dict[str, Shape]:
+    """Return the shape of every tensor of a model by name, in the order of the forward."""
+    placement = place(
+        model,
+        [(0, 0)],
+        0,
+        layers=[model.num_layers],
+        padded_vocab_size=model.vocab_size,
+        vocabulary_shard=None,
+    )
+    whole = RankModel(model, placement, torch.float32, torch.device("meta"))
+    return {owned.name: owned.global_shape for owned in whole.owned_parameters()}

@@ -1,0 +1,169 @@
+"""Which corpora a command line names, and how they are blended, split by split."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from megatron.config.corpus_flags import CorpusFlags
+from megatron.config.data_flags import evaluation_sets, parse_data_path
+from megatron.config.flags import Flags
+from megatron.config.run_config import EvaluationSet
+from megatron.config.weighted_splits import gives_weighted_splits, text_of, weighted_paths
+from megatron.data.config import Blend, OwnPaths, Share
+
+SPLITS: Final = ("train", "valid", "test")
+
+
+def names_data(flags: Flags) -> bool:
+    """Whether any flag names corpora."""
+    own = flags.corpora
+    return bool(flags.data.data_path or own.data_args_path) or gives_splits(own)
+
+
+def gives_splits(flags: CorpusFlags) -> bool:
+    """Whether every split has corpora of its own."""
+    by_split = flags.train_data_path, flags.valid_data_path, flags.test_data_path
+    in_a_file = flags.per_split_data_args_path is not None
+    return any(by_split) or in_a_file or gives_weighted_splits(flags)
+
+
+def shared_blend(flags: Flags) -> Blend:
+    """Return the blend that all splits share; nothing if there is none, or a dry run needs no file.
+
+    Raises:
+        ValueError: the words make no blend, or their file cannot be read.
+    """
+    file = flags.corpora.data_args_path
+    if file is None:
+        return parse_data_path(flags.data.data_path)
+    if flags.log.dry_run:
+        return ()
+    words = text_of("--data-args-path", file).split()
+    if not words:
+        raise ValueError(f"--data-args-path {file} is empty: write [WEIGHT] PREFIX ... into it")
+    return parse_data_path(words, f"--data-args-path {file}")
+
+
+def own_paths(flags: Flags) -> OwnPaths | None:
+    """Return the blends of splits with corpora of their own; ``None`` if they share some.
+
+    Raises:
+        ValueError: words make no blend, their file cannot be read, or there is nothing to train on.
+    """
+    own = flags.corpora
+    if not gives_splits(own) or (flags.log.dry_run and _in_a_file(own)):
+        return None
+    paths = weighted_paths(own) if gives_weighted_splits(own) else _plain_paths(own)
+    if own.full_validation and any(len(blend) > 1 for blend in paths.valid):
+        raise ValueError(
+            "--full-validation reads every corpus once, so weights mean nothing to it: give one "
+            "prefix, or prefixes without weights and --multiple-validation-sets"
+        )
+    return paths
+
+
+def _plain_paths(own: CorpusFlags) -> OwnPaths:
+    """Return what --train-data-path and its like give, or the file that has their words."""
+    words, sources = _words_by_split(own)
+    if not words["train"]:
+        raise ValueError(f"{sources['train']} is missing: give the corpora to train on")
+    blends = {
+        name: tuple(Share(*corpus) for corpus in parse_data_path(words[name], sources[name]))
+        for name in SPLITS
+        if words[name] and not (name == "valid" and own.multiple_validation_sets)
+    }
+    train, test = blends["train"], blends.get("test", ())
+    if not own.multiple_validation_sets:
+        return OwnPaths(train, (blends["valid"],) if "valid" in blends else (), test)
+    sets = _separate_sets(words["valid"], sources["valid"])
+    # Megatron-LM numbers them.
+    return OwnPaths(train, sets, test, tuple(map(str, range(len(sets)))))
+
+
+def _in_a_file(own: CorpusFlags) -> bool:
+    return own.per_split_data_args_path is not None or any(
+        getattr(own, f"{name}_weighted_split_paths_path") for name in SPLITS
+    )
+
+
+def sets_to_evaluate(flags: Flags) -> tuple[EvaluationSet, ...]:
+    """Return the sets that have documents; all of them if there is a fault in the flags."""
+    if not gives_splits(flags.corpora):
+        return evaluation_sets(flags.data.split)
+    try:
+        paths = own_paths(flags)
+    except ValueError:
+        paths = None
+    if paths is None:
+        return ("validation", "test")
+    found: list[EvaluationSet] = ["validation"] if paths.valid else []
+    if paths.test:
+        found.append("test")
+    return tuple(found)
+
+
+def prefixes(flags: Flags) -> Iterator[tuple[str, Path]]:
+    """Yield the flag and the prefix of every corpus, each once.
+
+    Raises:
+        ValueError: as ``shared_blend`` and ``own_paths``.
+    """
+    paths = own_paths(flags)
+    if paths is None:
+        flag = "--data-path" if flags.data.data_path else "--data-args-path"
+        named = [(flag, prefix) for _, prefix in shared_blend(flags)]
+    else:
+        of_valid = tuple(share for blend in paths.valid for share in blend)
+        blends = zip(SPLITS, (paths.train, of_valid, paths.test), strict=True)
+        kind = "weighted-split-paths" if gives_weighted_splits(flags.corpora) else "data-path"
+        named = [(f"--{name}-{kind}", share.prefix) for name, blend in blends for share in blend]
+    yield from dict.fromkeys(named)
+
+
+def _separate_sets(words: Sequence[str], source: str) -> tuple[tuple[Share, ...], ...]:
+    """Return a blend of one corpus for each of some prefixes."""
+    for word in words:
+        if _is_number(word) and not os.path.exists(f"{word}.idx"):
+            raise ValueError(
+                f"{source}: {word!r} looks like a weight, and --multiple-validation-sets evaluates "
+                "every corpus by itself: give prefixes only"
+            )
+    return tuple((Share(1.0, Path(word)),) for word in words)
+
+
+def _words_by_split(own: CorpusFlags) -> tuple[dict[str, Sequence[str]], dict[str, str]]:
+    """Return the words of every split, and where they are from."""
+    file = own.per_split_data_args_path
+    if file is None:
+        words = own.train_data_path, own.valid_data_path, own.test_data_path
+        sources = {name: f"--{name}-data-path" for name in SPLITS}
+        return dict(zip(SPLITS, words, strict=True)), sources
+    flag = f"--per-split-data-args-path {file}"
+    form = 'write {"train": ["PREFIX"], "valid": ["PREFIX"], "test": ["PREFIX"]} into it'
+    try:
+        content = json.loads(text_of("--per-split-data-args-path", file))
+    except ValueError as error:
+        if isinstance(error, json.JSONDecodeError):
+            raise ValueError(f"{flag} is no JSON ({error}): {form}") from error
+        raise
+    if not isinstance(content, dict) or content.keys() - set(SPLITS):
+        raise ValueError(f"{flag} holds something else than the three splits: {form}")
+    found: dict[str, Sequence[str]] = {}
+    for name in SPLITS:
+        value = content.get(name) or []
+        if not isinstance(value, (str, list)) or any(
+            isinstance(word, (list, dict, bool)) or word is None for word in value
+        ):
+            raise ValueError(f"{flag}: {name} is neither a text nor a list of words: {form}")
+        found[name] = value.split() if isinstance(value, str) else [str(word) for word in value]
+    return found, {name: f"{flag}, {name}" for name in SPLITS}
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True

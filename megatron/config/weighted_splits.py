@@ -1,0 +1,99 @@
+"""The grammar of ``--train-weighted-split-paths`` and its like, of BigScience's fork.
+
+A group is ``NAME: WEIGHT START:END PREFIX, WEIGHT START:END PREFIX, ...``; START and END are marks
+from 0 to 1 between which documents of the corpus are read. Every group of the validation is a set
+of its own.
+"""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from megatron.config.corpus_flags import CorpusFlags
+from megatron.data.config import OwnPaths, Share
+
+_FORM: Final = "give 'NAME: WEIGHT START:END PREFIX, ...', as in 'train: 1 0:0.95 corpus'"
+Group = tuple[str, tuple[Share, ...]]
+
+
+def gives_weighted_splits(own: CorpusFlags) -> bool:
+    """Whether a flag of this kind is given."""
+    return any(
+        getattr(own, f"{split}_weighted_split_paths{ending}")
+        for split in ("train", "valid", "test")
+        for ending in ("", "_path")
+    )
+
+
+def weighted_paths(own: CorpusFlags) -> OwnPaths:
+    """Return the corpora that these flags give.
+
+    Raises:
+        ValueError: a group has another form, a file cannot be read, or there is nothing to train
+            on.
+    """
+    train = _groups(own, "train", single=True)
+    if not train:
+        raise ValueError(f"--train-weighted-split-paths is missing: {_FORM}")
+    valid = _groups(own, "valid", single=False)
+    test = _groups(own, "test", single=True)
+    names = tuple(name for name, _ in valid) if len(valid) > 1 else ()
+    if len(set(names)) < len(names):
+        raise ValueError(
+            f"--valid-weighted-split-paths: two groups have one name, of {', '.join(names)}: "
+            "name every set differently"
+        )
+    blends = [blend for _, blend in valid]
+    return OwnPaths(train[0][1], tuple(blends), test[0][1] if test else (), names)
+
+
+def text_of(flag: str, file: Path) -> str:
+    """Return the text of a file that a flag names.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{flag} {file} cannot be read ({error}): give a text file") from error
+
+
+def _groups(own: CorpusFlags, split: str, *, single: bool) -> list[Group]:
+    """Return the groups of a split, with their names."""
+    flag = f"--{split}-weighted-split-paths"
+    texts: Sequence[str] = getattr(own, f"{split}_weighted_split_paths")
+    file: Path | None = getattr(own, f"{split}_weighted_split_paths_path")
+    if file is not None:
+        flag = f"{flag}-path"
+        text = text_of(flag, file)
+        try:
+            texts = shlex.split(text)
+        except ValueError as error:
+            raise ValueError(f"{flag} {file}: {error}; {_FORM}, in quotes") from error
+    if single and len(texts) > 1:
+        raise ValueError(f"{flag} has {len(texts)} groups, and one is read: {_FORM}, in quotes")
+    return [_group(text, flag) for text in texts]
+
+
+def _group(text: str, flag: str) -> Group:
+    name, colon, rest = text.partition(":")
+    if not colon or not name.strip():
+        raise ValueError(f"{flag} {text!r} has no name: {_FORM}")
+    return name.strip(), tuple(_share(part, flag) for part in rest.split(","))
+
+
+def _share(text: str, flag: str) -> Share:
+    try:
+        weight, marks, prefix = text.split()
+        begin, end = map(float, marks.split(":"))
+        share = Share(float(weight), Path(prefix), begin, end)
+    except ValueError as error:
+        raise ValueError(f"{flag}: {text.strip()!r} is no share of a corpus: {_FORM}") from error
+    if not (0 <= begin < end <= 1 and 0 < share.weight < float("inf")):
+        raise ValueError(
+            f"{flag}: {text.strip()!r}: the weight must be greater than 0, and the marks rise "
+            f"within 0 and 1; {_FORM}"
+        )
+    return share

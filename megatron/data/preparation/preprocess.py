@@ -1,0 +1,225 @@
+"""Raw text to token files: reads, has encoded, writes in input order, and goes on when killed."""
+
+import errno
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from megatron.data.index_file import token_dtype
+from megatron.data.preparation.encode import EncodeConfig, Encoded, encode, preload
+from megatron.data.preparation.text_files import Block, blocks
+from megatron.data.preparation.unfinished import State, Unfinished, held, read_state
+from megatron.data.preparation.workers import in_order
+from megatron.data.tokenizers.interface import TokenizerConfig
+
+SAVE_SECONDS: Final = 10.0
+"""Seconds between two states from which a killed run can go on."""
+
+
+@dataclass(frozen=True)
+class PreprocessConfig:
+    """What is read and written.
+
+    Attributes:
+        inputs: files, in the order in which they are read.
+        output_prefix: of the files ``PREFIX_KEY_document.bin`` and ``.idx``; with sentences
+            ``PREFIX_KEY_sentence``.
+        encode: what becomes of a record.
+        workers: processes that encode.
+        is_strict: whether the first bad line ends the run.
+        restarts: whether files of a run that was ended are thrown away.
+        save_seconds: seconds between two states from which a killed run can go on.
+    """
+
+    inputs: tuple[Path, ...]
+    output_prefix: Path
+    encode: EncodeConfig
+    workers: int = 1
+    is_strict: bool = False
+    restarts: bool = False
+    save_seconds: float = SAVE_SECONDS
+
+    @property
+    def prefixes(self) -> dict[str, Path]:
+        """The prefix of each key's files."""
+        level = "sentence" if self.encode.sentences else "document"
+        return {key: Path(f"{self.output_prefix}_{key}_{level}") for key in self.encode.keys}
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are until all is done."""
+        return Path(f"{self.output_prefix}.unfinished")
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a run has come.
+
+    Attributes:
+        done_bytes: bytes of the input files whose records are written.
+        total_bytes: bytes of all input files.
+        documents: records that became documents.
+        tokens: ids written.
+        bad: records that became none.
+        told: the first of them, in words.
+    """
+
+    done_bytes: int
+    total_bytes: int
+    documents: int
+    tokens: int
+    bad: int
+    told: tuple[str, ...]
+
+
+def preprocess(config: PreprocessConfig, report: Callable[[Status], None]) -> Status:
+    """Write the token files of raw text.
+
+    What is written depends on the inputs and on ``config.encode`` only, not on the workers, nor on
+    how often the run was ended and begun again.
+
+    Args:
+        config: what is read and written.
+        report: told how far the run is: at its beginning, and after every block.
+
+    Returns:
+        What was written.
+
+    Raises:
+        ValueError: an input, the tokenizer or the output cannot be used; there is no room; or a bad
+            line ends a strict run.
+    """
+    _check(config)
+    dtype = token_dtype(preload(config.encode))
+    try:
+        with held(config.folder):
+            return _preprocess(config, dtype, report)
+    except OSError as error:
+        raise ValueError(
+            f"--output-prefix {config.output_prefix} cannot be written ({error}): "
+            + (
+                "make room; the same command goes on where this one was"
+                if error.errno in (errno.ENOSPC, errno.EDQUOT)
+                else "give another one"
+            )
+        ) from error
+
+
+def _check(config: PreprocessConfig) -> None:
+    for path in config.inputs:
+        if not path.is_file():
+            raise ValueError(f"--input {path} is not a file; give JSON lines or parquet files")
+    for key in config.encode.keys:
+        if not key or "/" in key or "\0" in key or config.encode.keys.count(key) > 1:
+            raise ValueError(
+                f"--json-keys {' '.join(config.encode.keys)}: {key!r} cannot be part of a file's "
+                "name, or stands there twice; give other keys"
+            )
+    if not config.output_prefix.absolute().parent.is_dir():
+        raise ValueError(
+            f"--output-prefix {config.output_prefix}: its folder does not exist; make it"
+        )
+    if config.workers < 1:
+        raise ValueError(f"--workers {config.workers}: give at least 1")
+
+
+def _preprocess(
+    config: PreprocessConfig, dtype: np.dtype[np.integer], report: Callable[[Status], None]
+) -> Status:
+    sizes = [path.stat().st_size for path in config.inputs]
+    state = _begin(config)
+    files = Unfinished(config.folder, config.prefixes, dtype, state)
+
+    def status(file_bytes: int = 0) -> Status:
+        counts = (state.documents, state.tokens, state.bad, tuple(state.told))
+        return Status(state.done_bytes + file_bytes, sum(sizes), *counts)
+
+    try:
+        report(status())
+        saved = time.monotonic()
+        results = in_order(partial(_work, config.encode), _items(config, state), config.workers)
+        for item, made in results:
+            while state.file < item.file:
+                state.next_file(sizes[state.file])
+            state.add(config.inputs[item.file], made)
+            if state.bad and config.is_strict:
+                raise ValueError(f"--strict: {state.told[0]}; mend it, or leave --strict out")
+            files.append(made.tokens)
+            state.position = item.block.end
+            if time.monotonic() - saved >= config.save_seconds:
+                files.save()
+                saved = time.monotonic()
+            report(status(item.block.file_bytes))
+        while state.file < len(sizes):
+            state.next_file(sizes[state.file])
+        files.finish()
+    except KeyboardInterrupt:
+        files.save()
+        raise
+    finally:
+        files.close()
+    return status()
+
+
+@dataclass(frozen=True)
+class _Item:
+    file: int
+    block: Block
+
+
+def _work(config: EncodeConfig, item: _Item) -> Encoded:
+    return encode(config, item.block)
+
+
+def _items(config: PreprocessConfig, state: State) -> Iterator[_Item]:
+    first, start = state.file, state.position
+    for number in range(first, len(config.inputs)):
+        for block in blocks(
+            config.inputs[number], config.encode.keys, start if number == first else 0
+        ):
+            yield _Item(number, block)
+
+
+def _begin(config: PreprocessConfig) -> State:
+    """The state of the run that was ended, or of a new one."""
+    settings = dict(_settings(config))
+    left = None if config.restarts else read_state(config.folder)
+    if left is None:
+        for path in config.folder.iterdir():
+            path.unlink()
+        return State(settings)
+    changed = [name for name, value in settings.items() if left.settings.get(name) != value]
+    if changed or left.settings.keys() != settings.keys():
+        raise ValueError(
+            f"{config.folder} is of a run that was ended and had another "
+            f"{changed[0] if changed else 'setting'}: give what it had and it goes on, start anew "
+            "with --restart, or give another --output-prefix"
+        )
+    return left
+
+
+def _settings(config: PreprocessConfig) -> Iterator[tuple[str, str]]:
+    """All that decides what is written, by the flag."""
+    for number, path in enumerate(config.inputs):
+        stat = path.stat()
+        yield f"--input {number + 1}", f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+    yield "--json-keys", " ".join(config.encode.keys)
+    yield "--append-eod", str(config.encode.append_eod)
+    yield "--split-sentences", repr(config.encode.sentences)
+    for field in fields(TokenizerConfig):
+        value = getattr(config.encode.tokenizer, field.name)
+        name = "--" + field.name.replace("_", "-")
+        yield name, _digest(value) if isinstance(value, Path) else repr(value)
+
+
+def _digest(path: Path) -> str:
+    """The content of a tokenizer's file, or of the files of its folder."""
+    files: Sequence[Path] = sorted(path.glob("*.json")) if path.is_dir() else [path]
+    parts = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

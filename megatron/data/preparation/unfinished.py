@@ -1,0 +1,196 @@
+"""The files of a run that has not ended, in a folder beside its output: ``PREFIX.unfinished``.
+
+Tokens are appended to them, and now and then a state says up to where they are valid. A run that
+was killed begins again at its state: what was appended after it is cut off. When all is there, the
+files are renamed to their places, each index after its tokens.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from megatron.data.index_file import Sequences, map_bytes, write_index
+from megatron.data.indexed import bin_path, idx_path
+from megatron.data.preparation.encode import TOLD, Encoded, Tokens
+from megatron.native.files import sync, write_text
+
+_STATE = "state.json"
+
+
+@dataclass
+class State:
+    """How far a run has come.
+
+    Attributes:
+        settings: all that decides what it writes, by name.
+        file: number of the input file that is being read.
+        position: where in it, as ``Block.end``.
+        line: lines of it that were read.
+        done_bytes: bytes of the input files before it.
+        documents: records that became documents.
+        tokens: of all keys.
+        bad: records that did not.
+        told: the first of those, in words.
+        sizes: bytes of each file written so far.
+        is_complete: everything is written, and only the names are missing.
+    """
+
+    settings: dict[str, str]
+    file: int = 0
+    position: int = 0
+    line: int = 0
+    done_bytes: int = 0
+    documents: int = 0
+    tokens: int = 0
+    bad: int = 0
+    told: list[str] = field(default_factory=list)
+    sizes: dict[str, int] = field(default_factory=dict)
+    is_complete: bool = False
+
+    def add(self, name: Path, made: Encoded) -> None:
+        """Count a block of the file ``name``."""
+        for line, why in made.told[: TOLD - len(self.told)]:
+            self.told.append(f"{name} line {self.line + line + 1:,} {why}")
+        self.line += made.lines
+        self.documents += made.documents
+        self.bad += made.bad
+
+    def next_file(self, size: int) -> None:
+        """Go on to the next input file, behind one of so many bytes."""
+        self.file, self.position, self.line = self.file + 1, 0, 0
+        self.done_bytes += size
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep other runs out of a folder; it is made where it is missing.
+
+    Raises:
+        ValueError: another run has it.
+    """
+    folder.mkdir(exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise ValueError(
+            f"another run is writing to {folder}: wait for it, or give another --output-prefix"
+        ) from error
+    finally:
+        os.close(handle)
+
+
+def read_state(folder: Path) -> State | None:
+    """Return the state of the run that left a folder; ``None``: it left none.
+
+    Raises:
+        ValueError: the state is damaged.
+    """
+    path = folder / _STATE
+    if not path.exists():
+        return None
+    try:
+        return State(**json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({error}): start anew with --restart") from error
+
+
+class Unfinished:
+    """The files of a run: of each prefix its ids, their lengths and the ends of its documents.
+
+    Args:
+        folder: where they are.
+        prefixes: the output of each key.
+        dtype: of the ids.
+        state: where the run begins; its sizes are those of the files.
+
+    Raises:
+        ValueError: a file is shorter than the state says.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        prefixes: Mapping[str, Path],
+        dtype: np.dtype[np.integer],
+        state: State,
+    ) -> None:
+        self._folder, self._prefixes, self._dtype, self._state = folder, prefixes, dtype, state
+        self._stack = ExitStack()
+        self._files: dict[str, IO[bytes]] = {}
+        self._sequences = dict.fromkeys(prefixes, 0)
+        if state.is_complete:
+            return
+        for number, key in enumerate(prefixes):
+            for kind in ("bin", "lengths", "documents"):
+                self._open(f"{number}.{kind}")
+            self._sequences[key] = state.sizes.get(f"{number}.lengths", 0) // 4
+
+    def _open(self, name: str) -> None:
+        file = self._stack.enter_context((self._folder / name).open("ab", buffering=1 << 20))
+        size = self._state.sizes.get(name, 0)
+        if file.tell() < size:
+            raise ValueError(
+                f"{self._folder / name} has {file.tell()} bytes where the run that was ended had "
+                f"written {size}: start anew with --restart"
+            )
+        file.truncate(size)
+        self._files[name] = file
+
+    def append(self, tokens: Mapping[str, Tokens]) -> None:
+        """Write what a block has become."""
+        for number, key in enumerate(self._prefixes):
+            made = tokens[key]
+            ends = np.cumsum(np.frombuffer(made.counts, "<i4"), dtype="<i8") + self._sequences[key]
+            self._sequences[key] += len(made.lengths) // 4
+            self._files[f"{number}.bin"].write(made.ids)
+            self._files[f"{number}.lengths"].write(made.lengths)
+            self._files[f"{number}.documents"].write(ends.tobytes())
+            self._state.tokens += len(made.ids) // self._dtype.itemsize
+
+    def save(self) -> None:
+        """Make the state that of the files, so that a run can begin here."""
+        for name, file in self._files.items():
+            file.flush()
+            os.fsync(file.fileno())
+            self._state.sizes[name] = file.tell()
+        write_text(self._folder / _STATE, json.dumps(asdict(self._state)))
+
+    def finish(self) -> None:
+        """Write the indices and give all files their names; a run that ends here can go on."""
+        if not self._state.is_complete:
+            for number in range(len(self._prefixes)):
+                self._index(number)
+            self._state.is_complete = True
+            self.save()
+        self.close()
+        for number, prefix in enumerate(self._prefixes.values()):
+            tokens, index = self._folder / f"{number}.bin", self._folder / f"{number}.idx"
+            if tokens.exists():
+                idx_path(prefix).unlink(missing_ok=True)
+                tokens.replace(bin_path(prefix))
+            if index.exists():
+                index.replace(idx_path(prefix))
+        shutil.rmtree(self._folder)
+
+    def _index(self, number: int) -> None:
+        for kind in ("bin", "lengths", "documents"):
+            self._files[f"{number}.{kind}"].flush()
+        lengths = map_bytes(self._folder / f"{number}.lengths").view("<i4")
+        ends = map_bytes(self._folder / f"{number}.documents").view("<i8")
+        path = self._folder / f"{number}.idx"
+        write_index(path, self._dtype, [Sequences(lengths, np.concatenate([[0], ends]))])
+        sync(path)
+
+    def close(self) -> None:
+        """Close all files; those of a run that has not ended stay."""
+        self._stack.close()

@@ -1,0 +1,219 @@
+"""Byte-pair encodings over bytes: GPT-2's two files, and the vocabularies that tiktoken reads.
+
+Neither takes special tokens written out in a text for special: text never makes an end of a
+document.
+"""
+
+import base64
+import binascii
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from megatron.data.tokenizers.files import library, needed, read_json
+from megatron.data.tokenizers.interface import TokenizerConfig
+
+END_OF_TEXT: Final = "<|endoftext|>"
+"""The end of a document in GPT-2's vocabulary."""
+
+PATTERNS: Final = {
+    "v1": r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+    "v2": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+}
+"""``--tiktoken-pattern``: expressions that cut text into words, as Megatron-LM's of these names."""
+
+_SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>")
+_NEEDED_SPECIAL_TOKENS = _SPECIAL_TOKENS[:3]
+_TIKTOKEN_VOCABULARY = 1 << 17  # Megatron-LM's, where --vocab-size is not given
+_BYTES = 256
+
+
+class GPT2BPETokenizer:
+    """GPT-2's byte-pair encoding; a document ends with ``<|endoftext|>``.
+
+    The words are those of GPT-2's expression, and ids those of ``vocab.json``. The package
+    ``tokenizers`` does the work.
+
+    Args:
+        config: with ``vocab_file`` and ``merge_file``.
+
+    Raises:
+        ValueError: a file is missing or damaged, or lacks a byte or ``<|endoftext|>``; or there is
+            no package ``tokenizers``.
+    """
+
+    def __init__(self, config: TokenizerConfig) -> None:
+        kind = config.tokenizer_type
+        tokenizers = library("tokenizers", f"--tokenizer-type {kind}")
+        what = "GPT-2's vocab.json, one entry with its id for every token"
+        vocab = needed("--vocab-file", config.vocab_file, kind, what)
+        merges = needed("--merge-file", config.merge_file, kind, "GPT-2's merges.txt")
+        pre_tokenizers = tokenizers.pre_tokenizers
+        ids = _checked_ids(read_json("--vocab-file", vocab, what), vocab, pre_tokenizers, what)
+        try:
+            model = tokenizers.models.BPE.from_file(str(vocab), str(merges))
+        except Exception as error:  # the package raises nothing narrower
+            raise ValueError(
+                f"--merge-file {merges} cannot be read beside --vocab-file {vocab} ({error}); give "
+                "two files that belong together"
+            ) from error
+        self._eod = ids[END_OF_TEXT]
+        self._vocab_size = len(ids)
+        self._backend = tokenizers.Tokenizer(model)
+        self._backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        self._backend.decoder = tokenizers.decoders.ByteLevel()
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries of ``vocab.json``."""
+        return self._vocab_size
+
+    @property
+    def eod(self) -> int:
+        """Id of ``<|endoftext|>``."""
+        return self._eod
+
+    def tokenize(self, text: str) -> list[int]:
+        """Ids of ``text``; special tokens written out in it are encoded as ordinary text."""
+        return list(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def tokenize_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of every text."""
+        found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in found]
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """Text of ``ids``; bytes that are no UTF-8 become U+FFFD."""
+        return str(self._backend.decode(list(ids), skip_special_tokens=False))
+
+
+def _checked_ids(content: Any, path: Path, pre_tokenizers: Any, what: str) -> dict[str, int]:
+    """The ids of ``vocab.json``, one of each, with every byte and the end of a document."""
+    if not isinstance(content, dict) or set(map(type, content.values())) - {int}:
+        raise ValueError(f"--vocab-file {path} does not give tokens ids; give {what}")
+    if sorted(content.values()) != list(range(len(content))):
+        raise ValueError(
+            f"--vocab-file {path}: its {len(content)} ids are not 0 to {len(content) - 1}, each "
+            f"once; give {what}"
+        )
+    lacking = {END_OF_TEXT, *pre_tokenizers.ByteLevel.alphabet()} - content.keys()
+    if lacking:
+        raise ValueError(
+            f"--vocab-file {path} lacks {len(lacking)} of the 256 bytes and {END_OF_TEXT}, for "
+            f"example {min(lacking)!r}; give {what}"
+        )
+    return content
+
+
+class TikTokenizer:
+    """A vocabulary of the package tiktoken in Megatron-LM's (and Mistral's) JSON form.
+
+    The file is a list of ``{"rank": N, "token_bytes": base64, "token_str": text}``, bytes first.
+    The first ids are kept for special tokens, and that of rank N is N more. A document ends with
+    ``</s>``.
+
+    Args:
+        config: with ``tokenizer_model``; of more entries than ``vocab_size`` the first are read.
+
+    Raises:
+        ValueError: the file is missing or damaged, the special tokens do not fit, or there is no
+            package ``tiktoken``.
+    """
+
+    def __init__(self, config: TokenizerConfig) -> None:
+        kind = config.tokenizer_type
+        tiktoken = library("tiktoken", f"--tokenizer-type {kind}")
+        what = "a tiktoken vocabulary in JSON: a list of objects with rank and token_bytes"
+        path = needed("--tokenizer-model", config.tokenizer_model, kind, what)
+        special = _special_tokens(config)
+        room = (config.vocab_size or _TIKTOKEN_VOCABULARY) - len(special)
+        if room < _BYTES:
+            raise ValueError(
+                f"--vocab-size {config.vocab_size or _TIKTOKEN_VOCABULARY} leaves no room for 256 "
+                f"bytes beside --tiktoken-num-special-tokens {len(special)}; change one of them"
+            )
+        if config.tiktoken_pattern not in PATTERNS:
+            raise ValueError(
+                f"--tiktoken-pattern {config.tiktoken_pattern}: choose one of {', '.join(PATTERNS)}"
+            )
+        content = read_json("--tokenizer-model", path, what)
+        ranks = _ranks(content, path, what, room, len(special))
+        self._vocab_size = len(ranks) + len(special)
+        self._eod = special.index("</s>")
+        self._backend = tiktoken.Encoding(
+            name=path.stem,
+            pat_str=PATTERNS[config.tiktoken_pattern],
+            mergeable_ranks=ranks,
+            special_tokens={token: index for index, token in enumerate(special)},
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Special tokens and the entries read of the file."""
+        return self._vocab_size
+
+    @property
+    def eod(self) -> int:
+        """Id of ``</s>``."""
+        return self._eod
+
+    def tokenize(self, text: str) -> list[int]:
+        """Ids of ``text``; special tokens written out in it are encoded as ordinary text."""
+        return list(self._backend.encode_ordinary(text))
+
+    def tokenize_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of every text."""
+        return [self._backend.encode_ordinary(text) for text in texts]
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """Text of ``ids``; bytes that are no UTF-8 become U+FFFD."""
+        return str(self._backend.decode(list(ids)))
+
+
+def _special_tokens(config: TokenizerConfig) -> list[str]:
+    """The names of all special tokens: those given, then numbered ones that fill the rest."""
+    count = config.tiktoken_num_special_tokens
+    named = list(config.tokenizer_special_tokens or _SPECIAL_TOKENS[:count])
+    lacking = [token for token in _NEEDED_SPECIAL_TOKENS if token not in named]
+    if lacking or len(set(named)) < len(named):
+        raise ValueError(
+            f"--tokenizer-special-tokens {' '.join(named)}: "
+            f"{f'{lacking[0]} is missing' if lacking else 'a token stands there twice'}; give each "
+            f"once, {', '.join(_NEEDED_SPECIAL_TOKENS)} among them"
+        )
+    if len(named) > count:
+        raise ValueError(
+            f"--tiktoken-num-special-tokens {count} is fewer than the {len(named)} special tokens "
+            "that are named; raise it"
+        )
+    return [*named, *(f"<SPECIAL_{index}>" for index in range(len(named), count))]
+
+
+def _ranks(content: Any, path: Path, what: str, most: int, first: int) -> dict[bytes, int]:
+    """The id of every token's bytes.
+
+    Args:
+        content: of the file.
+        path: of the file.
+        what: the right file, in words.
+        most: entries that are read.
+        first: id of the first.
+    """
+    if not isinstance(content, list) or len(content) < _BYTES:
+        raise ValueError(f"--tokenizer-model {path} holds no list of 256 and more; give {what}")
+    ranks: dict[bytes, int] = {}
+    for rank, entry in enumerate(content[:most]):
+        try:
+            token = base64.b64decode(entry["token_bytes"], validate=True)
+            right = entry["rank"] == rank and (rank >= _BYTES or token == bytes([rank]))
+        except (TypeError, KeyError, ValueError, binascii.Error):
+            right, token = False, b""
+        if not right or not token or token in ranks:
+            raise ValueError(
+                f"--tokenizer-model {path}: its entry {rank} is not that of rank {rank} with "
+                f"token_bytes of its own (the first 256 are the bytes in order); give {what}"
+            )
+        ranks[token] = rank + first
+    return ranks

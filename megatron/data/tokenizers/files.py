@@ -1,0 +1,57 @@
+"""Opens a tokenizer's files and libraries, and says which flag to mend where that fails."""
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from megatron.native.files import read_text
+
+
+def library(name: str, asker: str) -> Any:
+    """Import a Python package that only some tokenizers need.
+
+    Args:
+        name: the package.
+        asker: the flag that needs it, with its value.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != name:
+            raise
+        raise ValueError(f"{asker} needs the Python package {name}: pip install {name}") from error
+
+
+def needed(flag: str, path: Path | None, tokenizer_type: str, what: str) -> Path:
+    """Return the file that a flag names.
+
+    Args:
+        flag: the flag.
+        path: its value; ``None``: it is not given.
+        tokenizer_type: the type that needs it.
+        what: the file in words, to follow "needs".
+
+    Raises:
+        ValueError: the flag is missing, or names no file.
+    """
+    if path is None:
+        raise ValueError(f"{flag} is missing: --tokenizer-type {tokenizer_type} needs {what}")
+    if not path.is_file():
+        raise ValueError(f"{flag} {path} is not a file; give {what}")
+    return path
+
+
+def read_json(flag: str, path: Path, what: str) -> Any:
+    """Return the content of a JSON file that a flag names.
+
+    Raises:
+        ValueError: it cannot be read, or is no JSON.
+    """
+    try:
+        return json.loads(read_text(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{flag} {path} cannot be read as JSON ({error}); give {what}") from error

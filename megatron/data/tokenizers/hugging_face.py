@@ -1,0 +1,94 @@
+"""Tokenizers that Hugging Face's libraries have saved, from a folder of this machine."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from megatron.data.tokenizers.files import library, read_json
+from megatron.data.tokenizers.interface import TokenizerConfig
+
+_WHAT = "a folder that save_pretrained has written, with tokenizer.json and tokenizer_config.json"
+
+
+class HuggingFaceTokenizer:
+    """``tokenizer.json`` of a folder; a document ends with the ``eos_token`` that it names.
+
+    Only the package ``tokenizers`` is needed. Special tokens written out in a text become those
+    tokens, as Hugging Face's libraries have it.
+
+    Args:
+        config: with ``tokenizer_model``, the folder, or the file ``tokenizer.json`` in it.
+
+    Raises:
+        ValueError: a file is missing or damaged, or names no ``eos_token``; or there is no package
+            ``tokenizers``.
+    """
+
+    def __init__(self, config: TokenizerConfig) -> None:
+        asker = f"--tokenizer-type {config.tokenizer_type}"
+        tokenizers = library("tokenizers", asker)
+        if config.tokenizer_model is None:
+            raise ValueError(f"--tokenizer-model is missing: {asker} needs {_WHAT}")
+        given = config.tokenizer_model
+        path = given / "tokenizer.json" if given.is_dir() else given
+        if not path.is_file():
+            raise ValueError(
+                f"--tokenizer-model {given}: {path} is not a file; give {_WHAT} (nothing is "
+                "downloaded; AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER) makes one)"
+            )
+        try:
+            self._backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the package raises nothing narrower
+            raise ValueError(
+                f"--tokenizer-model {path} cannot be read as a tokenizer ({error}); give {_WHAT}"
+            ) from error
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._adds_special = config.tokenizer_hf_include_special_tokens
+        self._eod = self._id_of_end(path.parent)
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries, those added to the model's included: one more than the largest id."""
+        ids = self._backend.get_vocab(with_added_tokens=True).values()
+        return int(max(ids)) + 1
+
+    @property
+    def eod(self) -> int:
+        """Id of ``eos_token``."""
+        return self._eod
+
+    def tokenize(self, text: str) -> list[int]:
+        """Ids of ``text``; special tokens written out in it are those tokens."""
+        return list(self._backend.encode(text, add_special_tokens=self._adds_special).ids)
+
+    def tokenize_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of every text."""
+        found = self._backend.encode_batch_fast(list(texts), add_special_tokens=self._adds_special)
+        return [encoding.ids for encoding in found]
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """Text of ``ids``; special tokens are written out."""
+        return str(self._backend.decode(list(ids), skip_special_tokens=False))
+
+    def _id_of_end(self, folder: Path) -> int:
+        name = _end_of_text(folder)
+        found = self._backend.token_to_id(name) if name else None
+        if found is None:
+            raise ValueError(
+                f"--tokenizer-model {folder}: "
+                f"{f'its eos_token {name!r} is no token' if name else 'it names no eos_token'}, so "
+                "no document could end; name one in its tokenizer_config.json"
+            )
+        return int(found)
+
+
+def _end_of_text(folder: Path) -> str | None:
+    """The ``eos_token`` of a folder; ``None``: it names none."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (folder / name).is_file():
+            content = read_json("--tokenizer-model", folder / name, _WHAT)
+            token = content.get("eos_token") if isinstance(content, dict) else None
+            text = token.get("content") if isinstance(token, dict) else token
+            if isinstance(text, str):
+                return text
+    return None

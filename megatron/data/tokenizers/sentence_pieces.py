@@ -1,0 +1,166 @@
+"""sentencepiece models: as they are, as Llama 2 reads them, and with BERT's special tokens."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sentencepiece import SentencePieceProcessor
+
+from megatron.data.tokenizers.interface import TokenizerConfig
+
+_SPECIAL_TOKENS = ("<CLS>", "<SEP>", "<EOD>", "<MASK>")
+_REMEDY = "give a sentencepiece .model file; tools/sample_data.py makes one"
+
+
+class GPTSentencePieceTokenizer:
+    """A sentencepiece model as it is; a document ends with the model's ``</s>``.
+
+    Args:
+        model: the ``.model`` file.
+
+    Attributes:
+        processor: the loaded model, for callers that encode in bulk.
+
+    Raises:
+        ValueError: the file is missing, damaged or has no ``</s>``.
+    """
+
+    def __init__(self, model: Path) -> None:
+        self.processor = _load(model)
+        if self.processor.eos_id() < 0:
+            raise ValueError(
+                f"--tokenizer-model {model} has no </s> to end documents with; "
+                "use --tokenizer-type SentencePieceTokenizer, which adds a token for it"
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        """Pieces of the model."""
+        return int(self.processor.vocab_size())
+
+    @property
+    def eod(self) -> int:
+        """Id of ``</s>``."""
+        return int(self.processor.eos_id())
+
+    def tokenize(self, text: str) -> list[int]:
+        """Ids of ``text``; special tokens written out in it are encoded as ordinary text."""
+        return list(self.processor.encode(text))
+
+    def tokenize_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of every text."""
+        return list(self.processor.encode(list(texts), num_threads=1))
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """Text of ``ids``; control tokens such as ``</s>`` leave no trace."""
+        return str(self.processor.decode(list(ids)))
+
+
+class Llama2Tokenizer(GPTSentencePieceTokenizer):
+    """A sentencepiece model as Llama 2 was trained with it: every text begins with ``<s>``.
+
+    So did Megatron-LM's until its tokenizers moved into Megatron-Core, whose type of this name adds
+    nothing; ``GPTSentencePieceTokenizer`` is that.
+
+    Args:
+        model: the ``.model`` file.
+
+    Raises:
+        ValueError: the file is missing, damaged or has no ``<s>`` or ``</s>``.
+    """
+
+    def __init__(self, model: Path) -> None:
+        super().__init__(model)
+        self._begin = int(self.processor.bos_id())
+        if self._begin < 0:
+            raise ValueError(
+                f"--tokenizer-model {model} has no <s> to begin a text with; use "
+                "--tokenizer-type GPTSentencePieceTokenizer, which adds nothing to a text"
+            )
+
+    def tokenize(self, text: str) -> list[int]:
+        """Id of ``<s>``, then those of ``text``."""
+        return [self._begin, *super().tokenize(text)]
+
+    def tokenize_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of every text."""
+        return [[self._begin, *ids] for ids in super().tokenize_all(texts)]
+
+
+class SentencePieceTokenizer:
+    """A sentencepiece model with BERT-style special tokens appended where it has none.
+
+    Megatron-LM's numbering: ``<CLS> <SEP> <EOD> <MASK>``, then ``<PAD> <BOS> <EOS>`` for those the
+    model lacks, then ``<extra_id_0>`` and so on, each taking the next free id; the vocabulary grows
+    accordingly. A document ends with ``<EOD>``.
+
+    Args:
+        model: the ``.model`` file.
+        extra_ids: how many ``<extra_id_N>`` are added.
+
+    Raises:
+        ValueError: the file is missing or damaged.
+    """
+
+    def __init__(self, model: Path, extra_ids: int = 0) -> None:
+        self._processor = _load(model)
+        pieces = self._processor.vocab_size()
+        known = {self._processor.id_to_piece(index) for index in range(pieces)}
+        wanted = list(_SPECIAL_TOKENS)
+        for name in ("pad", "bos", "eos"):
+            if getattr(self._processor, f"{name}_id")() < 0:
+                wanted.append(f"<{name.upper()}>")
+        wanted += [f"<extra_id_{index}>" for index in range(extra_ids)]
+        added = [token for token in wanted if token not in known]
+        self._special = {token: pieces + index for index, token in enumerate(added)}
+        self._vocab_size = pieces + len(added)
+
+    @property
+    def vocab_size(self) -> int:
+        """Pieces of the model and the special tokens added to it."""
+        return self._vocab_size
+
+    @property
+    def eod(self) -> int:
+        """Id of ``<EOD>``."""
+        return self._special.get("<EOD>", int(self._processor.piece_to_id("<EOD>")))
+
+    def tokenize(self, text: str) -> list[int]:
+        """Ids of ``text``; special tokens written out in it are encoded as ordinary text."""
+        return list(self._processor.encode(text))
+
+    def tokenize_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of every text."""
+        return list(self._processor.encode(list(texts), num_threads=1))
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """Text of ``ids``; special tokens leave no trace."""
+        pieces = self._processor.vocab_size()
+        return str(self._processor.decode([index for index in ids if index < pieces]))
+
+
+def model_file(config: TokenizerConfig) -> Path:
+    """Return the model of a type that needs one.
+
+    Raises:
+        ValueError: none is given.
+    """
+    if config.tokenizer_model is None:
+        raise ValueError(
+            f"--tokenizer-model is missing: --tokenizer-type {config.tokenizer_type} needs a "
+            "sentencepiece .model file; tools/sample_data.py makes one"
+        )
+    return config.tokenizer_model
+
+
+def _load(model: Path) -> SentencePieceProcessor:
+    if not model.is_file():
+        raise ValueError(f"--tokenizer-model {model} is not a file; {_REMEDY}")
+    try:
+        processor = SentencePieceProcessor()
+        processor.load_from_serialized_proto(model.read_bytes())
+    except (RuntimeError, OSError) as error:
+        raise ValueError(
+            f"--tokenizer-model {model} cannot be read as a sentencepiece model ({error}); "
+            f"{_REMEDY}"
+        ) from error
+    return processor

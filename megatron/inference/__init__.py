@@ -1,0 +1,1 @@
+"""Models that were trained, run forward: generating text, and scoring it."""

@@ -1,0 +1,122 @@
+"""Attention that remembers the keys and values of the positions before.
+
+Rows of a batch end together: a shorter prompt has padding in front of it, which nobody sees. So
+each new token has the same slot in every row, and slots differ as positions do.
+
+Shapes: b batch, s new tokens, t slots so far with the new ones, h hidden, g key/value heads, r
+query heads per group, a = g r, d channels of a head, c = r + 2.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from megatron.kernels.heads import split_heads
+from megatron.layers.attention import SelfAttention
+from megatron.layers.rope import RotaryEmbedding
+
+
+class Slots:
+    """Which slots of a batch hold tokens; shared by all layers of a rank.
+
+    Args:
+        padding_b: slots without a token at the beginning of every row, int64.
+        capacity: slots of a row.
+
+    Attributes:
+        filled: slots that have been filled.
+    """
+
+    def __init__(self, padding_b: Tensor, capacity: int) -> None:
+        self._padding_b = padding_b
+        self.capacity = capacity
+        self.filled = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows b of the batch."""
+        return len(self._padding_b)
+
+    def positions(self, count: int) -> Tensor:
+        """Return the positions of the next ``count`` tokens of every row [b, s]; padding has 0."""
+        slot_s = torch.arange(self.filled, self.filled + count, device=self._padding_b.device)
+        return (slot_s - self._padding_b[:, None]).clamp_min(0)
+
+    def distances(self, count: int) -> Tensor:
+        """Return by how many slots each of the next ``count`` queries is behind each key [s, t]."""
+        slot_t = torch.arange(self.filled + count, device=self._padding_b.device)
+        return slot_t[self.filled :, None] - slot_t
+
+    def hidden(self, count: int, window: int | None) -> Tensor:
+        """Return which keys the next ``count`` queries do not see [b, s, t].
+
+        Padding sees itself, so that no row of scores is empty.
+
+        Args:
+            count: s.
+            window: how many slots before its own a query sees; ``None``: all of them.
+        """
+        behind_st = self.distances(count)
+        hidden_st = behind_st < 0
+        if window is not None:
+            hidden_st |= behind_st > window
+        slot_t = torch.arange(self.filled + count, device=self._padding_b.device)
+        padding_b1t = (slot_t < self._padding_b[:, None])[:, None]
+        return hidden_st | (padding_b1t & (behind_st != 0))
+
+
+class CachedAttention(nn.Module):
+    """A layer's attention with its parameters, for the forward alone.
+
+    Args:
+        attention: the layer's.
+        slots: of the batch.
+    """
+
+    def __init__(self, attention: SelfAttention, slots: Slots) -> None:
+        super().__init__()
+        self._attention = attention
+        self._slots = slots
+        shape, weight = attention.shape, attention.linear_qkv.weight
+        size = (2, slots.rows, shape.num_groups, slots.capacity, shape.head_size)
+        self._kept_2bgtd = weight.new_empty(size)
+
+    def forward(self, x_bsh: Tensor, rope: RotaryEmbedding | None = None, *_: object) -> Tensor:
+        """Return the attention's output for the next tokens.
+
+        Args:
+            x_bsh: their input.
+            rope: rotation of the layer at their positions, or none.
+        """
+        own, shape = self._attention, self._attention.shape
+        qkv_bsgcd = own.linear_qkv(x_bsh).unflatten(
+            2, (shape.num_groups, shape.heads_per_group + 2, shape.head_size)
+        )
+        q_bsad, k_bsgd, v_bsgd = split_heads(qkv_bsgcd)
+        if own.q_layernorm is not None and own.k_layernorm is not None:
+            q_bsad, k_bsgd = own.q_layernorm(q_bsad), own.k_layernorm(k_bsgd)
+        if rope is not None:
+            q_bsad, k_bsgd = rope(q_bsad), rope(k_bsgd)
+        begin, count = self._slots.filled, x_bsh.shape[1]
+        for kept_bgtd, new_bsgd in zip(self._kept_2bgtd, (k_bsgd, v_bsgd), strict=True):
+            kept_bgtd[:, :, begin : begin + count] = new_bsgd.transpose(1, 2)
+        context_bsad = self._attend(q_bsad, *self._kept_2bgtd[:, :, :, : begin + count])
+        return own.linear_proj(context_bsad.flatten(2))
+
+    def _attend(self, q_bsad: Tensor, k_bgtd: Tensor, v_bgtd: Tensor) -> Tensor:
+        """Return what every query sees of the values [b, s, a, d]; scores are in fp32 or better."""
+        scores, groups, count = self._attention.scores, k_bgtd.shape[1], q_bsad.shape[1]
+        q_bgrsd = q_bsad.transpose(1, 2).unflatten(1, (groups, -1))
+        wide = torch.promote_types(q_bsad.dtype, torch.float32)
+        score_bgrst = (q_bgrsd @ k_bgtd[:, :, None].mT).to(wide)
+        score_bgrst *= scores.scale_of(q_bsad.shape[-1])
+        if scores.softcap:
+            score_bgrst = scores.softcap * torch.tanh(score_bgrst / scores.softcap)
+        if scores.slopes_a:
+            slope_gr11 = score_bgrst.new_tensor(scores.slopes_a).view(groups, -1, 1, 1)
+            score_bgrst -= slope_gr11 * self._slots.distances(count)
+        hidden_b11st = self._slots.hidden(count, scores.window)[:, None, None]
+        seen_bgrst = score_bgrst.masked_fill_(hidden_b11st, -math.inf).softmax(-1)
+        context_bgrsd: Tensor = seen_bgrst.to(v_bgtd.dtype) @ v_bgtd[:, :, None]
+        return context_bgrsd.flatten(1, 2).transpose(1, 2)

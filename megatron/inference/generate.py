@@ -1,0 +1,80 @@
+"""Answers to prompts, token by token."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from megatron.inference.model import InferenceModel, Rows
+from megatron.inference.sampling import Sampling, choose_tokens
+
+
+def generate(
+    model: InferenceModel,
+    prompts: Sequence[Sequence[int]],
+    how: Sampling,
+    most_tokens: int,
+    *,
+    end: int | None = None,
+    cached: bool = True,
+) -> Iterator[list[int | None]]:
+    """Yield the next token of every prompt; every rank runs it to the end.
+
+    Args:
+        model: this rank's part.
+        prompts: tokens of each; none is empty.
+        how: tokens are chosen.
+        most_tokens: of an answer.
+        end: token after which an answer is complete.
+        cached: remember keys and values; otherwise every step runs all tokens again.
+
+    Yields:
+        A token for each prompt, ``None`` for those whose answers are complete. The last token of an
+        answer may be ``end``.
+
+    Raises:
+        ValueError: a prompt is empty, or has a token that is not in the vocabulary.
+    """
+    _check(prompts, model.config.vocab_size)
+    longest = max(map(len, prompts))
+    padding_b = torch.tensor([longest - len(prompt) for prompt in prompts])
+    tokens_bs = torch.tensor([[0] * (longest - len(p)) + list(p) for p in prompts])
+    rows: Rows | None = None
+    new_bs, running = tokens_bs, [True] * len(prompts)
+    for step in range(most_tokens):
+        if rows is None or not cached:
+            rows, new_bs = model.start(padding_b, longest + most_tokens), tokens_bs
+        chosen_b = _next(model, rows, new_bs, how, step).cpu()
+        yield [int(token) if on else None for token, on in zip(chosen_b, running, strict=True)]
+        running = [on and int(token) != end for token, on in zip(chosen_b, running, strict=True)]
+        if not any(running):
+            return
+        new_bs = chosen_b[:, None]
+        tokens_bs = torch.cat((tokens_bs, new_bs), 1)
+
+
+def answers(steps: Iterator[list[int | None]], count: int) -> list[list[int]]:
+    """Return the whole answers to ``count`` prompts."""
+    found: list[list[int]] = [[] for _ in range(count)]
+    for chosen in steps:
+        for answer, token in zip(found, chosen, strict=True):
+            if token is not None:
+                answer.append(token)
+    return found
+
+
+def _next(model: InferenceModel, rows: Rows, new_bs: Tensor, how: Sampling, step: int) -> Tensor:
+    last_bh = model.advance(rows, new_bs)[:, -1]
+    return choose_tokens(model.logits(last_bh), model.first_row, model.column, how, step)
+
+
+def _check(prompts: Sequence[Sequence[int]], vocab_size: int) -> None:
+    for number, prompt in enumerate(prompts, 1):
+        if not prompt:
+            raise ValueError(f"prompt {number} has no tokens: a model goes on from at least one")
+        wrong = [token for token in prompt if not 0 <= token < vocab_size]
+        if wrong:
+            raise ValueError(
+                f"prompt {number} has the token {wrong[0]}, and the model's vocabulary ends at "
+                f"{vocab_size - 1}: give the tokenizer that it was trained with"
+            )

@@ -1,0 +1,125 @@
+"""A trained model as lm-evaluation-harness knows models (an extra, ``lm_eval``).
+
+Import this module to register the model ``vocab-parallel``. Under torchrun every rank is given all
+requests, and all ranks together answer each of them: to the harness there is one process.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
+
+from megatron.checkpoint.choose import choose, read_model
+from megatron.data.tokenizers.interface import TokenizerConfig
+from megatron.inference.connect import connected
+from megatron.inference.generate import generate
+from megatron.inference.model import InferenceModel
+from megatron.inference.sampling import Sampling
+from megatron.inference.score import Scored, score, windows
+from megatron.inference.words import Words
+from megatron.parallel.environment import launched
+
+
+class Request(Protocol):
+    """One question of a task.
+
+    Attributes:
+        args: what the method that answers it takes.
+    """
+
+    args: tuple[Any, ...]
+
+
+@register_model("vocab-parallel")
+class VocabParallelLM(LM):  # type: ignore[misc] # the harness has no types here
+    """The model of a checkpoint.
+
+    Args:
+        checkpoints: folder as ``--save`` writes it.
+        tokenizer_type: as in training; without it, texts are token ids with blanks between them.
+        tokenizer_model: as in training.
+        vocab_size: as in training.
+        step: iteration; ``None``: the last.
+        max_length: tokens of a row; ``None``: as in training.
+        dtype: ``float32`` or ``bfloat16``.
+        **_: what the harness says besides, such as the size of batches.
+    """
+
+    def __init__(
+        self,
+        checkpoints: str,
+        tokenizer_type: str | None = None,
+        tokenizer_model: str | None = None,
+        vocab_size: int | None = None,
+        step: int | None = None,
+        max_length: int | None = None,
+        dtype: str = "float32",
+        **_: Any,
+    ) -> None:
+        super().__init__()
+        where = choose(Path(checkpoints), step, checked=False)
+        config = read_model(where)
+        self.max_length = max_length or config.seq_length
+        entries = config.vocab_size
+        self._words = Words.ids(entries - 1)
+        if tokenizer_type is not None:
+            model = None if tokenizer_model is None else Path(tokenizer_model)
+            named = TokenizerConfig(tokenizer_type, model, vocab_size)
+            self._words = Words.of(named, None, entries)
+        groups = connected(launched())
+        self._model = InferenceModel(where, groups, getattr(torch, dtype), self.max_length + 1)
+
+    def loglikelihood(self, requests: Sequence[Request]) -> list[tuple[float, bool]]:
+        """Return for each (context, continuation) its log-probability, and if it is greedy."""
+        return [self._continuation(*request.args) for request in requests]
+
+    def _continuation(self, context: str, continuation: str) -> tuple[float, bool]:
+        before = self._words.tokens(context) or [self._words.tokenizer.eod]
+        both = self._words.tokens(context + continuation) if context else []
+        wanted = self._words.tokens(continuation)
+        if both[: len(before)] == before and len(both) > len(before):
+            wanted = both[len(before) :]  # as they follow the context
+        found = self._scored([*before, *wanted][-(self.max_length + 1) :], len(wanted))
+        return found.total, all(found.likeliest)
+
+    def _scored(self, row: list[int], count: int) -> Scored:
+        if not 0 < count < len(row):
+            raise ValueError(
+                f"a continuation of {count} tokens, and max_length is {self.max_length}: give more"
+            )
+        return score(self._model, row, count)
+
+    def loglikelihood_rolling(self, requests: Sequence[Request]) -> list[float]:
+        """Return the log-probability of each text, after the end of another document."""
+        return [self._rolling(request.args[0]) for request in requests]
+
+    def _rolling(self, text: str) -> float:
+        tokens = [self._words.tokenizer.eod, *self._words.tokens(text)]
+        rows = windows(tokens, self.max_length + 1, self.max_length)
+        return sum(self._scored(row, count).total for row, count in rows)
+
+    def generate_until(self, requests: Sequence[Request]) -> list[str]:
+        """Return for each (context, options) the answer up to the first stop word."""
+        return [self._answer(*request.args) for request in requests]
+
+    def _answer(self, context: str, options: dict[str, Any]) -> str:
+        stops = options.get("until") or []
+        stops = [stops] if isinstance(stops, str) else stops
+        most = min(int(options.get("max_gen_toks", 256)), self.max_length - 1)
+        prompt = self._words.tokens(context) or [self._words.tokenizer.eod]
+        how = Sampling(float(options.get("temperature", 0.0)) if options.get("do_sample") else 0.0)
+        found: list[int] = []
+        text = ""
+        rest = generate(
+            self._model, [prompt[-(self.max_length - most) :]], how, most, end=self._words.end
+        )
+        for [token] in rest:
+            assert token is not None, "the only answer is not complete"
+            found.append(token)
+            text = self._words.text(found)
+            if any(stop in text for stop in stops):
+                break  # all ranks see the same text
+        return min((text.split(stop)[0] for stop in stops), key=len, default=text)

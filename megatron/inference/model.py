@@ -1,0 +1,218 @@
+"""A trained model over pipeline ranks, for the forward alone, with the vocabulary split.
+
+Every rank has some layers and a shard of both vocabulary matrices, as in training with vocabulary
+parallelism. All ranks are given the same tokens. The embeddings are summed up on the first rank,
+activations go from rank to rank, and the last one's output is broadcast. Then every rank has the
+logits of its shard, and no rank ever has all of them.
+
+Shapes: b batch, s tokens, h hidden, n tokens whose logits are wanted, v rows of the shard.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from megatron.checkpoint import storage
+from megatron.checkpoint.boxed import BoxedTensor
+from megatron.checkpoint.choose import read_model
+from megatron.checkpoint.folder import DamagedError
+from megatron.checkpoint.train_tensors import WEIGHT
+from megatron.inference.cache import CachedAttention, Slots
+from megatron.layers.attention import SelfAttention
+from megatron.layers.rope import RotaryEmbedding
+from megatron.model.config import ModelConfig
+from megatron.model.distribution import LayerDistribution, distribute
+from megatron.model.stage import RankModel, place
+from megatron.parallel import collectives, p2p
+from megatron.parallel.groups import Groups
+
+LONGEST_PIECE = 512
+"""Tokens of a row that go through the layers at once."""
+
+
+class InferenceModel:
+    """One rank's part of a model with the weights of a checkpoint.
+
+    Args:
+        where: folder of one checkpoint.
+        groups: this rank's view of the job, a pipeline of any number of ranks.
+        dtype: of weights and activations.
+        longest: tokens of the longest row, which tables are made for.
+
+    Attributes:
+        config: the model.
+        column: the ranks, for collectives.
+        first_row: vocabulary id of this rank's first row.
+
+    Raises:
+        ValueError: the model has fewer positions than ``longest``.
+        DamagedError: the checkpoint cannot be read.
+    """
+
+    def __init__(self, where: Path, groups: Groups, dtype: torch.dtype, longest: int) -> None:
+        self.config = replace(read_model(where), seq_length=longest)
+        self.column, self._transfers = groups.column, groups.transfers
+        self._rank, self._ranks = groups.pipeline.rank, groups.pipeline.size
+        self.device = groups.device
+        _check_length(self.config, longest)
+        self._model = _rank_model(self.config, self._rank, self._ranks, dtype, groups.device)
+        self._model.eval()
+        own = list(self._model.owned_parameters())
+        with torch.no_grad():
+            for owned in own:
+                owned.parameter.zero_()  # the padding
+        if problem := storage.check_files(where, groups.world_hosts):
+            raise DamagedError(problem)
+        storage.read(
+            where,
+            {
+                f"{WEIGHT}.{owned.name}": BoxedTensor(
+                    owned.parameter, owned.global_shape, owned.pieces
+                )
+                for owned in own
+            },
+            groups.world_hosts,
+        )
+        assert self._model.output_layer is not None, "every rank has a shard"
+        self._output = self._model.output_layer
+        self.first_row = self._output.shard.first_row
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank speaks for all."""
+        return self._rank == 0
+
+    def start(self, padding_b: Tensor, capacity: int) -> "Rows":
+        """Return a batch of rows without tokens.
+
+        Args:
+            padding_b: slots at the beginning of every row that will hold none, int64.
+            capacity: slots of a row.
+        """
+        assert capacity <= self.config.seq_length, "tables are not made for it"
+        return Rows(self._model, Slots(padding_b.to(self.device), capacity))
+
+    @torch.no_grad()
+    def advance(self, rows: "Rows", tokens_bs: Tensor) -> Tensor:
+        """Run the next tokens through all layers; every rank calls it.
+
+        Args:
+            rows: of the batch.
+            tokens_bs: int64, the same on every rank.
+
+        Returns:
+            What the output layer reads, [b, s, h], on every rank.
+        """
+        pieces = tokens_bs.to(self.device).split(LONGEST_PIECE, 1)
+        return torch.cat([self._advance(rows, piece.contiguous()) for piece in pieces], 1)
+
+    def _advance(self, rows: "Rows", tokens_bs: Tensor) -> Tensor:
+        assert self._model.input_layer is not None, "every rank has a shard"
+        x_nh = self._model.input_layer.lookup(tokens_bs.flatten())
+        x_bsh = collectives.reduce(x_nh.contiguous(), 0, self.column).view(*tokens_bs.shape, -1)
+        if self._rank:
+            x_bsh = p2p.receive(torch.empty_like(x_bsh), self._rank - 1, self._transfers).wait()
+        x_bsh = rows.run(x_bsh).contiguous()
+        if self._rank + 1 < self._ranks:
+            p2p.send(x_bsh, self._rank + 1, self._transfers).wait()
+        return collectives.broadcast(x_bsh, self._ranks - 1, self.column)
+
+    @torch.no_grad()
+    def logits(self, x_nh: Tensor) -> Tensor:
+        """Return the logits of this rank's real rows [n, v], capped, in fp32 or better."""
+        wide = torch.promote_types(x_nh.dtype, torch.float32)
+        logits_nv = (x_nh @ self._output.real_weight.T).to(wide)
+        cap = self.config.logit_softcap
+        return cap * torch.tanh(logits_nv / cap) if cap else logits_nv
+
+
+class Rows:
+    """A batch that is being run: the layers of this rank with what they remember.
+
+    Args:
+        model: the rank's part.
+        slots: of the batch.
+    """
+
+    def __init__(self, model: RankModel, slots: Slots) -> None:
+        self._model, self._slots = model, slots
+        self._attention = {
+            index: _cached(layer, slots)
+            for index, layer in zip(model.placement.chunks[0], _layers(model), strict=True)
+        }
+
+    def run(self, x_bsh: Tensor) -> Tensor:
+        """Run the next tokens through the stage of this rank, from embeddings or activations."""
+        model = self._model
+        positions_bs = self._slots.positions(x_bsh.shape[1])
+        if model.placement.first_chunk is not None:
+            x_bsh = self._embedded(x_bsh, positions_bs)
+        ropes = _at(model.ropes, positions_bs)
+        for index, layer in zip(self._attention, _layers(model), strict=True):
+            own = layer.self_attention
+            layer.self_attention = self._attention[index]
+            x_bsh = layer(x_bsh, ropes[index])
+            layer.self_attention = own
+        self._slots.filled += x_bsh.shape[1]
+        if model.final_norm is not None:
+            x_bsh = model.final_norm(x_bsh)
+        return x_bsh
+
+    def _embedded(self, x_bsh: Tensor, positions_bs: Tensor) -> Tensor:
+        """Return what the first layer reads, as ``RankModel`` forms it for whole samples."""
+        model = self._model
+        x_bsh = x_bsh * model.config.embedding_multiplier
+        if model.embedding_norm is not None:
+            x_bsh = model.embedding_norm(x_bsh)
+        if model.positions is not None:
+            x_bsh = x_bsh + model.positions(positions_bs)
+        return x_bsh
+
+
+def _layers(model: RankModel) -> nn.ModuleList:
+    [chunk] = model.chunks
+    assert isinstance(chunk, nn.ModuleList)
+    return chunk
+
+
+def _cached(layer: nn.Module, slots: Slots) -> CachedAttention:
+    attention = layer.self_attention
+    assert isinstance(attention, SelfAttention)
+    return CachedAttention(attention, slots)
+
+
+def _at(
+    ropes: Mapping[int, RotaryEmbedding | None], positions_bs: Tensor
+) -> dict[int, RotaryEmbedding | None]:
+    """Return the rotation of every layer at given positions."""
+    placed = {rope: rope.at(positions_bs) for rope in ropes.values() if rope is not None}
+    return {index: None if rope is None else placed[rope] for index, rope in ropes.items()}
+
+
+def _check_length(config: ModelConfig, longest: int) -> None:
+    if config.position_embedding_type == "learned_absolute":
+        most = config.max_position_embeddings
+        if longest > most:
+            raise ValueError(
+                f"{longest} tokens, prompt and answer together, are more than the {most} positions "
+                "of this model: shorten the prompt, or ask for fewer tokens"
+            )
+
+
+def _rank_model(
+    config: ModelConfig, rank: int, ranks: int, dtype: torch.dtype, device: torch.device
+) -> RankModel:
+    """Return the part of a rank, with weights unset."""
+    stages = [(owner, 0) for owner in range(ranks)]
+    placement = place(
+        config,
+        stages,
+        rank,
+        layers=distribute(LayerDistribution("remainder"), config.num_layers, ranks),
+        padded_vocab_size=-(-config.vocab_size // ranks) * ranks,
+        vocabulary_shard=(rank, ranks),
+    )
+    return RankModel(config, placement, dtype, device)

@@ -1,0 +1,152 @@
+"""Chooses the next token where every rank has the logits of a shard of the vocabulary.
+
+A token is drawn by the Gumbel-max trick: the largest of ``logit / temperature + noise`` is a sample
+of the softmax. Each rank finds its own largest one, and the ranks exchange only these. Top-k and
+top-p drop the logits below a threshold; to find it, the ranks exchange their largest candidates.
+The noise of an id depends on the seed, the step, the row and the id, so that the same tokens come
+out of any number of ranks.
+
+Shapes: b rows, v logits of the shard, p ranks, k candidates of a rank, c = p k candidates.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from megatron.layers.seeds import stable_seed
+from megatron.parallel import collectives
+from megatron.parallel.groups import ConnectedAxis
+
+_FIRST_CANDIDATES: Final = 64
+"""Logits of a rank among which the ranks look for the threshold of top-p at first."""
+
+_BLOCK: Final = 1024
+"""Ids that share a generator of noise."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen.
+
+    Attributes:
+        temperature: divides the logits; 0: the largest logit is taken.
+        top_k: only so many of the largest logits count; 0: all.
+        top_p: of these, only the fewest whose probability is at least this; 1: all.
+        seed: of the noise.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 1234
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"--temperature {self.temperature}: give 0 (the likeliest) or more")
+        if self.top_k < 0:
+            raise ValueError(f"--top-k {self.top_k}: give 0 (all) or more")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"--top-p {self.top_p}: give a share above 0 and at most 1 (all)")
+
+
+def choose_tokens(
+    logits_bv: Tensor, first_row: int, axis: ConnectedAxis, how: Sampling, step: int
+) -> Tensor:
+    """Return the next token of every row [b], the same on every rank.
+
+    Args:
+        logits_bv: of this rank's shard; it may have none.
+        first_row: vocabulary id of the shard's first row.
+        axis: the ranks that share the vocabulary.
+        how: to choose.
+        step: how many tokens were chosen before.
+    """
+    if how.temperature == 0:
+        return _largest(logits_bv, first_row, axis)
+    scaled_bv = logits_bv / how.temperature
+    threshold_b = _threshold(scaled_bv, axis, how)
+    dropped_bv = scaled_bv < threshold_b[:, None]
+    noise_bv = _gumbel(scaled_bv, first_row, how.seed, step)
+    return _largest((scaled_bv + noise_bv).masked_fill(dropped_bv, -math.inf), first_row, axis)
+
+
+def _largest(values_bv: Tensor, first_row: int, axis: ConnectedAxis) -> Tensor:
+    """Return the id of every row's largest value; of equal ones the first."""
+    rows = len(values_bv)
+    if values_bv.shape[1]:
+        value_b, place_b = values_bv.max(1)
+    else:
+        value_b, place_b = values_bv.new_full((rows,), -math.inf), values_bv.new_zeros(rows)
+    # float64 holds every id exactly, beside the value
+    own_2b = torch.stack((value_b.double(), (place_b + first_row).double()))
+    value_pb, id_pb = collectives.all_gather(own_2b, axis).unbind(1)
+    return id_pb.gather(0, value_pb.argmax(0, keepdim=True))[0].long()
+
+
+def _threshold(scaled_bv: Tensor, axis: ConnectedAxis, how: Sampling) -> Tensor:
+    """Return below which value the logits of every row are dropped [b]."""
+    if how.top_k:
+        kept = min(how.top_k, _widest(scaled_bv, axis))
+        candidate_bc = _candidates(scaled_bv, axis, kept)[:, :kept]
+        if how.top_p == 1:
+            return candidate_bc[:, -1]
+        return _nucleus(candidate_bc, candidate_bc.logsumexp(1), how.top_p)[0]
+    if how.top_p == 1:
+        return scaled_bv.new_full((len(scaled_bv),), -math.inf)
+    total_pb = collectives.all_gather(scaled_bv.logsumexp(1), axis)
+    count, widest = _FIRST_CANDIDATES, _widest(scaled_bv, axis)
+    while True:
+        candidate_bc = _candidates(scaled_bv, axis, count)[:, :count]
+        threshold_b, is_enough = _nucleus(candidate_bc, total_pb.logsumexp(0), how.top_p)
+        if is_enough or count >= widest:
+            return threshold_b
+        count *= 4
+
+
+def _widest(scaled_bv: Tensor, axis: ConnectedAxis) -> int:
+    """Return the number of logits of all ranks together."""
+    count = torch.tensor([scaled_bv.shape[1]], device=scaled_bv.device)
+    return int(collectives.all_gather(count, axis).sum())
+
+
+def _candidates(scaled_bv: Tensor, axis: ConnectedAxis, count: int) -> Tensor:
+    """Return a row's largest values in falling order [b, c], the first ``count`` of all ranks."""
+    own_bk = scaled_bv.new_full((len(scaled_bv), count), -math.inf)
+    found = min(count, scaled_bv.shape[1])
+    own_bk[:, :found] = scaled_bv.topk(found, 1).values
+    every_pbk = collectives.all_gather(own_bk, axis)
+    return every_pbk.movedim(0, 1).flatten(1).sort(1, descending=True).values
+
+
+def _nucleus(candidate_bc: Tensor, total_b: Tensor, top_p: float) -> tuple[Tensor, bool]:
+    """Return the last candidate that top-p keeps [b], and whether there were enough of them.
+
+    Args:
+        candidate_bc: in falling order.
+        total_b: log-sum-exp of all values that count.
+        top_p: probability of what is kept.
+    """
+    share_bc = (candidate_bc - total_b[:, None]).exp()
+    before_bc = share_bc.cumsum(1) - share_bc
+    last_b = ((before_bc < top_p).sum(1) - 1).clamp_min(0)
+    reached = bool((share_bc.sum(1) >= top_p).all())
+    return candidate_bc.gather(1, last_b[:, None])[:, 0], reached
+
+
+def _gumbel(like_bv: Tensor, first_row: int, seed: int, step: int) -> Tensor:
+    """Return noise for the ids of a shard, drawn on the host a block of ids at a time."""
+    rows, width = like_bv.shape
+    noise_bv = torch.empty(rows, width, dtype=torch.float64)
+    for block in range(first_row // _BLOCK, -(-(first_row + width) // _BLOCK)):
+        generator = torch.Generator().manual_seed(stable_seed(seed, "token", step, block))
+        uniform_br = torch.rand(rows, _BLOCK, generator=generator, dtype=torch.float64)
+        begin, end = max(block * _BLOCK, first_row), min((block + 1) * _BLOCK, first_row + width)
+        drawn_br = uniform_br[:, begin - block * _BLOCK : end - block * _BLOCK]
+        noise_bv[:, begin - first_row : end - first_row] = -torch.log(-torch.log(drawn_br))
+    return noise_bv.to(like_bv)

@@ -1,0 +1,63 @@
+"""Text of prompts and answers, and their tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megatron.data.tokenizers.build import build_tokenizer
+from megatron.data.tokenizers.interface import Tokenizer, TokenizerConfig
+from megatron.data.tokenizers.null import NullTokenizer
+
+
+@dataclass(frozen=True)
+class Words:
+    """Turns text to tokens and back.
+
+    Attributes:
+        tokenizer: of the model.
+        end: token that ends an answer; ``None``: none does.
+        are_ids: whether texts are token ids with blanks between them.
+    """
+
+    tokenizer: Tokenizer
+    end: int | None
+    are_ids: bool = False
+
+    @classmethod
+    def ids(cls, vocab_size: int, end: int | None = None) -> "Words":
+        """Return what takes and gives token ids."""
+        return cls(NullTokenizer(vocab_size), end, are_ids=True)
+
+    @classmethod
+    def of(cls, config: TokenizerConfig, end: int | None, vocab_size: int) -> "Words":
+        """Return what works with the tokenizer of a model.
+
+        Args:
+            config: the tokenizer, as in the model's training.
+            end: token that ends an answer; ``None``: the end of a document.
+            vocab_size: entries of the model.
+
+        Raises:
+            ValueError: there is no such tokenizer, or it has more tokens than the model.
+        """
+        tokenizer = build_tokenizer(config)
+        if tokenizer.vocab_size > vocab_size:
+            raise ValueError(
+                f"the tokenizer has {tokenizer.vocab_size} tokens, and the model {vocab_size}: "
+                "give the tokenizer that it was trained with"
+            )
+        return cls(tokenizer, tokenizer.eod if end is None else end)
+
+    def tokens(self, text: str) -> list[int]:
+        """Return the tokens of a text.
+
+        Raises:
+            ValueError: it should be ids, and holds other words.
+        """
+        try:
+            return self.tokenizer.tokenize(text)
+        except ValueError as error:
+            raise ValueError(f"{text[:40]!r} does not hold token ids ({error})") from error
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of an answer, without the token that ends it."""
+        return self.tokenizer.detokenize([token for token in tokens if token != self.end])

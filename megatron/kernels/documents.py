@@ -1,0 +1,46 @@
+"""Where the documents of a microbatch begin, for attention that keeps them apart.
+
+Shapes: b samples, s positions of a sample, k documents of all samples.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Documents:
+    """The documents of a microbatch; no position sees one of another document.
+
+    Attributes:
+        first_bs: for every position the first one of its document, int64 [b, s], on the device.
+        host_first_bs: the same on the host, so that nobody waits for the device to know it.
+        bounds_k: where documents begin if samples follow one another, and where the last one ends;
+            int32 [k + 1], on the device.
+        longest: tokens of the longest document, a number of the host.
+    """
+
+    first_bs: Tensor
+    host_first_bs: Tensor
+    bounds_k: Tensor
+    longest: int
+
+    @classmethod
+    def of(cls, first_bs: Tensor, move: Callable[[Tensor], Tensor]) -> "Documents":
+        """Return the documents that begin where a tensor on the host says.
+
+        Args:
+            first_bs: for every position the first one of its document, int64 [b, s].
+            move: returns a tensor of the host on the device.
+        """
+        begins_n = (first_bs == torch.arange(first_bs.shape[1])).flatten()
+        end = torch.tensor([begins_n.numel()])
+        bounds_k = torch.cat((begins_n.nonzero().flatten(), end))
+        return cls(
+            move(first_bs),
+            first_bs,
+            move(bounds_k.to(torch.int32)),
+            int(bounds_k.diff().max()),
+        )

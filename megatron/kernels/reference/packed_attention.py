@@ -1,0 +1,52 @@
+"""Attention within documents by CUDA's flash kernel for sequences of unequal length.
+
+Documents of all samples lie one behind the other, as if each were a sample of its own, so that work
+grows with the squares of their lengths and not with that of the sample's.
+
+Shapes: b batch, a query heads, g key/value heads, s sequence, d channels of a head, n = b s.
+"""
+
+import torch
+from torch import Tensor
+
+from megatron.kernels.documents import Documents
+from megatron.kernels.scores import Scores
+
+_WIDEST_HEAD, _CHANNELS_AT_ONCE = 256, 8
+_LEAST_CAPABILITY = (8, 0)
+
+
+def can_pack(q_basd: Tensor, scores: Scores, dropout: float) -> bool:
+    """Whether the kernel computes such attention: with a scale and a window, and no more."""
+    return (
+        q_basd.is_cuda
+        and q_basd.dtype in (torch.bfloat16, torch.float16)
+        and q_basd.shape[3] <= _WIDEST_HEAD
+        and q_basd.shape[3] % _CHANNELS_AT_ONCE == 0
+        and not (dropout or scores.softcap or scores.slopes_a)
+        and torch.cuda.get_device_capability(q_basd.device) >= _LEAST_CAPABILITY
+    )
+
+
+def packed_attention(
+    q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, scores: Scores, documents: Documents
+) -> Tensor:
+    """See ``Kernels.causal_attention``."""
+    from torch.nn.attention.varlen import varlen_attn  # here, since it takes seconds to import
+
+    q_nad, k_ngd, v_ngd = (t.transpose(1, 2).flatten(0, 1) for t in (q_basd, k_bgsd, v_bgsd))
+    out_nad = varlen_attn(
+        q_nad,
+        k_ngd,
+        v_ngd,
+        documents.bounds_k,
+        documents.bounds_k,
+        documents.longest,
+        documents.longest,
+        scale=scores.scale_of(q_basd.shape[3]),
+        window_size=(-1 if scores.window is None else scores.window, 0),
+        enable_gqa=q_basd.shape[1] != k_bgsd.shape[1],
+    )
+    assert isinstance(out_nad, Tensor)  # and not together with statistics
+    out_bsad: Tensor = out_nad.unflatten(0, (len(q_basd), -1))
+    return out_bsad.transpose(1, 2)

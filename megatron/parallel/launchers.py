@@ -1,0 +1,115 @@
+"""Launchers other than torchrun: Slurm's srun and MPI, whose variables become torchrun's.
+
+Everything else reads torchrun's variables. Whoever sets ``RANK`` or ``WORLD_SIZE`` knows better
+than what lies around: torchrun within a Slurm job sets both.
+"""
+
+import os
+import re
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Final
+
+PORTS: Final = range(20_000, 32_000)
+"""Ports of which a Slurm job takes one, by its number; Linux itself gives away higher ones."""
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """Variables of a launcher.
+
+    Attributes:
+        name: of the launcher.
+        rank: variable with the number of a process in the job.
+        size: with how many there are.
+        local_rank: with the number on its machine.
+        local_size: with how many are on its machine.
+    """
+
+    name: str
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str
+
+
+LAUNCHERS: Final = (
+    # A shell of salloc or sbatch has SLURM_PROCID and SLURM_NTASKS too, and is no rank; only what
+    # srun starts has the number of tasks of a step.
+    Launcher(
+        "srun",
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_LOCALID",
+        "SLURM_STEP_TASKS_PER_NODE",
+    ),
+    Launcher(
+        "Open MPI",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    Launcher("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+
+
+def adopt_launcher(environment: MutableMapping[str, str] = os.environ) -> str | None:
+    """Set torchrun's variables from those of another launcher, if one has started this process.
+
+    Args:
+        environment: variables by name; an empty one counts as not set. What is set stays.
+
+    Returns:
+        The launcher's name; ``None`` if torchrun, or no launcher, has started this process.
+    """
+    if environment.get("RANK") or environment.get("WORLD_SIZE"):
+        return None
+    for known in LAUNCHERS:
+        if environment.get(known.rank) and environment.get(known.size):
+            for name, value in _of_torchrun(known, environment).items():
+                if value and not environment.get(name):
+                    environment[name] = value
+            return known.name
+    return None
+
+
+def _of_torchrun(launcher: Launcher, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return torchrun's variables, empty where nothing is known."""
+    size = environment[launcher.size]
+    local_size = environment.get(launcher.local_size, "")
+    found = {
+        "RANK": environment[launcher.rank],
+        "WORLD_SIZE": size,
+        "LOCAL_RANK": environment.get(launcher.local_rank, ""),
+        "LOCAL_WORLD_SIZE": local_size,
+    }
+    if launcher.name == "srun":
+        node = environment.get("SLURM_NODEID", "0")
+        found["LOCAL_WORLD_SIZE"] = _tasks_of_node(local_size, int(node or 0))
+        nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", "")
+        found["MASTER_ADDR"] = first_node(nodes)
+        job = environment.get("SLURM_JOB_ID", "")
+        found["MASTER_PORT"] = str(PORTS[int(job) % len(PORTS)]) if job.isdecimal() else ""
+    elif local_size == size:
+        found |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    return found
+
+
+def first_node(nodes: str) -> str:
+    """Return the first name of Slurm's list of nodes, such as ``gpu[03-05,9],login1``."""
+    first = re.match(r"(?P<name>[^,\[]*)(\[(?P<number>\d+)[^\]]*\])?(?P<rest>[^,\[]*)", nodes)
+    assert first is not None, "every part may be empty"
+    return first["name"] + (first["number"] or "") + first["rest"]
+
+
+def _tasks_of_node(tasks: str, node: int) -> str:
+    """Return how many tasks a node has by Slurm's list, such as ``8(x3),4``; empty if not known."""
+    for word in tasks.split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", word)
+        if found is None:
+            return ""
+        node -= int(found[2] or 1)
+        if node < 0:
+            return found[1]
+    return ""

@@ -1,0 +1,100 @@
+"""How NCCL's communicators share a GPU with the passes, and with one another.
+
+A communication is a kernel of a few thread blocks. It holds them while it waits for its other
+ranks, and a pass that runs meanwhile has as many multiprocessors less. So the communicators of each
+use have a limit of blocks.
+
+**Which order?** A rank has many communicators, and communications of several may wait on its GPU at
+the same time. They must not take all room from one that another rank waits for. There are two ways:
+
+* *The host's order.* Every rank issues its communications in one order that all ranks share
+  (``schedules.lower``). If all that may wait at once fit on the GPU together, then none of them
+  ever takes the place of another, and whatever the device queues one behind the other, a
+  communication waits only for ones that come before it in that order. So there is always one that
+  can go on.
+* *NCCL's implicit order* (``NCCL_LAUNCH_ORDER_IMPLICIT``, NCCL 2.26): a communication starts only
+  after all that this host has issued before have started, on any communicator. That needs no room,
+  but it ties the links to each other: a message waits until a collective that was issued before it,
+  and that itself stands in a queue, has started. Below CUDA 12.3 it even waits for its end, so that
+  an unanswered receive holds up every send.
+
+The host's order is taken where the blocks fit, and NCCL's where they do not.
+"""
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+import torch.distributed as dist
+
+from megatron.parallel.links import Link
+
+LAUNCH_ORDER: Final = "NCCL_LAUNCH_ORDER_IMPLICIT"
+
+MOST_BLOCKS: Final = 64
+"""Thread blocks of a communicator without a limit: NCCL's largest number of channels."""
+
+
+@dataclass(frozen=True)
+class BlockLimits:
+    """Thread blocks that NCCL may use on a GPU, by the use of a communicator.
+
+    Attributes:
+        transfers: of each link between stages.
+        vocabulary: of a collective of the vocabulary layers.
+        gradients: of a reduction of gradients, or a gathering of parameters.
+    """
+
+    transfers: int = 4
+    vocabulary: int = 8
+    gradients: int = 16
+
+    def of(self, use: str) -> int | None:
+        """Return the limit for a use of groups, by its first word; ``None``: NCCL's own.
+
+        Sums outside of the schedule and collectives that a pass waits for have the GPU for
+        themselves, so they have no limit.
+        """
+        beside_passes = {
+            "transfers": self.transfers,
+            "vocabulary": self.vocabulary,
+            "gradients": self.gradients,
+            "ends": self.gradients,
+        }
+        return beside_passes.get(use.partition(" ")[0])
+
+    def at_once(self, links: Collection[Link], pipeline_rank: int, tensor_size: int) -> int:
+        """Return the most blocks that may wait on the GPU of a pipeline rank at the same time.
+
+        Every link may have a message under way, each lane one collective, and the passes one.
+        """
+        own = sum(pipeline_rank in link.ends for link in links)
+        of_passes = MOST_BLOCKS if tensor_size > 1 else 0
+        return own * self.transfers + self.vocabulary + self.gradients + of_passes
+
+
+def set_launch_order(blocks: int, multiprocessors: int) -> None:
+    """Choose the order in which NCCL launches; before it starts. A variable that is set stays.
+
+    Args:
+        blocks: that may wait on this GPU at the same time.
+        multiprocessors: of this GPU; each has room for one block of NCCL at least.
+    """
+    os.environ.setdefault(LAUNCH_ORDER, "0" if blocks <= multiprocessors else "1")
+
+
+def group_options(limit: int | None, timeout: timedelta) -> "dist.ProcessGroupNCCL.Options | None":
+    """Return the options of a communicator of NCCL; ``None`` for PyTorch's own.
+
+    Args:
+        limit: blocks at most; ``None``: no limit.
+        timeout: of the group; PyTorch warns if its options have another one.
+    """
+    if limit is None:
+        return None
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    options.config.max_ctas = limit
+    return options

@@ -1,0 +1,56 @@
+"""NUMA: a rank runs on the CPUs that are close to its GPU.
+
+What a host writes for its GPU lies in the memory of the CPU that wrote it. From another NUMA node
+it takes a longer way, which other ranks use as well.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+SYSFS: Final = Path("/sys/bus/pci/devices")
+
+
+def bind_to_gpu(gpu: tuple[int, int, int], sysfs: Path = SYSFS) -> str:
+    """Let this process run only on CPUs that are close to a GPU; return what was done, in words.
+
+    Threads that run already stay where they are. What a launcher forbids stays forbidden.
+
+    Args:
+        gpu: domain, bus and device of this rank's GPU on PCI.
+        sysfs: folder of Linux with PCI devices by their addresses.
+    """
+    domain, bus, device = gpu
+    address = f"{domain:04x}:{bus:02x}:{device:02x}.0"
+    if not hasattr(os, "sched_setaffinity"):
+        return "CPUs are not bound to GPUs: this system cannot bind processes"
+    try:
+        node = int((sysfs / address / "numa_node").read_text())
+        close = set(cpus_of((sysfs / address / "local_cpulist").read_text()))
+    except (OSError, ValueError) as error:
+        return (
+            f"CPUs are not bound to GPUs: {sysfs / address} does not tell which are close ({error})"
+        )
+    if node < 0:
+        return f"CPUs are not bound to GPUs: GPU {address} is close to no NUMA node in particular"
+    allowed = os.sched_getaffinity(0)
+    chosen = close & allowed
+    if not chosen:
+        return (
+            f"CPUs are not bound to GPUs: of those close to GPU {address} the launcher allows "
+            "none; let it bind ranks by GPU, or not at all"
+        )
+    os.sched_setaffinity(0, chosen)
+    return f"CPUs are bound to GPUs: GPU {address} to {len(chosen)} CPUs of NUMA node {node}"
+
+
+def cpus_of(text: str) -> Iterator[int]:
+    """Yield the numbers of a list as Linux writes it, such as ``0-3,8``.
+
+    Raises:
+        ValueError: it is no such list.
+    """
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)

@@ -1,0 +1,78 @@
+"""Which ranks are in one machine, and which messages leave it: plain arithmetic.
+
+Launchers number the ranks machine by machine, so machine k has the ranks from k times the ranks of
+a machine on.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations, pairwise
+
+from megatron.parallel.grid import ORDERS, AxisName, Grid, Order
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How the ranks of a job lie in machines.
+
+    Attributes:
+        grid: all ranks.
+        ranks_per_machine: the last machine may have fewer.
+    """
+
+    grid: Grid
+    ranks_per_machine: int
+
+    @property
+    def machines(self) -> int:
+        """How many there are."""
+        return -(-self.grid.world_size // self.ranks_per_machine)
+
+    @cached_property
+    def hops(self) -> int:
+        """Hops from a pipeline rank to the next that leave a machine; the most of any pipeline."""
+        return max(sum(a != b for a, b in pairwise(where)) for where in self._spread("pipeline"))
+
+    @cached_property
+    def crossing(self) -> frozenset[tuple[int, int]]:
+        """Pairs of pipeline ranks, ascending, that are in different machines in some pipeline."""
+        return frozenset(
+            (a, b)
+            for where in self._spread("pipeline")
+            for a, b in combinations(range(len(where)), 2)
+            if where[a] != where[b]
+        )
+
+    @cached_property
+    def tensor(self) -> bool:
+        """Whether ranks that share a layer are in different machines."""
+        return any(len(set(where)) > 1 for where in self._spread("tensor"))
+
+    @cached_property
+    def data(self) -> bool:
+        """Whether replicas are in different machines."""
+        return any(len(set(where)) > 1 for where in self._spread("data"))
+
+    def _spread(self, axis: AxisName) -> set[tuple[int, ...]]:
+        """Return the machines of the ranks of every group of an axis, counted from its first."""
+        found = set()
+        for ranks in self.grid.groups(axis):
+            where = [rank // self.ranks_per_machine for rank in ranks]
+            found.add(tuple(machine - where[0] for machine in where))
+        return found
+
+
+def fewest_hops(
+    tensor_size: int, data_size: int, pipeline_size: int, ranks_per_machine: int
+) -> Order:
+    """Return the order of ranks in which the fewest hops of a pipeline leave a machine.
+
+    Every microbatch takes all hops, and the vocabulary's collectives go along the pipeline too;
+    replicas exchange their gradients once in an iteration, beside the passes. Of orders that are
+    alike the result is Megatron's.
+    """
+
+    def hops(order: Order) -> int:
+        return Placement(Grid(tensor_size, data_size, pipeline_size, order), ranks_per_machine).hops
+
+    return min(ORDERS, key=hops)

@@ -1,0 +1,69 @@
+"""What the passes of a rank ask of its model, be it a ``RankModel`` or other people's layers."""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from megatron.kernels.documents import Documents
+from megatron.layers.recompute import Again
+from megatron.layers.vocabulary.input_layer import InputLayer
+from megatron.layers.vocabulary.output_layer import OutputLayer
+from megatron.parallel.tensor import TensorParallel
+
+
+class StageModel(Protocol):
+    """The parts of a model on one rank."""
+
+    @property
+    def tensor(self) -> TensorParallel:
+        """The ranks that share the layers."""
+        ...
+
+    @property
+    def input_layer(self) -> InputLayer | None:
+        """The rows of the embedding that are here, if any."""
+        ...
+
+    @property
+    def output_layer(self) -> OutputLayer | None:
+        """The rows of the output matrix that are here, if any."""
+        ...
+
+    @property
+    def ahead_layer(self) -> InputLayer | None:
+        """The embedding of the tokens that follow, where further tokens are predicted."""
+        ...
+
+    @property
+    def mtp_depths(self) -> int:
+        """Further tokens that every token predicts besides the next one, D."""
+        ...
+
+    @property
+    def mtp_factor(self) -> float:
+        """Weight of the mean of their losses."""
+        ...
+
+    def __call__(
+        self,
+        chunk: int,
+        x_bsh: Tensor,
+        seed: int,
+        iteration: int,
+        microbatch: int,
+        documents: Documents | None = None,
+        positions_bs: Tensor | None = None,
+        left_out: list[Again] | None = None,
+        ahead_bwh: Tensor | None = None,
+    ) -> Tensor:
+        """Run one stage, as ``RankModel.forward`` does."""
+        ...
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Return all modules, as ``nn.Module`` does."""
+        ...
+
+    def train(self, mode: bool = True) -> object:
+        """Choose training or evaluation, as ``nn.Module`` does."""
+        ...

@@ -1,0 +1,178 @@
+"""Plans in the form of PyTorch's pipeline schedules (``torch.distributed.pipelining``), and back.
+
+A row of the file is a rank, a cell an action: the number of the stage, the kind of work and the
+microbatch. ``2F0`` is a forward, ``2B0`` a whole backward, ``2I0`` a backward that forms the input
+gradient only, ``2W0`` the weight gradient that it leaves. ``_PipelineScheduleRuntime._load_csv``
+reads such a file, adds the communication and runs it; torchtitan does so with the file that
+``pipeline_parallel_schedule_csv`` names. PyTorch numbers stages in the order of the data and reads
+from the rows where they are.
+"""
+
+import csv
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Final, Literal
+
+from megatron.schedules.check import check
+from megatron.schedules.passes import Pass, PassKind
+from megatron.schedules.plan import Plan
+
+Actions = list[list[tuple[int, str, int]]]
+"""For every rank its actions: stage, kind of work, microbatch."""
+
+_ACTION: Final = re.compile(r"(\d{1,9})(F|I|W|B)(\d{1,9})")
+_SKIPPED: Final = re.compile(r"\d{1,9}(SEND_[FB]|RECV_[FB]|UNSHARD|RESHARD|REDUCE_GRAD)\d{0,9}")
+_OVERLAPPED: Final = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
+_KINDS: Final[Mapping[str, PassKind]] = {"F": "F", "I": "B", "W": "W", "B": "B"}
+
+TorchtitanSchedule = Literal["1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
+
+
+def to_torch_csv(plan: Plan) -> str:
+    """Return a plan as a compute-only file of PyTorch's, a row for every rank.
+
+    Args:
+        plan: a plan that ``check`` accepts. What it says of the vocabulary must be ``none``.
+
+    Raises:
+        ValueError: if PyTorch's runtime could not run it: the vocabulary is split over the ranks,
+            there is no backward, it recomputes in passes of their own, or the last stage takes the
+            microbatches out of order.
+    """
+    _refuse_what_torch_lacks(plan)
+    kinds = {"F": "F", "B": "I" if plan.split_backward else "B", "W": "W"}
+    rows = (
+        ",".join(
+            f"{plan.stage_of[rank, item.chunk]}{kinds[item.kind]}{item.microbatch}" for item in row
+        )
+        for rank, row in enumerate(plan.rows)
+    )
+    return "".join(f"{row}\n" for row in rows)
+
+
+def from_torch_csv(text: str) -> Plan:
+    """Return the checked plan of a file in PyTorch's form, whoever wrote it.
+
+    Empty cells (PyTorch's steps without work), communication and the sharding of parameters are
+    skipped: ``lower`` adds what a plan needs. Actions that PyTorch overlaps stand one after the
+    other. If only some backwards are split, the others become B and, right after it, W. The chunks
+    of a rank are numbered in the order of their stages.
+
+    Args:
+        text: the contents of the file, with or without communication.
+
+    Raises:
+        ValueError: if a cell is no action, or the rows are no plan; the message names the place.
+    """
+    rows = [list(_actions(rank, row)) for rank, row in enumerate(csv.reader(text.splitlines()))]
+    if not any(rows):
+        raise ValueError("the file has no actions: write a row for every rank, as in 0F0,0B0")
+    places = _places(rows)
+    splits = any(kind in "IW" for row in rows for _, kind, _ in row)
+    passes = tuple(
+        tuple(item for action in row for item in _passes(places, action, splits)) for row in rows
+    )
+    plan = Plan(
+        rows=passes,
+        stages=tuple(places[stage] for stage in sorted(places)),
+        microbatches=1 + max(i for row in rows for _, _, i in row),
+    )
+    check(plan)
+    return plan
+
+
+def torchtitan_schedule(plan: Plan) -> TorchtitanSchedule:
+    """Return the ``pipeline_parallel_schedule`` for which torchtitan places stages as a plan does.
+
+    Torchtitan runs the rows of the file, but it places stages by the name of a schedule.
+
+    Raises:
+        ValueError: if it places no schedule's stages so.
+    """
+    p, stages = plan.ranks, plan.stages
+    ranks = [rank for rank, _ in stages]
+    if plan.chunks == 1 and ranks == list(range(p)):
+        return "1F1B"
+    if plan.chunks > 1 and ranks == [stage % p for stage in range(len(stages))]:
+        return "Interleaved1F1B"
+    if plan.chunks == 2 and ranks == [*range(p), *reversed(range(p))]:
+        return "ZBVZeroBubble"
+    raise ValueError(
+        f"the stages lie on the ranks {' '.join(map(str, ranks[:16]))}: torchtitan places stages "
+        "in a loop, or in a V of two chunks a rank; take a schedule that does, or PyTorch's "
+        "runtime itself, which reads the places from the file"
+    )
+
+
+def _refuse_what_torch_lacks(plan: Plan) -> None:
+    if plan.treatment.is_sharded:
+        raise ValueError(
+            f"the plan has the vocabulary treatment {plan.treatment.name}: PyTorch's form has no "
+            "passes S, T, IF and IB and no collectives, so make the plan with 'none' (each chunk "
+            "may still hold a VocabParallelHead over a group of its own), or run this one with "
+            "PipelineRunner"
+        )
+    if plan.recomputes:
+        raise ValueError(
+            "the plan has passes R: PyTorch's form has none, so make the plan without "
+            "--recompute-ahead, and let the backward compute again"
+        )
+    if plan.forward_only:
+        raise ValueError("the plan is 'forward only': PyTorch wants a backward for every forward")
+    rank, chunk = plan.stages[-1]
+    order = [item.microbatch for item in plan.rows[rank] if (item.kind, item.chunk) == ("F", chunk)]
+    if order != sorted(order):
+        raise ValueError(
+            f"the last stage takes the microbatches in the order {order[:8]}: PyTorch's runtime "
+            "counts losses in the order of the forwards and would mix them up"
+        )
+
+
+def _actions(rank: int, row: list[str]) -> Iterator[tuple[int, str, int]]:
+    """Yield the actions of a row that compute."""
+    for cell in row:
+        overlapped = _OVERLAPPED.fullmatch(cell.strip())
+        for word in overlapped[1].split(";") if overlapped else [cell]:
+            text = word.strip()
+            if not text or _SKIPPED.fullmatch(text):
+                continue
+            match = _ACTION.fullmatch(text)
+            if match is None:
+                raise ValueError(
+                    f"row {rank}: '{text[:40]}' is no action: write a stage, F, I, W or B, and a "
+                    "microbatch, as in 2F0"
+                )
+            stage, kind, microbatch = match.groups()
+            yield int(stage), kind, int(microbatch)
+
+
+def _places(rows: Actions) -> dict[int, tuple[int, int]]:
+    """Return (rank, chunk) of every stage."""
+    found: dict[int, int] = {}
+    for rank, row in enumerate(rows):
+        for stage, kind, i in row:
+            if found.setdefault(stage, rank) != rank:
+                raise ValueError(
+                    f"row {rank}: {stage}{kind}{i} is of a stage that rank {found[stage]} has"
+                )
+    missing = next((i for i, stage in enumerate(sorted(found)) if i != stage), None)
+    if missing is not None:
+        raise ValueError(f"no row has stage {missing}, but one has stage {max(found)}")
+    own: dict[int, int] = defaultdict(int)
+    places = {}
+    for stage in sorted(found):
+        rank = found[stage]
+        places[stage] = rank, own[rank]
+        own[rank] += 1
+    return places
+
+
+def _passes(
+    places: Mapping[int, tuple[int, int]], action: tuple[int, str, int], splits: bool
+) -> Iterator[Pass]:
+    stage, kind, microbatch = action
+    chunk = places[stage][1]
+    yield Pass(_KINDS[kind], microbatch, chunk)
+    if kind == "B" and splits:
+        yield Pass("W", microbatch, chunk)

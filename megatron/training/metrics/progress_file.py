@@ -1,0 +1,120 @@
+"""Megatron-LM's progress.txt in the folder of checkpoints: a line for every start and save.
+
+Fields are separated by tabs. Several jobs, one after the other, append to it; the cumulative
+throughput of a line is that since the first of the jobs in a row that have had as many ranks.
+"""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from megatron.training.metrics.records import Record, Saved, Started
+
+FILE: Final = "progress.txt"
+_TIME: Final = "%Y-%m-%d %H:%M:%S"
+_FLOPS: Final = "Floating-point operations: "
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a throughput is counted from.
+
+    Attributes:
+        time: when the job started.
+        flops: model FLOPs of all iterations before.
+    """
+
+    time: datetime
+    flops: float
+
+    def tflops_per_rank(self, time: datetime, flops: float, ranks: int) -> float:
+        """Return the throughput since then."""
+        seconds = (time - self.time).total_seconds()
+        return (flops - self.flops) / (max(seconds, 1e-9) * ranks * 1e12)
+
+
+class ProgressFile:
+    """Appends to the file.
+
+    Args:
+        folder: of the checkpoints.
+    """
+
+    name = "--log-progress"
+    wants_ranks = False
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        self._started: Started | None = None
+
+    def write(self, record: Record) -> None:
+        """Append the line of a start or a save."""
+        if isinstance(record, Started):
+            self._started = record
+            self._append(record.time, "Starting job")
+        elif isinstance(record, Saved):
+            self._append(record.time, *self._of_save(record))
+
+    def close(self, failed: bool) -> None:
+        """Do nothing: every line is in the file."""
+
+    def _of_save(self, record: Saved) -> list[str]:
+        started = self._started
+        assert started is not None, "a run starts before it saves"
+        fields = [record.event, f"Iteration: {record.iteration}"]
+        if record.event == "Saving async checkpoint":
+            return fields
+        config, ranks = started.config, started.world_size
+        per_sample = started.flops / config.train.global_batch_size
+        flops = per_sample * record.consumed_samples
+        tokens = record.consumed_samples * config.model.seq_length
+        job = Origin(started.time, per_sample * started.consumed_samples)
+        text = self._path.read_text(encoding="utf-8", errors="replace")
+        first = origin(text.splitlines(), ranks, job)
+        throughputs = (o.tflops_per_rank(record.time, flops, ranks) for o in (job, first))
+        return [
+            *fields,
+            f"Job throughput: {next(throughputs):.1f} TFLOP/s/GPU",
+            f"Cumulative throughput: {next(throughputs):.1f} TFLOP/s/GPU",
+            f"{_FLOPS}{flops:.2e}",
+            f"Tokens (in billions): {tokens / 1e9:.2f}",
+        ]
+
+    def _append(self, time: datetime, *fields: str) -> None:
+        assert self._started is not None
+        head = (
+            f"{time:{_TIME}}",
+            f"Job ID: {os.getenv('SLURM_JOB_ID', '')}",
+            f"# GPUs: {self._started.world_size}",
+        )
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write("\t".join((*head, *fields)) + "\n")
+
+
+def origin(lines: Iterable[str], ranks: int, job: Origin) -> Origin:
+    """Return the first start of the jobs in a row with so many ranks that a file ends with.
+
+    Args:
+        lines: of the file; those of another form are passed over.
+        ranks: of the job.
+        job: its own start, if none is found.
+    """
+    found, flops = None, 0.0
+    for line in lines:
+        fields = line.rstrip().split("\t")
+        try:
+            time = datetime.strptime(fields[0], _TIME).astimezone()
+            same = int(fields[2].removeprefix("# GPUs: ")) == ranks
+            event = fields[3]
+            if fields[-2].startswith(_FLOPS):
+                flops = float(fields[-2].removeprefix(_FLOPS))
+        except (ValueError, IndexError):
+            continue
+        if not same:
+            found = None
+        elif event == "Starting job" and found is None:
+            found = Origin(time, flops)
+    return found or job

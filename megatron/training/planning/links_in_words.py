@@ -1,0 +1,32 @@
+"""A line on how the ranks of a job lie in machines, and on what connects them."""
+
+from megatron.config.run_config import ParallelConfig
+from megatron.schedules.counted import counted
+from megatron.simulator.costs.replicas import Link
+
+
+def links_in_words(parallel: ParallelConfig) -> str:
+    """Return the line on a job."""
+    found, links = parallel.placement, parallel.interconnect
+    near = "" if links is None else f", {_speed(links.link)} from rank to rank"
+    if found.machines == 1:
+        return f"links: all ranks are in one machine{near}"
+    speeds = ""
+    if links is not None:
+        speeds = f", {_speed(links.link)} within and {_speed(links.network)} between them"
+    hops = counted(parallel.pipeline_size - 1, "hop")
+    beyond = [
+        name
+        for name, leaves in (("ranks that share a layer", found.tensor), ("replicas", found.data))
+        if leaves
+    ]
+    others = f"; {' and '.join(beyond)} are in different machines" if beyond else ""
+    return (
+        f"links: {found.machines} machines of {parallel.ranks_per_machine} ranks{speeds}; ranks "
+        f"are numbered {parallel.replicas.order}, so {found.hops} of the {hops} from a pipeline "
+        f"rank to the next leave a machine{others}"
+    )
+
+
+def _speed(link: Link) -> str:
+    return f"{link.bandwidth / 1e9:g} GB/s and {link.latency * 1e6:g} us"

@@ -1,0 +1,51 @@
+"""What is made when it is first used, is used once before the first iteration.
+
+Otherwise the first iteration makes it: while one rank connects a link or loads a kernel, the others
+wait, and a load that waits for the device may never end if a communication holds the device that
+waits for this rank.
+"""
+
+import gc
+
+import torch
+
+from megatron.config.run_config import RunConfig
+from megatron.data.microbatch import Microbatch
+from megatron.runtime.batch import DeviceMicrobatch, to_device
+from megatron.training.setup import TrainState
+
+
+def warm_up(config: RunConfig, state: TrainState) -> None:
+    """Use every link, group, kernel and library once; every rank calls it. The state stays.
+
+    Args:
+        config: the run.
+        state: this rank, before its first iteration.
+    """
+    groups = state.groups
+    if not config.train.skip_train:
+        state.pipeline.warm_up(_nothing(config, groups.device))
+        state.zero_gradients()
+        gc.collect()  # its passes refer to each other, and would keep the microbatch for a while
+    for axis in (groups.world, groups.tensor_sums, groups.data, groups.pipeline):
+        axis.all_reduce(torch.zeros(1, device=groups.device))
+    if groups.device.type == "cuda":
+        torch.cuda.synchronize(groups.device)
+
+
+def _nothing(config: RunConfig, device: torch.device) -> DeviceMicrobatch:
+    """Return a microbatch like those of the run whose loss does not count.
+
+    Every sample is one document, so attention that keeps documents apart runs its own kernels.
+    """
+    shape = (config.train.micro_batch_size, config.model.seq_length)
+    tokens_bs, asked = torch.zeros(shape, dtype=torch.int64), config.data.documents
+    starts_bs, positions_bs = torch.zeros_like(tokens_bs), torch.arange(shape[1]).expand(shape)
+    nothing = Microbatch(
+        tokens_bs,
+        tokens_bs,
+        torch.zeros(shape),
+        starts_bs if asked is not None and asked.reset_attention_mask else None,
+        positions_bs if asked is not None and asked.reset_position_ids else None,
+    )
+    return to_device([nothing], device)[0]

@@ -1,0 +1,121 @@
+"""Answers are those of transformers, with and without a cache, in batches, and over ranks."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="the reference: pip install transformers")
+
+from checkpoint.foreign.known_models import CONFIGS, random_model
+from inference.imported import (
+    END,
+    NEW,
+    PROMPTS,
+    answers_on_rank,
+    imported,
+    opened,
+    our_answers,
+)
+
+from megatron.inference.generate import answers, generate
+from megatron.inference.model import LONGEST_PIECE
+from megatron.inference.sampling import Sampling
+from tools.generate import main
+
+if TYPE_CHECKING:
+    from harness.rank_pool import RankPool
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of transformers are none of ours
+
+GREEDY = Sampling()
+
+
+def their_answer(model: Any, prompt: list[int]) -> list[int]:
+    """What transformers answers, its end included."""
+    tokens = torch.tensor([prompt])
+    answer = model.generate(
+        tokens,
+        attention_mask=torch.ones_like(tokens),
+        max_new_tokens=NEW,
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=END,
+    )
+    return [int(token) for token in answer[0, len(prompt) :]]
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_greedy_answers_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    """A batch of prompts of different lengths: padding changes nothing."""
+    theirs = random_model(family)
+    where = imported(theirs, tmp_path)
+    wanted = [their_answer(theirs, prompt) for prompt in PROMPTS]
+    assert our_answers(where, PROMPTS, GREEDY) == wanted
+    assert len({tuple(answer) for answer in wanted}) == len(PROMPTS), "the prompts matter"
+
+
+HOW = [GREEDY, Sampling(0.9), Sampling(1.3, top_k=7), Sampling(1.5, top_p=0.7, seed=5)]
+
+
+@pytest.mark.parametrize("how", HOW, ids=["greedy", "temperature", "top-k", "top-p"])
+def test_answers_depend_on_neither_cache_nor_ranks(
+    how: Sampling, tmp_path: Path, ranks: "RankPool"
+) -> None:
+    where = imported(random_model("gemma 3"), tmp_path)
+    wanted = our_answers(where, PROMPTS, how)
+    assert our_answers(where, PROMPTS, how, cached=False) == wanted
+    for size in (2, 3):
+        for found in ranks.run(answers_on_rank, size, where=where, how=how):
+            assert found == wanted
+
+
+def test_a_long_prompt_goes_through_in_pieces(tmp_path: Path) -> None:
+    theirs = random_model("llama 3")
+    where = imported(theirs, tmp_path)
+    prompt = [(7 * i * i + 3 * i) % 97 + 2 for i in range(LONGEST_PIECE + 40)]
+    model = opened(where, longest=len(prompt) + NEW)
+    found = answers(generate(model, [prompt], GREEDY, NEW, end=END), 1)
+    assert found == [their_answer(theirs, prompt)]
+
+
+def test_the_command_prints_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    theirs = random_model("gpt2")
+    root = imported(theirs, tmp_path).parent
+    capsys.readouterr()
+    words = [" ".join(map(str, prompt)) for prompt in PROMPTS]
+    flags = ["--ids", "--end", str(END), "--max-new-tokens", str(NEW)]
+    main([str(root), *flags, *(word for text in words for word in ("--prompt", text))])
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    wanted = [[*p, *(t for t in their_answer(theirs, p) if t != END)] for p in PROMPTS]
+    assert [[int(word) for word in line] for line in shown] == wanted
+    main([str(root), *flags, "--prompt", words[0]])  # streamed
+    assert [int(word) for word in capsys.readouterr().out.split()] == wanted[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "fault"),
+    [
+        (["--ids"], "give --prompt"),
+        (["--prompt", "1 2"], "--tokenizer-type"),
+        (["--ids", "--prompt", "1 x"], "token ids"),
+        (["--ids", "--prompt", " "], "no tokens"),
+        (["--ids", "--prompt", "1 99", "--max-new-tokens", "4"], "ends at 98"),
+        (["--ids", "--prompt", "1", "--max-new-tokens", "64"], "64 positions"),
+        (["--ids", "--prompt", "1", "--temperature", "-1"], "--temperature"),
+        (["--ids", "--prompt", "1", "--top-p", "0"], "--top-p"),
+        (["--ids", "--prompt", "1", "--top-k", "-2"], "--top-k"),
+        (["--ids", "--prompt", "1", "--step", "5"], "no checkpoint of iteration 5"),
+    ],
+)
+def test_mistakes_get_one_clear_error(flags: list[str], fault: str, gpt2: Path) -> None:
+    with pytest.raises(SystemExit, match=fault) as ended:
+        main([str(gpt2), *flags])
+    assert len(str(ended.value.code).splitlines()) == 1
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of a GPT-2 of 64 positions."""
+    return imported(random_model("gpt2"), tmp_path_factory.mktemp("gpt2")).parent

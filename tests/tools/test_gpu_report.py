@@ -1,0 +1,105 @@
+"""The report of a GPU in its small form: each section runs, and none can take the others along."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tools import gpu_report
+from tools.gpu_report import PARTS, ROOT, Part, Told, main, run_part
+from tools.gpu_sections.timing import Scale, laps, table
+
+
+def small(folder: Path, *names: str, patience: float = 4.0) -> dict[str, Any]:
+    """What the small form writes about some sections."""
+    done = subprocess.run(
+        [
+            sys.executable, str(ROOT / "tools/gpu_report.py"), "--device", "cpu",
+            "--out", str(folder), "--patience", str(patience), "--only", *names,
+        ],
+        capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    document: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    return document
+
+
+def test_all_of_it_takes_less_than_eight_minutes() -> None:
+    assert sum(part.seconds for part in PARTS.values()) < 480
+
+
+def test_s_and_t_have_a_line_for_every_number_of_shards(tmp_path: Path) -> None:
+    found = small(tmp_path, "machine", "output")
+    rows = found["output"]["values"]["rows"]
+    assert [row["shards"] for row in rows] == [8, 16, 32]
+    assert all(row["all"] > 0 for row in rows)
+    assert found["machine"]["values"]["PyTorch"] == torch.__version__
+    text = (tmp_path / "report.md").read_text()
+    assert "these figures say nothing about GPUs" in text
+    assert "--only machine output" in text
+
+
+@pytest.mark.full
+def test_the_small_form_runs_to_its_end(tmp_path: Path) -> None:
+    found = small(tmp_path, *PARTS)
+    assert list(found) == list(PARTS)
+    training, plain = found["training"]["values"], found["plain"]["values"]
+    assert all(training[f"{kind} / products"] > 0 for kind in "FBW")
+    ours, theirs = plain["ours, 1F1B"], plain["plain, torch.compile"]
+    assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-2)
+    [difference] = found["ranks"]["values"]["differences"].values()
+    assert difference < 1e-4
+    assert found["contract"]["values"]["returncode"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds", "why"),
+    [
+        ("no such section", 60.0, "it failed with status 2"),
+        ("ranks", 0.01, "it was not done after"),
+    ],
+)
+def test_a_section_that_fails_or_hangs_is_told(name: str, seconds: float, why: str) -> None:
+    found = run_part(name, Part("Bad", "", seconds), "cpu", seconds)
+    assert found.failed
+    assert why in found.lines[0]
+    assert found.values == {}
+
+
+def test_what_fails_leaves_the_others_in_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good = (
+        Told("Bad", ["**why**"], {}, 0.1, failed=True),
+        Told("Good", ["all is well"], {}, 0.1),
+    )
+    parts = iter([bad, good])
+    monkeypatch.setattr(gpu_report, "run_part", lambda *_: next(parts))
+    with pytest.raises(SystemExit) as ended:
+        main(["--device", "cpu", "--out", str(tmp_path), "--only", "output", "plain"])
+    assert ended.value.code == 1
+    text = (tmp_path / "report.md").read_text()
+    assert "**Failed: Bad.**" in text
+    assert "all is well" in text
+
+
+def test_laps_are_timed_one_by_one() -> None:
+    scale = Scale(torch.device("cpu"), small=True)
+    done: list[str] = []
+    times = laps(scale, [lambda: done.append("a"), lambda: done.append("b")])
+    assert len(times) == 2
+    assert done == ["a", "b"] * (len(done) // 2)
+    assert min(times) >= 0
+
+
+def test_numbers_in_tables_are_short() -> None:
+    assert table(("what", "ms"), [("a", 1.23456)]) == [
+        "| what | ms |",
+        "| --- | --: |",
+        "| a | 1.235 |",
+    ]

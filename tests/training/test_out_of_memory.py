@@ -1,0 +1,139 @@
+"""A rank that is out of memory says where it was, what it held, and what would fit."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from correctness.short_runs import Job, Layout
+from reference.plain_gpt import GPTOptions
+from training.planning.test_dry_run import config as large_run
+
+from megatron.config.run_config import RunConfig
+from megatron.parallel.groups import single_rank
+from megatron.runtime.batch import to_device
+from megatron.runtime.stage_passes import StagePasses
+from megatron.schedules.passes import Pass
+from megatron.simulator.costs.gpus import GIB, GPUS
+from megatron.training import out_of_memory
+from megatron.training.out_of_memory import Device, OutOfMemoryError, advice, explained, where
+from megatron.training.planning.forecast_run import forecast_run
+from megatron.training.planning.run_plan import make_run_plan
+from megatron.training.setup import TrainState, build_train_state
+
+CPU = torch.device("cpu")
+H100 = Device("NVIDIA H100 80GB HBM3", int(80 * GIB), GPUS["H100"], int(70 * GIB), int(79 * GIB))
+
+
+def small_run(path: Path) -> RunConfig:
+    job = Job(GPTOptions(num_layers=2), microbatches=4)
+    run = job.config(Layout(1, "none", "gpipe"), torch.bfloat16)
+    return replace(run, log=replace(run.log, memory_snapshot_path=path))
+
+
+def fail_in_the_second_backward(state: TrainState, monkeypatch: pytest.MonkeyPatch) -> Exception:
+    """Run an iteration on this one rank that ends in B1."""
+    backward = StagePasses.backward
+
+    def failing(self: StagePasses, item: Pass) -> None:
+        if item.microbatch == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        backward(self, item)
+
+    monkeypatch.setattr(StagePasses, "backward", failing)
+    pipeline, batch = state.pipeline, Job(GPTOptions(num_layers=2), microbatches=4).batches()[0]
+    pipeline.replace_plan(pipeline.train_program.plan, pipeline.costs)  # with this backward
+    pipeline.position.enter("iteration 3")
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        pipeline.train(to_device(batch, CPU), 2)
+    return caught.value
+
+
+def test_it_says_where_it_was_and_what_it_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+    monkeypatch.setattr(Device, "current", lambda: H100)
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", written.append)
+    run = small_run(tmp_path / "deep" / "memory.pickle")
+    state = build_train_state(run, single_rank(CPU))
+    told = explained(fail_in_the_second_backward(state, monkeypatch), run, state, 5)
+    assert isinstance(told, OutOfMemoryError)
+    first, figures, snapshot, *rest = str(told).splitlines()
+    row = [str(step.item) for step in state.pipeline.position.row]  # type: ignore[union-attr]
+    place = row.index("B1") + 1
+    assert first == (
+        f"rank 5 is out of memory in iteration 3, at B1 (instruction {place} of {len(row)}); it "
+        "holds 3 activations of microbatches, with their chunks: 1.0 2.0 3.0"
+    )
+    assert figures.startswith("NVIDIA H100 80GB HBM3 has 80.0 GiB: tensors take 70.0 GiB of 79.0")
+    assert written == [str(tmp_path / "deep" / "memory-5.pickle")]
+    assert written[0] in snapshot
+    assert re.match(r"the dry run counts .* at most on pipeline rank 0", rest[0])
+
+
+def test_the_advice_fits_better_than_the_run() -> None:
+    """Though its count would fit this GPU, only what is counted lower is named."""
+    run = large_run(2, "none", "gpipe")
+    plan = make_run_plan(run)
+    peak = max(forecast_run(run, plan, GPUS["H100"]).outcome.peak)
+    lines = "\n".join(advice(run, plan, 0, H100)).splitlines()
+    assert lines[1] == "what would fit, the fastest first:"
+    named = lines[2:]
+    assert named
+    for line in named:
+        found = re.search(r": ([\d.]+) GiB, ", line)
+        assert found is not None, line
+        assert float(found[1]) * GIB < peak
+    assert any("--vocab-parallel" in line for line in named)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_where_nothing_is_known_the_way_to_ask_is_named(dtype: torch.dtype) -> None:
+    run = large_run()
+    run = replace(run, train=replace(run.train, dtype=dtype))
+    unknown = replace(H100, gpu=None) if dtype == torch.bfloat16 else H100
+    [line] = advice(run, make_run_plan(run), 0, unknown)
+    assert "--dry-run" in line
+    assert ("--bf16" in line) == (dtype == torch.float32)
+
+
+def test_a_rank_that_is_not_built_yet_says_what_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: str) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Device, "current", lambda: H100)
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", full)
+    told = explained(torch.OutOfMemoryError("x"), small_run(tmp_path / "m.pickle"), None, 0)
+    assert str(told).startswith("rank 0 is out of memory\nNVIDIA H100")
+    assert "m-0.pickle" not in str(told)
+
+
+def test_other_errors_stay_as_they_are(tmp_path: Path) -> None:
+    error = RuntimeError("something else")
+    assert explained(error, small_run(tmp_path / "m"), None, 0) is error
+
+
+def test_memory_is_remembered_only_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        torch.cuda.memory, "_record_memory_history", lambda **given: asked.append(given)
+    )
+    log = small_run(Path("m")).log
+    out_of_memory.record_memory(log, torch.device("cuda", 0))
+    out_of_memory.record_memory(replace(log, record_memory_history=True), CPU)
+    assert asked == []
+    out_of_memory.record_memory(replace(log, record_memory_history=True), torch.device("cuda", 0))
+    assert asked == [{"max_entries": out_of_memory.HISTORY}]
+
+
+def test_between_iterations_it_holds_nothing() -> None:
+    state = build_train_state(small_run(Path("m")), single_rank(CPU))
+    state.pipeline.position.enter("the save")
+    assert where(state.pipeline.position, state.pipeline.store) == (
+        "the save; it holds no microbatch"
+    )

@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+"""Find out in under 8 minutes what only a GPU can tell, and write a dated report.
+
+python tools/gpu_report.py                     # on the first GPU; docs/benchmarks/DATE-gpu
+python tools/gpu_report.py --device cpu        # in small, to see that it works
+python tools/gpu_report.py --only output training
+
+Every section runs in a process of its own with its own time, so a section that fails, hangs or
+breaks the GPU's state leaves the others alone. The report is written anew after each of them.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section of the report.
+
+    Attributes:
+        title: its heading.
+        function: module in ``tools.gpu_sections`` and function in it, as ``module:function``.
+        seconds: after which it is ended.
+    """
+
+    title: str
+    function: str
+    seconds: float
+
+
+PARTS: Final[Mapping[str, Part]] = {
+    "machine": Part("The machine", "machine:measure", 30),
+    "output": Part("S and T against their products", "output_layer:measure", 75),
+    "training": Part("One rank: passes, optimizer, memory", "training:measure", 90),
+    "plain": Part("One rank beside plain PyTorch", "plain:measure", 105),
+    "ranks": Part("Several ranks on one GPU", "ranks:measure", 100),
+    "contract": Part("Contract tests of the kernels", "machine:contract", 75),
+}
+"""All sections, the quickest to tell something first; together they take 475 s at most."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What became of a section.
+
+    Attributes:
+        title: its heading.
+        lines: of its Markdown.
+        values: the same for programs; empty if it failed.
+        seconds: that it took.
+        failed: whether it failed.
+    """
+
+    title: str
+    lines: Sequence[str]
+    values: Mapping[str, Any]
+    seconds: float
+    failed: bool = False
+
+
+def run_part(name: str, part: Part, device: str, seconds: float) -> Told:
+    """Run a section in a process of its own; whatever becomes of it, return what to write."""
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        command = [sys.executable, __file__, "--device", device, "--part", name]
+        process = subprocess.Popen(
+            [*command, "--result", str(result)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            printed, _ = process.communicate(timeout=seconds)
+            reason = f"it failed with status {process.returncode}"
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
+            printed, _ = process.communicate()
+            reason = f"it was not done after {seconds:g} s"
+        took = time.monotonic() - begin
+        if process.returncode == 0 and result.is_file():
+            found = json.loads(result.read_text())
+            return Told(part.title, found["lines"], found["values"], took)
+    last = printed.strip().splitlines()[-15:]
+    return Told(part.title, [f"**{reason}**", "", "```", *last, "```"], {}, took, failed=True)
+
+
+def work(part: Part, device: str, result: Path) -> None:
+    """Measure a section in this process."""
+    from megatron.parallel.environment import set_nccl_environment
+
+    set_nccl_environment()
+    import torch
+
+    from tools.gpu_sections.timing import Scale, Section
+
+    torch.manual_seed(1234)
+    module, _, function = part.function.partition(":")
+    measure: Callable[[Scale], Section] = getattr(
+        import_module(f"tools.gpu_sections.{module}"), function
+    )
+    found = measure(Scale(torch.device(device), small=device == "cpu"))
+    result.write_text(json.dumps(asdict(found)))
+
+
+def write(told: Mapping[str, Told], device: str, folder: Path) -> None:
+    """Write the report as Markdown and as JSON."""
+    failed = [one.title for one in told.values() if one.failed]
+    lines = [
+        f"# What a {'GPU' if device == 'cuda' else 'CPU'} tells, {datetime.date.today()}",
+        "",
+        f"Command: `{shlex.join(['python', 'tools/gpu_report.py', *sys.argv[1:]])}`; "
+        f"{sum(one.seconds for one in told.values()):.0f} s in all.",
+    ]
+    if device == "cpu":
+        lines += ["", "In small, on a CPU: these figures say nothing about GPUs."]
+    if failed:
+        lines += ["", f"**Failed: {', '.join(failed)}.**"]
+    for one in told.values():
+        lines += ["", f"## {one.title}", "", *one.lines, "", f"({one.seconds:.0f} s)"]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    document = {name: asdict(one) for name, one in told.items()}
+    (folder / "report.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="(default: %(default)s)")
+    add("--only", nargs="+", choices=list(PARTS), help="sections (default: all)")
+    add("--out", type=Path, help="folder of the report (default: docs/benchmarks/DATE-DEVICE)")
+    factor = "all times of sections become so many times longer (default: %(default)s)"
+    add("--patience", type=float, default=1.0, help=factor)
+    add("--part", choices=list(PARTS), help=argparse.SUPPRESS)
+    add("--result", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command; the exit code is 1 if a section failed."""
+    arguments = _parse_arguments(argv)
+    if arguments.part is not None:
+        work(PARTS[arguments.part], arguments.device, arguments.result)
+        return
+    name = f"{datetime.date.today()}-{'gpu' if arguments.device == 'cuda' else 'cpu'}"
+    folder: Path = arguments.out or ROOT / "docs/benchmarks" / name
+    told: dict[str, Told] = {}
+    for each in arguments.only or PARTS:
+        part = PARTS[each]
+        print(f"{part.title} ...", flush=True)
+        told[each] = run_part(each, part, arguments.device, arguments.patience * part.seconds)
+        write(told, arguments.device, folder)
+        print("\n".join(told[each].lines), flush=True)
+    print(f"\n{folder / 'report.md'}")
+    if any(one.failed for one in told.values()):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

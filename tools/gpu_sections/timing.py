@@ -1,0 +1,88 @@
+"""Seconds of work on a device, and the form in which a section reports."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import Any, Final
+
+import torch
+
+WARM_UPS: Final = 3
+ROUNDS: Final = 10
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large the measured things are.
+
+    Attributes:
+        device: to measure on.
+        small: sizes that a CPU computes in seconds; they show that the report works, no more.
+    """
+
+    device: torch.device
+    small: bool
+
+    @property
+    def rounds(self) -> int:
+        """How often each thing is timed."""
+        return 2 if self.small else ROUNDS
+
+    @property
+    def memory(self) -> float:
+        """Bytes of the device, or infinity for a CPU."""
+        if self.device.type != "cuda":
+            return float("inf")
+        return float(torch.cuda.get_device_properties(self.device).total_memory)
+
+
+@dataclass(frozen=True)
+class Section:
+    """What a section has found.
+
+    Attributes:
+        lines: of its Markdown.
+        values: the same for programs.
+    """
+
+    lines: Sequence[str]
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """Return a Markdown table; all columns but the first are numbers."""
+    marks = ["---", *(["--:"] * (len(head) - 1))]
+    return [f"| {' | '.join(map(_cell, row))} |" for row in (head, marks, *rows)]
+
+
+def _cell(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def seconds_of(scale: Scale, work: Callable[[], object]) -> float:
+    """Return the median seconds of ``work``, once it has run some times."""
+    return laps(scale, [work])[0]
+
+
+def laps(scale: Scale, works: Sequence[Callable[[], object]]) -> list[float]:
+    """Return the median seconds of each of several things that run one after the other."""
+    rounds = [_round(scale, works) for _ in range(WARM_UPS + scale.rounds)][WARM_UPS:]
+    return [median(times) for times in zip(*rounds, strict=True)]
+
+
+def _round(scale: Scale, works: Sequence[Callable[[], object]]) -> list[float]:
+    if scale.device.type != "cuda":
+        marks = [time.perf_counter()]
+        for work in works:
+            work()
+            marks.append(time.perf_counter())
+        return [after - before for before, after in pairwise(marks)]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(len(works) + 1)]
+    events[0].record()
+    for work, event in zip(works, events[1:], strict=True):
+        work()
+        event.record()
+    events[-1].synchronize()
+    return [1e-3 * a.elapsed_time(b) for a, b in pairwise(events)]

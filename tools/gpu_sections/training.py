@@ -1,0 +1,148 @@
+"""One rank trains: its passes against their products, the optimizer's traffic, and the memory."""
+
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Final
+
+import torch
+
+from megatron.config.run_config import RunConfig
+from megatron.parallel.groups import single_rank
+from megatron.runtime.batch import to_device
+from megatron.runtime.timeline import Recorder
+from megatron.schedules.treatments import TREATMENTS
+from megatron.simulator.costs.gpus import GIB, gpu_of_driver
+from megatron.simulator.costs.shape import iteration_flops
+from megatron.simulator.costs.training_bytes import of_ranks, optimizer_traffic
+from megatron.training.metrics.peak_memory import peak_memory
+from megatron.training.metrics.peak_tflops import peak_of_rank
+from megatron.training.planning.forecast_run import forecast_run, optimizer_bytes, run_sizes
+from megatron.training.planning.model_shape import shape_of_run
+from megatron.training.planning.run_plan import RunPlan, make_run_plan
+from megatron.training.setup import TrainState, build_train_state
+from tools.benchmarking.case import BenchmarkCase
+from tools.benchmarking.run import step
+from tools.gpu_sections.timing import Scale, Section, seconds_of, table
+
+WARM_UPS: Final = 2
+
+
+def case_of(scale: Scale, schedule: str = "zb-h1") -> BenchmarkCase:
+    """Return what one GPU trains: four layers of 4096 under 128k entries, 8 microbatches of 2048.
+
+    It holds 1.9 G parameters, whose states take 34 GB.
+    """
+    h, layers, s, v = (64, 2, 32, 1280) if scale.small else (4096, 4, 2048, 128_000)
+    return BenchmarkCase(
+        vocab_size=v,
+        schedule=schedule,
+        treatment="none",
+        ranks=1,
+        microbatches=8,
+        hidden_size=h,
+        layers=layers,
+        heads=h // 16 if scale.small else 32,
+        seq_length=s,
+        dtype="bfloat16",
+        device="cuda" if scale.device.type == "cuda" else "cpu",
+    )
+
+
+def measure(scale: Scale) -> Section:
+    """Train some iterations with split backwards, and compare every kind of pass."""
+    case = case_of(scale)
+    config = case.run_config()
+    run_plan = make_run_plan(config)
+    state = build_train_state(config, single_rank(scale.device), run_plan)
+    batch = to_device(case.batch(), scale.device)
+    for iteration in range(WARM_UPS + 1):
+        recorder = Recorder(0, scale.device)
+        recorder.begin()
+        taken = step(state, batch, iteration, recorder)
+    passes = state.pipeline.timeline(recorder).compute(0)
+    kinds = {span.kind for span in passes}
+    own = {kind: fmean(s.end - s.start for s in passes if s.kind == kind) for kind in kinds}
+    rate = product_rate(scale, case)
+    lines, values = _passes(config, own, rate, run_plan)
+    more, figures = _iteration(scale, config, state, taken)
+    memory = _memory(scale, config, run_plan)
+    return Section([*lines, "", *more, "", memory], {**values, **figures, "memory": memory})
+
+
+def product_rate(scale: Scale, case: BenchmarkCase) -> float:
+    """Return FLOP/s of a product of the MLP, [s, h] x [h, 4h]."""
+    s, h = case.seq_length, case.hidden_size
+    x = torch.randn(s, h, device=scale.device, dtype=case.torch_dtype)
+    w = torch.randn(h, 4 * h, device=scale.device, dtype=case.torch_dtype)
+    out = torch.empty(s, 4 * h, device=scale.device, dtype=case.torch_dtype)
+    return 2 * s * h * 4 * h / seconds_of(scale, lambda: torch.mm(x, w, out=out))
+
+
+def _passes(
+    config: RunConfig, own: Mapping[str, float], rate: float, run_plan: RunPlan
+) -> tuple[list[str], dict[str, object]]:
+    """Return how long F, B and W take beside their products at the measured rate.
+
+    The last stage's output layer is in them: two of its products in F, one in W.
+    """
+    shape, layers = shape_of_run(config), sum(run_plan.layers)
+    output = shape.output_product_flops
+    flops = {
+        "F": layers * shape.forward_flops + 2 * output,
+        "B": layers * shape.backward_flops,
+        "W": layers * shape.weight_gradient_flops + output,
+    }
+    rows = [
+        (kind, 1e3 * own[kind], flops[kind] / 1e9, own[kind] * rate / flops[kind])
+        for kind in ("F", "B", "W")
+    ]
+    head = ("pass", "ms", "GFLOP", "time / products")
+    said = f"Products run at {rate / 1e12:.4g} TFLOP/s ([s, h] x [h, 4h], bf16)."
+    ratios = {f"{kind} / products": ratio for kind, _, _, ratio in rows}
+    return [said, "", *table(head, rows)], {"product_tflops": rate / 1e12, **ratios}
+
+
+def _iteration(
+    scale: Scale, config: RunConfig, state: TrainState, taken: Mapping[str, float]
+) -> tuple[list[str], dict[str, object]]:
+    """Return MFU, and the bytes that the optimizer's step moves in a second."""
+    shape, train = shape_of_run(config), config.train
+    flops = iteration_flops(shape, config.model.num_layers, train.num_microbatches)
+    peak = peak_of_rank(scale.device, train.dtype, None)
+    whole = taken["schedule"] + taken["update"]
+    [moved] = optimizer_traffic(
+        shape,
+        state.plan,
+        state.run_plan.layers,
+        TREATMENTS[config.parallel.vocab_parallel],
+        tied=config.model.tie_embeddings,
+        post_validation=False,
+        optimizer=optimizer_bytes(config),
+    )
+    speed = moved / taken["update"]
+    mfu = flops / whole / 1e12 / peak.tflops
+    known = gpu_of_driver(torch.cuda.get_device_name()) if scale.device.type == "cuda" else None
+    share = "" if known is None else f", {speed / known.bandwidth:.1%} of the memory's bandwidth"
+    return [
+        f"* iteration {1e3 * whole:.4g} ms, of which the step {1e3 * taken['update']:.4g} ms; MFU "
+        f"{mfu:.1%} of {peak.tflops:.4g} TFLOP/s ({peak.source})",
+        f"* the optimizer's step moves {moved / 1e9:.4g} GB as counted, {speed / 1e9:.4g} GB/s"
+        f"{share}",
+    ], {"iteration_s": whole, "mfu": mfu, "optimizer_bytes_per_s": speed}
+
+
+def _memory(scale: Scale, config: RunConfig, run_plan: RunPlan) -> str:
+    """Return the most that was held beside what a dry run counts."""
+    held = peak_memory(scale.device).held
+    known = gpu_of_driver(torch.cuda.get_device_name()) if scale.device.type == "cuda" else None
+    if known is not None:
+        [counted] = forecast_run(config, run_plan, known).outcome.peak
+        off = f"{held / counted - 1:+.1%}"
+        return (
+            f"* memory: tensors {held / GIB:.3f} GiB, the dry run counts {counted / GIB:.3f}: {off}"
+        )
+    [static] = of_ranks(run_sizes(config, run_plan.plan, run_plan.layers).static)
+    return (
+        f"* memory: this process {held / GIB:.3f} GiB with PyTorch itself; the dry run counts "
+        f"{static / GIB:.3f} GiB for parameters, optimizer and workspace"
+    )

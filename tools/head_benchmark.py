@@ -1,0 +1,281 @@
+#!/usr/bin/env python3
+"""Time and peak memory of a head's forward and backward: ours over ranks, PyTorch's in one process.
+
+    python tools/head_benchmark.py --vocab-sizes 32k,64k,128k,256k --ranks 2
+
+Every way runs in processes of its own, ranks and threads together filling as many cores as there
+are ranks. Seconds are those of a round on the slowest rank, the median of all rounds; processor
+seconds are what all ranks have worked, which other processes on the machine disturb less. Memory is
+what a rank holds at most beyond its input and its part of the matrix, gradients included: on a CPU
+from a further process that gives freed memory back at once. PyTorch's F.linear_cross_entropy
+(2.13 or newer) is measured without options, and with chunks of its own choice.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+from megatron.library.vocabulary import VocabParallelHead
+from megatron.training.metrics.peak_memory import peak_memory
+from tools.benchmarking.allocator import allocator, allocator_name
+
+MB: Final = 1e6
+_FREED_AT_ONCE: Final = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+_LIMIT: Final = timedelta(minutes=20)
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""From hidden states [n, h], matrix [V, h] and targets [n] to the mean loss."""
+
+
+def _cross_entropy(x_nh: Tensor, weight_vh: Tensor, targets_n: Tensor) -> Tensor:
+    return functional.cross_entropy(x_nh @ weight_vh.T, targets_n)
+
+
+def _linear_cross_entropy(x_nh: Tensor, weight_vh: Tensor, targets_n: Tensor) -> Tensor:
+    loss: Tensor = functional.linear_cross_entropy(x_nh, weight_vh, targets_n)
+    return loss
+
+
+def _in_chunks(x_nh: Tensor, weight_vh: Tensor, targets_n: Tensor) -> Tensor:
+    options = torch.nn.LinearCrossEntropyOptions()
+    loss: Tensor = functional.linear_cross_entropy(x_nh, weight_vh, targets_n, options=options)
+    return loss
+
+
+WHOLE: Final[dict[str, Loss]] = {
+    "F.cross_entropy": _cross_entropy,
+    "linear_cross_entropy": _linear_cross_entropy,
+    "linear_cross_entropy, chunks": _in_chunks,
+}
+SPLIT: Final[dict[str, dict[str, Any]]] = {
+    "VocabParallelHead": {},
+    "VocabParallelHead, recompute": {"recompute": True},
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a way took.
+
+    Attributes:
+        seconds: of every round, on the slowest rank.
+        processor: seconds of all ranks' processors in a round, on average.
+        bytes: at most on a rank, beyond input and matrix.
+        loss: the mean loss.
+    """
+
+    seconds: list[float]
+    processor: float
+    bytes: float
+    loss: float
+
+
+def ways(ranks: int) -> Iterator[tuple[str, int]]:
+    """Yield every way with its number of ranks."""
+    torch_has_it = hasattr(functional, "linear_cross_entropy")
+    for name in WHOLE:
+        if name == "F.cross_entropy" or torch_has_it:
+            yield name, 1
+    for name in SPLIT:
+        yield name, 1
+        yield name, ranks
+
+
+def run_rank(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure one rank of one way."""
+    rank, ranks = arguments.rank, arguments.ranks
+    device = torch.device(f"cuda:{rank}" if arguments.device == "cuda" else arguments.device)
+    torch.set_num_threads(max(1, arguments.threads // ranks))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if ranks > 1:
+        backend, meeting = (
+            "nccl" if device.type == "cuda" else "gloo",
+            f"file://{arguments.meeting}",
+        )
+        dist.init_process_group(backend, meeting, _LIMIT, ranks, rank)
+    call, x_nh, leaves = _problem(arguments, device)
+    before, worked, loss = _held(device), 0.0, 0.0
+    times: list[float] = []
+    for number in range(arguments.rounds + 1):
+        if ranks > 1:
+            dist.barrier()
+        started, begun = time.perf_counter(), time.process_time()
+        result = call()
+        result.backward()
+        loss = float(result.detach())  # waits for a GPU too
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        del result
+        if number:
+            times.append(time.perf_counter() - started)
+            worked += time.process_time() - begun
+        for leaf in (x_nh, *leaves):
+            leaf.grad = None
+    if ranks > 1:
+        dist.destroy_process_group()
+    return {
+        "seconds": times,
+        "processor": worked / max(1, arguments.rounds),
+        "bytes": peak_memory(device).held - before,
+        "loss": loss,
+    }
+
+
+def _problem(
+    arguments: argparse.Namespace, device: torch.device
+) -> tuple[Callable[[], Tensor], Tensor, list[Tensor]]:
+    """Return the forward of a way, its input, and its matrix."""
+    v, h, n = arguments.vocab_size, arguments.hidden_size, arguments.tokens
+    dtype = getattr(torch, arguments.dtype)
+    generator = torch.Generator().manual_seed(1)
+    x_nh = torch.randn(n, h, generator=generator).to(device, dtype).requires_grad_()
+    targets_n = torch.randint(v, (n,), generator=generator).to(device)
+    if arguments.way in SPLIT:
+        head = VocabParallelHead(h, v, device=device, dtype=dtype, **SPLIT[arguments.way])
+        with torch.no_grad():
+            first, own = head.shard.first_real_row, head.weight[: head.shard.real_rows]
+            _fill(own, first)
+        return lambda: head(x_nh, targets_n), x_nh, [head.weight]
+    weight_vh = torch.empty(v, h, device=device, dtype=dtype)
+    _fill(weight_vh, 0)
+    weight_vh.requires_grad_()
+    loss = WHOLE[arguments.way]
+    return lambda: loss(x_nh, weight_vh, targets_n), x_nh, [weight_vh]
+
+
+def _fill(rows_vh: Tensor, first: int) -> None:
+    """Give every row of the matrix its values, whoever holds it."""
+    h = rows_vh.shape[1]
+    columns = torch.arange(h, device=rows_vh.device) * 0.7
+    for some in range(0, len(rows_vh), 4096):
+        part = rows_vh[some : some + 4096]
+        number = torch.arange(first + some, first + some + len(part), device=rows_vh.device)
+        part.copy_(torch.sin(number[:, None] * 1.3 + columns) * 0.05)
+
+
+def _held(device: torch.device) -> float:
+    """Return the bytes in use now; the peak is counted from here on."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return float(torch.cuda.memory_allocated(device))
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return float(pages * os.sysconf("SC_PAGE_SIZE"))
+
+
+def measure(argv: Sequence[str], way: str, ranks: int, vocab_size: int, on_cpu: bool) -> Found:
+    """Run a way, once for its times, and on a CPU once more for its memory."""
+    timed = _run(argv, way, ranks, vocab_size, allocator() if on_cpu else {})
+    memory = timed
+    if on_cpu:
+        memory = _run([*argv, "--rounds", "1"], way, ranks, vocab_size, _FREED_AT_ONCE)
+    rounds = zip(*(own["seconds"] for own in timed), strict=True)
+    return Found(
+        [max(seconds) for seconds in rounds],
+        sum(own["processor"] for own in timed),
+        max(own["bytes"] for own in memory),
+        timed[0]["loss"],
+    )
+
+
+def _run(
+    argv: Sequence[str], way: str, ranks: int, vocab_size: int, variables: dict[str, str]
+) -> list[dict[str, Any]]:
+    """Return what every rank of a way has measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["--way", way, "--ranks", str(ranks), "--vocab-sizes", str(vocab_size)]
+        command = [sys.executable, __file__, *argv, *words, "--meeting", f"{folder}/meeting"]
+        started = [
+            subprocess.Popen(
+                [*command, "--rank", str(rank)],
+                stdout=subprocess.PIPE,
+                text=True,
+                env=os.environ | variables,
+            )
+            for rank in range(ranks)
+        ]
+        printed = [process.communicate()[0] for process in started]
+    if any(process.returncode for process in started):
+        raise SystemExit(f"{way} with {ranks} ranks at V = {vocab_size} failed")
+    return [json.loads(text.splitlines()[-1]) for text in printed]
+
+
+def report(arguments: argparse.Namespace, argv: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of the report, in Markdown."""
+    on_cpu = arguments.device == "cpu"
+    who = f"; {allocator_name()}; load {os.getloadavg()[0]:.1f} at the start" if on_cpu else ""
+    yield (
+        f"{arguments.tokens} tokens, h = {arguments.hidden_size}, {arguments.dtype}, PyTorch "
+        f"{torch.__version__}, {arguments.threads} threads on {arguments.device}, "
+        f"{arguments.rounds} rounds{who}."
+    )
+    yield ""
+    yield "| V | way | ranks | s, median (range) | processor s | MB a rank | loss |"
+    yield "|--:|---|--:|--:|--:|--:|--:|"
+    for vocab_size in arguments.vocab_sizes:
+        for way, ranks in ways(arguments.ranks):
+            found = measure(argv, way, ranks, vocab_size, on_cpu)
+            low, high = min(found.seconds), max(found.seconds)
+            yield (
+                f"| {vocab_size} | {way} | {ranks} | {statistics.median(found.seconds):.3f} "
+                f"({low:.3f} to {high:.3f}) | {found.processor:.2f} | {found.bytes / MB:.0f} | "
+                f"{found.loss:.4f} |"
+            )
+
+
+def _sizes(text: str) -> list[int]:
+    return [int(word[:-1]) * 1000 if word.endswith("k") else int(word) for word in text.split(",")]
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--vocab-sizes", type=_sizes, default=_sizes("32k,64k,128k,256k"), help="such as 32k,64k")
+    add("--ranks", type=int, default=2, help="ranks that share the matrix")
+    add("--threads", type=int, default=2, help="of one process; several ranks share them")
+    add("--tokens", type=int, default=1024, help="n")
+    add("--hidden-size", type=int, default=512, help="h")
+    add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    add("--device", choices=("cpu", "cuda"), default="cpu")
+    add("--rounds", type=int, default=5)
+    for hidden in ("--way", "--meeting"):
+        add(hidden, help=argparse.SUPPRESS)
+    add("--rank", type=int, default=0, help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    arguments.vocab_size = arguments.vocab_sizes[0]
+    return arguments
+
+
+def main() -> None:
+    """Report, or measure a rank for a report."""
+    argv = sys.argv[1:]
+    arguments = parse_arguments(argv)
+    if arguments.way:
+        print(json.dumps(run_rank(arguments)))
+        return
+    for line in report(arguments, argv):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

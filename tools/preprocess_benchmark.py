@@ -1,0 +1,210 @@
+#!/usr/bin/env python3
+r"""Time preprocessing beside Megatron-LM's steps and beside Hugging Face's datasets + tokenizers.
+
+    python tools/preprocess_benchmark.py --folder SCRATCH --megabytes 32 --workers 2 \
+      --megatron-core FOLDER --rounds 3 --report report.md
+
+The text is the standard library of the running Python as JSON lines, a document a file, again and
+again up to the size. Two tokenizers of 32,000 entries are trained on it: a sentencepiece model, and
+a byte-level BPE as a Hugging Face folder. A round times every way once, each in processes of its
+own, and the ways in an order that changes from round to round. Where two ways write .bin and .idx
+files, these must be the same, byte for byte.
+
+FOLDER holds the unpacked package megatron-core; it shares the name ``megatron`` with this project,
+so its way runs without this project's files on the path.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from megatron.commands.environment import in_environment
+
+with in_environment():
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    from megatron.data.corpus import Corpus, standard_library
+    from megatron.data.prepare import train_tokenizer
+    from tools.preprocessing.ways import ways_for
+
+ROOT = Path(__file__).resolve().parents[1]
+VOCABULARY = 32000
+NAMES = {
+    "ours": "tools/preprocess_data.py",
+    "megatron": "Megatron-LM's steps",
+    "datasets": "datasets + tokenizers",
+}
+
+
+@dataclass
+class Taken:
+    """The seconds of a way, of every round.
+
+    Attributes:
+        command: from the start of its process to its end.
+        work: after its imports.
+        processors: what the processors worked after its imports, in all its processes together.
+    """
+
+    command: list[float] = field(default_factory=list)
+    work: list[float] = field(default_factory=list)
+    processors: list[float] = field(default_factory=list)
+
+
+def write_text(corpus: Corpus, path: Path, size: int) -> int:
+    """Write documents as JSON lines up to a size, and return how many."""
+    documents = [text for text in corpus.documents() if text.strip()]
+    count = 0
+    with path.open("w", encoding="utf-8") as file:
+        for text in cycle(documents):
+            file.write(json.dumps({"text": text}) + "\n")
+            count += 1
+            if file.tell() >= size:
+                return count
+    return count
+
+
+def write_models(corpus: Corpus, folder: Path) -> Iterator[Path]:
+    """Train both tokenizers, once."""
+    pieces = folder / "tokenizer.model"
+    if not pieces.exists():
+        pieces.write_bytes(train_tokenizer(corpus, VOCABULARY, lambda *_: None))
+    yield pieces
+    pairs = folder / "byte_pairs"
+    if not pairs.exists():
+        pairs.mkdir()
+        made = Tokenizer(models.BPE())
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        made.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(
+            vocab_size=VOCABULARY,
+            initial_alphabet=alphabet,
+            special_tokens=["</s>"],
+            show_progress=False,
+        )
+        made.train_from_iterator(corpus.documents(), trainer)
+        made.save(str(pairs / "tokenizer.json"))
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
+        (pairs / "tokenizer_config.json").write_text(json.dumps(settings))
+    yield pairs
+
+
+def run(way: str, text: Path, model: Path, output: Path, workers: int, megatron: Path) -> Taken:
+    """Time a way once; its files stay until its next run."""
+    shutil.rmtree(output.parent, ignore_errors=True)
+    output.parent.mkdir(parents=True)
+    command = [sys.executable, str(ROOT / "tools" / "preprocessing" / "ways.py")]
+    command += [way, str(text), str(model), str(output), str(workers)]
+    path = megatron if way == "megatron" else ROOT
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(path),
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+    }
+    begin = time.perf_counter()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    seconds = time.perf_counter() - begin
+    if done.returncode:
+        raise ValueError(f"{way} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+    work, processors = map(float, done.stdout.split()[-2:])
+    return Taken([seconds], [work], [processors])
+
+
+def compare(folder: Path) -> None:
+    """Make sure that ours wrote what Megatron's builder wrote.
+
+    Raises:
+        ValueError: it did not.
+    """
+    for ending in (".bin", ".idx"):
+        one, other = (folder / way / f"out_text_document{ending}" for way in ("ours", "megatron"))
+        if one.read_bytes() != other.read_bytes():
+            raise ValueError(f"{one} and {other} differ")
+
+
+def measure(given: argparse.Namespace, text: Path, model: Path) -> dict[str, Taken]:
+    """Time all ways with a tokenizer."""
+    ways = list(ways_for(model))
+    taken = {way: Taken() for way in ways}
+    for number in range(given.rounds):
+        turn = number % len(ways)
+        for way in ways[turn:] + ways[:turn]:
+            output = given.folder / way / "out"
+            once = run(way, text, model, output, given.workers, given.megatron_core)
+            taken[way].command += once.command
+            taken[way].work += once.work
+            taken[way].processors += once.processors
+            print(f"{model.name} round {number + 1} {way}: {once.work[0]:.2f} s", file=sys.stderr)
+    compare(given.folder)
+    return taken
+
+
+def report(given: argparse.Namespace, size: int, results: dict[str, dict[str, Taken]]) -> str:
+    """The report in Markdown."""
+    rows = [
+        f"    {' '.join(['python', 'tools/preprocess_benchmark.py', *given.words])}",
+        "",
+        f"{size / 1e6:.1f} MB of JSON lines, {given.workers} workers, {given.rounds} rounds, "
+        f"{os.cpu_count()} cores ({platform.machine()}); medians, with the smallest and the "
+        "largest in brackets. Work is without imports. CPU seconds are those of all processes "
+        "together; other work on the machine hardly changes them.",
+        "",
+        "| tokenizer | way | command, s | work, s | work, CPU s | MB per CPU s |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    for model, taken in results.items():
+        for way, times in taken.items():
+            rate = size / 1e6 / statistics.median(times.processors)
+            seconds = map(_spread, (times.command, times.work, times.processors))
+            rows.append("| " + " | ".join([model, NAMES[way], *seconds, f"{rate:.2f}"]) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path, required=True, help="for everything that is made")
+    parser.add_argument("--megabytes", type=float, default=32)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--megatron-core", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--report", type=Path, help="Markdown file (default: printed)")
+    given = parser.parse_args(argv)
+    given.words = argv
+    given.folder.mkdir(parents=True, exist_ok=True)
+    text = given.folder / "text.jsonl"
+    corpus = standard_library()
+    write_text(corpus, text, int(given.megabytes * 1e6))
+    results = {
+        model.name: measure(given, text, model) for model in write_models(corpus, given.folder)
+    }
+    page = report(given, text.stat().st_size, results)
+    if given.report:
+        given.report.write_text(page, encoding="utf-8")
+    print(page)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
