@@ -1,5 +1,6 @@
 """The kernels of a GPU, for activations of bf16, fp16 and fp32."""
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -9,6 +10,7 @@ from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.autograd import apply
 from megatron.kernels.cuda import update_operators
 from megatron.kernels.cuda.activations import Activation
+from megatron.kernels.cuda.flash import find_flash_attention
 from megatron.kernels.cuda.gated import Gated
 from megatron.kernels.cuda.norms import Norm
 from megatron.kernels.cuda.output import CudaOutput
@@ -16,7 +18,11 @@ from megatron.kernels.cuda.products import Products
 from megatron.kernels.cuda.rotation import Rotation
 from megatron.kernels.cuda.row_operators import WIDEST_ROW
 from megatron.kernels.cuda.update_operators import blocks_of
+from megatron.kernels.documents import Documents
 from megatron.kernels.reference.kernels import ReferenceKernels
+from megatron.kernels.scores import PLAIN, Scores
+
+_LOG = logging.getLogger(__name__)
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 """Of activations that the Triton programs take; their arithmetic is fp32."""
@@ -37,6 +43,8 @@ class CudaKernels(CudaOutput, ReferenceKernels):
         products = Products(device, dtype)
         CudaOutput.__init__(self, products)
         ReferenceKernels.__init__(self)
+        self._flash = find_flash_attention(device)
+        self._said: set[str] = set()
         self.accumulates_products = products.accumulates
 
     def gelu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
@@ -86,6 +94,31 @@ class CudaKernels(CudaOutput, ReferenceKernels):
     def geglu(self, gate_up: Tensor) -> Tensor:
         """See ``Kernels``."""
         return apply(Gated, gate_up, True)
+
+    def causal_attention(
+        self,
+        q_basd: Tensor,
+        k_bgsd: Tensor,
+        v_bgsd: Tensor,
+        *,
+        dropout: float,
+        scores: Scores = PLAIN,
+        documents: Documents | None = None,
+    ) -> Tensor:
+        """See ``Kernels``."""
+        for flash in self._flash:
+            refusal = flash.refusal(q_basd, scores, dropout)
+            if refusal is None:
+                return flash.attend(q_basd, k_bgsd, v_bgsd, scores, dropout, documents)
+            self._say_once(f"attention: not by flash-attn {flash.version}, which lacks {refusal}")
+        return super().causal_attention(
+            q_basd, k_bgsd, v_bgsd, dropout=dropout, scores=scores, documents=documents
+        )
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            _LOG.info(line)
 
     def sum_of_squares(self, tensors: Sequence[Tensor]) -> Tensor:
         """See ``Kernels``."""
