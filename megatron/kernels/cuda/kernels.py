@@ -130,6 +130,7 @@ class CudaKernels(CudaOutput, ReferenceKernels):
         """See ``Kernels``."""
         update_operators.adamw_(
             tensors.gradients,
+            tensors.gradients if step.keeps_quotients else [],
             tensors.masters,
             tensors.moments,
             tensors.squares,
@@ -139,7 +140,6 @@ class CudaKernels(CudaOutput, ReferenceKernels):
                 for decays, in_vocabulary in zip(tensors.decays, tensors.in_vocabulary, strict=True)
             ],
             step.both_divisors,
-            step.keeps_quotients,
             step.lr,
             step.vocabulary_lr,
             step.weight_decay,

@@ -64,20 +64,20 @@ def _tables(
 
 
 @operator(
-    "adamw_(Tensor(a!)[] gradients, Tensor(b!)[] masters, Tensor(c!)[] moments, "
-    "Tensor(d!)[] squares, Tensor(e!)[] weights, int[] kinds, float[] divisors, "
-    "bool keeps_quotients, float lr, float vocabulary_lr, float decay, float beta1, float beta2, "
+    "adamw_(Tensor[] gradients, Tensor(a!)[] quotients, Tensor(b!)[] masters, "
+    "Tensor(c!)[] moments, Tensor(d!)[] squares, Tensor(e!)[] weights, int[] kinds, "
+    "float[] divisors, float lr, float vocabulary_lr, float decay, float beta1, float beta2, "
     "float epsilon, int number) -> ()"
 )
 def adamw_(
     gradients: Sequence[Tensor],
+    quotients: Sequence[Tensor],
     masters: Sequence[Tensor],
     moments: Sequence[Tensor],
     squares: Sequence[Tensor],
     weights: Sequence[Tensor],
     kinds: Sequence[int],
     divisors: tuple[float, float],
-    keeps_quotients: bool,
     lr: float,
     vocabulary_lr: float,
     decay: float,
@@ -86,7 +86,10 @@ def adamw_(
     epsilon: float,
     number: int,
 ) -> None:
-    """See ``programs.update``; without weights nothing is rounded."""
+    """See ``programs.update``; without weights nothing is rounded.
+
+    The quotients are the gradients again, or none if the gradients stay.
+    """
     rows = _rows(gradients, masters, moments, squares, weights)
     table_tc, blocks_k2, *_ = _tables(rows, tuple(kinds), masters[0].device)
     update.adamw[(len(blocks_k2),)](
@@ -108,7 +111,7 @@ def adamw_(
         SQUARE=TYPES[squares[0].dtype],
         WEIGHT=TYPES[weights[0].dtype if weights else masters[0].dtype],
         ROUNDS=len(weights) > 0,
-        SCALES=keeps_quotients,
+        SCALES=len(quotients) > 0,
         ALIGNED=_is_aligned(rows),
         BLOCK=BLOCK,
         **LAUNCH,
