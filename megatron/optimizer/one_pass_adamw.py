@@ -5,6 +5,7 @@ with fp32 moments and weights of 16 bits. Moments and main gradients may have 16
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ class OnePassAdamW:
     """AdamW for some masters; a ``Rule`` that keeps the moments ``exp_avg`` and ``exp_avg_sq``.
 
     Args:
-        masters: at least one.
+        masters: at least one, with gradients of zero.
         config: the moments and their types.
         kernels: of the masters' device.
     """
@@ -46,6 +47,25 @@ class OnePassAdamW:
             decays=[master.part.weight_decay for master in masters],
             in_vocabulary=[master.in_vocabulary for master in masters],
         )
+        self._change_nothing()
+
+    def _change_nothing(self) -> None:
+        """Take a step without a rate, so that the first of the training finds its program ready.
+
+        No gradient has been formed yet, and all stay zero.
+        """
+        nothing = AdamWStep(
+            divisors=(float("inf"),),
+            keeps_quotients=False,
+            lr=0.0,
+            vocabulary_lr=0.0,
+            weight_decay=0.0,
+            betas=(0.0, 0.0),
+            epsilon=1.0,
+            number=1,
+        )
+        for keeps in {False, self._config.post_validation}:
+            self._kernels.adamw_(self._tensors, replace(nothing, keeps_quotients=keeps))
 
     def step(self, step: Step) -> None:
         """As in ``Rule``; only a step that may be taken again leaves the gradients scaled."""
