@@ -325,7 +325,7 @@ class Kernels(Protocol):
         self,
         state: ShardState,
         weight_vh: Tensor,
-        gradient_vh: Tensor,
+        gradient_vh: Tensor | None,
         merged: Merged,
         weight_n: Tensor,
         options: LossOptions,
@@ -338,7 +338,7 @@ class Kernels(Protocol):
         Args:
             state: the state that S or E left.
             weight_vh: as in ``output_s``, and unchanged since.
-            gradient_vh: sum of the gradients of these rows, statistics.
+            gradient_vh: sum of the gradients of these rows, statistics; ``None``: none is formed.
             merged: statistics over the whole vocabulary.
             weight_n: g, the weight of each token's loss, statistics.
             options: form of the loss.

@@ -11,11 +11,7 @@ from torch import nn
 from megatron.kernels.choose import kernels_for
 from megatron.layers.main_grad import give_main_grad
 from megatron.layers.vocabulary.output_layer import OutputLayer
-from megatron.layers.vocabulary.output_s import (
-    LossOptions,
-    input_gradient_from_s,
-    merge_statistics,
-)
+from megatron.layers.vocabulary.output_s import LossOptions, merge_statistics
 from megatron.layers.vocabulary.shard import VocabularyShard
 from tools.gpu_sections.timing import Scale, Section, laps, table
 
@@ -55,7 +51,7 @@ def _of_shard(
     def c1() -> None:
         state = kept["state"]
         kept["merged"] = merged = merge_statistics(state.statistics_4n.unsqueeze(0))
-        input_gradient_from_s(state, merged, weight_n, layer.options)
+        layer.merged_gradient(state, merged, weight_n)
         state.drop_gradient()
 
     def t() -> None:

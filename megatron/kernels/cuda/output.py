@@ -138,7 +138,7 @@ class CudaOutput:
         self,
         state: ShardState,
         weight_vh: Tensor,
-        gradient_vh: Tensor,
+        gradient_vh: Tensor | None,
         merged: Merged,
         weight_n: Tensor,
         options: LossOptions,
@@ -155,25 +155,19 @@ class CudaOutput:
             state.raw_gradient_nh = _room_for_sum(state, weight_vh)
             if options.spread:
                 state.spread_nh = _sum_of_rows(weight_vh, state, whole=not capped_spread)
-        if len(weight_vh):
-            scaled_nh = torch.empty_like(state.x_nh)
-            operators.scale_rows(
-                scaled_nh,
-                state.x_nh,
-                weight_n,
-                state.maximum_n,
-                merged.max_n,
-                merged.sum_n,
-                options.z_loss_coeff,
-            )
-            for part, exp_vn, slopes_vn in self._exponentials_of(state, weight_vh, options, room):
+        scaled_nh = None
+        if gradient_vh is not None and len(weight_vh):
+            scaled_nh = _scaled_input(state, merged, weight_n, options)
+        for part, exp_vn, slopes_vn in self._exponentials_of(state, weight_vh, options, room):
+            if gradient_vh is not None and scaled_nh is not None:
                 self._products.accumulate_(gradient_vh, exp_vn, scaled_nh[part])
-                if form_gradient:
-                    self._begin_gradient(state, weight_vh, exp_vn, slopes_vn, part)
                 if slopes_vn is not None:
                     pulled_nh = (-options.spread * weight_n[part]).unsqueeze(1) * state.x_nh[part]
                     pulled_nh = pulled_nh.to(state.x_nh.dtype)
                     self._products.accumulate_(gradient_vh, slopes_vn, pulled_nh)
+            if form_gradient:
+                self._begin_gradient(state, weight_vh, exp_vn, slopes_vn, part)
+        if gradient_vh is not None and len(weight_vh):
             _subtract_targets(gradient_vh, state, weight_n, options)
         if not form_gradient:
             return None
@@ -244,6 +238,8 @@ class CudaOutput:
         room: Sequence[Tensor] | None,
     ) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
         """Yield which tokens, their exponentials relative to the state's maximum, and slopes."""
+        if not len(weight_vh):
+            return
         if room is None:
             yield slice(0, len(state.x_nh)), state.exp_tiles[0], state.slopes_vn
             return
@@ -274,6 +270,23 @@ def _relative_to_all(state: CudaState, merged: Merged) -> CudaState:
     return CudaState(
         state.x_nh, (), statistics_4n, None, state.targets_n, state.first_row, spread_nh=None
     )
+
+
+def _scaled_input(
+    state: CudaState, merged: Merged, weight_n: Tensor, options: LossOptions
+) -> Tensor:
+    """Return X, scaled so that its product with exponentials is the softmax part of T's gradient."""
+    scaled_nh = torch.empty_like(state.x_nh)
+    operators.scale_rows(
+        scaled_nh,
+        state.x_nh,
+        weight_n,
+        state.maximum_n,
+        merged.max_n,
+        merged.sum_n,
+        options.z_loss_coeff,
+    )
+    return scaled_nh
 
 
 def _sum_of_rows(weight_vh: Tensor, state: CudaState, *, whole: bool) -> Tensor:

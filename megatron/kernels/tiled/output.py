@@ -87,7 +87,7 @@ class TiledOutput:
         self: TileKernels,
         state: ShardState,
         weight_vh: Tensor,
-        gradient_vh: Tensor,
+        gradient_vh: Tensor | None,
         merged: Merged,
         weight_n: Tensor,
         options: LossOptions,
@@ -114,7 +114,8 @@ class TiledOutput:
             gradient_nh = output_t.input_gradient_in_t(
                 state, weight_vh, merged, weight_n, options, self
             )
-        output_t.subtract_target_gradient(gradient_vh, state, weight_n, options)
-        factor_kn = output_t.tile_factors(state, merged, weight_n, options)
-        output_t.add_weight_gradient(gradient_vh, state, factor_kn, self)
+        if gradient_vh is not None:
+            output_t.subtract_target_gradient(gradient_vh, state, weight_n, options)
+            factor_kn = output_t.tile_factors(state, merged, weight_n, options)
+            output_t.add_weight_gradient(gradient_vh, state, factor_kn, self)
         return gradient_nh
