@@ -40,7 +40,8 @@ _EVEN = ("n", "h", "f", "s", "d", "p", "stride", "span", "x_batch", "x_token", "
 """Integers that are multiples of 16 where a model's sizes are; strides among them."""
 
 _ODD = ("first_row", "angle_batch", "angle_token", *_EVEN)
-_HIDDEN_SIZES = (4096, 8192)
+_ROW_SIZES = (128, 8192)
+"""Of the rows of norms: the channels of a head, and the longest row that the programs take."""
 
 
 @dataclass(frozen=True)
@@ -98,12 +99,13 @@ def forms(activations: tuple[str, ...] = TYPES) -> Iterator[Form]:
             yield Form(gated.gated, {"GELU": on, **rows}, kind)
             yield Form(gated.gated_backward, {"GELU": on, **rows}, kind)
         yield from _row_forms(kind)
+        yield from _rotation_forms(kind)
         yield from _update_forms(kind)
 
 
 def _row_forms(kind: str) -> Iterator[Form]:
-    """Yield those of norms, of heads of 128 channels and of rows, activations and rotations."""
-    for size, on in product((128, *_HIDDEN_SIZES), (False, True)):
+    """Yield those of norms and activations."""
+    for size, on in product(_ROW_SIZES, (False, True)):
         tile = norm_tile(size)
         warps = tile.pop("num_warps")
         for other in (False, True):
@@ -117,9 +119,13 @@ def _row_forms(kind: str) -> Iterator[Form]:
             yield Form(activations.activation, {"GELU": gelu, "BLOCK": BLOCK}, kind)
         constants = {"GELU": gelu, "BIAS": other, "SPAN": ACTIVATION_SPAN, **TILE}
         yield Form(activations.activation_backward, constants, kind)
-        for pairs in (32, 64):
-            turned = {"BACK": gelu, "INTERLEAVED": other, **rotation_tile(128, pairs)}
-            yield Form(rotation.rotate, turned, kind)
+
+
+def _rotation_forms(kind: str) -> Iterator[Form]:
+    """Yield those of heads of 128 channels, of which all or half turn."""
+    for back, interleaved in product((False, True), repeat=2):
+        options = {"BACK": back, "INTERLEAVED": interleaved}
+        yield Form(rotation.rotate, {**options, **rotation_tile(128, 32 if back else 64)}, kind)
 
 
 def _update_forms(kind: str) -> Iterator[Form]:
