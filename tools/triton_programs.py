@@ -12,7 +12,7 @@ import json
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -49,7 +49,7 @@ class Form:
     """A program and the constants that it is compiled with."""
 
     program: Any
-    constants: dict[str, object]
+    constants: Mapping[str, object]
     activation: str
     warps: int = LAUNCH["num_warps"]
 

@@ -13,3 +13,11 @@ def apply(function: type[torch.autograd.Function], *arguments: object) -> Tensor
     """
     result: Tensor = function.apply(*arguments)
     return result
+
+
+def apply_to_both(
+    function: type[torch.autograd.Function], *arguments: object
+) -> tuple[Tensor, Tensor]:
+    """As ``apply``, of a ``forward`` that returns two tensors."""
+    both: tuple[Tensor, Tensor] = function.apply(*arguments)
+    return both

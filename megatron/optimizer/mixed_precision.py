@@ -205,7 +205,7 @@ def last_divisor(gradients: Sequence[Tensor], step: Step) -> Tensor | None:
     """
     divisors = [torch.full((), each, device=gradients[0].device) for each in step.divisors]
     for divisor in divisors[:-1]:
-        torch._foreach_div_(gradients, divisor)
+        torch._foreach_div_(list(gradients), divisor)
     return divisors[-1] if divisors else None
 
 

@@ -44,7 +44,7 @@ def packed(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, given: dict[str, Any
     assert bounds.dtype == torch.int32
     ends = bounds.tolist()
     parts = [
-        attention(*(t[None, begin:end] for t in (q, k, v)), given)[0]
+        attention(q[None, begin:end], k[None, begin:end], v[None, begin:end], given)[0]
         for begin, end in itertools.pairwise(ends)
     ]
     return torch.cat(parts)

@@ -73,7 +73,7 @@ _ROWS_OF_TOKENS: Final = {
 Where the row is another shard's, the Triton programs touch none; that is not counted for them."""
 
 
-_ONLY_WRITTEN: Final = {"adamw_": ("quotients", "weights")}
+_ONLY_WRITTEN: Final = {"adamw_": ("quotients", "weights"), "_foreach_copy_": ("self",)}
 """Arguments of operations in place that are not read; what a quotient comes from is another."""
 
 STEP_PARTS: Final = ("norm", "step")

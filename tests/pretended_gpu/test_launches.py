@@ -45,7 +45,8 @@ def test_what_is_between_products_reads_and_writes_each_tensor_once(
     forward = 2 + 4 + 8 + 3
     assert parts["F"].other_bytes < (forward + 0.1) * unit
     backward = (4 + 4) + 12 + (1 + 1 + 3)  # norms, GELU, biases of the other linear layers
-    assert parts["split B"].other_bytes < (backward + 2) * unit  # and sums of spans of rows
+    backward += 3 + 3  # the gradients of queries, keys and values join in one
+    assert parts["split B"].other_bytes < (backward + 1.5) * unit  # and sums of spans of rows
 
 
 def test_a_step_reads_and_writes_each_tensor_once(parts: dict[str, Part]) -> None:

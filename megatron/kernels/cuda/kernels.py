@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from megatron.kernels.adamw import AdamWStep, AdamWTensors
-from megatron.kernels.autograd import apply
+from megatron.kernels.autograd import apply, apply_to_both
 from megatron.kernels.cuda import update_operators
 from megatron.kernels.cuda.activations import Activation
 from megatron.kernels.cuda.flash import find_flash_attention
@@ -70,8 +70,7 @@ class CudaKernels(CudaOutput, ReferenceKernels):
         if x.shape[-1] > WIDEST_ROW:
             total = x if part is None else x + part
             return total, ReferenceKernels.layer_norm(self, total, weight_h, bias_h, epsilon)
-        both: tuple[Tensor, Tensor] = Norm.apply(x, part, weight_h, bias_h, epsilon)
-        return both
+        return apply_to_both(Norm, x, part, weight_h, bias_h, epsilon)
 
     def add_rms_norm(
         self, x: Tensor, part: Tensor | None, weight_h: Tensor, epsilon: float
@@ -80,8 +79,7 @@ class CudaKernels(CudaOutput, ReferenceKernels):
         if x.shape[-1] > WIDEST_ROW:
             total = x if part is None else x + part
             return total, ReferenceKernels.rms_norm(self, total, weight_h, epsilon)
-        both: tuple[Tensor, Tensor] = Norm.apply(x, part, weight_h, None, epsilon)
-        return both
+        return apply_to_both(Norm, x, part, weight_h, None, epsilon)
 
     def rotate(self, x_bsad: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
         """See ``Kernels``."""
