@@ -75,8 +75,9 @@ def results(config: ModelConfig, kernels: Kernels, *, split: bool, again: bool) 
     return [y_bsh, x_bsh.grad, *(main_grad_of(each) for each in layer.parameters())]
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["kept", "again"])
-@pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
+@pytest.mark.parametrize(
+    ("split", "again"), [(False, False), (True, True)], ids=["as it is", "split and computed again"]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_layer_is_that_of_pytorch(kind: str, split: bool, again: bool) -> None:
     config = KINDS[kind]
