@@ -24,15 +24,36 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from megatron.kernels.cuda.operators import BLOCK, LAUNCH, TILE
-from megatron.kernels.cuda.programs import activations, gated, norms, rotation, softmax, update
+from megatron.kernels.cuda.programs import (
+    activations,
+    gated,
+    gradients,
+    norms,
+    rotation,
+    softmax,
+    update,
+)
 from megatron.kernels.cuda.row_operators import ACTIVATION_SPAN, norm_tile, rotation_tile
 from megatron.kernels.cuda.sizes import SPAN
 
 TYPES = ("bf16", "fp16", "fp32")
 """Of activations."""
 
-_WIDE = ("gradient_vh", "raw_nh", "spread_nh", "weight_n", "shift_n", "maximum_n", "sum_n")
+_WIDE = (
+    "statistics_p4n",
+    "merged_4n",
+    "gradient_vh",
+    "raw_nh",
+    "spread_nh",
+    "weight_n",
+    "shift_n",
+    "maximum_n",
+    "sum_n",
+)
 _STATISTICS = ("maxima_kn", "target_logits_n", "sums_kn", "logit_sums_kn")
+RANKS = 16
+"""Shards whose statistics C1 merges; the kernels have a form for every power of two."""
+
 _FLOATS = ("cap", "pull", "spread", "z_loss", "epsilon")
 _ALL_WIDE = ("statistics_2r", "partial_jkh", "partial_kf", "cos_bsp", "sin_bsp", "sums_k")
 _TABLES = ("table_tc", "blocks_k2")
@@ -70,6 +91,7 @@ class Resources:
         registers: of a thread.
         shared_bytes: shared memory of a block.
         spilled_bytes: of a thread.
+        short_offsets: matrices into which offsets of 32 bits lead; they may have 2^31 elements.
     """
 
     program: str
@@ -77,6 +99,7 @@ class Resources:
     registers: int
     shared_bytes: int
     spilled_bytes: int
+    short_offsets: tuple[str, ...]
 
 
 def forms(activations: tuple[str, ...] = TYPES) -> Iterator[Form]:
@@ -85,7 +108,7 @@ def forms(activations: tuple[str, ...] = TYPES) -> Iterator[Form]:
     for kind in activations:
         for capped in (False, True):
             yield Form(softmax.column_maxima, {"CAPPED": capped, **logits}, kind)
-            yield Form(softmax.subtract_targets, {"CAPPED": capped, **rows}, kind)
+            yield Form(gradients.subtract_targets, {"CAPPED": capped, **rows}, kind)
             for sums, spread in ((False, False), (True, False), (True, True), (False, True)):
                 if not sums and spread and not capped:
                     continue
@@ -93,9 +116,12 @@ def forms(activations: tuple[str, ...] = TYPES) -> Iterator[Form]:
                 yield Form(softmax.exponentials, {"CAPPED": capped, **options, **logits}, kind)
             for spread, z_loss in product((False, True), repeat=2):
                 loss = {"CAPPED": capped, "SPREAD": spread, "Z_LOSS": z_loss}
-                yield Form(softmax.input_gradient, {**loss, **rows}, kind)
+                yield Form(gradients.input_gradient, {**loss, **rows}, kind)
+                ranks = {"RANKS": RANKS, **rows}
+                yield Form(gradients.merge_input_gradient, {**loss, **ranks}, kind)
+        yield Form(gradients.merge, {"RANKS": RANKS}, kind)
         for on in (False, True):
-            yield Form(softmax.scale_rows, {"Z_LOSS": on, **rows}, kind)
+            yield Form(gradients.scale_rows, {"Z_LOSS": on, **rows}, kind)
             yield Form(gated.gated, {"GELU": on, **rows}, kind)
             yield Form(gated.gated_backward, {"GELU": on, **rows}, kind)
         yield from _row_forms(kind)
@@ -178,6 +204,7 @@ def compiled(form: Form, capability: int) -> Resources:
         registers,
         int(result.metadata.shared),
         spilled,
+        tuple(_short_offsets(result.asm["ttir"], form)),
     )
 
 
@@ -192,6 +219,28 @@ def _type_of(name: str, form: Form) -> str:
     if name in _WIDE or name in _STATISTICS or name in _ALL_WIDE:
         return "*fp32"
     return f"*{form.activation}" if "_" in name and name not in _ODD else "i32"
+
+
+def _short_offsets(ttir: str, form: Form) -> list[str]:
+    """Return the matrices into which offsets of 32 bits lead, in a program in Triton's own code.
+
+    A row that is there once for all tokens is no matrix.
+    """
+    [arguments] = re.findall(r"tt\.func public @\w+\((.*)", ttir)
+    given = [each.name for each in form.program.params if each.name not in form.constants]
+    names = dict(zip(re.findall(r"(%\w+): ", arguments), given, strict=True))
+    found = set()
+    for result, act, source, kinds in re.findall(
+        r"(%\w+) = tt\.(splat|addptr) (%\w+)(?:, %\w+)? : (.*?)(?: loc|\n)", ttir
+    ):
+        name = names.get(source, "")
+        if act == "splat":
+            names[result] = name
+        elif re.search(r"\bi32>?$|xi32>$", kinds) and re.search(r"_[vnr][nhf]$", name):
+            found.add(name)
+    if not form.constants.get("CAPPED"):
+        found.discard("spread_nh")
+    return sorted(found)
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:
@@ -219,7 +268,8 @@ def main() -> None:
         return
     print("| program | form | registers | shared bytes | spilled bytes |\n|---|---|--:|--:|--:|")
     for each in found:
-        print("| " + " | ".join(str(value) for value in asdict(each).values()) + " |")
+        *values, _ = asdict(each).values()
+        print("| " + " | ".join(map(str, values)) + " |")
 
 
 if __name__ == "__main__":

@@ -201,13 +201,16 @@ class Kernels(Protocol):
         """
         ...
 
-    def accumulate_product_(self, total: Tensor, left: Tensor, right: Tensor) -> None:
+    def accumulate_product_(
+        self, total: Tensor, left: Tensor, right: Tensor, *, begins: bool = False
+    ) -> None:
         """``total += left @ right``, the product rounded to the activations' type at most.
 
         Args:
             total: [i, j], as in ``accumulate_``.
             left: activations [i, n].
             right: activations [n, j].
+            begins: the sum begins with this product: what ``total`` holds does not count.
         """
         ...
 
@@ -302,22 +305,26 @@ class Kernels(Protocol):
         """
         ...
 
-    def merged_gradient(
+    def merge(
         self,
+        statistics_p4n: Tensor,
         state: ShardState,
-        merged: Merged,
         weight_vh: Tensor,
         weight_n: Tensor,
         options: LossOptions,
-    ) -> Tensor:
-        """Return this shard's part of the input gradient [n, h] in Algorithm 2, once C1 has merged.
+    ) -> tuple[Merged, Tensor | None]:
+        """C1 between its two collectives: merge statistics; finish the input gradient, if begun.
 
         Args:
-            state: the state that S left, with a gradient begun.
-            merged: statistics over the whole vocabulary.
+            statistics_p4n: ``statistics_4n`` of all shards.
+            state: the state that S left; it still has its gradient afterwards.
             weight_vh: as in ``output_s``, and unchanged since.
             weight_n: g, the weight of each token's loss, statistics.
             options: form of the loss.
+
+        Returns:
+            Statistics over the whole vocabulary, and in Algorithm 2 this shard's part of the input
+            gradient [n, h], activations.
         """
         ...
 
@@ -332,6 +339,7 @@ class Kernels(Protocol):
         room: Sequence[Tensor] | None,
         *,
         form_gradient: bool,
+        begins: bool = False,
     ) -> Tensor | None:
         """Pass T: add the weight gradient to ``gradient_vh``.
 
@@ -344,6 +352,7 @@ class Kernels(Protocol):
             options: form of the loss.
             room: of ``scratch_room`` if the state has no exponentials, which are then formed again.
             form_gradient: also form this shard's part of the input gradient, as Algorithm 1 does.
+            begins: the sum begins with this microbatch: what ``gradient_vh`` holds does not count.
 
         Returns:
             The input gradient [n, h], activations, or ``None`` without ``form_gradient``.

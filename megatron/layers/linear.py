@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from megatron.kernels.autograd import apply
 from megatron.kernels.face import Kernels
-from megatron.layers.main_grad import has_main_grad, main_grad_of
+from megatron.layers.main_grad import has_main_grad, take_main_grad
 from megatron.layers.tensor_cut import Cut, Holding
 from megatron.parallel.tensor import ALONE, TensorParallel
 
@@ -222,8 +222,14 @@ def _formed_or_added(layer: Linear, weight: Tensor, grad_no: Tensor, x_ni: Tenso
     """Return the gradient of the weight, or ``None`` if it has been added to its sum."""
     if not layer.adds_itself:
         return grad_no.T @ x_ni
-    layer.kernels.accumulate_product_(main_grad_of(weight), grad_no.T, x_ni)
+    _add_product(layer, weight, grad_no, x_ni)
     return None
+
+
+def _add_product(layer: Linear, weight: Tensor, grad_no: Tensor, x_ni: Tensor) -> None:
+    """Add the gradient of the weight to its sum."""
+    total, begins = take_main_grad(weight)
+    layer.kernels.accumulate_product_(total, grad_no.T, x_ni, begins=begins)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -243,6 +249,6 @@ def _weight_gradient(layer: Linear, weight: Tensor, grad: Tensor, x: Tensor) -> 
             "a factor of a deferred weight gradient was changed in place between B and W"
         )
         grad_no, x_ni = _rows(layer.rows.gather(grad)), _rows(layer.columns.gather(x))
-        layer.kernels.accumulate_product_(main_grad_of(weight), grad_no.T, x_ni)
+        _add_product(layer, weight, grad_no, x_ni)
 
     return work

@@ -30,7 +30,8 @@ from megatron.kernels.softmax import (
 )
 from megatron.layers.vocabulary.input_layer import add_gradient_of_rows, lookup_rows
 from megatron.layers.vocabulary.shard import VocabularyShard
-from megatron.parallel.tensor import Pending, TensorParallel
+from megatron.parallel.lanes import Pending
+from megatron.parallel.tensor import TensorParallel
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,8 @@ def _taken_apart(
             others[field.name] = value
 
     def put_together(kept: Sequence[Tensor]) -> ShardState:
-        return kind(**{name: kept[place] for name, place in places.items()}, **others)
+        again: dict[str, Any] = {name: kept[place] for name, place in places.items()}
+        return kind(**again, **others)
 
     return tensors, put_together
 

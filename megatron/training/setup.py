@@ -79,8 +79,17 @@ class TrainState:
         return self.pipeline.model.kernels
 
     def zero_gradients(self) -> None:
-        """Start a new sum: once per iteration, after the optimizer's step."""
-        torch._foreach_zero_([bucket.gradients for bucket in self.buckets])
+        """Start new sums: once per iteration, after the optimizer's step.
+
+        Nothing is written yet: the first microbatch's gradients overwrite those that there are.
+        """
+        for bucket in self.buckets:
+            bucket.forget_gradients()
+
+    def complete_gradients(self) -> None:
+        """End the sums: a gradient that no microbatch had is 0."""
+        for bucket in self.buckets:
+            bucket.complete_gradients()
 
 
 def connect(

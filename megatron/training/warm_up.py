@@ -25,6 +25,7 @@ def warm_up(config: RunConfig, state: TrainState) -> None:
     """
     groups = state.groups
     if not config.train.skip_train:
+        state.zero_gradients()
         state.pipeline.warm_up(_nothing(config, groups.device))
         state.zero_gradients()
         gc.collect()  # its passes refer to each other, and would keep the microbatch for a while

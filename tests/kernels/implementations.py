@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,23 @@ def compiled() -> CompiledKernels:
     kernels = kernels_for(CPU, torch.bfloat16)
     assert isinstance(kernels, CompiledKernels), "the tests need a C++ compiler"
     return kernels
+
+
+def call_functions_quickly() -> None:
+    """Let programs in Triton's interpreter call our functions without preparing its language again.
+
+    The launch has prepared it. To do so for every call takes most of the time of a test.
+    """
+    from triton.runtime.interpreter import InterpretedFunction
+
+    usual = InterpretedFunction.__call__
+
+    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if not function.fn.__module__.startswith("megatron."):
+            return usual(function, *args, **kwargs)
+        return function.rewrite()(*args, **kwargs)
+
+    InterpretedFunction.__call__ = call
 
 
 def of_a_gpu(device: torch.device, dtype: torch.dtype) -> Kernels:
@@ -106,6 +124,8 @@ if torch.cuda.is_available():
     ]
 if find_spec("triton") is not None:
     WHERE = torch.device("cuda") if torch.cuda.is_available() else CPU  # Triton's interpreter
+    if WHERE == CPU:
+        call_functions_quickly()
     IMPLEMENTATIONS += [
         Implementation("cuda", WHERE, dtype)
         for dtype in (torch.float32, torch.bfloat16, torch.float16)

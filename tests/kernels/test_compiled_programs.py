@@ -1,4 +1,4 @@
-"""The Triton programs compile for GPUs that are not there, and fit into their registers.
+"""The Triton programs compile for GPUs that are not there, fit into their registers, and reach far.
 
 A compiler of its own process, because here Triton interprets (see ``tests/conftest.py``).
 """
@@ -13,6 +13,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux only")
+def test_triton_is_here() -> None:
+    """A run in which nobody tried the programs is not green."""
+    if find_spec("triton") is None:
+        pytest.fail(
+            "Triton is not installed, so that no program of kernels/cuda is tested; install it: "
+            f"{sys.executable} -m pip install -c constraints.txt triton",
+            pytrace=False,
+        )
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
@@ -43,6 +54,8 @@ def test_every_program_in_every_form_compiles_without_spilling(
         "column_maxima",
         "exponentials",
         "input_gradient",
+        "merge",
+        "merge_input_gradient",
         "scale_rows",
         "subtract_targets",
         "gated",
@@ -57,5 +70,6 @@ def test_every_program_in_every_form_compiles_without_spilling(
         "sums_of_squares",
     }
     assert [each for each in found if each["spilled_bytes"]] == []
+    assert [each for each in found if each["short_offsets"]] == []
     # With at most 128 registers each, 512 threads and more are there at a time to hide latencies.
     assert max(each["registers"] for each in found) <= 128

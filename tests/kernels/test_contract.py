@@ -318,3 +318,6 @@ def test_a_product_is_accumulated(tried: Implementation) -> None:
     expected = total.double() + left.double() @ right.double()
     tried.kernels.accumulate_product_(total, left, right)
     tried.assert_close(total, expected)
+    total.fill_(torch.nan)
+    tried.kernels.accumulate_product_(total, left, right, begins=True)
+    tried.assert_close(total, left.double() @ right.double())

@@ -7,6 +7,7 @@ Shapes: n tokens, h hidden size, v vocabulary entries.
 """
 
 import itertools
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -29,10 +30,14 @@ from megatron.kernels.softmax import LossOptions, ShardState
 from megatron.schedules.treatments import Treatment
 
 EACH_IMPLEMENTATION = pytest.mark.parametrize("tried", IMPLEMENTATIONS, ids=str)
+IN_BF16 = [each for each in IMPLEMENTATIONS if each.dtype == torch.bfloat16]
+EACH_MEMORY = pytest.mark.parametrize("recompute", [False, True], ids=["kept", "again"])
 EACH_TREATMENT = pytest.mark.parametrize(
     "treatment", [ALGORITHM_2, ALGORITHM_1, NAIVE], ids=attrgetter("name")
 )
 LOSSES = list(itertools.product([0.0, 0.1], [0.0, 1e-2], [0.0, 4.0]))
+PLAIN, EVERYTHING = LOSSES[0], LOSSES[-1]
+"""Label smoothing, z-loss, soft-capping: none, and all together."""
 
 SHAPES = [
     pytest.param(7, 5, 3, 4, id="three rows, one for each shard and an empty one"),
@@ -71,16 +76,44 @@ def on(tried: Implementation, problem: Problem) -> Problem:
     )
 
 
-@EACH_IMPLEMENTATION
-@EACH_TREATMENT
-@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "again"])
-def test_every_form_of_the_loss(
-    tried: Implementation, treatment: Treatment, recompute: bool
+def hold_for(
+    tried: Implementation,
+    treatment: Treatment,
+    recompute: bool,
+    forms: Sequence[tuple[float, float, float]],
 ) -> None:
-    for losses in LOSSES:
+    for losses in forms:
         problem = on(tried, draw(13, 8, 29, LossOptions(29, *losses), magnitude=3.0))
         answer = by_shards(problem, 4, treatment, None, tried.kernels, recompute=recompute)
         assert_as_exact_as_autograd(tried, problem, answer)
+
+
+@EACH_IMPLEMENTATION
+@EACH_TREATMENT
+@EACH_MEMORY
+def test_plain_losses_and_those_with_everything(
+    tried: Implementation, treatment: Treatment, recompute: bool
+) -> None:
+    hold_for(tried, treatment, recompute, (PLAIN, EVERYTHING))
+
+
+@EACH_MEMORY
+@pytest.mark.parametrize("treatment", [ALGORITHM_2, ALGORITHM_1], ids=attrgetter("name"))
+@pytest.mark.parametrize("tried", IN_BF16, ids=str)
+def test_every_form_of_the_loss(
+    tried: Implementation, treatment: Treatment, recompute: bool
+) -> None:
+    hold_for(tried, treatment, recompute, LOSSES[1:-1])
+
+
+@pytest.mark.full
+@EACH_MEMORY
+@EACH_TREATMENT
+@EACH_IMPLEMENTATION
+def test_every_form_of_the_loss_in_every_type(
+    tried: Implementation, treatment: Treatment, recompute: bool
+) -> None:
+    hold_for(tried, treatment, recompute, LOSSES[1:-1])
 
 
 @EACH_IMPLEMENTATION
@@ -89,8 +122,9 @@ def test_every_form_of_the_loss(
 def test_every_shape(
     tried: Implementation, treatment: Treatment, n: int, h: int, v: int, shards: int
 ) -> None:
-    for recompute, losses in ((False, LOSSES[-1]), (True, LOSSES[-1]), (False, LOSSES[0])):
-        drawn = draw(n, h, v, LossOptions(v, *losses), magnitude=2.0)
+    for recompute, losses in ((False, EVERYTHING), (True, EVERYTHING), (False, PLAIN)):
+        # Larger logits would let a single token's target cancel its gradient up to rounding.
+        drawn = draw(n, h, v, LossOptions(v, *losses), magnitude=0.5)
         drawn.weight_n[0] = 1.0  # or a single token could count for nothing
         problem = on(tried, drawn)
         answer = by_shards(problem, shards, treatment, None, tried.kernels, recompute=recompute)
@@ -117,6 +151,37 @@ def test_what_is_not_finite_reaches_the_loss(tried: Implementation, value: float
     problem.x_nh[2, 3] = value
     losses_n = by_shards(problem, 4, ALGORITHM_1, None, tried.kernels).losses_n
     assert losses_n.isfinite().tolist() == [True, True, False, True, True, True]
+
+
+@EACH_IMPLEMENTATION
+@EACH_MEMORY
+def test_t_adds_to_a_sum_or_begins_it(tried: Implementation, recompute: bool) -> None:
+    weight_vh, options, kernels = tried.activation(3, 8, seed=1), LossOptions(3, 0.1), tried.kernels
+    x_nh, weight_n = tried.activation(5, 8), tried.statistic(5, seed=2)
+    targets_n = torch.tensor([0, 2, 2, 1, 0], device=tried.device)
+    room = kernels.scratch_room(x_nh, 3, again=True) if recompute else None
+    s_room = kernels.kept_room(x_nh, 3) if room is None else room
+    state = kernels.output_s(
+        x_nh, weight_vh, targets_n, 0, options, s_room, form_gradient=False, keep=not recompute
+    )
+    merged, none = kernels.merge(state.statistics_4n[None], state, weight_vh, weight_n, options)
+    assert none is None
+    before = tried.statistic(3, 8, seed=3)
+    begun, added, again = torch.full_like(before, torch.nan), before.clone(), before.clone()
+    for total, begins in ((begun, True), (added, False), (again, False)):
+        arguments = (state, weight_vh, total, merged, weight_n, options, room)
+        assert kernels.output_t(*arguments, form_gradient=False, begins=begins) is None
+    tried.assert_close(added, before.double() + begun.double())
+    x_gradients_nh = [
+        kernels.output_t(
+            state, weight_vh, total, merged, weight_n, options, room, form_gradient=True
+        )
+        for total in (again, None)
+    ]
+    assert x_gradients_nh[0] is not None
+    assert x_gradients_nh[1] is not None
+    assert torch.equal(x_gradients_nh[0], x_gradients_nh[1])
+    tried.assert_close(again, before.double() + 2 * begun.double())
 
 
 def s_of(tried: Implementation, weight_vh: torch.Tensor, **options: Any) -> ShardState:

@@ -74,6 +74,19 @@ def test_sums_of_the_factors_own_type_are_added_to_in_the_product(dtype: torch.d
     assert relative_error(total, expected) < (1e-6 if dtype == torch.float32 else 4e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_sum_may_begin_with_a_product(dtype: torch.dtype) -> None:
+    total, grad_no, x_ni = drawn()
+    grad_no, x_ni = grad_no.to(dtype), x_ni.to(dtype)
+    expected = grad_no.double().T @ x_ni.double()
+    total.fill_(torch.nan)
+    products.Products(CPU, dtype).accumulate_(total, grad_no.T, x_ni, begins=True)
+    assert relative_error(total, expected) < (1e-6 if dtype == torch.float32 else 4e-3)
+    total.fill_(torch.nan)
+    products.Products(CPU, dtype).accumulate_(total, grad_no[:0].T, x_ni[:0], begins=True)
+    assert not total.any()
+
+
 def test_no_tokens_add_nothing() -> None:
     total = drawn()[0]
     before = total.clone()

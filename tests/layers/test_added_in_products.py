@@ -1,5 +1,7 @@
 """Weight gradients that a kernel adds while it multiplies: the same sums, and nothing besides."""
 
+from itertools import product
+
 import torch
 from optimizer.entries import entries
 from torch import Tensor
@@ -18,18 +20,26 @@ class AddsItself(CpuKernels):
     accumulates_products = True
     added = 0
 
-    def accumulate_product_(self, total: Tensor, left: Tensor, right: Tensor) -> None:
+    def accumulate_product_(
+        self, total: Tensor, left: Tensor, right: Tensor, *, begins: bool = False
+    ) -> None:
         self.added += 1
-        super().accumulate_product_(total, left, right)
+        super().accumulate_product_(total, left, right, begins=begins)
 
 
-def two_microbatches(kernels: CpuKernels, *, split: bool, dtype: torch.dtype) -> Linear:
+def two_microbatches(
+    kernels: CpuKernels, *, split: bool, dtype: torch.dtype, forgets: bool = False
+) -> Linear:
     """Return a layer that has summed its gradients over two microbatches."""
     layer = Linear(6, 4, bias=True, device=CPU, dtype=dtype, kernels=kernels)
     generator = torch.Generator().manual_seed(0)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, generator=generator)
-    Bucket(entries(layer.named_parameters()), kernels)
+    bucket = Bucket(entries(layer.named_parameters()), kernels)
+    if forgets:
+        memory = bucket.gradients
+        bucket.forget_gradients()
+        memory.fill_(torch.nan)
     for _ in range(2):
         x = torch.randn(2, 3, 6, generator=generator).to(dtype).requires_grad_()
         grad = torch.randn(2, 3, 4, generator=generator).to(dtype)
@@ -45,9 +55,9 @@ def two_microbatches(kernels: CpuKernels, *, split: bool, dtype: torch.dtype) ->
 def test_sums_are_those_of_autograd_and_of_w_in_every_type() -> None:
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         plain = two_microbatches(CpuKernels(), split=False, dtype=dtype)
-        for split in (False, True):
+        for split, forgets in product((False, True), repeat=2):
             kernels = AddsItself()
-            layer = two_microbatches(kernels, split=split, dtype=dtype)
+            layer = two_microbatches(kernels, split=split, dtype=dtype, forgets=forgets)
             assert kernels.added == 2
             for ours, theirs in zip(layer.parameters(), plain.parameters(), strict=True):
                 assert torch.equal(main_grad_of(ours), main_grad_of(theirs))

@@ -41,6 +41,7 @@ class PretendedGpu(TorchDispatchMode):
         streams: what comes after what.
         memory: what is held.
         ranges: names of the NVTX ranges.
+        forms: of the programs and the products that were used; see ``_form``.
         number_of_others: what a tensor on the host has for its values, as if it had come from
             another rank; one on the device has 1.
     """
@@ -49,6 +50,7 @@ class PretendedGpu(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]  # TorchDispatchMode has no types
         self.number_of_others = number_of_others
         self.ranges: list[str] = []
+        self.forms: set[str] = set()
         self._host_must_not_wait = False
         self.streams = Streams()
         self.memory = Memory(self.streams)
@@ -147,6 +149,8 @@ class PretendedGpu(TorchDispatchMode):
         result = function(*args, **kwargs)
         if any(t.device.type == "cuda" for t in [*tensors, *tensors_of(result)]):
             reads, writes = uses_of(function, args, kwargs)
+            if function.namespace == "megatron_kernels" or function.overloadpacket in _PRODUCTS:
+                self.forms.add(_form(function, args, kwargs))
             work = self.use(str(function), stream, reads, writes)
             for tensor in tensors_of(result):
                 if tensor.device.type == "cuda":
@@ -215,6 +219,20 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     _aten._pin_memory.default: PretendedGpu._pin,
     _aten.is_pinned.default: PretendedGpu._is_pinned,
 }
+
+
+_PRODUCTS = (_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm)
+
+
+def _form(function: Any, args: Any, kwargs: Any) -> str:
+    """Return what decides which program is compiled, or which kernel a library takes."""
+
+    def of(leaf: Any) -> object:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return tuple(leaf.shape), leaf.stride(), str(leaf.dtype)
+
+    return f"{function} {[of(leaf) for leaf in pytree.tree_leaves((args, kwargs))]}"
 
 
 def tensors_of(tree: Any) -> list[Tensor]:

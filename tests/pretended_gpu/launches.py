@@ -23,7 +23,7 @@ from torch.utils.flop_counter import flop_registry
 from megatron.kernels.choose import kernels_for
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
-from megatron.kernels.softmax import LossOptions, merge_statistics
+from megatron.kernels.softmax import LossOptions
 from megatron.layers.linear import defer_weight_gradients
 from megatron.layers.main_grad import give_main_grad
 from megatron.layers.vocabulary.output_layer import OutputLayer
@@ -66,7 +66,7 @@ _NO_LAUNCH: Final = {
 _ROWS_OF_TOKENS: Final = {
     "embedding": ("weight", "indices"),
     "index_add_": ("self", "index"),
-    "input_gradient": ("weight_vh", "targets_n"),
+    "merge_input_gradient": ("weight_vh", "targets_n"),
     "subtract_targets_": ("gradient_vh", "targets_n"),
 }
 """Arguments of which an operation touches one row for every index: which, and by which indices.
@@ -228,8 +228,7 @@ def _count_output_layer(counter: Counter, kernels: Kernels) -> None:
     with counter.part("S"):
         state = layer.s(x_nh, targets_n, True)
     with counter.part("C1"):
-        merged = merge_statistics(gathered_p4n)
-        layer.merged_gradient(state, merged, weight_n)
+        merged, _ = layer.merge(gathered_p4n, state, weight_n)
     state.drop_gradient()
     with counter.part("T"):
         layer.t(state, merged, weight_n)

@@ -17,6 +17,7 @@ def assert_sound(found: list[Findings]) -> None:
     for own in found:
         assert len(set(own.held[1:])) == 1, own.held  # the optimizer's moments come with a step
         assert own.warm >= {each.group for each in own.issued if not each.on_host}
+        assert own.forms - own.warm_forms == set()  # nothing is compiled or loaded in a schedule
     assert_communications_fit([own.issued for own in found])
     for held_up, implicit in product((False, True), (False, True)):
         assert stuck([own.journal for own in found], held_up, implicit) == []

@@ -146,6 +146,8 @@ class CudaKernels(CudaOutput, ReferenceKernels):
             step.number,
         )
 
-    def accumulate_product_(self, total: Tensor, left: Tensor, right: Tensor) -> None:
+    def accumulate_product_(
+        self, total: Tensor, left: Tensor, right: Tensor, *, begins: bool = False
+    ) -> None:
         """See ``Kernels``."""
-        self._products.accumulate_(total, left, right)
+        self._products.accumulate_(total, left, right, begins=begins)

@@ -5,7 +5,8 @@ tensors it does nothing. On a CPU the programs run in Triton's interpreter (``TR
 for tests. Sizes of blocks are fixed: nothing is tuned while a model trains, and sums come out the
 same on every GPU.
 
-Shapes: v rows of a shard, n tokens, h hidden size, k spans of rows; r rows, f channels.
+Shapes: v rows of a shard, n tokens, h hidden size, k spans of rows, p shards; r rows, f
+channels.
 """
 
 from typing import Final
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from megatron.kernels.cuda.library import operator as _operator
 from megatron.kernels.cuda.programs import gated as gated_programs
+from megatron.kernels.cuda.programs import gradients as gradient_programs
 from megatron.kernels.cuda.programs import softmax as softmax_programs
 from megatron.kernels.cuda.sizes import SPAN
 
@@ -125,10 +127,10 @@ def input_gradient(
     z_loss: float,
     cap: float,
 ) -> None:
-    """See ``programs.softmax``."""
+    """See ``programs.gradients``."""
     assert raw_nh.is_contiguous()
     assert weight_vh.is_contiguous()
-    softmax_programs.input_gradient[_over_rows(gradient_nh)](
+    gradient_programs.input_gradient[_over_rows(gradient_nh)](
         gradient_nh,
         raw_nh,
         weight_vh,
@@ -153,6 +155,73 @@ def input_gradient(
     )
 
 
+@_operator("merge(Tensor statistics_p4n, Tensor(a!) merged_4n) -> ()")
+def merge(statistics_p4n: Tensor, merged_4n: Tensor) -> None:
+    """See ``programs.gradients``."""
+    shards, _, tokens = statistics_p4n.shape
+    assert statistics_p4n.is_contiguous()
+    ranks = triton.next_power_of_2(shards)
+    gradient_programs.merge[tokens, 1](
+        statistics_p4n, merged_4n, shards, tokens, RANKS=ranks, **LAUNCH
+    )
+
+
+@_operator(
+    "merge_input_gradient(Tensor statistics_p4n, Tensor(a!) merged_4n, Tensor(b!) gradient_nh, "
+    "Tensor raw_nh, Tensor weight_vh, Tensor? spread_nh, Tensor weight_n, Tensor shift_n, "
+    "Tensor targets_n, Tensor target_logits_n, int first_row, float pull, float spread, "
+    "float z_loss, float cap) -> ()"
+)
+def merge_input_gradient(
+    statistics_p4n: Tensor,
+    merged_4n: Tensor,
+    gradient_nh: Tensor,
+    raw_nh: Tensor,
+    weight_vh: Tensor,
+    spread_nh: Tensor | None,
+    weight_n: Tensor,
+    shift_n: Tensor,
+    targets_n: Tensor,
+    target_logits_n: Tensor,
+    first_row: int,
+    pull: float,
+    spread: float,
+    z_loss: float,
+    cap: float,
+) -> None:
+    """See ``programs.gradients``."""
+    shards, _, tokens = statistics_p4n.shape
+    assert statistics_p4n.is_contiguous()
+    assert raw_nh.is_contiguous()
+    assert weight_vh.is_contiguous()
+    gradient_programs.merge_input_gradient[_over_rows(gradient_nh)](
+        statistics_p4n,
+        merged_4n,
+        gradient_nh,
+        raw_nh,
+        weight_vh,
+        raw_nh if spread_nh is None else spread_nh,
+        weight_n,
+        shift_n,
+        targets_n,
+        target_logits_n,
+        shards,
+        tokens,
+        *weight_vh.shape,
+        first_row,
+        pull,
+        spread,
+        z_loss,
+        cap,
+        CAPPED=cap != 0,
+        SPREAD=spread_nh is not None,
+        Z_LOSS=z_loss != 0,
+        RANKS=triton.next_power_of_2(shards),
+        BLOCK=BLOCK,
+        **LAUNCH,
+    )
+
+
 @_operator(
     "scale_rows(Tensor(a!) scaled_nh, Tensor x_nh, Tensor weight_n, Tensor shift_n, "
     "Tensor maximum_n, Tensor sum_n, float z_loss) -> ()"
@@ -166,9 +235,9 @@ def scale_rows(
     sum_n: Tensor,
     z_loss: float,
 ) -> None:
-    """See ``programs.softmax``."""
+    """See ``programs.gradients``."""
     assert scaled_nh.is_contiguous()
-    softmax_programs.scale_rows[_over_rows(x_nh)](
+    gradient_programs.scale_rows[_over_rows(x_nh)](
         scaled_nh,
         x_nh,
         weight_n,
@@ -197,9 +266,9 @@ def subtract_targets_(
     pull: float,
     cap: float,
 ) -> None:
-    """See ``programs.softmax``."""
+    """See ``programs.gradients``."""
     assert gradient_vh.is_contiguous()
-    softmax_programs.subtract_targets[_over_rows(x_nh)](
+    gradient_programs.subtract_targets[_over_rows(x_nh)](
         gradient_vh,
         x_nh,
         weight_n,

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from megatron.kernels.cuda import operators
+from megatron.kernels.cuda import gradients, operators
 from megatron.kernels.cuda.products import Products
 from megatron.kernels.cuda.sizes import slice_tokens
-from megatron.kernels.cuda.state import CudaState
-from megatron.kernels.softmax import LossOptions, Merged, ShardState, statistics_dtype
+from megatron.kernels.cuda.state import CudaState, begin_gradient, initial_state, relative_to_all
+from megatron.kernels.softmax import LossOptions, Merged, ShardState
 
 
 class CudaOutput:
@@ -52,15 +52,13 @@ class CudaOutput:
         keep: bool,
     ) -> ShardState:
         """See ``Kernels``."""
-        state = _initial_state(x_nh, targets_n, first_row)
+        state = initial_state(x_nh, targets_n, first_row)
         [room_vn] = room
         if keep:
             state.exp_tiles = (room_vn,)
         capped_spread = bool(options.spread and options.logit_softcap)
         if form_gradient:
-            state.raw_gradient_nh = _room_for_sum(state, weight_vh)
-            if options.spread:
-                state.spread_nh = _sum_of_rows(weight_vh, state, whole=not capped_spread)
+            begin_gradient(state, weight_vh, options)
         if not len(weight_vh):
             return state
         for part in _slices(len(x_nh), room_vn):
@@ -71,7 +69,7 @@ class CudaOutput:
             if keep:
                 state.slopes_vn = slopes_vn
             if form_gradient:
-                self._begin_gradient(state, weight_vh, logits_vn, slopes_vn, part)
+                self._form_gradient(state, weight_vh, logits_vn, slopes_vn, part)
         return state
 
     def naive_s(
@@ -84,7 +82,7 @@ class CudaOutput:
         room: Sequence[Tensor],
     ) -> ShardState:
         """See ``Kernels``; the logits are not capped yet."""
-        state = _initial_state(x_nh, targets_n, first_row)
+        state = initial_state(x_nh, targets_n, first_row)
         [logits_vn] = state.exp_tiles = tuple(room)
         if len(weight_vh):
             everything = slice(0, len(x_nh))
@@ -103,36 +101,17 @@ class CudaOutput:
         everything = slice(0, logits_vn.shape[1])
         self._exponentials(state, logits_vn, everything, options, state.slopes_vn)
 
-    def merged_gradient(
+    def merge(
         self,
+        statistics_p4n: Tensor,
         state: ShardState,
-        merged: Merged,
         weight_vh: Tensor,
         weight_n: Tensor,
         options: LossOptions,
-    ) -> Tensor:
-        """See ``Kernels``."""
+    ) -> tuple[Merged, Tensor | None]:
+        """See ``Kernels``: one kernel."""
         assert isinstance(state, CudaState)
-        assert state.raw_gradient_nh is not None
-        gradient_nh = torch.empty_like(state.x_nh)
-        operators.input_gradient(
-            gradient_nh,
-            state.raw_gradient_nh,
-            weight_vh,
-            state.spread_nh,
-            weight_n,
-            state.maximum_n,
-            merged.max_n,
-            merged.sum_n,
-            state.targets_n,
-            state.statistics_4n[2],
-            state.first_row,
-            1 - options.label_smoothing,
-            options.spread,
-            options.z_loss_coeff,
-            options.logit_softcap,
-        )
-        return gradient_nh
+        return gradients.merge(statistics_p4n, state, weight_vh, weight_n, options)
 
     def output_t(
         self,
@@ -145,33 +124,29 @@ class CudaOutput:
         room: Sequence[Tensor] | None,
         *,
         form_gradient: bool,
+        begins: bool = False,
     ) -> Tensor | None:
         """See ``Kernels``."""
         assert isinstance(state, CudaState)
         if room is not None:
-            state = _relative_to_all(state, merged)
-        capped_spread = bool(options.spread and options.logit_softcap)
+            state = relative_to_all(state, merged)
         if form_gradient:
-            state.raw_gradient_nh = _room_for_sum(state, weight_vh)
-            if options.spread:
-                state.spread_nh = _sum_of_rows(weight_vh, state, whole=not capped_spread)
-        scaled_nh = None
+            begin_gradient(state, weight_vh, options)
+        scaled_nh = state.x_nh
         if gradient_vh is not None and len(weight_vh):
-            scaled_nh = _scaled_input(state, merged, weight_n, options)
+            scaled_nh = gradients.scaled_input(state, merged, weight_n, options)
         for part, exp_vn, slopes_vn in self._exponentials_of(state, weight_vh, options, room):
-            if gradient_vh is not None and scaled_nh is not None:
-                self._products.accumulate_(gradient_vh, exp_vn, scaled_nh[part])
-                if slopes_vn is not None:
-                    pulled_nh = (-options.spread * weight_n[part]).unsqueeze(1) * state.x_nh[part]
-                    pulled_nh = pulled_nh.to(state.x_nh.dtype)
-                    self._products.accumulate_(gradient_vh, slopes_vn, pulled_nh)
+            if gradient_vh is not None:
+                first = begins and part.start == 0
+                self._products.accumulate_(gradient_vh, exp_vn, scaled_nh[part], begins=first)
+                self._subtract_spread(gradient_vh, slopes_vn, weight_n, state, part, options)
             if form_gradient:
-                self._begin_gradient(state, weight_vh, exp_vn, slopes_vn, part)
+                self._form_gradient(state, weight_vh, exp_vn, slopes_vn, part)
         if gradient_vh is not None and len(weight_vh):
-            _subtract_targets(gradient_vh, state, weight_n, options)
+            gradients.subtract_targets(gradient_vh, state, weight_n, options)
         if not form_gradient:
             return None
-        return self.merged_gradient(state, merged, weight_vh, weight_n, options)
+        return gradients.input_gradient(state, merged, weight_vh, weight_n, options)
 
     def _logits_and_maxima(
         self,
@@ -215,7 +190,7 @@ class CudaOutput:
         if logit_sums_kn is not None:
             torch.sum(logit_sums_kn, 0, out=logit_sum_n)
 
-    def _begin_gradient(
+    def _form_gradient(
         self,
         state: CudaState,
         weight_vh: Tensor,
@@ -229,6 +204,20 @@ class CudaOutput:
         self._products.form(raw_nh[part], exp_vn.T, weight_vh)
         if slopes_vn is not None and spread_nh is not None:
             self._products.form(spread_nh[part], slopes_vn.T, weight_vh)
+
+    def _subtract_spread(
+        self,
+        gradient_vh: Tensor,
+        slopes_vn: Tensor | None,
+        weight_n: Tensor,
+        state: CudaState,
+        part: slice,
+        options: LossOptions,
+    ) -> None:
+        """Subtract what label smoothing pulls in T where logits are capped."""
+        if slopes_vn is not None:
+            pulled_nh = (-options.spread * weight_n[part]).unsqueeze(1) * state.x_nh[part]
+            self._products.accumulate_(gradient_vh, slopes_vn, pulled_nh.to(state.x_nh.dtype))
 
     def _exponentials_of(
         self,
@@ -254,70 +243,6 @@ class CudaOutput:
                 exp_vn, state.maximum_n[part], None, None, slopes_vn, options.logit_softcap
             )
             yield part, exp_vn, slopes_vn
-
-
-def _initial_state(x_nh: Tensor, targets_n: Tensor, first_row: int) -> CudaState:
-    """Return the state of a shard without rows."""
-    statistics_4n = x_nh.new_zeros((4, len(x_nh)), dtype=statistics_dtype(x_nh.dtype))
-    statistics_4n[0] = -torch.inf
-    return CudaState(x_nh.contiguous(), (), statistics_4n, None, targets_n, first_row)
-
-
-def _relative_to_all(state: CudaState, merged: Merged) -> CudaState:
-    """Return the state for a T that forms exponentials relative to the maximum of all shards."""
-    statistics_4n = state.statistics_4n.clone()
-    statistics_4n[0] = merged.max_n
-    return CudaState(
-        state.x_nh, (), statistics_4n, None, state.targets_n, state.first_row, spread_nh=None
-    )
-
-
-def _scaled_input(
-    state: CudaState, merged: Merged, weight_n: Tensor, options: LossOptions
-) -> Tensor:
-    """Return X, scaled so that its product with exponentials is the softmax part of T's gradient."""
-    scaled_nh = torch.empty_like(state.x_nh)
-    operators.scale_rows(
-        scaled_nh,
-        state.x_nh,
-        weight_n,
-        state.maximum_n,
-        merged.max_n,
-        merged.sum_n,
-        options.z_loss_coeff,
-    )
-    return scaled_nh
-
-
-def _sum_of_rows(weight_vh: Tensor, state: CudaState, *, whole: bool) -> Tensor:
-    """Return the sum of all rows of W [1, h], or room for a weighted one of every token [n, h]."""
-    if whole:
-        return weight_vh.sum(0, keepdim=True, dtype=state.statistics_4n.dtype)
-    return _room_for_sum(state, weight_vh)
-
-
-def _room_for_sum(state: CudaState, weight_vh: Tensor) -> Tensor:
-    """Return room for a sum over the rows of W [n, h]; it is 0 if there are none."""
-    make = torch.empty_like if len(weight_vh) else torch.zeros_like
-    return make(state.x_nh, dtype=state.statistics_4n.dtype)
-
-
-def _subtract_targets(
-    gradient_vh: Tensor, state: CudaState, weight_n: Tensor, options: LossOptions
-) -> None:
-    """Subtract what targets and, unless logits are capped, label smoothing pull in T."""
-    operators.subtract_targets_(
-        gradient_vh,
-        state.x_nh,
-        weight_n,
-        state.targets_n,
-        state.statistics_4n[2],
-        state.first_row,
-        1 - options.label_smoothing,
-        options.logit_softcap,
-    )
-    if options.spread and not options.logit_softcap:
-        gradient_vh -= options.spread * (weight_n.unsqueeze(1) * state.x_nh).sum(0)
 
 
 def _slices(tokens: int, room_vn: Tensor) -> Iterator[slice]:

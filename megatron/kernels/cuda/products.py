@@ -46,17 +46,23 @@ class Products:
         """Whether sums are not read and written by a kernel of their own."""
         return self.way != "separately"
 
-    def accumulate_(self, total: Tensor, left: Tensor, right: Tensor) -> None:
-        """``total += left @ right``.
+    def accumulate_(
+        self, total: Tensor, left: Tensor, right: Tensor, *, begins: bool = False
+    ) -> None:
+        """``total += left @ right``, or ``total = left @ right`` if the sum begins with it.
 
         Args:
             total: [i, j], contiguous; fp32, or of the type of the factors.
             left: [i, n].
             right: [n, j].
+            begins: what ``total`` holds does not count.
         """
         if not left.numel() or not right.numel():
-            return
-        if total.dtype == left.dtype:
+            if begins:
+                total.zero_()
+        elif begins:
+            self.form(total, left, right)
+        elif total.dtype == left.dtype:
             torch.addmm(total, left, right, out=total)
         elif self.way == "in the product":
             torch.addmm(total, left, right, out_dtype=total.dtype, out=total)

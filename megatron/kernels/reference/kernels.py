@@ -121,9 +121,14 @@ class ReferenceKernels(TiledOutput):
         """See ``Kernels``."""
         total.add_(part)
 
-    def accumulate_product_(self, total: Tensor, left: Tensor, right: Tensor) -> None:
+    def accumulate_product_(
+        self, total: Tensor, left: Tensor, right: Tensor, *, begins: bool = False
+    ) -> None:
         """See ``Kernels``."""
-        self.accumulate_(total, left @ right)
+        if begins:
+            total.copy_(left @ right)
+        else:
+            self.accumulate_(total, left @ right)
 
     def sum_of_squares(self, tensors: Sequence[Tensor]) -> Tensor:
         """See ``Kernels``."""

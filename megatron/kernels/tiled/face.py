@@ -18,7 +18,9 @@ class TileKernels(Protocol):
 
     tile_rows: int
 
-    def accumulate_product_(self, total: Tensor, left: Tensor, right: Tensor) -> None:
+    def accumulate_product_(
+        self, total: Tensor, left: Tensor, right: Tensor, *, begins: bool = False
+    ) -> None:
         """See ``megatron.kernels.face.Kernels``."""
         ...
 

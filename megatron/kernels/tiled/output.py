@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from megatron.kernels.softmax import LossOptions, Merged, ShardState
+from megatron.kernels.softmax import LossOptions, Merged, ShardState, merge_statistics
 from megatron.kernels.tiled import naive_output, output_s, output_t, output_t_again
 from megatron.kernels.tiled.face import TileKernels
 from megatron.kernels.tiled.state import TiledState
@@ -71,17 +71,20 @@ class TiledOutput:
         assert isinstance(state, TiledState)
         naive_output.naive_e(state, maximum_n, options, self)
 
-    def merged_gradient(
+    def merge(
         self,
+        statistics_p4n: Tensor,
         state: ShardState,
-        merged: Merged,
         weight_vh: Tensor,
         weight_n: Tensor,
         options: LossOptions,
-    ) -> Tensor:
+    ) -> tuple[Merged, Tensor | None]:
         """See ``Kernels``."""
+        merged = merge_statistics(statistics_p4n)
+        if state.raw_gradient_nh is None:
+            return merged, None
         assert isinstance(state, TiledState)
-        return output_s.input_gradient_from_s(state, merged, weight_n, options)
+        return merged, output_s.input_gradient_from_s(state, merged, weight_n, options)
 
     def output_t(
         self: TileKernels,
@@ -94,9 +97,12 @@ class TiledOutput:
         room: Sequence[Tensor] | None,
         *,
         form_gradient: bool,
+        begins: bool = False,
     ) -> Tensor | None:
         """See ``Kernels``."""
         assert isinstance(state, TiledState)
+        if begins and gradient_vh is not None:
+            gradient_vh.zero_()  # the targets subtract before there is a product
         if room is not None:
             return output_t_again.t_again(
                 state,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from megatron.kernels.face import Kernels
 from megatron.kernels.softmax import LossOptions, Merged, ShardState, merged_from, rescale_sum
-from megatron.layers.main_grad import main_grad_of
+from megatron.layers.main_grad import take_main_grad
 from megatron.layers.vocabulary.shard import VocabularyShard
 
 
@@ -89,17 +89,21 @@ class OutputLayer(nn.Module):
     merged_from = staticmethod(merged_from)
 
     @torch.no_grad()
-    def merged_gradient(self, state: ShardState, merged: Merged, weight_n: Tensor) -> Tensor:
-        """Return this shard's part of the input gradient [n, h]; S has begun it, C1 has merged.
+    def merge(
+        self, statistics_p4n: Tensor, state: ShardState, weight_n: Tensor
+    ) -> tuple[Merged, Tensor | None]:
+        """C1 between its collectives; see ``Kernels``.
 
         Args:
+            statistics_p4n: those of all shards.
             state: the state that S left.
-            merged: statistics over the whole vocabulary.
             weight_n: g, the weight of each token's loss.
+
+        Returns:
+            Statistics over the whole vocabulary, and this shard's part of the input gradient [n, h]
+            if S has begun it.
         """
-        return self._kernels.merged_gradient(
-            state, merged, self.real_weight, weight_n, self.options
-        )
+        return self._kernels.merge(statistics_p4n, state, self.real_weight, weight_n, self.options)
 
     @torch.no_grad()
     def t(
@@ -117,15 +121,19 @@ class OutputLayer(nn.Module):
             This shard's part of the input gradient [n, h], or ``None`` without ``form_gradient``.
         """
         weight_vh = self.real_weight
+        total, begins = take_main_grad(self.weight)
+        if begins:
+            total[len(weight_vh) :].zero_()  # of padding
         gradient_nh = self._kernels.output_t(
             state,
             weight_vh,
-            main_grad_of(self.weight)[: len(weight_vh)],
+            total[: len(weight_vh)],
             merged,
             weight_n,
             self.options,
             self._scratch(state.x_nh) if self._recompute else None,
             form_gradient=form_gradient,
+            begins=begins,
         )
         if not self._recompute:
             self._free.append(state.exp_tiles)

@@ -16,7 +16,6 @@ from megatron.kernels.softmax import (
     LossOptions,
     Merged,
     ShardState,
-    merge_statistics,
     merged_from,
     rescale_sum,
     statistics_dtype,
@@ -123,10 +122,14 @@ def by_shards(
         shard_s(problem, weight_vh, part.first_row, treatment, tile_rows, kernels, not recompute)
         for part, weight_vh in zip(parts, weights, strict=True)
     ]
-    merged = merge(states, treatment, options, kernels, not recompute)
-    gradients = [
-        shard_t(state, weight_vh, merged, problem, treatment, tile_rows, kernels, recompute)
+    in_barriers = [
+        merge(states, state, weight_vh, problem, treatment, kernels, not recompute)
         for state, weight_vh in zip(states, weights, strict=True)
+    ]
+    merged = in_barriers[0][0]
+    gradients = [
+        shard_t(state, weight_vh, barrier, problem, treatment, tile_rows, kernels, recompute)
+        for state, weight_vh, barrier in zip(states, weights, in_barriers, strict=True)
     ]
     x_gradients, weight_gradients = zip(*gradients, strict=True)
     return Answer(
@@ -171,43 +174,47 @@ def shard_s(
 
 def merge(
     states: list[ShardState],
+    own: ShardState,
+    weight_vh: Tensor,
+    problem: Problem,
     treatment: Treatment,
-    options: LossOptions,
     kernels: Kernels,
     keep: bool,
-) -> Merged:
-    """C1, or C1, E and C2 in the naive treatment."""
+) -> tuple[Merged, Tensor | None]:
+    """C1 on one shard, or C1, E and C2 in the naive treatment."""
+    weight_n, options = problem.weight_n, problem.options
     if not treatment.maximum_first:
-        return merge_statistics(torch.stack([state.statistics_4n for state in states]))
+        gathered_p4n = torch.stack([state.statistics_4n for state in states])
+        return kernels.merge(gathered_p4n, own, weight_vh, weight_n, options)
     maximum_n = torch.stack([state.maximum_n for state in states]).amax(0)
-    for state in states:
-        if keep:
-            kernels.naive_e(state, maximum_n, options)
-        else:
-            rescale_sum(state, maximum_n)
-    return merged_from(maximum_n, torch.stack([state.sums_kn for state in states]).sum(0))
+    if own is states[0]:  # those of all shards, before the first sum
+        for state in states:
+            if keep:
+                kernels.naive_e(state, maximum_n, options)
+            else:
+                rescale_sum(state, maximum_n)
+    sums_kn = torch.stack([state.sums_kn for state in states]).sum(0)
+    return merged_from(maximum_n, sums_kn), None
 
 
 def shard_t(
     state: ShardState,
     weight_vh: Tensor,
-    merged: Merged,
+    in_barrier: tuple[Merged, Tensor | None],
     problem: Problem,
     treatment: Treatment,
     tile_rows: int | None,
     kernels: Kernels,
     recompute: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The input gradient, of S or T, and what T adds to a weight gradient of zero."""
+    """The input gradient, of C1 or T, and the weight gradient, which begins with this T."""
+    merged, begun_nh = in_barrier
     weight_n, options = problem.weight_n, problem.options
-    gradient_vh = torch.zeros_like(weight_vh, dtype=weight_n.dtype)
+    gradient_vh = torch.full_like(weight_vh, torch.nan, dtype=weight_n.dtype)
     room = None
     if recompute:
         room = room_of(problem, len(weight_vh), tile_rows, kernels, kept=False)
     in_s = treatment.gradient_pass == "S"
-    begun_nh = None
-    if in_s:
-        begun_nh = kernels.merged_gradient(state, merged, weight_vh, weight_n, options)
     gradient_nh = kernels.output_t(
         state,
         weight_vh,
@@ -217,6 +224,7 @@ def shard_t(
         options,
         room,
         form_gradient=not in_s,
+        begins=True,
     )
     finished_nh = begun_nh if in_s else gradient_nh
     assert finished_nh is not None

@@ -1,10 +1,10 @@
-"""Triton programs of the output layer: softmax of a shard, its merge, what T does beside products.
+"""Triton programs of pass S: maxima of logits, exponentials in place, and their sums.
 
 A matrix of logits is [v, n], vocabulary entries by tokens, contiguous. A program has some tokens
 (columns) and a span of rows, so that what it reads is contiguous, and what it finds per token is
 one of few partial results. Offsets into matrices have 64 bits. Arithmetic is fp32.
 
-Shapes: v rows of the shard, n tokens, h hidden size.
+Shapes: v rows of the shard, n tokens.
 """
 
 import triton
@@ -31,7 +31,7 @@ def _capped(logit, cap, CAPPED: tl.constexpr):
 
 
 @triton.jit
-def _slope(capped, cap, CAPPED: tl.constexpr):
+def slope_of(capped, cap, CAPPED: tl.constexpr):
     """Return the derivative of soft-capping, given the capped logit."""
     share = capped * 0.0
     if CAPPED:
@@ -60,7 +60,7 @@ def column_maxima(
     inside = column < n
     begin = part * SPAN
     most = tl.full([ROWS, COLUMNS], -float("inf"), tl.float32)
-    for offset in range(0, SPAN, ROWS):
+    for offset in range(0, tl.minimum(SPAN, v - begin), ROWS):
         row = begin + offset + tl.arange(0, ROWS)
         here = (row < v)[:, None] & inside[None, :]
         place = row.to(tl.int64)[:, None] * n + column[None, :]
@@ -104,7 +104,7 @@ def exponentials(
     shift = tl.maximum(tl.load(shift_n + column, mask=inside, other=0.0), LOWEST)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     logit_total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for offset in range(0, SPAN, ROWS):
+    for offset in range(0, tl.minimum(SPAN, v - part * SPAN), ROWS):
         row = part * SPAN + offset + tl.arange(0, ROWS)
         here = (row < v)[:, None] & inside[None, :]
         place = row.to(tl.int64)[:, None] * n + column[None, :]
@@ -118,7 +118,7 @@ def exponentials(
         if LOGIT_SUMS:
             logit_total += tl.where(here, capped, 0.0)
         if CAPPED:
-            slope = _slope(capped, cap, CAPPED)
+            slope = slope_of(capped, cap, CAPPED)
             value *= slope
             if SLOPES:
                 tl.store(slopes_vn + place, slope.to(slopes_vn.dtype.element_ty), mask=here)
@@ -128,113 +128,3 @@ def exponentials(
     if LOGIT_SUMS:
         found = tl.sum(logit_total, 0)
         tl.store(logit_sums_kn + part.to(tl.int64) * n + column, found, mask=inside)
-
-
-@triton.jit
-def _softmax_factor(token, weight_n, shift_n, maximum_n, sum_n, z_loss, Z_LOSS: tl.constexpr):
-    """Return g times the factor from an exponential relative to the shift to its gradient."""
-    maximum, total = tl.load(maximum_n + token), tl.load(sum_n + token)
-    factor = tl.load(weight_n + token) / total
-    if Z_LOSS:
-        factor *= 1.0 + 2.0 * z_loss * (maximum + tl.log(total))
-    return factor * tl.exp(tl.load(shift_n + token) - maximum)
-
-
-@triton.jit
-def input_gradient(
-    gradient_nh,
-    raw_nh,
-    weight_vh,
-    spread_nh,
-    weight_n,
-    shift_n,
-    maximum_n,
-    sum_n,
-    targets_n,
-    target_logits_n,
-    v,
-    h,
-    first_row,
-    pull,
-    spread,
-    z_loss,
-    cap,
-    CAPPED: tl.constexpr,
-    SPREAD: tl.constexpr,
-    Z_LOSS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """C1: scale A by the merged statistics, and subtract the targets' rows of W.
-
-    With SPREAD also ``spread`` times ``spread_nh``, the sum of all rows, which has one row for all
-    tokens unless logits are capped.
-    """
-    token = tl.program_id(0)
-    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = channel < h
-    factor = _softmax_factor(token, weight_n, shift_n, maximum_n, sum_n, z_loss, Z_LOSS)
-    place = token.to(tl.int64) * h + channel
-    value = factor * tl.load(raw_nh + place, mask=inside, other=0.0)
-    weight = tl.load(weight_n + token)
-    target = tl.load(targets_n + token) - first_row
-    here = tl.where((target >= 0) & (target < v), h, 0)  # channels of a row of W that is here
-    row = tl.load(weight_vh + target * h + channel, mask=channel < here, other=0.0).to(tl.float32)
-    slope = _slope(tl.load(target_logits_n + token), cap, CAPPED)
-    value -= weight * pull * slope * row
-    if SPREAD:
-        from_row = channel
-        if CAPPED:
-            from_row = place
-        value -= weight * spread * tl.load(spread_nh + from_row, mask=inside, other=0.0)
-    tl.store(gradient_nh + place, value.to(gradient_nh.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def scale_rows(
-    scaled_nh,
-    x_nh,
-    weight_n,
-    shift_n,
-    maximum_n,
-    sum_n,
-    h,
-    z_loss,
-    Z_LOSS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """T: scale X, so that its product with the exponentials is the gradient's softmax part."""
-    token = tl.program_id(0)
-    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = channel < h
-    factor = _softmax_factor(token, weight_n, shift_n, maximum_n, sum_n, z_loss, Z_LOSS)
-    place = token.to(tl.int64) * h + channel
-    value = factor * tl.load(x_nh + place, mask=inside, other=0.0).to(tl.float32)
-    tl.store(scaled_nh + place, value.to(scaled_nh.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def subtract_targets(
-    gradient_vh,
-    x_nh,
-    weight_n,
-    targets_n,
-    target_logits_n,
-    v,
-    h,
-    first_row,
-    pull,
-    cap,
-    CAPPED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """T: subtract every token's row of X from its target's row; several may have the same."""
-    token = tl.program_id(0)
-    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    target = tl.load(targets_n + token) - first_row
-    if (target >= 0) & (target < v):
-        inside = channel < h
-        slope = _slope(tl.load(target_logits_n + token), cap, CAPPED)
-        factor = tl.load(weight_n + token) * pull * slope
-        place = token.to(tl.int64) * h + channel
-        value = factor * tl.load(x_nh + place, mask=inside, other=0.0).to(tl.float32)
-        tl.atomic_add(gradient_vh + target * h + channel, -value, mask=inside, sem="relaxed")
