@@ -50,21 +50,22 @@ class OnePassAdamW:
         self._change_nothing()
 
     def _change_nothing(self) -> None:
-        """Take a step without a rate, so that the first of the training finds its program ready.
+        """Take a step too short to change a weight, so that the first one finds its program ready.
 
         No gradient has been formed yet, and all stay zero.
         """
+        config, rate = self._config, 1e-30
         nothing = AdamWStep(
             divisors=(float("inf"),),
             keeps_quotients=False,
-            lr=0.0,
-            vocabulary_lr=0.0,
-            weight_decay=0.0,
-            betas=(0.0, 0.0),
+            lr=rate,
+            vocabulary_lr=rate,
+            weight_decay=config.weight_decay,
+            betas=(config.adam_beta1, config.adam_beta2),
             epsilon=1.0,
             number=1,
         )
-        for keeps in {False, self._config.post_validation}:
+        for keeps in {False, config.post_validation}:
             self._kernels.adamw_(self._tensors, replace(nothing, keeps_quotients=keeps))
 
     def step(self, step: Step) -> None:

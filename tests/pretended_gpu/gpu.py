@@ -41,7 +41,7 @@ class PretendedGpu(TorchDispatchMode):
         streams: what comes after what.
         memory: what is held.
         ranges: names of the NVTX ranges.
-        forms: of the programs and the products that were used; see ``_form``.
+        forms: of the programs that were used; see ``_form``.
         number_of_others: what a tensor on the host has for its values, as if it had come from
             another rank; one on the device has 1.
     """
@@ -149,7 +149,7 @@ class PretendedGpu(TorchDispatchMode):
         result = function(*args, **kwargs)
         if any(t.device.type == "cuda" for t in [*tensors, *tensors_of(result)]):
             reads, writes = uses_of(function, args, kwargs)
-            if function.namespace == "megatron_kernels" or function.overloadpacket in _PRODUCTS:
+            if function.namespace == "megatron_kernels":
                 self.forms.add(_form(function, args, kwargs))
             work = self.use(str(function), stream, reads, writes)
             for tensor in tensors_of(result):
@@ -221,16 +221,13 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
 }
 
 
-_PRODUCTS = (_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm)
-
-
 def _form(function: Any, args: Any, kwargs: Any) -> str:
-    """Return what decides which program is compiled, or which kernel a library takes."""
+    """Return what decides which form of a program is compiled."""
 
     def of(leaf: Any) -> object:
         if not isinstance(leaf, Tensor):
-            return leaf
-        return tuple(leaf.shape), leaf.stride(), str(leaf.dtype)
+            return bool(leaf)
+        return str(leaf.dtype), [size % 16 == 0 for size in leaf.shape]
 
     return f"{function} {[of(leaf) for leaf in pytree.tree_leaves((args, kwargs))]}"
 

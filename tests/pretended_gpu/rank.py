@@ -48,7 +48,7 @@ class Findings:
         spans: the recorded timeline of the last iteration, if it was observed.
         restored: steps that were undone.
         warm: communicators that were used before the first iteration.
-        warm_forms: forms of programs and products that were used before the first iteration.
+        warm_forms: forms of programs that were used before the first iteration.
         forms: all that were used.
     """
 

@@ -37,6 +37,10 @@ def test_s_reads_and_writes_the_logits_as_often_as_it_must(parts: dict[str, Part
     assert 3 * logits < parts["S"].other_bytes < 3.2 * logits
 
 
+def test_c1_is_one_kernel_between_its_collectives(parts: dict[str, Part]) -> None:
+    assert [each.name for each in parts["C1"].launches] == ["merge_input_gradient"]
+
+
 def test_what_is_between_products_reads_and_writes_each_tensor_once(
     parts: dict[str, Part],
 ) -> None:
