@@ -197,6 +197,6 @@ class Bucket:
         main_grad, begins = take_main_grad(parameter)
         if begins:
             main_grad.copy_(grad)
-        elif grad.data_ptr() != main_grad.data_ptr():
+        elif grad is not main_grad:
             self._kernels.accumulate_(main_grad, grad)
         parameter.grad = main_grad if self._is_full else None
