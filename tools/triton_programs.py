@@ -132,7 +132,7 @@ def forms(activations: tuple[str, ...] = TYPES) -> Iterator[Form]:
 def _row_forms(kind: str) -> Iterator[Form]:
     """Yield those of norms and activations."""
     for size, on in product(_ROW_SIZES, (False, True)):
-        tile = norm_tile(size)
+        tile = norm_tile(size, 4 if kind == "fp32" else 2)
         warps = tile.pop("num_warps")
         for other in (False, True):
             forward = {"CENTRED": on, "ADDS": other, **tile}

@@ -28,16 +28,19 @@ def as_rows(x: Tensor) -> Tensor:
     return x_rh if x_rh.stride(1) == 1 else x_rh.contiguous()
 
 
-def norm_tile(h: int) -> dict[str, int]:
-    """Return the rows and columns that a program has at a time, and its warps."""
+def norm_tile(h: int, number_bytes: int) -> dict[str, int]:
+    """Return the rows and columns that a program has at a time, and its warps.
+
+    A thread has 32 bytes of a row, so that the longest row of fp32 does not exceed its registers.
+    """
     columns = triton.next_power_of_2(h)
     rows = max(1, BLOCK // columns)
-    return {"ROWS": rows, "COLUMNS": columns, "num_warps": max(4, min(16, columns // 512))}
+    return {"ROWS": rows, "COLUMNS": columns, "num_warps": max(4, columns * number_bytes // 1024)}
 
 
 def norm_span(r: int, h: int) -> int:
     """Return how many rows a program of the backward goes through."""
-    span = max(_LEAST_SPAN, triton.cdiv(r, _MOST_SPANS), norm_tile(h)["ROWS"])
+    span = max(_LEAST_SPAN, triton.cdiv(r, _MOST_SPANS), norm_tile(h, 1)["ROWS"])
     return int(span)
 
 
@@ -68,7 +71,7 @@ def norm(
 ) -> None:
     """See ``programs.norms``; LayerNorm with a bias, else RMSNorm."""
     r, h = x_rh.shape
-    tile = norm_tile(h)
+    tile = norm_tile(h, x_rh.element_size())
     norms.norm[(triton.cdiv(r, tile["ROWS"]),)](
         out_rh,
         out_rh if sum_rh is None else sum_rh,
@@ -116,7 +119,7 @@ def norm_backward(
         norm_span(r, h),
         CENTRED=len(partial_jkh) == 2,
         STREAM=stream_grad_rh is not None,
-        **{**LAUNCH, **norm_tile(h)},
+        **{**LAUNCH, **norm_tile(h, x_rh.element_size())},
     )
 
 
