@@ -12,18 +12,28 @@ import json
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from megatron.kernels.cuda.operators import BLOCK, LAUNCH, TILE
-from megatron.kernels.cuda.programs import gated, gradients, softmax
+from megatron.kernels.cuda.programs import (
+    activations,
+    gated,
+    gradients,
+    norms,
+    rotation,
+    softmax,
+    update,
+)
+from megatron.kernels.cuda.row_operators import ACTIVATION_SPAN, norm_tile, rotation_tile
 from megatron.kernels.cuda.sizes import SPAN
 
 TYPES = ("bf16", "fp16", "fp32")
@@ -44,7 +54,15 @@ _STATISTICS = ("maxima_kn", "target_logits_n", "sums_kn", "logit_sums_kn")
 RANKS = 16
 """Shards whose statistics C1 merges; the kernels have a form for every power of two."""
 
-_FLOATS = ("cap", "pull", "spread", "z_loss")
+_FLOATS = ("cap", "pull", "spread", "z_loss", "epsilon")
+_ALL_WIDE = ("statistics_2r", "partial_jkh", "partial_kf", "cos_bsp", "sin_bsp", "sums_k")
+_TABLES = ("table_tc", "blocks_k2")
+_EVEN = ("n", "h", "f", "s", "d", "p", "stride", "span", "x_batch", "x_token", "x_head")
+"""Integers that are multiples of 16 where a model's sizes are; strides among them."""
+
+_ODD = ("first_row", "angle_batch", "angle_token", *_EVEN)
+_ROW_SIZES = (128, 8192)
+"""Of the rows of norms: the channels of a head, and the longest row that the programs take."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +70,9 @@ class Form:
     """A program and the constants that it is compiled with."""
 
     program: Any
-    constants: dict[str, object]
+    constants: Mapping[str, object]
     activation: str
+    warps: int = LAUNCH["num_warps"]
 
     @property
     def name(self) -> str:
@@ -105,6 +124,51 @@ def forms(activations: tuple[str, ...] = TYPES) -> Iterator[Form]:
             yield Form(gradients.scale_rows, {"Z_LOSS": on, **rows}, kind)
             yield Form(gated.gated, {"GELU": on, **rows}, kind)
             yield Form(gated.gated_backward, {"GELU": on, **rows}, kind)
+        yield from _row_forms(kind)
+        yield from _rotation_forms(kind)
+        yield from _update_forms(kind)
+
+
+def _row_forms(kind: str) -> Iterator[Form]:
+    """Yield those of norms and activations."""
+    for size, on in product(_ROW_SIZES, (False, True)):
+        tile = norm_tile(size, 4 if kind == "fp32" else 2)
+        warps = tile.pop("num_warps")
+        for other in (False, True):
+            forward = {"CENTRED": on, "ADDS": other, **tile}
+            yield Form(norms.norm, forward, kind, warps)
+            backward = {"CENTRED": on, "STREAM": other, **tile}
+            yield Form(norms.norm_backward, backward, kind, warps)
+    yield Form(norms.column_sums, {**TILE}, kind)
+    for gelu, other in product((False, True), repeat=2):
+        if other:
+            yield Form(activations.activation, {"GELU": gelu, "BLOCK": BLOCK}, kind)
+        constants = {"GELU": gelu, "BIAS": other, "SPAN": ACTIVATION_SPAN, **TILE}
+        yield Form(activations.activation_backward, constants, kind)
+
+
+def _rotation_forms(kind: str) -> Iterator[Form]:
+    """Yield those of heads of 128 channels, of which all or half turn."""
+    for back, interleaved in product((False, True), repeat=2):
+        options = {"BACK": back, "INTERLEAVED": interleaved}
+        yield Form(rotation.rotate, {**options, **rotation_tile(128, 32 if back else 64)}, kind)
+
+
+def _update_forms(kind: str) -> Iterator[Form]:
+    """Yield those of a step: moments in fp32, all in bf16, and gradients that stay scaled."""
+    wide, narrow = tl.float32, tl.bfloat16
+    types = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
+    rounds = {"WEIGHT": types[kind], "ROUNDS": kind != "fp32", "BLOCK": BLOCK}
+    for held, moment, scales, aligned in (
+        (wide, wide, False, True),
+        (wide, wide, True, True),
+        (wide, wide, False, False),
+        (narrow, narrow, False, True),
+    ):
+        own = {"GRADIENT": held, "MOMENT": moment, "SQUARE": moment}
+        options = {"SCALES": scales, "ALIGNED": aligned}
+        yield Form(update.adamw, {**own, **rounds, **options}, kind)
+    yield Form(update.sums_of_squares, {"GRADIENT": wide, "ALIGNED": True, "BLOCK": BLOCK}, kind)
 
 
 def compiled(form: Form, capability: int) -> Resources:
@@ -119,7 +183,7 @@ def compiled(form: Form, capability: int) -> Resources:
     even = [
         (index,)
         for index, name in enumerate(names)
-        if signature[name].startswith("*") or name in ("n", "h", "f")
+        if signature[name].startswith("*") or name in _EVEN
     ]
     source = ASTSource(
         form.program,
@@ -127,7 +191,11 @@ def compiled(form: Form, capability: int) -> Resources:
         constexprs={(names.index(name),): value for name, value in form.constants.items()},
         attrs={place: [["tt.divisibility", 16]] for place in even},
     )
-    result = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=LAUNCH)
+    result = triton.compile(
+        source,
+        target=GPUTarget("cuda", capability, 32),
+        options={**LAUNCH, "num_warps": form.warps},
+    )
     options = [name.lower() for name, value in form.constants.items() if value is True]
     registers, spilled = _resources(result.asm["cubin"])
     return Resources(
@@ -144,13 +212,13 @@ def _type_of(name: str, form: Form) -> str:
     """Return the type of a program's argument in Triton's words."""
     if name in form.constants:
         return "constexpr"
-    if name in _FLOATS:
+    if name in _FLOATS or (form.program is update.adamw and name not in _TABLES):
         return "fp32"
-    if name == "targets_n":
+    if name == "targets_n" or name in _TABLES:
         return "*i64"
-    if name in _WIDE or name in _STATISTICS:
+    if name in _WIDE or name in _STATISTICS or name in _ALL_WIDE:
         return "*fp32"
-    return f"*{form.activation}" if "_" in name and name != "first_row" else "i32"
+    return f"*{form.activation}" if "_" in name and name not in _ODD else "i32"
 
 
 def _short_offsets(ttir: str, form: Form) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.documents import Documents
 from megatron.kernels.scores import PLAIN, Scores
 from megatron.kernels.softmax import LossOptions, Merged, ShardState
@@ -30,26 +31,32 @@ class Kernels(Protocol):
     Attributes:
         accumulates_products: ``accumulate_product_`` adds while it multiplies, so that it is
             quicker than a product and an addition.
+        updates_at_once: ``adamw_`` reads and writes every tensor once, so that it is quicker than
+            PyTorch's optimizer with what must happen before and after it.
     """
 
     accumulates_products: bool
+    updates_at_once: bool
 
-    def gelu(self, x: Tensor) -> Tensor:
+    def gelu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
         """``x / 2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))``, the GELU of Megatron's MLP.
 
         Args:
             x: activations of any shape.
+            bias_f: a bias that has been added to x [..., f], but not recorded by autograd: its
+                gradient is formed here, beside that of x, and not by a pass of its own.
 
         Returns:
             A tensor of the shape and type of ``x``.
         """
         ...
 
-    def squared_relu(self, x: Tensor) -> Tensor:
+    def squared_relu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
         """``relu(x)^2`` (arXiv 2109.08668). For the backward it keeps nothing but its output.
 
         Args:
             x: activations of any shape.
+            bias_f: as in ``gelu``.
 
         Returns:
             A tensor of the shape and type of ``x``.
@@ -98,6 +105,42 @@ class Kernels(Protocol):
             x: activations [..., h].
             weight_h: in the type of ``x``.
             epsilon: added to the mean square.
+        """
+        ...
+
+    def add_layer_norm(
+        self, x: Tensor, part: Tensor | None, weight_h: Tensor, bias_h: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        """``x + part`` and its ``layer_norm``: a branch joins the stream, and the next reads it.
+
+        Args:
+            x: the stream [..., h].
+            part: what a branch adds, of the same shape; ``None``: nothing. Its gradient is that of
+                the sum, where the sum's own use and the norm meet.
+            weight_h: as in ``layer_norm``.
+            bias_h: as in ``layer_norm``.
+            epsilon: as in ``layer_norm``.
+        """
+        ...
+
+    def add_rms_norm(
+        self, x: Tensor, part: Tensor | None, weight_h: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        """``x + part`` and its ``rms_norm``; arguments as those of ``add_layer_norm``."""
+        ...
+
+    def rotate(self, x_bsad: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+        """Turn pairs of channels by angles (RoPE), which have no gradient.
+
+        Args:
+            x_bsad: queries or keys [b, s, a, d], of any strides.
+            cos: of the angles of p pairs, [s, 1, p], or [b, s, 1, p] by sample; statistics. Each is
+                rounded once, at the end.
+            sin: likewise.
+            interleaved: channels 2i and 2i + 1 make a pair, not i and p + i; those from 2p on stay.
+
+        Returns:
+            A contiguous tensor of the shape and type of ``x_bsad``.
         """
         ...
 
@@ -172,6 +215,23 @@ class Kernels(Protocol):
             left: activations [i, n].
             right: activations [n, j].
             begins: the sum begins with this product: what ``total`` holds does not count.
+        """
+        ...
+
+    def sum_of_squares(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the sum of the squares of all elements, float64 [], in an order that is fixed.
+
+        Args:
+            tensors: at least one, contiguous, of any floating types; read once.
+        """
+        ...
+
+    def adamw_(self, tensors: AdamWTensors, step: AdamWStep) -> None:
+        """Take a step of AdamW and round the masters to the weights.
+
+        Args:
+            tensors: at least one of each; the masters are statistics.
+            step: its numbers.
         """
         ...
 

@@ -54,10 +54,12 @@ class Linear(nn.Linear):
             there itself if the kernels do so in the product.
         keeps_first: keep the input before the product is formed, not after it, as autograd's own
             layer does: computing a layer again may then end before its last product.
+        leaves_bias_gradient: whoever uses the output forms the gradient of the bias.
     """
 
     defer: Defer | None = None
     keeps_first = False
+    leaves_bias_gradient = False
 
     def __init__(
         self,
@@ -96,12 +98,18 @@ class Linear(nn.Linear):
         """[..., i] -> [..., o] of this rank; [b, u, i] -> [b, s, o] or back if ranks share it."""
         defer = self.defer if self.weight.requires_grad else None
         if defer is None and self.columns.size == self.rows.size == 1 and not self.adds_itself:
-            return super().forward(x)
+            return functional.linear(x, self.weight, self._recorded_bias)
         kept = None
         if self.keeps_first and self.weight.requires_grad:
             kept = list[Any]()
             x = apply(_KeptInput, x, self.weight, kept)
-        return apply(_SharedLinear, x, self.weight, self.bias, kept, self, defer)
+        return apply(_SharedLinear, x, self.weight, self._recorded_bias, kept, self, defer)
+
+    @property
+    def _recorded_bias(self) -> Tensor | None:
+        """The bias as autograd knows it."""
+        bias: Tensor | None = self.bias
+        return bias.detach() if bias is not None and self.leaves_bias_gradient else bias
 
     @property
     def adds_itself(self) -> bool:

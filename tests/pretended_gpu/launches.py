@@ -29,7 +29,16 @@ from megatron.layers.main_grad import give_main_grad
 from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.model.config import ModelConfig
+from megatron.model.ownership import OwnedParameter
 from megatron.model.transformer_layer import TransformerLayer
+from megatron.optimizer.bucket import Bucket
+from megatron.optimizer.config import OptimizerConfig
+from megatron.optimizer.grad_norm import local_sum_of_squares
+from megatron.optimizer.lr_schedule import Rates
+from megatron.optimizer.make import make_optimizer
+from megatron.optimizer.muon import QKVRows
+from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
+from megatron.parallel.groups import ConnectedAxis
 
 PRODUCTS_PER_SECOND: Final = 790e12
 BYTES_PER_SECOND: Final = 4e12
@@ -62,6 +71,15 @@ _ROWS_OF_TOKENS: Final = {
 }
 """Arguments of which an operation touches one row for every index: which, and by which indices.
 Where the row is another shard's, the Triton programs touch none; that is not counted for them."""
+
+
+_ONLY_WRITTEN: Final = {"adamw_": ("quotients", "weights"), "_foreach_copy_": ("self",)}
+"""Arguments of operations in place that are not read; what a quotient comes from is another."""
+
+STEP_PARTS: Final = ("norm", "step")
+
+PARAMETERS: Final = 4 * HIDDEN * HIDDEN
+"""Of the matrices whose step is counted."""
 
 
 @dataclass(frozen=True)
@@ -142,12 +160,23 @@ class Counter(TorchDispatchMode):
             made = [each for each in tensors_of(result) if id(each) not in before]
             if writes or not function.is_view:
                 sizes = _sizes(function, args, kwargs)
-                again = writes if name.endswith("_") else []  # in place: read as well
+                again = _read_again(function, args, kwargs, writes)
                 moved = [*reads, *writes, *again, *made]
                 size = sum(sizes.get(id(each), _bytes(each)) for each in moved)
                 flops = _flops(function, args, result)
                 self._launches.append(Launch(name, size, flops))
         return result
+
+
+def _read_again(function: Any, args: Any, kwargs: Any, writes: list[Tensor]) -> list[Tensor]:
+    """Return those of the written tensors that an operation in place reads as well."""
+    name = function._schema.name.split("::")[1]
+    if not name.endswith("_"):
+        return []
+    names = [argument.name for argument in function._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    unread = {id(each) for key in _ONLY_WRITTEN.get(name, ()) for each in tensors_of(given[key])}
+    return [each for each in writes if id(each) not in unread]
 
 
 def _sizes(function: Any, args: Any, kwargs: Any) -> dict[int, int]:
@@ -183,6 +212,7 @@ def count(which: str, rank: int) -> dict[str, Part]:
         chosen: Kernels = kernels_for(DEVICE, torch.bfloat16) if which == "chosen" else kernels
         _count_output_layer(counter, chosen)
         _count_layer(counter, chosen)
+        _count_step(counter, chosen)
     return counter.parts
 
 
@@ -237,6 +267,40 @@ def _count_layer(counter: Counter, kernels: Kernels) -> None:
                 each()
 
 
+def _count_step(counter: Counter, kernels: Kernels) -> None:
+    """Count the norm and a clipped step of AdamW on matrices in bf16 with fp32 states."""
+    entries = [
+        OptimizedParameter.of(
+            OwnedParameter.whole(
+                f"{index}.weight",
+                nn.Parameter(torch.empty(HIDDEN, HIDDEN, dtype=torch.bfloat16, device=DEVICE)),
+            )
+        )
+        for index in range(PARAMETERS // HIDDEN**2)
+    ]
+    Bucket(entries, kernels)
+    parts = list(map(ParameterPart.whole, entries))
+    config = OptimizerConfig(lr=1e-4, weight_decay=0.1)
+    nobody = ConnectedAxis("tensor", 0, (0,))
+    optimizer = make_optimizer(config, QKVRows(1, 1, 1), nobody, kernels, parts)
+    with counter.part("norm"):
+        local_sum_of_squares(parts, kernels, DEVICE)
+    with counter.part("step"):
+        optimizer.step(Rates(1e-4, 1e-4, 0.1), grad_norm=3.0)
+
+
+def step_rows(before: dict[str, Part], after: dict[str, Part]) -> Iterator[str]:
+    """Yield a table of both."""
+    yield "| part | launches | bytes a parameter |"
+    yield "|---|--:|--:|"
+    for name in STEP_PARTS:
+        first, last = before[name], after[name]
+        yield (
+            f"| {name} | {len(first.launches)} -> {len(last.launches)} | "
+            f"{first.other_bytes / PARAMETERS:.1f} -> {last.other_bytes / PARAMETERS:.1f} |"
+        )
+
+
 def _adds(kernels: Kernels) -> Callable[[Tensor], None]:
     """Return what a bucket does with a gradient that autograd has formed."""
 
@@ -252,7 +316,7 @@ def launch_rows(before: dict[str, Part], after: dict[str, Part]) -> Iterator[str
     """Yield a table of both."""
     yield "| part | launches | bytes beside products | times its products |"
     yield "|---|--:|--:|--:|"
-    for name in after:
+    for name in (name for name in after if name not in STEP_PARTS):
         first, last = before[name], after[name]
         yield (
             f"| {name} | {len(first.launches)} -> {len(last.launches)} | "

@@ -2,7 +2,7 @@
 
 import pytest
 from cuda_path import needs_pretended_gpus
-from pretended_gpu.launches import HIDDEN, ROWS, TOKENS, Part, count
+from pretended_gpu.launches import HIDDEN, PARAMETERS, ROWS, TOKENS, Part, count
 from pretended_gpu.pool import GpuPool
 
 pytestmark = needs_pretended_gpus
@@ -39,3 +39,22 @@ def test_s_reads_and_writes_the_logits_as_often_as_it_must(parts: dict[str, Part
 
 def test_c1_is_one_kernel_between_its_collectives(parts: dict[str, Part]) -> None:
     assert [each.name for each in parts["C1"].launches] == ["merge_input_gradient"]
+
+
+def test_what_is_between_products_reads_and_writes_each_tensor_once(
+    parts: dict[str, Part],
+) -> None:
+    """In units of [n, h]: two norms, a sum that is one with a norm, a last sum, and GELU."""
+    unit = 2 * TOKENS * HIDDEN
+    forward = 2 + 4 + 8 + 3
+    assert parts["F"].other_bytes < (forward + 0.1) * unit
+    backward = (4 + 4) + 12 + (1 + 1 + 3)  # norms, GELU, biases of the other linear layers
+    backward += 3 + 3  # the gradients of queries, keys and values join in one
+    assert parts["split B"].other_bytes < (backward + 1.5) * unit  # and sums of spans of rows
+
+
+def test_a_step_reads_and_writes_each_tensor_once(parts: dict[str, Part]) -> None:
+    """Gradient, master and moments in fp32, and the weight in bf16; before it, the norm."""
+    assert parts["step"].other_bytes == 30 * PARAMETERS
+    assert parts["norm"].other_bytes < 4.02 * PARAMETERS
+    assert [each.name for each in parts["step"].launches] == ["adamw_"]

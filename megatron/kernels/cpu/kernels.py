@@ -15,6 +15,7 @@ from megatron.kernels.cpu.library import Library, expect
 from megatron.kernels.cpu.short_attention import LONGEST, ShortCausalAttention
 from megatron.kernels.cpu.squared_relu import CompiledSquaredReLU, PositiveSquaredReLU
 from megatron.kernels.documents import Documents
+from megatron.kernels.reference.bias import with_bias
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.kernels.scores import PLAIN, Scores
 
@@ -40,13 +41,13 @@ class CpuKernels(ReferenceKernels):
     def __init__(self, tile_rows: int = TILE_ROWS) -> None:
         super().__init__(tile_rows)
 
-    def gelu(self, x: Tensor) -> Tensor:
+    def gelu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
         """See ``Kernels``; arithmetic is fp32 for bf16."""
-        return apply(TiledGelu, x)
+        return apply(TiledGelu, with_bias(x, bias_f))
 
-    def squared_relu(self, x: Tensor) -> Tensor:
+    def squared_relu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
         """See ``Kernels``."""
-        return apply(PositiveSquaredReLU, x)
+        return apply(PositiveSquaredReLU, with_bias(x, bias_f))
 
     def layer_norm(self, x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
         """See ``Kernels``; fp32 is computed in float64."""
@@ -95,13 +96,13 @@ class CompiledKernels(CpuKernels):
         self._library = library
         self._scratch = torch.empty(0, dtype=torch.bfloat16)
 
-    def gelu(self, x: Tensor) -> Tensor:
+    def gelu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
         """See ``Kernels``."""
-        return apply(CompiledGelu, x, self._library)
+        return apply(CompiledGelu, with_bias(x, bias_f), self._library)
 
-    def squared_relu(self, x: Tensor) -> Tensor:
+    def squared_relu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
         """See ``Kernels``."""
-        return apply(CompiledSquaredReLU, x, self._library)
+        return apply(CompiledSquaredReLU, with_bias(x, bias_f), self._library)
 
     def layer_norm(self, x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
         """See ``Kernels``."""

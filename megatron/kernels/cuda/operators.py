@@ -9,13 +9,12 @@ Shapes: v rows of a shard, n tokens, h hidden size, k spans of rows, p shards; r
 channels.
 """
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
-import torch
 import triton
 from torch import Tensor
 
+from megatron.kernels.cuda.library import operator as _operator
 from megatron.kernels.cuda.programs import gated as gated_programs
 from megatron.kernels.cuda.programs import gradients as gradient_programs
 from megatron.kernels.cuda.programs import softmax as softmax_programs
@@ -29,30 +28,10 @@ BLOCK: Final = 1024
 LAUNCH: Final = {"num_warps": 4, "enable_fp_fusion": True}
 """Of all programs: threads, and that a product and a sum may be one instruction, rounded once."""
 
-_LIBRARY = torch.library.Library("megatron_kernels", "FRAGMENT")
-
 
 def spans(rows: int) -> int:
     """Return k, the number of partial results for every token."""
     return -(-rows // SPAN)
-
-
-def _operator(schema: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that makes a function the operator of ``schema``, and returns that."""
-
-    def define(function: Callable[..., None]) -> Callable[..., None]:
-        name = _LIBRARY.define(schema)
-        for key in ("CUDA", "CPU"):
-            _LIBRARY.impl(name, function, key)
-        _LIBRARY.impl(name, _writes_nothing, "Meta")
-        operator: Callable[..., None] = getattr(torch.ops.megatron_kernels, schema.split("(")[0])
-        return operator
-
-    return define
-
-
-def _writes_nothing(*_: Any) -> None:
-    """Take the place of a program where tensors have no values."""
 
 
 def _over_logits(logits_vn: Tensor) -> tuple[int, int]:

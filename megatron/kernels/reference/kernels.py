@@ -1,17 +1,21 @@
 """All kernels in PyTorch's own operations, for any device and type; the others must match them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
 
+from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.autograd import apply
 from megatron.kernels.documents import Documents
 from megatron.kernels.heads import split_heads
+from megatron.kernels.reference import optimizer
+from megatron.kernels.reference.bias import with_bias
 from megatron.kernels.reference.geglu import GeGLU
 from megatron.kernels.reference.packed_attention import can_pack, packed_attention
+from megatron.kernels.reference.rotation import Rotation
 from megatron.kernels.reference.scored_attention import scored_attention
 from megatron.kernels.reference.squared_relu import SquaredReLU
 from megatron.kernels.reference.swiglu import SwiGLU
@@ -34,18 +38,19 @@ class ReferenceKernels(TiledOutput):
     """
 
     accumulates_products = False
+    updates_at_once = False
 
     def __init__(self, tile_rows: int = TILE_ROWS) -> None:
         self.tile_rows = tile_rows
 
-    def gelu(self, x: Tensor) -> Tensor:
+    def gelu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
         """See ``Kernels``."""
-        value: Tensor = functional.gelu(x, approximate="tanh")
+        value: Tensor = functional.gelu(with_bias(x, bias_f), approximate="tanh")
         return value
 
-    def squared_relu(self, x: Tensor) -> Tensor:
+    def squared_relu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
         """See ``Kernels``."""
-        return apply(SquaredReLU, x)
+        return apply(SquaredReLU, with_bias(x, bias_f))
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """See ``Kernels``."""
@@ -62,6 +67,24 @@ class ReferenceKernels(TiledOutput):
     def rms_norm(self, x: Tensor, weight_h: Tensor, epsilon: float) -> Tensor:
         """See ``Kernels``."""
         return functional.rms_norm(x, weight_h.shape, weight_h, epsilon)
+
+    def add_layer_norm(
+        self, x: Tensor, part: Tensor | None, weight_h: Tensor, bias_h: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        """See ``Kernels``."""
+        total = x if part is None else x + part
+        return total, self.layer_norm(total, weight_h, bias_h, epsilon)
+
+    def add_rms_norm(
+        self, x: Tensor, part: Tensor | None, weight_h: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        """See ``Kernels``."""
+        total = x if part is None else x + part
+        return total, self.rms_norm(total, weight_h, epsilon)
+
+    def rotate(self, x_bsad: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+        """See ``Kernels``."""
+        return apply(Rotation, x_bsad, cos, sin, interleaved)
 
     def causal_attention(
         self,
@@ -108,6 +131,17 @@ class ReferenceKernels(TiledOutput):
             total.copy_(left @ right)
         else:
             self.accumulate_(total, left @ right)
+
+    def sum_of_squares(self, tensors: Sequence[Tensor]) -> Tensor:
+        """See ``Kernels``."""
+        total = torch.zeros((), dtype=torch.float64, device=tensors[0].device)
+        for tensor in tensors:
+            total += optimizer.sum_of_squares(tensor)
+        return total
+
+    def adamw_(self, tensors: AdamWTensors, step: AdamWStep) -> None:
+        """See ``Kernels``."""
+        optimizer.adamw_(tensors, step)
 
     def exponentials_(self, logits_tn: Tensor, max_n: Tensor, sum_n: Tensor) -> Tensor:
         """See ``TileKernels``."""
