@@ -84,11 +84,6 @@ class Implementation:
         return makers[self.name]()
 
     @property
-    def cuts_off(self) -> bool:
-        """Whether bf16 loses digits instead of being rounded, as in Triton's interpreter."""
-        return (self.name, self.device, self.dtype) == ("cuda", CPU, torch.bfloat16)
-
-    @property
     def tile_kernels(self) -> TileKernels:
         kernels = self.kernels
         assert isinstance(kernels, ReferenceKernels)
