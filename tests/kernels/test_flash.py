@@ -24,7 +24,11 @@ CPU = torch.device("cpu")
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> Tensor:
-    """[b, s, heads, d], as the package has it, by the formula."""
+    """[b, s, heads, d], as the package has it, by the formula.
+
+    Its documentation aligns the mask "to the bottom right corner": the last query is at the last
+    key, and window and slopes go by these positions too.
+    """
     left, right = given["window_size"]
     assert given["causal"]
     assert right in (-1, 0), "a causal window has no right side"
@@ -35,8 +39,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> Tensor:
         None if left < 0 else left,
         () if slopes is None else tuple(slopes.tolist()),
     )
-    heads = (t.double().transpose(1, 2) for t in (q, k, v))
-    return explicit_attention(*heads, scores=scores).transpose(1, 2).to(q.dtype)
+    queries, earlier = q.shape[1], k.shape[1] - q.shape[1]
+    whole = torch.cat((q.new_zeros(len(q), earlier, *q.shape[2:]), q), 1)
+    heads = (t.double().transpose(1, 2) for t in (whole, k, v))
+    return explicit_attention(*heads, scores=scores).transpose(1, 2)[:, -queries:].to(q.dtype)
 
 
 def packed(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, given: dict[str, Any]) -> Tensor:
@@ -184,6 +190,35 @@ def test_it_is_given_what_the_scores_are(stub: Any, scores: Scores) -> None:
     torch.testing.assert_close(got.double(), expected, rtol=2**-7, atol=1e-2)
 
 
+@pytest.mark.parametrize("stub", [Version2(), Version3()], ids=["2", "3"])
+@pytest.mark.parametrize("scores", SCORES, ids=str)
+@pytest.mark.parametrize("queries", [1, 4])
+def test_queries_of_the_last_positions(stub: Any, scores: Scores, queries: int) -> None:
+    """As a rank has them that shares the sequence: it is told of no mask, and of no offset."""
+    q, k, v = drawn()
+    expected = explicit_attention(*(t.double() for t in (q, k, v)), scores=scores)
+    tried = flash.FlashAttention(2 if isinstance(stub, Version2) else 3, stub)
+    assert tried.refusal(q[:, :, -queries:], k, scores, 0.0, None) is None
+    got = tried.attend(q[:, :, -queries:], k, v, scores, 0.0, None)
+    assert stub.given[-1]["causal"]
+    assert [len(stub.given[-1][name][0]) for name in "qkv"] == [queries, 9, 9]
+    expected = expected[:, :, -queries:]
+    torch.testing.assert_close(got.double(), expected, rtol=2**-7, atol=1e-2)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(4, 9), (4, 4)])
+def test_documents_of_which_ranks_share_the_positions_go_to_pytorch(
+    queries: int, keys: int
+) -> None:
+    """A chunk may be as long as what it sees, and its documents are those of whole samples."""
+    documents = Documents.of(torch.tensor([[0, 0, 0, 3, 3, 3, 3, 3, 8], [0] * 9]), lambda t: t)
+    q, k, _ = drawn()
+    q, k = q[:, :, keys - queries : keys], k[:, :, :keys]
+    refusal = flash.FlashAttention(2, Version2()).refusal(q, k, PLAIN, 0.0, documents)
+    assert refusal == "documents of which ranks share the positions"
+    assert not documents.are_of(q, k)
+
+
 def test_version_2_has_the_slopes_of_alibi() -> None:
     scores = Scores(0.7, 1.5, 4, SLOPES)
     expected = explicit_attention(*(t.double() for t in drawn()), scores=scores)
@@ -229,7 +264,7 @@ def test_what_it_does_not_know_is_refused(
     version: int, query: Tensor, scores: Scores, dropout: float, words: str | None
 ) -> None:
     stub = Version2() if version == 2 else Version3()
-    refusal = flash.FlashAttention(version, stub).refusal(query, scores, dropout)
+    refusal = flash.FlashAttention(version, stub).refusal(query, query, scores, dropout, None)
     assert refusal is None if words is None else words in refusal
 
 

@@ -4,6 +4,9 @@ PyTorch's own kernels know no cap, no window without documents and no ALiBi, so 
 are computed block by block (``reference.scored_attention``). Version 3 is also the quicker one for
 plain scores. Neither is required, and what they do not know goes to PyTorch.
 
+Queries may be those of the last positions only, where ranks share a sequence: since version 2.1
+the package puts the last query beside the last key, and causality, window and ALiBi go by that.
+
 Shapes: b batch, a query heads, g key/value heads, s sequence, d channels of a head, n = b s.
 """
 
@@ -43,7 +46,14 @@ class FlashAttention:
         self._dense: Callable[..., Any] = module.flash_attn_func
         self._packed: Callable[..., Any] = module.flash_attn_varlen_func
 
-    def refusal(self, q_basd: Tensor, scores: Scores, dropout: float) -> str | None:
+    def refusal(
+        self,
+        q_basd: Tensor,
+        k_bgsd: Tensor,
+        scores: Scores,
+        dropout: float,
+        documents: Documents | None,
+    ) -> str | None:
         """Return what of an attention it does not know; ``None``: it computes it."""
         channels = q_basd.shape[3]
         if q_basd.dtype not in _TYPES:
@@ -54,6 +64,8 @@ class FlashAttention:
             return "dropout (version 2 does)"
         if self.version == 3 and scores.slopes_a:
             return "ALiBi (version 2 does)"
+        if documents is not None and not documents.are_of(q_basd, k_bgsd):
+            return "documents of which ranks share the positions"
         return None
 
     def attend(

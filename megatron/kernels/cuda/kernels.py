@@ -107,7 +107,7 @@ class CudaKernels(CudaOutput, ReferenceKernels):
     ) -> Tensor:
         """See ``Kernels``."""
         for flash in self._flash:
-            refusal = flash.refusal(q_basd, scores, dropout)
+            refusal = flash.refusal(q_basd, k_bgsd, scores, dropout, documents)
             if refusal is None:
                 return flash.attend(q_basd, k_bgsd, v_bgsd, scores, dropout, documents)
             self._say_once(f"attention: not by flash-attn {flash.version}, which lacks {refusal}")

@@ -97,11 +97,12 @@ class ReferenceKernels(TiledOutput):
         documents: Documents | None = None,
     ) -> Tensor:
         """See ``Kernels``."""
-        is_whole = q_basd.shape[2] == k_bgsd.shape[2]
-        if documents is not None and is_whole and can_pack(q_basd, scores, dropout):
+        if documents is None:
+            is_whole = q_basd.shape[2] == k_bgsd.shape[2]
+            if scores.are_products and (is_whole or q_basd.is_cuda):
+                return scaled_dot_product(q_basd, k_bgsd, v_bgsd, dropout, scores.scale)
+        elif documents.are_of(q_basd, k_bgsd) and can_pack(q_basd, scores, dropout):
             return packed_attention(q_basd, k_bgsd, v_bgsd, scores, documents)
-        if documents is None and scores.are_products and (is_whole or q_basd.is_cuda):
-            return scaled_dot_product(q_basd, k_bgsd, v_bgsd, dropout, scores.scale)
         return scored_attention(q_basd, k_bgsd, v_bgsd, scores, dropout, documents)
 
     def causal_self_attention(
