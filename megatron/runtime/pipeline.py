@@ -144,7 +144,7 @@ class PipelineRank:
         replaced, self._installed = self._installed, installed
         return replaced
 
-    def warm_up(self, microbatch: DeviceMicrobatch) -> None:
+    def warm_up(self, microbatch: DeviceMicrobatch, *, trains: bool = True) -> None:
         """Train on a microbatch and evaluate it, so that the first iteration finds all in place.
 
         Every rank calls it before the first iteration. Each link and group moves what it will
@@ -154,17 +154,21 @@ class PipelineRank:
         trains twice, as first gradients overwrite what later ones are added to.
 
         What it adds to gradients is the caller's to clear. No parameter changes.
+
+        Args:
+            microbatch: like those of the run; its loss counts for nothing.
+            trains: train on it too; otherwise the run will only evaluate.
         """
         plan, replicas = self.train_program.plan, self._replication
         running = self._install(plan_of_one(plan), self.costs, with_steps=False)
-        for _ in range(2):
+        for _ in range(2 if trains else 0):
             running.passes.begin([microbatch], 0, training=True, predicts_ahead=True)
             running.executor.run(running.training)
         running.passes.begin([microbatch], 0, training=False, predicts_ahead=False)
         with torch.no_grad():
             running.executor.run(running.evaluation)
         work = self._replica_work(plan)
-        if work is not None and replicas is not None and replicas.optimizer is not None:
+        if trains and work is not None and replicas is not None and replicas.optimizer is not None:
             for bucket in range(len(replicas.buckets)):  # replicas agree, so nothing changes
                 work.gather_again(bucket).wait()
 

@@ -25,10 +25,10 @@ def warm_up(config: RunConfig, state: TrainState) -> None:
         config: the run.
         state: this rank, before its first iteration.
     """
-    groups = state.groups
-    if not config.train.skip_train:
-        state.zero_gradients()
-        state.pipeline.warm_up(_nothing(config, groups))
+    groups, trains = state.groups, not config.train.skip_train
+    state.zero_gradients()
+    state.pipeline.warm_up(_nothing(config, groups), trains=trains)
+    if trains:
         state.zero_gradients()
         gc.collect()  # its passes refer to each other, and would keep the microbatch for a while
         local_sum_of_squares(state.counted, state.kernels, groups.device)

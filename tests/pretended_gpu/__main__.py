@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from pretended_gpu.launches import count, launch_rows, step_rows
+from pretended_gpu.one_gpu import tables
 from pretended_gpu.paper_memory import rows
 from pretended_gpu.pool import GpuPool, gpu_pool
 
@@ -18,10 +18,7 @@ def lines(what: str, pool: GpuPool) -> Iterator[str]:
     if what != "launches":
         yield from rows(Path(what), pool)
         return
-    [before], [after] = (pool.map(count, which, ranks=1) for which in ("reference", "chosen"))
-    yield from launch_rows(before, after)
-    yield ""
-    yield from step_rows(before, after)
+    yield from tables(pool)
 
 
 with gpu_pool() as pool:

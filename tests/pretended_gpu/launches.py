@@ -323,5 +323,9 @@ def launch_rows(before: dict[str, Part], after: dict[str, Part]) -> Iterator[str
             f"{first.other_bytes / 1e6:,.0f} -> {last.other_bytes / 1e6:,.0f} MB | "
             f"{first.multiple:.2f} -> {last.multiple:.2f} |"
         )
-    both = [parts["S"] + parts["C1"] + parts["T"] for parts in (before, after)]
-    yield f"| S + C1 + T | | | {both[0].multiple:.2f} -> {both[1].multiple:.2f} |"
+    for names in (("S", "T"), ("S", "C1", "T")):
+        first, last = (
+            Part(tuple(each for name in names for each in parts[name].launches))
+            for parts in (before, after)
+        )
+        yield f"| {' + '.join(names)} | | | {first.multiple:.2f} -> {last.multiple:.2f} |"
