@@ -74,9 +74,9 @@ def test_documents_of_a_part_of_the_positions_are_not_packed(
     monkeypatch.setattr(reference, "can_pack", lambda *_: True)
     packed: list[bool] = []
 
-    def noting(*arguments: Any) -> Tensor:
+    def noting(q: Tensor, k: Tensor, v: Tensor, scores: Scores, documents: Documents) -> Tensor:
         packed.append(True)
-        return scored_attention(*arguments[:4], 0.0, arguments[4])
+        return scored_attention(q, k, v, scores, 0.0, documents)
 
     monkeypatch.setattr(reference, "packed_attention", noting)
     q, k, v = (torch.randn(3, heads, SEQ, 8).double() for heads in (4, 2, 2))
