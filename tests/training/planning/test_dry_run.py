@@ -91,9 +91,9 @@ def test_all_parameters_are_somewhere(vocabulary: str, ffn: int) -> None:
     ranks = rank_figures(report(run))
     parameters = 24 * 2048 * (4 * 2048 + 2 * ffn) + 2 * 2048 * 256_000
     x = 2 * 2048 * 2048  # elements of X
-    in_layers = 2 * ffn * (2 * 2048)  # a gradient within the MLP
+    in_layers = 2 * (ffn * 2 * 2048 + 2 * x)  # a gradient within the MLP, and beside it of two X
     in_output_layer = 2 * x  # X, scaled: more than the partial statistics of all spans
-    early = 4 * x * (1 if vocabulary == "none" else 2)  # A
+    early = (4 + 2) * x * (1 if vocabulary == "none" else 2)  # A, and what C1 makes of it
     with_output, without = (1, 3) if vocabulary == "none" else (4, 0)
     at_work = with_output * max(in_layers, in_output_layer) + without * in_layers
     expected = (BYTES_PER_PARAMETER * parameters + with_output * early + at_work) / GIB
@@ -106,7 +106,7 @@ def run_row(plan: Plan, rank: int, shape: Shape) -> tuple[int, int, int]:
 
     Returns:
         The buffers of exponentials that there were, or without any the most microbatches between S
-        and T; the bytes of one with its X, those of A.
+        and T; the bytes of one with its X, those of A and of the gradient that C1 makes of it.
     """
     whole = plan.treatment.name == "none"
     shards = 1 if whole else plan.ranks
@@ -131,7 +131,9 @@ def run_row(plan: Plan, rank: int, shape: Shape) -> tuple[int, int, int]:
             else:
                 form_gradient = plan.treatment.name in ("none", "vocab-2")
                 state = layer.s(x_nh, targets_n, form_gradient)
-            early.add(0 if state.raw_gradient_nh is None else state.raw_gradient_nh.nbytes)
+            formed = [state.raw_gradient_nh]
+            formed.append(layer.merge(state.statistics_4n.unsqueeze(0), state, weight_n)[1])
+            early.add(sum(0 if each is None else each.nbytes for each in formed))
             state.drop_gradient()
             states[item.microbatch] = state
             most = max(most, len(states))
