@@ -183,7 +183,6 @@ def test_logits_of_any_size(tried: Implementation) -> None:
     assert_as_exact_as_autograd(tried, problem, answer)
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, in which Triton interprets
 @EACH_IMPLEMENTATION
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_what_is_not_finite_reaches_the_loss(tried: Implementation, value: float) -> None:

@@ -139,7 +139,6 @@ def test_a_sum_of_squares(tried: Implementation) -> None:
     torch.testing.assert_close(total, expected, rtol=1e-6, atol=0)
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, in which Triton interprets
 @EACH_IMPLEMENTATION
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_a_bad_element_reaches_the_sum(tried: Implementation, bad: float) -> None:
