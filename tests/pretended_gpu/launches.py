@@ -321,11 +321,15 @@ def launch_rows(before: dict[str, Part], after: dict[str, Part]) -> Iterator[str
         yield (
             f"| {name} | {len(first.launches)} -> {len(last.launches)} | "
             f"{first.other_bytes / 1e6:,.0f} -> {last.other_bytes / 1e6:,.0f} MB | "
-            f"{first.multiple:.2f} -> {last.multiple:.2f} |"
+            f"{_multiples(first, last)} |"
         )
     for names in (("S", "T"), ("S", "C1", "T")):
         first, last = (
             Part(tuple(each for name in names for each in parts[name].launches))
             for parts in (before, after)
         )
-        yield f"| {' + '.join(names)} | | | {first.multiple:.2f} -> {last.multiple:.2f} |"
+        yield f"| {' + '.join(names)} | | | {_multiples(first, last)} |"
+
+
+def _multiples(before: Part, after: Part) -> str:
+    return f"{before.multiple:.2f} -> {after.multiple:.2f}" if after.flops else "no products"

@@ -1,11 +1,16 @@
 """What a GPU is asked to do: no more than the products of each part, and little beside them."""
 
+from pathlib import Path
+
 import pytest
 from cuda_path import needs_pretended_gpus
 from pretended_gpu.launches import HIDDEN, PARAMETERS, ROWS, TOKENS, Part, count
+from pretended_gpu.one_gpu import tables, train
 from pretended_gpu.pool import GpuPool
 
 pytestmark = needs_pretended_gpus
+
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "2026-11-22-gpu-count" / "README.md"
 
 PRODUCT = 2 * TOKENS * HIDDEN * ROWS
 
@@ -23,6 +28,7 @@ def test_products_are_those_of_the_algorithm(parts: dict[str, Part]) -> None:
 
 
 def test_the_output_layer_takes_little_longer_than_its_products(parts: dict[str, Part]) -> None:
+    assert (parts["S"] + parts["T"]).multiple < 1.10
     assert (parts["S"] + parts["C1"] + parts["T"]).multiple < 1.10
 
 
@@ -58,3 +64,15 @@ def test_a_step_reads_and_writes_each_tensor_once(parts: dict[str, Part]) -> Non
     assert parts["step"].other_bytes == 30 * PARAMETERS
     assert parts["norm"].other_bytes < 4.02 * PARAMETERS
     assert [each.name for each in parts["step"].launches] == ["adamw_"]
+
+
+def test_one_gpu_could_have_65_percent_of_its_peak(gpus: GpuPool) -> None:
+    [trained] = gpus.map(train, "chosen", ranks=1)
+    assert trained.mfu > 0.65
+
+
+@pytest.mark.full
+def test_the_report_says_what_is_counted_now(gpus: GpuPool) -> None:
+    said = PAGE.read_text().splitlines()
+    counted = [line for line in tables(gpus) if line]
+    assert [line for line in said if line in counted] == counted
