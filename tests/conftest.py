@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 # Before torch reads it: the tests' tensors are small, and ranks share the cores as it is.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Before Triton reads it: without a GPU its programs run in its interpreter, on tensors of the CPU.
+if not os.path.exists("/dev/nvidiactl"):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # A deadline would make a property fail because the machine is busy.
 hypothesis.settings.register_profile("tests", deadline=None)
 hypothesis.settings.load_profile("tests")
