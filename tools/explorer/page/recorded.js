@@ -4,9 +4,12 @@ import { TimelineView } from "./timeline.js";
 import { element, made, passName, percent, short, table, time } from "./words.js";
 
 export class Recorded {
-  /** `ask(text)` returns what Python says of a timeline; `idle()` waits until it may be asked. */
-  constructor(idle, ask) {
-    Object.assign(this, { idle, ask });
+  /**
+   * `plan` is the view of the plan, `ask(text)` returns what Python says of a timeline, and `idle()`
+   * waits until it may be asked.
+   */
+  constructor(plan, idle, ask) {
+    Object.assign(this, { plan, idle, ask });
     this.text = null;
     this.view = new TimelineView(element("recorded-plan"), { onFocus: (pass) => this.tell(pass) });
     const section = element("recorded");
@@ -48,13 +51,15 @@ export class Recorded {
     canvas.hidden = false;
     element("recorded-close").hidden = false;
     canvas.setAttribute("aria-label", `Recorded timeline ${this.name}`);
-    element("recorded-hint").textContent = `${this.name}: time ${time(found.total, true)}, idle ${percent(found.idle)}${found.comparison ? "" : `. Not compared with the plan: ${found.why}`}`;
+    element("recorded-hint").textContent = `${this.name}: time ${time(found.total, true)}, idle ${percent(found.idle)}. ${found.comparison ? scale(found.unit) : `On a scale of its own, not compared with the plan: ${found.why}`}`;
     this.view.show(found.drawing, this.facts, null, true);
+    if (found.comparison) this.plan.join(this.view, found.unit);
     element("recorded-table").replaceChildren(...(found.comparison ? [compared(found.comparison)] : []));
   }
 
   close(message = "") {
     this.text = null;
+    this.view.part();
     element("recorded-plan").hidden = true;
     element("recorded-close").hidden = true;
     element("recorded-file").value = "";
@@ -68,6 +73,11 @@ export class Recorded {
       ? `${passName(pass.kind, pass.microbatch, pass.chunk)} on rank ${pass.rank}: ${time(pass.start, true)} to ${time(pass.end, true)}, takes ${time(pass.end - pass.start, true)}`
       : "";
   }
+}
+
+/** How the plan's time compares, of which one unit takes so many seconds. */
+function scale(unit) {
+  return `On the plan's scale of time${unit === 1 ? "" : `, of which 1 is taken as ${time(unit, true)}, so that all passes together take as long in both`}.`;
 }
 
 /** Both timelines in numbers. Units differ unless the plan is that of a model, so shares are told too. */
