@@ -34,6 +34,9 @@ def config(ranks: int, chunks: int) -> Any:
         pipeline_model_parallel_size=ranks,
         virtual_pipeline_model_parallel_size=chunks if chunks > 1 else None,
         pipeline_dtype=torch.float32,
+        # Of two ranks one is before and after the other, and a batch would mix the messages up.
+        overlap_p2p_comm=chunks > 1,
+        batch_p2p_comm=chunks == 1,
         use_cpu_initialization=True,
         attention_dropout=0.0,
         hidden_dropout=0.0,
@@ -251,7 +254,10 @@ def blocks_fault(
     first, rows = head.shard.first_real_row, head.shard.real_rows
     assert matrix.grad is not None
     assert head.weight.grad is not None
-    pairs = [(loss, expected.detach()), (head.weight.grad[:rows], matrix.grad[first : first + rows])]
+    pairs = [
+        (loss, expected.detach()),
+        (head.weight.grad[:rows], matrix.grad[first : first + rows]),
+    ]
     for number, stage in zip(numbers, mine, strict=True):
         own, theirs = (gradients([one]) for one in (stage, whole[number]))
         pairs += list(zip(own, theirs, strict=True))
