@@ -267,7 +267,7 @@ def pipeline_groups(group: dist.ProcessGroup | None, ranks: int, device: torch.d
     return connect_grid(Grid(pipeline_size=size), dist.get_rank(own), device, (0, 0), connect)
 
 
-def _count_groups_alike(group: dist.ProcessGroup, device: torch.device) -> None:
+def _count_groups_alike(group: dist.ProcessGroup | None, device: torch.device) -> None:
     """Bring the ranks of a group into one number of groups.
 
     PyTorch names a group that only its own ranks make by these ranks, and by how many groups the
