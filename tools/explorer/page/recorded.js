@@ -54,7 +54,7 @@ export class Recorded {
     element("recorded-hint").textContent = `${this.name}: time ${time(found.total, true)}, idle ${percent(found.idle)}. ${found.comparison ? scale(found.unit) : `On a scale of its own, not compared with the plan: ${found.why}`}`;
     this.view.show(found.drawing, this.facts, null, true);
     if (found.comparison) this.plan.join(this.view, found.unit);
-    element("recorded-table").replaceChildren(...(found.comparison ? [compared(found.comparison)] : []));
+    element("recorded-table").replaceChildren(...(found.comparison ? [compared(found.comparison, found.unit)] : []));
   }
 
   close(message = "") {
@@ -80,9 +80,9 @@ function scale(unit) {
   return `On the plan's scale of time${unit === 1 ? "" : `, of which 1 is taken as ${time(unit, true)}, so that all passes together take as long in both`}.`;
 }
 
-/** Both timelines in numbers. Units differ unless the plan is that of a model, so shares are told too. */
-function compared({ total, idle, passes, overlap }) {
-  const row = (name, { planned, real, ratio }) => [name, short(planned), short(real), ratio == null ? "" : short(ratio)];
+/** Both timelines in numbers, in seconds, of which 1 of the plan's time takes so many. */
+function compared({ total, idle, passes, overlap }, unit) {
+  const row = (name, { planned, real, ratio }) => [name, time(planned * unit, true), time(real, true), ratio == null ? "" : short(ratio / unit)];
   return made("div", {}, table(["", "planned", "recorded", "recorded / planned"], [
     row("time of the iteration", total),
     ["idle", percent(idle.planned), percent(idle.real), ""],
