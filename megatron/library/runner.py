@@ -254,6 +254,7 @@ def pipeline_groups(group: dist.ProcessGroup | None, ranks: int, device: torch.d
         return single_rank(device)
     own = dist.group.WORLD if group is None else group
     places = dist.get_process_group_ranks(own)
+    _count_groups_alike(own, device)
 
     def connect(use: str, tiling: Tiling) -> dist.ProcessGroup | None:
         if use in (CONTROL, STATE):
@@ -264,3 +265,18 @@ def pipeline_groups(group: dist.ProcessGroup | None, ranks: int, device: torch.d
         return made
 
     return connect_grid(Grid(pipeline_size=size), dist.get_rank(own), device, (0, 0), connect)
+
+
+def _count_groups_alike(group: dist.ProcessGroup | None, device: torch.device) -> None:
+    """Bring the ranks of a group into one number of groups.
+
+    PyTorch names a group that only its own ranks make by these ranks, and by how many groups the
+    process is in. Where these numbers differ, the ranks wait for each other under different names,
+    for ever; Megatron-Core's differ, for only its first rank is in the group of the positions. So
+    a rank that is in fewer joins groups of its own.
+    """
+    mine = len(dist.distributed_c10d._world.pg_names)  # nothing public tells it
+    most = torch.tensor(mine, device=device)
+    dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
+    for _ in range(int(most) - mine):
+        dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)

@@ -27,5 +27,22 @@ CASES: Final[Mapping[str, Mapping[str, Any]]] = {
     "recomputed": {"costs": "F=1,B=1,W=1,R=1", "ahead": 2, "split": True, "output": 1.2},
     "of its ranks": {"costs": "F=1:2:1:1.5,B=2,W=1,S=0.1,T=0.1", "m": 3, "again": False},
     "of a model": {"schedule": "v-half", "m": 5, "model": SMALL_MODEL},
+    "the best of all": {"schedule": "auto", "p": 2, "m": 3, "costs": COSTS, "output": 1.2},
+    "with replicas": {
+        "costs": f"{COSTS},RG=3:4:3:3,AG=1.5,U=0.2",
+        "output": 1.2,
+        "replicas": {"count": 4, "buckets": 2, "overlap_reduce": True, "sharded": True},
+    },
+    "a model with replicas": {
+        "vocab": "vocab-1",
+        "model": SMALL_MODEL,
+        "replicas": {
+            "count": 8,
+            "buckets": 1,
+            "overlap_reduce": False,
+            "sharded": True,
+            "overlap_gather": True,
+        },
+    },
 }
 """Name of a case -> what the page asks; what is absent is as usual."""

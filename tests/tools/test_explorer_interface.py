@@ -72,11 +72,11 @@ def test_what_is_drawn_has_the_figures(name: str) -> None:
     found = ask("simulate", case=CASES[name])
     figures, ranks = found["figures"], found["drawing"]["ranks"]
     passes = [rank["passes"] for rank in ranks]
-    end = max(span[4] for row in passes for span in row)
+    end = max(span[4] for rank in ranks for span in (*rank["passes"], *rank["comms"]))
     assert end == pytest.approx(figures["iteration_time"])
     work = sum(span[4] - span[3] for row in passes for span in row)
     assert 1 - work / (len(ranks) * end) == pytest.approx(figures["idle"])
-    names = [" ".join(str(Pass(*span[:3])) for span in row) for row in passes]
+    names = [" ".join(str(Pass(*s[:3])) for s in row if s[0] != "U") for row in passes]
     assert names == figures["rows"]
     peaks = [max(held for _, held in steps) for steps in found["memory"]]
     assert peaks == pytest.approx(figures["peak_bytes"] or figures["peak_in_flight"])
@@ -185,6 +185,13 @@ def test_an_edited_plan_that_cannot_run_is_refused_by_name() -> None:
         ({"model": {"heads": 7}}, "7 heads must divide"),
         ({"model": {"layers": 2}}, "2 layers are fewer than the 4 stages"),
         ({"model": 3}, "model is '3', which cannot be"),
+        ({"schedule": "auto", "model": SMALL_MODEL}, "auto needs costs that hold for all"),
+        ({"schedule": "auto", "vocab": "none", "output": 1}, "'auto' compares schedules whose"),
+        ({"replicas": {}}, "2 replicas reduce their gradients: give the time of RG"),
+        ({"replicas": {"count": 1}, "costs": "F=1,B=1,W=1,RG=1"}, "1 replicas: give 2 to 10^6"),
+        ({"replicas": {"buckets": 65}}, "65 buckets of a chunk: give 1 to 64"),
+        ({"replicas": {"d": 2}}, "'replicas' has no 'd': it has count"),
+        ({"replicas": {}, "costs": "F=1,B=1,W=1,RG=1:2:3"}, "RG has 3 times for 4 ranks"),
         ([], "a case is []"),
     ],
     ids=str,
@@ -219,12 +226,56 @@ def test_a_recorded_timeline_is_compared_with_the_plan(tmp_path: Path) -> None:
     text = (tmp_path / "t.json").read_text()
     beside = ask("recorded", text=text, case=case)
     assert beside["comparison"]["total"]["ratio"] == pytest.approx(3.0)
+    assert beside["unit"] == pytest.approx(3.0)
     assert beside["idle"] == pytest.approx(found["figures"]["idle"])
     assert len(beside["drawing"]["ranks"]) == 4
     other = ask("recorded", text=text, case={**case, "m": 9})
     assert other["comparison"] is None
+    assert "unit" not in other
     assert "is only planned" in other["why"]
     assert "the file holds no timeline" in refusal("recorded", text="{}", case=case)
+
+
+def test_a_recorded_timeline_is_in_the_seconds_of_a_model(tmp_path: Path) -> None:
+    case = CASES["of a model"]
+    found = ask("simulate", case=case)
+    save_timeline(timeline_of(found, 1.25), tmp_path / "t.json")
+    beside = ask("recorded", text=(tmp_path / "t.json").read_text(), case=case)
+    assert beside["unit"] == 1
+    assert beside["comparison"]["total"]["ratio"] == pytest.approx(1.25)
+
+
+def test_what_replicas_do_is_drawn_and_hidden_as_the_figures_say() -> None:
+    case = CASES["with replicas"]
+    found = ask("simulate", case=case)
+    alone = ask("simulate", case={**case, "replicas": None})
+    kinds = {span[0] for rank in found["drawing"]["ranks"] for span in rank["comms"]}
+    assert kinds - {span[0] for r in alone["drawing"]["ranks"] for span in r["comms"]} == {
+        "RG", "AG"
+    }  # fmt: skip
+    for rank, time in zip(found["drawing"]["ranks"], (3, 4, 3, 3), strict=True):
+        buckets = [span for span in rank["comms"] if span[0] == "RG"]
+        assert len(buckets) == 2 * 3  # of a chunk and of both layers of the vocabulary
+        assert sum(span[4] - span[3] for span in buckets) == pytest.approx(time)
+        assert sum(s[4] - s[3] for s in rank["passes"] if s[0] == "U") == pytest.approx(0.2)
+    hidden = found["figures"]["hidden"]
+    added = (1 - hidden["RG"]) * 4 + (1 - hidden["AG"]) * 1.5 + 0.2
+    longer = found["figures"]["iteration_time"] - alone["figures"]["iteration_time"]
+    assert 0 < longer <= added + 0.2
+    assert found["figures"]["rows"] == alone["figures"]["rows"]
+
+
+def test_auto_takes_the_fastest_of_the_schedules_that_are_compared() -> None:
+    case = CASES["the best of all"]
+    best = ask("simulate", case=case)["figures"]
+    names = [name for name, own in ask("facts")["schedules"].items() if not own["compares"]]
+    points = [
+        ask("point", schedule=name, case={**case, "schedule": name})
+        for name in names
+        if name != "zb-auto"
+    ]
+    assert best["iteration_time"] == min(point["time"] for point in points)
+    assert best["taken"] in names
 
 
 def test_a_search_that_is_ended_says_so() -> None:

@@ -25,7 +25,7 @@ LLAMA_FLAGS: Final = (
 )
 
 
-def flags(case: Mapping[str, Any]) -> list[str]:
+def flags(case: Mapping[str, Any], replicas: int = 1) -> list[str]:
     """Return the command line of a training run that is like a case."""
     model = case["model"]
     words = (
@@ -34,7 +34,7 @@ def flags(case: Mapping[str, Any]) -> list[str]:
         f"--hidden-size {model['hidden']} --num-attention-heads {model['heads']} "
         f"--ffn-hidden-size {model['ffn']} --seq-length {model['seq']} "
         f"--max-position-embeddings {model['seq']} --micro-batch-size {model['batch']} "
-        f"--global-batch-size {6 * model['batch']} --train-iters 1 --lr 1e-3 --bf16 "
+        f"--global-batch-size {6 * replicas * model['batch']} --train-iters 1 --lr 1e-3 --bf16 "
         "--untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 --dry-run "
         f"--vocab-size {model['vocabulary']} --dry-run-gpu {model['gpu']} "
         f"--ranks-per-node {model.get('machine', 8)}"
@@ -67,6 +67,39 @@ def test_time_and_memory_are_those_of_a_dry_run(case: Mapping[str, Any]) -> None
     outcome = job.forecast(request, found.done.program, found.done.timeline, costs)
     assert outcome == expected
     assert found.held == expected.peak
+
+
+REPLICA_FLAGS: Final = {
+    "overlap_reduce": "--overlap-grad-reduce",
+    "sharded": "--use-distributed-optimizer",
+    "overlap_gather": "--overlap-param-gather",
+}
+
+
+@pytest.mark.parametrize(
+    "replicas",
+    [{}, {"overlap_reduce": True}, dict.fromkeys(REPLICA_FLAGS, True)],
+    ids=["at the end", "beside passes", "sharded"],
+)
+def test_replicas_take_about_the_time_and_memory_of_a_dry_run(replicas: Mapping[str, bool]) -> None:
+    """Not quite: the page has buckets of one size, so that others are hidden, and no padding."""
+    case = {"schedule": "1f1b", "vocab": "vocab-2", "model": GPT}
+    asked = {**case, "p": 4, "m": 6, "replicas": {"count": 4, **replicas}}
+    found, alone = (
+        Simulations().of(Case.of_json(own)) for own in (asked, {**case, "p": 4, "m": 6})
+    )
+    words = [flag for name, flag in REPLICA_FLAGS.items() if replicas.get(name)]
+    config = parse([*flags(case, replicas=4), *words], world_size=16, speak=False)
+    job, costs, request = found.case.model, found.model, found.scenario.request
+    assert job is not None
+    assert costs is not None
+    plan = RunPlan(found.done.plan, costs.layers, request.costs, request.schedule)
+    expected = forecast_run(config, plan, gpu(job.gpu)).outcome
+    timeline = found.done.timeline
+    outcome = job.forecast(request, found.done.program, timeline, costs, found.case.replicas)
+    assert outcome.seconds == pytest.approx(expected.seconds, rel=0.05)
+    assert list(outcome.peak) == pytest.approx(expected.peak, rel=0.02)
+    assert timeline.end > 1.05 * alone.done.timeline.end
 
 
 def test_the_constants_of_kernels_are_theirs() -> None:

@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 import pytest
 from harness.browser import CHROMIUM, Browser, Page
 
+from megatron.simulator.simulate import Timeline
 from megatron.simulator.timeline_file import save_timeline
 from tools.explorer.case import Case
 from tools.explorer.export import export
@@ -87,13 +88,14 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def fragment(case: Mapping[str, Any]) -> str:
     """Return the part of the address that shows a case; what is absent in it is as usual."""
     usual = {"vocab": "vocab-2", "costs": "F=1,B=1,W=1", "output": "", **case}
-    plain = {name: value for name, value in usual.items() if name != "model"}
-    words = {name: str(v).lower() if isinstance(v, bool) else v for name, v in plain.items()}
-    words |= {
-        f"model.{name}": str(v).lower() if isinstance(v, bool) else v
-        for name, v in (case.get("model") or {}).items()
-    }
-    return "#" + urlencode(words)
+    words: dict[str, Any] = {}
+    for name, value in usual.items():
+        if isinstance(value, Mapping):
+            words |= {f"{name}.{own}": each for own, each in value.items()}
+        else:
+            words[name] = value
+    texts = {name: str(v).lower() if isinstance(v, bool) else v for name, v in words.items()}
+    return "#" + urlencode(texts)
 
 
 def shown(page: Page) -> dict[str, Any]:
@@ -225,8 +227,10 @@ def test_a_row_edited_by_hand_is_checked(browser: Browser, served: str) -> None:
 def test_a_recorded_timeline_is_shown_beside_the_plan(
     browser: Browser, served: str, tmp_path: Path
 ) -> None:
-    done = Simulations().of(Case.of_json(CASES["usual"])).done
-    save_timeline(done.timeline, tmp_path / "timeline.json")
+    planned = Simulations().of(Case.of_json(CASES["usual"])).done.timeline
+    spans = (*planned.spans, *planned.waits)
+    slower = [span._replace(start=2 * span.start, end=2 * span.end) for span in spans]
+    save_timeline(Timeline.of_lanes(planned.ranks, slower), tmp_path / "timeline.json")
     page = open_case(browser, served, CASES["usual"])
     content = json.dumps((tmp_path / "timeline.json").read_text())
     page.value(
@@ -239,7 +243,27 @@ def test_a_recorded_timeline_is_shown_beside_the_plan(
     rows = page.value(
         "[...document.querySelectorAll('#recorded-table tbody tr')].map((e) => e.innerText)"
     )
-    assert rows[0].split("\t")[-1] == "1"
+    for row in rows[:1] + rows[2:7]:  # times of the iteration and of passes
+        _, one, other, ratio = row.split("\t")
+        assert one == other
+        assert ratio == "1"
+    assert "of which 1 is taken as 2 s" in text(page, "#recorded-hint")
+    same = (  # on one scale the two are alike, down to the axis
+        "new Set(['plan', 'recorded-plan'].map((id) => { const canvas = "
+        "document.getElementById(id); return canvas.getContext('2d').getImageData(0, 0, "
+        "canvas.width, canvas.height - 25 * devicePixelRatio).data.join(); })).size === 1"
+    )
+    assert page.value(same)
+    page.value("document.querySelector('#zoom-in').click()")
+    assert page.value(same)
+    page.value("document.querySelector('#plan').focus()")
+    page.press("ArrowRight")
+    told = [
+        text(page, selector).split(":")[0] for selector in ("#pass-details", "#recorded-details")
+    ]
+    assert told[0].startswith(told[1])
+    page.value("document.querySelector('#recorded-close').click()")
+    assert page.faults == []
 
 
 @pytest.mark.full

@@ -5,7 +5,7 @@ returns these flags.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any, Final, get_args, get_type_hints
@@ -19,9 +19,10 @@ from megatron.simulator.costs.cost_file import parse_costs
 from megatron.simulator.costs.peak_bytes import Sizes
 from megatron.simulator.scenario import Scenario
 from tools.explorer.model_costs import ModelCosts, ModelJob
+from tools.explorer.replica_job import ReplicaJob
 
-SHOWN_SCHEDULES: Final = (*SCHEDULES, "zb-auto")
-"""The schedules that the page offers: each is one plan, and needs the standard library alone."""
+SHOWN_SCHEDULES: Final = (*SCHEDULES, "zb-auto", "auto")
+"""The schedules that the page offers: the standard library is enough to plan them."""
 
 MOST_PASSES: Final = 250_000
 """Passes of the largest plan that is shown; a page cannot draw more in a moment."""
@@ -47,10 +48,13 @@ class Case:
         output: time of the forward of the whole output layer; ``None``: S and T are in ``costs``.
         again: the output layer's backward computes the logits once more.
         model: a model and a GPU, from which the costs follow in place of ``costs``.
+        replicas: of the pipeline. Without a model ``costs`` have the time of RG, and perhaps of AG
+            and U; ``None``: there is one pipeline.
         plan: a plan in text form in place of that of the schedule.
 
     Raises:
-        ValueError: if it is too large to be shown, or the output layer's time is given twice.
+        ValueError: if it is too large to be shown, a time is given twice or not at all, or ``auto``
+            is to take the costs of a model.
     """
 
     schedule: str = "1f1b"
@@ -67,6 +71,7 @@ class Case:
     output: float | None = None
     again: bool = False
     model: ModelJob | None = None
+    replicas: ReplicaJob | None = None
     plan: str | None = None
 
     def __post_init__(self) -> None:
@@ -81,6 +86,12 @@ class Case:
                 f"more than the {MOST_PASSES:,} that a page can show: take fewer, or "
                 "tools/simulate.py"
             )
+        if TRAITS[self.schedule].compares and self.model is not None and self.plan is None:
+            raise ValueError(
+                f"{self.schedule} needs costs that hold for all schedules, and those of a model "
+                "follow from the places of its stages: take costs by hand, or choose from the "
+                "comparison of all schedules, which counts each with its own"
+            )
         if self.output is not None and self.output < 0:
             raise ValueError(f"the output layer takes {self.output:g}: give a time, 0 or more")
         given = self.model is None and self.output is not None and parse_costs(self.costs).passes
@@ -91,6 +102,13 @@ class Case:
             )
         if self.again and self.model is None and self.output is None:
             raise ValueError("computing logits again adds to the output layer's time: give that")
+        if self.replicas is not None and self.model is None:
+            costs = parse_costs(self.costs)
+            if "RG" not in {*costs.comms, *costs.exchanges}:
+                raise ValueError(
+                    f"{self.replicas.count} replicas reduce their gradients: give the time of RG, "
+                    "of all buckets of a rank together, or a model"
+                )
 
     @classmethod
     def of_json(cls, values: object) -> "Case":
@@ -102,6 +120,9 @@ class Case:
         known = _checked(cls, values, "a case")
         if known.get("model") is not None:
             known["model"] = ModelJob(**_checked(ModelJob, known["model"], "a model"))
+        if known.get("replicas") is not None:
+            given = _checked(ReplicaJob, known["replicas"], "'replicas'")
+            known["replicas"] = ReplicaJob(**given)
         return cls(**known)
 
     def scenario(self, folder: Path) -> Scenario:
@@ -114,15 +135,25 @@ class Case:
             ValueError: the case asks for no plan, or the text holds none that can be run.
         """
         request = self._request(folder)
+        own = self.replicas
+        scenario = Scenario(
+            request,
+            replicas=1 if own is None else own.count,
+            buckets=None if own is None else own.even_buckets,
+        )
         if self.model is not None:
-            return Scenario(replace(request, costs=self.derived(request).costs))
-        costs = self.chunk_costs(request)
-        return Scenario(replace(request, costs=costs), self.output, vocab_recompute=self.again)
+            return replace(scenario, request=replace(request, costs=self.derived(request).costs))
+        return replace(
+            scenario,
+            request=replace(request, costs=self.chunk_costs(request)),
+            output_layer=self.output,
+            vocab_recompute=self.again,
+        )
 
     def derived(self, request: Request) -> ModelCosts:
         """Return the costs and sizes of the model on the stages of a plan."""
         assert self.model is not None
-        return self.model.costs_of(request)
+        return self.model.costs_of(request, self.replicas)
 
     def chunk_costs(self, request: Request) -> Costs:
         """Return the costs by hand of one chunk of a plan."""
@@ -186,6 +217,7 @@ def command(case: Case, request: Request) -> list[str]:
         words += ["--split-backward"] if case.split else []
     else:
         words += ["--schedule-file", "my.plan"]
+    words += [] if case.replicas is None else case.replicas.flags
     if case.model is not None:
         return [*words, "--measured-costs", "costs.json"]
     words += ["--cost", costs_in_words(case.chunk_costs(request))]
@@ -201,6 +233,7 @@ def costs_in_words(costs: Costs) -> str:
         if kind in CHUNKED_KINDS or time
     ]
     words += [f"{kind}={_times(time)}" for kind, time in costs.comms.items() if time]
+    words += [f"{kind}={_times(own.times)}" for kind, own in costs.exchanges.items()]
     return ",".join(words)
 
 
@@ -233,5 +266,5 @@ def _fits(value: object, kinds: Sequence[type]) -> bool:
     if isinstance(value, (int, float)) and not isfinite(value):
         return False
     if isinstance(value, Mapping):
-        return ModelJob in kinds
+        return any(map(is_dataclass, kinds))
     return isinstance(value, tuple(kinds)) or (float in kinds and isinstance(value, int))

@@ -16,7 +16,7 @@ from megatron.commands.simulate_schedule import figures, heading, notes
 from megatron.schedules.catalogue import SCHEDULES, TRAITS
 from megatron.schedules.held import in_flight
 from megatron.schedules.needs import COMM_KINDS, REPLICA_KINDS
-from megatron.schedules.passes import PLANNED_KINDS
+from megatron.schedules.passes import PASS_KINDS
 from megatron.schedules.search.watch import Watch
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.compare import compare, idle, total
@@ -26,6 +26,7 @@ from megatron.simulator.draw.picture import Panel, lay_out
 from megatron.simulator.draw.stretches import Window
 from megatron.simulator.draw.svg import paint_svg
 from megatron.simulator.metrics import DEFINITIONS
+from megatron.simulator.simulate import Timeline
 from megatron.simulator.timeline_file import load_timeline
 from tools.explorer.case import SHOWN_SCHEDULES, Case, sizes_as_json
 from tools.explorer.model_costs import MODELS
@@ -108,6 +109,8 @@ def _facts(asked: _Asked) -> dict[str, object]:
                 "split": TRAITS[name].split,
                 "needs_limit": TRAITS[name].needs_memory_limit,
                 "takes_split": "split_backward" in TRAITS[name].options,
+                "has_block": name in SCHEDULES,
+                "compares": TRAITS[name].compares,
             }
             for name in SHOWN_SCHEDULES
         },
@@ -118,8 +121,8 @@ def _facts(asked: _Asked) -> dict[str, object]:
         "colours": COLOURS,
         "later_chunk_opacity": LATER_CHUNK_OPACITY,
         "meanings": MEANINGS,
-        "passes": PLANNED_KINDS,
-        "comms": [kind for kind in COMM_KINDS if kind not in REPLICA_KINDS],
+        "passes": PASS_KINDS,
+        "comms": COMM_KINDS,
         "comm_costs": COMM_NAMES,
         "definitions": DEFINITIONS,
         "gpus": list(GPUS),
@@ -159,7 +162,7 @@ def _costs_file(found: Simulated) -> dict[str, object] | None:
     costs = found.model.costs
     return {
         "passes": costs.passes,
-        "comms": costs.comms,
+        "comms": {**costs.comms, **{kind: own.times for kind, own in costs.exchanges.items()}},
         "bytes": sizes_as_json(found.model.sizes),
     }
 
@@ -169,14 +172,16 @@ def _forecast(found: Simulated) -> dict[str, object] | None:
     if job is None or costs is None:
         return None
     request, plan = found.scenario.request, found.done.plan
-    outcome = job.forecast(request, found.done.program, found.done.timeline, costs)
+    replicas = found.case.replicas
+    outcome = job.forecast(request, found.done.program, found.done.timeline, costs, replicas)
+    tokens = found.scenario.replicas * plan.microbatches * job.batch * job.seq
     return {
         "seconds": outcome.seconds,
         "step": outcome.step,
         "mfu": outcome.mfu,
         "layers": costs.layers,
         "usable": job.device.usable,
-        "tokens_per_second": plan.microbatches * job.batch * job.seq / outcome.seconds,
+        "tokens_per_second": tokens / outcome.seconds,
     }
 
 
@@ -221,7 +226,11 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def _recorded(asked: _Asked) -> dict[str, object]:
-    """Return a recorded timeline, compared with that of the case if both are of one plan."""
+    """Return a recorded timeline, compared with that of the case if both are of one plan.
+
+    ``unit`` is one unit of the plan's time in seconds: a model's plan is in seconds; else it is
+    what makes the passes of both take the same time together, so that the rest can be compared.
+    """
     with TemporaryDirectory() as folder:
         file = Path(folder) / "timeline.json"
         file.write_text(str(asked.values["text"]), encoding="utf-8")
@@ -233,10 +242,18 @@ def _recorded(asked: _Asked) -> dict[str, object]:
         "drawing": drawing(real), "total": total(real), "idle": idle(real)
     }  # fmt: skip
     try:
-        planned = asked.simulated().done.timeline
-        return {**answer, "comparison": compare(planned, real).as_json()}
+        found = asked.simulated()
+        planned = found.done.timeline
+        comparison = compare(planned, real).as_json()
     except ValueError as error:
         return {**answer, "comparison": None, "why": str(error)}
+    unit = 1.0 if found.model is not None else _work(real) / _work(planned)
+    return {**answer, "comparison": comparison, "unit": unit}
+
+
+def _work(timeline: Timeline) -> float:
+    """Return the time of all passes on all ranks."""
+    return sum(map(timeline.work, range(timeline.ranks)))
 
 
 _ACTIONS: Final[Mapping[str, Callable[[_Asked], dict[str, object]]]] = {

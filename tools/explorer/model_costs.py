@@ -1,6 +1,6 @@
 """Costs and sizes of a model on a kind of GPU, as ``pretrain_gpt.py --dry-run`` counts them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Final, NamedTuple
@@ -8,14 +8,18 @@ from typing import Final, NamedTuple
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import Program
 from megatron.schedules.make_plan import one_microbatch_of, stages_of
+from megatron.schedules.plan import Plan
 from megatron.schedules.plan_file import load_any_plan
 from megatron.schedules.request import Request
+from megatron.schedules.treatments import Treatment
 from megatron.simulator.costs.device import Device
 from megatron.simulator.costs.from_model import ModelTimes
 from megatron.simulator.costs.gpus import GPUS, Gpu, interconnect
 from megatron.simulator.costs.machines import Machines
+from megatron.simulator.costs.model_bytes import parameters
 from megatron.simulator.costs.peak_bytes import Sizes
 from megatron.simulator.costs.recomputed import NOTHING, Recomputed
+from megatron.simulator.costs.replicas import ALONE
 from megatron.simulator.costs.shape import Shape, iteration_flops
 from megatron.simulator.costs.stage_costs import even_layers, stage_costs
 from megatron.simulator.costs.training_bytes import (
@@ -25,6 +29,7 @@ from megatron.simulator.costs.training_bytes import (
 )
 from megatron.simulator.forecast import Forecast, forecast
 from megatron.simulator.simulate import Timeline
+from tools.explorer.replica_job import ReplicaJob
 
 TILE_ROWS: Final = 16384
 """Vocabulary entries that the output layer's kernels work on at once, those of
@@ -135,8 +140,12 @@ class ModelJob:
         """Positions that have an embedding of their own."""
         return self.seq if self.kind == "gpt" else 0
 
-    def costs_of(self, request: Request) -> ModelCosts:
+    def costs_of(self, request: Request, replicas: ReplicaJob | None = None) -> ModelCosts:
         """Return the costs and sizes on the stages of a plan; the plan itself is not made.
+
+        Args:
+            request: for the plan.
+            replicas: of the pipeline; ``None``: there is one pipeline.
 
         Raises:
             ValueError: there are fewer layers than stages.
@@ -163,11 +172,26 @@ class ModelJob:
             tied=False,
             positions=self.positions,
             post_validation=False,
+            replicas=ALONE if replicas is None else replicas.exchanged,
         )
-        return ModelCosts(found.costs(layers), sizes, tuple(layers))
+        costs = found.costs(layers)
+        if replicas is not None:
+            costs = replicas.added_to(
+                costs,
+                self.device,
+                self._parameters(one, layers, treatment),
+                self._updates(request, one, layers, replicas),
+                len(replicas.even_buckets.of(one)[0]),
+            )
+        return ModelCosts(costs, sizes, tuple(layers))
 
     def forecast(
-        self, request: Request, program: Program, timeline: Timeline, costs: ModelCosts
+        self,
+        request: Request,
+        program: Program,
+        timeline: Timeline,
+        costs: ModelCosts,
+        replicas: ReplicaJob | None = None,
     ) -> Forecast:
         """Return the forecast of an iteration, with the optimizer's step.
 
@@ -176,19 +200,39 @@ class ModelJob:
             program: what runs.
             timeline: of the program, in seconds.
             costs: of the model on its stages.
+            replicas: of the pipeline; if they share the optimizer, its step is in the program.
         """
         device, plan = self._rates(request), program.plan
-        moved = optimizer_traffic(
-            self.shape, plan, costs.layers, request.treatment, tied=False, post_validation=False
-        )
+        updates = self._updates(request, plan, costs.layers, replicas)
         return forecast(
             program,
             timeline,
             costs.sizes,
             model_flops=iteration_flops(self.shape, self.layers, plan.microbatches),
             peak_flops=device.peak_flops,
-            step=max(map(device.traffic, moved)),
+            step=0.0 if replicas is not None and replicas.sharded else max(updates),
         )
+
+    def _parameters(self, plan: Plan, layers: Sequence[int], treatment: Treatment) -> list[float]:
+        """Return the parameters of every rank."""
+        counts = parameters(self.shape, plan.stages, layers, treatment)
+        counts[plan.stages[0][0]] += self.positions * self.hidden
+        return counts
+
+    def _updates(
+        self, request: Request, plan: Plan, layers: Sequence[int], replicas: ReplicaJob | None
+    ) -> list[float]:
+        """Return the seconds of the optimizer's step on every rank."""
+        moved = optimizer_traffic(
+            self.shape,
+            plan,
+            layers,
+            request.treatment,
+            tied=False,
+            post_validation=False,
+            replicas=ALONE if replicas is None else replicas.exchanged,
+        )
+        return list(map(self._rates(request).traffic, moved))
 
     def _machines(self, request: Request) -> Machines:
         pairs = combinations(range(request.ranks), 2)

@@ -66,13 +66,14 @@ def microbatches_over_time(plan: Plan, timeline: Timeline, kept: float) -> list[
 
     Args:
         plan: what runs.
-        timeline: of the plan, whose passes are those of its rows in order.
+        timeline: of the plan, whose passes are those of its rows in order, beside updates (U).
         kept: share of the activations that counts as held from B to W.
     """
     over_time = []
     for rank in _ranks(plan):
         held, steps = 0.0, [(0.0, 0.0)]
-        for span, item in zip(timeline.compute(rank), plan.rows[rank], strict=True):
+        planned = (span for span in timeline.compute(rank) if span.kind != "U")
+        for span, item in zip(planned, plan.rows[rank], strict=True):
             change = held_changes(plan, item, kept).activations
             if change:
                 held += change

@@ -66,12 +66,12 @@ export class Comparison {
 }
 
 /** What all the compared plans follow from: not the schedule that is shown, nor an edited plan. */
-function keyOf({ p, m, vocab, costs, output, again, model, ahead, seconds, limit }, all) {
-  return JSON.stringify([p, m, all || vocab, costs, output, again, model, ahead, seconds, limit]);
+function keyOf({ p, m, vocab, costs, output, again, model, replicas, ahead, seconds, limit }, all) {
+  return JSON.stringify([p, m, all || vocab, costs, output, again, model, replicas, ahead, seconds, limit]);
 }
 
 function pairsOf(shown, { schedules, treatments }) {
   const vocabularies = element("all-treatments").checked ? Object.keys(treatments) : [shown.vocab];
-  const names = Object.keys(schedules).filter((name) => !schedules[name].needs_limit || shown.limit);
+  const names = Object.keys(schedules).filter((name) => !schedules[name].compares && (!schedules[name].needs_limit || shown.limit));
   return vocabularies.flatMap((vocab) => names.map((schedule) => [schedule, vocab]));
 }

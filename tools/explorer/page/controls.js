@@ -5,6 +5,9 @@ import { element, made } from "./words.js";
 const PASSES = { F: "F forward", B: "B backward", W: "W weights", R: "R again" };
 const INPUT = { IF: "IF", IB: "IB", E: "E" };
 const SIZES = { layers: "layers", hidden: "hidden size", heads: "heads", groups: "key-value heads", ffn: "MLP width", seq: "sequence", vocabulary: "vocabulary", batch: "sequences", machine: "GPUs a machine" };
+const EXCHANGE = { RG: 3, AG: 1.5, U: 0.2 }; // times to begin with
+const REPLICA_FLAGS = ["overlap_reduce", "sharded", "overlap_gather"];
+const SEARCH_SECONDS = 5; // that a search over all schedules begins with
 const OPTIONAL = ["v", "limit", "ahead", "seconds"];
 
 export class Controls {
@@ -18,12 +21,14 @@ export class Controls {
     element("preset").append(...Object.keys(facts.models).map((name) => option(name)), option("", "own sizes"));
     element("hand-passes").append(...Object.entries(PASSES).map(([kind, text]) => field(`cost-${kind}`, text)), field("output", "output layer"));
     element("hand-comms").append(...Object.entries(INPUT).map(([kind, text]) => field(`cost-${kind}`, text)), ...facts.comm_costs.map((kind) => field(`cost-${kind}`, kind)));
+    element("hand-exchange").append(...Object.keys(EXCHANGE).map((kind) => field(`cost-${kind}`, kind)));
+    for (const kind of Object.keys(EXCHANGE)) element(`cost-${kind}`).title = `${facts.meanings[kind]}: of all buckets of a rank together`;
     for (const kind of [...Object.keys(INPUT), ...facts.comm_costs]) {
       element(`cost-${kind}`).title = facts.meanings[kind] ?? "activation or gradient to the next stage";
     }
     element("output").title = "forward of the whole output layer; S and T have their times from it";
     element("model-sizes").append(...Object.entries(SIZES).map(([name, text]) => field(`model-${name}`, text, "number")));
-    this.kinds = [...Object.keys(PASSES), ...Object.keys(INPUT), ...facts.comm_costs];
+    this.kinds = [...Object.keys(PASSES), ...Object.keys(INPUT), ...facts.comm_costs, ...Object.keys(EXCHANGE)];
     element("case").addEventListener("submit", (event) => event.preventDefault());
     element("case").addEventListener("input", (event) => {
       this.follow(event.target.id);
@@ -46,6 +51,9 @@ export class Controls {
     this.writeModel(model);
     element("gpu").value = model.gpu;
     element("recompute").checked = Boolean(model.recompute);
+    element("replicas").value = shown.replicas?.count ?? 1;
+    element("buckets").value = shown.replicas?.buckets ?? 1;
+    for (const name of REPLICA_FLAGS) element(name).checked = Boolean(shown.replicas?.[name]);
     this.follow("");
   }
 
@@ -71,12 +79,29 @@ export class Controls {
     const limit = element("limit");
     if (schedule.needs_limit && !limit.value) limit.value = element("p").value;
     else if (changed === "schedule" && !schedule.needs_limit) limit.value = "";
-    if (schedule.needs_limit) element("more").open = true;
+    const seconds = element("seconds");
+    if (changed === "schedule" && schedule.compares && !seconds.value) seconds.value = SEARCH_SECONDS;
+    if (schedule.needs_limit || schedule.compares) element("more").open = true;
+    element("block").disabled = !schedule.has_block;
+    this.followReplicas(changed);
     element("schedule-hint").textContent = `${schedule.title}: ${schedule.description}`;
     element("model").hidden = !element("by-model").checked;
     element("hand").hidden = element("by-model").checked;
     const barriers = this.facts.treatments[element("vocab").value].barriers;
     for (const kind of ["C1", "C2", "C3"]) element(`cost-${kind}`).disabled = !barriers.includes(kind);
+  }
+
+  /** Shows what several replicas do, with times to begin with where none are given. */
+  followReplicas(changed) {
+    const [several, sharded] = [Number(element("replicas").value) > 1, element("sharded").checked];
+    element("exchange").hidden = element("buckets").disabled = !several;
+    element("hand-exchange").hidden = element("by-model").checked;
+    element("overlap_gather").disabled = element("cost-AG").disabled = element("cost-U").disabled = !sharded;
+    if (!["replicas", "sharded"].includes(changed) || !several) return;
+    for (const [kind, begin] of Object.entries(EXCHANGE)) {
+      const own = element(`cost-${kind}`);
+      if (!own.disabled && own.value === "") own.value = begin;
+    }
   }
 
   /** The case that the fields say, without an edited plan. */
@@ -87,10 +112,16 @@ export class Controls {
     return {
       schedule: text("schedule"), vocab: text("vocab"), p: number("p") ?? 1, m: number("m") ?? 1,
       ...Object.fromEntries(OPTIONAL.map((name) => [name, number(name)])),
-      split: element("split").checked, searched: !element("block").checked,
+      split: element("split").checked, searched: element("block").disabled || !element("block").checked,
       costs: costs.map((word) => word.join("=")).join(","), output: number("output"), again: element("again").checked,
       model: element("by-model").checked ? this.readModel() : null, plan: null,
+      replicas: number("replicas") > 1 ? this.readReplicas() : null,
     };
+  }
+
+  readReplicas() {
+    const flags = REPLICA_FLAGS.map((name) => [name, element(name).checked && !element(name).disabled]);
+    return { count: Number(element("replicas").value), buckets: Number(element("buckets").value) || 1, ...Object.fromEntries(flags) };
   }
 
   readModel() {

@@ -26,7 +26,7 @@ const comparison = new Comparison(channel("compared"), ({ schedule, vocab }) => 
   limit: page.facts.schedules[schedule].needs_limit ? page.shown.limit : null,
 }));
 const editor = new Editor((text) => { page.shown = { ...page.shown, plan: text }; refreshSoon(); });
-const recorded = new Recorded(() => page.idle, (text) => page.main.ask({ action: "recorded", text, case: page.shown }));
+const recorded = new Recorded(plan, () => page.idle, (text) => page.main.ask({ action: "recorded", text, case: page.shown }));
 const refreshSoon = debounced(refresh, 200);
 
 try {
@@ -43,6 +43,7 @@ await follow();
 async function follow() {
   const { shown, view } = await readFragment(location.hash);
   Object.assign(page, { shown, view });
+  plan.part();
   Object.assign(plan, { from: 0, to: 1, chosen: null });
   controls.write(shown);
   element("all-treatments").checked = view.all === "1";
@@ -67,7 +68,7 @@ async function answerAnew() {
   status("Planning");
   document.body.dataset.state = "busy";
   try {
-    if (isLarge(shown) && shown.searched && !shown.plan && page.facts.schedules[shown.schedule]) {
+    if (isLarge(shown) && shown.searched && !shown.plan && page.facts.schedules[shown.schedule]?.has_block) {
       const first = await page.main.ask({ action: "simulate", case: { ...shown, searched: false } });
       if (!current()) return;
       render(first, shown);
@@ -100,7 +101,7 @@ function render(found, shown) {
   const inSeconds = found.forecast !== null;
   const needs = new Needs(found.needs);
   const [from, to] = (page.view.see ?? "0~1").split("~").map(Number);
-  if (page.view.see) Object.assign(plan, { from: from || 0, to: to || 1 });
+  if (page.view.see) Object.assign(plan, { from: Math.min(from || 0, 1 - 1e-4), to: Math.min(to || 1, 1) });
   plan.show(found.drawing, page.facts, needs, inSeconds);
   delete page.view.see;
   element("plan").setAttribute("aria-label", `Plan: ${found.heading}`);
@@ -132,6 +133,9 @@ function drawFigures({ figures, forecast }, inSeconds) {
     ["seconds", "with optimizer", time(forecast.seconds, true), forecast.seconds, "time of an iteration with the optimizer's step"],
     ["mfu", "MFU", percent(forecast.mfu), forecast.mfu, "model FLOPs / (p x the data sheet's rate x the time with the optimizer's step); the rates are those that Megatron-LM's kernels attain on A100s, scaled"],
   );
+  for (const [kind, share] of Object.entries(figures.hidden)) {
+    cells.push([`hidden_${kind}`, `${kind} hidden`, percent(share), share, `share of ${kind} (${page.facts.meanings[kind]}) that adds nothing to the iteration`]);
+  }
   element("figures").replaceChildren(...cells.map(([name, words, text, value, title]) => {
     const number = made("dd", { textContent: text });
     Object.assign(number.dataset, { name, value: JSON.stringify(value) });
@@ -152,10 +156,12 @@ function drawLegend({ ranks }) {
 }
 
 function tellPass(pass, isChosen) {
-  editor.choose(isChosen ? pass : plan.chosen);
+  const chosen = isChosen ? pass : plan.chosen;
+  editor.choose(chosen?.kind === "U" ? null : chosen);
   const { needs, inSeconds } = plan;
+  const words = (own) => own.kind === "U" ? "" : ` Waits for ${inWords(needs.before(own), own.microbatch)}. Waited for by ${inWords(needs.after(own), own.microbatch)}.`;
   element("pass-details").textContent = pass
-    ? `${passName(pass.kind, pass.microbatch, pass.chunk)} on rank ${pass.rank}, ${page.facts.meanings[pass.kind]}: ${time(pass.start, inSeconds)} to ${time(pass.end, inSeconds)}. Waits for ${inWords(needs.before(pass), pass.microbatch)}. Waited for by ${inWords(needs.after(pass), pass.microbatch)}.`
+    ? `${passName(pass.kind, pass.microbatch, pass.chunk)} on rank ${pass.rank}, ${page.facts.meanings[pass.kind]}: ${time(pass.start, inSeconds)} to ${time(pass.end, inSeconds)}.${words(pass)}`
     : "";
   writeSoon();
 }
@@ -167,7 +173,7 @@ function seen() {
 
 async function writeAddress() {
   const view = {
-    see: plan.to - plan.from < 1 ? `${plan.from}~${plan.to}` : "",
+    see: plan.isPart ? plan.times.map((at) => Number((at / plan.drawing.end).toFixed(5))).join("~") : "",
     pass: plan.chosen ? [plan.chosen.rank, plan.chosen.kind, plan.chosen.microbatch, plan.chosen.chunk].join("~") : "",
     all: element("all-treatments").checked ? "1" : "",
     compare: page.view.compare ?? "",
@@ -214,8 +220,7 @@ function listen() {
 
 async function saveSvg() {
   await page.idle;
-  const end = page.result.drawing.end;
-  const window = plan.to - plan.from < 1 ? `${plan.from * end}:${plan.to * end}` : "";
+  const window = plan.isPart ? plan.times.join(":") : "";
   try {
     save(`${page.shown.schedule}_${page.shown.vocab}.svg`, (await page.main.ask({ action: "draw", case: page.shown, window })).svg, "image/svg+xml");
   } catch (error) {

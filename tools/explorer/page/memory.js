@@ -35,12 +35,12 @@ export class MemoryView {
     Object.assign(this, { left: plan.left, width: plan.width });
     const y = this.ranks.length * (this.height + GAP);
     const context = prepared(this.canvas, width, y + AXIS), colours = theme();
-    const frame = { ...this, x: (at) => this.x(at), from: plan.from, to: plan.to, drawing: plan.drawing, inSeconds: plan.inSeconds };
+    const frame = { ...this, x: (at) => this.x(at), from: plan.from, to: plan.to, length: plan.length, inSeconds: plan.inSeconds };
     this.ranks.forEach((steps, rank) => this.drawRank(context, colours, steps, rank));
     drawAxis(context, frame, y, colours);
   }
 
-  x(at) { return this.left + (at / this.plan.drawing.end - this.plan.from) / (this.plan.to - this.plan.from) * this.width; }
+  x(at) { return this.left + (at / this.plan.length - this.plan.from) / (this.plan.to - this.plan.from) * this.width; }
 
   drawRank(context, colours, steps, rank) {
     const top = rank * (this.height + GAP), base = top + this.height;
@@ -79,7 +79,7 @@ export class MemoryView {
   point(x, y) {
     if (!this.ranks || !this.plan.drawing) return;
     const rank = Math.floor(y / (this.height + GAP)), { plan } = this;
-    const at = (plan.from + (x - this.left) / this.width * (plan.to - plan.from)) * plan.drawing.end;
+    const at = (plan.from + (x - this.left) / this.width * (plan.to - plan.from)) * plan.length;
     const steps = this.ranks[rank];
     const text = !steps || x < this.left || x > this.left + this.width ? "" :
       `rank ${rank} at ${time(at, plan.inSeconds)}: holds ${this.words(steps.findLast(([begin]) => begin <= at)?.[1] ?? 0)}, ${this.words(this.peaks[rank])} at most`;

@@ -4,9 +4,12 @@ import { TimelineView } from "./timeline.js";
 import { element, made, passName, percent, short, table, time } from "./words.js";
 
 export class Recorded {
-  /** `ask(text)` returns what Python says of a timeline; `idle()` waits until it may be asked. */
-  constructor(idle, ask) {
-    Object.assign(this, { idle, ask });
+  /**
+   * `plan` is the view of the plan, `ask(text)` returns what Python says of a timeline, and `idle()`
+   * waits until it may be asked.
+   */
+  constructor(plan, idle, ask) {
+    Object.assign(this, { plan, idle, ask });
     this.text = null;
     this.view = new TimelineView(element("recorded-plan"), { onFocus: (pass) => this.tell(pass) });
     const section = element("recorded");
@@ -48,13 +51,15 @@ export class Recorded {
     canvas.hidden = false;
     element("recorded-close").hidden = false;
     canvas.setAttribute("aria-label", `Recorded timeline ${this.name}`);
-    element("recorded-hint").textContent = `${this.name}: time ${time(found.total, true)}, idle ${percent(found.idle)}${found.comparison ? "" : `. Not compared with the plan: ${found.why}`}`;
+    element("recorded-hint").textContent = `${this.name}: time ${time(found.total, true)}, idle ${percent(found.idle)}. ${found.comparison ? scale(found.unit) : `On a scale of its own, not compared with the plan: ${found.why}`}`;
     this.view.show(found.drawing, this.facts, null, true);
-    element("recorded-table").replaceChildren(...(found.comparison ? [compared(found.comparison)] : []));
+    if (found.comparison) this.plan.join(this.view, found.unit);
+    element("recorded-table").replaceChildren(...(found.comparison ? [compared(found.comparison, found.unit)] : []));
   }
 
   close(message = "") {
     this.text = null;
+    this.view.part();
     element("recorded-plan").hidden = true;
     element("recorded-close").hidden = true;
     element("recorded-file").value = "";
@@ -70,9 +75,14 @@ export class Recorded {
   }
 }
 
-/** Both timelines in numbers. Units differ unless the plan is that of a model, so shares are told too. */
-function compared({ total, idle, passes, overlap }) {
-  const row = (name, { planned, real, ratio }) => [name, short(planned), short(real), ratio == null ? "" : short(ratio)];
+/** How the plan's time compares, of which one unit takes so many seconds. */
+function scale(unit) {
+  return `On the plan's scale of time${unit === 1 ? "" : `, of which 1 is taken as ${time(unit, true)}, so that all passes together take as long in both`}.`;
+}
+
+/** Both timelines in numbers, in seconds, of which 1 of the plan's time takes so many. */
+function compared({ total, idle, passes, overlap }, unit) {
+  const row = (name, { planned, real, ratio }) => [name, time(planned * unit, true), time(real, true), ratio == null ? "" : short(ratio / unit)];
   return made("div", {}, table(["", "planned", "recorded", "recorded / planned"], [
     row("time of the iteration", total),
     ["idle", percent(idle.planned), percent(idle.real), ""],

@@ -4,22 +4,25 @@
 
 export const FIRST = {
   schedule: "1f1b", vocab: "vocab-2", p: 4, m: 8, v: null, limit: null, split: false, ahead: null,
-  searched: true, seconds: null, output: 1.2, again: false, plan: null, model: null,
+  searched: true, seconds: null, output: 1.2, again: false, plan: null, model: null, replicas: null,
   costs: "F=1,B=1,W=1,IF=0.05,IB=0.05,p2p=0.05,C0=0.1,C1=0.2,C2=0.15,C3=0.15,CIF=0.1,CIB=0.1",
 };
 
 const NUMBERS = new Set(["p", "m", "v", "limit", "ahead", "seconds", "output"]);
 const WORDS = new Set(["schedule", "vocab", "costs"]);
-const MODEL_WORDS = new Set(["gpu", "kind"]);
+const PARTS = new Set(["model", "replicas"]); // of a case: objects with values of their own
+const PART_WORDS = new Set(["gpu", "kind"]), PART_FLAGS = new Set(["recompute", "overlap_reduce", "sharded", "overlap_gather"]);
 
 /** The fragment of a case and of what else is seen: `view` has short texts by name. */
 export async function fragmentOf(shown, view) {
   const words = new URLSearchParams();
   for (const [name, value] of Object.entries(shown)) {
-    if (value === FIRST[name] || name === "model" || name === "plan") continue;
+    if (value === FIRST[name] || PARTS.has(name) || name === "plan") continue;
     words.set(name, value === null ? "" : String(value));
   }
-  for (const [name, value] of Object.entries(shown.model ?? {})) words.set(`model.${name}`, String(value));
+  for (const part of PARTS) {
+    for (const [name, value] of Object.entries(shown[part] ?? {})) words.set(`${part}.${name}`, String(value));
+  }
   if (shown.plan !== null) words.set("plan", await packed(shown.plan));
   for (const [name, value] of Object.entries(view)) if (value) words.set(`view.${name}`, value);
   return words.toString().replaceAll("%3A", ":").replaceAll("%2C", ",").replaceAll("%3D", "=");
@@ -29,8 +32,9 @@ export async function fragmentOf(shown, view) {
 export async function readFragment(fragment) {
   const shown = { ...FIRST }, view = {};
   for (const [name, text] of new URLSearchParams(fragment.replace(/^#/, ""))) {
-    if (name.startsWith("view.")) view[name.slice(5)] = text;
-    else if (name.startsWith("model.")) shown.model = { ...shown.model, [name.slice(6)]: modelValue(name.slice(6), text) };
+    const [part, own] = name.split(".");
+    if (part === "view") view[own] = text;
+    else if (PARTS.has(part)) shown[part] = { ...shown[part], [own]: partValue(own, text) };
     else if (name === "plan") shown.plan = await unpacked(text);
     else if (name in FIRST) shown[name] = valueOf(name, text);
   }
@@ -43,9 +47,9 @@ function valueOf(name, text) {
   return text === "true";
 }
 
-function modelValue(name, text) {
-  if (MODEL_WORDS.has(name)) return text;
-  return name === "recompute" ? text === "true" : Number(text);
+function partValue(name, text) {
+  if (PART_WORDS.has(name)) return text;
+  return PART_FLAGS.has(name) ? text === "true" : Number(text);
 }
 
 async function packed(text) {

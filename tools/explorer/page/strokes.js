@@ -78,7 +78,7 @@ function drawArrow(context, view, from, to, alpha) {
 
 /** The axis below the rows, with round numbers. */
 export function drawAxis(context, view, y, colours) {
-  const end = view.drawing.end;
+  const end = view.length;
   context.fillStyle = colours.soft;
   context.strokeStyle = colours.line;
   context.lineWidth = 1;

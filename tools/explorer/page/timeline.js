@@ -1,5 +1,6 @@
 // Draws a timeline on a canvas: a row of passes for every rank, thin lanes of communication below
 // it. A pass can be pointed at, tapped, or reached by the arrow keys; what it waits for is drawn.
+// Two views can share a scale of time: both then show the same part of it, and the same chosen pass.
 
 import { drawAxis, drawFocus, drawPasses, drawSpans } from "./strokes.js";
 import { prepared, theme } from "./words.js";
@@ -9,7 +10,7 @@ const AXIS = 24, GAP = 5, LANE = 4, TOP = 4;
 export class TimelineView {
   /** `onFocus(pass, isChosen)` is told which pass is shown; `onView()` that the visible part changed. */
   constructor(canvas, { onFocus = () => {}, onView = () => {} } = {}) {
-    Object.assign(this, { canvas, onFocus, onView, drawing: null, hovered: null, chosen: null, needs: null });
+    Object.assign(this, { canvas, onFocus, onView, drawing: null, hovered: null, chosen: null, needs: null, partner: null });
     this.from = 0;
     this.to = 1;
     this.listen();
@@ -18,7 +19,8 @@ export class TimelineView {
 
   /** Shows a drawing; `needs` may be null, `inSeconds` says the unit of its times. */
   show(drawing, facts, needs, inSeconds) {
-    Object.assign(this, { drawing, facts, needs, inSeconds, hovered: null });
+    this.part();
+    Object.assign(this, { drawing, facts, needs, inSeconds, hovered: null, length: drawing.end });
     this.rows = drawing.ranks.map(({ passes, comms, waits }, rank) => ({
       passes: passes.map(([kind, microbatch, chunk, start, end], index) => ({ rank, index, kind, microbatch, chunk, start, end })),
       lanes: packed(comms),
@@ -33,13 +35,56 @@ export class TimelineView {
 
   get shown() { return this.hovered ?? this.chosen; }
 
-  /** The part of the time that is visible, as shares of the whole. */
+  /** Shares a scale of time with a view of the same passes, `unit` of whose time is 1 of this one's. */
+  join(other, unit) {
+    Object.assign(this, { partner: other });
+    Object.assign(other, { partner: this });
+    this.stretch(Math.max(this.drawing.end, other.drawing.end / unit));
+    Object.assign(other, { length: this.length * unit, from: this.from, to: this.to });
+    other.draw();
+    other.chooseSame(this.chosen);
+    this.draw();
+    this.onView();
+  }
+
+  /** Goes back to a scale of its own. */
+  part() {
+    const other = this.partner;
+    if (!other) return;
+    for (const view of [this, other]) {
+      view.partner = null;
+      view.stretch(view.drawing.end);
+      view.draw();
+      view.onView();
+    }
+  }
+
+  /** Sets how much time the whole width stands for; what is visible of a part stays. */
+  stretch(length) {
+    if (this.isPart) {
+      const [from, to] = this.times.map((at) => at / length);
+      this.to = rounded(Math.min(1, to));
+      this.from = rounded(Math.min(from, this.to - 1e-4));
+    }
+    this.length = length;
+  }
+
+  /** Whether only a part of the time is visible. */
+  get isPart() { return this.to - this.from < 1; }
+
+  /** The times between which all is visible. */
+  get times() { return [this.from * this.length, this.to * this.length]; }
+
+  /** Makes a part of the time visible, as shares of the whole. */
   see(from, to) {
     const length = Math.min(1, Math.max(to - from, 1e-4));
     this.from = rounded(Math.min(Math.max(0, from), 1 - length));
     this.to = rounded(this.from + length);
-    this.draw();
-    this.onView();
+    for (const view of this.partner ? [this, this.partner] : [this]) {
+      Object.assign(view, { from: this.from, to: this.to });
+      view.draw();
+      view.onView();
+    }
   }
 
   /** Zooms around a share of the whole time; the chosen pass stays in view. */
@@ -48,8 +93,8 @@ export class TimelineView {
   }
 
   get middle() {
-    const { chosen, drawing, from, to } = this;
-    return chosen ? (chosen.start + chosen.end) / 2 / drawing.end : (from + to) / 2;
+    const { chosen, length, from, to } = this;
+    return chosen ? (chosen.start + chosen.end) / 2 / length : (from + to) / 2;
   }
 
   choose(pass, isRevealed = true) {
@@ -58,15 +103,23 @@ export class TimelineView {
     if (isRevealed) this.reveal();
     this.draw();
     this.onFocus(this.shown, Boolean(this.chosen));
+    this.partner?.chooseSame(this.chosen);
+  }
+
+  /** Chooses the pass that has the name of one in the other view. */
+  chooseSame(pass) {
+    this.chosen = (pass && this.byName.get(nameOf(pass))) ?? null;
+    this.draw();
+    this.onFocus(this.shown, Boolean(this.chosen));
   }
 
   /** Chooses the pass that a link names, whether it is in the visible part or not. */
   chooseNamed(rank, kind, microbatch, chunk) { this.choose(this.byName.get(nameOf({ rank, kind, microbatch, chunk })), false); }
 
   reveal() {
-    const { chosen, drawing, from, to } = this;
+    const { chosen, length, from, to } = this;
     if (!chosen) return;
-    const [start, end] = [chosen.start / drawing.end, chosen.end / drawing.end];
+    const [start, end] = [chosen.start / length, chosen.end / length];
     if (start < from || end > to) this.see((start + end - to + from) / 2, (start + end + to - from) / 2);
   }
 
@@ -89,7 +142,8 @@ export class TimelineView {
       context.textAlign = "left";
       context.fillText(this.left < 50 ? rank : `rank ${rank}`, 0, row.y + this.box / 2);
       context.fillStyle = colours.idle;
-      context.fillRect(this.left, row.y, this.width, this.box);
+      const end = Math.min(this.x(this.drawing.end), this.left + this.width);
+      context.fillRect(this.left, row.y, Math.max(0, end - this.left), this.box);
     });
     context.save();
     context.beginPath();
@@ -105,7 +159,7 @@ export class TimelineView {
   }
 
   /** Pixels from the left of a time. */
-  x(at) { return this.left + (at / this.drawing.end - this.from) / (this.to - this.from) * this.width; }
+  x(at) { return this.left + (at / this.length - this.from) / (this.to - this.from) * this.width; }
 
   passAt(x, y) {
     const row = this.rows?.find((own) => y >= own.y - 2 && y <= own.y + this.box + 2);
@@ -157,7 +211,7 @@ export class TimelineView {
   /** The pass that an arrow key leads to: before or after, or about the same time on another rank. */
   beside(key) {
     const now = this.chosen;
-    if (!now) return this.rows[0].passes.find((pass) => pass.end >= this.from * this.drawing.end);
+    if (!now) return this.rows[0].passes.find((pass) => pass.end >= this.times[0]);
     const row = this.rows[now.rank].passes;
     if (key === "ArrowLeft") return row[now.index - 1] ?? now;
     if (key === "ArrowRight") return row[now.index + 1] ?? now;
