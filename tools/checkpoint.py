@@ -35,6 +35,7 @@ with in_environment():
     from megatron.checkpoint import folder, storage
     from megatron.checkpoint.boxed import BoxedTensor
     from megatron.checkpoint.choose import choose
+    from megatron.checkpoint.digests import threads_of_rank
     from megatron.checkpoint.folder import DamagedError
     from megatron.checkpoint.metadata import read_metadata
     from megatron.checkpoint.storage import SaveError
@@ -100,7 +101,7 @@ def verify(where: Path) -> bool:
     """Compare every file with the manifest; return whether all are as written."""
     right = True
     for name in track(sorted(folder.read_manifest(where)), f"{where.name}", transient=True):
-        for problem in folder.problems(where, [name]):
+        for problem in folder.problems(where, [name], threads=threads_of_rank()):
             print(problem)
             right = False
     print(f"{where}: {'every file is as written' if right else 'damaged'}")

@@ -6,6 +6,7 @@ from typing import Any
 
 from megatron.checkpoint import folder
 from megatron.checkpoint.common import read_checked_common
+from megatron.checkpoint.digests import threads_of_rank
 from megatron.checkpoint.folder import DamagedError
 from megatron.model.config import ModelConfig
 
@@ -27,7 +28,7 @@ def choose(root: Path, step: int | None, *, checked: bool = True) -> Path:
     if step is not None and step not in found:
         raise DamagedError(f"{root} has no checkpoint of iteration {step}, but of {sorted(found)}")
     where = folder.folder_of(root, found[0] if step is None else step)
-    problem = folder.problem_of(where) if checked else None
+    problem = folder.problem_of(where, threads=threads_of_rank()) if checked else None
     if problem is not None:
         others = [iteration for iteration in found if folder.folder_of(root, iteration) != where]
         way_out = f"--step takes another one: {others}" if others else "there is no other one"
