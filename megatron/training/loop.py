@@ -11,6 +11,7 @@ import time
 
 from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import ConnectedAxis
+from megatron.runtime.feed import Feed
 from megatron.training.checkpointing import Checkpoints, sole_writer, writer_hosts
 from megatron.training.evaluations import Evaluations
 from megatron.training.growing_batches import GrowingBatches
@@ -101,6 +102,7 @@ class _Loop:
         self.last = last_iteration(config.train, self.start)
         for note in data.notes:
             self._tell(note)
+        self._feed = Feed(state.groups.device) if config.data.prefetch else None
         self._batches = GrowingBatches(config, state, data.train, self._tell)
         self.meter = introduce(config, state, self.start, self.log)
         if state.groups.device.type == "cuda":
@@ -189,6 +191,7 @@ class _Loop:
             self._state.groups,
             iteration,
             observer,
+            self._feed,
         )
         meter.ended(iteration)
         self._report(finished)

@@ -145,6 +145,8 @@ class PretendedGpu(TorchDispatchMode):
         self._look_for_waits(function, args, kwargs, tensors)
         stream = self.current_stream()
         result = function(*args, **kwargs)
+        if kwargs.get("pin_memory"):
+            self._pinned.add(result.untyped_storage())
         if any(t.device.type == "cuda" for t in [*tensors, *_tensors(result)]):
             reads, writes = _uses(function, args, kwargs)
             work = self.use(str(function), stream, reads, writes)
