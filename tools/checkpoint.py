@@ -15,7 +15,6 @@ tensors.
 """
 
 import argparse
-import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +40,7 @@ with in_environment():
     from megatron.checkpoint.storage import SaveError
     from megatron.checkpoint.train_tensors import WEIGHT
     from megatron.commands.arguments import number
+    from megatron.commands.whole_process import reader_may_stop_early
     from megatron.parallel.box import whole
     from megatron.parallel.groups import ConnectedAxis
     from megatron.schedules.counted import counted
@@ -250,27 +250,32 @@ def _other_facts(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[s
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may stop early, as head does
-    args = _parse(arguments)
-    right = True
-    try:
-        match args.command:
-            case "ls":
-                list_all(args.root)
-            case "show":
-                show(choose(args.root, args.step), plan_alone=args.plan)
-            case "verify":
-                right = verify(choose(args.root, args.step, checked=False))
-            case "diff":
-                step = args.step if args.other_step is None else args.other_step
-                one, other = choose(args.root, args.step), choose(args.other, step)
-                right = difference(one, other, every=args.all)
-            case "reshard":
-                where = choose(args.root, args.step)
-                reshard(where, args.target, args.files, optimizer=not args.no_optim)
-    except (DamagedError, SaveError) as error:
-        sys.exit(f"error: {error}")
+    with reader_may_stop_early():
+        args = _parse(arguments)
+        try:
+            right = _run(args)
+        except (DamagedError, SaveError) as error:
+            sys.exit(f"error: {error}")
     sys.exit(0 if right else 1)
+
+
+def _run(args: argparse.Namespace) -> bool:
+    """Do what the command line asks for; return whether all is right."""
+    match args.command:
+        case "ls":
+            list_all(args.root)
+        case "show":
+            show(choose(args.root, args.step), plan_alone=args.plan)
+        case "verify":
+            return verify(choose(args.root, args.step, checked=False))
+        case "diff":
+            step = args.step if args.other_step is None else args.other_step
+            one, other = choose(args.root, args.step), choose(args.other, step)
+            return difference(one, other, every=args.all)
+        case "reshard":
+            where = choose(args.root, args.step)
+            reshard(where, args.target, args.files, optimizer=not args.no_optim)
+    return True
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -78,13 +78,14 @@ def test_all_of_an_iteration_lies_in_one_buffer(dtype: torch.dtype, apart: bool)
     moved = step.on(copy, dtype, replicas=2, loss_scale=3.0)
     for source, found in zip(batch, moved, strict=True):
         weights = source.loss_mask.flatten().to(dtype) * (3.0 / (2 * 3 * 21))
+        starts = source.document_starts if apart else None
         expected = DeviceMicrobatch(
             source.tokens.flatten(),
             source.labels.flatten(),
             weights,
             3,
             float(source.loss_mask.sum()),
-            Documents.of(source.document_starts, torch.clone) if apart else None,
+            None if starts is None else Documents.of(starts, torch.clone),
             source.positions if apart else None,
         )
         assert same(found, expected)

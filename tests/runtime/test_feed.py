@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from megatron.data.config import DocumentsConfig
-from megatron.data.microbatch import MicrobatchLoader, PrefetchingLoader
+from megatron.data.microbatch import Microbatch, MicrobatchLoader, PrefetchingLoader
 from megatron.runtime.batch import DeviceMicrobatch, to_device
 from megatron.runtime.feed import Feed
 
@@ -19,10 +19,9 @@ DOCUMENTS = DocumentsConfig(3, reset_attention_mask=True, reset_position_ids=Tru
 class Numbered:
     """Samples that tell their number, and which thread has read them."""
 
-    seq_length = 5
-    masked_token = 3
-
     def __init__(self, count: int = 100) -> None:
+        self.seq_length = 5
+        self.masked_token: int | None = 3
         self._count = count
         self.readers: set[str] = set()
 
@@ -82,7 +81,7 @@ def test_a_batch_is_prepared_only_after_one_that_nobody_takes() -> None:
     """They may share a buffer."""
     under_way, begun = threading.Lock(), threading.Event()
 
-    def prepare(batch: list[object]) -> int:
+    def prepare(batch: list[Microbatch]) -> int:
         assert under_way.acquire(blocking=False), "two are prepared at a time"
         begun.set()
         threading.Event().wait(0.05)
