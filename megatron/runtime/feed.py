@@ -4,6 +4,7 @@ A worker reads a batch, packs it into one buffer of the host, and has the GPU co
 of its own. Training takes the batch by letting its stream wait for an event: the host never waits.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,19 +34,20 @@ class Staged:
 class Feed:
     """Copies batches to a device, each while the one before is trained on.
 
-    Two buffers take turns: the iteration under way reads one, and the next batch goes to the other.
-    That was read by the iteration before, all of whose work was issued when this one's batch was
-    taken. So a copy waits for an event of that moment.
+    Buffers take turns: the iteration under way reads one, and the next batch goes to another. That
+    was read by an iteration before, all of whose work was issued when this one's batch was taken.
+    So a copy waits for an event of that moment.
 
     Args:
         device: of this rank.
+        kept: batches that were taken last and must stay as they are, 1 or more.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, kept: int = 1) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._buffers = [torch.empty(0, dtype=torch.uint8, device=device) for _ in range(2)]
-        self._in_use = 0
+        self._buffers = [torch.empty(0, dtype=torch.uint8, device=device) for _ in range(kept + 1)]
+        self._in_use = deque(range(kept), maxlen=kept)
         self._taken: torch.Event | None = None
 
     def stage(self, microbatches: Sequence[HostMicrobatch]) -> Staged:
@@ -57,7 +59,8 @@ class Feed:
             step = HostStep.of(microbatches, self._device)
             return Staged(step, step.buffer)
         with torch.cuda.stream(self._stream):  # for memory of the host, too: it names the device
-            step, place = HostStep.of(microbatches, self._device), 1 - self._in_use
+            step = HostStep.of(microbatches, self._device)
+            [place] = set(range(len(self._buffers))).difference(self._in_use)
             if self._taken is not None:
                 self._stream.wait_event(self._taken)
             size = step.buffer.numel()
@@ -71,12 +74,13 @@ class Feed:
     ) -> list[DeviceMicrobatch]:
         """Return a batch for work of the current stream; further arguments as of ``to_device``.
 
-        The one that was taken before must not be used by work that is issued from now on.
+        Those that are no longer kept must not be used by work that is issued from now on.
         """
         if staged.copied is not None:
             current = torch.cuda.current_stream()
             current.wait_event(staged.copied)
-            self._taken, self._in_use = current.record_event(), staged.place
+            self._taken = current.record_event()
+            self._in_use.append(staged.place)
         return staged.step.on(
             staged.buffer, torch.float32, replicas=replicas, loss_scale=loss_scale
         )

@@ -102,7 +102,9 @@ class _Loop:
         self.last = last_iteration(config.train, self.start)
         for note in data.notes:
             self._tell(note)
-        self._feed = Feed(state.groups.device) if config.data.prefetch else None
+        # A guess on the last step may turn out wrong: then its batch is looked at again.
+        kept = 2 if config.optimizer.post_validation else 1
+        self._feed = Feed(state.groups.device, kept) if config.data.prefetch else None
         self._batches = GrowingBatches(config, state, data.train, self._tell)
         self.meter = introduce(config, state, self.start, self.log)
         if state.groups.device.type == "cuda":

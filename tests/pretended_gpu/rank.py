@@ -195,7 +195,8 @@ def _batches(
     if not config.data.prefetch:
         while True:
             yield _batch(gpu, config, state)
-    feed, own = Feed(DEVICE), _own(config, state)
+    kept = 2 if config.optimizer.post_validation else 1
+    feed, own = Feed(DEVICE, kept), _own(config, state)
     staged = feed.stage(own)
     while True:
         with gpu.without_waiting():

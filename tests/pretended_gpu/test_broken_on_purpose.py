@@ -131,6 +131,11 @@ def a_batch_that_nobody_waits_for() -> AbstractContextManager[Any]:
     return patch.object(Feed, "stage", stage)
 
 
+def a_batch_that_is_not_kept() -> AbstractContextManager[Any]:
+    make = Feed.__init__
+    return patch.object(Feed, "__init__", lambda self, device, kept: make(self, device, kept - 1))
+
+
 def a_pass_that_synchronizes() -> AbstractContextManager[Any]:
     return _after_forward(lambda model: torch.cuda.synchronize())
 
@@ -158,18 +163,25 @@ def read_ahead(fault: Fault, rank: int) -> list[str]:
     """Read batches for which nobody ever waits on the host; return the faults."""
     used = []
     with fault(), PretendedGpu() as gpu, gpu.without_waiting():
-        tokens, feed = torch.zeros((2, 8), dtype=torch.int64), Feed(DEVICE)
+        tokens, feed = torch.zeros((2, 8), dtype=torch.int64), Feed(DEVICE, 2)
         batch = [Microbatch(tokens, tokens, torch.ones((2, 8)))] * 3
-        staged = feed.stage(batch)
-        for _ in range(4):
+        staged, before = feed.stage(batch), []
+        for _ in range(5):
             taken = feed.take(staged, replicas=1)
             staged = feed.stage(batch)
-            used += [each.tokens_n + each.targets_n for each in taken]
+            used += [each.tokens_n + each.targets_n for each in (*before, *taken)]
+            before = taken
     return gpu.faults
 
 
 @pytest.mark.parametrize(
-    "fault", [nullcontext, a_batch_that_waits_for_nobody, a_batch_that_nobody_waits_for]
+    "fault",
+    [
+        nullcontext,
+        a_batch_that_waits_for_nobody,
+        a_batch_that_nobody_waits_for,
+        a_batch_that_is_not_kept,
+    ],
 )
 def test_what_breaks_reading_ahead_is_found(fault: Fault, gpus: GpuPool) -> None:
     [found] = gpus.map(read_ahead, fault, ranks=1)
