@@ -28,7 +28,6 @@ from megatron.commands.environment import in_environment
 
 with in_environment():
     import torch
-    from rich.progress import track
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     from megatron.checkpoint import folder, storage
@@ -40,6 +39,7 @@ with in_environment():
     from megatron.checkpoint.storage import SaveError
     from megatron.checkpoint.train_tensors import WEIGHT
     from megatron.commands.arguments import number
+    from megatron.commands.progress import shown, under_way
     from megatron.commands.whole_process import reader_may_stop_early
     from megatron.parallel.box import whole
     from megatron.parallel.groups import ConnectedAxis
@@ -100,7 +100,7 @@ def beginning(plan: str) -> Iterator[str]:
 def verify(where: Path) -> bool:
     """Compare every file with the manifest; return whether all are as written."""
     right = True
-    for name in track(sorted(folder.read_manifest(where)), f"{where.name}", transient=True):
+    for name in shown(sorted(folder.read_manifest(where)), f"comparing {where.name}"):
         for problem in folder.problems(where, [name], threads=threads_of_rank()):
             print(problem)
             right = False
@@ -155,7 +155,7 @@ def differences(one: Path, other: Path) -> Iterator[Difference]:
         shapes = f"{list(both[name].size)} and {list(theirs[name].size)}"
         yield Difference(name, "of two shapes", shapes)
         del both[name]
-    for names in batches(both):
+    for names in shown(list(batches(both)), "reading tensors"):
         for name, a, b in _pairs(one, other, {name: both[name] for name in names}):
             if not torch.equal(a, b):
                 size = float((a.double() - b.double()).abs().max())
@@ -188,9 +188,11 @@ def reshard(where: Path, target: Path, files: int, *, optimizer: bool) -> None:
     keep = {n: s for n, s in tensors(where).items() if optimizer or n.startswith(f"{WEIGHT}.")}
     if files > len(keep):
         raise DamagedError(f"--files {files}: {where} has {counted(len(keep), 'tensor')} to write")
-    content = _read(where, keep)
+    with under_way("reading tensors"):
+        content = _read(where, keep)
     common["has_optimizer"] = common["has_optimizer"] and optimizer
-    written = storage.write(target, iteration, content, common, ALONE, files)
+    with under_way(f"writing {target}"):
+        written = storage.write(target, iteration, content, common, ALONE, files)
     print(f"{written}: {counted(len(content), 'tensor')} of {where}")
 
 
@@ -265,15 +267,16 @@ def _run(args: argparse.Namespace) -> bool:
         case "ls":
             list_all(args.root)
         case "show":
-            show(choose(args.root, args.step), plan_alone=args.plan)
+            show(choose(args.root, args.step, each=shown), plan_alone=args.plan)
         case "verify":
             return verify(choose(args.root, args.step, checked=False))
         case "diff":
             step = args.step if args.other_step is None else args.other_step
-            one, other = choose(args.root, args.step), choose(args.other, step)
+            one = choose(args.root, args.step, each=shown)
+            other = choose(args.other, step, each=shown)
             return difference(one, other, every=args.all)
         case "reshard":
-            where = choose(args.root, args.step)
+            where = choose(args.root, args.step, each=shown)
             reshard(where, args.target, args.files, optimizer=not args.no_optim)
     return True
 
