@@ -15,7 +15,6 @@ tensors.
 """
 
 import argparse
-import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,17 +28,19 @@ from megatron.commands.environment import in_environment
 
 with in_environment():
     import torch
-    from rich.progress import track
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     from megatron.checkpoint import folder, storage
     from megatron.checkpoint.boxed import BoxedTensor
     from megatron.checkpoint.choose import choose
+    from megatron.checkpoint.digests import threads_of_rank
     from megatron.checkpoint.folder import DamagedError
     from megatron.checkpoint.metadata import read_metadata
     from megatron.checkpoint.storage import SaveError
     from megatron.checkpoint.train_tensors import WEIGHT
     from megatron.commands.arguments import number
+    from megatron.commands.progress import shown, under_way
+    from megatron.commands.whole_process import reader_may_stop_early
     from megatron.parallel.box import whole
     from megatron.parallel.groups import ConnectedAxis
     from megatron.schedules.counted import counted
@@ -99,8 +100,8 @@ def beginning(plan: str) -> Iterator[str]:
 def verify(where: Path) -> bool:
     """Compare every file with the manifest; return whether all are as written."""
     right = True
-    for name in track(sorted(folder.read_manifest(where)), f"{where.name}", transient=True):
-        for problem in folder.problems(where, [name]):
+    for name in shown(sorted(folder.read_manifest(where)), f"comparing {where.name}"):
+        for problem in folder.problems(where, [name], threads=threads_of_rank()):
             print(problem)
             right = False
     print(f"{where}: {'every file is as written' if right else 'damaged'}")
@@ -154,7 +155,7 @@ def differences(one: Path, other: Path) -> Iterator[Difference]:
         shapes = f"{list(both[name].size)} and {list(theirs[name].size)}"
         yield Difference(name, "of two shapes", shapes)
         del both[name]
-    for names in batches(both):
+    for names in shown(list(batches(both)), "reading tensors"):
         for name, a, b in _pairs(one, other, {name: both[name] for name in names}):
             if not torch.equal(a, b):
                 size = float((a.double() - b.double()).abs().max())
@@ -187,9 +188,11 @@ def reshard(where: Path, target: Path, files: int, *, optimizer: bool) -> None:
     keep = {n: s for n, s in tensors(where).items() if optimizer or n.startswith(f"{WEIGHT}.")}
     if files > len(keep):
         raise DamagedError(f"--files {files}: {where} has {counted(len(keep), 'tensor')} to write")
-    content = _read(where, keep)
+    with under_way("reading tensors"):
+        content = _read(where, keep)
     common["has_optimizer"] = common["has_optimizer"] and optimizer
-    written = storage.write(target, iteration, content, common, ALONE, files)
+    with under_way(f"writing {target}"):
+        written = storage.write(target, iteration, content, common, ALONE, files)
     print(f"{written}: {counted(len(content), 'tensor')} of {where}")
 
 
@@ -249,27 +252,33 @@ def _other_facts(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[s
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may stop early, as head does
-    args = _parse(arguments)
-    right = True
-    try:
-        match args.command:
-            case "ls":
-                list_all(args.root)
-            case "show":
-                show(choose(args.root, args.step), plan_alone=args.plan)
-            case "verify":
-                right = verify(choose(args.root, args.step, checked=False))
-            case "diff":
-                step = args.step if args.other_step is None else args.other_step
-                one, other = choose(args.root, args.step), choose(args.other, step)
-                right = difference(one, other, every=args.all)
-            case "reshard":
-                where = choose(args.root, args.step)
-                reshard(where, args.target, args.files, optimizer=not args.no_optim)
-    except (DamagedError, SaveError) as error:
-        sys.exit(f"error: {error}")
+    with reader_may_stop_early():
+        args = _parse(arguments)
+        try:
+            right = _run(args)
+        except (DamagedError, SaveError) as error:
+            sys.exit(f"error: {error}")
     sys.exit(0 if right else 1)
+
+
+def _run(args: argparse.Namespace) -> bool:
+    """Do what the command line asks for; return whether all is right."""
+    match args.command:
+        case "ls":
+            list_all(args.root)
+        case "show":
+            show(choose(args.root, args.step, each=shown), plan_alone=args.plan)
+        case "verify":
+            return verify(choose(args.root, args.step, checked=False))
+        case "diff":
+            step = args.step if args.other_step is None else args.other_step
+            one = choose(args.root, args.step, each=shown)
+            other = choose(args.other, step, each=shown)
+            return difference(one, other, every=args.all)
+        case "reshard":
+            where = choose(args.root, args.step, each=shown)
+            reshard(where, args.target, args.files, optimizer=not args.no_optim)
+    return True
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -171,6 +171,7 @@ def _cpu() -> float:
 def on_rank(rank: int, ranks: int, args: argparse.Namespace, scratch: Path) -> None:
     """Time all rounds; rank 0 prints."""
     torch.set_num_threads(1)
+    os.environ["LOCAL_WORLD_SIZE"] = str(ranks)  # as torchrun says
     hosts = ConnectedAxis("world", rank, tuple(range(ranks)))
     if ranks > 1:
         dist.init_process_group(

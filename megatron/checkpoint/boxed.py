@@ -90,7 +90,7 @@ class BoxedTensor(Tensor):
         own = self.as_subclass(Tensor)
         for piece in self._pieces:
             if torch.Size(piece.box.start) == index.offset:
-                return own[piece.local.slices]
+                return _alone(own[piece.local.slices])
         raise AssertionError(f"{index} is no box of this rank")
 
 
@@ -126,6 +126,18 @@ class StreamedTensor(Tensor):
         made = self._make().contiguous()
         assert (made.shape, made.dtype) == (self.shape, self.dtype), f"{index.fqn} differs"
         return made
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """Return a tensor in the same memory whose storage ends where it does.
+
+    PyTorch's writer copies tensors that lie in a larger storage, since ``torch.save`` would write
+    all of that.
+    """
+    if not tensor.is_cpu or not tensor.is_contiguous() or not tensor.numel():
+        return tensor
+    memory = torch.from_numpy(tensor.reshape(-1).view(torch.uint8).numpy())
+    return memory.view(tensor.dtype).view(tensor.shape)
 
 
 def _index(name: str, box: Box) -> MetadataIndex:

@@ -1,22 +1,30 @@
 """Which of the checkpoints in a folder a command works on, and of what model it is."""
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from megatron.checkpoint import folder
 from megatron.checkpoint.common import read_checked_common
+from megatron.checkpoint.digests import threads_of_rank
 from megatron.checkpoint.folder import DamagedError
 from megatron.model.config import ModelConfig
 
+Each: TypeAlias = Callable[[Sequence[str], str], Iterable[str]]
 
-def choose(root: Path, step: int | None, *, checked: bool = True) -> Path:
+
+def choose(
+    root: Path, step: int | None, *, checked: bool = True, each: Each = lambda names, _: names
+) -> Path:
     """Return the folder of a checkpoint, with its files compared with the manifest.
 
     Args:
         root: of the checkpoints.
         step: iteration; ``None``: the last one.
         checked: whether to compare at all.
+        each: goes through the names of files while they are compared, and may show how far it is;
+            its second argument tells what is being done.
 
     Raises:
         DamagedError: it is not there, or damaged.
@@ -27,12 +35,21 @@ def choose(root: Path, step: int | None, *, checked: bool = True) -> Path:
     if step is not None and step not in found:
         raise DamagedError(f"{root} has no checkpoint of iteration {step}, but of {sorted(found)}")
     where = folder.folder_of(root, found[0] if step is None else step)
-    problem = folder.problem_of(where) if checked else None
+    problem = _problem_of(where, each) if checked else None
     if problem is not None:
         others = [iteration for iteration in found if folder.folder_of(root, iteration) != where]
         way_out = f"--step takes another one: {others}" if others else "there is no other one"
         raise DamagedError(f"{where.name} is damaged: {problem}; {way_out}")
     return where
+
+
+def _problem_of(where: Path, each: Each) -> str | None:
+    """Return the first thing that is wrong with a checkpoint, ``None`` if nothing is."""
+    try:
+        names = each(sorted(folder.read_manifest(where)), f"comparing {where.name}")
+    except DamagedError as error:
+        return str(error)
+    return folder.problem_of(where, names, threads=threads_of_rank())
 
 
 def read_model(where: Path) -> ModelConfig:

@@ -1,7 +1,7 @@
 """Checkpoints on disk: each is complete or not there, whenever the job is killed.
 
     ROOT/latest_checkpointed_iteration.txt   the iteration of the last checkpoint, as in Megatron
-    ROOT/iter_0000010/manifest.json          size and SHA-256 of every other file of the folder
+    ROOT/iter_0000010/manifest.json          size and digest of every other file of the folder
     ROOT/iter_0000010/...
 
 A checkpoint is written to a folder with the ending ``.partial``. Once all its files are on disk, it
@@ -10,46 +10,33 @@ iteration that is already there moves aside first, and comes back if the new one
 name. One process of the job calls the functions that change folders, the first rank.
 """
 
-import hashlib
 import json
 import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from megatron.checkpoint.digests import PART, FileDigest, digest_of
 from megatron.native.files import atomic_path
 
 POINTER: Final = "latest_checkpointed_iteration.txt"
 MANIFEST: Final = "manifest.json"
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Of the manifest and of what it lists; another program may read another one."""
+
+_READ: Final = (1, FORMAT)
+"""Formats that are read. Before 2, a digest is that of a file's content."""
 
 _PARTIAL, _REPLACED, _DELETED = ".partial", ".replaced", ".deleted"
 _FOLDER: Final = re.compile(r"iter_(\d{7,})")
 _FILE: Final = re.compile(r"(?!\.{1,2}$)[\w.-]+", re.ASCII)
 _ITERATION: Final = re.compile(r"[0-9]{1,18}")
-_CHUNK: Final = 1 << 22
-"""Bytes read at once, to compute a digest."""
 
 
 class DamagedError(ValueError):
     """A checkpoint that cannot be read; the message names the file and what is wrong with it."""
-
-
-@dataclass(frozen=True)
-class FileDigest:
-    """What the manifest knows of a file.
-
-    Attributes:
-        size: in bytes.
-        sha256: of its content, hexadecimal.
-    """
-
-    size: int
-    sha256: str
 
 
 def folder_of(root: Path, iteration: int) -> Path:
@@ -68,16 +55,6 @@ def begin(root: Path, iteration: int) -> Path:
     _remove(partial)
     partial.mkdir(parents=True)
     return partial
-
-
-def digest(path: Path) -> FileDigest:
-    """Read a file and return its digest."""
-    sha256, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            sha256.update(chunk)
-            size += len(chunk)
-    return FileDigest(size, sha256.hexdigest())
 
 
 def finish(root: Path, iteration: int, files: Mapping[str, FileDigest]) -> Path:
@@ -189,9 +166,9 @@ def read_manifest(folder: Path) -> dict[str, FileDigest]:
         ) from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedError(f"{path} cannot be read ({error})") from error
-    if form != FORMAT:
+    if type(form) is not int or form not in _READ:
         raise DamagedError(
-            f"{path} says format {form!r}, and this program reads {FORMAT}: load it with the "
+            f"{path} says format {form!r}, and this program reads 1 to {FORMAT}: load it with the "
             "program that saved it"
         )
     if type(iteration) is not int or folder_of(folder.parent, iteration).name != folder.name:
@@ -199,6 +176,12 @@ def read_manifest(folder: Path) -> dict[str, FileDigest]:
     strange = [name for name in files if not _FILE.fullmatch(name)]
     if strange:
         raise DamagedError(f"{path} lists {strange[0]!r}, which is no file of this folder")
+    for name, entry in files.items():
+        if entry.part not in (0, PART):
+            raise DamagedError(
+                f"{path} says that {name} has a digest for every {entry.part!r} bytes, and this "
+                f"program forms them for {PART}"
+            )
     return files
 
 
@@ -217,7 +200,11 @@ def verify(folder: Path, names: Iterable[str] | None = None) -> None:
 
 
 def problems(
-    folder: Path, names: Iterable[str] | None = None, *, sizes_only: bool = False
+    folder: Path,
+    names: Iterable[str] | None = None,
+    *,
+    sizes_only: bool = False,
+    threads: int = 1,
 ) -> Iterator[str]:
     """Yield what is wrong with the files of a checkpoint, a sentence for each.
 
@@ -225,6 +212,7 @@ def problems(
         folder: of the checkpoint.
         names: the files to compare; all of them if it is ``None``.
         sizes_only: do not read the files.
+        threads: that read them.
 
     Raises:
         DamagedError: there is no manifest, or it cannot be understood.
@@ -236,7 +224,7 @@ def problems(
             size = path.stat().st_size
             if size != entry.size:
                 yield f"{path} has {size} bytes, but {entry.size} were written"
-            elif not sizes_only and digest(path) != entry:
+            elif not sizes_only and digest_of(path, entry.part, threads) != entry:
                 yield f"{path} is not what was written: its SHA-256 differs"
         except FileNotFoundError:
             yield f"{path} is missing"
@@ -245,14 +233,18 @@ def problems(
 
 
 def problem_of(
-    folder: Path, names: Iterable[str] | None = None, *, sizes_only: bool = False
+    folder: Path,
+    names: Iterable[str] | None = None,
+    *,
+    sizes_only: bool = False,
+    threads: int = 1,
 ) -> str | None:
     """Return the first thing that is wrong with a checkpoint, ``None`` if nothing is.
 
     Arguments as in ``problems``.
     """
     try:
-        return next(problems(folder, names, sizes_only=sizes_only), None)
+        return next(problems(folder, names, sizes_only=sizes_only, threads=threads), None)
     except DamagedError as error:
         return str(error)
 

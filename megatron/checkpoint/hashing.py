@@ -1,10 +1,9 @@
-"""Files whose SHA-256 is known when they are written.
+"""Files whose digest is known when they are written.
 
 To read a file again for its digest would make a save much longer. Large pieces are hashed on
 another thread while they are written: neither needs Python's lock.
 """
 
-import hashlib
 import io
 import os
 from collections.abc import Generator
@@ -17,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.serialization import get_crc32_options, set_crc32_options
 
-from megatron.checkpoint.folder import FileDigest
+from megatron.checkpoint.digests import FileDigest, RunningDigest
 
 _ASIDE: Final = 1 << 20
 """Bytes from which on a piece is worth handing to another thread."""
@@ -28,13 +27,15 @@ class HashedStream(io.RawIOBase):
 
     Args:
         file: is closed with the stream.
+        threads: that hash large pieces.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, threads: int = 1) -> None:
         super().__init__()
-        self._file = file
-        self._sha256, self._size = hashlib.sha256(), 0
+        self._file, self._threads = file, threads
+        self._digest = RunningDigest()
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="digest")
+        self._parts = ThreadPoolExecutor(threads, thread_name_prefix="parts")
 
     def writable(self) -> bool:
         """Return that it can be written to."""
@@ -43,11 +44,10 @@ class HashedStream(io.RawIOBase):
     def write(self, data: Any) -> int:
         """Write and hash bytes; return how many, which is all of them."""
         view = memoryview(data).cast("B")
-        self._size += len(view)
         if len(view) < _ASIDE:
-            self._sha256.update(view)
+            self._digest.update(view)
             return self._file.write(view)
-        hashed = self._aside.submit(self._sha256.update, view)
+        hashed = self._aside.submit(self._digest.update, view, self._threads, self._parts.map)
         try:
             return self._file.write(view)
         finally:
@@ -55,7 +55,7 @@ class HashedStream(io.RawIOBase):
 
     def tell(self) -> int:
         """Return how many bytes were written."""
-        return self._size
+        return self._digest.size
 
     def flush(self) -> None:
         """Hand what was written to the operating system."""
@@ -69,24 +69,29 @@ class HashedStream(io.RawIOBase):
     def close(self) -> None:
         """Close the file."""
         self._aside.shutdown()
+        self._parts.shutdown()
         self._file.close()
         super().close()
 
     @property
     def digest(self) -> FileDigest:
-        """Size and SHA-256 of what was written so far."""
-        return FileDigest(self._size, self._sha256.hexdigest())
+        """Size and digest of what was written so far."""
+        return self._digest.digest
 
 
 class HashedFiles(FileSystem):
     """The file system as PyTorch's checkpoints use it, with the digests of the files written.
 
+    Args:
+        threads: that hash large pieces of a file.
+
     Attributes:
         digests: of every file that was written and closed, by name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int = 1) -> None:
         self.digests: dict[str, FileDigest] = {}
+        self._threads = threads
 
     @contextmanager
     def create_stream(
@@ -100,7 +105,7 @@ class HashedFiles(FileSystem):
         before = get_crc32_options()  # a setting of this thread
         set_crc32_options(False)
         try:
-            with HashedStream(Path(path).open("wb")) as stream:
+            with HashedStream(Path(path).open("wb"), self._threads) as stream:
                 yield stream
         finally:
             set_crc32_options(before)
@@ -119,11 +124,14 @@ class HashedWriter(dcp.FileSystemWriter):
         path: folder to write to.
         files: of tensors, each written by a thread.
         copy_ahead: bytes that are copied from a GPU while others are written.
+        threads: that hash large pieces of a file.
         file_each: give every tensor a file. PyTorch keeps what it writes to a file until the file
             is complete, so this is what keeps one tensor a thread in memory.
     """
 
-    def __init__(self, path: Path, files: int, copy_ahead: int, *, file_each: bool = False) -> None:
+    def __init__(
+        self, path: Path, files: int, copy_ahead: int, threads: int = 1, *, file_each: bool = False
+    ) -> None:
         super().__init__(
             path,
             single_file_per_rank=not file_each,
@@ -131,7 +139,7 @@ class HashedWriter(dcp.FileSystemWriter):
             thread_count=files,
             per_thread_copy_ahead=copy_ahead,
         )
-        self.fs: HashedFiles = HashedFiles()
+        self.fs: HashedFiles = HashedFiles(threads)
 
     @property
     def digests(self) -> dict[str, FileDigest]:

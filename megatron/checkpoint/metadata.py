@@ -21,7 +21,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from megatron.checkpoint import folder
-from megatron.checkpoint.folder import DamagedError, FileDigest
+from megatron.checkpoint.digests import FileDigest
+from megatron.checkpoint.folder import DamagedError
 
 METADATA: Final = ".metadata"
 

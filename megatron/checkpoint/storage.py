@@ -19,7 +19,8 @@ from torch.distributed.checkpoint.metadata import STORAGE_TYPES, TensorStorageMe
 
 from megatron.checkpoint import folder
 from megatron.checkpoint.boxed import BoxedTensor, StreamedTensor
-from megatron.checkpoint.folder import DamagedError, FileDigest
+from megatron.checkpoint.digests import FileDigest, threads_of_rank
+from megatron.checkpoint.folder import DamagedError
 from megatron.checkpoint.hashing import HashedStream, HashedWriter
 from megatron.checkpoint.metadata import METADATA
 from megatron.checkpoint.reading import TensorReader, read_boxes
@@ -131,7 +132,7 @@ def read(where: Path, tensors: Mapping[str, BoxedTensor], hosts: ConnectedAxis) 
     """
     names = [name for name in _own_names(where, hosts) if name.endswith(_TENSORS)]
     with ThreadPoolExecutor(1, thread_name_prefix="digest") as aside:
-        compared = aside.submit(folder.problem_of, where, names)
+        compared = aside.submit(folder.problem_of, where, names, threads=threads_of_rank())
         other, failure = _fill(where, tensors)
     found = hosts.all_gather_object((compared.result(), other, failure))
     damage, others, failures = (list(filter(None, told)) for told in zip(*found, strict=True))
@@ -202,7 +203,8 @@ def _write_own(
     # copies on the host has none of its own, and would take the first GPU of the machine.
     ahead = _COPY_AHEAD if any(tensor.is_cuda for tensor in tensors.values()) else 0
     streamed = any(isinstance(tensor, StreamedTensor) for tensor in tensors.values())
-    writer = HashedWriter(partial, files, ahead, file_each=streamed)
+    threads = max(1, threads_of_rank() // files)
+    writer = HashedWriter(partial, files, ahead, threads, file_each=streamed)
     if hosts.size == 1:
         # PyTorch warns that a job of one rank is one. The filter stays, because to take it back
         # would take back those that other threads set meanwhile.

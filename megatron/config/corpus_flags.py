@@ -77,6 +77,7 @@ class CorpusFlags:
     reset_position_ids: bool = flag(False,
         "Positions begin anew with every document of a sample.",
         idle_with="--position-embedding-type alibi or --position-embedding-type none")
-    num_workers: int = flag(0,
-        "With 1 or more a thread reads the next iteration's samples during this one; with 0 they "
-        "are read when they are needed.", _WORKERS)
+    num_workers: int | None = flag(None,
+        "With 1 or more a thread reads the next iteration's samples during this one, and copies "
+        "them to the GPU; with 0 both happen when they are needed (default: 1 on GPUs, 0 on CPUs).",
+        _WORKERS)

@@ -13,7 +13,13 @@ import torch
 from megatron.checkpoint.config import CheckpointConfig
 from megatron.config.cluster_flags import block_limits, interconnect_of, ranks_of_machine
 from megatron.config.copied import copied
-from megatron.config.corpora import gives_splits, own_paths, sets_to_evaluate, shared_blend
+from megatron.config.corpora import (
+    gives_splits,
+    own_paths,
+    prefixes,
+    sets_to_evaluate,
+    shared_blend,
+)
 from megatron.config.data_flags import parse_split
 from megatron.config.fill_flags import fill_config
 from megatron.config.flags import (
@@ -78,10 +84,11 @@ def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> R
             flags.data,
             data_path=() if gives_splits(flags.corpora) else shared_blend(flags),
             own_paths=own_paths(flags),
+            named_by=tuple(prefixes(flags)),
             full_validation=flags.corpora.full_validation,
             reset_attention_mask=flags.corpora.reset_attention_mask,
             reset_position_ids=flags.corpora.reset_position_ids,
-            prefetch=flags.corpora.num_workers > 0,
+            prefetch=reads_ahead(flags),
             split=parse_split(flags.data.split),
             seq_length=flags.model.seq_length,
             seed=flags.train.seed,
@@ -225,7 +232,7 @@ def model_config(flags: Flags, vocab_size: int) -> ModelConfig:
 def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelConfig:
     """The layout; the vocabulary is padded so that every shard has the same, round, size."""
     parallel, pipeline = flags.parallel, settle_pipeline(flags)
-    on_cuda = parallel.device != "cpu" and torch.cuda.is_available()
+    cuda = on_cuda(flags)
     layout = copied(
         ParallelConfig,
         flags.pipeline,
@@ -236,8 +243,8 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         vocab_parallel=pipeline.treatment,
         pipeline_schedule=pipeline.schedule,
         padded_vocab_size=vocab_size,
-        device="cuda" if on_cuda else "cpu",
-        backend="nccl" if on_cuda else "gloo",
+        device="cuda" if cuda else "cpu",
+        backend="nccl" if cuda else "gloo",
         timeout_minutes=parallel.distributed_timeout_minutes,
         virtual_stages=pipeline.virtual_stages,
         layers=pipeline.layers,
@@ -245,12 +252,23 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         recompute_ahead=flags.recompute.recompute_ahead,
         replicas=replica_config(flags, replicas),
         ranks_per_machine=ranks_of_machine(flags.cluster, dry_run=flags.log.dry_run),
-        numa_binding=on_cuda and not flags.cluster.no_numa_binding,
+        numa_binding=cuda and not flags.cluster.no_numa_binding,
         nccl_blocks=block_limits(flags.cluster),
         interconnect=known_interconnect(flags, pipeline.treatment),
     )
     multiple = parallel.make_vocab_size_divisible_by * layout.vocab_shards
     return replace(layout, padded_vocab_size=-(-vocab_size // multiple) * multiple)
+
+
+def reads_ahead(flags: Flags) -> bool:
+    """Whether a thread reads the next batch: on GPUs the host has nothing else to do."""
+    workers = flags.corpora.num_workers
+    return on_cuda(flags) if workers is None else workers > 0
+
+
+def on_cuda(flags: Flags) -> bool:
+    """Whether the run computes on GPUs."""
+    return flags.parallel.device != "cpu" and torch.cuda.is_available()
 
 
 def known_interconnect(flags: Flags, treatment: str) -> Interconnect | None:
@@ -261,7 +279,7 @@ def known_interconnect(flags: Flags, treatment: str) -> Interconnect | None:
     found: Gpu | None = None
     if flags.log.dry_run:
         found = gpu(flags.log.dry_run_gpu or DRY_RUN_GPU)
-    elif flags.parallel.device != "cpu" and torch.cuda.is_available():
+    elif on_cuda(flags):
         found = gpu_of_driver(torch.cuda.get_device_name(int(os.environ.get("LOCAL_RANK") or 0)))
     if found is None:
         return None

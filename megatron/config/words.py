@@ -169,7 +169,7 @@ def _take(
 def _unknown(option: str, values: Sequence[str], declared: Mapping[str, Declaration]) -> str:
     """The line on words that have no answer: an unknown flag, or other values than one takes."""
     if not option:
-        return f"{' '.join(values)} stands before any flag: leave it out, or write its flag first"
+        return f"{' '.join(values)!r} stands before any flag: leave it out, or write its flag first"
     forms = list(dict.fromkeys(answer.form for answer in OTHER_FLAGS.of(option)))
     if forms == [""]:
         return f"{option} takes no value, got {' '.join(values)!r}"

@@ -110,6 +110,7 @@ class DataConfig:
         full_validation: an evaluation reads every validation set whole, once.
         prefetch: read the next global batch while this one is trained on.
         fill: how middles of documents are moved to their ends; ``None``: they are not.
+        named_by: the flag and the prefix of every corpus, for messages.
     """
 
     data_path: Blend
@@ -127,6 +128,11 @@ class DataConfig:
     full_validation: bool = False
     prefetch: bool = False
     fill: FillConfig | None = None
+    named_by: tuple[tuple[str, Path], ...] = ()
+
+    def flag_of(self, prefix: Path) -> str:
+        """Return the flag that names a corpus."""
+        return next((flag for flag, named in self.named_by if named == prefix), "--data-path")
 
     @property
     def documents(self) -> DocumentsConfig | None:

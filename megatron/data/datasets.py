@@ -2,8 +2,9 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +35,10 @@ class Datasets:
     valid: SampleDataset | None
     test: SampleDataset | None
     more_valid: tuple[SampleDataset, ...] = ()
+
+
+_ASKED_BY = ("--train-iters or --train-samples", "--eval-iters", "--eval-iters")
+"""Flags that say how many samples training, validation and test read."""
 
 
 class Part(NamedTuple):
@@ -83,7 +88,8 @@ def build_datasets(
     ) -> tuple[SampleDataset, ...]:
         if count == 0:
             return ()
-        made = (_blended(config, parts, count, vocab_size, builder) for parts in blends)
+        index = partial(_one_corpus, config, vocab_size, builder, _ASKED_BY[split])
+        made = (_blended(parts, count, builder, index) for parts in blends)
         return tuple(_filled(config, dataset, split) for dataset in made)
 
     train, valid, test = map(build, itertools.count(), _blends(config), num_samples)
@@ -106,42 +112,45 @@ def _blends(config: DataConfig) -> Iterator[list[list[Part]]]:
     own = config.own_paths
     if own is not None:
         for blends in ((own.train,), own.valid, (own.test,)):
-            yield [list(map(_part, blend)) for blend in blends if blend]
+            yield [[_part(config, share) for share in blend] for blend in blends if blend]
         return
-    sources = [IndexedDataset(prefix) for _, prefix in config.data_path]
+    sources = [IndexedDataset(prefix, config.flag_of(prefix)) for _, prefix in config.data_path]
     ranges = [split_ranges(len(source), config.split) for source in sources]
     weights = [weight for weight, _ in config.data_path]
     for own_ranges in zip(*ranges, strict=True):
         yield [[Part(*part) for part in zip(weights, sources, own_ranges, strict=True)]]
 
 
-def _part(share: Share) -> Part:
+def _part(config: DataConfig, share: Share) -> Part:
     """Open a corpus; what lies between two marks is rounded as Megatron-LM rounds a split."""
-    source = IndexedDataset(share.prefix)
+    source = IndexedDataset(share.prefix, config.flag_of(share.prefix))
     begin, end = (round(mark * len(source)) for mark in (share.begin, share.end))
     return Part(share.weight, source, range(begin, end))
 
 
 def _blended(
-    config: DataConfig,
     parts: Sequence[Part],
     num_samples: int | None,
-    vocab_size: int,
     builder: IndexBuilder,
+    index: Callable[[Part, int | None], GPTDataset],
 ) -> SampleDataset:
-    """Return the dataset of a blend; only one of a single corpus can be read just once."""
+    """Return the dataset of a blend; only one of a single corpus can be read just once.
+
+    Args:
+        parts: of the blend.
+        num_samples: of the blend.
+        builder: of the blend's index.
+        index: makes the dataset of a part, with so many samples.
+    """
     if len(parts) == 1:
-        return _one_corpus(config, parts[0], num_samples, vocab_size, builder)
+        return index(parts[0], num_samples)
     assert num_samples is not None, "a blend has no end"
     shares = normalised([part.weight for part in parts])
     dataset_index, within = builder.blend_index(shares, num_samples)
     draws = np.bincount(dataset_index, minlength=len(parts)).tolist()
     # At least one sample, so that a corpus that is too short is refused whatever the number of
     # samples.
-    datasets = [
-        _one_corpus(config, part, max(drawn, 1), vocab_size, builder)
-        for part, drawn in zip(parts, draws, strict=True)
-    ]
+    datasets = [index(part, max(drawn, 1)) for part, drawn in zip(parts, draws, strict=True)]
     return BlendedDataset(datasets, dataset_index, within)
 
 
@@ -194,14 +203,22 @@ def split_ranges(num_sequences: int, split: Sequence[float]) -> list[range]:
 
 def _one_corpus(
     config: DataConfig,
-    part: Part,
-    num_samples: int | None,
     vocab_size: int,
     builder: IndexBuilder,
+    asked_by: str,
+    part: Part,
+    num_samples: int | None,
 ) -> GPTDataset:
     cache = config.cache_path or _default_cache(part.source.prefix)
     indices = build_sample_indices(
-        part.source, part.sequences, config.seq_length, num_samples, config.seed, cache, builder
+        part.source,
+        part.sequences,
+        config.seq_length,
+        num_samples,
+        config.seed,
+        cache,
+        builder,
+        asked_by,
     )
     masked = config.eod_token if config.eod_mask_loss else None
     return GPTDataset(part.source, indices, config.seq_length, vocab_size, masked)

@@ -47,7 +47,7 @@ class IndexCache:
         """
         try:
             expected = json.loads(self._checksums.read_bytes())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None  # never finished, or of a version without checksums
         except (OSError, ValueError, RecursionError) as error:
             _LOG.warning(_DAMAGED, self._checksums, f"cannot be read ({error})")

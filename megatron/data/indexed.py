@@ -37,8 +37,13 @@ def idx_path(prefix: Path) -> Path:
 class IndexedDataset:
     """Read-only view of the sequences of one prefix; nothing is loaded before it is asked for.
 
-    Attributes:
+    Args:
         prefix: the path without ``.bin`` / ``.idx``.
+        flag: that names it, for messages.
+
+    Attributes:
+        prefix: as above.
+        named: the flag and the prefix.
         lengths: tokens of each sequence, int32 [n].
         document_indices: first sequence of each document and, last, n; int64 [d + 1].
         dtype: of the token ids.
@@ -49,8 +54,9 @@ class IndexedDataset:
             do not match.
     """
 
-    def __init__(self, prefix: Path) -> None:
+    def __init__(self, prefix: Path, flag: str = "--data-path") -> None:
         self.prefix = Path(prefix)
+        self.named = f"{flag} {prefix}"
         try:
             _check_files(self.prefix)
             index = read_index(idx_path(self.prefix))

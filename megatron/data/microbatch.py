@@ -1,9 +1,10 @@
 """Samples become microbatches, in an order that only the count of consumed samples decides."""
 
 import hashlib
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from megatron.data.config import DocumentsConfig
 from megatron.data.samples import SampleDataset
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +112,20 @@ class MicrobatchLoader:
         self.consumed_samples += self.batch_size
         return microbatches
 
+    def next_prepared(self, prepare: Callable[[list[Microbatch]], T]) -> T:
+        """Read the next global batch, and return what ``prepare`` makes of it.
+
+        Args:
+            prepare: may be called in another thread, for one batch at a time.
+
+        Raises:
+            ValueError: as ``next_batch``.
+        """
+        return prepare(self.next_batch())
+
+    def read_ahead(self, prepare: Callable[[list[Microbatch]], object]) -> None:
+        """Begin with the batch that ``next_prepared`` will be asked for; here nothing begins."""
+
     def global_batch(self, first: int, begin: int = 0, step: int = 1) -> list[Microbatch]:
         """Reads whole microbatches of the global batch that begins with sample ``first``.
 
@@ -184,8 +201,22 @@ class MicrobatchLoader:
         )
 
 
+class _Ahead(NamedTuple):
+    """A batch that is being read.
+
+    Attributes:
+        starts: first samples of its microbatches.
+        prepare: what is done with it.
+        outcome: of that.
+    """
+
+    starts: range
+    prepare: Callable[[list[Microbatch]], Any]
+    outcome: Future[Any]
+
+
 class PrefetchingLoader(MicrobatchLoader):
-    """Reads the next global batch in a thread, while this one is trained on.
+    """Reads and prepares the next global batch in a thread, while this one is trained on.
 
     A batch that turns out to be another one, as the run goes on elsewhere or batches have grown, is
     read when it is needed.
@@ -194,21 +225,37 @@ class PrefetchingLoader(MicrobatchLoader):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="samples")
-        self._ahead: tuple[range, Future[list[Microbatch]]] | None = None
+        self._ahead: _Ahead | None = None
 
     def next_batch(self) -> list[Microbatch]:
-        """As ``MicrobatchLoader.next_batch``."""
+        """As ``MicrobatchLoader.next_batch``; the batch after is read from now on."""
+        batch = self.next_prepared(_as_it_is)
+        self.read_ahead(_as_it_is)
+        return batch
+
+    def next_prepared(self, prepare: Callable[[list[Microbatch]], T]) -> T:
+        """As ``MicrobatchLoader.next_prepared``."""
         starts = self._starts(self.consumed_samples, self._replica, self._replicas)
-        if self._ahead is not None and self._ahead[0] == starts:
-            batch = self._ahead[1].result()
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and (ahead.starts, ahead.prepare) == (starts, prepare):
+            batch: T = ahead.outcome.result()
         else:
-            batch = self._read_all(starts)
+            if ahead is not None:
+                wait([ahead.outcome])  # batches are prepared one at a time
+            batch = prepare(self._read_all(starts))
         self.consumed_samples += self.batch_size
-        self._ahead = None
+        return batch
+
+    def read_ahead(self, prepare: Callable[[list[Microbatch]], object]) -> None:
+        """As ``MicrobatchLoader.read_ahead``."""
         if self.consumed_samples + self.batch_size <= len(self._dataset):
             after = self._starts(self.consumed_samples, self._replica, self._replicas)
-            self._ahead = after, self._reader.submit(self._read_all, after)
-        return batch
+            outcome = self._reader.submit(lambda: prepare(self._read_all(after)))
+            self._ahead = _Ahead(after, prepare, outcome)
+
+
+def _as_it_is(batch: list[Microbatch]) -> list[Microbatch]:
+    return batch
 
 
 def document_starts(tokens: Tensor, eod_token: int) -> Tensor:

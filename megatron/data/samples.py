@@ -137,7 +137,7 @@ class GPTDataset:
 
     def _refuse_tokens(self, index: int, out: NDArray[np.int64]) -> None:
         raise ValueError(
-            f"{self._source.prefix}: sample {index} holds token ids {out.min()}..{out.max()}, "
+            f"{self._source.named}: sample {index} holds token ids {out.min()}..{out.max()}, "
             f"outside the vocabulary of {self._vocab_size} entries; train with the tokenizer that "
             "made the data (--tokenizer-model) or a --vocab-size that holds its ids"
         )
@@ -151,6 +151,7 @@ def build_sample_indices(
     seed: int,
     cache: Path,
     builder: IndexBuilder,
+    asked_by: str = "--train-iters or --train-samples",
 ) -> SampleIndices:
     """Builds the indices, or maps them when an earlier run or another rank has built them.
 
@@ -166,6 +167,7 @@ def build_sample_indices(
         seed: of both shuffles.
         cache: folder of the arrays, made when missing.
         builder: from `load_index_builder`.
+        asked_by: flags that say how many samples are needed, for messages.
 
     Returns:
         Indices of these samples.
@@ -177,9 +179,9 @@ def build_sample_indices(
     tokens = int(lengths.sum(dtype=np.int64))
     if tokens <= seq_length:
         raise ValueError(
-            f"{source.prefix}: a split of {len(sequences)} documents holds {tokens} tokens, too "
-            f"few for one sample of --seq-length {seq_length} + 1; give it a larger share of "
-            "--split, or more text"
+            f"{source.named}: a split of {len(sequences)} documents holds {tokens} tokens, too few "
+            f"for one sample of --seq-length {seq_length} + 1; give it a larger share of --split, "
+            "or more text"
         )
     epochs = Epochs(1, separate_final=False)
     if num_samples is not None:
@@ -195,13 +197,13 @@ def build_sample_indices(
         return SampleIndices(**found)
     try:
         samples = _num_samples(epochs.count, tokens, seq_length)
-        _check_room(cache, samples, epochs.count * len(sequences))
+        _check_room(cache, samples, epochs.count * len(sequences), asked_by)
         built = _build(source.lengths, sequences, tokens, seq_length, epochs, seed, builder)
         return SampleIndices(**cached.save(vars(built)))
     except OSError as error:
         raise ValueError(
-            f"cannot write sample indices to {cache} ({error}); name a writable folder with room "
-            "for them with --data-cache-path"
+            f"--data-cache-path: cannot write sample indices to {cache} ({error}); give a writable "
+            "folder with room for them"
         ) from error
 
 
@@ -239,7 +241,7 @@ def _shuffled(random: np.random.RandomState, array: NDArray[_Integer]) -> NDArra
     return array
 
 
-def _check_room(cache: Path, samples: int, documents: int) -> None:
+def _check_room(cache: Path, samples: int, documents: int, asked_by: str) -> None:
     """Refuse indices for which there is no room, before they are built for minutes.
 
     Raises:
@@ -254,7 +256,6 @@ def _check_room(cache: Path, samples: int, documents: int) -> None:
     ):
         if needed > room:
             raise ValueError(
-                f"the indices of {samples:,} samples take {needed / 1e9:.1f} GB, more than the "
-                f"{room / 1e9:.1f} GB of {where}: lower --train-iters, --train-samples or "
-                "--eval-iters"
+                f"{asked_by}: the indices of {samples:,} samples take {needed / 1e9:.1f} GB, more "
+                f"than the {room / 1e9:.1f} GB of {where}: ask for fewer"
             )

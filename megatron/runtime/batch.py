@@ -12,14 +12,17 @@ of a microbatch whose label counts there; positions without such a label have we
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Protocol
+from itertools import accumulate
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from megatron.kernels.documents import Documents
+
+_ALIGNED: Final = 16
+"""Bytes: every tensor in a buffer begins at a multiple of them."""
 
 
 class HostMicrobatch(Protocol):
@@ -136,6 +139,102 @@ def _by_parts(tensor: Tensor, samples: int, parts: int) -> Tensor:
     return tensor.reshape(samples, parts, -1).transpose(0, 1).flatten()
 
 
+@dataclass(frozen=True, eq=False)
+class HostStep:
+    """An iteration's microbatches on the host, all their tensors in one buffer.
+
+    Attributes:
+        buffer: bytes of all tensors, the weights last.
+        microbatches: as on the device, but for their weights, which are the masks.
+        places: where each tensor begins in the buffer, in the order of ``_tensors``.
+    """
+
+    buffer: Tensor
+    microbatches: Sequence[DeviceMicrobatch]
+    places: Sequence[int]
+
+    @classmethod
+    def of(cls, microbatches: Sequence[HostMicrobatch], device: torch.device) -> "HostStep":
+        """Pack microbatches that are to go to ``device``."""
+        flat = [_on_host(microbatch) for microbatch in microbatches]
+        tensors = _tensors(flat)
+        *places, end = accumulate((_room(tensor) for tensor in tensors), initial=0)
+        buffer = _memory(end, device)
+        for tensor, place in zip(tensors, places, strict=True):
+            buffer[place : place + tensor.nbytes].copy_(tensor.flatten().view(torch.uint8))
+        return cls(buffer, flat, places)
+
+    def on(
+        self, buffer: Tensor, dtype: torch.dtype, *, replicas: int, loss_scale: float
+    ) -> list[DeviceMicrobatch]:
+        """Return the microbatches whose tensors lie in ``buffer``, a copy of the own one.
+
+        Args:
+            buffer: on any device; it may be longer.
+            dtype: of the weights.
+            replicas: as for ``to_device``.
+            loss_scale: as for ``to_device``.
+        """
+        scale = loss_scale / (replicas * sum(m.tokens_n.numel() for m in self.microbatches))
+        tensors = _tensors(self.microbatches)
+        exact = len(tensors) - len(self.microbatches)
+        found = [
+            buffer[place : place + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            for tensor, place in zip(tensors[:exact], self.places, strict=False)
+        ]
+        first, end = self.places[exact], self.buffer.numel()
+        weights = buffer[first:end].view(torch.float32).to(dtype) * scale
+        for tensor, place in zip(tensors[exact:], self.places[exact:], strict=True):
+            begin = (place - first) // tensor.itemsize
+            found.append(weights[begin : begin + tensor.numel()])
+        return _with_tensors(self.microbatches, found)
+
+
+def _on_host(microbatch: HostMicrobatch) -> DeviceMicrobatch:
+    """Return a microbatch as it is to be on the device, with its mask for weights."""
+    starts = microbatch.document_starts
+    return DeviceMicrobatch(
+        microbatch.tokens.flatten(),
+        microbatch.labels.flatten(),
+        microbatch.loss_mask.flatten().to(torch.float32),
+        len(microbatch.tokens),
+        float(microbatch.loss_mask.sum(dtype=torch.float64)),
+        None if starts is None else Documents.of(starts, lambda tensor: tensor),
+        microbatch.positions,
+    )
+
+
+def _tensors(microbatches: Sequence[DeviceMicrobatch]) -> list[Tensor]:
+    """Return all tensors that go to the device: microbatch by microbatch, then their weights."""
+    found = []
+    for microbatch in microbatches:
+        found += [microbatch.tokens_n, microbatch.targets_n]
+        if microbatch.documents is not None:
+            found += [microbatch.documents.first_bs, microbatch.documents.bounds_k]
+        if microbatch.positions_bs is not None:
+            found.append(microbatch.positions_bs)
+    return [*found, *(microbatch.weight_n for microbatch in microbatches)]
+
+
+def _with_tensors(
+    microbatches: Sequence[DeviceMicrobatch], tensors: Sequence[Tensor]
+) -> list[DeviceMicrobatch]:
+    """Return the same microbatches with other tensors, in the order of ``_tensors``."""
+    others, weights = iter(tensors), tensors[len(tensors) - len(microbatches) :]
+    return [
+        replace(
+            microbatch,
+            tokens_n=next(others),
+            targets_n=next(others),
+            documents=microbatch.documents
+            and replace(microbatch.documents, first_bs=next(others), bounds_k=next(others)),
+            positions_bs=None if microbatch.positions_bs is None else next(others),
+            weight_n=weight_n,
+        )
+        for microbatch, weight_n in zip(microbatches, weights, strict=True)
+    ]
+
+
 def to_device(
     microbatches: Sequence[HostMicrobatch],
     device: torch.device,
@@ -148,29 +247,14 @@ def to_device(
 
     Args:
         microbatches: of this replica.
-        device: to move to.
+        device: to move to; a GPU gets all of them in one copy.
         dtype: of the weights.
         replicas: ranks with other tokens than these; each has as many.
         loss_scale: of fp16; so no tensor is scaled on its own.
     """
-    scale = loss_scale / (replicas * sum(m.tokens.numel() for m in microbatches))
-    tokens = [m.tokens.flatten() for m in microbatches]
-    labels = [m.labels.flatten() for m in microbatches]
-    weights = [m.loss_mask.flatten().to(dtype) * scale for m in microbatches]
-    moved = _together([*tokens, *labels, *weights], device)
-    count, move = len(microbatches), partial(_moved, device=device)
-    return [
-        DeviceMicrobatch(
-            moved[number],
-            moved[count + number],
-            moved[2 * count + number],
-            len(m.tokens),
-            float(m.loss_mask.sum(dtype=torch.float64)),
-            None if m.document_starts is None else Documents.of(m.document_starts, move),
-            None if m.positions is None else move(m.positions),
-        )
-        for number, m in enumerate(microbatches)
-    ]
+    step = HostStep.of(microbatches, device)
+    moved = step.buffer.to(device, non_blocking=True)
+    return step.on(moved, dtype, replicas=replicas, loss_scale=loss_scale)
 
 
 def rescaled(microbatches: Sequence[DeviceMicrobatch], factor: float) -> list[DeviceMicrobatch]:
@@ -184,23 +268,11 @@ def token_counts(microbatches: Sequence[DeviceMicrobatch]) -> tuple[float, float
     return float(tokens), sum(m.valid_tokens for m in microbatches)
 
 
-def _together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Return one-dimensional ``tensors`` on ``device``; to a GPU all of them go in one copy.
-
-    Args:
-        tensors: none has wider elements than one before it, so that all lie at multiples of their
-            elements' sizes.
-        device: to move to.
-    """
-    if device.type == "cpu":
-        return [tensor.to(device) for tensor in tensors]
-    moved = _moved(torch.cat([tensor.view(torch.uint8) for tensor in tensors]), device)
-    parts = moved.split([tensor.nbytes for tensor in tensors])
-    return [part.view(own.dtype) for part, own in zip(parts, tensors, strict=True)]
+def _room(tensor: Tensor) -> int:
+    """Return the bytes that a tensor takes in a buffer, so that the next one is aligned."""
+    return -(-tensor.nbytes // _ALIGNED) * _ALIGNED
 
 
-def _moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return ``tensor`` on ``device``; the host does not wait for a copy to a GPU."""
-    if device.type == "cuda":
-        tensor = tensor.pin_memory()  # from pageable memory the host would wait
-    return tensor.to(device, non_blocking=True)
+def _memory(size: int, device: torch.device) -> Tensor:
+    """Return so many bytes of the host's memory, from which ``device`` copies without a wait."""
+    return torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")

@@ -1,5 +1,8 @@
 """One training iteration, and one evaluation: read the data, run the schedule, report the loss."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from megatron.data.microbatch import MicrobatchLoader
@@ -8,6 +11,7 @@ from megatron.optimizer.global_state import GlobalState
 from megatron.optimizer.lr_schedule import rates
 from megatron.parallel.groups import Groups
 from megatron.runtime.batch import DeviceMicrobatch, to_device, token_counts
+from megatron.runtime.feed import Feed
 from megatron.runtime.observer import Observer
 from megatron.training.rendezvous import UserError
 from megatron.training.setup import TrainState
@@ -21,6 +25,7 @@ def run_iteration(
     groups: Groups,
     iteration: int,
     observer: Observer | None = None,
+    feed: Feed | None = None,
 ) -> Finished | None:
     """Run one iteration, and return the iteration that this makes final (``TrainStep.train``).
 
@@ -31,13 +36,18 @@ def run_iteration(
         groups: this rank's view of the job.
         iteration: counted from 0.
         observer: is told of passes and communication.
+        feed: brings the next batch to the device during this iteration; ``None``: each is brought
+            when it is needed.
 
     Raises:
         FloatingPointError: as ``train``.
         UserError: as ``train``.
     """
     first, scale = loader.consumed_samples, step.loss_scale
-    batch = _next_batch(loader, groups, scale)
+    if feed is None:
+        batch = _next_batch(loader, groups, scale)
+    else:
+        batch = _fed(loader, feed, groups, scale)
     return step.train(
         Iteration(
             iteration,
@@ -66,9 +76,27 @@ def evaluate(state: TrainState, loader: MicrobatchLoader, eval_iters: int) -> fl
 def _next_batch(
     loader: MicrobatchLoader, groups: Groups, loss_scale: float = 1.0
 ) -> list[DeviceMicrobatch]:
-    """Read the next batch; report faults of the data as the user's mistakes."""
-    try:
+    """Read the next batch."""
+    with _faults_of_data():
         batch = loader.next_batch()
+    return to_device(batch, groups.device, replicas=groups.data.size, loss_scale=loss_scale)
+
+
+def _fed(
+    loader: MicrobatchLoader, feed: Feed, groups: Groups, loss_scale: float
+) -> list[DeviceMicrobatch]:
+    """Take the next batch, and let the one after be read."""
+    with _faults_of_data():
+        staged = loader.next_prepared(feed.stage)
+    batch = feed.take(staged, replicas=groups.data.size, loss_scale=loss_scale)
+    loader.read_ahead(feed.stage)  # not before: the batch taken before makes room for it
+    return batch
+
+
+@contextmanager
+def _faults_of_data() -> Iterator[None]:
+    """Report faults of the data as the user's mistakes."""
+    try:
+        yield
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
-    return to_device(batch, groups.device, replicas=groups.data.size, loss_scale=loss_scale)

@@ -11,6 +11,7 @@ import time
 
 from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import ConnectedAxis
+from megatron.runtime.feed import Feed
 from megatron.training.checkpointing import Checkpoints, sole_writer, writer_hosts
 from megatron.training.evaluations import Evaluations
 from megatron.training.growing_batches import GrowingBatches
@@ -101,6 +102,9 @@ class _Loop:
         self.last = last_iteration(config.train, self.start)
         for note in data.notes:
             self._tell(note)
+        # A guess on the last step may turn out wrong: then its batch is looked at again.
+        kept = 2 if config.optimizer.post_validation else 1
+        self._feed = Feed(state.groups.device, kept) if config.data.prefetch else None
         self._batches = GrowingBatches(config, state, data.train, self._tell)
         self.meter = introduce(config, state, self.start, self.log)
         if state.groups.device.type == "cuda":
@@ -189,6 +193,7 @@ class _Loop:
             self._state.groups,
             iteration,
             observer,
+            self._feed,
         )
         meter.ended(iteration)
         self._report(finished)

@@ -1,6 +1,7 @@
 """Whatever happens while checkpoints are written, a good one is found, and damage is named."""
 
 import errno
+import hashlib
 import json
 import os
 import random
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron.checkpoint import folder
+from megatron.checkpoint.digests import digest_of
 from megatron.checkpoint.folder import DamagedError
 
 STEPS = ("open", "rename", "fsync", "mkdir", "rmdir", "unlink", "replace")
@@ -32,7 +34,7 @@ def save(root: Path, iteration: int, content: str = "") -> None:
     for name in ("model.bin", "common.json"):
         path = partial / name
         path.write_text(f"{name} of {iteration} {content}" * 50)
-        files[name] = folder.digest(path)
+        files[name] = digest_of(path)
     folder.finish(root, iteration, files)
 
 
@@ -215,6 +217,23 @@ def damage(path: Path, kind: str, seed: int) -> None:
     path.write_bytes(bytes(content))
 
 
+def test_what_older_programs_wrote_is_verified(tmp_path: Path) -> None:
+    """Their manifests hold the digest of the whole content."""
+    save(tmp_path, 10)
+    where = folder.folder_of(tmp_path, 10)
+    names = ("model.bin", "common.json")
+    contents = {name: (where / name).read_bytes() for name in names}
+    older = {
+        name: {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for name, content in contents.items()
+    }
+    (where / folder.MANIFEST).write_text(manifest(older))
+    folder.verify(where)
+    damage(where / "model.bin", "flipped", 1)
+    with pytest.raises(DamagedError, match=r"model\.bin is not what was written"):
+        folder.verify(where)
+
+
 @given(
     st.sampled_from(["model.bin", "common.json"]),
     st.sampled_from(["flipped", "truncated", "longer", "missing"]),
@@ -253,8 +272,13 @@ def manifest(files: dict[str, Any], form: object = 1, iteration: object = 10) ->
         (manifest({"a\0b": {"size": 1, "sha256": "0"}}), "which is no file of this folder"),
         (manifest({"..": {"size": 1, "sha256": "0"}}), "'..', which is no file of this folder"),
         ('{"files": {}}', "cannot be read"),
-        (manifest({}, form=2), "says format 2, and this program reads 1"),
-        (manifest({}, form=None), "says format None, and this program reads 1"),
+        (manifest({}, form=3), "says format 3, and this program reads 1 to 2"),
+        (manifest({}, form=None), "says format None, and this program reads 1 to 2"),
+        (manifest({}, form=[]), "and this program reads 1 to 2"),
+        (
+            manifest({"a": {"size": 1, "sha256": "0", "part": 1}}, form=2),
+            "a has a digest for every 1 bytes",
+        ),
         (manifest({}, iteration=11), "is of iteration 11, and its folder of another one"),
         (manifest({}, iteration="10"), "is of iteration '10', and its folder of another one"),
     ],

@@ -8,6 +8,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from megatron.checkpoint import storage
 from megatron.checkpoint.boxed import BoxedTensor
@@ -91,3 +92,13 @@ def test_damage_is_named_by_its_file_whether_or_not_it_can_be_read(tmp_path: Pat
         with pytest.raises(DamagedError, match=r"__0_0\.distcp") as told:
             storage.read(where, boxed, ALONE)
         assert "were written" in str(told.value) or "SHA-256 differs" in str(told.value)
+
+
+def test_what_lies_in_a_larger_tensor_is_written_without_a_copy() -> None:
+    buffer = torch.randn(100).bfloat16()
+    own = BoxedTensor(buffer[20:80].view(6, 10), (6, 10), whole((6, 10)))
+    rows = own.only([Piece(Box((2, 0), (3, 10)), (2, 0))])
+    shard = rows.__get_tensor_shard__(MetadataIndex("w", torch.Size((2, 0))))
+    assert torch.equal(shard, buffer[40:70].view(3, 10))
+    assert shard.data_ptr() == buffer[40:].data_ptr()
+    assert shard.untyped_storage().nbytes() == shard.nbytes

@@ -567,7 +567,7 @@ def test_words_that_the_parser_refuses_are_an_error_like_any_other(
 
 
 def test_a_word_before_any_flag_is_refused(base: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="astray stands before any flag"):
+    with pytest.raises(ValueError, match="'astray' stands before any flag"):
         parse(["astray", *command_line(base, "")], 1)
 
 

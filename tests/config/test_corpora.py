@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from megatron.config.command_line import parse
+from megatron.config.command_line import parse, read
+from megatron.config.resolve import reads_ahead
 from megatron.config.run_config import RunConfig
 from megatron.data.config import DocumentsConfig, OwnPaths, Share
 from megatron.data.indexed import IndexedWriter
@@ -250,6 +251,18 @@ def test_documents_in_samples(run: Run) -> None:
     assert config.data.eod_mask_loss
 
 
-@pytest.mark.parametrize(("flags", "expected"), [("", False), ("--num-workers 2", True)])
-def test_workers_read_ahead(run: Run, flags: str, expected: bool) -> None:
-    assert run(f"--data-path a {flags}").data.prefetch == expected
+@pytest.mark.parametrize(
+    ("flags", "on_gpu", "expected"),
+    [
+        ("", False, False),
+        ("", True, True),
+        ("--num-workers 2", False, True),
+        ("--num-workers 0", True, False),
+    ],
+)
+def test_workers_read_ahead(
+    flags: str, on_gpu: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megatron.config.resolve.on_cuda", lambda _: on_gpu)
+    words = [*BASE.split(), "--mock-data", *flags.split()]
+    assert reads_ahead(read(words, 1).flags) == expected

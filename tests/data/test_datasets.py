@@ -66,8 +66,22 @@ def test_splits_not_asked_for_are_not_built_and_may_be_empty(write_corpus: Write
     source = write_corpus([100])
     datasets = build_datasets(config_of((1.0, source)), (5, 0, 0), 70000)
     assert (datasets.valid, datasets.test) == (None, None)
-    with pytest.raises(ValueError, match="too few for one sample"):
+    with pytest.raises(ValueError, match=r"^--data-path /.*too few for one sample"):
         build_datasets(config_of((1.0, source)), (5, 1, 0), 70000)
+
+
+def test_a_corpus_that_is_too_short_is_told_by_the_flag_that_names_it(write_corpus: Write) -> None:
+    sources = [write_corpus([100], f"c{number}") for number in range(2)]
+    train, valid = ((Share(1.0, source.prefix),) for source in sources)
+    config = config_of(
+        own_paths=OwnPaths(train, (valid,)),
+        named_by=(("--train-data-path", sources[0].prefix), ("--valid-data-path", valid[0].prefix)),
+        seq_length=200,
+    )
+    for number, flag in enumerate(("--train-data-path", "--valid-data-path")):
+        asked = (1 - number, number, 0)
+        with pytest.raises(ValueError, match=f"^{flag} {sources[number].prefix}: a split of 1"):
+            build_datasets(config, asked, 70000)
 
 
 def test_blend_draws_by_weight_and_in_each_corpus_its_own_order(write_corpus: Write) -> None:

@@ -147,6 +147,8 @@ class PretendedGpu(TorchDispatchMode):
         self._look_for_waits(function, args, kwargs, tensors)
         stream = self.current_stream()
         result = function(*args, **kwargs)
+        if kwargs.get("pin_memory"):
+            self._pinned.add(result.untyped_storage())
         if any(t.device.type == "cuda" for t in [*tensors, *tensors_of(result)]):
             reads, writes = uses_of(function, args, kwargs)
             if function.namespace == "megatron_kernels":

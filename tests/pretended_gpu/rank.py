@@ -2,7 +2,7 @@
 
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, redirect_stdout
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -23,6 +23,7 @@ from megatron.parallel.grid import Tiling
 from megatron.parallel.groups import ConnectedAxis, connect_grid
 from megatron.runtime.batch import DeviceMicrobatch, to_device
 from megatron.runtime.communicator import links_of
+from megatron.runtime.feed import Feed
 from megatron.runtime.observer import NamedRanges
 from megatron.runtime.timeline import Recorder
 from megatron.simulator.simulate import Span
@@ -99,14 +100,14 @@ def run_rank(
         found.warm_forms = set(gpu.forms)
         _let_no_schedule_wait(gpu, state)
         step = make_train_step(config.optimizer, state)
-        recorder = Recorder(rank, DEVICE)
+        recorder, batches = Recorder(rank, DEVICE), _batches(gpu, config, state)
         restore = Mock(wraps=state.optimizer.restore)
         vars(state.optimizer)["restore"] = restore
         for number in range(iterations):
             last = observed and number == iterations - 1
             gpu.ranges.clear()
             observer = NamedRanges(DEVICE, recorder) if last else None
-            step.train(Iteration(number, _batch(gpu, config, state), lambda _: _RATES, 0), observer)
+            step.train(Iteration(number, next(batches), lambda _: _RATES, 0), observer)
             found.held.append(gpu.memory.held)
         found.ranges, found.spans = list(gpu.ranges), recorder.spans()
         step.settle()
@@ -193,14 +194,35 @@ def _planned(config: RunConfig) -> RunPlan:
     return make_run_plan(config)
 
 
+def _batches(
+    gpu: PretendedGpu, config: RunConfig, state: TrainState
+) -> Iterator[list[DeviceMicrobatch]]:
+    """Yield every iteration's microbatches; if they are read ahead, the next one's begin then."""
+    if not config.data.prefetch:
+        while True:
+            yield _batch(gpu, config, state)
+    kept = 2 if config.optimizer.post_validation else 1
+    feed, own = Feed(DEVICE, kept), _own(config, state)
+    staged = feed.stage(own)
+    while True:
+        with gpu.without_waiting():
+            batch = feed.take(staged, replicas=config.train.replicas)
+            staged = feed.stage(own)
+        yield batch
+
+
 def _batch(gpu: PretendedGpu, config: RunConfig, state: TrainState) -> list[DeviceMicrobatch]:
     """Return an iteration's microbatches, copied to the device without waiting for it."""
+    with gpu.without_waiting():
+        return to_device(_own(config, state), DEVICE, replicas=config.train.replicas)
+
+
+def _own(config: RunConfig, state: TrainState) -> list[Microbatch]:
+    """Return an iteration's microbatches, with the tokens that this rank has of them."""
     context, kept = state.groups.context, None
     if context.size > 1:
         kept = own_positions(config.model.seq_length, context.rank, context.size)
-    own = [each.part(kept) for each in _microbatches(config)]
-    with gpu.without_waiting():
-        return to_device(own, DEVICE, replicas=config.train.replicas)
+    return [each.part(kept) for each in _microbatches(config)]
 
 
 def _microbatches(config: RunConfig) -> list[Microbatch]:

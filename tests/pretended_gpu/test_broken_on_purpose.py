@@ -1,7 +1,7 @@
 """What the pretended GPUs are there to find, they find: the CUDA code, broken in every such way."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -12,6 +12,7 @@ import torch
 from correctness.short_runs import Job, Layout
 from cuda_path import needs_pretended_gpus
 from pretended_gpu.deadlock import stuck
+from pretended_gpu.gpu import DEVICE, PretendedGpu
 from pretended_gpu.order import Issued
 from pretended_gpu.pool import GpuPool
 from pretended_gpu.rank import Findings, run_rank
@@ -20,9 +21,11 @@ from reference.plain_gpt import GPTOptions
 from torch import nn
 
 from megatron.config.run_config import RunConfig
+from megatron.data.microbatch import Microbatch
 from megatron.layers.vocabulary.output_s import ShardState
 from megatron.parallel import lanes
 from megatron.runtime import pipeline
+from megatron.runtime.feed import Feed, Staged
 from megatron.runtime.stage_passes import StagePasses
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import Program, Start, lower
@@ -101,10 +104,36 @@ def a_pass_that_asks_a_mask_how_many() -> AbstractContextManager[Any]:
 
 
 def a_batch_in_pageable_memory() -> AbstractContextManager[Any]:
-    def move(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        return tensor.to(device, non_blocking=True)
+    def memory(size: int, device: torch.device) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8)
 
-    return patch("megatron.runtime.batch._moved", move)
+    return patch("megatron.runtime.batch._memory", memory)
+
+
+def a_batch_that_waits_for_nobody() -> AbstractContextManager[Any]:
+    """It overwrites the one that the iteration before may still read."""
+
+    def take(self: Feed, staged: Staged, **named: Any) -> Any:
+        batch = whole(self, staged, **named)
+        self._taken = None
+        return batch
+
+    whole = Feed.take
+    return patch.object(Feed, "take", take)
+
+
+def a_batch_that_nobody_waits_for() -> AbstractContextManager[Any]:
+    def stage(self: Feed, microbatches: Any) -> Staged:
+        staged = whole(self, microbatches)
+        return replace(staged, copied=torch.cuda.current_stream().record_event())
+
+    whole = Feed.stage
+    return patch.object(Feed, "stage", stage)
+
+
+def a_batch_that_is_not_kept() -> AbstractContextManager[Any]:
+    make = Feed.__init__
+    return patch.object(Feed, "__init__", lambda self, device, kept: make(self, device, kept - 1))
 
 
 def a_pass_that_synchronizes() -> AbstractContextManager[Any]:
@@ -128,6 +157,36 @@ FAULTS = {
     a_batch_in_pageable_memory: "the host waits: aten._to_copy.default between host and device",
     a_pass_that_synchronizes: "the host waits: torch.cuda.synchronize",
 }
+
+
+def read_ahead(fault: Fault, rank: int) -> list[str]:
+    """Read batches for which nobody ever waits on the host; return the faults."""
+    used = []
+    with fault(), PretendedGpu() as gpu, gpu.without_waiting():
+        tokens, feed = torch.zeros((2, 8), dtype=torch.int64), Feed(DEVICE, 2)
+        batch = [Microbatch(tokens, tokens, torch.ones((2, 8)))] * 3
+        staged, before = feed.stage(batch), []
+        for _ in range(5):
+            taken = feed.take(staged, replicas=1)
+            staged = feed.stage(batch)
+            used += [each.tokens_n + each.targets_n for each in (*before, *taken)]
+            before = taken
+    return gpu.faults
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        nullcontext,
+        a_batch_that_waits_for_nobody,
+        a_batch_that_nobody_waits_for,
+        a_batch_that_is_not_kept,
+    ],
+)
+def test_what_breaks_reading_ahead_is_found(fault: Fault, gpus: GpuPool) -> None:
+    [found] = gpus.map(read_ahead, fault, ranks=1)
+    assert bool(found) == (fault is not nullcontext)
+    assert all("which it does not wait for" in each for each in found)
 
 
 def run_with(fault: Fault, config: RunConfig, rank: int) -> Findings:

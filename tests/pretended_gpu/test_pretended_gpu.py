@@ -318,9 +318,27 @@ def test_observers_see_every_pass_and_make_nobody_wait(gpus: GpuPool) -> None:
         assert {"C1 4", "wait C1 4"} <= set(own.ranges)
 
 
-def test_the_whole_loop(gpus: GpuPool) -> None:
+@pytest.mark.parametrize("post_validation", [False, True], ids=["waiting", "guessing"])
+@pytest.mark.parametrize("treatment", ["none", "vocab-2"])
+def test_a_batch_is_copied_while_the_one_before_is_trained_on(
+    treatment: str, post_validation: bool, gpus: GpuPool
+) -> None:
+    job = Job(GPTOptions(num_layers=2), microbatches=3)
+    config = reading_ahead(job.config(Layout(2, treatment)))
+    optimizer = replace(config.optimizer, post_validation=post_validation)
+    found = gpus.map(run, replace(config, optimizer=optimizer), ranks=2)
+    assert_sound(found)
+
+
+def reading_ahead(config: RunConfig) -> RunConfig:
+    return replace(config, data=replace(config.data, prefetch=True))
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["read when needed", "read ahead"])
+def test_the_whole_loop(ahead: bool, gpus: GpuPool) -> None:
     job = Job(GPTOptions(num_layers=2), microbatches=3, iterations=4)
-    found = gpus.map(run_loop, job.config(Layout(2, "vocab-2")), ranks=2)
+    config = job.config(Layout(2, "vocab-2"))
+    found = gpus.map(run_loop, reading_ahead(config) if ahead else config, ranks=2)
     (printed, first), (silence, last) = found
     assert (first, last, silence) == ([], [], "")
     assert "table: NVIDIA H200" in printed

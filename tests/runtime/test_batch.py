@@ -1,10 +1,14 @@
 """Weights of the tokens' losses add up to the share of what counts in the global batch."""
 
+from functools import partial
+
 import pytest
 import torch
 from reference.plain_loss import RandomMicrobatch
 
-from megatron.runtime.batch import to_device, token_counts
+from megatron.data.microbatch import Microbatch, document_starts
+from megatron.kernels.documents import Documents
+from megatron.runtime.batch import DeviceMicrobatch, HostStep, to_device, token_counts
 
 CPU = torch.device("cpu")
 
@@ -46,23 +50,50 @@ def test_parts_of_the_sequence_come_one_after_the_other() -> None:
     assert (ordered.samples, ordered.valid_tokens) == (3, natural.valid_tokens)
 
 
+def told_apart(seed: int) -> Microbatch:
+    """A microbatch with documents, of numbers of tokens that are no multiples of anything."""
+    source, shape = RandomMicrobatch.draw(10, 3, 7, seed), (3, 7)
+    starts = document_starts(source.tokens, eod_token=seed)
+    positions = torch.arange(shape[1]) - starts
+    return Microbatch(source.tokens, source.labels, source.loss_mask, starts, positions)
+
+
+def same(one: object, other: object) -> bool:
+    """Whether all that two microbatches hold is equal, to the bit."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, DeviceMicrobatch | Documents):
+        found = vars(other)
+        return all(same(value, found[name]) for name, value in vars(one).items())
+    return one == other
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_gpu_gets_all_of_an_iteration_in_one_copy(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copies = []
-
-    def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        copies.append(device)
-        return tensor.clone()
-
-    monkeypatch.setattr("megatron.runtime.batch._moved", moved)
-    batch = [RandomMicrobatch.draw(10, 3, 7, seed) for seed in range(3)]
-    gpu = torch.device("cuda", 1)
-    for one, other in zip(to_device(batch, gpu, dtype), to_device(batch, CPU, dtype), strict=True):
-        for name, value in vars(other).items():
-            found = getattr(one, name)
-            same = torch.equal(found, value) if torch.is_tensor(value) else found == value
-            assert same, name
-            assert not torch.is_tensor(value) or found.dtype == value.dtype
-    assert copies == [gpu]
+@pytest.mark.parametrize("apart", [False, True], ids=["as one", "documents apart"])
+def test_all_of_an_iteration_lies_in_one_buffer(dtype: torch.dtype, apart: bool) -> None:
+    draw = told_apart if apart else partial(RandomMicrobatch.draw, 10, 3, 7)
+    batch = [draw(seed) for seed in range(3)]
+    step = HostStep.of(batch, CPU)
+    copy = torch.cat((step.buffer, torch.zeros(5, dtype=torch.uint8)))
+    moved = step.on(copy, dtype, replicas=2, loss_scale=3.0)
+    for source, found in zip(batch, moved, strict=True):
+        weights = source.loss_mask.flatten().to(dtype) * (3.0 / (2 * 3 * 21))
+        starts = source.document_starts if apart else None
+        expected = DeviceMicrobatch(
+            source.tokens.flatten(),
+            source.labels.flatten(),
+            weights,
+            3,
+            float(source.loss_mask.sum()),
+            None if starts is None else Documents.of(starts, torch.clone),
+            source.positions if apart else None,
+        )
+        assert same(found, expected)
+        tensors = [found.tokens_n, found.targets_n, found.positions_bs]
+        if found.documents is not None:
+            tensors += [found.documents.first_bs, found.documents.bounds_k]
+            assert found.documents.host_first_bs is not found.documents.first_bs
+        for tensor in tensors:
+            at = copy.data_ptr(), copy.data_ptr() + step.buffer.numel()
+            assert tensor is None or at[0] <= tensor.data_ptr() < at[1]
+    assert all(map(same, to_device(batch, CPU, dtype, replicas=2, loss_scale=3.0), moved))

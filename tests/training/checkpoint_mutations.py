@@ -16,6 +16,7 @@ from typing import Any, Final
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from megatron.checkpoint import folder
+from megatron.checkpoint.digests import digest_of
 from megatron.checkpoint.metadata import METADATA
 from megatron.checkpoint.storage import COMMON
 
@@ -155,7 +156,7 @@ def _drop_entry(content: Any, draw: random.Random) -> None:
 
 def _wrong_entry(content: Any, draw: random.Random) -> None:
     entry = content["files"][draw.choice(sorted(content["files"]))]
-    key = draw.choice(["size", "sha256"])
+    key = draw.choice(["size", "sha256", "part"])
     entry[key] = draw.choice([None, -1, "", "0" * 64, 10**30, [], {}])
 
 
@@ -191,7 +192,7 @@ def _pointer(root: Path, draw: random.Random) -> None:
 def _correct_digest(path: Path) -> None:
     manifest = path.parent / folder.MANIFEST
     content = json.loads(manifest.read_text())
-    content["files"][path.name] = vars(folder.digest(path))
+    content["files"][path.name] = vars(digest_of(path))
     manifest.write_text(json.dumps(content))
 
 

@@ -217,7 +217,10 @@ def candidates(
         if measured is None or _runs_on(request, measured):
             found.append(Candidate(request, layers, limit, config.model.mtp_num_layers > 0, watch))
     if not found:
-        raise ValueError(f"no schedule can train this model; {faults[0]}")
+        asked = config.parallel.pipeline_schedule
+        raise ValueError(
+            f"--pipeline-schedule {asked}: no schedule can train this model; {faults[0]}"
+        )
     return found
 
 

@@ -65,7 +65,7 @@ def test_auto_leaves_out_what_leaves_ranks_without_parameters() -> None:
 def test_auto_leaves_out_what_the_layers_do_not_fit() -> None:
     names = {c.schedule for c in candidates(config("auto", ranks=2, layers=2))}
     assert names == {name for name, known in SCHEDULES.items() if known.chunks == 1}
-    with pytest.raises(ValueError, match=r"no schedule can train this model; .*--num-layers 3"):
+    with pytest.raises(ValueError, match=r"^--pipeline-schedule auto: no sch.*; .*--num-layers 3"):
         make_run_plan(config("auto", ranks=2, layers=3))
 
 
