@@ -14,7 +14,7 @@ from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
 from megatron.schedules.search.automatic import one_by_one
 from megatron.schedules.search.lengthen import PERIODS, Target, lengthened
-from megatron.schedules.search.shorten import shorten
+from megatron.schedules.search.shorten import LARGE, shorten
 from megatron.schedules.search.watch import Watch
 from megatron.schedules.treatments import Treatment
 from megatron.schedules.with_recomputation import with_recomputation
@@ -75,7 +75,8 @@ def _sought(request: Request, block: Block, held: int = 0) -> _Sought:
         held: microbatches that a rank may hold, if they may be more than in the block.
     """
     m = request.microbatches
-    if m * sum(map(len, block.rows)) <= SEARCHED_WHOLE:
+    passes = sum(map(len, block.rows))
+    if m * passes <= SEARCHED_WHOLE:
         return _Sought(m)
     slots = [slot for row in block.rows for slot in row]
     lifetime = max(slot.end for slot in slots) - min(slot.start for slot in slots)
@@ -85,7 +86,8 @@ def _sought(request: Request, block: Block, held: int = 0) -> _Sought:
     step = max(periods)
     steady = 2 * group if block.group else max(step, request.ranks)
     short = ends + steady + (m - ends - steady) % step
-    return _Sought(short, Target(m, periods)) if short < m else _Sought(m)
+    most = m - 1 if short * passes <= LARGE else m // 2
+    return _Sought(short, Target(m, periods)) if short <= most else _Sought(m)
 
 
 def _lengthened(request: Request, sought: _Sought, search: Callable[[_Sought], Plan]) -> Plan:
@@ -136,7 +138,7 @@ def _searched(
         schedule.kept,
         schedule.searched,
         without,
-        not followed,
+        followed,
         sought.target,
         watch,
     )
