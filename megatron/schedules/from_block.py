@@ -14,7 +14,7 @@ from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
 from megatron.schedules.search.automatic import one_by_one
 from megatron.schedules.search.lengthen import PERIODS, Target, lengthened
-from megatron.schedules.search.shorten import LARGE, shorten
+from megatron.schedules.search.shorten import shorten
 from megatron.schedules.search.watch import Watch
 from megatron.schedules.treatments import Treatment
 from megatron.schedules.with_recomputation import with_recomputation
@@ -67,7 +67,8 @@ def _sought(request: Request, block: Block, held: int = 0) -> _Sought:
     """Return what to search: a plan of all microbatches, or a shorter one if they are many.
 
     The shorter one has room for its warm-up and its cool-down, which together take as long as the
-    block, and for a steady state between them.
+    block, and for a steady state between them. Repeating that costs idle time, which pays only where
+    it saves at least half of the microbatches.
 
     Args:
         request: the wanted plan.
@@ -75,8 +76,7 @@ def _sought(request: Request, block: Block, held: int = 0) -> _Sought:
         held: microbatches that a rank may hold, if they may be more than in the block.
     """
     m = request.microbatches
-    passes = sum(map(len, block.rows))
-    if m * passes <= SEARCHED_WHOLE:
+    if m * sum(map(len, block.rows)) <= SEARCHED_WHOLE:
         return _Sought(m)
     slots = [slot for row in block.rows for slot in row]
     lifetime = max(slot.end for slot in slots) - min(slot.start for slot in slots)
@@ -86,8 +86,7 @@ def _sought(request: Request, block: Block, held: int = 0) -> _Sought:
     step = max(periods)
     steady = 2 * group if block.group else max(step, request.ranks)
     short = ends + steady + (m - ends - steady) % step
-    most = m - 1 if short * passes <= LARGE else m // 2
-    return _Sought(short, Target(m, periods)) if short <= most else _Sought(m)
+    return _Sought(short, Target(m, periods)) if 2 * short <= m else _Sought(m)
 
 
 def _lengthened(request: Request, sought: _Sought, search: Callable[[_Sought], Plan]) -> Plan:

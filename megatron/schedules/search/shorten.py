@@ -30,7 +30,7 @@ EFFORT: Final = 600_000
 """Passes that all trials of a plan with a split backward may place; this takes some seconds."""
 EFFORT_SEARCHED: Final = 2_000_000
 """The same for a schedule that is ``searched``, whose plan depends on the search alone."""
-FEWEST_PLACEMENTS: Final = 13
+FEWEST_PLACEMENTS: Final = 14
 """Times that all passes of a plan with a split backward may be placed at least, however many they
 are: the first trials of a ``LARGE`` plan take so many, at p = 128 more than ``EFFORT``."""
 FEWEST_OF_GUIDE: Final = 5
@@ -117,8 +117,7 @@ class _Search:
         self.keys: list[list[list[float]]] = []
         self.watch = Watch()
         self.lengthening: Lengthening | None = None
-        self._plan, self._searched = plan, searched
-        self._cools_down = plan.split_backward and not is_guide
+        self._plan, self._searched, self._is_guide = plan, searched, is_guide
         self.graph = Graph(plan, costs)
         peaks = [peak_held(plan, row, kept) for row in plan.rows]
         allowed = [
@@ -128,9 +127,10 @@ class _Search:
         self._problem = Problem(self.graph, changes, allowed)
         self._ideal = Problem(Graph(plan, _evened(plan, costs)), changes, allowed)
         self._passes = sum(map(len, plan.rows))
-        self._is_large = self._passes > LARGE and plan.split_backward and not is_guide
         self._least = (FEWEST_OF_GUIDE if is_guide else FEWEST_PLACEMENTS) * self._passes
-        self._left = max(EFFORT_SEARCHED if searched else EFFORT, self._least)
+        self._is_large = self._passes > LARGE
+        patient = searched and not (is_guide and self._is_large)
+        self._left = max(EFFORT_SEARCHED if patient else EFFORT, self._least)
         if not plan.split_backward:
             self._left = EFFORT_FUSED if plan.chunks == 1 else EFFORT_TURNS
         self._effort = self._left
@@ -212,7 +212,8 @@ class _Search:
             found.append(starts[-1])
             yield found[-1]
         self._affords(len(starts))
-        cooled = [self._cooled_down(start)] if self._cools_down and not self._is_large else []
+        cools_down = self._plan.split_backward and not self._is_guide and not self._follows
+        cooled = [self._cooled_down(start)] if cools_down else []
         for schedule in self._others(starts):
             found.append(schedule)
             yield schedule
@@ -221,14 +222,19 @@ class _Search:
         if self._plan.split_backward:
             yield from self._shaken(min(found, key=lambda s: (s.span, s.end)))
 
+    @property
+    def _follows(self) -> bool:
+        """Whether the plan is too large for all trials, and has a guide that is worth the first."""
+        return self._is_large and bool(self.keys)
+
     def _others(self, starts: list[Scheduled]) -> Iterator[Scheduled]:
         """Yield the schedules from these and all other starts, with all slacks."""
         ways = [self._by_urgency, self._followed]
-        for way in reversed(ways) if self._is_large else ways:
+        for way in reversed(ways) if self._follows else ways:
             for more in way(starts[0]):
                 starts += more
                 yield more[-1]
-        if self._is_large:
+        if self._follows:
             yield from self._justified(starts[-1:], _FIRST_SLACKS)
         for base in starts if self._plan.split_backward else ():
             for slack in (1.0, 0.0):
@@ -257,8 +263,9 @@ class _Search:
         if not self._searched:
             return
         found: list[Scheduled] = []
-        scarce = self._is_large or self.lengthening is not None
-        least = _LEFT_BY_GREEDY * self._effort if scarce else 0
+        scarce = self._is_large and (self._is_guide or bool(self.keys))
+        limited = scarce or self.lengthening is not None
+        least = _LEFT_BY_GREEDY * self._effort if limited else 0
         for slacks in _GREEDY_SLACKS:
             if not found or (self._left > least and self._affords(1)):
                 rows = greedy(self._plan, self._problem, *slacks)
