@@ -67,8 +67,8 @@ def _sought(request: Request, block: Block, held: int = 0) -> _Sought:
     """Return what to search: a plan of all microbatches, or a shorter one if they are many.
 
     The shorter one has room for its warm-up and its cool-down, which together take as long as the
-    block, and for a steady state between them. Repeating that costs idle time, which pays only where
-    it saves at least half of the microbatches.
+    block, and for a steady state between them. To repeat that may cost idle time, so it has to save
+    at least half of the microbatches.
 
     Args:
         request: the wanted plan.
