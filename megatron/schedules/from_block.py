@@ -67,7 +67,8 @@ def _sought(request: Request, block: Block, held: int = 0) -> _Sought:
     """Return what to search: a plan of all microbatches, or a shorter one if they are many.
 
     The shorter one has room for its warm-up and its cool-down, which together take as long as the
-    block, and for a steady state between them.
+    block, and for a steady state between them. To repeat that may cost idle time, so it has to save
+    at least half of the microbatches.
 
     Args:
         request: the wanted plan.
@@ -85,7 +86,7 @@ def _sought(request: Request, block: Block, held: int = 0) -> _Sought:
     step = max(periods)
     steady = 2 * group if block.group else max(step, request.ranks)
     short = ends + steady + (m - ends - steady) % step
-    return _Sought(short, Target(m, periods)) if short < m else _Sought(m)
+    return _Sought(short, Target(m, periods)) if 2 * short <= m else _Sought(m)
 
 
 def _lengthened(request: Request, sought: _Sought, search: Callable[[_Sought], Plan]) -> Plan:
@@ -136,7 +137,7 @@ def _searched(
         schedule.kept,
         schedule.searched,
         without,
-        not followed,
+        followed,
         sought.target,
         watch,
     )

@@ -128,21 +128,39 @@ class Lengthening:
         """Return the span with all copies of a window, from that with a few of them."""
         wanted = self._lacking // window.microbatches
         copies = min(_COPIES, wanted)
+        repeated = self._repeated(rows, window, copies)
         run = walk(
             self._graph.with_microbatches(self._graph.microbatches + copies * window.microbatches),
-            self._repeated(rows, window, copies),
+            repeated,
         )
         if run.stuck:
             return inf
         span = longest_span(map(working, run.starts, run.ends))
-        longest = 0.0
-        for row, starts, begin, end in zip(
-            rows, run.starts, window.begins, window.ends, strict=True
-        ):
-            after = len(starts) - (len(row) - end)  # the first pass after the last copy
-            last = after - (after - begin) // (copies + 1)
-            longest = max(longest, starts[after] - starts[last])
+        longest = max(
+            self._last_copy(window, copies, *rank)
+            for rank in zip(rows, window.begins, repeated, run.starts, strict=True)
+        )
         return span + (wanted - copies) * longest
+
+    def _last_copy(
+        self,
+        window: Window,
+        copies: int,
+        row: Sequence[int],
+        begin: int,
+        repeated: Sequence[int],
+        starts: Sequence[float],
+    ) -> float:
+        """Return the time of a rank between the begins of the last two copies of its window.
+
+        The same pass begins both. Their lengths may differ, because loose passes are spread.
+        """
+        m = self._graph.microbatches
+        number, first = divmod(row[begin], m)
+        longer = m + copies * window.microbatches
+        last = number * longer + first + copies * window.microbatches
+        times = (starts[repeated.index(last - i * window.microbatches)] for i in range(2))
+        return next(times) - next(times)
 
     def _windows(self, rows: Rows, starts: Sequence[Sequence[float]]) -> list[Window]:
         """Return the windows that take the least time for a microbatch in the short plan."""

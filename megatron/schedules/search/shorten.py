@@ -30,10 +30,13 @@ EFFORT: Final = 600_000
 """Passes that all trials of a plan with a split backward may place; this takes some seconds."""
 EFFORT_SEARCHED: Final = 2_000_000
 """The same for a schedule that is ``searched``, whose plan depends on the search alone."""
-FEWEST_PLACEMENTS: Final = 5
+FEWEST_PLACEMENTS: Final = 14
 """Times that all passes of a plan with a split backward may be placed at least, however many they
-are: the trials that even out the costs of the ranks take four, and at p = 128 need more than
-``EFFORT``."""
+are: the first trials of a ``LARGE`` plan take so many, at p = 128 more than ``EFFORT``."""
+FEWEST_OF_GUIDE: Final = 5
+"""The same for a plan that is only the guide for another one."""
+LARGE: Final = 20_000
+"""A plan of more passes cannot try everything: it begins with the trials that gain the most."""
 EFFORT_FUSED: Final = 12_000
 """The same for a plan without W, which has nothing to fill gaps with: its block is nearly always
 the best."""
@@ -44,6 +47,8 @@ PATIENCE: Final = 50
 """The search ends after this many trials in a row without a shorter plan."""
 
 _SLACKS: Final = ((0.5, 0.0), (1.0, 0.0, 1.0), (0.0, 0.0), (0.25, 0.25))
+_FIRST_SLACKS: Final = ((1.0, 0.0, 1.0), (0.5, 0.0))
+"""Those that gain the most for each pass that they place."""
 _GREEDY_SLACKS: Final = tuple(
     (slack, filler, warm_up)
     for slack, filler in ((0.35, 0.7), (0.5, 1.0), (0.75, 1.0), (0.75, 0.7), (0.85, 1.0))
@@ -51,7 +56,7 @@ _GREEDY_SLACKS: Final = tuple(
 )
 """Slacks that list scheduling by urgency tries: ``slack``, ``filler_slack``, ``warm_up_slack``."""
 _LEFT_BY_GREEDY: Final = 0.75
-"""Share of the effort that they leave to the other trials of a plan that is lengthened."""
+"""Share of the effort that they leave to the other trials of a plan that is large or lengthened."""
 _EPSILON: Final = 1e-9
 
 
@@ -62,7 +67,7 @@ def shorten(
     kept: float = 1.0,
     searched: bool = False,
     without: Plan | None = None,
-    cools_down: bool = True,
+    is_guide: bool = False,
     target: Target | None = None,
     watch: Watch | None = None,
 ) -> Plan:
@@ -79,14 +84,14 @@ def shorten(
         searched: whether to start from list scheduling by urgency too, which needs no block.
         without: the shortened plan of the same pipeline without vocabulary passes, if the new plan
             should follow it.
-        cools_down: whether to try plans that keep their last fillers for the cool-down. A plan that
-            others follow leaves this idle time to their vocabulary passes.
+        is_guide: whether the plan is only there for others to follow. Then its last fillers are not
+            kept for the cool-down, because the others' vocabulary passes need that idle time.
         target: what the plan is lengthened to, if it is: then plans are compared by the span that
             they have afterwards.
         watch: ends the search when its time is up, and shows how far it is.
     """
-    search = _Search(plan, costs, limits, kept, searched, Watch() if watch is None else watch)
-    search.cools_down = cools_down and plan.split_backward
+    search = _Search(plan, costs, limits, kept, searched, is_guide)
+    search.watch = Watch() if watch is None else watch
     if target is not None:
         search.lengthen_to(target)
     if without is not None:
@@ -107,12 +112,12 @@ class _Search:
         limits: Sequence[Held] | None,
         kept: float,
         searched: bool,
-        watch: Watch,
+        is_guide: bool,
     ) -> None:
         self.keys: list[list[list[float]]] = []
-        self.cools_down = False
+        self.watch = Watch()
         self.lengthening: Lengthening | None = None
-        self._plan, self._searched, self._watch = plan, searched, watch
+        self._plan, self._searched, self._is_guide = plan, searched, is_guide
         self.graph = Graph(plan, costs)
         peaks = [peak_held(plan, row, kept) for row in plan.rows]
         allowed = [
@@ -122,8 +127,10 @@ class _Search:
         self._problem = Problem(self.graph, changes, allowed)
         self._ideal = Problem(Graph(plan, _evened(plan, costs)), changes, allowed)
         self._passes = sum(map(len, plan.rows))
-        self._least = FEWEST_PLACEMENTS * self._passes
-        self._left = max(EFFORT_SEARCHED if searched else EFFORT, self._least)
+        self._least = (FEWEST_OF_GUIDE if is_guide else FEWEST_PLACEMENTS) * self._passes
+        self._is_large = self._passes > LARGE
+        patient = searched and not (is_guide and self._is_large)
+        self._left = max(EFFORT_SEARCHED if patient else EFFORT, self._least)
         if not plan.split_backward:
             self._left = EFFORT_FUSED if plan.chunks == 1 else EFFORT_TURNS
         self._effort = self._left
@@ -151,7 +158,7 @@ class _Search:
                 best = judged
             without_luck = made / (made + PATIENCE + 1 - idle)
             share = max(1 - max(self._left, 0) / self._effort, without_luck)
-            self._watch.show(share, f"bubble {_idle(best, floor)}")
+            self.watch.show(share, f"bubble {_idle(best, floor)}")
             if best.span <= floor * (1 + _EPSILON) or idle > PATIENCE:
                 break
         return best
@@ -174,7 +181,7 @@ class _Search:
 
         If so, spend it.
         """
-        if self._left - leave < placements * self._passes or self._watch.is_over:
+        if self._left - leave < placements * self._passes or self.watch.is_over:
             return False
         self._left -= placements * self._passes
         return True
@@ -205,7 +212,8 @@ class _Search:
             found.append(starts[-1])
             yield found[-1]
         self._affords(len(starts))
-        cooled = [self._cooled_down(start)] if self.cools_down else []
+        cools_down = self._plan.split_backward and not self._is_guide and not self._follows
+        cooled = [self._cooled_down(start)] if cools_down else []
         for schedule in self._others(starts):
             found.append(schedule)
             yield schedule
@@ -214,34 +222,55 @@ class _Search:
         if self._plan.split_backward:
             yield from self._shaken(min(found, key=lambda s: (s.span, s.end)))
 
+    @property
+    def _follows(self) -> bool:
+        """Whether the plan is too large for all trials, and has a guide that is worth the first."""
+        return self._is_large and bool(self.keys)
+
     def _others(self, starts: list[Scheduled]) -> Iterator[Scheduled]:
         """Yield the schedules from these and all other starts, with all slacks."""
-        start, starts = starts[0], [*starts, *(self._greedy() if self._searched else [])]
-        if self._searched:
-            yield starts[-1]
-        for keys in self.keys:
-            if self._affords(1):
-                rows = list_schedule(self._problem, start.rows, Rule(0.5, keys=keys))
-                starts.append(scheduled(self._problem, rows))
-                yield starts[-1]
+        ways = [self._by_urgency, self._followed]
+        for way in reversed(ways) if self._follows else ways:
+            for more in way(starts[0]):
+                starts += more
+                yield more[-1]
+        if self._follows:
+            yield from self._justified(starts[-1:], _FIRST_SLACKS)
         for base in starts if self._plan.split_backward else ():
             for slack in (1.0, 0.0):
                 if self._affords(3):
                     yield from self._evened(base, slack)
-        for slacks in _SLACKS:
+        yield from self._justified(starts, _SLACKS)
+
+    def _justified(
+        self, starts: Sequence[Scheduled], every: Sequence[Sequence[float]]
+    ) -> Iterator[Scheduled]:
+        """Yield every start pushed to and fro with each of these slacks."""
+        for slacks in every:
             for base in starts:
                 if self._affords(2 * len(slacks)):
                     yield justify(self._problem, base, slacks)
 
-    def _greedy(self) -> list[Scheduled]:
-        """Return the best two schedules by urgency alone, the better one last."""
+    def _followed(self, start: Scheduled) -> Iterator[list[Scheduled]]:
+        """Yield the schedules that follow the plan without vocabulary passes, one by one."""
+        for keys in self.keys:
+            if self._affords(1):
+                rows = list_schedule(self._problem, start.rows, Rule(0.5, keys=keys))
+                yield [scheduled(self._problem, rows)]
+
+    def _by_urgency(self, start: Scheduled) -> Iterator[list[Scheduled]]:
+        """Yield the best two schedules by urgency alone, the better one last."""
+        if not self._searched:
+            return
         found: list[Scheduled] = []
-        least = 0 if self.lengthening is None else _LEFT_BY_GREEDY * self._effort
+        scarce = self._is_large and (self._is_guide or bool(self.keys))
+        limited = scarce or self.lengthening is not None
+        least = _LEFT_BY_GREEDY * self._effort if limited else 0
         for slacks in _GREEDY_SLACKS:
             if not found or (self._left > least and self._affords(1)):
                 rows = greedy(self._plan, self._problem, *slacks)
                 found.append(scheduled(self._problem, rows))
-        return sorted(found, key=lambda s: -s.span)[-2:]
+        yield sorted(found, key=lambda s: -s.span)[-2:]
 
     def _cooled_down(self, start: Scheduled) -> Scheduled:
         """Return the best schedule whose last fillers give way, or ``start``.
