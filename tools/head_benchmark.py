@@ -8,8 +8,7 @@ are ranks. Seconds are those of a round on the slowest rank, the median of all r
 seconds are what all ranks have worked, which other processes on the machine disturb less. Memory is
 what a rank holds at most beyond its input and its part of the matrix, gradients included: on a CPU
 from a further process that gives freed memory back at once. PyTorch's F.linear_cross_entropy
-(2.13 or newer) is measured without options, and with chunks of its own choice; these take long at
-large V, and --without "linear_cross_entropy, chunks" leaves them out.
+(2.13 or newer) is measured without options, and with chunks of its own choice.
 """
 
 import argparse
@@ -233,8 +232,6 @@ def report(arguments: argparse.Namespace, argv: Sequence[str]) -> Iterator[str]:
     yield "|--:|---|--:|--:|--:|--:|--:|"
     for vocab_size in arguments.vocab_sizes:
         for way, ranks in ways(arguments.ranks):
-            if way in arguments.without:
-                continue
             found = measure(argv, way, ranks, vocab_size, on_cpu)
             low, high = min(found.seconds), max(found.seconds)
             yield (
@@ -269,9 +266,6 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--rounds", type=number(1), default=5)
-    leave = "a way that is left out; may be given several times"
-    names = [*WHOLE, *SPLIT]
-    add("--without", action="append", default=[], choices=names, metavar="WAY", help=leave)
     for hidden in ("--way", "--meeting"):
         add(hidden, help=argparse.SUPPRESS)
     add("--rank", type=int, default=0, help=argparse.SUPPRESS)

@@ -42,20 +42,6 @@ def test_a_report_has_a_row_for_every_way(monkeypatch: pytest.MonkeyPatch) -> No
     assert rows[0] == "| 32000 | F.cross_entropy | 1 | 0.200 (0.100 to 0.400) | 0.50 | 3 | 9.2500 |"
 
 
-def test_a_way_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured: list[str] = []
-
-    def record(argv: object, way: str, *_: object) -> head_benchmark.Found:
-        measured.append(way)
-        return head_benchmark.Found([0.2], 0.5, 3e6, 9.25)
-
-    monkeypatch.setattr(head_benchmark, "measure", record)
-    argv = ["--without", "linear_cross_entropy, chunks", "--without", "VocabParallelHead"]
-    list(report(parse_arguments([*argv, "--vocab-sizes", "1k"]), argv))
-    left = {way for way, _ in ways(2)} - {"linear_cross_entropy, chunks", "VocabParallelHead"}
-    assert set(measured) == left
-
-
 @pytest.mark.parametrize(
     "words", ["--tokens 0", "--ranks 0", "--rounds 0", "--vocab-sizes 32k,0", "--vocab-sizes x"]
 )
