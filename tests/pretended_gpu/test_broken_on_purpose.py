@@ -25,6 +25,7 @@ from megatron.data.microbatch import Microbatch
 from megatron.layers.vocabulary.output_s import ShardState
 from megatron.parallel import lanes
 from megatron.runtime import pipeline
+from megatron.runtime.batch import DeviceMicrobatch
 from megatron.runtime.feed import Feed, Staged
 from megatron.runtime.stage_passes import StagePasses
 from megatron.schedules.costs import Costs
@@ -161,11 +162,11 @@ FAULTS = {
 
 def read_ahead(fault: Fault, rank: int) -> list[str]:
     """Read batches for which nobody ever waits on the host; return the faults."""
-    used = []
+    used: list[torch.Tensor] = []
     with fault(), PretendedGpu() as gpu, gpu.without_waiting():
         tokens, feed = torch.zeros((2, 8), dtype=torch.int64), Feed(DEVICE, 2)
         batch = [Microbatch(tokens, tokens, torch.ones((2, 8)))] * 3
-        staged, before = feed.stage(batch), []
+        staged, before = feed.stage(batch), list[DeviceMicrobatch]()
         for _ in range(5):
             taken = feed.take(staged, replicas=1)
             staged = feed.stage(batch)
