@@ -136,7 +136,14 @@ def hash_parts(content: memoryview) -> bytes:
 def threads_of_rank(environment: Mapping[str, str] = os.environ) -> int:
     """Return how many threads may form digests on this rank beside those of its neighbours."""
     ranks = int(environment.get("LOCAL_WORLD_SIZE") or "1")
-    return min(_MOST_THREADS, max(1, len(os.sched_getaffinity(0)) // ranks))
+    return min(_MOST_THREADS, max(1, _cores() // ranks))
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @functools.cache

@@ -125,6 +125,19 @@ def prefixes(flags: Flags) -> Iterator[tuple[str, Path]]:
     yield from dict.fromkeys(named)
 
 
+def flags_of_corpora(flags: Flags) -> tuple[tuple[str, Path], ...]:
+    """Return the flag and the prefix of every corpus, without the names of files of prefixes.
+
+    Those may differ from machine to machine, and what is returned is the same on all ranks.
+
+    Raises:
+        ValueError: as ``prefixes``.
+    """
+    return tuple(
+        (f"{flag.split()[0]}:" if " " in flag else flag, prefix) for flag, prefix in prefixes(flags)
+    )
+
+
 def _separate_sets(words: Sequence[str], source: str) -> tuple[tuple[Share, ...], ...]:
     """Return a blend of one corpus for each of some prefixes."""
     for word in words:

@@ -14,9 +14,9 @@ from megatron.checkpoint.config import CheckpointConfig
 from megatron.config.cluster_flags import block_limits, interconnect_of, ranks_of_machine
 from megatron.config.copied import copied
 from megatron.config.corpora import (
+    flags_of_corpora,
     gives_splits,
     own_paths,
-    prefixes,
     sets_to_evaluate,
     shared_blend,
 )
@@ -84,7 +84,7 @@ def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> R
             flags.data,
             data_path=() if gives_splits(flags.corpora) else shared_blend(flags),
             own_paths=own_paths(flags),
-            named_by=tuple(prefixes(flags)),
+            named_by=flags_of_corpora(flags),
             full_validation=flags.corpora.full_validation,
             reset_attention_mask=flags.corpora.reset_attention_mask,
             reset_position_ids=flags.corpora.reset_position_ids,

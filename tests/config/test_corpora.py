@@ -40,6 +40,18 @@ def whole(*names: str) -> tuple[Share, ...]:
     return tuple(Share(1.0, Path(name)) for name in names)
 
 
+def test_messages_name_the_flag_of_every_corpus(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "words").write_text("0.3 a 2 b")
+    (tmp_path / "other").write_text("0.3 a 2 b")
+    plain = run("--data-path a").data
+    assert plain.flag_of(Path("a")) == plain.flag_of(Path("unknown")) == "--data-path"
+    own = run("--train-data-path a --valid-data-path b --eval-interval 2").data
+    assert [own.flag_of(Path(name)) for name in "ab"] == ["--train-data-path", "--valid-data-path"]
+    listed, elsewhere = (run(f"--data-args-path {name}").data for name in ("words", "other"))
+    assert listed.flag_of(Path("b")) == "--data-args-path:"
+    assert listed == elsewhere, "the file may lie elsewhere on another machine"
+
+
 def test_every_split_reads_its_own_corpora(run: Run) -> None:
     config = run("--train-data-path 0.3 a 2 b --valid-data-path c --eval-interval 2")
     train = Share(0.3, Path("a")), Share(2.0, Path("b"))

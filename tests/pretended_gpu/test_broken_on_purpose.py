@@ -162,12 +162,11 @@ FAULTS = {
 
 def read_ahead(fault: Fault, rank: int) -> list[str]:
     """Read batches for which nobody ever waits on the host; return the faults."""
-    used = []
+    used: list[torch.Tensor] = []
     with fault(), PretendedGpu() as gpu, gpu.without_waiting():
         tokens, feed = torch.zeros((2, 8), dtype=torch.int64), Feed(DEVICE, 2)
         batch = [Microbatch(tokens, tokens, torch.ones((2, 8)))] * 3
-        staged = feed.stage(batch)
-        before: list[DeviceMicrobatch] = []
+        staged, before = feed.stage(batch), list[DeviceMicrobatch]()
         for _ in range(5):
             taken = feed.take(staged, replicas=1)
             staged = feed.stage(batch)
