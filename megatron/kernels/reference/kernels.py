@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
 
 from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.autograd import apply
@@ -186,6 +185,14 @@ class ReferenceKernels(TiledOutput):
 def _slices(logits_tn: Tensor) -> Iterator[Tensor]:
     """Yield parts of a tile whose exponentials may be in fp32 at the same time."""
     yield from logits_tn.split(max(1, EXPONENTIALS_AT_ONCE // logits_tn.shape[1]))
+
+
+def causal_lower_right(queries: int, keys: int) -> Tensor:
+    """Return the mask of queries that are those of the last positions, as PyTorch makes it."""
+    from torch.nn.attention import bias  # a third of all imports of a rank, and few need it
+
+    mask: Tensor = bias.causal_lower_right(queries, keys)
+    return mask
 
 
 def scaled_dot_product(
