@@ -8,6 +8,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from megatron.schedules.treatments import Treatment
+from megatron.simulator.costs.activation_bytes import (
+    depth_activation_bytes,
+    depth_factor_bytes,
+    layer_factor_bytes,
+    stage_activation_bytes,
+    stage_recomputed_bytes,
+)
 from megatron.simulator.costs.peak_bytes import Sizes
 from megatron.simulator.costs.recomputed import NOTHING
 from megatron.simulator.costs.shape import ACTIVATION_BYTES, Shape
@@ -102,14 +109,14 @@ def model_sizes(
     activation = [[0.0] * (len(stages) // ranks) for _ in range(ranks)]
     factors, repeated = [list(own) for own in activation], [list(own) for own in activation]
     for (rank, chunk), layer_count in zip(stages, layers, strict=True):
-        activation[rank][chunk] += shape.stage_activation_bytes(layer_count)
-        factors[rank][chunk] += layer_count * shape.layer_factor_bytes
-        repeated[rank][chunk] += shape.stage_recomputed_bytes(layer_count)
+        activation[rank][chunk] += stage_activation_bytes(shape, layer_count)
+        factors[rank][chunk] += layer_count * layer_factor_bytes(shape)
+        repeated[rank][chunk] += stage_recomputed_bytes(shape, layer_count)
     own_x = ACTIVATION_BYTES * shape.own_elements
     activation[last][last_chunk] += shape.stream_bytes  # the final norm keeps its input
     if shape.depths:
-        activation[last][last_chunk] += own_x + shape.depths * shape.depth_activation_bytes
-        factors[last][last_chunk] += shape.depths * shape.depth_factor_bytes
+        activation[last][last_chunk] += own_x + shape.depths * depth_activation_bytes(shape)
+        factors[last][last_chunk] += shape.depths * depth_factor_bytes(shape)
     recomputes = shape.recomputed != NOTHING
     logits = shape.logits / shape.tensor.ranks / (ranks if treatment.is_sharded else 1)
     exponentials = x + logit.held * logits

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from megatron.schedules.plan import Plan
 from megatron.schedules.treatments import Treatment
+from megatron.simulator.costs.activation_bytes import stage_repeated_bytes
 from megatron.simulator.costs.model_bytes import LogitBytes, model_sizes, parameters
 from megatron.simulator.costs.optimizer_bytes import ADAM, FP32_BYTES, OptimizerBytes
 from megatron.simulator.costs.peak_bytes import Size, Sizes
@@ -131,7 +132,7 @@ def _layer_at_work(
     again = [0.0] * plan.ranks
     for (rank, _), count in zip(plan.stages, layers, strict=True):
         if not (plan.split_backward or plan.recomputes):
-            again[rank] = max(again[rank], shape.stage_repeated_bytes(count))
+            again[rank] = max(again[rank], stage_repeated_bytes(shape, count))
     beside = shape.tokens if plan.split_backward else shape.hidden_size
     at_work = float(ACTIVATION_BYTES * shape.inner_width * (shape.tokens + beside))
     tensor = shape.tensor
