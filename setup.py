@@ -90,6 +90,7 @@ setup(
             "tokenizers>=0.20",
             "transformers>=4.45",
             "zstandard>=0.22",
+            "triton>=3.2; sys_platform == 'linux'",  # runs and compiles GPU programs without a GPU
         ],
     },
 )

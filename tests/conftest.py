@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -13,9 +14,30 @@ if TYPE_CHECKING:
 # Before torch reads it: the tests' tensors are small, and ranks share the cores as it is.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Before Triton reads it: without a GPU its programs run in its interpreter, on tensors of the CPU.
+if not os.path.exists("/dev/nvidiactl"):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # A deadline would make a property fail because the machine is busy.
 hypothesis.settings.register_profile("tests", deadline=None)
 hypothesis.settings.load_profile("tests")
+
+_SHARED_PLANS = pytest.StashKey[Path | None]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the folder in which this run's processes find each other's plans."""
+    from harness.shared_plans import open_folder  # once the coverage of our modules is counted
+
+    config.stash[_SHARED_PLANS] = open_folder()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the plans."""
+    from harness.shared_plans import close_folder
+
+    if folder := config.stash.get(_SHARED_PLANS, None):
+        close_folder(folder)
 
 
 @pytest.fixture(scope="session")

@@ -69,6 +69,7 @@ SPLIT: Final[dict[str, dict[str, Any]]] = {
     "VocabParallelHead": {},
     "VocabParallelHead, recompute": {"recompute": True},
 }
+EVERY: Final = (*WHOLE, *SPLIT)
 
 
 @dataclass(frozen=True)
@@ -88,15 +89,15 @@ class Found:
     loss: float
 
 
-def ways(ranks: int) -> Iterator[tuple[str, int]]:
-    """Yield every way with its number of ranks."""
+def ways(chosen: Sequence[str], ranks: int) -> Iterator[tuple[str, int]]:
+    """Yield every chosen way with its number of ranks."""
     torch_has_it = hasattr(functional, "linear_cross_entropy")
-    for name in WHOLE:
-        if name == "F.cross_entropy" or torch_has_it:
+    for name in chosen:
+        if name in SPLIT:
             yield name, 1
-    for name in SPLIT:
-        yield name, 1
-        yield name, ranks
+            yield name, ranks
+        elif name == "F.cross_entropy" or torch_has_it:
+            yield name, 1
 
 
 def run_rank(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -231,7 +232,7 @@ def report(arguments: argparse.Namespace, argv: Sequence[str]) -> Iterator[str]:
     yield "| V | way | ranks | s, median (range) | processor s | MB a rank | loss |"
     yield "|--:|---|--:|--:|--:|--:|--:|"
     for vocab_size in arguments.vocab_sizes:
-        for way, ranks in ways(arguments.ranks):
+        for way, ranks in ways(arguments.only or EVERY, arguments.ranks):
             found = measure(argv, way, ranks, vocab_size, on_cpu)
             low, high = min(found.seconds), max(found.seconds)
             yield (
@@ -266,6 +267,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--rounds", type=number(1), default=5)
+    add("--only", choices=EVERY, action="append", help="this way; may be given several times")
     for hidden in ("--way", "--meeting"):
         add(hidden, help=argparse.SUPPRESS)
     add("--rank", type=int, default=0, help=argparse.SUPPRESS)

@@ -2,6 +2,7 @@
 
 import logging
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -24,13 +25,30 @@ def kernels_for(device: torch.device, dtype: torch.dtype, folder: Path | None = 
         dtype: of activations.
         folder: folder of compiled libraries, by default the project's.
     """
-    return _make(device.type, dtype, folder)
+    return _make(device, dtype, folder)
+
+
+def _of_a_gpu(device: torch.device, dtype: torch.dtype) -> Kernels:
+    """Return the Triton kernels if they can be, else PyTorch's operations."""
+    if find_spec("triton") is None:
+        _LOG.warning("kernels: PyTorch's own on cuda, slower; Triton is not installed")
+        return ReferenceKernels()
+    from megatron.kernels.cuda.kernels import TYPES, CudaKernels  # needs Triton
+
+    if dtype not in TYPES:
+        _LOG.info("kernels: PyTorch's own on cuda; those of Triton know no %s", dtype)
+        return ReferenceKernels()
+    _LOG.info("kernels: cuBLAS and Triton on cuda")
+    return CudaKernels(device, dtype)
 
 
 @cache
-def _make(kind: str, dtype: torch.dtype, folder: Path | None) -> Kernels:
+def _make(device: torch.device, dtype: torch.dtype, folder: Path | None) -> Kernels:
+    kind = device.type
     if kind == "meta":
         return ReferenceKernels()  # there is nothing to compute, so nothing to say
+    if kind == "cuda":
+        return _of_a_gpu(device, dtype)
     if kind != "cpu":
         _LOG.info("kernels: PyTorch's own on %s", kind)
         return ReferenceKernels()

@@ -1,6 +1,7 @@
 """Where the documents of a microbatch begin, for attention that keeps them apart.
 
-Shapes: b samples, s positions of a sample, k documents of all samples.
+Shapes: b samples, s positions of a sample, k documents of all samples; a query heads, g key/value
+heads, d channels of a head.
 """
 
 from collections.abc import Callable
@@ -26,6 +27,11 @@ class Documents:
     host_first_bs: Tensor
     bounds_k: Tensor
     longest: int
+
+    def are_of(self, q_basd: Tensor, k_bgsd: Tensor) -> bool:
+        """Whether queries and keys are those of all positions: ranks may share a sequence."""
+        positions = self.host_first_bs.shape[1]
+        return q_basd.shape[2] == k_bgsd.shape[2] == positions
 
     @classmethod
     def of(cls, first_bs: Tensor, move: Callable[[Tensor], Tensor]) -> "Documents":

@@ -4,47 +4,59 @@ Each implementation rounds as it likes within its types. ``reference`` is the sp
 contract test compares all of them with float64. Nothing above this package knows the device.
 
 Shapes: ``...`` any leading dimensions; h hidden size; b batch, s sequence, d channels of a head,
-a query heads, g key/value heads, r = a / g; for the vocabulary n tokens, t rows of the vocabulary.
+a query heads, g key/value heads, r = a / g; for the vocabulary n tokens, v rows of a shard without
+padding.
 Types: an *activation* has the type that the kernels were chosen for; a *statistic* and a gradient
 over microbatches are fp32, or float64 for float64 activations. A name that ends in an underscore
 writes into its first argument.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
 
+from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.documents import Documents
 from megatron.kernels.scores import PLAIN, Scores
+from megatron.kernels.softmax import LossOptions, Merged, ShardState
 
 
 class Kernels(Protocol):
     """The operations of one device for one type of activations.
 
-    The first group is differentiable. The second is not, and works in the calling thread.
+    The first group is differentiable. The second is not, and works in the calling thread: sums of
+    gradients, then the output layer of one shard of the vocabulary (arXiv 2411.05288, section 4).
 
     Attributes:
-        tile_rows: vocabulary rows that are best worked on at a time.
+        accumulates_products: ``accumulate_product_`` adds while it multiplies, so that it is
+            quicker than a product and an addition.
+        updates_at_once: ``adamw_`` reads and writes every tensor once, so that it is quicker than
+            PyTorch's optimizer with what must happen before and after it.
     """
 
-    tile_rows: int
+    accumulates_products: bool
+    updates_at_once: bool
 
-    def gelu(self, x: Tensor) -> Tensor:
+    def gelu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
         """``x / 2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))``, the GELU of Megatron's MLP.
 
         Args:
             x: activations of any shape.
+            bias_f: a bias that has been added to x [..., f], but not recorded by autograd: its
+                gradient is formed here, beside that of x, and not by a pass of its own.
 
         Returns:
             A tensor of the shape and type of ``x``.
         """
         ...
 
-    def squared_relu(self, x: Tensor) -> Tensor:
+    def squared_relu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
         """``relu(x)^2`` (arXiv 2109.08668). For the backward it keeps nothing but its output.
 
         Args:
             x: activations of any shape.
+            bias_f: as in ``gelu``.
 
         Returns:
             A tensor of the shape and type of ``x``.
@@ -93,6 +105,42 @@ class Kernels(Protocol):
             x: activations [..., h].
             weight_h: in the type of ``x``.
             epsilon: added to the mean square.
+        """
+        ...
+
+    def add_layer_norm(
+        self, x: Tensor, part: Tensor | None, weight_h: Tensor, bias_h: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        """``x + part`` and its ``layer_norm``: a branch joins the stream, and the next reads it.
+
+        Args:
+            x: the stream [..., h].
+            part: what a branch adds, of the same shape; ``None``: nothing. Its gradient is that of
+                the sum, where the sum's own use and the norm meet.
+            weight_h: as in ``layer_norm``.
+            bias_h: as in ``layer_norm``.
+            epsilon: as in ``layer_norm``.
+        """
+        ...
+
+    def add_rms_norm(
+        self, x: Tensor, part: Tensor | None, weight_h: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        """``x + part`` and its ``rms_norm``; arguments as those of ``add_layer_norm``."""
+        ...
+
+    def rotate(self, x_bsad: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+        """Turn pairs of channels by angles (RoPE), which have no gradient.
+
+        Args:
+            x_bsad: queries or keys [b, s, a, d], of any strides.
+            cos: of the angles of p pairs, [s, 1, p], or [b, s, 1, p] by sample; statistics. Each is
+                rounded once, at the end.
+            sin: likewise.
+            interleaved: channels 2i and 2i + 1 make a pair, not i and p + i; those from 2p on stay.
+
+        Returns:
+            A contiguous tensor of the shape and type of ``x_bsad``.
         """
         ...
 
@@ -157,74 +205,160 @@ class Kernels(Protocol):
         """
         ...
 
-    def accumulate_product_(self, total: Tensor, left: Tensor, right: Tensor) -> None:
+    def accumulate_product_(
+        self, total: Tensor, left: Tensor, right: Tensor, *, begins: bool = False
+    ) -> None:
         """``total += left @ right``, the product rounded to the activations' type at most.
 
         Args:
             total: [i, j], as in ``accumulate_``.
             left: activations [i, n].
             right: activations [n, j].
+            begins: the sum begins with this product: what ``total`` holds does not count.
         """
         ...
 
-    def exponentials_(self, logits_tn: Tensor, max_n: Tensor, sum_n: Tensor) -> Tensor:
-        """Turn some rows of logits into exponentials and carry the running maximum and sum on.
+    def sum_of_squares(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the sum of the squares of all elements, float64 [], in an order that is fixed.
 
         Args:
-            logits_tn: logits in, exp(logits - new maximum) out, contiguous activations.
-            max_n: running maximum of every token, -inf at first. It is a logit, and therefore exact
-                in the activations' type.
-            sum_n: running sum of the exponentials relative to the running maximum.
+            tensors: at least one, contiguous, of any floating types; read once.
+        """
+        ...
+
+    def adamw_(self, tensors: AdamWTensors, step: AdamWStep) -> None:
+        """Take a step of AdamW and round the masters to the weights.
+
+        Args:
+            tensors: at least one of each; the masters are statistics.
+            step: its numbers.
+        """
+        ...
+
+    def kept_room(self, x_nh: Tensor, rows: int) -> Sequence[Tensor]:
+        """Return memory for what S keeps for T of one microbatch; it may be used again after T.
+
+        Args:
+            x_nh: input of the output layer, of which only shape, type and device count.
+            rows: v.
 
         Returns:
-            [n], the factor for all exponentials of earlier rows: exp(old - new maximum).
+            Contiguous activations [., n], one after the other [v, n].
         """
         ...
 
-    def shifted_exponentials_(self, logits_tn: Tensor, shift_n: Tensor) -> None:
-        """``logits = exp(logits - shift)``: exponentials, once the maximum of all rows is known.
+    def scratch_room(self, x_nh: Tensor, rows: int, *, again: bool) -> Sequence[Tensor]:
+        """Return memory for logits that are not kept; it is smaller than ``kept_room``'s.
 
         Args:
-            logits_tn: contiguous activations.
-            shift_n: statistics; no logit exceeds it but by rounding.
+            x_nh: as in ``kept_room``.
+            rows: v.
+            again: T forms the logits again, so that a shard shall not have all of them at a time.
         """
         ...
 
-    def carry_input_gradient_(
-        self, total_nh: Tensor, shrink_n: Tensor, exp_tn: Tensor, weight_th: Tensor
-    ) -> None:
-        """``total = total * shrink + Eᵀ W``: A of Algorithm 2, rows of the vocabulary at a time.
+    def output_s(
+        self,
+        x_nh: Tensor,
+        weight_vh: Tensor,
+        targets_n: Tensor,
+        first_row: int,
+        options: LossOptions,
+        room: Sequence[Tensor],
+        *,
+        form_gradient: bool,
+        keep: bool,
+    ) -> ShardState:
+        """Pass S: all work of the output layer that one shard can do alone.
 
         Args:
-            total_nh: statistics.
-            shrink_n: result of ``exponentials_`` for these rows.
-            exp_tn: E, contiguous activations.
-            weight_th: the same rows of W, activations.
+            x_nh: input of the output layer.
+            weight_vh: this rank's rows, without padding.
+            targets_n: target ids over the whole vocabulary, int64.
+            first_row: vocabulary id of ``weight_vh[0]``.
+            options: form of the loss.
+            room: of ``kept_room``, or of ``scratch_room`` where nothing is kept.
+            form_gradient: also begin the input gradient, as Algorithm 2 does.
+            keep: the exponentials, for T. An evaluation needs only the statistics, and so does a T
+                that forms the exponentials again.
         """
         ...
 
-    def add_input_gradient_(
-        self, gradient_nh: Tensor, factor_n: Tensor, exp_tn: Tensor, weight_th: Tensor
-    ) -> None:
-        """``gradient += factor * Eᵀ W``: the softmax part of Algorithm 1's input gradient.
+    def naive_s(
+        self,
+        x_nh: Tensor,
+        weight_vh: Tensor,
+        targets_n: Tensor,
+        first_row: int,
+        options: LossOptions,
+        room: Sequence[Tensor],
+    ) -> ShardState:
+        """Pass S of the naive treatment: the logits, the targets' and ``maximum_n``.
 
-        Args:
-            gradient_nh: statistics.
-            factor_n: factor from E to the gradient of the logits, statistics.
-            exp_tn: E, contiguous activations.
-            weight_th: the same rows of W, activations.
+        Args: as those of ``output_s``, the room of ``kept_room``.
         """
         ...
 
-    def add_weight_gradient_(
-        self, gradient_th: Tensor, factor_n: Tensor, exp_tn: Tensor, x_nh: Tensor
-    ) -> None:
-        """``gradient += E (factor * X)``: the softmax part of the weight gradient.
+    def naive_e(self, state: ShardState, maximum_n: Tensor, options: LossOptions) -> None:
+        """Pass E of the naive treatment: exponentials relative to m, and ``sums_kn``.
 
         Args:
-            gradient_th: statistics.
-            factor_n: factor from E to the gradient of the logits, statistics.
-            exp_tn: E, contiguous activations.
-            x_nh: input of the output layer, contiguous activations.
+            state: the state that ``naive_s`` left; afterwards T takes it.
+            maximum_n: m, the maximum over all ranks.
+            options: form of the loss.
+        """
+        ...
+
+    def merge(
+        self,
+        statistics_p4n: Tensor,
+        state: ShardState,
+        weight_vh: Tensor,
+        weight_n: Tensor,
+        options: LossOptions,
+    ) -> tuple[Merged, Tensor | None]:
+        """C1 between its two collectives: merge statistics; finish the input gradient, if begun.
+
+        Args:
+            statistics_p4n: ``statistics_4n`` of all shards.
+            state: the state that S left; it still has its gradient afterwards.
+            weight_vh: as in ``output_s``, and unchanged since.
+            weight_n: g, the weight of each token's loss, statistics.
+            options: form of the loss.
+
+        Returns:
+            Statistics over the whole vocabulary, and in Algorithm 2 this shard's part of the input
+            gradient [n, h], activations.
+        """
+        ...
+
+    def output_t(
+        self,
+        state: ShardState,
+        weight_vh: Tensor,
+        gradient_vh: Tensor | None,
+        merged: Merged,
+        weight_n: Tensor,
+        options: LossOptions,
+        room: Sequence[Tensor] | None,
+        *,
+        form_gradient: bool,
+        begins: bool = False,
+    ) -> Tensor | None:
+        """Pass T: add the weight gradient to ``gradient_vh``.
+
+        Args:
+            state: the state that S or E left.
+            weight_vh: as in ``output_s``, and unchanged since.
+            gradient_vh: sum of the gradients of these rows, statistics; ``None``: none is formed.
+            merged: statistics over the whole vocabulary.
+            weight_n: g, the weight of each token's loss, statistics.
+            options: form of the loss.
+            room: of ``scratch_room`` if the state has no exponentials, which are then formed again.
+            form_gradient: also form this shard's part of the input gradient, as Algorithm 1 does.
+            begins: the sum begins with this microbatch: what ``gradient_vh`` holds does not count.
+
+        Returns:
+            The input gradient [n, h], activations, or ``None`` without ``form_gradient``.
         """
         ...

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from megatron.kernels.autograd import apply
 from megatron.kernels.face import Kernels
-from megatron.layers.main_grad import main_grad_of
+from megatron.layers.main_grad import has_main_grad, take_main_grad
 from megatron.layers.tensor_cut import Cut, Holding
 from megatron.parallel.tensor import ALONE, TensorParallel
 
@@ -50,13 +50,16 @@ class Linear(nn.Linear):
         holdings: how the ranks hold the parameters; see ``SaysHoldings``.
         defer: receives the product of the weight gradient as work for later. Autograd then forms
             only the gradients of the input and of the bias, and the work adds the product to
-            ``weight.main_grad``. ``None``: autograd forms all gradients.
+            ``weight.main_grad``. ``None``: the backward forms all gradients, and adds the weight's
+            there itself if the kernels do so in the product.
         keeps_first: keep the input before the product is formed, not after it, as autograd's own
             layer does: computing a layer again may then end before its last product.
+        leaves_bias_gradient: whoever uses the output forms the gradient of the bias.
     """
 
     defer: Defer | None = None
     keeps_first = False
+    leaves_bias_gradient = False
 
     def __init__(
         self,
@@ -94,13 +97,25 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """[..., i] -> [..., o] of this rank; [b, u, i] -> [b, s, o] or back if ranks share it."""
         defer = self.defer if self.weight.requires_grad else None
-        if defer is None and self.columns.size == self.rows.size == 1:
-            return super().forward(x)
+        if defer is None and self.columns.size == self.rows.size == 1 and not self.adds_itself:
+            return functional.linear(x, self.weight, self._recorded_bias)
         kept = None
         if self.keeps_first and self.weight.requires_grad:
             kept = list[Any]()
             x = apply(_KeptInput, x, self.weight, kept)
-        return apply(_SharedLinear, x, self.weight, self.bias, kept, self, defer)
+        return apply(_SharedLinear, x, self.weight, self._recorded_bias, kept, self, defer)
+
+    @property
+    def _recorded_bias(self) -> Tensor | None:
+        """The bias as autograd knows it."""
+        bias: Tensor | None = self.bias
+        return bias.detach() if bias is not None and self.leaves_bias_gradient else bias
+
+    @property
+    def adds_itself(self) -> bool:
+        """Whether the backward adds the weight's gradient to its sum, as one product."""
+        quick = self.kernels.accumulates_products and self.weight.requires_grad
+        return quick and has_main_grad(self.weight)
 
     if TYPE_CHECKING:  # PyTorch says of the call of a module only that it may return anything
 
@@ -199,8 +214,22 @@ def _products(
     whole_x = coming.wait() if coming else None
     leaving = layer.columns.start_reduction(x_grad) if x_grad is not None else None
     if whole_x is not None:
-        weight_grad = grad_no.T @ _rows(whole_x)
+        weight_grad = _formed_or_added(layer, weight, grad_no, _rows(whole_x))
     return leaving.wait() if leaving else None, weight_grad
+
+
+def _formed_or_added(layer: Linear, weight: Tensor, grad_no: Tensor, x_ni: Tensor) -> Tensor | None:
+    """Return the gradient of the weight, or ``None`` if it has been added to its sum."""
+    if not layer.adds_itself:
+        return grad_no.T @ x_ni
+    _add_product(layer, weight, grad_no, x_ni)
+    return None
+
+
+def _add_product(layer: Linear, weight: Tensor, grad_no: Tensor, x_ni: Tensor) -> None:
+    """Add the gradient of the weight to its sum."""
+    total, begins = take_main_grad(weight)
+    layer.kernels.accumulate_product_(total, grad_no.T, x_ni, begins=begins)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -220,6 +249,6 @@ def _weight_gradient(layer: Linear, weight: Tensor, grad: Tensor, x: Tensor) -> 
             "a factor of a deferred weight gradient was changed in place between B and W"
         )
         grad_no, x_ni = _rows(layer.rows.gather(grad)), _rows(layer.columns.gather(x))
-        layer.kernels.accumulate_product_(main_grad_of(weight), grad_no.T, x_ni)
+        _add_product(layer, weight, grad_no, x_ni)
 
     return work

@@ -3,6 +3,7 @@
 Shapes: b batch, s sequence, h hidden, f ffn.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -73,17 +74,22 @@ class MLP(nn.Module):
             kernels=kernels,
             rows=tensor,
         )
-        functions = {
+        functions: dict[Activation, Callable[..., Tensor]] = {
             "gelu": kernels.gelu,
             "swiglu": kernels.swiglu,
             "geglu": kernels.geglu,
             "squared_relu": kernels.squared_relu,
         }
         self._activation = functions[activation]
+        # without a gate it forms the bias's gradient, beside that of what holds the bias
+        self.linear_fc1.leaves_bias_gradient = bias and fused == 1
 
     def forward(self, x_bsh: Tensor) -> Tensor:
         """[b, s, h] -> [b, s, h], of the tokens that this rank has."""
         return again(self._run, x_bsh) if self.recompute_mlp else self._run(x_bsh)
 
     def _run(self, x_bsh: Tensor) -> Tensor:
-        return self.linear_fc2(self._activation(self.linear_fc1(x_bsh)))
+        inner_bsf = self.linear_fc1(x_bsh)
+        if self.linear_fc1.leaves_bias_gradient:
+            return self.linear_fc2(self._activation(inner_bsf, self.linear_fc1.bias))
+        return self.linear_fc2(self._activation(inner_bsf))

@@ -19,7 +19,7 @@ def build_norm(
     kernels: Kernels,
     *,
     zero_centred: bool = False,
-) -> nn.LayerNorm | nn.RMSNorm:
+) -> "LayerNorm | RMSNorm":
     """Return a norm over the last dimension that changes no scale yet; LayerNorm has bias 0.
 
     Args:
@@ -61,9 +61,13 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., h] -> [..., h], in the type of ``x``."""
-        return self._kernels.layer_norm(
-            x, _scale(self.weight, self._zero_centred), self.bias, self.eps
-        )
+        scale = _scale(self.weight, self._zero_centred)
+        return self._kernels.layer_norm(x, scale, self.bias, self.eps)
+
+    def add(self, x: Tensor, part: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return ``x + part``, or without a part ``x``, and its norm; see ``Kernels``."""
+        scale = _scale(self.weight, self._zero_centred)
+        return self._kernels.add_layer_norm(x, part, scale, self.bias, self.eps)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -88,6 +92,11 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         """[..., h] -> [..., h], in the type of ``x``."""
         return self._kernels.rms_norm(x, _scale(self.weight, self._zero_centred), self._epsilon)
+
+    def add(self, x: Tensor, part: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return ``x + part``, or without a part ``x``, and its norm; see ``Kernels``."""
+        scale = _scale(self.weight, self._zero_centred)
+        return self._kernels.add_rms_norm(x, part, scale, self._epsilon)
 
 
 def _scale(weight_h: Tensor, zero_centred: bool) -> Tensor:

@@ -193,16 +193,16 @@ def again(function: Callable[..., Tensor], *arguments: object) -> Tensor:
 
 
 def forgetting(
-    make: Callable[[Tensor], Tensor], x: Tensor, use: Callable[[Tensor], Tensor]
+    make: Callable[[Tensor], Tensor], x: Tensor, made: Tensor, use: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Return ``use(make(x))``; where the backward needs ``make(x)`` itself, it makes it again.
+    """Return ``use(made)``; where the backward needs ``made`` itself, it makes it again.
 
     Args:
         make: must give the same bits whenever it is called.
         x: is kept.
+        made: what ``make(x)`` returns, connected with whatever it came from.
         use: whatever it keeps of its own is kept.
     """
-    made = make(x)
     memory, size = StorageWeakRef(made.untyped_storage()), made.numel()
 
     def pack(kept: Tensor) -> Tensor | torch.Size:
@@ -217,11 +217,6 @@ def forgetting(
 
     with saved_tensors_hooks(pack, unpack):
         return use(made)
-
-
-def applied(make: Callable[[Tensor], Tensor], x: Tensor, use: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return ``use(make(x))``, whatever is kept of it."""
-    return use(make(x))
 
 
 def prepare(model: nn.Module, recomputation: Recomputation) -> None:

@@ -10,13 +10,12 @@ Shapes: b batch, s sequence, a heads, d channels of a head, r rotated pairs.
 import math
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from megatron.kernels.autograd import apply
+from megatron.kernels.face import Kernels
+from megatron.kernels.reference.kernels import ReferenceKernels
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,7 @@ class RotaryEmbedding:
         interpolation: by which positions are divided (arXiv 2306.15595).
         scaling: changes the frequencies; ``None``: they stay.
         dtype: of the angles, at least that of the activations.
+        kernels: of the device and of the type of activations; ``None``: PyTorch's operations.
 
     Raises:
         ValueError: the rotated channels cannot be paired.
@@ -84,6 +84,7 @@ class RotaryEmbedding:
         interpolation: int = 1,
         scaling: Llama3Scaling | None = None,
         dtype: torch.dtype = torch.float32,
+        kernels: Kernels | None = None,
     ) -> None:
         rotated = int(head_size * rotary_percent)
         if rotated < 2 or rotated % 2 or rotated > head_size:
@@ -99,12 +100,8 @@ class RotaryEmbedding:
         angle_s1r = torch.outer(position_s, frequency_r)[:, None]
         self._cos_s1r = angle_s1r.cos().to(device, dtype)
         self._sin_s1r = angle_s1r.sin().to(device, dtype)
-        half = rotated // 2
-        self._pairs = (
-            (slice(0, rotated, 2), slice(1, rotated, 2))
-            if interleaved
-            else (slice(0, half), slice(half, rotated))
-        )
+        self._interleaved = interleaved
+        self._kernels = kernels or ReferenceKernels()
 
     def __call__(self, x_bsad: Tensor) -> Tensor:
         """Turn the heads at position i by the i-th angles.
@@ -119,7 +116,7 @@ class RotaryEmbedding:
         seq_length, positions = x_bsad.shape[1], self._cos_s1r.shape[-3]
         assert seq_length <= positions, (seq_length, positions)
         cos_s1r, sin_s1r = (t[..., :seq_length, :, :] for t in (self._cos_s1r, self._sin_s1r))
-        return apply(_Rotation, x_bsad, cos_s1r, sin_s1r, self._pairs)
+        return self._kernels.rotate(x_bsad, cos_s1r, sin_s1r, interleaved=self._interleaved)
 
     def at(self, positions_bs: Tensor) -> "RotaryEmbedding":
         """Return the rotation of tokens that are not at positions 0, 1, 2, ... of their sample.
@@ -132,37 +129,3 @@ class RotaryEmbedding:
         placed._cos_s1r = self._cos_s1r[positions_bs]
         placed._sin_s1r = self._sin_s1r[positions_bs]
         return placed
-
-
-_Pairs = tuple[slice, slice]
-"""The channels that are first in their pair, and those that are second; the r-th ones pair up."""
-
-
-class _Rotation(torch.autograd.Function):
-    """Its backward rotates back, since a rotation is orthogonal; only the angles are saved."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x_bsad: Tensor, cos_s1r: Tensor, sin_s1r: Tensor, pairs: _Pairs
-    ) -> Tensor:
-        ctx.save_for_backward(cos_s1r, sin_s1r)
-        ctx.pairs = pairs
-        return _turn(x_bsad, cos_s1r, sin_s1r, pairs)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_bsad: Tensor) -> tuple[Tensor | None, ...]:
-        cos_s1r, sin_s1r = ctx.saved_tensors
-        return _turn(grad_bsad, cos_s1r, -sin_s1r, ctx.pairs), None, None, None
-
-
-def _turn(x_bsad: Tensor, cos_s1r: Tensor, sin_s1r: Tensor, pairs: _Pairs) -> Tensor:
-    # fp32 for bf16 inputs, float64 for float64 ones
-    wide_type = torch.promote_types(x_bsad.dtype, cos_s1r.dtype)
-    first, second = (x_bsad[..., channels].to(wide_type) for channels in pairs)
-    rotated = 2 * cos_s1r.shape[-1]
-    out = torch.empty(x_bsad.shape, dtype=x_bsad.dtype, device=x_bsad.device)
-    out[..., pairs[0]] = (first * cos_s1r).sub_(second * sin_s1r)
-    out[..., pairs[1]] = (second * cos_s1r).add_(first * sin_s1r)
-    out[..., rotated:] = x_bsad[..., rotated:]
-    return out

@@ -216,7 +216,7 @@ class CorePasses:
             "W": self.weight_gradients,
         }
 
-    def gradient_after_merge(self, i: int, state: Any, merged: Merged) -> Tensor:
+    def merge(self, i: int, state: Any, statistics_p4n: Tensor) -> tuple[Merged, Tensor | None]:
         """Never called: the vocabulary is not split."""
         raise AssertionError("a plan without barriers has nothing to merge")
 

@@ -10,8 +10,9 @@ Shapes: n tokens of all ranks, u those that a rank has (n, or n / P with sequenc
 hidden size, v real vocabulary rows of this rank, P ranks.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,26 +20,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from megatron.kernels.choose import kernels_for
-from megatron.kernels.face import Kernels
-from megatron.layers.vocabulary.input_layer import add_gradient_of_rows, lookup_rows
-from megatron.layers.vocabulary.output_s import (
+from megatron.kernels.softmax import (
     LossOptions,
     Merged,
     ShardState,
     merge_statistics,
-    output_s,
     statistics_dtype,
-    tile_heights,
     token_losses,
 )
-from megatron.layers.vocabulary.output_t import (
-    add_weight_gradient,
-    input_gradient_in_t,
-    subtract_target_gradient,
-    tile_factors,
-)
-from megatron.layers.vocabulary.output_t_again import t_again, tile_rows
+from megatron.layers.vocabulary.input_layer import add_gradient_of_rows, lookup_rows
 from megatron.layers.vocabulary.shard import VocabularyShard
+from megatron.parallel.lanes import Pending
 from megatron.parallel.tensor import TensorParallel
 
 
@@ -63,15 +55,6 @@ class Sharded:
     def all_tokens(self, own: Tensor) -> Tensor:
         """[u, ...] of every rank -> [n, ...]."""
         return self.ranks.gather(own.unsqueeze(0)).squeeze(0)
-
-    def tiles(self, x_nh: Tensor, kernels: Kernels, *, keep: bool) -> Sequence[Tensor]:
-        """Return buffers for the logits of ``x_nh``; they share their memory if not kept."""
-        rows, at_most = self.shard.real_rows, kernels.tile_rows
-        if keep:
-            return [x_nh.new_empty(height, len(x_nh)) for height in tile_heights(rows, at_most)]
-        heights = tile_heights(rows, tile_rows(rows, at_most))
-        scratch = x_nh.new_empty(max(heights, default=0), len(x_nh))
-        return [scratch[:height] for height in heights]
 
 
 class TokenLosses(torch.autograd.Function):
@@ -102,16 +85,18 @@ class TokenLosses(torch.autograd.Function):
         x_nh = how.all_tokens(x_uh).contiguous()
         kernels = kernels_for(x_nh.device, x_nh.dtype)
         with torch.autocast(x_nh.device.type, enabled=False):
-            state = output_s(
+            room = kernels.scratch_room(x_nh, how.shard.real_rows, again=how.recompute)
+            if keep:
+                room = kernels.kept_room(x_nh, how.shard.real_rows)
+            state = kernels.output_s(
                 x_nh,
                 weight.detach()[: how.shard.real_rows],
                 how.all_tokens(targets_u),
                 how.shard.first_row,
                 options,
-                how.tiles(x_nh, kernels, keep=keep),
+                room,
                 form_gradient=False,
                 keep=keep,
-                kernels=kernels,
             )
             merged = merge_statistics(how.ranks.all_gather(state.statistics_4n))
             losses_n = token_losses(merged, options)
@@ -128,12 +113,46 @@ class TokenLosses(torch.autograd.Function):
         state, merged, weight = _restored(ctx)
         g_n = how.all_tokens(gradient_u).contiguous()
         needs_x, needs_weight, *_ = ctx.needs_input_grad
+        total = _zeros_for(weight) if needs_weight else None
+        work = partial(_t, ctx, state, weight, merged, g_n)
         with torch.autocast(g_n.device.type, enabled=False):
-            backward = _recomputing if how.recompute else _keeping
-            x_gradient, weight_gradient = backward(
-                ctx, state, merged, weight, g_n, needs_x, needs_weight
-            )
+            if how.recompute:  # both gradients from logits that are formed again once
+                pending = work(total, form_gradient=needs_x)
+            else:
+                pending = work(None, form_gradient=True) if needs_x else None
+                if total is not None:
+                    work(total, form_gradient=False)
+        x_gradient = None if pending is None else pending.wait().squeeze(0)
+        weight_gradient = None if total is None else total.to(weight.dtype)
         return x_gradient, weight_gradient, None, None, None, None
+
+
+def _t(
+    ctx: Any,
+    state: ShardState,
+    weight: Tensor,
+    merged: Merged,
+    g_n: Tensor,
+    total: Tensor | None,
+    *,
+    form_gradient: bool,
+) -> Pending[Tensor] | None:
+    """Run T: add to the gradient ``total``; begin to add up the input's gradient over the ranks."""
+    how, rows, kernels = ctx.how, ctx.how.shard.real_rows, ctx.kernels
+    part_nh = kernels.output_t(
+        state,
+        weight.detach()[:rows],
+        None if total is None else total[:rows],
+        merged,
+        g_n,
+        ctx.options,
+        kernels.scratch_room(state.x_nh, rows, again=True) if how.recompute else None,
+        form_gradient=form_gradient,
+    )
+    started: Pending[Tensor] | None = None
+    if part_nh is not None:
+        started = how.ranks.start_reduction(part_nh.unsqueeze(0))
+    return started
 
 
 def _save(ctx: Any, state: ShardState, merged: Merged, x_uh: Tensor, weight: Tensor) -> None:
@@ -141,82 +160,41 @@ def _save(ctx: Any, state: ShardState, merged: Merged, x_uh: Tensor, weight: Ten
 
     The other ranks' tokens are not kept: they are gathered again.
     """
-    ctx.tiles, ctx.slopes = len(state.exp_tiles), len(state.slope_tiles)
-    ctx.save_for_backward(
-        x_uh,
-        weight,
-        state.tile_max_kn,
-        state.statistics_4n,
-        state.target_row_n,
-        state.target_slope_n,
-        merged.max_n,
-        merged.sum_n,
-        merged.target_n,
-        merged.logit_sum_n,
-        *state.exp_tiles,
-        *state.slope_tiles,
-    )
+    kept, ctx.put_together = _taken_apart(replace(state, x_nh=x_uh))
+    numbers = merged.max_n, merged.sum_n, merged.target_n, merged.logit_sum_n
+    ctx.save_for_backward(weight, *numbers, *kept)
 
 
 def _restored(ctx: Any) -> tuple[ShardState, Merged, Tensor]:
-    x_uh, weight, tile_max, statistics, row, slope, *rest = ctx.saved_tensors
-    merged, tiles = Merged(*rest[:4]), rest[4 : 4 + ctx.tiles]
-    x_nh = ctx.how.all_tokens(x_uh).contiguous()
-    slopes = rest[4 + ctx.tiles :]
-    return ShardState(x_nh, tiles, slopes, tile_max, statistics, row, slope), merged, weight
+    weight, *kept = ctx.saved_tensors
+    state = ctx.put_together(kept[4:])
+    x_nh = ctx.how.all_tokens(state.x_nh).contiguous()
+    return replace(state, x_nh=x_nh), Merged(*kept[:4]), weight
 
 
-def _keeping(
-    ctx: Any,
+def _taken_apart(
     state: ShardState,
-    merged: Merged,
-    weight: Tensor,
-    g_n: Tensor,
-    needs_x: bool,
-    needs_weight: bool,
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of this rank's input and rows, from the exponentials that S has kept."""
-    how, options, kernels = ctx.how, ctx.options, ctx.kernels
-    rows_vh = weight.detach()[: how.shard.real_rows]
-    pending = total = None
-    if needs_x:
-        part_nh = input_gradient_in_t(state, rows_vh, merged, g_n, options, kernels)
-        pending = how.ranks.start_reduction(part_nh.unsqueeze(0))
-    if needs_weight:
-        total = _zeros_for(weight)
-        real = total[: how.shard.real_rows]
-        subtract_target_gradient(real, state, g_n, options)
-        factor_kn = tile_factors(state, merged, g_n, options)
-        add_weight_gradient(real, state, factor_kn, kernels)
-        total = total.to(weight.dtype)
-    return None if pending is None else pending.wait().squeeze(0), total
+) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], ShardState]]:
+    """Return the tensors of a state of any kernels, and what makes the state of them again."""
+    kind, tensors = type(state), list[Tensor]()
+    places: dict[str, int | slice] = {}
+    others: dict[str, Any] = {}
+    for field in fields(state):
+        value, begin = getattr(state, field.name), len(tensors)
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            places[field.name] = begin
+        elif isinstance(value, Sequence):
+            tensors += value
+            places[field.name] = slice(begin, len(tensors))
+        else:
+            others[field.name] = value
 
+    def put_together(kept: Sequence[Tensor]) -> ShardState:
+        again: dict[str, Any] = {name: kept[place] for name, place in places.items()}
+        return kind(**again, **others)
 
-def _recomputing(
-    ctx: Any,
-    state: ShardState,
-    merged: Merged,
-    weight: Tensor,
-    g_n: Tensor,
-    needs_x: bool,
-    needs_weight: bool,
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the same from exponentials that are formed again, a tile at a time."""
-    how, options, kernels = ctx.how, ctx.options, ctx.kernels
-    total = _zeros_for(weight)
-    part_nh = t_again(
-        state,
-        weight.detach()[: how.shard.real_rows],
-        total[: how.shard.real_rows],
-        merged,
-        g_n,
-        options,
-        how.tiles(state.x_nh, kernels, keep=False),
-        form_gradient=needs_x,
-        kernels=kernels,
-    )
-    x_gradient = None if part_nh is None else how.ranks.reduce(part_nh.unsqueeze(0)).squeeze(0)
-    return x_gradient, total.to(weight.dtype) if needs_weight else None
+    return tensors, put_together
 
 
 def _zeros_for(weight: Tensor) -> Tensor:

@@ -91,8 +91,8 @@ class RotationSpec:
     interpolation: int = 1
     scaling: Llama3Scaling | None = None
 
-    def build(self, device: torch.device, dtype: torch.dtype) -> RotaryEmbedding:
-        """Return the table of angles, for activations of type ``dtype``."""
+    def build(self, device: torch.device, dtype: torch.dtype, kernels: Kernels) -> RotaryEmbedding:
+        """Return the rotation of activations of type ``dtype`` by the kernels of that type."""
         return RotaryEmbedding(
             self.head_size,
             self.seq_length,
@@ -103,6 +103,7 @@ class RotationSpec:
             interpolation=self.interpolation,
             scaling=self.scaling,
             dtype=torch.promote_types(dtype, torch.float32),
+            kernels=kernels,
         )
 
 

@@ -64,7 +64,7 @@ class MultiTokenPrediction(nn.Module):
         )
         prepare(self.layers, recomputation)
         rotation = layer_spec(config, config.num_layers - 1).rotation
-        self._rope = None if rotation is None else rotation.build(device, dtype)
+        self._rope = None if rotation is None else rotation.build(device, dtype, kernels)
 
     def forward(self, known_buh: Tensor, ahead_bwh: Tensor, seeds: Seeds) -> Tensor:
         """Return the inputs of the output layer, [(1 + D) b, u, h], depth by depth.

@@ -10,7 +10,7 @@ from torch import Tensor
 from megatron.kernels.documents import Documents
 from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.rope import RotaryEmbedding
-from megatron.model.transformer_layer import TransformerLayer
+from megatron.model.transformer_layer import TransformerLayer, normed
 
 
 class ParallelLayer(TransformerLayer):
@@ -24,16 +24,20 @@ class ParallelLayer(TransformerLayer):
         documents: Documents | None = None,
     ) -> Tensor:
         """See ``TransformerLayer``."""
+        x_bsh, normed_bsh = normed(self.input_layernorm, x_bsh, None)
 
         def run_both(normed_bsh: Tensor) -> Tensor:
             attended_bsh = self._attention_branch(normed_bsh, rope, seeds, documents)
             x_and_attended_bsh = self._stream(x_bsh, normed_bsh) + attended_bsh
             if not self.spec.mlp_norm:
                 return x_and_attended_bsh + self._mlp_branch(normed_bsh, seeds)
+            own_bsh = self.pre_mlp_layernorm(x_bsh)
+            mlp_bsh = self._use(
+                self.pre_mlp_layernorm,
+                x_bsh,
+                own_bsh,
+                lambda normed_bsh: self._mlp_branch(normed_bsh, seeds),
+            )
+            return x_and_attended_bsh + mlp_bsh
 
-            def feed_forward(normed_bsh: Tensor) -> Tensor:
-                return x_and_attended_bsh + self._mlp_branch(normed_bsh, seeds)
-
-            return self._with_norm(self.pre_mlp_layernorm, x_bsh, feed_forward)
-
-        return self._with_norm(self.input_layernorm, x_bsh, run_both)
+        return self._use(self.input_layernorm, x_bsh, normed_bsh, run_both)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from megatron.kernels.choose import kernels_for
 from megatron.kernels.documents import Documents
+from megatron.kernels.face import Kernels
 from megatron.kernels.wide_norms import WideNorms
 from megatron.layers.dropout import DropoutSeeds, dropout
 from megatron.layers.recompute import NO_RECOMPUTATION, Again, Recomputation, prepare
@@ -91,7 +92,7 @@ class RankModel(nn.Module):
         self.kernels = kernels_for(device, dtype)
         self.stream_dtype = torch.float32 if wide_stream else dtype
         stream_kernels = WideNorms(device) if wide_stream else self.kernels
-        self.ropes = _ropes(config, placement, device, dtype)
+        self.ropes = _ropes(config, placement, device, dtype, self.kernels)
         self.chunks = nn.ModuleList(
             nn.ModuleList(
                 build_layer(config, i, device, dtype, self.kernels, tensor, stream_kernels, context)
@@ -314,12 +315,16 @@ class RankModel(nn.Module):
 
 
 def _ropes(
-    config: ModelConfig, placement: Placement, device: torch.device, dtype: torch.dtype
+    config: ModelConfig,
+    placement: Placement,
+    device: torch.device,
+    dtype: torch.dtype,
+    kernels: Kernels,
 ) -> dict[int, RotaryEmbedding | None]:
     """Return the rotation of every layer here; layers that rotate alike share a table."""
     tables: dict[RotationSpec | None, RotaryEmbedding | None] = {None: None}
     specs = {i: layer_spec(config, i).rotation for own in placement.chunks for i in own}
     for spec in specs.values():
         if spec is not None and spec not in tables:
-            tables[spec] = spec.build(device, dtype)
+            tables[spec] = spec.build(device, dtype, kernels)
     return {index: tables[spec] for index, spec in specs.items()}

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
 from megatron.layers.dropout import DropoutSeeds, dropout
-from megatron.layers.recompute import applied, forgetting
+from megatron.layers.norm import LayerNorm, RMSNorm
+from megatron.layers.recompute import forgetting
 from megatron.layers.rope import RotaryEmbedding
 from megatron.model.config import ModelConfig
 from megatron.model.layer_spec import layer_spec
@@ -89,22 +90,44 @@ class TransformerLayer(nn.Module):
         Returns:
             [b, s, h], of the same tokens.
         """
+        stream_bsh, attended_bsh = self._attend(x_bsh, rope, seeds, documents)
+        stream_bsh, normed_bsh = normed(self.pre_mlp_layernorm, stream_bsh, attended_bsh)
+        mlp_bsh = self._use(
+            self.pre_mlp_layernorm,
+            stream_bsh,
+            normed_bsh,
+            lambda normed_bsh: self._mlp_branch(normed_bsh, seeds),
+        )
+        return self._stream(stream_bsh, normed_bsh) + mlp_bsh
 
-        def attend(normed_bsh: Tensor) -> Tensor:
-            attended_bsh = self._attention_branch(normed_bsh, rope, seeds, documents)
-            return self._stream(x_bsh, normed_bsh) + attended_bsh
+    def _attend(
+        self,
+        x_bsh: Tensor,
+        rope: RotaryEmbedding | None,
+        seeds: DropoutSeeds | None,
+        documents: Documents | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the stream and what attention adds to it."""
+        x_bsh, normed_bsh = normed(self.input_layernorm, x_bsh, None)
+        attended_bsh = self._use(
+            self.input_layernorm,
+            x_bsh,
+            normed_bsh,
+            lambda normed_bsh: self._attention_branch(normed_bsh, rope, seeds, documents),
+        )
+        return self._stream(x_bsh, normed_bsh), attended_bsh
 
-        attended_bsh = self._with_norm(self.input_layernorm, x_bsh, attend)
-
-        def feed_forward(normed_bsh: Tensor) -> Tensor:
-            mlp_bsh = self._mlp_branch(normed_bsh, seeds)
-            return self._stream(attended_bsh, normed_bsh) + mlp_bsh
-
-        return self._with_norm(self.pre_mlp_layernorm, attended_bsh, feed_forward)
-
-    def _with_norm(self, norm: nn.Module, x_bsh: Tensor, use: Callable[[Tensor], Tensor]) -> Tensor:
+    def _use(
+        self,
+        norm: nn.Module,
+        x_bsh: Tensor,
+        normed_bsh: Tensor,
+        use: Callable[[Tensor], Tensor],
+    ) -> Tensor:
         """Return what ``use`` makes of the norm of ``x_bsh``."""
-        return (forgetting if self.recompute_layernorm else applied)(norm, x_bsh, use)
+        if self.recompute_layernorm:
+            return forgetting(norm, x_bsh, normed_bsh, use)
+        return use(normed_bsh)
 
     def _attention_branch(
         self,
@@ -128,3 +151,9 @@ class TransformerLayer(nn.Module):
     def _stream(self, x_bsh: Tensor, normed_bsh: Tensor) -> Tensor:
         """Return what a branch that reads ``normed_bsh``, the norm of ``x_bsh``, adds to."""
         return normed_bsh.to(x_bsh.dtype) if self.spec.adds_to_normed else x_bsh
+
+
+def normed(norm: nn.Module, x_bsh: Tensor, part_bsh: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return ``x + part``, or without a part ``x``, and its norm."""
+    assert isinstance(norm, LayerNorm | RMSNorm)
+    return norm.add(x_bsh, part_bsh)

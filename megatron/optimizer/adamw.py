@@ -13,8 +13,7 @@ from torch import Tensor
 
 from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.groups import groups_of, set_rates
-from megatron.optimizer.lr_schedule import Rates
-from megatron.optimizer.mixed_precision import Master
+from megatron.optimizer.mixed_precision import Master, Step, last_divisor
 
 
 class _FusedAdamW(torch.optim.AdamW):
@@ -31,7 +30,10 @@ class AdamW:
         config: moments.
     """
 
+    rounds = False
+
     def __init__(self, masters: Sequence[Master], config: OptimizerConfig) -> None:
+        self._gradients = [master.gradient for master in masters]
         self._adam = _FusedAdamW(
             groups_of(masters),
             lr=config.lr,
@@ -48,10 +50,10 @@ class AdamW:
             }
         self._by_name = {master.name: self._adam.state[master.weight] for master in masters}
 
-    def step(self, rates: Rates, divisor: Tensor | None) -> None:
+    def step(self, step: Step) -> None:
         """As in ``Rule``; one pass of the fused kernel."""
-        self._adam.grad_scale = divisor
-        set_rates(self._adam, rates)
+        self._adam.grad_scale = last_divisor(self._gradients, step)
+        set_rates(self._adam, step.rates)
         self._adam.step()
 
     def state_of(self, name: str) -> dict[str, Tensor]:

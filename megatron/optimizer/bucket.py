@@ -20,7 +20,12 @@ import torch
 from torch import Tensor
 
 from megatron.kernels.face import Kernels
-from megatron.layers.main_grad import give_main_grad, main_grad_of
+from megatron.layers.main_grad import (
+    forget_main_grad,
+    give_main_grad,
+    main_grad_of,
+    take_main_grad,
+)
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
 
 Shape = tuple[int, ...]
@@ -98,8 +103,8 @@ class Bucket:
 
     The parameters get their ``main_grad``: a zeroed view of the bucket's gradients. Passes that
     form weight gradients themselves (T, IB, W) add to it directly. Autograd's gradients go there
-    too: in fp32 it *is* ``.grad``, which must then never be set to ``None``; under bf16 and fp16 a
-    hook adds ``.grad`` to it and frees it, so that at most one layer's narrow gradient is alive.
+    too: a hook adds ``.grad`` and frees it, so that at most one layer's gradient is alive. In fp32,
+    after a first gradient, ``main_grad`` *is* ``.grad``, to which autograd itself adds.
 
     Args:
         parameters: all of one type; bf16 and fp16 ones get gradients of ``gradient_dtype``, others
@@ -111,7 +116,6 @@ class Bucket:
 
     Attributes:
         layout: where the parameters lie.
-        gradients: of all parameters, one-dimensional.
         values: the parameters themselves, laid out in the same way; ``None`` if they do not lie
             together.
     """
@@ -132,14 +136,32 @@ class Bucket:
         self.layout = lay_out(shapes, shards=1) if layout is None else layout
         full = first.dtype in (torch.float32, torch.float64)
         dtype = first.dtype if full else gradient_dtype
-        self.gradients = torch.zeros(self.layout.size, dtype=dtype, device=first.device)
+        self._gradients = torch.zeros(self.layout.size, dtype=dtype, device=first.device)
         self.values = self._moved_together() if together else None
-        for parameter, main_grad in self._views(self.gradients):
+        for parameter, main_grad in self._views(self._gradients):
             give_main_grad(parameter, main_grad)
-            if full:
-                parameter.grad = main_grad
-            else:
-                parameter.register_post_accumulate_grad_hook(self._move_to_main_grad)
+            parameter.register_post_accumulate_grad_hook(self._move_to_main_grad)
+        self._is_full = full
+
+    @property
+    def gradients(self) -> Tensor:
+        """The sums of all parameters' gradients, one-dimensional and complete, to read or to set.
+
+        It is always the same memory. Once gradients have been forgotten it must be asked for again.
+        """
+        self.complete_gradients()
+        return self._gradients
+
+    def complete_gradients(self) -> None:
+        """End sums that have not begun since they were forgotten: they are 0."""
+        for entry in self._parameters:
+            main_grad_of(entry.parameter)
+
+    def forget_gradients(self) -> None:
+        """Begin new sums; see ``layers.main_grad``."""
+        for entry in self._parameters:
+            forget_main_grad(entry.parameter)
+            entry.parameter.grad = None
 
     def parts(self, shard: int) -> Iterator[ParameterPart]:
         """Yield what a shard holds of the parameters."""
@@ -169,7 +191,12 @@ class Bucket:
 
     def _move_to_main_grad(self, parameter: Tensor) -> None:
         """Add the gradient that autograd has just left in ``.grad`` and free it."""
-        if parameter.grad is None:  # W forms this weight's gradient, so autograd has none
+        grad = parameter.grad
+        if grad is None:  # W forms this weight's gradient, so autograd has none
             return
-        self._kernels.accumulate_(main_grad_of(parameter), parameter.grad)
-        parameter.grad = None
+        main_grad, begins = take_main_grad(parameter)
+        if begins:
+            main_grad.copy_(grad)
+        elif grad is not main_grad:
+            self._kernels.accumulate_(main_grad, grad)
+        parameter.grad = main_grad if self._is_full else None

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from megatron.kernels.face import Kernels
 from megatron.optimizer.grad_norm import local_sum_of_squares
 from megatron.optimizer.parameters import ParameterPart
 from megatron.parallel.collectives import all_gather
@@ -85,6 +86,7 @@ def own_totals(
     loss: torch.Tensor,
     parts: Iterable[ParameterPart],
     tokens: tuple[float, float],
+    kernels: Kernels,
     loss_scale: float = 1.0,
 ) -> torch.Tensor:
     """Return this rank's part of a ``GlobalState``, float64 [4 + D] on the device.
@@ -95,9 +97,10 @@ def own_totals(
             shard of the reduced gradients.
         tokens: all tokens of the replica's batch and those that count, on one of its ranks; 0 on
             the others.
+        kernels: of the device.
         loss_scale: that loss and gradients hold, and the sums do not.
     """
-    squares = local_sum_of_squares(parts, loss.device)
+    squares = local_sum_of_squares(parts, kernels, loss.device)
     losses = loss.double() / loss_scale
     counts = torch.tensor(tokens, dtype=torch.float64).to(loss.device)
     return torch.cat([losses[:1], (squares / loss_scale**2).view(1), counts, losses[1:]])

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from megatron.kernels.face import Kernels
 from megatron.model.ownership import LAYERS, MULTI_TOKEN_PREDICTION, OwnedParameter
 from megatron.optimizer.adamw import AdamW
 from megatron.optimizer.bucket_layouts import KeepsWhole
@@ -9,6 +10,7 @@ from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.mixed_precision import Master, MixedPrecisionOptimizer, Rule
 from megatron.optimizer.muon import Muon, QKVRows
 from megatron.optimizer.narrow_adamw import NarrowAdamW
+from megatron.optimizer.one_pass_adamw import OnePassAdamW
 from megatron.optimizer.optimizer import Optimizer
 from megatron.optimizer.parameters import ParameterPart
 from megatron.optimizer.sgd import SGD
@@ -19,6 +21,7 @@ def make_optimizer(
     config: OptimizerConfig,
     qkv: QKVRows,
     tensor: ConnectedAxis,
+    kernels: Kernels,
     parts: Sequence[ParameterPart],
 ) -> Optimizer:
     """Return the optimizer of some parts of this rank's parameters.
@@ -27,24 +30,29 @@ def make_optimizer(
         config: which one, and its settings.
         qkv: how queries, keys and values lie in the fused matrices.
         tensor: the ranks that share the layers, for sums outside of the schedule.
+        kernels: of the parameters' device.
         parts: at least one.
     """
 
     def rules(masters: Sequence[Master]) -> list[Rule]:
         match config.optimizer:
             case "adam":
-                return [
-                    (NarrowAdamW if _keeps_16_bits(masters, config) else AdamW)(masters, config)
-                ]
+                return [_adamw(masters, config, kernels)]
             case "sgd":
                 return [SGD(masters, config)]
             case "muon":
                 matrices = [master for master in masters if takes_muon(master.owned)]
                 others = [master for master in masters if not takes_muon(master.owned)]
                 made: list[Rule] = [Muon(matrices, config.muon, qkv, tensor)]
-                return [*made, AdamW(others, config)] if others else made
+                return [*made, _adamw(others, config, kernels)] if others else made
 
     return MixedPrecisionOptimizer(parts, config.clip_grad, rules)
+
+
+def _adamw(masters: Sequence[Master], config: OptimizerConfig, kernels: Kernels) -> Rule:
+    if kernels.updates_at_once:
+        return OnePassAdamW(masters, config, kernels)
+    return (NarrowAdamW if _keeps_16_bits(masters, config) else AdamW)(masters, config)
 
 
 def make_idle_optimizer(parts: Sequence[ParameterPart]) -> Optimizer:

@@ -54,15 +54,34 @@ class Master:
         return self.name in (WORD_EMBEDDINGS, OUTPUT_LAYER)
 
 
-class Rule(Protocol):
-    """A way to update some masters."""
+@dataclass(frozen=True)
+class Step:
+    """What a step depends on besides the gradients.
 
-    def step(self, rates: Rates, divisor: Tensor | None) -> None:
+    Attributes:
+        rates: learning rates and weight decay.
+        divisors: of the gradients, at most two, one after the other.
+        number: of the step since the start of the training, from 1.
+    """
+
+    rates: Rates
+    divisors: tuple[float, ...]
+    number: int
+
+
+class Rule(Protocol):
+    """A way to update some masters.
+
+    Attributes:
+        rounds: a step also rounds the masters to the weights, if they have other types.
+    """
+
+    rounds: bool
+
+    def step(self, step: Step) -> None:
         """Update the masters from their gradients.
 
-        Args:
-            rates: of this step.
-            divisor: of the gradients, a scalar; the quotients stay in their place. ``None``: 1.
+        The last quotients stay in the gradients' place, unless no step is ever taken again.
         """
         ...
 
@@ -100,7 +119,6 @@ class MixedPrecisionOptimizer:
         self._masters: list[Tensor] = []  # ... and their masters, in the same order
         masters = [Master(part, self._master_of(part)) for part in parts]
         self._by_name = {master.name: master.weight for master in masters}
-        self._gradients = [part.gradient for part in parts]
         self._rules = rules(masters)
         self._steps = self._saved_steps = 0
         self._saved: list[Tensor] = []
@@ -121,18 +139,13 @@ class MixedPrecisionOptimizer:
     def step(self, rates: Rates, grad_norm: float, factor: float = 1.0) -> None:
         """As in ``Optimizer``."""
         check_norm(grad_norm)
-        # Fused kernels divide gradients by a scale, which is meant for loss scaling, and keep the
-        # quotients. This saves the pass over memory that a multiplication before would take.
-        divisors = [
-            torch.full((), 1.0 / scale, device=self._gradients[0].device)
-            for scale in _scales(factor, clip_coefficient(grad_norm, self._clip_grad))
-        ]
-        if len(divisors) == 2:
-            torch._foreach_div_(self._gradients, divisors[0])
-        for rule in self._rules:
-            rule.step(rates, divisors[-1] if divisors else None)
         self._steps += 1
-        self._round()
+        scales = _scales(factor, clip_coefficient(grad_norm, self._clip_grad))
+        step = Step(rates, tuple(1.0 / scale for scale in scales), self._steps)
+        for rule in self._rules:
+            rule.step(step)
+        if not all(rule.rounds for rule in self._rules):
+            self._round()
 
     def tensors_of(self, name: str) -> dict[str, Tensor]:
         """As in ``Optimizer``: the master, and what its rule keeps."""
@@ -182,6 +195,18 @@ class MixedPrecisionOptimizer:
     def _round(self) -> None:
         if self._masters:
             torch._foreach_copy_(self._rounded, self._masters)
+
+
+def last_divisor(gradients: Sequence[Tensor], step: Step) -> Tensor | None:
+    """Divide by all divisors but the last; return that one as a scalar, or ``None`` for 1.
+
+    Fused kernels divide gradients by a scale, which is meant for loss scaling, and keep the
+    quotients. This saves the pass over memory that a division before would take.
+    """
+    divisors = [torch.full((), each, device=gradients[0].device) for each in step.divisors]
+    for divisor in divisors[:-1]:
+        torch._foreach_div_(list(gradients), divisor)
+    return divisors[-1] if divisors else None
 
 
 def _scales(factor: float, clipping: float) -> list[float]:

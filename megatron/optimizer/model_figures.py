@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from megatron.optimizer.grad_norm import sum_of_squares
+from megatron.kernels.reference.optimizer import sum_of_squares
 from megatron.optimizer.parameters import ParameterPart
 from megatron.parallel.groups import ConnectedAxis
 

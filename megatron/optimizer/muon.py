@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from megatron.optimizer.config import MuonConfig, ScaleMode
-from megatron.optimizer.lr_schedule import Rates
-from megatron.optimizer.mixed_precision import Master
+from megatron.optimizer.mixed_precision import Master, Step, last_divisor
 from megatron.optimizer.newton_schulz import coefficients, orthogonalized
 from megatron.optimizer.whole_matrices import WholeMatrices
 from megatron.parallel.groups import ConnectedAxis
@@ -58,6 +57,8 @@ class Muon:
         tensor: the ranks that share the matrices; they make their steps together.
     """
 
+    rounds = False
+
     def __init__(
         self,
         masters: Sequence[Master],
@@ -73,9 +74,11 @@ class Muon:
         self._steps = coefficients(config.coefficient_type, config.num_ns_steps)
         self._momenta = {master.name: torch.zeros_like(master.weight) for master in masters}
 
-    def step(self, rates: Rates, divisor: Tensor | None) -> None:
+    def step(self, step: Step) -> None:
         """As in ``Rule``."""
-        if divisor is not None and self._gradients:
+        rates = step.rates
+        divisor = last_divisor(self._gradients, step) if self._gradients else None
+        if divisor is not None:
             torch._foreach_div_(self._gradients, divisor)
         for master in self._masters:
             decay = rates.weight_decay if master.part.weight_decay else 0.0

@@ -15,7 +15,7 @@ from torch.optim.adamw import adamw
 
 from megatron.optimizer.config import MomentType, OptimizerConfig
 from megatron.optimizer.lr_schedule import Rates
-from megatron.optimizer.mixed_precision import Master
+from megatron.optimizer.mixed_precision import Master, Step, last_divisor
 
 ELEMENTS_AT_ONCE: Final = 1 << 22
 """Elements of a master that are wide at the same time: 16 MiB for each of three."""
@@ -36,21 +36,25 @@ class NarrowAdamW:
         config: the moments and their types.
     """
 
+    rounds = False
+
     def __init__(self, masters: Sequence[Master], config: OptimizerConfig) -> None:
         self._masters = masters
         self._config = config
         self._step = torch.zeros((), device=masters[0].weight.device)
         self._moments = {master.name: _moments_of(master, config) for master in masters}
 
-    def step(self, rates: Rates, divisor: Tensor | None) -> None:
+    def step(self, step: Step) -> None:
         """As in ``Rule``."""
+        gradients = [master.gradient for master in self._masters]
+        divisor = last_divisor(gradients, step)
         if divisor is not None:
-            torch._foreach_div_([master.gradient for master in self._masters], divisor)
+            torch._foreach_div_(gradients, divisor)
         before = self._step.clone()
         for master in self._masters:
             for slices in _slices([master.weight, master.gradient, *self._kept(master)]):
                 self._step.copy_(before)  # the kernel counts on, once a slice
-                self._update(slices, master, rates)
+                self._update(slices, master, step.rates)
 
     def _update(self, slices: Sequence[Tensor], master: Master, rates: Rates) -> None:
         """Update a slice of a master and its moments."""

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.groups import groups_of, set_rates
-from megatron.optimizer.lr_schedule import Rates
-from megatron.optimizer.mixed_precision import Master
+from megatron.optimizer.mixed_precision import Master, Step, last_divisor
 
 
 class _FusedSGD(torch.optim.SGD):
@@ -29,7 +28,10 @@ class SGD:
         config: the momentum; 0: none.
     """
 
+    rounds = False
+
     def __init__(self, masters: Sequence[Master], config: OptimizerConfig) -> None:
+        self._gradients = [master.gradient for master in masters]
         self._sgd = _FusedSGD(
             groups_of(masters), lr=config.lr, momentum=config.sgd_momentum, fused=True
         )
@@ -40,10 +42,10 @@ class SGD:
                 self._momenta[master.name] = momentum
                 self._sgd.state[master.weight]["momentum_buffer"] = momentum
 
-    def step(self, rates: Rates, divisor: Tensor | None) -> None:
+    def step(self, step: Step) -> None:
         """As in ``Rule``; one pass of the fused kernel."""
-        self._sgd.grad_scale = divisor
-        set_rates(self._sgd, rates)
+        self._sgd.grad_scale = last_divisor(self._gradients, step)
+        set_rates(self._sgd, step.rates)
         self._sgd.step()
 
     def state_of(self, name: str) -> dict[str, Tensor]:

@@ -60,7 +60,7 @@ class ShardedOptimizer:
     def open(self, rates: Rates, grad_norm: float, factor: float = 1.0) -> None:
         """Note a step, which ``update`` and ``gather`` take; arguments and errors as of ``step``.
 
-        ``update`` also zeroes the gradients of its bucket: they are complete, and used up.
+        ``update`` also forgets the gradients of its bucket: they are complete, and used up.
         """
         check_norm(grad_norm)
         assert not self._to_update, "the last step has not been taken"
@@ -75,7 +75,7 @@ class ShardedOptimizer:
         if bucket in self._to_update:
             self._to_update.discard(bucket)
             self._step(bucket)
-            self._buckets[bucket].gradients.zero_()
+            self._buckets[bucket].forget_gradients()
 
     def gather(self, bucket: int) -> None:
         """Gather the weights of a bucket, if they have been updated since they last were."""

@@ -7,18 +7,15 @@ Between stages a tensor-parallel rank sends its own tokens, [b, u, h]. The vocab
 have two levels (``two_level``), and move all tokens, [n, h], in the order of the ranks' parts.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from megatron.layers.vocabulary.output_s import (
-    Merged,
-    merge_some_statistics,
-    merge_statistics,
-)
+from megatron.layers.vocabulary.output_s import Merged, merge_some_statistics
 from megatron.parallel import collectives, p2p
 from megatron.parallel.groups import Groups
 from megatron.parallel.lanes import Lane, Pending
@@ -44,7 +41,7 @@ class _Collective:
     deliver: Callable[[int, Any], None]
 
 
-Moved = Mapping[Payload, Any]
+Moved = MutableMapping[Payload, Any]
 """Results of the payloads that a barrier has moved so far."""
 
 
@@ -270,11 +267,13 @@ class Communicator:
         one 4 t. This is less traffic than one more activation as long as p is well below h / 8. It
         also replaces three collectives in a row, and so saves two of their latencies.
         """
-        state = self.passes.store.get("state", i)
+        passes, state = self.passes, self.passes.store.get("state", i)
 
-        def work(_: Moved) -> Merged:
+        def work(moved: Moved) -> Merged:
             own = state.statistics_4n
-            return self._levels.merge(own, merge_some_statistics, merge_statistics)
+            merge = partial(passes.merge, i, state)
+            merged, moved["gradient"] = self._levels.merge(own, merge_some_statistics, merge)
+            return merged
 
         return work
 
@@ -308,16 +307,14 @@ class Communicator:
         return lambda _: gradient_nh
 
     def _gradient_from_s(self, i: int) -> Callable[[Moved], Tensor | None]:
-        """Finish this rank's part of the gradient, which S has begun, once statistics are merged.
+        """Take this rank's part of the gradient, which the merge of statistics has finished.
 
         An evaluation has no gradient.
         """
-        passes, state = self.passes, self.passes.store.get("state", i)
+        state = self.passes.store.get("state", i)
 
         def finish(moved: Moved) -> Tensor | None:
-            if state.raw_gradient_nh is None:
-                return None
-            gradient_nh = passes.gradient_after_merge(i, state, moved["statistics"])
+            gradient_nh: Tensor | None = moved["gradient"]
             state.drop_gradient()  # here, as the delivery may come only before T
             return gradient_nh
 
@@ -334,7 +331,7 @@ def _chain(barrier: Barrier, parts: Mapping[Payload, _Part]) -> _Collective:
             moved: dict[Payload, object] = {}
             for payload, move in moves.items():
                 moved[payload] = move(moved)
-            return list(moved.values())
+            return [moved[payload] for payload in moves]
 
         return work
 

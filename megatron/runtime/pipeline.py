@@ -17,7 +17,7 @@ from megatron.runtime.executor import Executor, Gate
 from megatron.runtime.observer import Observer
 from megatron.runtime.placeholder_passes import PlaceholderPasses
 from megatron.runtime.position import Position
-from megatron.runtime.replica_work import ReplicaWork
+from megatron.runtime.replica_work import HasGradients, ReplicaWork
 from megatron.runtime.stage_passes import StagePasses
 from megatron.runtime.store import ActivationStore
 from megatron.runtime.timeline import Recorder
@@ -34,7 +34,7 @@ class Replication:
 
     Attributes:
         buckets: the parameters of every bucket.
-        gradients: their gradients, one-dimensional, in the same order.
+        gradients: where their gradients are, in the same order.
         sizes: of the shards into which each is cut.
         overlap_reduce: reduce a bucket as soon as its gradients are complete; otherwise all at the
             end.
@@ -45,7 +45,7 @@ class Replication:
     """
 
     buckets: Sequence[Sequence[OwnedParameter]]
-    gradients: Sequence[torch.Tensor]
+    gradients: Sequence[HasGradients]
     sizes: Sequence[Sequence[int]]
     overlap_reduce: bool = False
     dtype: torch.dtype | None = None
@@ -144,22 +144,31 @@ class PipelineRank:
         replaced, self._installed = self._installed, installed
         return replaced
 
-    def warm_up(self, microbatch: DeviceMicrobatch) -> None:
-        """Run a microbatch forward and backward, so that the first iteration finds all in place.
+    def warm_up(self, microbatch: DeviceMicrobatch, *, trains: bool = True) -> None:
+        """Train on a microbatch and evaluate it, so that the first iteration finds all in place.
 
         Every rank calls it before the first iteration. Each link and group moves what it will
         move: NCCL connects the ranks of a communicator only when they first use an algorithm, and
         the size decides which. Each kernel runs on the stream and the thread that will use it, so
-        it is loaded, and the libraries have their handles and workspaces there.
+        it is compiled and loaded, and the libraries have their handles and workspaces there. It
+        trains twice, as first gradients overwrite what later ones are added to.
 
         What it adds to gradients is the caller's to clear. No parameter changes.
+
+        Args:
+            microbatch: like those of the run; its loss counts for nothing.
+            trains: train on it too; otherwise the run will only evaluate.
         """
         plan, replicas = self.train_program.plan, self._replication
         running = self._install(plan_of_one(plan), self.costs, with_steps=False)
-        running.passes.begin([microbatch], 0, training=True, predicts_ahead=True)
-        running.executor.run(running.training)
+        for _ in range(2 if trains else 0):
+            running.passes.begin([microbatch], 0, training=True, predicts_ahead=True)
+            running.executor.run(running.training)
+        running.passes.begin([microbatch], 0, training=False, predicts_ahead=False)
+        with torch.no_grad():
+            running.executor.run(running.evaluation)
         work = self._replica_work(plan)
-        if work is not None and replicas is not None and replicas.optimizer is not None:
+        if trains and work is not None and replicas is not None and replicas.optimizer is not None:
             for bucket in range(len(replicas.buckets)):  # replicas agree, so nothing changes
                 work.gather_again(bucket).wait()
 

@@ -12,7 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron.layers.vocabulary.output_s import HasStatistics, Merged, statistics_dtype
+from megatron.layers.vocabulary.output_s import (
+    HasStatistics,
+    Merged,
+    merge_statistics,
+    statistics_dtype,
+)
 from megatron.runtime.store import ActivationStore
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
@@ -99,9 +104,10 @@ class PlaceholderPasses:
         """
         return 0.0
 
-    def gradient_after_merge(self, i: int, state: Any, merged: Merged) -> Tensor:
-        """Return this rank's part of the output layer's input gradient, for C1 to sum."""
-        return self._output(0.0)
+    def merge(self, i: int, state: Any, statistics_p4n: Tensor) -> tuple[Merged, Tensor | None]:
+        """As in ``Passes``."""
+        merged = merge_statistics(statistics_p4n)
+        return merged, None if state.raw_gradient_nh is None else self._output(0.0)
 
     def forward(self, item: Pass) -> None:
         """F: the output of a stage, for the next one or for the output layer."""

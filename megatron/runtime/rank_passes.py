@@ -29,12 +29,16 @@ class Passes(Protocol):
         """See above."""
         ...
 
-    def gradient_after_merge(self, i: int, state: Any, merged: Merged) -> Tensor:
-        """Return this rank's part of the output layer's input gradient, for C1 to sum.
+    def merge(self, i: int, state: Any, statistics_p4n: Tensor) -> tuple[Merged, Tensor | None]:
+        """C1 between its collectives: merge the statistics of all shards.
 
         Args:
             i: microbatch.
             state: the state that S left.
-            merged: statistics over the whole vocabulary.
+            statistics_p4n: of all shards.
+
+        Returns:
+            Statistics over the whole vocabulary, and this rank's part of the output layer's input
+            gradient if S has begun it, for C1 to sum.
         """
         ...

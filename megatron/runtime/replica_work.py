@@ -6,6 +6,7 @@ are added up.
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,11 +19,20 @@ from megatron.runtime.observer import Observer
 from megatron.schedules.needs import Comm
 
 
+class HasGradients(Protocol):
+    """Gradients that are reduced together."""
+
+    @property
+    def gradients(self) -> Tensor:
+        """All sums, one-dimensional; asked for when they are complete."""
+        ...
+
+
 class ReplicaWork:
     """The reductions of one rank, and with a sharded optimizer its updates and gatherings.
 
     Args:
-        gradients: of every bucket, one-dimensional; the sums replace them.
+        buckets: that are reduced; the sums replace their gradients.
         sizes: of every bucket, those of its shards, one for each replica.
         axis: the replicas, with a process group that nothing else uses meanwhile.
         lane: where communication runs beside the passes.
@@ -34,7 +44,7 @@ class ReplicaWork:
 
     def __init__(
         self,
-        gradients: Sequence[Tensor],
+        buckets: Sequence[HasGradients],
         sizes: Sequence[Sequence[int]],
         axis: ConnectedAxis,
         lane: Lane,
@@ -42,13 +52,13 @@ class ReplicaWork:
         optimizer: ShardedOptimizer | None = None,
         within: Sequence[Sequence[ConnectedAxis]] | None = None,
     ) -> None:
-        self._gradients = gradients
+        self._buckets = buckets
         self._sizes = sizes
         self._axis = axis
         self._lane = lane
         self._dtype = dtype
         self._optimizer = optimizer
-        self._within = [()] * len(gradients) if within is None else within
+        self._within = [()] * len(buckets) if within is None else within
 
     def update(self, bucket: int) -> None:
         """U: update this rank's shard of a bucket, if a step is open."""
@@ -58,7 +68,8 @@ class ReplicaWork:
     def start(self, comm: Comm, recorder: Observer | None = None) -> Pending[object]:
         """Begin RG of a bucket whose gradients are complete, or AG of one that is updated."""
         if comm.kind == "RG":
-            work = partial(self._reduce, comm.microbatch)
+            gradients = self._buckets[comm.microbatch].gradients  # before the lane begins
+            work = partial(self._reduce, comm.microbatch, gradients)
         else:
             assert self._optimizer is not None, "only a sharded optimizer gathers parameters"
             work = partial(self._optimizer.gather, comm.microbatch)
@@ -69,8 +80,8 @@ class ReplicaWork:
         assert self._optimizer is not None, "only a sharded optimizer gathers parameters"
         return self._lane.submit(partial(self._optimizer.gather_again, bucket))
 
-    def _reduce(self, bucket: int) -> None:
-        gradients, sizes = self._gradients[bucket], self._sizes[bucket]
+    def _reduce(self, bucket: int, gradients: Tensor) -> None:
+        sizes = self._sizes[bucket]
         for axis in self._within[bucket]:
             collectives.all_reduce(gradients, collectives.SUM, axis)
         if self._dtype is None or self._dtype == gradients.dtype:

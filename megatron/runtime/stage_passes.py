@@ -115,9 +115,11 @@ class StagePasses:
         """Return this rank's part of the iteration's loss and of those of the depths, [1 + D]."""
         return self._vocabulary.loss(device)
 
-    def gradient_after_merge(self, i: int, state: ShardState, merged: Merged) -> Tensor:
-        """Return this shard's part of the output layer's input gradient, for C1 to sum."""
-        return self._vocabulary.gradient_after_merge(i, state, merged)
+    def merge(
+        self, i: int, state: ShardState, statistics_p4n: Tensor
+    ) -> tuple[Merged, Tensor | None]:
+        """As in ``Passes``."""
+        return self._vocabulary.merge(i, state, statistics_p4n)
 
     def forward(self, item: Pass) -> None:
         """F: one stage's layers; without vocabulary parallelism also the vocabulary layers."""

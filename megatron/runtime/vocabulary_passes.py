@@ -21,8 +21,6 @@ from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.output_s import (
     Merged,
     ShardState,
-    input_gradient_from_s,
-    merge_statistics,
     token_losses,
 )
 from megatron.runtime.batch import DeviceMicrobatch
@@ -180,24 +178,21 @@ class VocabularyPasses:
         """
         self.output_s(Pass("S", i))
         state, tensor = self._store.get("state", i), self._model.tensor
-        merged = merge_statistics(tensor.all_gather(state.statistics_4n))
+        merged, gradient_nh = self.merge(i, state, tensor.all_gather(state.statistics_4n))
         self._store.put("merged", i, merged)
         if not self._training:
             self.output_t(Pass("T", i))
             return
-        gradient_nh = self.gradient_after_merge(i, state, merged)
+        assert gradient_nh is not None, "S has begun it"
         state.drop_gradient()
         own = tensor.reduce_parts(gradient_nh)
         self._store.put("output_gradient", i, own, self._stages - 1)
 
-    def gradient_after_merge(self, i: int, state: ShardState, merged: Merged) -> Tensor:
-        """Return this shard's part of the output layer's input gradient [n, h].
-
-        This happens in C1 (Algorithm 2), or in F if one rank holds the whole vocabulary.
-        """
-        return input_gradient_from_s(
-            state, merged, self._batch[i].weight_n, self._output_layer.options
-        )
+    def merge(
+        self, i: int, state: ShardState, statistics_p4n: Tensor
+    ) -> tuple[Merged, Tensor | None]:
+        """As in ``Passes``; in C1, or in F if one rank holds the whole vocabulary."""
+        return self._output_layer.merge(statistics_p4n, state, self._batch[i].weight_n)
 
     def output_t(self, item: Pass) -> None:
         """T: the loss, the input gradient if S has not begun it, then the weight gradient."""

@@ -41,7 +41,7 @@ class Bucketed(NamedTuple):
         """
         return Replication(
             self.owned,
-            [bucket.gradients for bucket in self.buckets],
+            self.buckets,
             [layout.sizes for layout in self.layouts],
             overlap_reduce=replicas.overlap,
             dtype=replicas.reduce_dtype,

@@ -58,7 +58,8 @@ def _where_not_finite(state: TrainState, batch: Sequence[DeviceMicrobatch], samp
             f"rank {rank} saw it first, in {what}, microbatch {microbatch} of the global batch, "
             f"{samples_in_words(there)}"
         )
-    own = bool(torch.isfinite(local_sum_of_squares(state.counted, state.groups.device)))
+    squares = local_sum_of_squares(state.counted, state.kernels, state.groups.device)
+    own = bool(torch.isfinite(squares))
     finite = state.groups.world.all_gather_object(own)
     ranks = ranks_in_words(rank for rank, is_finite in enumerate(finite) if not is_finite)
     return (

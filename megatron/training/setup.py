@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from megatron.config.run_config import ParallelConfig, RunConfig, TrainConfig
+from megatron.kernels.face import Kernels
 from megatron.model.config import ModelConfig
 from megatron.model.placement import place
 from megatron.model.stage import RankModel
@@ -74,9 +75,23 @@ class TrainState:
         """The plan of a training iteration."""
         return self.pipeline.train_program.plan
 
+    @property
+    def kernels(self) -> Kernels:
+        """Those of the device and of the type of activations."""
+        return self.pipeline.model.kernels
+
     def zero_gradients(self) -> None:
-        """Start a new sum: once per iteration, after the optimizer's step."""
-        torch._foreach_zero_([bucket.gradients for bucket in self.buckets])
+        """Start new sums: once per iteration, after the optimizer's step.
+
+        Nothing is written yet: the first microbatch's gradients overwrite those that there are.
+        """
+        for bucket in self.buckets:
+            bucket.forget_gradients()
+
+    def complete_gradients(self) -> None:
+        """End the sums: a gradient that no microbatch had is 0."""
+        for bucket in self.buckets:
+            bucket.complete_gradients()
 
 
 def connect(
@@ -249,7 +264,7 @@ def build_train_state(
     gradients = bucketed(config, model, run_plan.plan, axis.size)
     whole = tuple(map(ParameterPart.whole, parameters))
     own = tuple(part for bucket in gradients.buckets for part in bucket.parts(axis.rank))
-    make = _maker_of_optimizers(config, groups)
+    make = _maker_of_optimizers(config, groups, model.kernels)
     sharded = None
     if config.parallel.replicas.shard_optimizer:
         sharded = ShardedOptimizer(gradients.buckets, make, axis)
@@ -269,11 +284,12 @@ def build_train_state(
     )
 
 
-def _maker_of_optimizers(config: RunConfig, groups: Groups) -> MakeOptimizer:
+def _maker_of_optimizers(config: RunConfig, groups: Groups, kernels: Kernels) -> MakeOptimizer:
     """Return what makes an optimizer of parameters; without training it makes an idle one."""
     if config.train.skip_train:
         return make_idle_optimizer
-    return partial(make_optimizer, config.optimizer, qkv_rows(config.model), groups.tensor_sums)
+    qkv, tensor = qkv_rows(config.model), groups.tensor_sums
+    return partial(make_optimizer, config.optimizer, qkv, tensor, kernels)
 
 
 def qkv_rows(config: ModelConfig) -> QKVRows:

@@ -11,6 +11,7 @@ import torch
 
 from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch
+from megatron.optimizer.grad_norm import local_sum_of_squares
 from megatron.parallel.context import own_positions
 from megatron.parallel.groups import Groups
 from megatron.runtime.batch import DeviceMicrobatch, to_device
@@ -24,11 +25,13 @@ def warm_up(config: RunConfig, state: TrainState) -> None:
         config: the run.
         state: this rank, before its first iteration.
     """
-    groups = state.groups
-    if not config.train.skip_train:
-        state.pipeline.warm_up(_nothing(config, groups))
+    groups, trains = state.groups, not config.train.skip_train
+    state.zero_gradients()
+    state.pipeline.warm_up(_nothing(config, groups), trains=trains)
+    if trains:
         state.zero_gradients()
         gc.collect()  # its passes refer to each other, and would keep the microbatch for a while
+        local_sum_of_squares(state.counted, state.kernels, groups.device)
     for axis in (groups.world, groups.tensor_sums, groups.data, groups.pipeline):
         axis.all_reduce(torch.zeros(1, device=groups.device))
     if groups.device.type == "cuda":

@@ -6,7 +6,14 @@ import pytest
 from correctness.rank_runs import assemble, train_on_rank
 from correctness.short_runs import Job, Layout
 from harness.rank_pool import RankPool
+from harness.shared_plans import shared_plans
 from reference.plain_training import Training
+
+
+@pytest.fixture(scope="module", autouse=True)
+def plans_are_shared() -> Iterator[None]:
+    with shared_plans():
+        yield
 
 
 @pytest.fixture(scope="module")

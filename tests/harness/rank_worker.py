@@ -74,7 +74,9 @@ def serve(connection: Connection, stacks_path: str) -> None:
 def _answer(job: PoolTask) -> bytes:
     try:
         sys.path[:] = job.sys_path
-        with _process_group(job):
+        from harness.shared_plans import shared_plans  # can be found from here on
+
+        with _process_group(job), shared_plans():
             return _call(job)
     except BaseException:
         return _failure()

@@ -39,6 +39,17 @@ def explicit_rms_norm(x: Tensor, weight_h: Tensor, epsilon: float) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + epsilon).sqrt() * weight_h
 
 
+def explicit_rotation(x: Tensor, angle: Tensor, *, interleaved: bool) -> Tensor:
+    """[b, s, a, d] with angles [b or 1, s, 1, p], as products of complex numbers."""
+    pairs, rotated = angle.shape[-1], 2 * angle.shape[-1]
+    turned, rest = x[..., :rotated], x[..., rotated:]
+    shape = (pairs, 2) if interleaved else (2, pairs)
+    two = turned.unflatten(-1, shape).movedim(-1 if interleaved else -2, -1)
+    number = torch.view_as_complex(two.contiguous()) * torch.polar(torch.ones_like(angle), angle)
+    back = torch.view_as_real(number).movedim(-1, -1 if interleaved else -2)
+    return torch.cat((back.flatten(-2), rest), -1)
+
+
 def explicit_attention(q: Tensor, k: Tensor, v: Tensor, *, scores: Scores = PLAIN) -> Tensor:
     """[b, heads, s, d] with [b, groups, s, d], one head at a time."""
     share, positions = q.shape[1] // k.shape[1], torch.arange(q.shape[2], device=q.device)

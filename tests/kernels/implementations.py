@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from megatron.kernels.choose import kernels_for
 from megatron.kernels.cpu.kernels import CompiledKernels, CpuKernels
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
+from megatron.kernels.tiled.face import TileKernels
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
@@ -21,12 +24,42 @@ TOLERANCE = {
 }
 """Norm of the error of a result, relative to its own norm."""
 
+HALF_UNIT = 2**-8
+"""Of the last of bf16's 8 digits, relative to the number: the most by which rounding changes it."""
+
 
 def compiled() -> CompiledKernels:
     """The kernels of bf16 on a CPU."""
     kernels = kernels_for(CPU, torch.bfloat16)
     assert isinstance(kernels, CompiledKernels), "the tests need a C++ compiler"
     return kernels
+
+
+def call_functions_quickly() -> None:
+    """Let programs in Triton's interpreter call functions without preparing its language again.
+
+    A launch prepares what our programs see of it, and the first call what Triton's own modules see.
+    To do so for every call takes most of the time of a test.
+    """
+    from triton.runtime.interpreter import InterpretedFunction
+
+    usual, prepared = InterpretedFunction.__call__, set[str]()
+
+    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+        module = function.fn.__module__
+        if module.startswith("megatron.") or module in prepared:
+            return function.rewrite()(*args, **kwargs)
+        prepared.add(module)
+        return usual(function, *args, **kwargs)
+
+    InterpretedFunction.__call__ = call
+
+
+def of_a_gpu(device: torch.device, dtype: torch.dtype) -> Kernels:
+    """The kernels of a GPU; on a CPU Triton interprets them."""
+    from megatron.kernels.cuda.kernels import CudaKernels  # needs Triton
+
+    return CudaKernels(device, dtype)
 
 
 @dataclass(frozen=True)
@@ -46,8 +79,20 @@ class Implementation:
             "reference": ReferenceKernels,
             "cpu": CpuKernels,
             "compiled": compiled,
+            "cuda": lambda: of_a_gpu(self.device, self.dtype),
         }
         return makers[self.name]()
+
+    @property
+    def tile_kernels(self) -> TileKernels:
+        kernels = self.kernels
+        assert isinstance(kernels, ReferenceKernels)
+        return kernels
+
+    @property
+    def cuts_off(self) -> bool:
+        """Whether bf16 loses digits instead of being rounded, as in Triton's interpreter."""
+        return (self.name, self.device, self.dtype) == ("cuda", CPU, torch.bfloat16)
 
     @property
     def statistics(self) -> torch.dtype:
@@ -79,6 +124,14 @@ if torch.cuda.is_available():
     CUDA = torch.device("cuda")
     IMPLEMENTATIONS += [
         Implementation("reference", CUDA, dtype) for dtype in (*DTYPES, torch.float16)
+    ]
+if find_spec("triton") is not None:
+    WHERE = torch.device("cuda") if torch.cuda.is_available() else CPU  # Triton's interpreter
+    if WHERE == CPU:
+        call_functions_quickly()
+    IMPLEMENTATIONS += [
+        Implementation("cuda", WHERE, dtype)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
     ]
 
 

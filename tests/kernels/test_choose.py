@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from megatron.kernels import choose
 from megatron.kernels.choose import kernels_for
 from megatron.kernels.cpu import library
 from megatron.kernels.cpu.kernels import CompiledKernels, CpuKernels
@@ -24,7 +25,7 @@ CPU = torch.device("cpu")
         ("cpu", torch.float64, CpuKernels),
         ("cpu", torch.bfloat16, CompiledKernels),
         ("meta", torch.bfloat16, ReferenceKernels),
-        ("cuda:0", torch.bfloat16, ReferenceKernels),
+        ("cuda:0", torch.float64, ReferenceKernels),
     ],
 )
 def test_the_fastest_are_chosen(device: str, dtype: torch.dtype, expected: type) -> None:
@@ -37,6 +38,22 @@ def test_they_are_made_once_and_the_log_says_so(caplog: pytest.LogCaptureFixture
         first, second = (kernels_for(device, torch.bfloat16) for _ in range(2))
     assert first is second
     assert caplog.messages == ["kernels: PyTorch's own on xpu"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_a_gpu_gets_triton(dtype: torch.dtype) -> None:
+    cuda = pytest.importorskip("megatron.kernels.cuda.kernels", exc_type=ImportError)
+    assert type(kernels_for(torch.device("cuda", 0), dtype)) is cuda.CudaKernels
+
+
+def test_without_triton_a_gpu_gets_pytorch_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(choose, "find_spec", lambda name: None)
+    with caplog.at_level(logging.WARNING):
+        kernels = kernels_for(torch.device("cuda", 7), torch.bfloat16)
+    assert type(kernels) is ReferenceKernels
+    assert "Triton is not installed" in caplog.text
 
 
 @pytest.mark.parametrize("compiler", ["/nonexistent/c++", "false"])

@@ -10,7 +10,10 @@ from kernels.formulas import explicit_attention, explicit_documents, first_posit
 from torch import Tensor
 
 from megatron.kernels.documents import Documents
+from megatron.kernels.reference import kernels as reference
+from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.kernels.reference.packed_attention import can_pack, packed_attention
+from megatron.kernels.reference.scored_attention import scored_attention
 from megatron.kernels.scores import PLAIN, Scores
 
 STARTS = ([0, 1, 4], [0], [0, 6])
@@ -61,6 +64,33 @@ def test_bounds_of_documents() -> None:
     documents = Documents.of(first_positions(STARTS, SEQ), lambda t: t)
     assert documents.bounds_k.tolist() == [0, 1, 4, 7, 14, 20, 21]
     assert documents.longest == 7
+
+
+@pytest.mark.parametrize(("queries", "keys", "whole"), [(7, 7, True), (3, 7, False), (3, 3, False)])
+def test_documents_of_a_part_of_the_positions_are_not_packed(
+    queries: int, keys: int, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that shares the sequence has the documents of all of it, whose bounds do not fit."""
+    monkeypatch.setattr(reference, "can_pack", lambda *_: True)
+    packed: list[bool] = []
+
+    def noting(q: Tensor, k: Tensor, v: Tensor, scores: Scores, documents: Documents) -> Tensor:
+        packed.append(True)
+        return scored_attention(q, k, v, scores, 0.0, documents)
+
+    monkeypatch.setattr(reference, "packed_attention", noting)
+    q, k, v = (torch.randn(3, heads, SEQ, 8).double() for heads in (4, 2, 2))
+    documents = Documents.of(first_positions(STARTS, SEQ), lambda t: t)
+    own = ReferenceKernels().causal_attention(
+        q[:, :, keys - queries : keys],
+        k[:, :, :keys],
+        v[:, :, :keys],
+        dropout=0.0,
+        documents=documents,
+    )
+    expected = explicit_documents(q, k, v, starts=STARTS)[:, :, keys - queries : keys]
+    torch.testing.assert_close(own, expected)
+    assert bool(packed) == whole
 
 
 def test_nothing_is_packed_on_a_cpu() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
+from megatron.kernels.choose import kernels_for
 from megatron.model.ownership import OwnedParameter
 from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.lr_schedule import Rates
@@ -26,7 +27,13 @@ def entries(parameters: Iterable[tuple[str, nn.Parameter]]) -> list[OptimizedPar
 
 def optimizer_of(config: OptimizerConfig, owned: Sequence[OptimizedParameter]) -> Optimizer:
     """The optimizer of whole parameters, which have their gradients."""
-    return make_optimizer(config, QKV, ALONE, list(map(ParameterPart.whole, owned)))
+    return make_optimizer(
+        config,
+        QKV,
+        ALONE,
+        kernels_for(owned[0].parameter.device, owned[0].parameter.dtype),
+        list(map(ParameterPart.whole, owned)),
+    )
 
 
 def rates_of(config: OptimizerConfig, lr: float) -> Rates:

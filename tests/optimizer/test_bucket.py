@@ -77,6 +77,22 @@ def test_zero_starts_a_new_sum_in_the_same_memory(dtype: torch.dtype) -> None:
     assert main_grad_of(layer.weight).data_ptr() == address
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_what_is_forgotten_is_overwritten_or_zero(dtype: torch.dtype) -> None:
+    layer = linear(dtype)
+    bucket = Bucket(entries(layer.named_parameters()), kernels_for(CPU, dtype))
+    backward_all(layer, microbatches(dtype))
+    first, memory = bucket.gradients.clone(), bucket.gradients
+    bucket.forget_gradients()
+    memory.fill_(torch.nan)
+    layer.bias.requires_grad_(False)
+    backward_all(layer, microbatches(dtype))
+    assert bucket.gradients.data_ptr() == memory.data_ptr()
+    weight, bias = bucket.gradients.split([32, 4])
+    assert torch.equal(weight, first[:32])
+    assert not bias.any()
+
+
 SHAPES = st.lists(
     st.one_of(
         st.tuples(st.integers(1, 40)),

@@ -7,12 +7,14 @@ import torch
 from torch import nn
 
 from megatron.kernels.choose import kernels_for
+from megatron.kernels.reference.optimizer import BLOCK_ELEMENTS
 from megatron.model.ownership import OwnedParameter
 from megatron.optimizer.bucket import Bucket
-from megatron.optimizer.grad_norm import BLOCK_ELEMENTS, clip_coefficient, local_sum_of_squares
+from megatron.optimizer.grad_norm import clip_coefficient, local_sum_of_squares
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
 
 CPU = torch.device("cpu")
+KERNELS = kernels_for(CPU, torch.float32)
 
 
 def part(grad: torch.Tensor, counts_in_norm: bool = True) -> ParameterPart:
@@ -29,7 +31,7 @@ def part(grad: torch.Tensor, counts_in_norm: bool = True) -> ParameterPart:
 def test_equals_the_float64_sum(shape: tuple[int, ...]) -> None:
     grad = torch.randn(shape) * 1e-3
     expected = grad.double().square().sum()
-    total = local_sum_of_squares([part(grad)], CPU)
+    total = local_sum_of_squares([part(grad)], KERNELS, CPU)
     assert total.dtype == torch.float64
     torch.testing.assert_close(total, expected, rtol=1e-6, atol=0)
 
@@ -37,12 +39,14 @@ def test_equals_the_float64_sum(shape: tuple[int, ...]) -> None:
 def test_stays_exact_where_one_fp32_sum_would_not() -> None:
     grad = torch.full((1 << 24,), 0.1)
     expected = grad[0].double().square() * grad.numel()
-    torch.testing.assert_close(local_sum_of_squares([part(grad)], CPU), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        local_sum_of_squares([part(grad)], KERNELS, CPU), expected, rtol=1e-5, atol=0
+    )
 
 
 def test_a_copy_that_does_not_count_is_left_out() -> None:
     counted, copy = torch.randn(10), torch.randn(10)
-    total = local_sum_of_squares([part(counted), part(copy, counts_in_norm=False)], CPU)
+    total = local_sum_of_squares([part(counted), part(copy, counts_in_norm=False)], KERNELS, CPU)
     torch.testing.assert_close(total, counted.double().square().sum(), rtol=1e-6, atol=0)
 
 
@@ -50,7 +54,7 @@ def test_a_copy_that_does_not_count_is_left_out() -> None:
 def test_a_bad_entry_reaches_the_norm(bad: float) -> None:
     grad = torch.ones(2 * BLOCK_ELEMENTS)
     grad[BLOCK_ELEMENTS + 7] = bad
-    assert not torch.isfinite(local_sum_of_squares([part(grad)], CPU))
+    assert not torch.isfinite(local_sum_of_squares([part(grad)], KERNELS, CPU))
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])

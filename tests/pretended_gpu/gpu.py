@@ -41,6 +41,7 @@ class PretendedGpu(TorchDispatchMode):
         streams: what comes after what.
         memory: what is held.
         ranges: names of the NVTX ranges.
+        forms: of the programs that were used; see ``_form``.
         number_of_others: what a tensor on the host has for its values, as if it had come from
             another rank; one on the device has 1.
     """
@@ -49,6 +50,7 @@ class PretendedGpu(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]  # TorchDispatchMode has no types
         self.number_of_others = number_of_others
         self.ranges: list[str] = []
+        self.forms: set[str] = set()
         self._host_must_not_wait = False
         self.streams = Streams()
         self.memory = Memory(self.streams)
@@ -141,14 +143,16 @@ class PretendedGpu(TorchDispatchMode):
         special = _SPECIAL.get(function)
         if special is not None:
             return special(self, *args, **kwargs)
-        tensors = _tensors((args, kwargs))
+        tensors = tensors_of((args, kwargs))
         self._look_for_waits(function, args, kwargs, tensors)
         stream = self.current_stream()
         result = function(*args, **kwargs)
-        if any(t.device.type == "cuda" for t in [*tensors, *_tensors(result)]):
-            reads, writes = _uses(function, args, kwargs)
+        if any(t.device.type == "cuda" for t in [*tensors, *tensors_of(result)]):
+            reads, writes = uses_of(function, args, kwargs)
+            if function.namespace == "megatron_kernels":
+                self.forms.add(_form(function, args, kwargs))
             work = self.use(str(function), stream, reads, writes)
-            for tensor in _tensors(result):
+            for tensor in tensors_of(result):
                 if tensor.device.type == "cuda":
                     self._block(tensor, work)
         return result
@@ -185,7 +189,7 @@ class PretendedGpu(TorchDispatchMode):
         if where == {"cpu", "cuda"} and not quick:
             self.host_waits(f"{function} between host and device")
         masked = function in (_aten.index_put_.default, _aten.index_put.default)
-        if masked and any(tensor.dtype == torch.bool for tensor in _tensors(args[1])):
+        if masked and any(tensor.dtype == torch.bool for tensor in tensors_of(args[1])):
             self.host_waits(f"{function} with a mask")
 
     def _scalar(self, tensor: Tensor) -> float | int | bool:
@@ -217,11 +221,23 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
 }
 
 
-def _tensors(tree: Any) -> list[Tensor]:
+def _form(function: Any, args: Any, kwargs: Any) -> str:
+    """Return what decides which form of a program is compiled."""
+
+    def of(leaf: Any) -> object:
+        if not isinstance(leaf, Tensor):
+            return bool(leaf)
+        return str(leaf.dtype), [size % 16 == 0 for size in leaf.shape]
+
+    return f"{function} {[of(leaf) for leaf in pytree.tree_leaves((args, kwargs))]}"
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    """Return the tensors in ``tree``."""
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def _uses(function: Any, args: Any, kwargs: Any) -> tuple[list[Tensor], list[Tensor]]:
+def uses_of(function: Any, args: Any, kwargs: Any) -> tuple[list[Tensor], list[Tensor]]:
     """Return the tensors whose memory an operation reads, and those whose memory it writes."""
     reads: list[Tensor] = []
     writes: list[Tensor] = []
@@ -229,8 +245,8 @@ def _uses(function: Any, args: Any, kwargs: Any) -> tuple[list[Tensor], list[Ten
         value = args[index] if index < len(args) else kwargs.get(argument.name)
         alias = argument.alias_info
         if alias is None:
-            reads += _tensors(value)
+            reads += tensors_of(value)
         elif alias.is_write:
-            writes += _tensors(value)
+            writes += tensors_of(value)
         # else the result is a view of it: nothing is touched
     return reads, writes

@@ -8,6 +8,7 @@ from functools import partial
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
+from harness.shared_plans import shared_plans
 from pretended_gpu.load import load_guard
 
 T = TypeVar("T")
@@ -34,7 +35,8 @@ class GpuPool:
 def _in_time(function: Callable[[], T]) -> T:
     faulthandler.dump_traceback_later(PATIENCE, exit=True)
     try:
-        return function()
+        with shared_plans():
+            return function()
     finally:
         faulthandler.cancel_dump_traceback_later()
 

@@ -50,6 +50,8 @@ class Findings:
         spans: the recorded timeline of the last iteration, if it was observed.
         restored: steps that were undone.
         warm: communicators that were used before the first iteration.
+        warm_forms: forms of programs that were used before the first iteration.
+        forms: all that were used.
     """
 
     faults: list[str] = field(default_factory=list)
@@ -60,6 +62,8 @@ class Findings:
     spans: list[Span] = field(default_factory=list)
     restored: int = 0
     warm: set[str] = field(default_factory=set)
+    warm_forms: set[str] = field(default_factory=set)
+    forms: set[str] = field(default_factory=set)
 
     @property
     def issued(self) -> list[Issued]:
@@ -92,6 +96,7 @@ def run_rank(
         state = _state(gpu, config, rank)
         warm_up(config, state)
         found.warm = {step.issued.group for step in gpu.streams.journal if step.issued}
+        found.warm_forms = set(gpu.forms)
         _let_no_schedule_wait(gpu, state)
         step = make_train_step(config.optimizer, state)
         recorder = Recorder(rank, DEVICE)
@@ -108,6 +113,7 @@ def run_rank(
         if valid:
             state.pipeline.evaluate(_batch(gpu, config, state))
         state.pipeline.close()
+    found.forms = gpu.forms
     found.restored = restore.call_count
     found.journal = gpu.streams.journal
     found.faults, found.peak = list(dict.fromkeys(gpu.faults)), gpu.memory.peak

@@ -11,12 +11,13 @@ from pretended_gpu.rank import Findings
 def assert_sound(found: list[Findings]) -> None:
     """Nothing was found on any rank, nothing grows, and the ranks fit one another.
 
-    No communicator is first used in an iteration.
+    No communicator and no program is first used in an iteration.
     """
     assert [own.faults for own in found] == [[] for _ in found]
     for own in found:
         assert len(set(own.held[1:])) == 1, own.held  # the optimizer's moments come with a step
         assert own.warm >= {each.group for each in own.issued if not each.on_host}
+        assert own.forms - own.warm_forms == set()  # nothing is compiled in a schedule
     assert_communications_fit([own.issued for own in found])
     for held_up, implicit in product((False, True), (False, True)):
         assert stuck([own.journal for own in found], held_up, implicit) == []

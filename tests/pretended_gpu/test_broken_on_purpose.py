@@ -65,7 +65,7 @@ def a_lane_that_waits_only_once() -> AbstractContextManager[Any]:
 
 def a_gradient_that_is_dropped_unrecorded() -> AbstractContextManager[Any]:
     def drop(self: ShardState) -> None:
-        self.raw_gradient_nh = self.target_gradient_nh = None
+        self.raw_gradient_nh = None
 
     return patch.object(ShardState, "drop_gradient", drop)
 

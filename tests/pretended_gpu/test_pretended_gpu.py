@@ -34,8 +34,8 @@ ITERATIONS = 3
 EVALUATIONS = 1
 """At the end of what every rank does."""
 
-WARM_UP = 1
-"""Microbatches before the first iteration."""
+WARM_UP = 3
+"""Microbatches before the first iteration: two to train on and one to evaluate."""
 
 pytestmark = needs_pretended_gpus
 
@@ -287,6 +287,22 @@ def test_nothing_grows_later_either(gpus: GpuPool) -> None:
 
 def run_longer(config: RunConfig, rank: int) -> Findings:
     return run_rank(config, rank, iterations=8)
+
+
+@pytest.mark.parametrize("treatment", ["vocab-2", pytest.param("none", marks=pytest.mark.full)])
+def test_a_run_that_only_evaluates_finds_all_in_place(treatment: str, gpus: GpuPool) -> None:
+    config = Job(GPTOptions(num_layers=4), microbatches=4).config(
+        Layout(2, treatment, "zb-v"), torch.bfloat16
+    )
+    config = replace(config, train=replace(config.train, skip_train=True))
+    for own in gpus.map(run_evaluating, config, ranks=2):
+        assert own.faults == []
+        assert own.warm >= {each.group for each in own.issued if not each.on_host}
+        assert own.forms == own.warm_forms != set()
+
+
+def run_evaluating(config: RunConfig, rank: int) -> Findings:
+    return run_rank(config, rank, iterations=0)
 
 
 def test_observers_see_every_pass_and_make_nobody_wait(gpus: GpuPool) -> None:

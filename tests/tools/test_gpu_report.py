@@ -44,6 +44,12 @@ def test_s_and_t_have_a_line_for_every_number_of_shards(tmp_path: Path) -> None:
     assert "--only machine output" in text
 
 
+def test_work_between_products_has_its_speed(tmp_path: Path) -> None:
+    speeds = small(tmp_path, "elementwise")["elementwise"]["values"]["bytes_per_s"]
+    assert {"sum and LayerNorm", "rotation back", "AdamW"} < speeds.keys()
+    assert all(speed > 0 for speed in speeds.values())
+
+
 @pytest.mark.full
 def test_the_small_form_runs_to_its_end(tmp_path: Path) -> None:
     found = small(tmp_path, *PARTS)

@@ -3,7 +3,7 @@
 import pytest
 
 from tools import head_benchmark
-from tools.head_benchmark import WHOLE, measure, parse_arguments, report, ways
+from tools.head_benchmark import EVERY, WHOLE, measure, parse_arguments, report, ways
 
 SIZES = ["--tokens", "256", "--hidden-size", "16", "--rounds", "1", "--threads", "1"]
 
@@ -11,7 +11,8 @@ SIZES = ["--tokens", "256", "--hidden-size", "16", "--rounds", "1", "--threads",
 @pytest.mark.full
 def test_every_way_has_the_same_loss_and_recomputing_holds_less() -> None:
     found = {
-        (way, ranks): measure(SIZES, way, ranks, 20_001, on_cpu=True) for way, ranks in ways(2)
+        (way, ranks): measure(SIZES, way, ranks, 20_001, on_cpu=True)
+        for way, ranks in ways(EVERY, 2)
     }
     expected = found["F.cross_entropy", 1]
     assert all(own.loss == pytest.approx(expected.loss, rel=2e-3) for own in found.values())
@@ -24,10 +25,15 @@ def test_every_way_has_the_same_loss_and_recomputing_holds_less() -> None:
 
 
 def test_ways_are_those_of_pytorch_and_ours() -> None:
-    names = [way for way, _ in ways(3)]
+    names = [way for way, _ in ways(EVERY, 3)]
     assert names[0] == "F.cross_entropy"
-    assert {ranks for way, ranks in ways(3) if way in WHOLE} == {1}
-    assert [ranks for way, ranks in ways(3) if way == "VocabParallelHead"] == [1, 3]
+    assert {ranks for way, ranks in ways(EVERY, 3) if way in WHOLE} == {1}
+    assert [ranks for way, ranks in ways(EVERY, 3) if way == "VocabParallelHead"] == [1, 3]
+
+
+def test_chosen_ways_alone_are_measured() -> None:
+    chosen = parse_arguments(["--only", "VocabParallelHead"]).only
+    assert list(ways(chosen, 2)) == [("VocabParallelHead", 1), ("VocabParallelHead", 2)]
 
 
 def test_a_report_has_a_row_for_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +44,7 @@ def test_a_report_has_a_row_for_every_way(monkeypatch: pytest.MonkeyPatch) -> No
     argv = ["--vocab-sizes", "32k,1001"]
     lines = list(report(parse_arguments(argv), argv))
     rows = [line for line in lines if line.startswith("| 32000") or line.startswith("| 1001")]
-    assert len(rows) == 2 * len(list(ways(2)))
+    assert len(rows) == 2 * len(list(ways(EVERY, 2)))
     assert rows[0] == "| 32000 | F.cross_entropy | 1 | 0.200 (0.100 to 0.400) | 0.50 | 3 | 9.2500 |"
 
 

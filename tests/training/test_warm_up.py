@@ -126,10 +126,12 @@ def test_attention_is_told_of_documents_as_in_the_run(
 
     monkeypatch.setattr(model, "forward", spy)
     warm_up(replace(config, data=data), state)
-    [(documents, positions_bs)] = seen
     shape = (config.train.micro_batch_size, config.model.seq_length)
-    assert (None if documents is None else documents.first_bs.shape) == (shape if apart else None)
-    assert (None if positions_bs is None else positions_bs.shape) == (shape if anew else None)
+    for documents, positions_bs in seen:
+        first_bs = None if documents is None else documents.first_bs
+        assert (None if first_bs is None else first_bs.shape) == (shape if apart else None)
+        assert (None if positions_bs is None else positions_bs.shape) == (shape if anew else None)
+    assert seen
     state.pipeline.close()
 
 

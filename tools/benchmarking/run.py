@@ -111,7 +111,7 @@ def step(
     loss = state.pipeline.train(batch, iteration, recorder)
     assert loss is not None, "nothing stops the iteration"
     after_schedule = _now(state)
-    squares = local_sum_of_squares(state.counted, state.groups.device)
+    squares = local_sum_of_squares(state.counted, state.kernels, state.groups.device)
     state.groups.world.all_reduce(squares)
     if state.sharded is not None:  # the next iteration takes the step
         state.sharded.open(_RATES, float(squares) ** 0.5)

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 import torch
 from torch import Tensor
 
-from megatron.layers.vocabulary.output_s import Merged
+from megatron.layers.vocabulary.output_s import Merged, merge_statistics
 from megatron.parallel.groups import Groups
 from megatron.parallel.lanes import Lane, Pending
 from megatron.runtime.communicator import Communicator
@@ -164,9 +164,13 @@ class EmulatedPasses(PlaceholderPasses):
         """Return what U of a bucket comes to."""
         return mix(Pass("U", bucket), self._place)
 
-    def gradient_after_merge(self, i: int, state: Any, merged: Merged) -> Tensor:
-        """Return this rank's part of the output layer's input gradient, for C1 to sum."""
-        return self._all_tokens(mix(Pass("T", i), self._place, _number(state), _number(merged)))
+    def merge(self, i: int, state: Any, statistics_p4n: Tensor) -> tuple[Merged, Tensor | None]:
+        """As in ``Passes``."""
+        merged = merge_statistics(statistics_p4n)
+        if state.raw_gradient_nh is None:
+            return merged, None
+        number = mix(Pass("T", i), self._place, _number(state), _number(merged))
+        return merged, self._all_tokens(number)
 
 
 def _number(taken: Tensor | Merged | PlaceholderState | float) -> int:

@@ -7,6 +7,7 @@ is gathered.
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -69,6 +70,13 @@ class EmulatedBuckets:
             gradients += value
 
 
+@dataclass(frozen=True)
+class _Held:
+    """Gradients of a bucket."""
+
+    gradients: Tensor
+
+
 class EmulatedReplicaWork(ReplicaWork):
     """The reductions, updates and gatherings of an emulated rank.
 
@@ -88,7 +96,7 @@ class EmulatedReplicaWork(ReplicaWork):
         updated: Callable[[int], int],
     ) -> None:
         sizes = [buckets.sizes] * len(buckets.gradients)
-        super().__init__(buckets.gradients, sizes, buckets.axis, lane)
+        super().__init__(list(map(_Held, buckets.gradients)), sizes, buckets.axis, lane)
         self._emulated = buckets
         self._replicas = lane
         self._sharded = sharded

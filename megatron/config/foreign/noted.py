@@ -26,7 +26,7 @@ _TABLE = (
         --no-persist-layer-norm --cross-entropy-loss-fusion
         --cross-entropy-fusion-impl {native,te} --abort-on-unmet-fused-kernel-constraints
         --*-fusion [...] --use-fused-* [...] --no-fused-* [...]"""),
-    ("attention takes PyTorch's flash kernel where it can", None, """
+    ("attention takes flash-attn if it is installed, else PyTorch's own kernels", None, """
         --attention-backend {auto,flash,fused,unfused,local} --use-flash-attn
         --use-flash-attn-v1 --use-flash-attn-v2 --use-flash-attn-v3 --use-flash-attn2
         --use-flash-attn-triton --use-flash-attn-builder --use-te-attn

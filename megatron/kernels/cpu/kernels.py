@@ -15,6 +15,7 @@ from megatron.kernels.cpu.library import Library, expect
 from megatron.kernels.cpu.short_attention import LONGEST, ShortCausalAttention
 from megatron.kernels.cpu.squared_relu import CompiledSquaredReLU, PositiveSquaredReLU
 from megatron.kernels.documents import Documents
+from megatron.kernels.reference.bias import with_bias
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.kernels.scores import PLAIN, Scores
 
@@ -40,13 +41,13 @@ class CpuKernels(ReferenceKernels):
     def __init__(self, tile_rows: int = TILE_ROWS) -> None:
         super().__init__(tile_rows)
 
-    def gelu(self, x: Tensor) -> Tensor:
+    def gelu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
         """See ``Kernels``; arithmetic is fp32 for bf16."""
-        return apply(TiledGelu, x)
+        return apply(TiledGelu, with_bias(x, bias_f))
 
-    def squared_relu(self, x: Tensor) -> Tensor:
+    def squared_relu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
         """See ``Kernels``."""
-        return apply(PositiveSquaredReLU, x)
+        return apply(PositiveSquaredReLU, with_bias(x, bias_f))
 
     def layer_norm(self, x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
         """See ``Kernels``; fp32 is computed in float64."""
@@ -95,13 +96,13 @@ class CompiledKernels(CpuKernels):
         self._library = library
         self._scratch = torch.empty(0, dtype=torch.bfloat16)
 
-    def gelu(self, x: Tensor) -> Tensor:
+    def gelu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
         """See ``Kernels``."""
-        return apply(CompiledGelu, x, self._library)
+        return apply(CompiledGelu, with_bias(x, bias_f), self._library)
 
-    def squared_relu(self, x: Tensor) -> Tensor:
+    def squared_relu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
         """See ``Kernels``."""
-        return apply(CompiledSquaredReLU, x, self._library)
+        return apply(CompiledSquaredReLU, with_bias(x, bias_f), self._library)
 
     def layer_norm(self, x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
         """See ``Kernels``."""
@@ -151,7 +152,7 @@ class CompiledKernels(CpuKernels):
             super().accumulate_(total, part)
 
     def exponentials_(self, logits_tn: Tensor, max_n: Tensor, sum_n: Tensor) -> Tensor:
-        """See ``Kernels``."""
+        """See ``TileKernels``."""
         expect(torch.bfloat16, logits_tn)
         expect(torch.float32, max_n, sum_n)
         shrink_n = torch.empty_like(sum_n)
@@ -160,7 +161,7 @@ class CompiledKernels(CpuKernels):
         return shrink_n
 
     def shifted_exponentials_(self, logits_tn: Tensor, shift_n: Tensor) -> None:
-        """See ``Kernels``."""
+        """See ``TileKernels``."""
         expect(torch.bfloat16, logits_tn)
         expect(torch.float32, shift_n)
         self._library.shifted_exp_bf16(logits_tn.data_ptr(), *logits_tn.shape, shift_n.data_ptr())
@@ -168,7 +169,7 @@ class CompiledKernels(CpuKernels):
     def carry_input_gradient_(
         self, total_nh: Tensor, shrink_n: Tensor, exp_tn: Tensor, weight_th: Tensor
     ) -> None:
-        """See ``Kernels``."""
+        """See ``TileKernels``."""
         part_nh = self._transposed(exp_tn) @ weight_th
         expect(torch.bfloat16, part_nh)
         expect(torch.float32, total_nh, shrink_n)
@@ -181,14 +182,14 @@ class CompiledKernels(CpuKernels):
     def add_input_gradient_(
         self, gradient_nh: Tensor, factor_n: Tensor, exp_tn: Tensor, weight_th: Tensor
     ) -> None:
-        """See ``Kernels``."""
+        """See ``TileKernels``."""
         product_nh = (self._transposed(exp_tn) @ weight_th).to(gradient_nh.dtype)
         gradient_nh.addcmul_(product_nh, factor_n.unsqueeze(1))
 
     def add_weight_gradient_(
         self, gradient_th: Tensor, factor_n: Tensor, exp_tn: Tensor, x_nh: Tensor
     ) -> None:
-        """See ``Kernels``."""
+        """See ``TileKernels``."""
         expect(torch.bfloat16, x_nh)
         expect(torch.float32, factor_n)
         scaled_nh = torch.empty_like(x_nh)

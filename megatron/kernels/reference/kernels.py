@@ -1,21 +1,25 @@
 """All kernels in PyTorch's own operations, for any device and type; the others must match them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
 
+from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.autograd import apply
 from megatron.kernels.documents import Documents
 from megatron.kernels.heads import split_heads
+from megatron.kernels.reference import optimizer
+from megatron.kernels.reference.bias import with_bias
 from megatron.kernels.reference.geglu import GeGLU
 from megatron.kernels.reference.packed_attention import can_pack, packed_attention
+from megatron.kernels.reference.rotation import Rotation
 from megatron.kernels.reference.scored_attention import scored_attention
 from megatron.kernels.reference.squared_relu import SquaredReLU
 from megatron.kernels.reference.swiglu import SwiGLU
 from megatron.kernels.scores import PLAIN, Scores
+from megatron.kernels.tiled.output import TiledOutput
 
 TILE_ROWS = 16384
 """Vocabulary rows of a tile: it should fill a GPU, where more tiles only cost launches."""
@@ -25,24 +29,27 @@ EXPONENTIALS_AT_ONCE = 1 << 22
 on such a slice takes a GPU longer than the launch of the work on the next slice."""
 
 
-class ReferenceKernels:
-    """See ``Kernels`` for what each operation computes.
+class ReferenceKernels(TiledOutput):
+    """See ``Kernels`` and ``TileKernels`` for what each operation computes.
 
     Args:
         tile_rows: vocabulary rows that are best worked on at a time.
     """
 
+    accumulates_products = False
+    updates_at_once = False
+
     def __init__(self, tile_rows: int = TILE_ROWS) -> None:
         self.tile_rows = tile_rows
 
-    def gelu(self, x: Tensor) -> Tensor:
+    def gelu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
         """See ``Kernels``."""
-        value: Tensor = functional.gelu(x, approximate="tanh")
+        value: Tensor = functional.gelu(with_bias(x, bias_f), approximate="tanh")
         return value
 
-    def squared_relu(self, x: Tensor) -> Tensor:
+    def squared_relu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
         """See ``Kernels``."""
-        return apply(SquaredReLU, x)
+        return apply(SquaredReLU, with_bias(x, bias_f))
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """See ``Kernels``."""
@@ -60,6 +67,24 @@ class ReferenceKernels:
         """See ``Kernels``."""
         return functional.rms_norm(x, weight_h.shape, weight_h, epsilon)
 
+    def add_layer_norm(
+        self, x: Tensor, part: Tensor | None, weight_h: Tensor, bias_h: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        """See ``Kernels``."""
+        total = x if part is None else x + part
+        return total, self.layer_norm(total, weight_h, bias_h, epsilon)
+
+    def add_rms_norm(
+        self, x: Tensor, part: Tensor | None, weight_h: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        """See ``Kernels``."""
+        total = x if part is None else x + part
+        return total, self.rms_norm(total, weight_h, epsilon)
+
+    def rotate(self, x_bsad: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+        """See ``Kernels``."""
+        return apply(Rotation, x_bsad, cos, sin, interleaved)
+
     def causal_attention(
         self,
         q_basd: Tensor,
@@ -71,11 +96,12 @@ class ReferenceKernels:
         documents: Documents | None = None,
     ) -> Tensor:
         """See ``Kernels``."""
-        is_whole = q_basd.shape[2] == k_bgsd.shape[2]
-        if documents is not None and is_whole and can_pack(q_basd, scores, dropout):
+        if documents is None:
+            is_whole = q_basd.shape[2] == k_bgsd.shape[2]
+            if scores.are_products and (is_whole or q_basd.is_cuda):
+                return scaled_dot_product(q_basd, k_bgsd, v_bgsd, dropout, scores.scale)
+        elif documents.are_of(q_basd, k_bgsd) and can_pack(q_basd, scores, dropout):
             return packed_attention(q_basd, k_bgsd, v_bgsd, scores, documents)
-        if documents is None and scores.are_products and (is_whole or q_basd.is_cuda):
-            return scaled_dot_product(q_basd, k_bgsd, v_bgsd, dropout, scores.scale)
         return scored_attention(q_basd, k_bgsd, v_bgsd, scores, dropout, documents)
 
     def causal_self_attention(
@@ -97,12 +123,28 @@ class ReferenceKernels:
         """See ``Kernels``."""
         total.add_(part)
 
-    def accumulate_product_(self, total: Tensor, left: Tensor, right: Tensor) -> None:
+    def accumulate_product_(
+        self, total: Tensor, left: Tensor, right: Tensor, *, begins: bool = False
+    ) -> None:
         """See ``Kernels``."""
-        self.accumulate_(total, left @ right)
+        if begins:
+            total.copy_(left @ right)
+        else:
+            self.accumulate_(total, left @ right)
+
+    def sum_of_squares(self, tensors: Sequence[Tensor]) -> Tensor:
+        """See ``Kernels``."""
+        total = torch.zeros((), dtype=torch.float64, device=tensors[0].device)
+        for tensor in tensors:
+            total += optimizer.sum_of_squares(tensor)
+        return total
+
+    def adamw_(self, tensors: AdamWTensors, step: AdamWStep) -> None:
+        """See ``Kernels``."""
+        optimizer.adamw_(tensors, step)
 
     def exponentials_(self, logits_tn: Tensor, max_n: Tensor, sum_n: Tensor) -> Tensor:
-        """See ``Kernels``."""
+        """See ``TileKernels``."""
         new_max_n = torch.maximum(max_n, logits_tn.amax(0).to(max_n.dtype))
         shrink_n = (max_n - new_max_n).exp_()
         sum_n.mul_(shrink_n)
@@ -115,27 +157,27 @@ class ReferenceKernels:
         return shrink_n
 
     def shifted_exponentials_(self, logits_tn: Tensor, shift_n: Tensor) -> None:
-        """See ``Kernels``."""
+        """See ``TileKernels``."""
         for part_tn in _slices(logits_tn):
             part_tn.copy_((part_tn - shift_n).exp_())
 
     def carry_input_gradient_(
         self, total_nh: Tensor, shrink_n: Tensor, exp_tn: Tensor, weight_th: Tensor
     ) -> None:
-        """See ``Kernels``."""
+        """See ``TileKernels``."""
         total_nh.mul_(shrink_n.unsqueeze(1)).add_(exp_tn.T @ weight_th)
 
     def add_input_gradient_(
         self, gradient_nh: Tensor, factor_n: Tensor, exp_tn: Tensor, weight_th: Tensor
     ) -> None:
-        """See ``Kernels``."""
+        """See ``TileKernels``."""
         product_nh = (exp_tn.T @ weight_th).to(gradient_nh.dtype)
         gradient_nh.addcmul_(product_nh, factor_n.unsqueeze(1))
 
     def add_weight_gradient_(
         self, gradient_th: Tensor, factor_n: Tensor, exp_tn: Tensor, x_nh: Tensor
     ) -> None:
-        """See ``Kernels``."""
+        """See ``TileKernels``."""
         scaled_nh = torch.mul(x_nh, factor_n.unsqueeze(1), out=torch.empty_like(x_nh))
         self.accumulate_product_(gradient_th, exp_tn, scaled_nh)
 
@@ -143,6 +185,14 @@ class ReferenceKernels:
 def _slices(logits_tn: Tensor) -> Iterator[Tensor]:
     """Yield parts of a tile whose exponentials may be in fp32 at the same time."""
     yield from logits_tn.split(max(1, EXPONENTIALS_AT_ONCE // logits_tn.shape[1]))
+
+
+def causal_lower_right(queries: int, keys: int) -> Tensor:
+    """Return the mask of queries that are those of the last positions, as PyTorch makes it."""
+    from torch.nn.attention import bias  # a third of all imports of a rank, and few need it
+
+    mask: Tensor = bias.causal_lower_right(queries, keys)
+    return mask
 
 
 def scaled_dot_product(

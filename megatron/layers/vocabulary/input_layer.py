@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor, nn
 
+from megatron.kernels.rows import local_rows, rows_of
 from megatron.layers.main_grad import main_grad_of
-from megatron.layers.vocabulary.shard import VocabularyShard, local_rows, rows_of
+from megatron.layers.vocabulary.shard import VocabularyShard
 
 
 class InputLayer(nn.Module):

@@ -1,7 +1,7 @@
 """The output layer of one rank: its shard of the matrix, and the passes S and T over microbatches.
 
-The mathematics is in ``output_s``, ``output_t``, ``output_t_again`` and ``naive_output``. This file
-holds the buffers of the exponentials, which are reused from microbatch to microbatch.
+The mathematics is the kernels'. This file holds the buffers of the exponentials, which are reused
+from microbatch to microbatch.
 """
 
 from collections.abc import Sequence
@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from megatron.kernels.face import Kernels
-from megatron.layers.main_grad import main_grad_of
-from megatron.layers.vocabulary import naive_output, output_s, output_t, output_t_again
-from megatron.layers.vocabulary.output_s import LossOptions, Merged, ShardState
+from megatron.kernels.softmax import LossOptions, Merged, ShardState, merged_from, rescale_sum
+from megatron.layers.main_grad import take_main_grad
 from megatron.layers.vocabulary.shard import VocabularyShard
 
 
@@ -52,14 +51,14 @@ class OutputLayer(nn.Module):
     def s(self, x_nh: Tensor, targets_n: Tensor, form_gradient: bool) -> ShardState:
         """Pass S: exponentials and statistics of this shard; with ``form_gradient`` A and D too."""
         keep = not self._recompute
-        tiles = self._take_tiles(x_nh) if keep else self._one_tile(x_nh)
-        return self._statistics(x_nh, targets_n, tiles, form_gradient, keep)
+        room = self._take_room(x_nh) if keep else self._scratch(x_nh)
+        return self._statistics(x_nh, targets_n, room, form_gradient, keep)
 
     @torch.no_grad()
     def evaluate(self, x_nh: Tensor, targets_n: Tensor) -> ShardState:
-        """Pass S of an evaluation: statistics only, over one tile of scratch memory."""
-        tiles = self._one_tile(x_nh)
-        return self._statistics(x_nh, targets_n, tiles, form_gradient=False, keep=False)
+        """Pass S of an evaluation: statistics only, over scratch memory."""
+        room = self._scratch(x_nh)
+        return self._statistics(x_nh, targets_n, room, form_gradient=False, keep=False)
 
     @torch.no_grad()
     def naive_s(self, x_nh: Tensor, targets_n: Tensor) -> ShardState:
@@ -70,24 +69,41 @@ class OutputLayer(nn.Module):
         """
         if not self._keeps_logits:
             return self.evaluate(x_nh, targets_n)
-        return naive_output.naive_s(
+        return self._kernels.naive_s(
             x_nh,
             self.real_weight,
             targets_n,
             self.shard.first_row,
             self.options,
-            self._take_tiles(x_nh),
+            self._take_room(x_nh),
         )
 
     @torch.no_grad()
     def naive_e(self, state: ShardState, maximum_n: Tensor) -> None:
         """Pass E of the naive treatment: exponentials; C2 then sums the state's ``sums_kn``."""
         if self._keeps_logits:
-            naive_output.naive_e(state, maximum_n, self.options, self._kernels)
+            self._kernels.naive_e(state, maximum_n, self.options)
         else:
-            naive_output.rescale_sum(state, maximum_n)
+            rescale_sum(state, maximum_n)
 
-    merged_from = staticmethod(naive_output.merged_from)
+    merged_from = staticmethod(merged_from)
+
+    @torch.no_grad()
+    def merge(
+        self, statistics_p4n: Tensor, state: ShardState, weight_n: Tensor
+    ) -> tuple[Merged, Tensor | None]:
+        """C1 between its collectives; see ``Kernels``.
+
+        Args:
+            statistics_p4n: those of all shards.
+            state: the state that S left.
+            weight_n: g, the weight of each token's loss.
+
+        Returns:
+            Statistics over the whole vocabulary, and this shard's part of the input gradient [n, h]
+            if S has begun it.
+        """
+        return self._kernels.merge(statistics_p4n, state, self.real_weight, weight_n, self.options)
 
     @torch.no_grad()
     def t(
@@ -104,28 +120,23 @@ class OutputLayer(nn.Module):
         Returns:
             This shard's part of the input gradient [n, h], or ``None`` without ``form_gradient``.
         """
-        weight_vh, options, kernels = self.real_weight, self.options, self._kernels
-        gradient_vh, gradient_nh = main_grad_of(self.weight)[: len(weight_vh)], None
-        if self._recompute:
-            return output_t_again.t_again(
-                state,
-                weight_vh,
-                gradient_vh,
-                merged,
-                weight_n,
-                options,
-                self._one_tile(state.x_nh),
-                form_gradient=form_gradient,
-                kernels=kernels,
-            )
-        if form_gradient:
-            gradient_nh = output_t.input_gradient_in_t(
-                state, weight_vh, merged, weight_n, options, kernels
-            )
-        output_t.subtract_target_gradient(gradient_vh, state, weight_n, options)
-        factor_kn = output_t.tile_factors(state, merged, weight_n, options)
-        output_t.add_weight_gradient(gradient_vh, state, factor_kn, kernels)
-        self._free.append(state.exp_tiles)
+        weight_vh = self.real_weight
+        total, begins = take_main_grad(self.weight)
+        if begins:
+            total[len(weight_vh) :].zero_()  # of padding
+        gradient_nh = self._kernels.output_t(
+            state,
+            weight_vh,
+            total[: len(weight_vh)],
+            merged,
+            weight_n,
+            self.options,
+            self._scratch(state.x_nh) if self._recompute else None,
+            form_gradient=form_gradient,
+            begins=begins,
+        )
+        if not self._recompute:
+            self._free.append(state.exp_tiles)
         return gradient_nh
 
     @property
@@ -136,36 +147,29 @@ class OutputLayer(nn.Module):
         self,
         x_nh: Tensor,
         targets_n: Tensor,
-        tiles: Sequence[Tensor],
+        room: Sequence[Tensor],
         form_gradient: bool,
         keep: bool,
     ) -> ShardState:
-        return output_s.output_s(
+        return self._kernels.output_s(
             x_nh,
             self.real_weight,
             targets_n,
             self.shard.first_row,
             self.options,
-            tiles,
+            room,
             form_gradient=form_gradient,
             keep=keep,
-            kernels=self._kernels,
         )
 
-    def _one_tile(self, x_nh: Tensor) -> Sequence[Tensor]:
-        """Return buffers for tiles that are not kept; they share the memory of one."""
-        rows, at_most = self.shard.real_rows, self._kernels.tile_rows
-        if self._recompute:
-            at_most = output_t_again.tile_rows(rows, at_most)
-        heights = output_s.tile_heights(rows, at_most)
-        scratch = x_nh.new_empty(max(heights, default=0), len(x_nh))
-        return [scratch[:height] for height in heights]
+    def _scratch(self, x_nh: Tensor) -> Sequence[Tensor]:
+        """Return memory for logits that are not kept."""
+        return self._kernels.scratch_room(x_nh, self.shard.real_rows, again=self._recompute)
 
-    def _take_tiles(self, x_nh: Tensor) -> Sequence[Tensor]:
+    def _take_room(self, x_nh: Tensor) -> Sequence[Tensor]:
         """Return free buffers for one microbatch's exponentials, or new ones."""
         while self._free:
-            tiles = self._free.pop()
-            if not tiles or tiles[0].shape[1] == len(x_nh):
-                return tiles
-        heights = output_s.tile_heights(self.shard.real_rows, self._kernels.tile_rows)
-        return [x_nh.new_empty(height, len(x_nh)) for height in heights]
+            room = self._free.pop()
+            if not room or room[0].shape[1] == len(x_nh):
+                return room
+        return self._kernels.kept_room(x_nh, self.shard.real_rows)

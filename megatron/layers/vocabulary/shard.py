@@ -2,10 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-from torch.nn import functional
-
 
 @dataclass(frozen=True)
 class VocabularyShard:
@@ -37,25 +33,3 @@ class VocabularyShard:
         assert padded_size % shards == 0, f"{padded_size} rows do not split into {shards} shards"
         rows = padded_size // shards
         return cls(vocab_size, index * rows, rows)
-
-
-def local_rows(ids: Tensor, first_row: int, rows: int) -> tuple[Tensor, Tensor]:
-    """Return the row of every vocabulary id in a shard, and whether it is there at all.
-
-    An id of another shard contributes only zeros. Its row follows from its place among the ids, so
-    that these zeros are added to many rows: additions to one row would wait for one another, on
-    CUDA one atomic addition at a time.
-
-    Args:
-        ids: int64, of any shape.
-        first_row: vocabulary id of the shard's first row.
-        rows: rows of the shard; if it has none, no row of the result may be used.
-    """
-    owned = (ids >= first_row) & (ids < first_row + rows)
-    spread = torch.arange(ids.numel(), device=ids.device).view_as(ids) % max(rows, 1)
-    return torch.where(owned, ids - first_row, spread), owned
-
-
-def rows_of(weight_vh: Tensor, row: Tensor) -> Tensor:
-    """Return ``weight_vh[row]``, [..., h]; on a CPU that indexing takes three times as long."""
-    return functional.embedding(row, weight_vh)

@@ -13,27 +13,24 @@ from megatron.simulator.costs.replicas import ALONE, Replicas
 from megatron.simulator.costs.shape import ACTIVATION_BYTES, Shape
 
 
-def own_logits(shape: Shape, shards: int, tile_rows: int, exponentials_at_once: int) -> LogitBytes:
+def own_logits(shape: Shape, shards: int, slice_tokens: int, span: int) -> LogitBytes:
     """Return the bytes of this project's output layer on GPUs: bf16 exponentials, the rest fp32.
 
     Args:
         shape: the model and one microbatch.
         shards: ranks that the vocabulary is split over.
-        tile_rows: vocabulary entries of a tile, the unit in which the output layer works. If logits
-            are not kept, one tile of them is there while a pass runs.
-        exponentials_at_once: number of a tile's exponentials that are in fp32 at the same time.
+        slice_tokens: tokens whose logits are there at a time if they are not kept.
+        span: vocabulary entries of which a token has one partial maximum and one partial sum.
     """
-    rows = min(tile_rows, -(-shape.vocab_size // shards))
-    exponentials = FP32_BYTES * min(rows * shape.outputs, exponentials_at_once)
-    gradient = ACTIVATION_BYTES * rows * shape.hidden_size  # the product that T adds
-    # The targets' rows in bf16 and in fp32, and their product with X.
-    targets = (ACTIVATION_BYTES + 2 * FP32_BYTES) * shape.output_elements
-    tile = ACTIVATION_BYTES * rows * shape.outputs if shape.vocab_recompute else 0
+    rows = -(-shape.vocab_size // shards)
+    again = shape.vocab_recompute
+    partial = FP32_BYTES * -(-rows // span) * (slice_tokens if again else shape.outputs)
+    scaled = ACTIVATION_BYTES * shape.output_elements  # X in T, or the gradient that C1 makes of A
     return LogitBytes(
-        held=0 if shape.vocab_recompute else ACTIVATION_BYTES,
+        held=0 if again else ACTIVATION_BYTES,
         working=0.0,
-        workspace=tile + max(exponentials, gradient, targets),
-        early_gradient=2 * FP32_BYTES,  # A and D
+        workspace=(ACTIVATION_BYTES * rows * slice_tokens if again else 0) + max(partial, scaled),
+        early_gradient=FP32_BYTES + ACTIVATION_BYTES,  # A, and what C1 made of the one before
     )
 
 
@@ -121,8 +118,10 @@ def _layer_at_work(
 ) -> list[float]:
     """Return what B works with on every rank beyond the output layer's workspace.
 
-    Where B is fullest, there are within the MLP a gradient of the inner activation and the gradient
-    of a matrix; or, where W is a pass of its own, the gradients on both sides of the activation.
+    Where B is fullest, there is within the MLP a gradient of the inner activation, and besides that
+    of the layer's output and the sum that it is part of; or, where W is a pass of its own, the
+    gradients on both sides of the activation. Gradients of matrices are added to their sums within
+    products.
     Ranks that share a layer hold their part of a sum in addition, and with sequence parallelism the
     input that they have gathered. Within attention there are, if ranks share a sequence, the
     gradients of the keys and values of all, and a copy by ranks. The output layer's workspace is
@@ -133,8 +132,8 @@ def _layer_at_work(
     for (rank, _), count in zip(plan.stages, layers, strict=True):
         if not (plan.split_backward or plan.recomputes):
             again[rank] = max(again[rank], stage_repeated_bytes(shape, count))
-    beside = shape.tokens if plan.split_backward else shape.hidden_size
-    at_work = float(ACTIVATION_BYTES * shape.inner_width * (shape.tokens + beside))
+    beside = shape.inner_width * shape.tokens if plan.split_backward else 2 * shape.elements
+    at_work = float(ACTIVATION_BYTES * (shape.inner_width * shape.tokens + beside))
     tensor = shape.tensor
     at_work += ACTIVATION_BYTES * shape.elements * ((tensor.ranks > 1) + tensor.sequence_parallel)
     at_work = max(at_work, 2.0 * shape.gathered_bytes)

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import torch
 
 from megatron.config.run_config import RunConfig
-from megatron.kernels.reference.kernels import EXPONENTIALS_AT_ONCE, TILE_ROWS
-from megatron.layers.vocabulary.output_t_again import tile_rows
+from megatron.kernels.cuda.sizes import SPAN, slice_tokens
 from megatron.model.config import ModelConfig
 from megatron.schedules.lower import lower
 from megatron.schedules.needs import CommKind
@@ -119,10 +118,8 @@ def own_output_layer(shape: Shape, shards: int) -> LogitBytes:
         shape: the model and one microbatch.
         shards: ranks that the vocabulary is split over.
     """
-    rows = TILE_ROWS
-    if shape.vocab_recompute:
-        rows = tile_rows(-(-shape.vocab_size // shards), TILE_ROWS)
-    return own_logits(shape, shards, rows, EXPONENTIALS_AT_ONCE)
+    rows = -(-shape.vocab_size // shards)
+    return own_logits(shape, shards, slice_tokens(rows, shape.tokens, again=True), SPAN)
 
 
 def run_sizes(

@@ -3,6 +3,7 @@
 Shapes: n tokens, h hidden size, v vocabulary entries, t rows of a tile.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,25 +12,16 @@ from torch import Tensor
 
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
-from megatron.layers.vocabulary.naive_output import merged_from, naive_e, naive_s, rescale_sum
-from megatron.layers.vocabulary.output_s import (
+from megatron.kernels.softmax import (
     LossOptions,
     Merged,
     ShardState,
-    input_gradient_from_s,
-    merge_statistics,
-    output_s,
+    merged_from,
+    rescale_sum,
     statistics_dtype,
-    tile_heights,
     token_losses,
 )
-from megatron.layers.vocabulary.output_t import (
-    add_weight_gradient,
-    input_gradient_in_t,
-    subtract_target_gradient,
-    tile_factors,
-)
-from megatron.layers.vocabulary.output_t_again import t_again
+from megatron.kernels.tiled.output_s import tile_heights
 from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.schedules.treatments import TREATMENTS, Treatment
 
@@ -110,7 +102,7 @@ def by_shards(
     problem: Problem,
     shards: int,
     treatment: Treatment,
-    tile_rows: int,
+    tile_rows: int | None,
     kernels: Kernels | None = None,
     *,
     recompute: bool = False,
@@ -118,7 +110,8 @@ def by_shards(
     """The paper's way: S on every shard, C1, T on every shard, then C2 where T forms gradients.
 
     In the naive treatment, between C1, of the maximum, and C2, of the sums, E. With ``recompute`` S
-    keeps no tile, and T forms the tiles again.
+    keeps no tile, and T forms the tiles again. ``tile_rows`` is for kernels that work on
+    tiles; with ``None`` the kernels choose.
     """
     kernels = kernels or ReferenceKernels()
     v, options = len(problem.weight_vh), problem.options
@@ -129,11 +122,14 @@ def by_shards(
         shard_s(problem, weight_vh, part.first_row, treatment, tile_rows, kernels, not recompute)
         for part, weight_vh in zip(parts, weights, strict=True)
     ]
-    merged = merge(states, treatment, options, kernels, not recompute)
-    finish = again_t if recompute else shard_t
-    gradients = [
-        finish(state, weight_vh, merged, problem, treatment, tile_rows, kernels)
+    in_barriers = [
+        merge(states, state, weight_vh, problem, treatment, kernels, not recompute)
         for state, weight_vh in zip(states, weights, strict=True)
+    ]
+    merged = in_barriers[0][0]
+    gradients = [
+        shard_t(state, weight_vh, barrier, problem, treatment, tile_rows, kernels, recompute)
+        for state, weight_vh, barrier in zip(states, weights, in_barriers, strict=True)
     ]
     x_gradients, weight_gradients = zip(*gradients, strict=True)
     return Answer(
@@ -143,9 +139,15 @@ def by_shards(
     )
 
 
-def tiles_of(problem: Problem, rows: int, at_most: int, *, kept: bool) -> list[Tensor]:
+def room_of(
+    problem: Problem, rows: int, tile_rows: int | None, kernels: Kernels, *, kept: bool
+) -> Sequence[Tensor]:
     """Buffers for the tiles of ``rows`` rows; those that are not kept share their memory."""
-    heights, n = tile_heights(rows, at_most), len(problem.x_nh)
+    if tile_rows is None:
+        if kept:
+            return kernels.kept_room(problem.x_nh, rows)
+        return kernels.scratch_room(problem.x_nh, rows, again=True)
+    heights, n = tile_heights(rows, tile_rows), len(problem.x_nh)
     if kept:
         return [problem.x_nh.new_empty(height, n) for height in heights]
     scratch = problem.x_nh.new_empty(max(heights, default=0), n)
@@ -157,85 +159,76 @@ def shard_s(
     weight_vh: Tensor,
     first_row: int,
     treatment: Treatment,
-    tile_rows: int,
+    tile_rows: int | None,
     kernels: Kernels,
     keep: bool,
 ) -> ShardState:
     """S of one shard."""
-    tiles = tiles_of(problem, len(weight_vh), tile_rows, kept=keep)
-    arguments = (problem.x_nh, weight_vh, problem.targets_n, first_row, problem.options, tiles)
+    room = room_of(problem, len(weight_vh), tile_rows, kernels, kept=keep)
+    arguments = (problem.x_nh, weight_vh, problem.targets_n, first_row, problem.options, room)
     if treatment.maximum_first and keep:
-        return naive_s(*arguments)
+        return kernels.naive_s(*arguments)
     form_gradient = treatment.gradient_pass == "S"
-    return output_s(*arguments, form_gradient=form_gradient, keep=keep, kernels=kernels)
+    return kernels.output_s(*arguments, form_gradient=form_gradient, keep=keep)
 
 
 def merge(
     states: list[ShardState],
+    own: ShardState,
+    weight_vh: Tensor,
+    problem: Problem,
     treatment: Treatment,
-    options: LossOptions,
     kernels: Kernels,
     keep: bool,
-) -> Merged:
-    """C1, or C1, E and C2 in the naive treatment."""
+) -> tuple[Merged, Tensor | None]:
+    """C1 on one shard, or C1, E and C2 in the naive treatment."""
+    weight_n, options = problem.weight_n, problem.options
     if not treatment.maximum_first:
-        return merge_statistics(torch.stack([state.statistics_4n for state in states]))
+        gathered_p4n = torch.stack([state.statistics_4n for state in states])
+        return kernels.merge(gathered_p4n, own, weight_vh, weight_n, options)
     maximum_n = torch.stack([state.maximum_n for state in states]).amax(0)
-    for state in states:
-        if keep:
-            naive_e(state, maximum_n, options, kernels)
-        else:
-            rescale_sum(state, maximum_n)
-    return merged_from(maximum_n, torch.stack([state.sums_kn for state in states]).sum(0))
+    if own is states[0]:  # those of all shards, before the first sum
+        for state in states:
+            if keep:
+                kernels.naive_e(state, maximum_n, options)
+            else:
+                rescale_sum(state, maximum_n)
+    sums_kn = torch.stack([state.sums_kn for state in states]).sum(0)
+    return merged_from(maximum_n, sums_kn), None
 
 
 def shard_t(
     state: ShardState,
     weight_vh: Tensor,
-    merged: Merged,
+    in_barrier: tuple[Merged, Tensor | None],
     problem: Problem,
     treatment: Treatment,
-    tile_rows: int,
+    tile_rows: int | None,
     kernels: Kernels,
+    recompute: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The input gradient, of S or T, and what T adds to a weight gradient of zero."""
+    """The input gradient, of C1 or T, and the weight gradient, which begins with this T."""
+    merged, begun_nh = in_barrier
     weight_n, options = problem.weight_n, problem.options
-    gradient_vh = torch.zeros_like(weight_vh, dtype=weight_n.dtype)
-    if treatment.gradient_pass == "S":
-        gradient_nh = input_gradient_from_s(state, merged, weight_n, options)
-    else:
-        gradient_nh = input_gradient_in_t(state, weight_vh, merged, weight_n, options, kernels)
-    subtract_target_gradient(gradient_vh, state, weight_n, options)
-    add_weight_gradient(gradient_vh, state, tile_factors(state, merged, weight_n, options), kernels)
-    return gradient_nh, gradient_vh
-
-
-def again_t(
-    state: ShardState,
-    weight_vh: Tensor,
-    merged: Merged,
-    problem: Problem,
-    treatment: Treatment,
-    tile_rows: int,
-    kernels: Kernels,
-) -> tuple[Tensor, Tensor]:
-    """``shard_t`` of a T that forms the tiles again."""
-    weight_n, options = problem.weight_n, problem.options
-    gradient_vh = torch.zeros_like(weight_vh, dtype=weight_n.dtype)
-    gradient_nh = t_again(
+    gradient_vh = torch.full_like(weight_vh, torch.nan, dtype=weight_n.dtype)
+    room = None
+    if recompute:
+        room = room_of(problem, len(weight_vh), tile_rows, kernels, kept=False)
+    in_s = treatment.gradient_pass == "S"
+    gradient_nh = kernels.output_t(
         state,
         weight_vh,
         gradient_vh,
         merged,
         weight_n,
         options,
-        tiles_of(problem, len(weight_vh), tile_rows, kept=False),
-        form_gradient=treatment.gradient_pass == "T",
-        kernels=kernels,
+        room,
+        form_gradient=not in_s,
+        begins=True,
     )
-    if gradient_nh is None:
-        gradient_nh = input_gradient_from_s(state, merged, weight_n, options)
-    return gradient_nh, gradient_vh
+    finished_nh = begun_nh if in_s else gradient_nh
+    assert finished_nh is not None
+    return finished_nh, gradient_vh
 
 
 def error(actual: Tensor, expected: Tensor) -> float:

@@ -4,9 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
 
+from megatron.kernels.rows import local_rows
 from megatron.layers.main_grad import give_main_grad, main_grad_of
 from megatron.layers.vocabulary.input_layer import InputLayer
-from megatron.layers.vocabulary.shard import VocabularyShard, local_rows
+from megatron.layers.vocabulary.shard import VocabularyShard
 
 V, H = 11, 4
 

@@ -8,6 +8,7 @@ from layers.vocabulary.sharded_output import Problem, by_autograd, draw
 from torch import Tensor, nn
 
 from megatron.kernels.cpu.kernels import CpuKernels
+from megatron.kernels.tiled.state import TiledState
 from megatron.layers.main_grad import give_main_grad
 from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.output_s import LossOptions, Merged, ShardState, token_losses
@@ -87,7 +88,8 @@ def test_evaluation_gives_the_losses_and_keeps_nothing_of_the_vocabulary() -> No
     states, merged = up_to_c2(layers, problem)
     expected = by_autograd(problem).losses_n
     torch.testing.assert_close(token_losses(merged, OPTIONS), expected, rtol=1e-12, atol=1e-12)
-    assert not any(state.exp_tiles or state.slope_tiles for state in states)
+    assert all(isinstance(state, TiledState) and not state.slope_tiles for state in states)
+    assert not any(state.exp_tiles for state in states)
 
 
 def test_iterations_use_the_same_buffers_again() -> None:

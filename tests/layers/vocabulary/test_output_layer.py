@@ -18,7 +18,6 @@ from megatron.layers.vocabulary.output_s import (
     LossOptions,
     Merged,
     ShardState,
-    input_gradient_from_s,
     merge_some_statistics,
     merge_statistics,
     token_losses,
@@ -94,8 +93,9 @@ def run_alone(
 
     def finish(i: int) -> None:
         state = states.pop(i)
-        merged = merge_statistics(state.statistics_4n.unsqueeze(0))
-        gradients.append(input_gradient_from_s(state, merged, batch[i][2], OPTIONS))
+        merged, gradient_nh = layer.merge(state.statistics_4n.unsqueeze(0), state, batch[i][2])
+        assert gradient_nh is not None
+        gradients.append(gradient_nh)
         layer.t(state, merged, batch[i][2])
 
     for i, (x_nh, targets_n, _) in enumerate(batch):
@@ -197,16 +197,17 @@ def run_on_rank(
     root, loss, gradients = world_size - 1, 0.0, []
     axis = make_pipeline_groups().column
     for x_nh, targets_n, weight_n in batch:
+        begun_nh = None
         if treatment.maximum_first:
             state, merged = naive_merged(layer, x_nh, targets_n, axis)
         else:
             state = layer.s(x_nh, targets_n, form_gradient=treatment.gradient_pass == "S")
             gathered = collectives.all_gather(state.statistics_4n, axis)
-            merged = merge_statistics(gathered)
+            merged, begun_nh = layer.merge(gathered, state, weight_n)
         loss += float((token_losses(merged, OPTIONS) * weight_n).sum())
         part_nh = layer.t(state, merged, weight_n, form_gradient=treatment.gradient_pass == "T")
-        if part_nh is None:
-            part_nh = input_gradient_from_s(state, merged, weight_n, OPTIONS)
+        part_nh = begun_nh if part_nh is None else part_nh
+        assert part_nh is not None
         gradients.append(collectives.reduce(part_nh, root, axis))
     assert not main_grad_of(layer.weight)[layer.shard.real_rows :].any()
     return loss, gradients, main_grad_of(layer.weight)[: layer.shard.real_rows]

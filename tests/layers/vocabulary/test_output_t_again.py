@@ -26,10 +26,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from megatron.kernels.choose import kernels_for
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
+from megatron.kernels.tiled.output_t_again import LEAST_TILES, tile_rows
+from megatron.kernels.tiled.state import TiledState
 from megatron.layers.main_grad import give_main_grad
 from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.output_s import LossOptions, Merged, ShardState, merge_statistics
-from megatron.layers.vocabulary.output_t_again import LEAST_TILES, tile_rows
 from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.schedules.treatments import Treatment
 
@@ -136,6 +137,7 @@ def test_from_s_to_t_only_a_few_numbers_of_each_token_are_there(treatment: Treat
     state, _ = s_and_merge(make_layer(recompute=True), treatment)
     state.drop_gradient()
     held = [value for value in vars(state).values() if isinstance(value, Tensor)]
+    assert isinstance(state, TiledState)
     assert not state.exp_tiles
     assert not state.slope_tiles
     assert sum(value.numel() for value in held if value is not state.x_nh) == 6 * N

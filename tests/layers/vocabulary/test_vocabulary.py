@@ -22,7 +22,8 @@ from layers.vocabulary.sharded_output import (
 from megatron.kernels.choose import kernels_for
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
-from megatron.layers.vocabulary.output_s import LossOptions, tile_heights
+from megatron.kernels.softmax import LossOptions
+from megatron.kernels.tiled.output_s import tile_heights
 from megatron.schedules.treatments import Treatment
 
 LOSSES = list(itertools.product([0.0, 0.1], [0.0, 1e-2], [0.0, 2.0]))

@@ -70,11 +70,11 @@ class Echo(ContextParallel):
 def kept_bytes(model: ModelConfig, c: int) -> int:
     """Bytes of the activations (not of vectors) that a layer keeps, by PyTorch's own account."""
     rank = min(1, c - 1)  # of several the second: none of its chunks is the begin of a sequence
-    context = Echo(ConnectedAxis("context", rank, tuple(range(c))))
-    layer = build_layer(model, 0, CPU, torch.bfloat16, ReferenceKernels(), context=context)
+    context, kernels = Echo(ConnectedAxis("context", rank, tuple(range(c)))), ReferenceKernels()
+    layer = build_layer(model, 0, CPU, torch.bfloat16, kernels, context=context)
     init_layer(layer, 0, model, seed=0)
     rotation = layer_spec(model, 0).rotation
-    rope = None if rotation is None else rotation.build(CPU, torch.bfloat16)
+    rope = None if rotation is None else rotation.build(CPU, torch.bfloat16, kernels)
     parameters = {p.untyped_storage().data_ptr() for p in layer.parameters()}
     kept: dict[int, int] = {}
 

@@ -14,10 +14,10 @@ import torch
 from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from megatron.config.recompute_flags import EVERY_LAYER
 from megatron.config.run_config import DryRun, ReplicaConfig, RunConfig
-from megatron.kernels.choose import kernels_for
 from megatron.layers.main_grad import give_main_grad
 from megatron.layers.recompute import Recomputation
 from megatron.layers.vocabulary.output_layer import OutputLayer
@@ -91,9 +91,9 @@ def test_all_parameters_are_somewhere(vocabulary: str, ffn: int) -> None:
     ranks = rank_figures(report(run))
     parameters = 24 * 2048 * (4 * 2048 + 2 * ffn) + 2 * 2048 * 256_000
     x = 2 * 2048 * 2048  # elements of X
-    in_layers = 2 * ffn * (2 * 2048 + 2048)  # a gradient within the MLP, and a matrix's
-    in_output_layer = 10 * x  # more than T's product of a tile, and than a slice of S in fp32
-    early = 8 * x * (1 if vocabulary == "none" else 2)  # A and D
+    in_layers = 2 * (ffn * 2 * 2048 + 2 * x)  # a gradient within the MLP, and beside it of two X
+    in_output_layer = 2 * x  # X, scaled: more than the partial statistics of all spans
+    early = (4 + 2) * x * (1 if vocabulary == "none" else 2)  # A, and what C1 makes of it
     with_output, without = (1, 3) if vocabulary == "none" else (4, 0)
     at_work = with_output * max(in_layers, in_output_layer) + without * in_layers
     expected = (BYTES_PER_PARAMETER * parameters + with_output * early + at_work) / GIB
@@ -102,18 +102,19 @@ def test_all_parameters_are_somewhere(vocabulary: str, ffn: int) -> None:
 
 
 def run_row(plan: Plan, rank: int, shape: Shape) -> tuple[int, int, int]:
-    """S and T of a rank's row in bf16, with nothing between them.
+    """S and T of a rank's row in bf16 as on a GPU, with nothing between them.
 
     Returns:
         The buffers of exponentials that there were, or without any the most microbatches between S
-        and T; the bytes of one with its X, those of A and D.
+        and T; the bytes of one with its X, those of A and of the gradient that C1 makes of it.
     """
     whole = plan.treatment.name == "none"
     shards = 1 if whole else plan.ranks
     shard = VocabularyShard.of(shape.vocab_size, shape.vocab_size, rank % shards, shards)
     weight = nn.Parameter(torch.zeros(shard.rows, shape.hidden_size, dtype=torch.bfloat16))
     give_main_grad(weight, torch.zeros(weight.shape))
-    kernels = kernels_for(weight.device, weight.dtype)
+    cuda = pytest.importorskip("megatron.kernels.cuda.kernels", exc_type=ImportError)
+    kernels = cuda.CudaKernels(weight.device, weight.dtype)
     options = LossOptions(shape.vocab_size)
     layer = OutputLayer(shard, weight, options, kernels, shape.vocab_recompute)
     targets_n, weight_n = torch.zeros(shape.tokens, dtype=torch.int64), torch.ones(shape.tokens)
@@ -130,12 +131,13 @@ def run_row(plan: Plan, rank: int, shape: Shape) -> tuple[int, int, int]:
             else:
                 form_gradient = plan.treatment.name in ("none", "vocab-2")
                 state = layer.s(x_nh, targets_n, form_gradient)
-            gradients = (state.raw_gradient_nh, state.target_gradient_nh)
-            early.add(sum(gradient.nbytes for gradient in gradients if gradient is not None))
+            formed = [state.raw_gradient_nh]
+            formed.append(layer.merge(state.statistics_4n.unsqueeze(0), state, weight_n)[1])
+            early.add(sum(0 if each is None else each.nbytes for each in formed))
             state.drop_gradient()
             states[item.microbatch] = state
             most = max(most, len(states))
-            places.update(tile.data_ptr() for tile in state.exp_tiles[:1])
+            places.update(tile.untyped_storage()._cdata for tile in state.exp_tiles[:1])
             sizes.add(x_nh.nbytes + sum(tile.nbytes for tile in state.exp_tiles))
         elif item.kind == t_kind:
             state = states.pop(item.microbatch)
@@ -166,7 +168,8 @@ def test_the_output_layer_holds_what_it_really_allocates(
     peaks = peak_bytes(plan, Sizes(sizes.static, activation, sizes.exponentials))
     ranks = (plan.stages[-1][0],) if vocabulary == "none" else range(3)
     for rank in ranks:
-        buffers, size, early = run_row(plan, rank, shape)
+        with FakeTensorMode():
+            buffers, size, early = run_row(plan, rank, shape)
         assert peaks[rank] == buffers * size
         assert early == (own.early_gradient * shape.elements if treatment.gradients_held else 0)
 

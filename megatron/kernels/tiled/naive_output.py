@@ -13,8 +13,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from megatron.kernels.face import Kernels
-from megatron.layers.vocabulary.output_s import LossOptions, Merged, ShardState, initial_state
+from megatron.kernels.softmax import LossOptions
+from megatron.kernels.tiled.face import TileKernels
+from megatron.kernels.tiled.output_s import initial_state
+from megatron.kernels.tiled.state import TiledState
 
 
 def naive_s(
@@ -24,7 +26,7 @@ def naive_s(
     first_row: int,
     options: LossOptions,
     logit_tiles: Sequence[Tensor],
-) -> ShardState:
+) -> TiledState:
     """Pass S: the logits of one shard, and ``maximum_n`` of the state, -inf without a real row.
 
     Args:
@@ -48,7 +50,9 @@ def naive_s(
     return state
 
 
-def naive_e(state: ShardState, maximum_n: Tensor, options: LossOptions, kernels: Kernels) -> None:
+def naive_e(
+    state: TiledState, maximum_n: Tensor, options: LossOptions, kernels: TileKernels
+) -> None:
     """Pass E: exponentials relative to m, in place, and ``sums_kn`` of the state.
 
     Afterwards the state has the form that T of Algorithm 1 expects.
@@ -73,25 +77,3 @@ def naive_e(state: ShardState, maximum_n: Tensor, options: LossOptions, kernels:
             tile_tn.mul_(slope_tn)
             if options.label_smoothing:
                 state.slope_tiles.append(slope_tn)
-
-
-def rescale_sum(state: ShardState, maximum_n: Tensor) -> None:
-    """Pass E of an evaluation: rescale the sum, which S formed relative to the shard's maximum.
-
-    Args:
-        state: the result of ``OutputLayer.evaluate``.
-        maximum_n: m, the maximum over all ranks.
-    """
-    max_n, sum_n, _, _ = state.statistics_4n
-    sum_n.mul_((max_n - maximum_n).exp_())
-    max_n.copy_(maximum_n)
-
-
-def merged_from(maximum_n: Tensor, sums_kn: Tensor) -> Merged:
-    """Return the statistics of the whole vocabulary.
-
-    Args:
-        maximum_n: ``ShardState.maximum_n``, maximised over ranks (C1).
-        sums_kn: ``ShardState.sums_kn``, summed over ranks (C2), [3, n].
-    """
-    return Merged(maximum_n, *sums_kn)

@@ -14,20 +14,16 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from megatron.kernels.face import Kernels
-from megatron.layers.vocabulary.output_s import (
-    LossOptions,
-    Merged,
-    ShardState,
-    row_factor,
-    soft_cap,
-)
-from megatron.layers.vocabulary.output_t import (
+from megatron.kernels.softmax import LossOptions, Merged, row_factor
+from megatron.kernels.tiled.face import TileKernels
+from megatron.kernels.tiled.output_s import soft_cap
+from megatron.kernels.tiled.output_t import (
     subtract_spread,
     subtract_spread_from_input,
     subtract_target_gradient,
     targets_input_gradient,
 )
+from megatron.kernels.tiled.state import TiledState
 
 LEAST_TILES: Final = 4
 """Tiles of a shard, at least: otherwise one tile could be all of a shard of a GPU."""
@@ -44,23 +40,23 @@ def tile_rows(rows: int, at_most: int) -> int:
 
 
 def t_again(
-    state: ShardState,
+    state: TiledState,
     weight_vh: Tensor,
-    gradient_vh: Tensor,
+    gradient_vh: Tensor | None,
     merged: Merged,
     weight_n: Tensor,
     options: LossOptions,
     tiles: Sequence[Tensor],
     *,
     form_gradient: bool,
-    kernels: Kernels,
+    kernels: TileKernels,
 ) -> Tensor | None:
     """Pass T: add the weight gradient to ``gradient_vh``.
 
     Args:
         state: the state that S left, without exponentials.
         weight_vh: this rank's rows, without padding.
-        gradient_vh: fp32 gradient of these rows.
+        gradient_vh: fp32 gradient of these rows; ``None``: it is not formed.
         merged: statistics over the whole vocabulary.
         weight_n: g, the weight of each token's loss.
         options: form of the loss.
@@ -75,21 +71,25 @@ def t_again(
     x_nh, gradient_nh = state.x_nh, None
     if form_gradient:
         gradient_nh = targets_input_gradient(state, weight_vh, weight_n, options)
-    subtract_target_gradient(gradient_vh, state, weight_n, options)
+    if gradient_vh is not None:
+        subtract_target_gradient(gradient_vh, state, weight_n, options)
     factor_n = weight_n * row_factor(merged, options)
     scaled_nh = torch.mul(x_nh, factor_n.unsqueeze(1), out=torch.empty_like(x_nh))
-    heights = [len(tile) for tile in tiles]
-    parts = zip(tiles, weight_vh.split(heights), gradient_vh.split(heights), strict=True)
-    for tile_tn, tile_th, gradient_th in parts:
+    end = 0
+    for tile_tn in tiles:
+        rows = slice(end, end := end + len(tile_tn))
+        tile_th = weight_vh[rows]
         slope_tn = _exponentials_(tile_tn, tile_th, x_nh, merged, options, kernels)
-        kernels.accumulate_product_(gradient_th, tile_tn, scaled_nh)
+        spreads = slope_tn if options.label_smoothing else None
+        if gradient_vh is not None:
+            kernels.accumulate_product_(gradient_vh[rows], tile_tn, scaled_nh)
+            if spreads is not None:
+                weighted_nh = x_nh * weight_n.unsqueeze(1)
+                subtract_spread(gradient_vh[rows], spreads, weighted_nh, options)
         if gradient_nh is not None:
             kernels.add_input_gradient_(gradient_nh, factor_n, tile_tn, tile_th)
-        if slope_tn is None or not options.label_smoothing:
-            continue
-        subtract_spread(gradient_th, slope_tn, x_nh * weight_n.unsqueeze(1), options)
-        if gradient_nh is not None:
-            subtract_spread_from_input(gradient_nh, slope_tn, tile_th, weight_n, options)
+            if spreads is not None:
+                subtract_spread_from_input(gradient_nh, spreads, tile_th, weight_n, options)
     return None if gradient_nh is None else gradient_nh.to(x_nh.dtype)
 
 
@@ -99,7 +99,7 @@ def _exponentials_(
     x_nh: Tensor,
     merged: Merged,
     options: LossOptions,
-    kernels: Kernels,
+    kernels: TileKernels,
 ) -> Tensor | None:
     """Fill a tile with exponentials relative to m, times the soft-capping's derivative.
 

@@ -9,24 +9,19 @@ Shapes: as in ``output_s``.
 
 from torch import Tensor
 
-from megatron.kernels.face import Kernels
-from megatron.layers.vocabulary.output_s import (
-    LossOptions,
-    Merged,
-    ShardState,
-    row_factor,
-    target_gradient,
-    target_rows,
-)
+from megatron.kernels.softmax import LossOptions, Merged, row_factor
+from megatron.kernels.tiled.face import TileKernels
+from megatron.kernels.tiled.output_s import target_gradient, target_rows
+from megatron.kernels.tiled.state import TiledState
 
 
 def input_gradient_in_t(
-    state: ShardState,
+    state: TiledState,
     weight_vh: Tensor,
     merged: Merged,
     weight_n: Tensor,
     options: LossOptions,
-    kernels: Kernels,
+    kernels: TileKernels,
 ) -> Tensor:
     """Return this shard's part of the input gradient [n, h]; in Algorithm 1, T forms it."""
     factor_kn = tile_factors(state, merged, weight_n, options)
@@ -43,7 +38,7 @@ def input_gradient_in_t(
 
 
 def targets_input_gradient(
-    state: ShardState, weight_vh: Tensor, weight_n: Tensor, options: LossOptions
+    state: TiledState, weight_vh: Tensor, weight_n: Tensor, options: LossOptions
 ) -> Tensor:
     """Return the part of the input gradient that the targets subtract, -g D, [n, h]."""
     target_nh = target_rows(weight_vh, state.target_row_n, weight_n.dtype)
@@ -59,14 +54,14 @@ def subtract_spread_from_input(
 
 
 def tile_factors(
-    state: ShardState, merged: Merged, weight_n: Tensor, options: LossOptions
+    state: TiledState, merged: Merged, weight_n: Tensor, options: LossOptions
 ) -> Tensor:
     """Return [k, n], each tile's factors from exponentials to the gradient of the logits."""
     return (state.tile_max_kn - merged.max_n).exp() * (weight_n * row_factor(merged, options))
 
 
 def add_weight_gradient(
-    gradient_vh: Tensor, state: ShardState, factor_kn: Tensor, kernels: Kernels
+    gradient_vh: Tensor, state: TiledState, factor_kn: Tensor, kernels: TileKernels
 ) -> None:
     """Add the softmax part of the weight gradient, E^T X, to ``gradient_vh`` (pass T).
 
@@ -86,7 +81,7 @@ def add_weight_gradient(
 
 
 def subtract_target_gradient(
-    gradient_vh: Tensor, state: ShardState, weight_n: Tensor, options: LossOptions
+    gradient_vh: Tensor, state: TiledState, weight_n: Tensor, options: LossOptions
 ) -> None:
     """Subtract the part of targets and label smoothing from the weight gradient (T)."""
     if not len(gradient_vh):

@@ -1,0 +1,49 @@
+"""Activations without a gate on a GPU, and the gradient of the bias that was added before."""
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from megatron.kernels.cuda import row_operators as operators
+from megatron.kernels.cuda.row_operators import as_rows
+
+
+class Activation(torch.autograd.Function):
+    """GELU by its tanh approximation, or ``relu(x)^2``, which keeps its output, not its input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias_f: Tensor | None, gelu: bool) -> Tensor:
+        """[..., f] -> [..., f]; ``bias_f`` is already in ``x``."""
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        operators.activation(out, x, gelu)
+        ctx.save_for_backward(x if gelu else out)
+        ctx.gelu, ctx.bias_dtype = gelu, None if bias_f is None else bias_f.dtype
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of input and bias."""
+        (kept,) = ctx.saved_tensors
+        kept_rf = as_rows(kept)
+        r, f = kept_rf.shape
+        x_grad, partial_1kf = torch.empty_like(kept), None
+        if ctx.bias_dtype is not None:
+            spans = triton.cdiv(r, operators.ACTIVATION_SPAN)
+            partial_1kf = kept.new_empty(1, spans, f, dtype=torch.float32)
+        operators.activation_backward(
+            as_rows(x_grad),
+            None if partial_1kf is None else partial_1kf[0],
+            kept_rf,
+            as_rows(grad.contiguous()),
+            ctx.gelu,
+        )
+        if partial_1kf is None:
+            return x_grad, None, None
+        sums_1f = kept.new_empty(1, f, dtype=ctx.bias_dtype)
+        operators.column_sums(sums_1f, partial_1kf)
+        return x_grad, sums_1f[0], None

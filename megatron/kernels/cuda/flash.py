@@ -1,0 +1,164 @@
+"""Attention by the package flash-attn where it is installed: version 3 on Hopper, else 2.
+
+PyTorch's own kernels know no cap, no window without documents and no ALiBi, so that their scores
+are computed block by block (``reference.scored_attention``). Version 3 is also the quicker one for
+plain scores. Neither is required, and what they do not know goes to PyTorch.
+
+Queries may be those of the last positions only, where ranks share a sequence: since version 2.1
+the package puts the last query beside the last key, and causality, window and ALiBi go by that.
+
+Shapes: b batch, a query heads, g key/value heads, s sequence, d channels of a head, n = b s.
+"""
+
+import importlib
+import logging
+from collections.abc import Callable
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor
+
+from megatron.kernels.documents import Documents
+from megatron.kernels.scores import Scores
+
+Version = Literal[2, 3]
+
+_MODULES: Final[dict[Version, str]] = {3: "flash_attn_interface", 2: "flash_attn"}
+_CAPABILITIES: Final[dict[Version, range]] = {3: range(9, 10), 2: range(8, 1000)}
+"""The major compute capabilities of GPUs that each version runs on."""
+
+_WIDEST_HEAD, _CHANNELS_AT_ONCE = 256, 8
+_TYPES: Final = (torch.bfloat16, torch.float16)
+
+_LOG = logging.getLogger(__name__)
+
+
+class FlashAttention:
+    """Causal attention by one version of the package.
+
+    Args:
+        version: of the package.
+        module: that has its functions.
+    """
+
+    def __init__(self, version: Version, module: Any) -> None:
+        self.version = version
+        self._dense: Callable[..., Any] = module.flash_attn_func
+        self._packed: Callable[..., Any] = module.flash_attn_varlen_func
+
+    def refusal(
+        self,
+        q_basd: Tensor,
+        k_bgsd: Tensor,
+        scores: Scores,
+        dropout: float,
+        documents: Documents | None,
+    ) -> str | None:
+        """Return what of an attention it does not know; ``None``: it computes it."""
+        channels = q_basd.shape[3]
+        if q_basd.dtype not in _TYPES:
+            return f"{q_basd.dtype} (it has bf16 and fp16)"
+        if channels > _WIDEST_HEAD or channels % _CHANNELS_AT_ONCE:
+            return f"heads of {channels} channels (a multiple of 8, at most 256)"
+        if self.version == 3 and dropout:
+            return "dropout (version 2 does)"
+        if self.version == 3 and scores.slopes_a:
+            return "ALiBi (version 2 does)"
+        if documents is not None and not documents.are_of(q_basd, k_bgsd):
+            return "documents of which ranks share the positions"
+        return None
+
+    def attend(
+        self,
+        q_basd: Tensor,
+        k_bgsd: Tensor,
+        v_bgsd: Tensor,
+        scores: Scores,
+        dropout: float,
+        documents: Documents | None,
+    ) -> Tensor:
+        """See ``Kernels.causal_attention``."""
+        heads = [t.transpose(1, 2) for t in (q_basd, k_bgsd, v_bgsd)]
+        options = self._options(q_basd, scores, dropout)
+        if documents is None:
+            out_bsad = _first(self._dense(*heads, **options))
+        else:
+            out_nad = _first(
+                self._packed(
+                    *(t.flatten(0, 1) for t in heads),
+                    cu_seqlens_q=documents.bounds_k,
+                    cu_seqlens_k=documents.bounds_k,
+                    max_seqlen_q=documents.longest,
+                    max_seqlen_k=documents.longest,
+                    **options,
+                )
+            )
+            out_bsad = out_nad.unflatten(0, (len(q_basd), -1))
+        return out_bsad.transpose(1, 2)
+
+    def _options(self, q_basd: Tensor, scores: Scores, dropout: float) -> dict[str, Any]:
+        options: dict[str, Any] = {
+            "softmax_scale": scores.scale_of(q_basd.shape[3]),
+            "causal": True,
+            "window_size": (-1 if scores.window is None else scores.window, 0),
+            "softcap": scores.softcap,
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+        }
+        if scores.window is None:
+            options["window_size"] = (-1, -1)
+        if self.version == 2:
+            slopes_a = scores.slopes_a
+            options |= {
+                "dropout_p": dropout,
+                "alibi_slopes": _on(slopes_a, q_basd.device) if slopes_a else None,
+            }
+        return options
+
+
+def find_flash_attention(device: torch.device) -> tuple[FlashAttention, ...]:
+    """Return the installed versions that run on a GPU, the quickest first; the log names them.
+
+    Args:
+        device: where attention is computed; others than GPUs have none.
+    """
+    if device.type != "cuda":
+        return ()
+    found: list[FlashAttention] = []
+    for version, name in _MODULES.items():
+        module = _imported(name)
+        if module is None:
+            continue
+        major, _ = torch.cuda.get_device_capability(device)
+        if major in _CAPABILITIES[version]:
+            found.append(FlashAttention(version, module))
+    if found:
+        names = " and ".join(str(each.version) for each in found)
+        _LOG.info("attention: flash-attn %s, and PyTorch's own for the rest", names)
+    else:
+        _LOG.info("attention: PyTorch's own; no flash-attn for this GPU is installed")
+    return tuple(found)
+
+
+def _imported(name: str) -> Any:
+    """Return a module, or ``None`` if it is not there or was built for another PyTorch."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        return None
+    except (ImportError, OSError) as error:
+        _LOG.warning("attention: %s is installed, but does not load: %s", name, error)
+        return None
+
+
+def _first(result: Any) -> Tensor:
+    """Return the output; older releases of version 3 return statistics beside it."""
+    out: Tensor = result[0] if isinstance(result, tuple) else result
+    return out
+
+
+def _on(slopes_a: tuple[float, ...], device: torch.device) -> Tensor:
+    """Return slopes on the device, without waiting for it."""
+    host_a = torch.tensor(slopes_a, dtype=torch.float32)
+    if device.type == "cuda":
+        host_a = host_a.pin_memory()
+    return host_a.to(device, non_blocking=True)

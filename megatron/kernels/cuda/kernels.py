@@ -1,0 +1,155 @@
+"""The kernels of a GPU, for activations of bf16, fp16 and fp32."""
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from megatron.kernels.adamw import AdamWStep, AdamWTensors
+from megatron.kernels.autograd import apply, apply_all
+from megatron.kernels.cuda import update_operators
+from megatron.kernels.cuda.activations import Activation
+from megatron.kernels.cuda.flash import find_flash_attention
+from megatron.kernels.cuda.gated import Gated
+from megatron.kernels.cuda.norms import Norm
+from megatron.kernels.cuda.output import CudaOutput
+from megatron.kernels.cuda.products import Products
+from megatron.kernels.cuda.rotation import Rotation
+from megatron.kernels.cuda.row_operators import WIDEST_ROW
+from megatron.kernels.cuda.update_operators import blocks_of
+from megatron.kernels.documents import Documents
+from megatron.kernels.reference.kernels import ReferenceKernels
+from megatron.kernels.scores import PLAIN, Scores
+
+_LOG = logging.getLogger(__name__)
+
+TYPES = (torch.bfloat16, torch.float16, torch.float32)
+"""Of activations that the Triton programs take; their arithmetic is fp32."""
+
+
+class CudaKernels(CudaOutput, ReferenceKernels):
+    """PyTorch's operations where they are one kernel; see ``Kernels`` for what each computes.
+
+    Args:
+        device: where activations live.
+        dtype: of activations, one of ``TYPES``.
+    """
+
+    updates_at_once = True
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        assert dtype in TYPES, dtype
+        products = Products(device, dtype)
+        CudaOutput.__init__(self, products)
+        ReferenceKernels.__init__(self)
+        self._flash = find_flash_attention(device)
+        self._said: set[str] = set()
+        self.accumulates_products = products.accumulates
+
+    def gelu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
+        """See ``Kernels``."""
+        return apply(Activation, x, bias_f, True)
+
+    def squared_relu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
+        """See ``Kernels``."""
+        return apply(Activation, x, bias_f, False)
+
+    def layer_norm(self, x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
+        """See ``Kernels``."""
+        return self.add_layer_norm(x, None, weight_h, bias_h, epsilon)[1]
+
+    def rms_norm(self, x: Tensor, weight_h: Tensor, epsilon: float) -> Tensor:
+        """See ``Kernels``."""
+        return self.add_rms_norm(x, None, weight_h, epsilon)[1]
+
+    def add_layer_norm(
+        self, x: Tensor, part: Tensor | None, weight_h: Tensor, bias_h: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        """See ``Kernels``."""
+        if x.shape[-1] > WIDEST_ROW:
+            total = x if part is None else x + part
+            return total, ReferenceKernels.layer_norm(self, total, weight_h, bias_h, epsilon)
+        total, y = apply_all(Norm, x, part, weight_h, bias_h, epsilon)
+        return total, y
+
+    def add_rms_norm(
+        self, x: Tensor, part: Tensor | None, weight_h: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        """See ``Kernels``."""
+        if x.shape[-1] > WIDEST_ROW:
+            total = x if part is None else x + part
+            return total, ReferenceKernels.rms_norm(self, total, weight_h, epsilon)
+        total, y = apply_all(Norm, x, part, weight_h, None, epsilon)
+        return total, y
+
+    def rotate(self, x_bsad: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+        """See ``Kernels``."""
+        return apply(Rotation, x_bsad, cos, sin, interleaved)
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        """See ``Kernels``."""
+        return apply(Gated, gate_up, False)
+
+    def geglu(self, gate_up: Tensor) -> Tensor:
+        """See ``Kernels``."""
+        return apply(Gated, gate_up, True)
+
+    def causal_attention(
+        self,
+        q_basd: Tensor,
+        k_bgsd: Tensor,
+        v_bgsd: Tensor,
+        *,
+        dropout: float,
+        scores: Scores = PLAIN,
+        documents: Documents | None = None,
+    ) -> Tensor:
+        """See ``Kernels``."""
+        for flash in self._flash:
+            refusal = flash.refusal(q_basd, k_bgsd, scores, dropout, documents)
+            if refusal is None:
+                return flash.attend(q_basd, k_bgsd, v_bgsd, scores, dropout, documents)
+            self._say_once(f"attention: not by flash-attn {flash.version}, which lacks {refusal}")
+        return super().causal_attention(
+            q_basd, k_bgsd, v_bgsd, dropout=dropout, scores=scores, documents=documents
+        )
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            _LOG.info(line)
+
+    def sum_of_squares(self, tensors: Sequence[Tensor]) -> Tensor:
+        """See ``Kernels``."""
+        sums_k = tensors[0].new_empty(blocks_of(tensors), dtype=torch.float32)
+        update_operators.sums_of_squares(tensors, sums_k)
+        return sums_k.sum(dtype=torch.float64)
+
+    def adamw_(self, tensors: AdamWTensors, step: AdamWStep) -> None:
+        """See ``Kernels``."""
+        update_operators.adamw_(
+            tensors.gradients,
+            tensors.gradients if step.keeps_quotients else [],
+            tensors.masters,
+            tensors.moments,
+            tensors.squares,
+            tensors.weights,
+            [
+                decays + 2 * in_vocabulary
+                for decays, in_vocabulary in zip(tensors.decays, tensors.in_vocabulary, strict=True)
+            ],
+            step.both_divisors,
+            step.lr,
+            step.vocabulary_lr,
+            step.weight_decay,
+            *step.betas,
+            step.epsilon,
+            step.number,
+        )
+
+    def accumulate_product_(
+        self, total: Tensor, left: Tensor, right: Tensor, *, begins: bool = False
+    ) -> None:
+        """See ``Kernels``."""
+        self._products.accumulate_(total, left, right, begins=begins)

@@ -1,0 +1,81 @@
+"""Norms on a GPU: one kernel forward, with the sum that it is the norm of, and two backward.
+
+The gradients of weight and bias are summed up over spans of rows, and the spans in order: no
+additions that meet in memory by chance, so the same run gives the same bits.
+
+Shapes: r rows, h their length.
+"""
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from megatron.kernels.cuda import row_operators as operators
+from megatron.kernels.cuda.row_operators import as_rows
+
+
+class Norm(torch.autograd.Function):
+    """``sum = x + part`` and its LayerNorm, or without a bias its RMSNorm.
+
+    Without a part the sum is ``x`` itself; its gradient is added where the norm's is formed.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        part: Tensor | None,
+        weight_h: Tensor,
+        bias_h: Tensor | None,
+        epsilon: float,
+    ) -> tuple[Tensor, Tensor]:
+        """[..., h] -> the sum and its norm, both [..., h], in the type of ``x``."""
+        ctx.set_materialize_grads(False)
+        x_rh = as_rows(x)
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        total = x.view_as(x) if part is None else torch.empty_like(out)
+        statistics_2r = torch.empty(2, len(x_rh), dtype=torch.float32, device=x.device)
+        operators.norm(
+            as_rows(out),
+            None if part is None else as_rows(total),
+            statistics_2r,
+            x_rh,
+            None if part is None else as_rows(part.contiguous()),
+            weight_h.contiguous(),
+            None if bias_h is None else bias_h.contiguous(),
+            epsilon,
+        )
+        ctx.save_for_backward(total, weight_h, statistics_2r)
+        ctx.part_dtype = None if part is None else part.dtype
+        ctx.has_bias = bias_h is not None
+        return total, out
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, stream_grad: Tensor | None, grad: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        """Gradients of input, part, weight and bias."""
+        total, weight_h, statistics_2r = ctx.saved_tensors
+        x_rh = as_rows(total)
+        r, h = x_rh.shape
+        grad = torch.zeros_like(total) if grad is None else grad
+        x_grad = torch.empty(total.shape, dtype=total.dtype, device=total.device)
+        spans = triton.cdiv(r, operators.norm_span(r, h))
+        partial_jkh = statistics_2r.new_empty(1 + ctx.has_bias, spans, h)
+        operators.norm_backward(
+            as_rows(x_grad),
+            partial_jkh,
+            x_rh,
+            weight_h.contiguous(),
+            statistics_2r,
+            as_rows(grad.contiguous()),
+            None if stream_grad is None else as_rows(stream_grad.contiguous()),
+        )
+        sums_jh = weight_h.new_empty(1 + ctx.has_bias, h)
+        operators.column_sums(sums_jh, partial_jkh)
+        part_grad = None if ctx.part_dtype is None else x_grad.to(ctx.part_dtype)
+        return x_grad, part_grad, sums_jh[0], sums_jh[1] if ctx.has_bias else None, None

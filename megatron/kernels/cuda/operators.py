@@ -1,0 +1,307 @@
+"""The Triton programs as PyTorch's operators, which say what they read and what they write.
+
+An operator writes into tensors that its caller has made, so that it needs no shape rule: on fake
+tensors it does nothing. On a CPU the programs run in Triton's interpreter (``TRITON_INTERPRET=1``),
+for tests. Sizes of blocks are fixed: nothing is tuned while a model trains, and sums come out the
+same on every GPU.
+
+Shapes: v rows of a shard, n tokens, h hidden size, k spans of rows, p shards; r rows, f
+channels.
+"""
+
+from typing import Final
+
+import triton
+from torch import Tensor
+
+from megatron.kernels.cuda.library import operator as _operator
+from megatron.kernels.cuda.programs import gated as gated_programs
+from megatron.kernels.cuda.programs import gradients as gradient_programs
+from megatron.kernels.cuda.programs import softmax as softmax_programs
+from megatron.kernels.cuda.sizes import SPAN
+
+TILE: Final = {"ROWS": 16, "COLUMNS": 128}
+"""Logits that a program has at a time: 16 for each of 128 threads, 256 bytes in a row."""
+BLOCK: Final = 1024
+"""Channels that a program has at a time: 8 for each of 128 threads."""
+
+LAUNCH: Final = {"num_warps": 4, "enable_fp_fusion": True}
+"""Of all programs: threads, and that a product and a sum may be one instruction, rounded once."""
+
+
+def spans(rows: int) -> int:
+    """Return k, the number of partial results for every token."""
+    return -(-rows // SPAN)
+
+
+def _over_logits(logits_vn: Tensor) -> tuple[int, int]:
+    rows, tokens = logits_vn.shape
+    assert logits_vn.is_contiguous()
+    return triton.cdiv(tokens, TILE["COLUMNS"]), spans(rows)
+
+
+def _over_rows(x: Tensor) -> tuple[int, int]:
+    assert x.is_contiguous()
+    return len(x), triton.cdiv(x.shape[1], BLOCK)
+
+
+@_operator(
+    "column_maxima(Tensor logits_vn, Tensor targets_n, Tensor(a!) maxima_kn, "
+    "Tensor(b!) target_logits_n, int first_row, float cap) -> ()"
+)
+def column_maxima(
+    logits_vn: Tensor,
+    targets_n: Tensor,
+    maxima_kn: Tensor,
+    target_logits_n: Tensor,
+    first_row: int,
+    cap: float,
+) -> None:
+    """See ``programs.softmax``; a ``cap`` of 0 caps nothing, here and below."""
+    softmax_programs.column_maxima[_over_logits(logits_vn)](
+        logits_vn,
+        targets_n,
+        maxima_kn,
+        target_logits_n,
+        *logits_vn.shape,
+        first_row,
+        cap,
+        CAPPED=cap != 0,
+        SPAN=SPAN,
+        **TILE,
+        **LAUNCH,
+    )
+
+
+@_operator(
+    "exponentials_(Tensor(a!) logits_vn, Tensor shift_n, Tensor(b!)? sums_kn, "
+    "Tensor(c!)? logit_sums_kn, Tensor(d!)? slopes_vn, float cap) -> ()"
+)
+def exponentials_(
+    logits_vn: Tensor,
+    shift_n: Tensor,
+    sums_kn: Tensor | None,
+    logit_sums_kn: Tensor | None,
+    slopes_vn: Tensor | None,
+    cap: float,
+) -> None:
+    """See ``programs.softmax``; what is not given is not formed."""
+    softmax_programs.exponentials[_over_logits(logits_vn)](
+        logits_vn,
+        shift_n,
+        shift_n if sums_kn is None else sums_kn,
+        shift_n if logit_sums_kn is None else logit_sums_kn,
+        logits_vn if slopes_vn is None else slopes_vn,
+        *logits_vn.shape,
+        cap,
+        CAPPED=cap != 0,
+        SUMS=sums_kn is not None,
+        LOGIT_SUMS=logit_sums_kn is not None,
+        SLOPES=slopes_vn is not None,
+        SPAN=SPAN,
+        **TILE,
+        **LAUNCH,
+    )
+
+
+@_operator(
+    "input_gradient(Tensor(a!) gradient_nh, Tensor raw_nh, Tensor weight_vh, Tensor? spread_nh, "
+    "Tensor weight_n, Tensor shift_n, Tensor maximum_n, Tensor sum_n, Tensor targets_n, "
+    "Tensor target_logits_n, int first_row, float pull, float spread, float z_loss, float cap) "
+    "-> ()"
+)
+def input_gradient(
+    gradient_nh: Tensor,
+    raw_nh: Tensor,
+    weight_vh: Tensor,
+    spread_nh: Tensor | None,
+    weight_n: Tensor,
+    shift_n: Tensor,
+    maximum_n: Tensor,
+    sum_n: Tensor,
+    targets_n: Tensor,
+    target_logits_n: Tensor,
+    first_row: int,
+    pull: float,
+    spread: float,
+    z_loss: float,
+    cap: float,
+) -> None:
+    """See ``programs.gradients``."""
+    assert raw_nh.is_contiguous()
+    assert weight_vh.is_contiguous()
+    gradient_programs.input_gradient[_over_rows(gradient_nh)](
+        gradient_nh,
+        raw_nh,
+        weight_vh,
+        raw_nh if spread_nh is None else spread_nh,
+        weight_n,
+        shift_n,
+        maximum_n,
+        sum_n,
+        targets_n,
+        target_logits_n,
+        *weight_vh.shape,
+        first_row,
+        pull,
+        spread,
+        z_loss,
+        cap,
+        CAPPED=cap != 0,
+        SPREAD=spread_nh is not None,
+        Z_LOSS=z_loss != 0,
+        BLOCK=BLOCK,
+        **LAUNCH,
+    )
+
+
+@_operator("merge(Tensor statistics_p4n, Tensor(a!) merged_4n) -> ()")
+def merge(statistics_p4n: Tensor, merged_4n: Tensor) -> None:
+    """See ``programs.gradients``."""
+    shards, _, tokens = statistics_p4n.shape
+    assert statistics_p4n.is_contiguous()
+    ranks = triton.next_power_of_2(shards)
+    gradient_programs.merge[tokens, 1](
+        statistics_p4n, merged_4n, shards, tokens, RANKS=ranks, **LAUNCH
+    )
+
+
+@_operator(
+    "merge_input_gradient(Tensor statistics_p4n, Tensor(a!) merged_4n, Tensor(b!) gradient_nh, "
+    "Tensor raw_nh, Tensor weight_vh, Tensor? spread_nh, Tensor weight_n, Tensor shift_n, "
+    "Tensor targets_n, Tensor target_logits_n, int first_row, float pull, float spread, "
+    "float z_loss, float cap) -> ()"
+)
+def merge_input_gradient(
+    statistics_p4n: Tensor,
+    merged_4n: Tensor,
+    gradient_nh: Tensor,
+    raw_nh: Tensor,
+    weight_vh: Tensor,
+    spread_nh: Tensor | None,
+    weight_n: Tensor,
+    shift_n: Tensor,
+    targets_n: Tensor,
+    target_logits_n: Tensor,
+    first_row: int,
+    pull: float,
+    spread: float,
+    z_loss: float,
+    cap: float,
+) -> None:
+    """See ``programs.gradients``."""
+    shards, _, tokens = statistics_p4n.shape
+    assert statistics_p4n.is_contiguous()
+    assert raw_nh.is_contiguous()
+    assert weight_vh.is_contiguous()
+    gradient_programs.merge_input_gradient[_over_rows(gradient_nh)](
+        statistics_p4n,
+        merged_4n,
+        gradient_nh,
+        raw_nh,
+        weight_vh,
+        raw_nh if spread_nh is None else spread_nh,
+        weight_n,
+        shift_n,
+        targets_n,
+        target_logits_n,
+        shards,
+        tokens,
+        *weight_vh.shape,
+        first_row,
+        pull,
+        spread,
+        z_loss,
+        cap,
+        CAPPED=cap != 0,
+        SPREAD=spread_nh is not None,
+        Z_LOSS=z_loss != 0,
+        RANKS=triton.next_power_of_2(shards),
+        BLOCK=BLOCK,
+        **LAUNCH,
+    )
+
+
+@_operator(
+    "scale_rows(Tensor(a!) scaled_nh, Tensor x_nh, Tensor weight_n, Tensor shift_n, "
+    "Tensor maximum_n, Tensor sum_n, float z_loss) -> ()"
+)
+def scale_rows(
+    scaled_nh: Tensor,
+    x_nh: Tensor,
+    weight_n: Tensor,
+    shift_n: Tensor,
+    maximum_n: Tensor,
+    sum_n: Tensor,
+    z_loss: float,
+) -> None:
+    """See ``programs.gradients``."""
+    assert scaled_nh.is_contiguous()
+    gradient_programs.scale_rows[_over_rows(x_nh)](
+        scaled_nh,
+        x_nh,
+        weight_n,
+        shift_n,
+        maximum_n,
+        sum_n,
+        x_nh.shape[1],
+        z_loss,
+        Z_LOSS=z_loss != 0,
+        BLOCK=BLOCK,
+        **LAUNCH,
+    )
+
+
+@_operator(
+    "subtract_targets_(Tensor(a!) gradient_vh, Tensor x_nh, Tensor weight_n, Tensor targets_n, "
+    "Tensor target_logits_n, int first_row, float pull, float cap) -> ()"
+)
+def subtract_targets_(
+    gradient_vh: Tensor,
+    x_nh: Tensor,
+    weight_n: Tensor,
+    targets_n: Tensor,
+    target_logits_n: Tensor,
+    first_row: int,
+    pull: float,
+    cap: float,
+) -> None:
+    """See ``programs.gradients``."""
+    assert gradient_vh.is_contiguous()
+    gradient_programs.subtract_targets[_over_rows(x_nh)](
+        gradient_vh,
+        x_nh,
+        weight_n,
+        targets_n,
+        target_logits_n,
+        *gradient_vh.shape,
+        first_row,
+        pull,
+        cap,
+        CAPPED=cap != 0,
+        BLOCK=BLOCK,
+        **LAUNCH,
+    )
+
+
+@_operator("gated(Tensor(a!) out_rf, Tensor gate_up_rf, bool gelu) -> ()")
+def gated(out_rf: Tensor, gate_up_rf: Tensor, gelu: bool) -> None:
+    """See ``programs.gated``; the gate's function is GELU or silu."""
+    assert gate_up_rf.is_contiguous()
+    gated_programs.gated[_over_rows(out_rf)](
+        out_rf, gate_up_rf, out_rf.shape[1], GELU=gelu, BLOCK=BLOCK, **LAUNCH
+    )
+
+
+@_operator(
+    "gated_backward(Tensor(a!) gate_up_grad_rf, Tensor gate_up_rf, Tensor grad_rf, bool gelu) -> ()"
+)
+def gated_backward(
+    gate_up_grad_rf: Tensor, gate_up_rf: Tensor, grad_rf: Tensor, gelu: bool
+) -> None:
+    """See ``programs.gated``."""
+    assert gate_up_grad_rf.is_contiguous()
+    assert gate_up_rf.is_contiguous()
+    gated_programs.gated_backward[_over_rows(grad_rf)](
+        gate_up_grad_rf, gate_up_rf, grad_rf, grad_rf.shape[1], GELU=gelu, BLOCK=BLOCK, **LAUNCH
+    )

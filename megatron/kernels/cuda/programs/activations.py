@@ -1,0 +1,72 @@
+"""Triton programs of activations without a gate, with the gradient of a bias added before them.
+
+Arithmetic is fp32.
+
+Shapes: r rows, f channels, k spans of rows.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _gelu(x):
+    """Return value and slope of GELU by its tanh approximation."""
+    # (1 + tanh(u / 2)) / 2 is the sigmoid of u
+    inner = 1.5957691216057308 * (x + 0.044715 * x * x * x)
+    slope = 1.5957691216057308 * (1.0 + 0.134145 * x * x)
+    sigmoid = 1.0 / (1.0 + tl.exp(-inner))
+    return x * sigmoid, sigmoid + x * sigmoid * (1.0 - sigmoid) * slope
+
+
+@triton.jit
+def activation(out_n, x_n, n, GELU: tl.constexpr, BLOCK: tl.constexpr):
+    """GELU, or the square of what is positive."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < n
+    x = tl.load(x_n + place, mask=inside, other=0.0).to(tl.float32)
+    if GELU:
+        out, _ = _gelu(x)
+    else:
+        out = tl.where(x < 0.0, 0.0, x)  # what is no number stays so
+        out *= out
+    tl.store(out_n + place, out.to(out_n.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def activation_backward(
+    x_grad_rf,
+    partial_kf,
+    kept_rf,
+    grad_rf,
+    r,
+    f,
+    GELU: tl.constexpr,
+    BIAS: tl.constexpr,
+    SPAN: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Form the gradient of the input and, if wanted, its sums over every span of rows.
+
+    ``kept`` is the input of GELU, and the output of the square.
+    """
+    part = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    kind = x_grad_rf.dtype.element_ty
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for offset in range(0, SPAN, ROWS):
+        row = part * SPAN + offset + tl.arange(0, ROWS)
+        here = (row < r)[:, None] & (column < f)[None, :]
+        place = row[:, None] * f + column[None, :]
+        kept = tl.load(kept_rf + place, mask=here, other=0.0).to(tl.float32)
+        grad = tl.load(grad_rf + place, mask=here, other=0.0).to(tl.float32)
+        if GELU:
+            _, slope = _gelu(kept)
+        else:  # the root of a square that was rounded is the number itself, once it is rounded too
+            slope = 2.0 * tl.sqrt(kept).to(kind).to(tl.float32)
+        x_grad = grad * slope
+        total += x_grad
+        tl.store(x_grad_rf + place, x_grad.to(kind), mask=here)
+    if BIAS:
+        tl.store(partial_kf + part * f + column, tl.sum(total, 0), mask=column < f)

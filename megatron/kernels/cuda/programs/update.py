@@ -1,0 +1,107 @@
+"""Triton programs over many tensors at once: AdamW, and sums of squares.
+
+A program has a block of one tensor. Which, a table says: a row for every tensor, of addresses, its
+number of elements and its kind, and a row for every block. So a step is one launch, and every
+tensor is read once and written once. Arithmetic is fp32.
+
+Shapes: t tensors, k blocks.
+"""
+
+import triton
+import triton.language as tl
+
+COLUMNS = tl.constexpr(7)
+"""Of the table: gradient, master, first and second moment, rounded weight, elements, kind."""
+
+
+@triton.jit
+def _at(table_tc, tensor, column: tl.constexpr, KIND: tl.constexpr, ALIGNED: tl.constexpr):
+    address = tl.load(table_tc + tensor * COLUMNS + column).to(tl.pointer_type(KIND))
+    if ALIGNED:
+        address = tl.multiple_of(address, 16)
+    return address
+
+
+@triton.jit
+def adamw(
+    table_tc,
+    blocks_k2,
+    divisor,
+    second_divisor,
+    lr,
+    vocabulary_lr,
+    decay,
+    beta1,
+    beta2,
+    left1,
+    left2,
+    epsilon,
+    correction1,
+    root_correction2,
+    GRADIENT: tl.constexpr,
+    MOMENT: tl.constexpr,
+    SQUARE: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    ROUNDS: tl.constexpr,
+    SCALES: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Update masters and moments, and round the masters to the weights.
+
+    The gradient is divided twice, and with ``SCALES`` the quotient stays in its place. ``left`` is
+    1 - beta, ``correction`` 1 - beta^steps. A tensor's kind has two bits: 1, it decays; 2, its rate
+    is that of the vocabulary layers.
+    """
+    block = tl.program_id(0)
+    tensor = tl.load(blocks_k2 + 2 * block)
+    place = tl.load(blocks_k2 + 2 * block + 1) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < tl.load(table_tc + tensor * COLUMNS + 5)
+    kind = tl.load(table_tc + tensor * COLUMNS + 6)
+    gradients = _at(table_tc, tensor, 0, GRADIENT, ALIGNED) + place
+    masters = _at(table_tc, tensor, 1, tl.float32, ALIGNED) + place
+    moments = _at(table_tc, tensor, 2, MOMENT, ALIGNED) + place
+    squares = _at(table_tc, tensor, 3, SQUARE, ALIGNED) + place
+
+    # rounded in between as if it had been stored, so that one pass and two give the same
+    gradient = tl.load(gradients, mask=inside, other=0.0).to(tl.float32)
+    gradient = tl.div_rn(gradient, divisor).to(GRADIENT)
+    gradient = tl.div_rn(gradient.to(tl.float32), second_divisor).to(GRADIENT)
+    if SCALES:
+        tl.store(gradients, gradient, mask=inside)
+    gradient = gradient.to(tl.float32)
+    master = tl.load(masters, mask=inside, other=0.0)
+    moment = tl.load(moments, mask=inside, other=0.0).to(tl.float32)
+    square = tl.load(squares, mask=inside, other=0.0).to(tl.float32)
+
+    rate = tl.where(kind >= 2, vocabulary_lr, lr)
+    master -= rate * tl.where(kind % 2 == 1, decay, 0.0) * master
+    moment = beta1 * moment + left1 * gradient
+    square = beta2 * square + left2 * gradient * gradient
+    master -= rate / correction1 * moment / (tl.sqrt(square) / root_correction2 + epsilon)
+
+    tl.store(masters, master, mask=inside)
+    tl.store(moments, moment.to(MOMENT), mask=inside)
+    tl.store(squares, square.to(SQUARE), mask=inside)
+    if ROUNDS:
+        weights = _at(table_tc, tensor, 4, WEIGHT, ALIGNED) + place
+        tl.store(weights, master.to(WEIGHT), mask=inside)
+
+
+@triton.jit
+def sums_of_squares(
+    table_tc,
+    blocks_k2,
+    sums_k,
+    GRADIENT: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Sum up the squares of every block of the gradients."""
+    block = tl.program_id(0)
+    tensor = tl.load(blocks_k2 + 2 * block)
+    place = tl.load(blocks_k2 + 2 * block + 1) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < tl.load(table_tc + tensor * COLUMNS + 5)
+    gradient = tl.load(_at(table_tc, tensor, 0, GRADIENT, ALIGNED) + place, mask=inside, other=0.0)
+    gradient = gradient.to(tl.float32)
+    tl.store(sums_k + block, tl.sum(gradient * gradient, 0))

@@ -1,0 +1,198 @@
+"""The programs of norms, activations and rotations as operators; see ``operators``.
+
+Shapes: r rows, h or f their length, k spans of rows; b batch, s sequence, a heads, d channels of a
+head, p rotated pairs.
+"""
+
+from typing import Final
+
+import triton
+from torch import Tensor
+
+from megatron.kernels.cuda.library import operator
+from megatron.kernels.cuda.operators import BLOCK, LAUNCH, TILE
+from megatron.kernels.cuda.programs import activations, norms, rotation
+
+WIDEST_ROW: Final = 8192
+"""Longest row of which one program keeps all that the backward of a norm needs in registers."""
+
+ACTIVATION_SPAN: Final = 64
+"""Rows whose gradients of a bias are added up by one program."""
+
+_LEAST_SPAN, _MOST_SPANS = 16, 512
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """[..., h] -> [r, h]; rows may be apart, but each is dense."""
+    x_rh = x.reshape(-1, x.shape[-1])
+    return x_rh if x_rh.stride(1) == 1 else x_rh.contiguous()
+
+
+def norm_tile(h: int, number_bytes: int) -> dict[str, int]:
+    """Return the rows and columns that a program has at a time, and its warps.
+
+    A thread has 32 bytes of a row, so that the longest row of fp32 does not exceed its registers.
+    """
+    columns = triton.next_power_of_2(h)
+    rows = max(1, BLOCK // columns)
+    return {"ROWS": rows, "COLUMNS": columns, "num_warps": max(4, columns * number_bytes // 1024)}
+
+
+def norm_span(r: int, h: int) -> int:
+    """Return how many rows a program of the backward goes through."""
+    span = max(_LEAST_SPAN, triton.cdiv(r, _MOST_SPANS), norm_tile(h, 1)["ROWS"])
+    return int(span)
+
+
+def rotation_tile(channels: int, pairs: int) -> dict[str, int]:
+    """Return the heads, pairs and other channels that a program has."""
+    width = triton.next_power_of_2(pairs)
+    others = channels - 2 * pairs
+    return {
+        "HEADS": max(1, BLOCK // (2 * width)),
+        "PAIRS": width,
+        "OTHERS": triton.next_power_of_2(others) if others else 0,
+    }
+
+
+@operator(
+    "norm(Tensor(a!) out_rh, Tensor(b!)? sum_rh, Tensor(c!) statistics_2r, Tensor x_rh, "
+    "Tensor? part_rh, Tensor weight_h, Tensor? bias_h, float epsilon) -> ()"
+)
+def norm(
+    out_rh: Tensor,
+    sum_rh: Tensor | None,
+    statistics_2r: Tensor,
+    x_rh: Tensor,
+    part_rh: Tensor | None,
+    weight_h: Tensor,
+    bias_h: Tensor | None,
+    epsilon: float,
+) -> None:
+    """See ``programs.norms``; LayerNorm with a bias, else RMSNorm."""
+    r, h = x_rh.shape
+    tile = norm_tile(h, x_rh.element_size())
+    norms.norm[(triton.cdiv(r, tile["ROWS"]),)](
+        out_rh,
+        out_rh if sum_rh is None else sum_rh,
+        statistics_2r,
+        x_rh,
+        x_rh if part_rh is None else part_rh,
+        weight_h,
+        weight_h if bias_h is None else bias_h,
+        r,
+        h,
+        x_rh.stride(0),
+        epsilon,
+        CENTRED=bias_h is not None,
+        ADDS=part_rh is not None,
+        **{**LAUNCH, **tile},
+    )
+
+
+@operator(
+    "norm_backward(Tensor(a!) x_grad_rh, Tensor(b!) partial_jkh, Tensor x_rh, Tensor weight_h, "
+    "Tensor statistics_2r, Tensor grad_rh, Tensor? stream_grad_rh) -> ()"
+)
+def norm_backward(
+    x_grad_rh: Tensor,
+    partial_jkh: Tensor,
+    x_rh: Tensor,
+    weight_h: Tensor,
+    statistics_2r: Tensor,
+    grad_rh: Tensor,
+    stream_grad_rh: Tensor | None,
+) -> None:
+    """See ``programs.norms``; LayerNorm with two sums side by side, else RMSNorm."""
+    r, h = x_rh.shape
+    norms.norm_backward[(partial_jkh.shape[1],)](
+        x_grad_rh,
+        partial_jkh,
+        x_rh,
+        weight_h,
+        statistics_2r,
+        grad_rh,
+        grad_rh if stream_grad_rh is None else stream_grad_rh,
+        r,
+        h,
+        x_rh.stride(0),
+        norm_span(r, h),
+        CENTRED=len(partial_jkh) == 2,
+        STREAM=stream_grad_rh is not None,
+        **{**LAUNCH, **norm_tile(h, x_rh.element_size())},
+    )
+
+
+@operator("column_sums(Tensor(a!) sums_jh, Tensor partial_jkh) -> ()")
+def column_sums(sums_jh: Tensor, partial_jkh: Tensor) -> None:
+    """See ``programs.norms``."""
+    j, k, h = partial_jkh.shape
+    norms.column_sums[(triton.cdiv(h, TILE["COLUMNS"]), j)](
+        sums_jh, partial_jkh, k, h, **TILE, **LAUNCH
+    )
+
+
+@operator("activation(Tensor(a!) out, Tensor x, bool gelu) -> ()")
+def activation(out: Tensor, x: Tensor, gelu: bool) -> None:
+    """See ``programs.activations``; GELU or the square of what is positive."""
+    assert x.is_contiguous()
+    activations.activation[(triton.cdiv(x.numel(), BLOCK),)](
+        out, x, x.numel(), GELU=gelu, BLOCK=BLOCK, **LAUNCH
+    )
+
+
+@operator(
+    "activation_backward(Tensor(a!) x_grad_rf, Tensor(b!)? partial_kf, Tensor kept_rf, "
+    "Tensor grad_rf, bool gelu) -> ()"
+)
+def activation_backward(
+    x_grad_rf: Tensor, partial_kf: Tensor | None, kept_rf: Tensor, grad_rf: Tensor, gelu: bool
+) -> None:
+    """See ``programs.activations``; without partial sums there is no bias."""
+    r, f = kept_rf.shape
+    grid = triton.cdiv(f, TILE["COLUMNS"]), triton.cdiv(r, ACTIVATION_SPAN)
+    activations.activation_backward[grid](
+        x_grad_rf,
+        x_grad_rf if partial_kf is None else partial_kf,
+        kept_rf,
+        grad_rf,
+        r,
+        f,
+        GELU=gelu,
+        BIAS=partial_kf is not None,
+        SPAN=ACTIVATION_SPAN,
+        **TILE,
+        **LAUNCH,
+    )
+
+
+@operator(
+    "rotate(Tensor(a!) out_bsad, Tensor x_bsad, Tensor cos, Tensor sin, bool interleaved, "
+    "bool back) -> ()"
+)
+def rotate(
+    out_bsad: Tensor, x_bsad: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool
+) -> None:
+    """See ``programs.rotation``; the angles are [s, 1, p], or [b, s, 1, p] by sample."""
+    b, s, a, d = out_bsad.shape
+    p = cos.shape[-1]
+    tile = rotation_tile(d, p)
+    assert x_bsad.stride(3) == cos.stride(-1) == 1
+    assert cos.stride() == sin.stride()
+    rotation.rotate[(b * s, triton.cdiv(a, tile["HEADS"]))](
+        out_bsad,
+        x_bsad,
+        cos,
+        sin,
+        s,
+        a,
+        d,
+        p,
+        *x_bsad.stride()[:3],
+        cos.stride(0) if cos.dim() == 4 else 0,
+        cos.stride(-3),
+        BACK=back,
+        INTERLEAVED=interleaved,
+        **tile,
+        **LAUNCH,
+    )

@@ -1,0 +1,134 @@
+"""The programs over many tensors at once as operators; see ``operators``.
+
+Shapes: t tensors, k blocks, c columns of a table.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from megatron.kernels.cuda.library import operator
+from megatron.kernels.cuda.operators import BLOCK, LAUNCH
+from megatron.kernels.cuda.programs import update
+
+TYPES: Final = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+_ALIGNMENT = 16  # bytes that a thread reads at once
+
+
+def blocks_of(tensors: Sequence[Tensor]) -> int:
+    """Return k, the number of blocks of all tensors."""
+    return sum(triton.cdiv(tensor.numel(), BLOCK) for tensor in tensors)
+
+
+def _rows(*columns: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
+    """Return a row for every tensor: five addresses, of which some are of nothing, and elements."""
+    for column in columns:
+        assert all(tensor.is_contiguous() for tensor in column)
+        assert len({tensor.dtype for tensor in column}) <= 1
+    addresses = [[tensor.data_ptr() for tensor in column] for column in columns]
+    rows = range(len(columns[0]))
+    padded = [*addresses, *([[0] * len(rows)] * (5 - len(addresses)))]
+    return tuple(
+        (*(column[row] if column else 0 for column in padded), columns[0][row].numel())
+        for row in rows
+    )
+
+
+def _is_aligned(rows: tuple[tuple[int, ...], ...]) -> bool:
+    return all(address % _ALIGNMENT == 0 for row in rows for address in row[:5])
+
+
+@lru_cache(maxsize=1024)
+def _tables(
+    rows: tuple[tuple[int, ...], ...], kinds: tuple[int, ...], device: torch.device
+) -> tuple[Tensor, ...]:
+    """Return the table of tensors and that of blocks, on the device and where they come from.
+
+    They are made when tensors are first used; nobody waits for the device to have them.
+    """
+    table_tc = torch.tensor([(*row, kind) for row, kind in zip(rows, kinds, strict=True)])
+    counts_t = -(-table_tc[:, 5] // BLOCK)
+    tensor_k = torch.repeat_interleave(torch.arange(len(rows)), counts_t)
+    first_t = counts_t.cumsum(0) - counts_t
+    blocks_k2 = torch.stack((tensor_k, torch.arange(len(tensor_k)) - first_t[tensor_k]), 1)
+    own = table_tc, blocks_k2.contiguous()
+    if device.type == "cuda":
+        own = own[0].pin_memory(), own[1].pin_memory()
+    return (*(each.to(device, non_blocking=True) for each in own), *own)
+
+
+@operator(
+    "adamw_(Tensor[] gradients, Tensor(a!)[] quotients, Tensor(b!)[] masters, "
+    "Tensor(c!)[] moments, Tensor(d!)[] squares, Tensor(e!)[] weights, int[] kinds, "
+    "float[] divisors, float lr, float vocabulary_lr, float decay, float beta1, float beta2, "
+    "float epsilon, int number) -> ()"
+)
+def adamw_(
+    gradients: Sequence[Tensor],
+    quotients: Sequence[Tensor],
+    masters: Sequence[Tensor],
+    moments: Sequence[Tensor],
+    squares: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    kinds: Sequence[int],
+    divisors: tuple[float, float],
+    lr: float,
+    vocabulary_lr: float,
+    decay: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    number: int,
+) -> None:
+    """See ``programs.update``; without weights nothing is rounded.
+
+    The quotients are the gradients again, or none if the gradients stay.
+    """
+    rows = _rows(gradients, masters, moments, squares, weights)
+    table_tc, blocks_k2, *_ = _tables(rows, tuple(kinds), masters[0].device)
+    update.adamw[(len(blocks_k2),)](
+        table_tc,
+        blocks_k2,
+        *divisors,
+        lr,
+        vocabulary_lr,
+        decay,
+        beta1,
+        beta2,
+        1 - beta1,
+        1 - beta2,
+        epsilon,
+        1 - beta1**number,
+        (1 - beta2**number) ** 0.5,
+        GRADIENT=TYPES[gradients[0].dtype],
+        MOMENT=TYPES[moments[0].dtype],
+        SQUARE=TYPES[squares[0].dtype],
+        WEIGHT=TYPES[weights[0].dtype if weights else masters[0].dtype],
+        ROUNDS=len(weights) > 0,
+        SCALES=len(quotients) > 0,
+        ALIGNED=_is_aligned(rows),
+        BLOCK=BLOCK,
+        **LAUNCH,
+    )
+
+
+@operator("sums_of_squares(Tensor[] tensors, Tensor(a!) sums_k) -> ()")
+def sums_of_squares(tensors: Sequence[Tensor], sums_k: Tensor) -> None:
+    """See ``programs.update``."""
+    rows = _rows(tensors)
+    table_tc, blocks_k2, *_ = _tables(rows, (0,) * len(rows), sums_k.device)
+    update.sums_of_squares[(len(blocks_k2),)](
+        table_tc,
+        blocks_k2,
+        sums_k,
+        GRADIENT=TYPES[tensors[0].dtype],
+        ALIGNED=_is_aligned(rows),
+        BLOCK=BLOCK,
+        **LAUNCH,
+    )

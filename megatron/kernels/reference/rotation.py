@@ -1,0 +1,45 @@
+"""The rotation of queries and keys in PyTorch.
+
+Shapes: b batch, s sequence, a heads, d channels of a head, p rotated pairs.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+class Rotation(torch.autograd.Function):
+    """Its backward rotates back, since a rotation is orthogonal; only the angles are saved."""
+
+    @staticmethod
+    def forward(ctx: Any, x_bsad: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+        """See ``Kernels.rotate``."""
+        ctx.save_for_backward(cos, sin)
+        ctx.interleaved = interleaved
+        return _turn(x_bsad, cos, sin, interleaved)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_bsad: Tensor) -> tuple[Tensor | None, ...]:
+        """Rotate back."""
+        cos, sin = ctx.saved_tensors
+        return _turn(grad_bsad, cos, -sin, ctx.interleaved), None, None, None
+
+
+def _turn(x_bsad: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    # fp32 for bf16 inputs, float64 for float64 ones
+    wide_type = torch.promote_types(x_bsad.dtype, cos.dtype)
+    pairs, rotated = cos.shape[-1], 2 * cos.shape[-1]
+    channels = (
+        (slice(0, rotated, 2), slice(1, rotated, 2))
+        if interleaved
+        else (slice(0, pairs), slice(pairs, rotated))
+    )
+    first, second = (x_bsad[..., own].to(wide_type) for own in channels)
+    out = torch.empty(x_bsad.shape, dtype=x_bsad.dtype, device=x_bsad.device)
+    out[..., channels[0]] = (first * cos).sub_(second * sin)
+    out[..., channels[1]] = (second * cos).add_(first * sin)
+    out[..., rotated:] = x_bsad[..., rotated:]
+    return out

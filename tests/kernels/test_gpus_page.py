@@ -1,0 +1,23 @@
+"""The page about GPUs names every kernel that there is, and none that is not."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("megatron.kernels.cuda.kernels", exc_type=ImportError)
+
+PAGE = Path(__file__).parents[2] / "docs" / "gpus.md"
+
+
+def test_kernels_are_those_that_there_are() -> None:
+    own = {
+        name.removeprefix("megatron_kernels::").rstrip("_")
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("megatron_kernels::")
+    }
+    page = PAGE.read_text()
+    cells = re.findall(r"^\|[^|]*\|([^|]*)\|", page, re.MULTILINE)
+    in_tables = {name for cell in cells for name in re.findall(r"`([a-z_]+)`", cell)}
+    assert in_tables <= own <= set(re.findall(r"`([a-z_]+)`", page))

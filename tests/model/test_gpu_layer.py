@@ -1,0 +1,87 @@
+"""A layer by the kernels of a GPU computes what PyTorch's operations do; Triton interprets it here.
+
+It is what joins the kernels that is tested: which gradient of a bias is formed where, and what the
+stream and a norm of it leave each other.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from megatron.kernels.face import Kernels
+from megatron.kernels.reference.kernels import ReferenceKernels
+from megatron.layers.linear import defer_weight_gradients
+from megatron.layers.main_grad import give_main_grad, main_grad_of
+from megatron.layers.recompute import Recomputation, prepare
+from megatron.model.build_layer import build_layer
+from megatron.model.config import ModelConfig
+from megatron.model.layer_spec import layer_spec
+
+cuda = pytest.importorskip("megatron.kernels.cuda.kernels", exc_type=ImportError)
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+GPT = ModelConfig(
+    num_layers=1,
+    hidden_size=24,
+    ffn_hidden_size=40,
+    num_attention_heads=4,
+    num_query_groups=2,
+    kv_channels=6,
+    seq_length=7,
+    max_position_embeddings=7,
+    vocab_size=50,
+    attention_dropout=0.0,
+    hidden_dropout=0.0,
+)
+ROPE: dict[str, Any] = {"position_embedding_type": "rope", "normalization": "RMSNorm"}
+KINDS = {
+    "gpt": GPT,
+    "llama": replace(GPT, swiglu=True, add_bias_linear=False, **ROPE),
+    "squared relu, half rotation": replace(GPT, squared_relu=True, rotary_percent=0.7, **ROPE),
+    "norms of heads": replace(GPT, qk_layernorm=True, rotary_interleaved=True, **ROPE),
+    "adds to the normed": replace(GPT, apply_residual_connection_post_layernorm=True),
+    "both branches at once": replace(GPT, parallel_attn=True, parallel_layernorm=True),
+}
+
+
+def results(config: ModelConfig, kernels: Kernels, *, split: bool, again: bool) -> list[Tensor]:
+    """Output, gradient of the input, and sums of the parameters' gradients."""
+    generator = torch.Generator().manual_seed(1)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(DEVICE)
+
+    layer = build_layer(config, 0, DEVICE, torch.float32, kernels)
+    for parameter in layer.parameters():
+        parameter.data.copy_(0.5 * drawn(*parameter.shape))
+        give_main_grad(parameter, torch.zeros_like(parameter))
+        parameter.grad = main_grad_of(parameter)
+    if again:
+        prepare(layer, Recomputation(frozenset({"core_attn", "layernorm", "mlp"})))
+    work: list[Any] = []
+    defer_weight_gradients(layer, work.append if split else None)
+    rotation = layer_spec(config, 0).rotation
+    rope = None if rotation is None else rotation.build(DEVICE, torch.float32, kernels)
+    x_bsh = drawn(2, 7, 24).requires_grad_()
+    y_bsh = layer(x_bsh, rope)
+    y_bsh.backward(drawn(2, 7, 24))
+    with torch.no_grad():
+        for each in work:
+            each()
+    assert x_bsh.grad is not None
+    return [y_bsh, x_bsh.grad, *(main_grad_of(each) for each in layer.parameters())]
+
+
+@pytest.mark.parametrize(
+    ("split", "again"), [(False, False), (True, True)], ids=["as it is", "split and computed again"]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_is_that_of_pytorch(kind: str, split: bool, again: bool) -> None:
+    config = KINDS[kind]
+    own = results(config, cuda.CudaKernels(DEVICE, torch.float32), split=split, again=again)
+    expected = results(config, ReferenceKernels(), split=split, again=again)
+    for got, want in zip(own, expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)

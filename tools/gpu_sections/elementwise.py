@@ -1,0 +1,101 @@
+"""Work between products, and the optimizer's step, against the bytes that each must move.
+
+Shapes: n tokens, h hidden.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from megatron.kernels.adamw import AdamWStep, AdamWTensors
+from megatron.kernels.choose import kernels_for
+from megatron.kernels.face import Kernels
+from megatron.simulator.costs.gpus import gpu_of_driver
+from tools.gpu_sections.timing import Scale, Section, laps, table
+
+HEAD_SIZE: Final = 128
+STEP: Final = AdamWStep((), False, 1e-4, 1e-4, 0.1, (0.9, 0.95), 1e-8, 10)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Something to time.
+
+    Attributes:
+        name: of the operation.
+        run: does it.
+        bytes: that it must read and write, each once.
+    """
+
+    name: str
+    run: Callable[[], object]
+    bytes: int
+
+
+def measure(scale: Scale) -> Section:
+    """Time each operation by the kernels that training takes."""
+    n, h = (64, 64) if scale.small else (4096, 4096)
+    kernels = kernels_for(scale.device, torch.bfloat16)
+    works = [*_row_works(scale, kernels, n, h), *_optimizer_works(scale, kernels)]
+    seconds = laps(scale, [work.run for work in works])
+    known = gpu_of_driver(torch.cuda.get_device_name()) if scale.device.type == "cuda" else None
+    rows, values = [], {}
+    for work, taken in zip(works, seconds, strict=True):
+        speed = work.bytes / taken
+        share = "" if known is None else f"{speed / known.bandwidth:.0%}"
+        rows.append((work.name, 1e6 * taken, work.bytes / 1e6, speed / 1e9, share))
+        values[work.name] = speed
+    head = ("operation", "us", "MB that must move", "GB/s", "of the memory's")
+    said = f"n = {n}, h = {h}, bf16, by {type(kernels).__name__}; the optimizer has fp32 states."
+    return Section([said, "", *table(head, rows)], {"bytes_per_s": values})
+
+
+def _row_works(scale: Scale, kernels: Kernels, n: int, h: int) -> list[Work]:
+    """Forward and backward of norms, activations and rotations."""
+
+    def drawn(*shape: int) -> Tensor:
+        tensor = torch.randn(shape, device=scale.device, dtype=torch.bfloat16)
+        return tensor.requires_grad_()
+
+    x, part, weight, bias = drawn(n, h), drawn(n, h), drawn(h), drawn(h)
+    total, normed = kernels.add_layer_norm(x, part, weight, bias, 1e-5)
+    wide, wide_bias = drawn(n, 4 * h), drawn(4 * h)
+    inner = kernels.gelu(wide, wide_bias)
+    heads = max(1, h // HEAD_SIZE)
+    q = drawn(1, n, heads, min(h, HEAD_SIZE))
+    cos, sin = torch.randn(2, n, 1, q.shape[3] // 2, device=scale.device).unbind()
+    turned = kernels.rotate(q, cos, sin, interleaved=False)
+    one = 2 * n * h  # bytes of [n, h]
+
+    def backward(outputs: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> Callable[[], object]:
+        grads = [torch.randn_like(output) for output in outputs]
+        return lambda: torch.autograd.grad(outputs, inputs, grads, retain_graph=True)
+
+    return [
+        Work(
+            "sum and LayerNorm",
+            lambda: kernels.add_layer_norm(x, part, weight, bias, 1e-5),
+            4 * one,
+        ),
+        Work("their backward", backward((total, normed), (x, part, weight, bias)), 4 * one),
+        Work("GELU [n, 4h]", lambda: kernels.gelu(wide, wide_bias), 8 * one),
+        Work("its backward with a bias", backward((inner,), (wide, wide_bias)), 12 * one),
+        Work("rotation", lambda: kernels.rotate(q, cos, sin, interleaved=False), 2 * one),
+        Work("rotation back", backward((turned,), (q,)), 2 * one),
+    ]
+
+
+def _optimizer_works(scale: Scale, kernels: Kernels) -> list[Work]:
+    """The norm and a step on some matrices."""
+    count, size = (2, 1 << 12) if scale.small else (8, 1 << 26)
+    wide = [[torch.zeros(size, device=scale.device) for _ in range(count)] for _ in range(4)]
+    weights = [torch.zeros(size, device=scale.device, dtype=torch.bfloat16) for _ in range(count)]
+    no = [False] * count
+    tensors = AdamWTensors(wide[0], wide[1], wide[2], wide[3], weights, no, no)
+    return [
+        Work("norm of gradients", lambda: kernels.sum_of_squares(wide[0]), 4 * count * size),
+        Work("AdamW", lambda: kernels.adamw_(tensors, STEP), 30 * count * size),
+    ]

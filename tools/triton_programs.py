@@ -1,0 +1,276 @@
+"""Compile the Triton programs for a GPU that need not be there, and tell what they take.
+
+    python -m tools.triton_programs 90
+
+Of each program in each of its forms it prints the registers of a thread, the bytes of shared memory
+of a block, and the bytes that a thread spills because it has too few registers. 80 is an A100, 90
+an H100 or H200. ``TRITON_INTERPRET`` must not be set.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from megatron.kernels.cuda.operators import BLOCK, LAUNCH, TILE
+from megatron.kernels.cuda.programs import (
+    activations,
+    gated,
+    gradients,
+    norms,
+    rotation,
+    softmax,
+    update,
+)
+from megatron.kernels.cuda.row_operators import ACTIVATION_SPAN, norm_tile, rotation_tile
+from megatron.kernels.cuda.sizes import SPAN
+
+TYPES = ("bf16", "fp16", "fp32")
+"""Of activations."""
+
+_WIDE = (
+    "statistics_p4n",
+    "merged_4n",
+    "gradient_vh",
+    "raw_nh",
+    "spread_nh",
+    "weight_n",
+    "shift_n",
+    "maximum_n",
+    "sum_n",
+)
+_STATISTICS = ("maxima_kn", "target_logits_n", "sums_kn", "logit_sums_kn")
+RANKS = 16
+"""Shards whose statistics C1 merges; the kernels have a form for every power of two."""
+
+_FLOATS = ("cap", "pull", "spread", "z_loss", "epsilon")
+_ALL_WIDE = ("statistics_2r", "partial_jkh", "partial_kf", "cos_bsp", "sin_bsp", "sums_k")
+_TABLES = ("table_tc", "blocks_k2")
+_EVEN = ("n", "h", "f", "s", "d", "p", "stride", "span", "x_batch", "x_token", "x_head")
+"""Integers that are multiples of 16 where a model's sizes are; strides among them."""
+
+_ODD = ("first_row", "angle_batch", "angle_token", *_EVEN)
+_ROW_SIZES = (128, 8192)
+"""Of the rows of norms: the channels of a head, and the longest row that the programs take."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A program and the constants that it is compiled with."""
+
+    program: Any
+    constants: Mapping[str, object]
+    activation: str
+    warps: int = LAUNCH["num_warps"]
+
+    @property
+    def name(self) -> str:
+        """Name of the program."""
+        name: str = self.program.__name__
+        return name
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a form takes.
+
+    Attributes:
+        program: its name.
+        form: activations' type and the options that are on.
+        registers: of a thread.
+        shared_bytes: shared memory of a block.
+        spilled_bytes: of a thread.
+        short_offsets: matrices into which offsets of 32 bits lead; they may have 2^31 elements.
+    """
+
+    program: str
+    form: str
+    registers: int
+    shared_bytes: int
+    spilled_bytes: int
+    short_offsets: tuple[str, ...]
+
+
+def forms(activations: tuple[str, ...] = TYPES) -> Iterator[Form]:
+    """Yield every form in which the kernels may launch a program."""
+    logits, rows = {"SPAN": SPAN, **TILE}, {"BLOCK": BLOCK}
+    for kind in activations:
+        for capped in (False, True):
+            yield Form(softmax.column_maxima, {"CAPPED": capped, **logits}, kind)
+            yield Form(gradients.subtract_targets, {"CAPPED": capped, **rows}, kind)
+            for sums, spread in ((False, False), (True, False), (True, True), (False, True)):
+                if not sums and spread and not capped:
+                    continue
+                options = {"SUMS": sums, "LOGIT_SUMS": sums and spread, "SLOPES": spread and capped}
+                yield Form(softmax.exponentials, {"CAPPED": capped, **options, **logits}, kind)
+            for spread, z_loss in product((False, True), repeat=2):
+                loss = {"CAPPED": capped, "SPREAD": spread, "Z_LOSS": z_loss}
+                yield Form(gradients.input_gradient, {**loss, **rows}, kind)
+                ranks = {"RANKS": RANKS, **rows}
+                yield Form(gradients.merge_input_gradient, {**loss, **ranks}, kind)
+        yield Form(gradients.merge, {"RANKS": RANKS}, kind)
+        for on in (False, True):
+            yield Form(gradients.scale_rows, {"Z_LOSS": on, **rows}, kind)
+            yield Form(gated.gated, {"GELU": on, **rows}, kind)
+            yield Form(gated.gated_backward, {"GELU": on, **rows}, kind)
+        yield from _row_forms(kind)
+        yield from _rotation_forms(kind)
+        yield from _update_forms(kind)
+
+
+def _row_forms(kind: str) -> Iterator[Form]:
+    """Yield those of norms and activations."""
+    for size, on in product(_ROW_SIZES, (False, True)):
+        tile = norm_tile(size, 4 if kind == "fp32" else 2)
+        warps = tile.pop("num_warps")
+        for other in (False, True):
+            forward = {"CENTRED": on, "ADDS": other, **tile}
+            yield Form(norms.norm, forward, kind, warps)
+            backward = {"CENTRED": on, "STREAM": other, **tile}
+            yield Form(norms.norm_backward, backward, kind, warps)
+    yield Form(norms.column_sums, {**TILE}, kind)
+    for gelu, other in product((False, True), repeat=2):
+        if other:
+            yield Form(activations.activation, {"GELU": gelu, "BLOCK": BLOCK}, kind)
+        constants = {"GELU": gelu, "BIAS": other, "SPAN": ACTIVATION_SPAN, **TILE}
+        yield Form(activations.activation_backward, constants, kind)
+
+
+def _rotation_forms(kind: str) -> Iterator[Form]:
+    """Yield those of heads of 128 channels, of which all or half turn."""
+    for back, interleaved in product((False, True), repeat=2):
+        options = {"BACK": back, "INTERLEAVED": interleaved}
+        yield Form(rotation.rotate, {**options, **rotation_tile(128, 32 if back else 64)}, kind)
+
+
+def _update_forms(kind: str) -> Iterator[Form]:
+    """Yield those of a step: moments in fp32, all in bf16, and gradients that stay scaled."""
+    wide, narrow = tl.float32, tl.bfloat16
+    types = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
+    rounds = {"WEIGHT": types[kind], "ROUNDS": kind != "fp32", "BLOCK": BLOCK}
+    for held, moment, scales, aligned in (
+        (wide, wide, False, True),
+        (wide, wide, True, True),
+        (wide, wide, False, False),
+        (narrow, narrow, False, True),
+    ):
+        own = {"GRADIENT": held, "MOMENT": moment, "SQUARE": moment}
+        options = {"SCALES": scales, "ALIGNED": aligned}
+        yield Form(update.adamw, {**own, **rounds, **options}, kind)
+    yield Form(update.sums_of_squares, {"GRADIENT": wide, "ALIGNED": True, "BLOCK": BLOCK}, kind)
+
+
+def compiled(form: Form, capability: int) -> Resources:
+    """Compile a form for sizes that are multiples of 16, as a model's are.
+
+    Args:
+        form: what to compile.
+        capability: of the GPU, 10 times its number.
+    """
+    names = [parameter.name for parameter in form.program.params]
+    signature = {name: _type_of(name, form) for name in names}
+    even = [
+        (index,)
+        for index, name in enumerate(names)
+        if signature[name].startswith("*") or name in _EVEN
+    ]
+    source = ASTSource(
+        form.program,
+        signature=signature,
+        constexprs={(names.index(name),): value for name, value in form.constants.items()},
+        attrs={place: [["tt.divisibility", 16]] for place in even},
+    )
+    result = triton.compile(
+        source,
+        target=GPUTarget("cuda", capability, 32),
+        options={**LAUNCH, "num_warps": form.warps},
+    )
+    options = [name.lower() for name, value in form.constants.items() if value is True]
+    registers, spilled = _resources(result.asm["cubin"])
+    return Resources(
+        form.name,
+        " ".join([form.activation, *options]),
+        registers,
+        int(result.metadata.shared),
+        spilled,
+        tuple(_short_offsets(result.asm["ttir"], form)),
+    )
+
+
+def _type_of(name: str, form: Form) -> str:
+    """Return the type of a program's argument in Triton's words."""
+    if name in form.constants:
+        return "constexpr"
+    if name in _FLOATS or (form.program is update.adamw and name not in _TABLES):
+        return "fp32"
+    if name == "targets_n" or name in _TABLES:
+        return "*i64"
+    if name in _WIDE or name in _STATISTICS or name in _ALL_WIDE:
+        return "*fp32"
+    return f"*{form.activation}" if "_" in name and name not in _ODD else "i32"
+
+
+def _short_offsets(ttir: str, form: Form) -> list[str]:
+    """Return the matrices into which offsets of 32 bits lead, in a program in Triton's own code.
+
+    A row that is there once for all tokens is no matrix.
+    """
+    [arguments] = re.findall(r"tt\.func public @\w+\((.*)", ttir)
+    given = [each.name for each in form.program.params if each.name not in form.constants]
+    names = dict(zip(re.findall(r"(%\w+): ", arguments), given, strict=True))
+    found = set()
+    for result, act, source, kinds in re.findall(
+        r"(%\w+) = tt\.(splat|addptr) (%\w+)(?:, %\w+)? : (.*?)(?: loc|\n)", ttir
+    ):
+        name = names.get(source, "")
+        if act == "splat":
+            names[result] = name
+        elif re.search(r"\bi32>?$|xi32>$", kinds) and re.search(r"_[vnr][nhf]$", name):
+            found.add(name)
+    if not form.constants.get("CAPPED"):
+        found.discard("spread_nh")
+    return sorted(found)
+
+
+def _resources(cubin: bytes) -> tuple[int, int]:
+    """Return registers and spilled bytes of a thread, as NVIDIA's tool reads them."""
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(tools / "cuobjdump"), "--dump-resource-usage", file.name]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = {key: int(number) for key, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", printed)}
+    return found["REG"], found["STACK"] + found["LOCAL"]
+
+
+def main() -> None:
+    """Print a table, or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("capability", type=int)
+    parser.add_argument("--types", nargs="+", choices=TYPES, default=TYPES)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    found = [compiled(form, arguments.capability) for form in forms(tuple(arguments.types))]
+    if arguments.json:
+        print(json.dumps([asdict(each) for each in found]))
+        return
+    print("| program | form | registers | shared bytes | spilled bytes |\n|---|---|--:|--:|--:|")
+    for each in found:
+        *values, _ = asdict(each).values()
+        print("| " + " | ".join(map(str, values)) + " |")
+
+
+if __name__ == "__main__":
+    main()
