@@ -23,7 +23,7 @@ def layer_activation_bytes(shape: Shape) -> float:
     outside = shape.stream_inputs * ACTIVATION_BYTES + masks
     outside += shape.norm_inputs * ACTIVATION_BYTES if shape.wide_stream else 0
     whole = ACTIVATION_BYTES * shape.tokens * width + outside * shape.own_elements
-    return whole + _core_bytes(shape) + _mlp_bytes(shape)
+    return whole + _core_bytes(shape) + mlp_bytes(shape)
 
 
 def layer_repeated_bytes(shape: Shape) -> float:
@@ -35,7 +35,7 @@ def layer_repeated_bytes(shape: Shape) -> float:
     again = shape.recomputed
     norms = shape.norms * ACTIVATION_BYTES * shape.own_elements if again.norms else 0
     core = _core_bytes(shape) if again.core else 0
-    return norms + core + (_mlp_bytes(shape) if again.mlp else 0)
+    return norms + core + (mlp_bytes(shape) if again.mlp else 0)
 
 
 def layer_factor_bytes(shape: Shape) -> float:
@@ -121,25 +121,45 @@ def stage_repeated_bytes(shape: Shape, layers: int) -> float:
     return max(0.0, again - shape.stream_bytes)
 
 
+def depth_repeated_bytes(shape: Shape) -> float:
+    """Return the bytes by which a depth exceeds in B what F kept of it, having computed it again.
+
+    Args:
+        shape: the model and one microbatch.
+    """
+    if not (shape.depths and shape.repeats_depths):
+        return 0.0
+    beside = (2 + shape.changes_words) * ACTIVATION_BYTES * shape.own_elements
+    return beside + layer_activation_bytes(shape) + shape.stream_bytes
+
+
 def _core_bytes(shape: Shape) -> float:
     """Return what attention keeps between its projections besides their output and input.
 
     Where a sequence is shared, those are the keys and values of all ranks in place of its own,
     and the outputs of two chunks apart. The projection's output itself is then needed for
-    queries that are taken from it as they are, or for norms.
+    queries that are taken from it as they are, or for norms. Queries of several groups lie apart in
+    it, so they are copied.
     """
     queries, keys_values = shape.rank_query_width, shape.rank_key_value_width
-    own = shape.own_queries * (queries + keys_values // 2)
+    heads = shape.num_attention_heads // shape.tensor.ranks
+    groups = heads * keys_values // (2 * queries)
+    own = queries if 1 < groups < heads else 0
+    if shape.own_queries:
+        own = queries + keys_values // 2
     if shape.context > 1:
         own = queries
         if shape.own_queries:
             own += queries if shape.normed_queries else -keys_values
-    heads = shape.num_attention_heads // shape.tensor.ranks
     stored = 5 * heads * shape.seq_length if shape.kept == "all" else 0
     return float(shape.tokens * (ACTIVATION_BYTES * own + stored) + shape.gathered_bytes)
 
 
-def _mlp_bytes(shape: Shape) -> float:
-    """Return the bytes that the MLP keeps besides its input."""
+def mlp_bytes(shape: Shape) -> float:
+    """Return the bytes that a layer's MLP keeps besides its input.
+
+    Args:
+        shape: the model and one microbatch.
+    """
     inner = 3 if shape.gated_mlp else 1 if shape.output_slope else 2
     return float(ACTIVATION_BYTES * shape.tokens * inner * shape.rank_ffn_width)
