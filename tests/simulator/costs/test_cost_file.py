@@ -72,8 +72,9 @@ def test_a_file(tmp_path: Path) -> None:
     costs, sizes, layers, named = load_costs(written(tmp_path, document))
     assert {kind: costs.passes[kind] for kind in ("F", "B", "W")} == document["passes"]
     assert costs.comms == {"X": 0.5, "G": 0.5, "C0": 1}
-    working = {"S": 12, "B": [[1, 2], [3, 4]]}
-    assert sizes == Sizes([5, 6], [[7, 8], [9, 10]], 0.0, 11, working=working)
+    assert sizes == Sizes(
+        [5, 6], [[7, 8], [9, 10]], 0.0, 11, working={"S": 12, "B": [[1, 2], [3, 4]]}
+    )
     assert layers == [[2, 1], [0, 3]]
     assert named == {"F", "B", "W", "X", "G", "C0"}
 
