@@ -57,10 +57,11 @@
 #     PROFILED             switch: trace a few iterations, into profile/
 #     AIP_RUN_NAME         with PROFILED: into profile/AIP_RUN_NAME
 #   Ranks
-#     PIPELINE_SIZE        pipeline ranks p; all ranks, divided by TP_SIZE, by default. With fewer,
-#                          the ranks are replicas of the model (data parallelism)
+#     PIPELINE_SIZE        pipeline ranks p; all ranks, divided by TP_SIZE and CP_SIZE, by default.
+#                          With fewer, the ranks are replicas of the model (data parallelism)
 #     TP_SIZE              ranks t that share every layer (tensor parallelism); 1 by default
 #     SEQUENCE_PARALLEL    switch, with TP_SIZE: they share the sequence too
+#     CP_SIZE              ranks c that share every sequence (context parallelism); 1 by default
 #     GPUS_PER_NODE        ranks on this node; all GPUs by default, or the cores, 2 to 4
 #     WORLD_SIZE RANK MASTER_ADDR MASTER_PORT
 #                          number of nodes, this node's number, and where node 0 listens
@@ -137,9 +138,10 @@ cpu_has_bf16() { grep -qE '\b(amx_bf16|avx512_bf16)\b' /proc/cpuinfo 2>/dev/null
 
 # --- The settings, checked before anything takes time
 
-for name in PIPELINE_SIZE TP_SIZE LAYERS HIDDEN_SIZE IMM_SIZE FFN_HIDDEN_SIZE ATTENTION_HEADS GQA \
-  SEQ_LENGTH MICRO_BATCH_SIZE GLOBAL_BATCH_SIZE EXIT_INTERVAL LOG_INTERVAL EVAL_INTERVAL \
-  SCHEDULE_TIMER_START SCHEDULE_TIMER_END ZERO_BUBBLE_TIMER_START ZERO_BUBBLE_TIMER_END; do
+for name in PIPELINE_SIZE TP_SIZE CP_SIZE LAYERS HIDDEN_SIZE IMM_SIZE FFN_HIDDEN_SIZE \
+  ATTENTION_HEADS GQA SEQ_LENGTH MICRO_BATCH_SIZE GLOBAL_BATCH_SIZE EXIT_INTERVAL LOG_INTERVAL \
+  EVAL_INTERVAL SCHEDULE_TIMER_START SCHEDULE_TIMER_END ZERO_BUBBLE_TIMER_START \
+  ZERO_BUBBLE_TIMER_END; do
   whole "$name" 1
 done
 for name in GPUS_PER_NODE WORLD_SIZE MASTER_PORT; do whole "$name" 1 65535; done
@@ -153,6 +155,8 @@ for name in VOCAB_PARALLEL FB_SPLIT INTERLACED_SCHEDULE ENABLE_LAYER_REDISTRIBUT
 done
 
 t="${TP_SIZE:-1}"
+c="${CP_SIZE:-1}"
+per_stage="$((t * c))" # ranks
 ((t > 1)) || idle "TP_SIZE is 1" SEQUENCE_PARALLEL
 if on OFFLOAD; then
   die "OFFLOAD=$OFFLOAD: moving activations to the host is not built yet; unset it"
@@ -224,26 +228,28 @@ if ((gpus > 0)); then
 else
   cores="$(count_cores)"
   cores="$((cores < 2 ? 2 : cores > 4 ? 4 : cores))"
-  # As few as make a replica, or else a multiple of TP_SIZE.
-  cores="$((cores > t ? cores / t * t : t))"
-  ranks_per_node="${GPUS_PER_NODE:-${PIPELINE_SIZE:+$(((t * PIPELINE_SIZE + nodes - 1) / nodes))}}"
+  # As few as make a replica, or else whole stages.
+  cores="$((cores > per_stage ? cores / per_stage * per_stage : per_stage))"
+  fewest="${PIPELINE_SIZE:+$(((per_stage * PIPELINE_SIZE + nodes - 1) / nodes))}"
+  ranks_per_node="${GPUS_PER_NODE:-$fewest}"
   ranks_per_node="${ranks_per_node:-$cores}"
 fi
 ranks="$((nodes * ranks_per_node))"
-p="${PIPELINE_SIZE:-$((ranks < t ? 1 : ranks / t))}"
+p="${PIPELINE_SIZE:-$((ranks < per_stage ? 1 : ranks / per_stage))}"
 replica="PIPELINE_SIZE=$p"
+((c == 1)) || replica="CP_SIZE=$c x $replica"
 ((t == 1)) || replica="TP_SIZE=$t x $replica"
-((t * p <= ranks)) ||
+((per_stage * p <= ranks)) ||
   die "$replica is more than the $nodes x $ranks_per_node ranks (WORLD_SIZE x GPUS_PER_NODE):" \
     "lower it, or add nodes"
-((ranks % (t * p) == 0)) ||
+((ranks % (per_stage * p) == 0)) ||
   die "$replica does not divide the $nodes x $ranks_per_node ranks (WORLD_SIZE x GPUS_PER_NODE)" \
-    "into replicas: start a multiple of $((t * p)) ranks"
+    "into replicas: start a multiple of $((per_stage * p)) ranks"
 
 # --- Sizes: the original's with GPUs; without GPUs, sizes that train in minutes on two cores
 
 MICRO_BATCH_SIZE="${MICRO_BATCH_SIZE:-1}"
-GLOBAL_BATCH_SIZE="${GLOBAL_BATCH_SIZE:-$((3 * ranks / t * MICRO_BATCH_SIZE))}"
+GLOBAL_BATCH_SIZE="${GLOBAL_BATCH_SIZE:-$((3 * ranks / per_stage * MICRO_BATCH_SIZE))}"
 if ((gpus > 0)); then
   LAYERS="${LAYERS:-$((4 * p))}"
   HIDDEN_SIZE="${HIDDEN_SIZE:-4096}"
@@ -332,6 +338,7 @@ if ((t > 1)); then
   options+=(--tensor-model-parallel-size "$t")
   if on SEQUENCE_PARALLEL; then options+=(--sequence-parallel); fi
 fi
+if ((c > 1)); then options+=(--context-parallel-size "$c"); fi
 if on VOCAB_PARALLEL; then options+=(--enable-vocab-parallel); fi
 if on VOCAB_PARALLEL && on INTERLACED_SCHEDULE; then
   options+=(--use-interlaced-schedule)

@@ -25,7 +25,8 @@ from megatron.layers.attention import SelfAttention
 from megatron.layers.rope import RotaryEmbedding
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution, distribute
-from megatron.model.stage import RankModel, place
+from megatron.model.placement import place
+from megatron.model.stage import RankModel
 from megatron.parallel import collectives, p2p
 from megatron.parallel.groups import Groups
 

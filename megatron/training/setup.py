@@ -14,7 +14,8 @@ import torch.distributed as dist
 from megatron.config.run_config import ParallelConfig, RunConfig, TrainConfig
 from megatron.kernels.face import Kernels
 from megatron.model.config import ModelConfig
-from megatron.model.stage import RankModel, place
+from megatron.model.placement import place
+from megatron.model.stage import RankModel
 from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.loss_scaler import LossScaler
 from megatron.optimizer.make import make_idle_optimizer, make_optimizer

@@ -153,6 +153,7 @@ LAYOUTS = [
     Layout(1, "none", replicas=2),
     Layout(1, "vocab-2", replicas=2, sharded=True),
     Layout(2, "vocab-1", replicas=2, overlap=True, sharded=True),
+    Layout(2, "vocab-2", tensor=2, sequence=True),
 ]
 
 
@@ -211,24 +212,33 @@ def test_steps_on_a_guess_end_as_those_that_waited(
     assert_same(guessed, waited)
 
 
+REPLICAS = Layout(2, "vocab-2", replicas=2)
+SHARDED = replace(REPLICAS, sharded=True)
+SHARING = Layout(2, "vocab-2", tensor=2, sequence=True)
+
+
 @pytest.mark.parametrize(
-    ("sharded", "rank", "post_validation"),
+    ("layout", "rank", "post_validation"),
     [
-        (False, 3, True),
-        (True, 0, True),
-        (True, 3, False),
-        pytest.param(False, 0, False, marks=pytest.mark.full),
-        pytest.param(False, 0, True, marks=pytest.mark.full),
-        pytest.param(False, 3, False, marks=pytest.mark.full),
-        pytest.param(True, 0, False, marks=pytest.mark.full),
-        pytest.param(True, 3, True, marks=pytest.mark.full),
+        (REPLICAS, 3, True),
+        (SHARDED, 0, True),
+        (SHARDED, 3, False),
+        (SHARING, 0, True),
+        (SHARING, 3, False),
+        pytest.param(REPLICAS, 0, False, marks=pytest.mark.full),
+        pytest.param(REPLICAS, 0, True, marks=pytest.mark.full),
+        pytest.param(REPLICAS, 3, False, marks=pytest.mark.full),
+        pytest.param(SHARDED, 0, False, marks=pytest.mark.full),
+        pytest.param(SHARDED, 3, True, marks=pytest.mark.full),
+        pytest.param(SHARING, 1, True, marks=pytest.mark.full),
+        pytest.param(SHARING, 2, False, marks=pytest.mark.full),
     ],
+    ids=str,
 )
 def test_an_overflow_on_one_rank_skips_one_step_everywhere(
-    sharded: bool, rank: int, post_validation: bool, ranks: RankPool
+    layout: Layout, rank: int, post_validation: bool, ranks: RankPool
 ) -> None:
     """It ends as a run without the samples of that iteration."""
-    layout = Layout(2, "vocab-2", replicas=2, sharded=sharded)
     scale, batches = LossScaleConfig(initial=2.0**12), JOB.batches()[:5]
     spoilt = run(
         ranks,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from correctness.model_kinds import LIKE
 from correctness.rank_runs import RankRun, assemble, check_agreement, check_copies, train_on_rank
 from correctness.short_runs import EIGHT_LAYER_GPT, EIGHT_LAYER_LLAMA, Job, Layout
 from correctness.test_replica_cover import errors, joined
@@ -141,6 +142,22 @@ def test_layouts_train_what_one_process_trains(
     )
     check_agreement(by_rank)
     check(by_rank, expected)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(name, marks=[] if name == "gemma 2" else pytest.mark.full) for name in LIKE],
+)
+def test_kinds_of_layers_are_shared(
+    kind: str, ranks: RankPool, alone: Callable[[Job], Training]
+) -> None:
+    layout = Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True)
+    job = job_of(GPTOptions(num_layers=4, vocab_size=37, **LIKE[kind]), iterations=2)
+    by_rank = ranks.run(
+        train_on_rank, layout.world_size, config=job.config(layout), batches=job.batches()
+    )
+    check_agreement(by_rank)
+    check(by_rank, alone(job))
 
 
 def check(by_rank: list[RankRun], expected: Training) -> None:

@@ -305,6 +305,23 @@ def test_without_gpus_a_replica_has_its_ranks(cpu: Machine) -> None:
     assert "--sequence-parallel" not in line.training
 
 
+def test_ranks_that_share_sequences_leave_fewer_to_the_pipeline(gpus: Machine) -> None:
+    shared, alone = gpus.line(CP_SIZE=2, TP_SIZE=2), gpus.line()
+    sizes = ("--pipeline-model-parallel-size", "--global-batch-size")
+    assert [4 * int(shared.training[name]) for name in sizes] == [
+        int(alone.training[name]) for name in sizes
+    ]
+    assert shared.training["--context-parallel-size"] == "2"
+    assert shared.training["--tensor-model-parallel-size"] == "2"
+    assert "--context-parallel-size" not in alone.training
+
+
+def test_without_gpus_a_replica_of_shared_sequences_has_its_ranks(cpu: Machine) -> None:
+    line = cpu.line(CP_SIZE=3, PIPELINE_SIZE=2)
+    assert line.torchrun["--nproc-per-node"] == "6"
+    assert int(line.training["--global-batch-size"]) == 6
+
+
 @pytest.mark.parametrize(
     ("variables", "parts"),
     [
@@ -317,6 +334,12 @@ def test_without_gpus_a_replica_has_its_ranks(cpu: Machine) -> None:
             ["TP_SIZE=2 x PIPELINE_SIZE=3", "GPUS_PER_NODE", "lower it"],
         ),
         ({"TP_SIZE": 2, "PIPELINE_SIZE": 2, "GPUS_PER_NODE": 6}, ["TP_SIZE=2", "multiple of 4"]),
+        (
+            {"CP_SIZE": 2, "TP_SIZE": 2, "PIPELINE_SIZE": 2, "GPUS_PER_NODE": 4},
+            ["TP_SIZE=2 x CP_SIZE=2 x PIPELINE_SIZE=2", "GPUS_PER_NODE", "lower it"],
+        ),
+        ({"CP_SIZE": 3, "PIPELINE_SIZE": 1, "GPUS_PER_NODE": 4}, ["CP_SIZE=3", "multiple of 3"]),
+        ({"CP_SIZE": 0}, ["CP_SIZE=0", "at least 1"]),
         ({"OFFLOAD": 1}, ["OFFLOAD=1", "not built", "unset"]),
         ({"INTERLEAVED_1F1B": 1, "INTERLEAVE_GROUP": 2}, ["INTERLEAVE_GROUP=2", "not built"]),
         ({"VOCAB_SIZE": "8kB"}, ["VOCAB_SIZE=8kB", "8k or 8000"]),

@@ -28,6 +28,23 @@ def test_weights_are_dropped_only_in_training() -> None:
     torch.testing.assert_close(layer(x), make_layer()(x))
 
 
+@pytest.mark.parametrize("fault", [False, True])
+def test_ranks_drop_different_weights_of_equal_heads(
+    fault: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their parts of the sum are equal without dropout, and if every rank draws what others do."""
+    begin = DropoutSeeds.begin
+    monkeypatch.setattr(collectives, "all_reduce", lambda x, operation, axis: x)
+    if fault:
+        monkeypatch.setattr(DropoutSeeds, "begin", lambda self, use, shard=0: begin(self, use))
+    x = torch.randn(2, 6, 12, dtype=torch.float64)
+    axes = [without_groups(rank, 2, split_tokens=False) for rank in range(2)]
+    layers = [make_layer(dropout=0.5, tensor=axis) for axis in axes]
+    assert torch.equal(layers[0](x), layers[1](x))
+    first, second = (layer(x, seeds=DropoutSeeds(1, 0, 0, 0)) for layer in layers)
+    assert torch.allclose(first, second) == fault
+
+
 def make_layer(
     groups: int = 2,
     *,

@@ -19,6 +19,7 @@ from megatron.layers.recompute import PARTS, Again, Recomputation, prepare
 from megatron.model.build_layer import build_layer
 from megatron.model.config import ModelConfig
 from megatron.model.transformer_layer import TransformerLayer
+from megatron.simulator.costs.activation_bytes import stage_activation_bytes, stage_recomputed_bytes
 from megatron.training.planning.model_shape import shape_of
 
 CPU = torch.device("cpu")
@@ -169,7 +170,7 @@ def test_what_is_kept_is_what_the_costs_say(
     assert edge.node is not None  # it holds the graph, not the output
     shape = shape_of(model, SAMPLES, recomputation)
     vectors = 4 * LAYERS * shape.tokens * (2 * 2 + model.num_attention_heads)
-    expected = shape.stage_activation_bytes(LAYERS)
+    expected = stage_activation_bytes(shape, LAYERS)
     assert expected <= found <= expected + vectors
 
 
@@ -190,7 +191,7 @@ def test_what_is_computed_ahead_is_what_the_costs_say(
                 left_out.pop(0).compute()
     found = memory.held + chunk.x.untyped_storage().nbytes() - y.untyped_storage().nbytes()
     vectors = 4 * LAYERS * shape.tokens * (2 * 2 + model.num_attention_heads)
-    expected = shape.stage_activation_bytes(LAYERS) + shape.stage_recomputed_bytes(LAYERS)
+    expected = stage_activation_bytes(shape, LAYERS) + stage_recomputed_bytes(shape, LAYERS)
     assert expected <= found <= expected + vectors
     attention = shape.recomputed.layers(LAYERS) * shape.attention_flops
     assert ahead.flops == shape.stage_repeated_flops(LAYERS) - attention
@@ -200,7 +201,7 @@ def test_what_is_computed_ahead_is_what_the_costs_say(
 
 
 def test_every_part_of_a_layer_counts() -> None:
-    kept = {recomputation: shape.stage_activation_bytes(LAYERS) for recomputation, shape in (
+    kept = {recomputation: stage_activation_bytes(shape, LAYERS) for recomputation, shape in (
         (way, shape_of(model_of(), SAMPLES, way)) for way in (Recomputation(), *WAYS))}  # fmt: skip
     parts = [kept[Recomputation(parts=frozenset({part}))] for part in PARTS]
     saved = sum(kept[Recomputation()] - one for one in parts)

@@ -17,7 +17,8 @@ from megatron.layers.main_grad import main_grad_of
 from megatron.layers.seeds import stable_seed
 from megatron.model.config import ModelConfig
 from megatron.model.ownership import OwnedParameter
-from megatron.model.stage import Placement, RankModel
+from megatron.model.placement import Placement
+from megatron.model.stage import RankModel
 from megatron.optimizer.bucket import Bucket
 from megatron.parallel.box import Box, check_tiling
 from megatron.parallel.tensor import ALONE, TensorParallel

@@ -13,7 +13,8 @@ from megatron.model.build_layer import build_layer
 from megatron.model.config import ModelConfig
 from megatron.model.layer_spec import AttentionSpec, layer_spec
 from megatron.model.parallel_layer import ParallelLayer
-from megatron.model.stage import RankModel, place
+from megatron.model.placement import place
+from megatron.model.stage import RankModel
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,8 @@ import torch
 from correctness.short_runs import LAYOUTS, Job, Layout
 from reference.plain_gpt import GPTOptions, parameter_shapes
 
-from megatron.model.stage import RankModel, place
+from megatron.model.placement import place
+from megatron.model.stage import RankModel
 from megatron.parallel.box import Box, check_tiling
 
 CPU = torch.device("cpu")

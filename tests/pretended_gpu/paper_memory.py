@@ -71,13 +71,14 @@ def paper_config(
 
 
 def memory(config: RunConfig, gpus: GpuPool) -> RankMemory:
-    """Return the memory of every rank of ``config``'s pipeline."""
-    found = gpus.map(_until_full, config, ranks=config.parallel.pipeline_size)
+    """Return the memory of every rank of ``config``'s job."""
+    grid = config.parallel.grid
+    found = gpus.map(_until_full, config, ranks=grid.world_size)
     # What a dry run prints is rounded to a tenth of a GiB, more than a percent of a small model's.
     predicted = forecast_run(config, make_run_plan(config), gpu("A100")).outcome.peak
     return RankMemory(
         [own.peak / GIB for own in found],
-        [peak / GIB for peak in predicted],
+        [predicted[grid.coordinates(rank).pipeline] / GIB for rank in range(grid.world_size)],
         [fault for own in found for fault in own.faults],
     )
 

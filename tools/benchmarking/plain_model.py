@@ -9,7 +9,8 @@ from torch.nn import functional
 
 from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.model.config import ModelConfig
-from megatron.model.stage import Placement, RankModel
+from megatron.model.placement import Placement
+from megatron.model.stage import RankModel
 from tools.benchmarking.case import SEED, BenchmarkCase
 
 

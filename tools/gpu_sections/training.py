@@ -144,5 +144,5 @@ def _memory(scale: Scale, config: RunConfig, run_plan: RunPlan) -> str:
     [static] = of_ranks(run_sizes(config, run_plan.plan, run_plan.layers).static)
     return (
         f"* memory: this process {held / GIB:.3f} GiB with PyTorch itself; the dry run counts "
-        f"{static / GIB:.3f} GiB for parameters, optimizer and workspace"
+        f"{static / GIB:.3f} GiB for parameters, optimizer and transfers"
     )

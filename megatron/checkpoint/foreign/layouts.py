@@ -13,7 +13,8 @@ from torch import Tensor
 
 from megatron.model.config import ModelConfig
 from megatron.model.ownership import LAYERS
-from megatron.model.stage import RankModel, place
+from megatron.model.placement import place
+from megatron.model.stage import RankModel
 from megatron.parallel.box import Shape
 
 

@@ -14,7 +14,8 @@ time of all its buckets together. F and B must be given, and W if the backward i
 passes and communications that are not given take no time.
 ``factors`` are the bytes between B and W, those of ``activation`` where they are not given, and
 ``repeated`` are those between R and B, beside ``activation``. R takes as long as F if it is not
-given; if it is, a plan without R adds it to B.
+given; if it is, a plan without R adds it to B. ``working`` has bytes by kind of pass,
+``{"S": 1e8, "B": 2e8}``, that are held only while one runs.
 
 A file with ``layers`` is a measurement: ``layers`` are the transformer layers of each chunk of each
 rank during the measurement. Such a file must give times for exactly those passes of the vocabulary
@@ -282,9 +283,18 @@ def _layers(section: Any) -> Sequence[Sequence[int]]:
 
 
 def _sizes(section: object) -> Sizes:
-    sizes = {}
+    sizes = dict[str, Any]()
     for name, value in _section(section, "bytes").items():
         if name not in _SIZES:
             raise ValueError(f"bytes has no '{name}': write {', '.join(_SIZES)}")
-        sizes[name] = _values(name, value, depth=2 if name in _OF_CHUNKS else 1)
+        if name == "working":
+            sizes[name] = {kind: _working(kind, own) for kind, own in _section(value, name).items()}
+        else:
+            sizes[name] = _values(name, value, depth=2 if name in _OF_CHUNKS else 1)
     return Sizes(**sizes)
+
+
+def _working(kind: str, value: object) -> Any:
+    if kind not in PASS_KINDS:
+        raise ValueError(f"working has no pass '{kind}': write {' '.join(PASS_KINDS)}")
+    return _values(kind, value, depth=2)

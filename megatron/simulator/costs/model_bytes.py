@@ -8,6 +8,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from megatron.schedules.treatments import Treatment
+from megatron.simulator.costs.activation_bytes import (
+    depth_activation_bytes,
+    depth_factor_bytes,
+    layer_factor_bytes,
+    stage_activation_bytes,
+    stage_recomputed_bytes,
+)
 from megatron.simulator.costs.peak_bytes import Sizes
 from megatron.simulator.costs.recomputed import NOTHING
 from megatron.simulator.costs.shape import ACTIVATION_BYTES, Shape
@@ -78,6 +85,7 @@ def model_sizes(
     per_parameter: float = FP16_PARAMETER,
     logit: LogitBytes = UNFUSED_LOGITS,
     tied: bool = False,
+    frees_in_backward: bool = False,
 ) -> Sizes:
     """Return the sizes of all that every rank holds.
 
@@ -93,6 +101,8 @@ def model_sizes(
         logit: bytes of the output layer.
         tied: input and output layer share a matrix; if they are on different ranks, each rank
             holds a copy.
+        frees_in_backward: a B that leaves weight gradients to W leaves it only their factors, also
+            where nothing is computed again.
     """
     ranks = 1 + max(rank for rank, _ in stages)
     first, (last, last_chunk) = stages[0][0], stages[-1]
@@ -102,15 +112,15 @@ def model_sizes(
     activation = [[0.0] * (len(stages) // ranks) for _ in range(ranks)]
     factors, repeated = [list(own) for own in activation], [list(own) for own in activation]
     for (rank, chunk), layer_count in zip(stages, layers, strict=True):
-        activation[rank][chunk] += shape.stage_activation_bytes(layer_count)
-        factors[rank][chunk] += layer_count * shape.layer_factor_bytes
-        repeated[rank][chunk] += shape.stage_recomputed_bytes(layer_count)
+        activation[rank][chunk] += stage_activation_bytes(shape, layer_count)
+        factors[rank][chunk] += layer_count * layer_factor_bytes(shape)
+        repeated[rank][chunk] += stage_recomputed_bytes(shape, layer_count)
     own_x = ACTIVATION_BYTES * shape.own_elements
     activation[last][last_chunk] += shape.stream_bytes  # the final norm keeps its input
     if shape.depths:
-        activation[last][last_chunk] += own_x + shape.depths * shape.depth_activation_bytes
-        factors[last][last_chunk] += shape.depths * shape.depth_factor_bytes
-    recomputes = shape.recomputed != NOTHING
+        activation[last][last_chunk] += own_x + shape.depths * depth_activation_bytes(shape)
+        factors[last][last_chunk] += shape.depths * depth_factor_bytes(shape)
+    apart = frees_in_backward or shape.recomputed != NOTHING
     logits = shape.logits / shape.tensor.ranks / (ranks if treatment.is_sharded else 1)
     exponentials = x + logit.held * logits
     at_work = logit.workspace + logit.working * logits
@@ -119,16 +129,17 @@ def model_sizes(
         static[last] += at_work
         activation[last][last_chunk] += exponentials
         factors[last][last_chunk] += exponentials
-        return Sizes(static, activation, factors=factors if recomputes else None, repeated=repeated)
-    # The first rank's sum takes the place of its part.
-    partial = float(ACTIVATION_BYTES * shape.elements * (2 if shape.depths else 1))
+        return Sizes(static, activation, factors=factors if apart else None, repeated=repeated)
+    # The first rank's sum takes the place of its part, but not of what the last stage reads ahead.
+    ahead = float(ACTIVATION_BYTES * shape.elements * (shape.depths > 0))
+    partial = ahead + ACTIVATION_BYTES * shape.elements
     return Sizes(
         [own + at_work for own in static],
         activation,
         exponentials=exponentials,
         embedding=[own_x if rank == first else 0.0 for rank in range(ranks)],
-        partial=[0.0 if rank == first else partial for rank in range(ranks)],
+        partial=[ahead if rank == first else partial for rank in range(ranks)],
         ahead=[own_x if shape.depths and rank == last else 0.0 for rank in range(ranks)],
-        factors=factors if recomputes else None,
+        factors=factors if apart else None,
         repeated=repeated,
     )

@@ -1,4 +1,4 @@
-"""What a GPT's layers compute, own and keep, counted from its shape alone.
+"""What a GPT's layers compute and own, counted from its shape alone.
 
 The counts generalise Table 4 of arXiv 2411.05288 to any widths. For a plain GPT (MLP of width 4h,
 as many key heads as query heads), with b sequences of s tokens in a microbatch, they are
@@ -140,7 +140,7 @@ class Shape:
         Their gradients have as many. A rank receives (c - 1) / c of either.
         """
         shared = self.context > 1
-        return shared * ACTIVATION_BYTES * self.context * self.tokens * self._key_value_width
+        return shared * ACTIVATION_BYTES * self.context * self.tokens * self.rank_key_value_width
 
     @property
     def outputs(self) -> int:
@@ -177,13 +177,28 @@ class Shape:
     def matrix_parameters(self) -> int:
         """Parameters of a layer's matrices: query, key, value, projection and MLP."""
         matrices = 3 if self.gated_mlp else 2
-        attention = 2 * self._query_width + self._key_value_width
-        return self.hidden_size * (attention + matrices * self._ffn_width)
+        attention = 2 * self.rank_query_width + self.rank_key_value_width
+        return self.hidden_size * (attention + matrices * self.rank_ffn_width)
+
+    @property
+    def rank_query_width(self) -> int:
+        """Width of the query heads of a rank."""
+        return (self.query_width or self.hidden_size) // self.tensor.ranks
+
+    @property
+    def rank_key_value_width(self) -> int:
+        """Width of its keys and values together."""
+        return (self.key_value_width or 2 * self.hidden_size) // self.tensor.ranks
+
+    @property
+    def rank_ffn_width(self) -> int:
+        """Width of its MLP within, of each half where that is gated."""
+        return (self.ffn_hidden_size or 4 * self.hidden_size) // self.tensor.ranks
 
     @property
     def inner_width(self) -> int:
         """Width of the MLP's first product: both halves if the MLP is gated."""
-        return self._ffn_width * (2 if self.gated_mlp else 1)
+        return self.rank_ffn_width * (2 if self.gated_mlp else 1)
 
     @property
     def vocabulary_parameters(self) -> int:
@@ -198,7 +213,7 @@ class Shape:
     @property
     def attention_flops(self) -> int:
         """FLOPs of the two attention products of a layer's forward; its backward has four."""
-        return 4 * self.tokens * self.seq_length * self._query_width
+        return 4 * self.tokens * self.seq_length * self.rank_query_width
 
     def hidden_flops(self, window: int | None) -> int:
         """Return the FLOPs of these two products that a window spares.
@@ -239,7 +254,7 @@ class Shape:
         repeated.
         """
         needed = self.dropout or self.norm_after_mlp
-        return 0 if needed else 2 * self.elements * self._ffn_width
+        return 0 if needed else 2 * self.elements * self.rank_ffn_width
 
     @property
     def weight_gradient_flops(self) -> int:
@@ -289,57 +304,6 @@ class Shape:
             return self.forward_flops + self.joining_flops - hidden
         return self.repeated_flops - (hidden if self.recomputed.core else 0)
 
-    @property
-    def layer_activation_bytes(self) -> float:
-        """Bytes of one microbatch that a layer needs for its backward, kept or computed again.
-
-        A layer needs the inputs of both norms, of the four linear layers and of the activation
-        function, unless ``output_slope``; query, key and value; and the masks of the dropouts
-        (arXiv 2205.05198, section 4.1; flash attention saves its 5as/h). Of a plain GPT, 10 of the
-        34 bytes per element lie outside of attention and MLP.
-        """
-        width = 2 * self._query_width + self._key_value_width
-        masks = 2 if self.dropout else 0
-        outside = self.stream_inputs * ACTIVATION_BYTES + masks
-        outside += self.norm_inputs * ACTIVATION_BYTES if self.wide_stream else 0
-        whole = ACTIVATION_BYTES * self.tokens * width + outside * self.own_elements
-        return whole + self._core_bytes + self._mlp_bytes
-
-    @property
-    def layer_repeated_bytes(self) -> float:
-        """Bytes among them that are no longer kept if ``recomputed`` names parts of layers."""
-        again = self.recomputed
-        norms = self.norms * ACTIVATION_BYTES * self.own_elements if again.norms else 0
-        core = self._core_bytes if again.core else 0
-        return norms + core + (self._mlp_bytes if again.mlp else 0)
-
-    @property
-    def layer_factor_bytes(self) -> float:
-        """Bytes of one microbatch that a layer holds between its B and its W.
-
-        Both factors of four products: inputs, and gradients of outputs.
-        """
-        width = 2 * self._query_width + self._key_value_width + self._ffn_width + self.inner_width
-        return ACTIVATION_BYTES * (self.tokens * width + 4 * self.own_elements)
-
-    @property
-    def depth_activation_bytes(self) -> float:
-        """Bytes that a depth keeps of one microbatch from F to B.
-
-        Its input, both inputs of the product that joins, its layer's, and the final norm's input;
-        the word embeddings in addition where they were changed. If B computes it again, its input.
-        """
-        known = ACTIVATION_BYTES * self.own_elements
-        if self.repeats_depths:
-            return known
-        layer = self.layer_activation_bytes - self.layer_repeated_bytes
-        return (3 + self.changes_words) * known + layer + self.stream_bytes
-
-    @property
-    def depth_factor_bytes(self) -> float:
-        """Bytes of one microbatch that a depth holds between its B and its W."""
-        return self.layer_factor_bytes + 3 * ACTIVATION_BYTES * self.own_elements
-
     def stage_repeated_flops(self, layers: int, first: int = 0) -> int:
         """Return the FLOPs of a microbatch that a stage's B repeats.
 
@@ -353,81 +317,6 @@ class Shape:
         attending = self.windows[first : first + (layers if again.core else whole)]
         hidden = sum(map(self.hidden_flops, attending))
         return parts + whole * self.forward_flops - groups * self.spared_flops - hidden
-
-    def stage_activation_bytes(self, layers: int) -> float:
-        """Return the bytes that a stage's layers keep of one microbatch from F to B.
-
-        Of layers that are computed again together, only the input of the first is kept.
-
-        Args:
-            layers: of the stage.
-        """
-        whole = self.recomputed.layers(layers)
-        inputs = self.stream_bytes * self.recomputed.groups(layers)
-        return inputs + (layers - whole) * (self.layer_activation_bytes - self.layer_repeated_bytes)
-
-    def stage_recomputed_bytes(self, layers: int) -> float:
-        """Return the bytes of a microbatch that a stage's R leaves for B beside what F kept.
-
-        Args:
-            layers: of the stage.
-        """
-        whole = self.recomputed.layers(layers)
-        inputs = self.stream_bytes * self.recomputed.groups(layers)
-        return max(0.0, whole * self.layer_activation_bytes - inputs)
-
-    def stage_repeated_bytes(self, layers: int) -> float:
-        """Return the most bytes by which a stage's B exceeds what F kept, having computed them.
-
-        Layers that are not computed again come first in the backward, and are gone by then.
-
-        Args:
-            layers: of the stage.
-        """
-        whole = self.recomputed.layers(layers)
-        together = min(self.recomputed.group, whole)
-        if not together:
-            others = (self.norms - 1) * self.recomputed.norms  # one after the other is made again
-            at_once = self.layer_repeated_bytes - others * ACTIVATION_BYTES * self.own_elements
-            return max(0.0, at_once) if layers else 0.0
-        again = (together - (layers - whole)) * self.layer_activation_bytes
-        return max(0.0, again - self.stream_bytes)
-
-    @property
-    def _core_bytes(self) -> float:
-        """Bytes that attention between its projections keeps besides their output and input.
-
-        Where a sequence is shared, those are the keys and values of all ranks in place of its own,
-        and the outputs of two chunks apart. The projection's output itself is then needed for
-        queries that are taken from it as they are, or for norms.
-        """
-        queries, keys_values = self._query_width, self._key_value_width
-        own = self.own_queries * (queries + keys_values // 2)
-        if self.context > 1:
-            own = queries
-            if self.own_queries:
-                own += queries if self.normed_queries else -keys_values
-        heads = self.num_attention_heads // self.tensor.ranks
-        stored = 5 * heads * self.seq_length if self.kept == "all" else 0
-        return float(self.tokens * (ACTIVATION_BYTES * own + stored) + self.gathered_bytes)
-
-    @property
-    def _mlp_bytes(self) -> float:
-        """Bytes that the MLP keeps besides its input."""
-        inner = 3 if self.gated_mlp else 1 if self.output_slope else 2
-        return float(ACTIVATION_BYTES * self.tokens * inner * self._ffn_width)
-
-    @property
-    def _ffn_width(self) -> int:
-        return (self.ffn_hidden_size or 4 * self.hidden_size) // self.tensor.ranks
-
-    @property
-    def _query_width(self) -> int:
-        return (self.query_width or self.hidden_size) // self.tensor.ranks
-
-    @property
-    def _key_value_width(self) -> int:
-        return (self.key_value_width or 2 * self.hidden_size) // self.tensor.ranks
 
 
 def iteration_flops(shape: Shape, num_layers: int, microbatches: int) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from megatron.schedules.lower import IN_FLIGHT_SENDS
 from megatron.schedules.plan import Plan
 from megatron.schedules.treatments import Treatment
 from megatron.simulator.costs.model_bytes import LogitBytes, model_sizes, parameters
@@ -10,6 +11,7 @@ from megatron.simulator.costs.optimizer_bytes import ADAM, FP32_BYTES, Optimizer
 from megatron.simulator.costs.peak_bytes import Size, Sizes
 from megatron.simulator.costs.replicas import ALONE, Replicas
 from megatron.simulator.costs.shape import ACTIVATION_BYTES, Shape
+from megatron.simulator.costs.working_bytes import working_bytes
 
 
 def own_logits(shape: Shape, shards: int, slice_tokens: int, span: int) -> LogitBytes:
@@ -50,8 +52,8 @@ def training_sizes(
 ) -> Sizes:
     """Return what a run weighs on every rank.
 
-    To the paper's formulas this adds what they leave out, a few percent: what B works with, and
-    positions.
+    To the paper's formulas this adds what they leave out, a few percent: what passes work with,
+    what is being sent, and positions.
 
     Args:
         shape: the model and one microbatch.
@@ -77,8 +79,9 @@ def training_sizes(
         layers,
         treatment,
         per_parameter=per_parameter,
-        logit=logit,
+        logit=LogitBytes(0, 0),  # what passes work with, and room for exponentials, come below
         tied=tied,
+        frees_in_backward=True,
     )
     first, first_chunk = plan.stages[0]
     in_positions = positions * shape.hidden_size
@@ -91,15 +94,40 @@ def training_sizes(
             zip(counts, _in_matrices(shape, plan, layers), strict=True)
         )
     ]
-    at_work = _layer_at_work(shape, plan, layers, treatment, logit)
-    static = list(map(sum, zip(of_ranks(sizes.static), at_work, states, strict=True)))
+    under_way = [_under_way(shape, plan, rank) for rank in range(plan.ranks)]
+    static = list(map(sum, zip(of_ranks(sizes.static), under_way, states, strict=True)))
     static[first] += per_parameter * in_positions
     assert not isinstance(sizes.activation, (int, float))
     activation = [list(of_ranks(own)) for own in sizes.activation]
     if positions or changes_words or shape.wide_stream:
         # The words' embeddings, which wait for their gradient beside what the layers read.
         activation[first][first_chunk] += ACTIVATION_BYTES * shape.own_elements
-    return replace(sizes, static=static, activation=activation)
+    sizes = replace(sizes, static=static, activation=activation)
+    return _with_output_layer(sizes, shape, plan, layers, logit)
+
+
+def _with_output_layer(
+    sizes: Sizes, shape: Shape, plan: Plan, layers: Sequence[int], logit: LogitBytes
+) -> Sizes:
+    """Add what passes work with, and what the output layer's leave for one another."""
+    treatment, (last, last_chunk) = plan.treatment, plan.stages[-1]
+    x = float(ACTIVATION_BYTES * shape.output_elements)
+    own_x = x / shape.tensor.sequence_parts
+    sent = x if treatment.gradient_pass == "T" else 0.0
+    assert not isinstance(sizes.activation, (int, float))
+    activation = [list(of_ranks(own)) for own in sizes.activation]
+    if not treatment.is_sharded:  # from the end of F on there is the gradient for B
+        activation[last][last_chunk] += own_x
+    logits = shape.logits / shape.tensor.ranks / (plan.ranks if treatment.is_sharded else 1)
+    return replace(
+        sizes,
+        activation=activation,
+        room=logit.held * logits,
+        output=x,
+        gradient=[own_x if rank == last else sent for rank in range(plan.ranks)],
+        looked_up=float(ACTIVATION_BYTES * shape.elements),
+        working=working_bytes(shape, plan, layers, logit),
+    )
 
 
 def _in_matrices(shape: Shape, plan: Plan, layers: Sequence[int]) -> list[float]:
@@ -112,35 +140,13 @@ def _in_matrices(shape: Shape, plan: Plan, layers: Sequence[int]) -> list[float]
     return counts
 
 
-def _layer_at_work(
-    shape: Shape, plan: Plan, layers: Sequence[int], treatment: Treatment, logit: LogitBytes
-) -> list[float]:
-    """Return what B works with on every rank beyond the output layer's workspace.
-
-    Where B is fullest, there is within the MLP a gradient of the inner activation, and besides that
-    of the layer's output and the sum that it is part of; or, where W is a pass of its own, the
-    gradients on both sides of the activation. Gradients of matrices are added to their sums within
-    products.
-    Ranks that share a layer hold their part of a sum in addition, and with sequence parallelism the
-    input that they have gathered. Within attention there are, if ranks share a sequence, the
-    gradients of the keys and values of all, and a copy by ranks. The output layer's workspace is
-    not needed at the same time. What is computed again is there too; where W is a pass of its own,
-    it counts as what B leaves for W, and where R is one, as what R leaves for B.
-    """
-    again = [0.0] * plan.ranks
-    for (rank, _), count in zip(plan.stages, layers, strict=True):
-        if not (plan.split_backward or plan.recomputes):
-            again[rank] = max(again[rank], shape.stage_repeated_bytes(count))
-    beside = shape.inner_width * shape.tokens if plan.split_backward else 2 * shape.elements
-    at_work = float(ACTIVATION_BYTES * (shape.inner_width * shape.tokens + beside))
-    tensor = shape.tensor
-    at_work += ACTIVATION_BYTES * shape.elements * ((tensor.ranks > 1) + tensor.sequence_parallel)
-    at_work = max(at_work, 2.0 * shape.gathered_bytes)
-    holders = range(plan.ranks) if treatment.is_sharded else (plan.stages[-1][0],)
-    return [
-        max(0.0, again[rank] + at_work - (logit.workspace if rank in holders else 0.0))
-        for rank in range(plan.ranks)
-    ]
+def _under_way(shape: Shape, plan: Plan, rank: int) -> float:
+    """Return the bytes that a rank has sent to its neighbours and that may not have arrived yet."""
+    stages, last = plan.stages, len(plan.stages) - 1
+    forward = {stages[s][0] for s in range(last) if stages[s + 1][0] != stages[s][0]}
+    backward = {stages[s][0] for s in range(1, last + 1) if stages[s - 1][0] != stages[s][0]}
+    sends = (rank in forward) + (rank in backward)
+    return IN_FLIGHT_SENDS * sends * shape.stream_bytes
 
 
 def optimizer_traffic(

@@ -17,7 +17,6 @@ from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.accuracy import (
     ALLOCATED_WITHIN,
     CHECKED,
-    FURTHER_ALLOCATED_WITHIN,
     together,
 )
 from megatron.simulator.costs.gpus import GIB, Gpu
@@ -142,7 +141,7 @@ def _figures(found: RunForecast) -> str:
     for rank, (peak, held) in enumerate(zip(outcome.peak, static, strict=True)):
         verdict = "" if peak <= found.gpu.usable else "  does not fit"
         lines.append(
-            f"rank {rank}: peak {MEMORY.write(peak)} (parameters, optimizer and workspace "
+            f"rank {rank}: peak {MEMORY.write(peak)} (parameters, optimizer and transfers "
             f"{MEMORY.write(held)}){verdict}"
         )
     return "\n".join(lines)
@@ -166,11 +165,9 @@ def _checked(found: RunForecast) -> str:
         f"{own.mfu:.1f} points ({own.most_mfu:.1f} at most) in {own.runs} runs of {schedule}"
         for schedule, own in tables.items()
     )
-    further = found.config.model.mtp_num_layers > 0
-    within = FURTHER_ALLOCATED_WITHIN if further else ALLOCATED_WITHIN
     return (
         f"checked: with Megatron-LM on A100s, where the MFU was off by {off}; with what this "
-        f"project allocates, where memory was off by {within:.1%} at most"
+        f"project allocates, where memory was off by {ALLOCATED_WITHIN:.1%} at most"
     )
 
 
@@ -225,7 +222,7 @@ def _never_fits(config: RunConfig, least: Fullest, gpu: Gpu) -> str:
     plans = "of any schedule" if TRAITS[schedule].compares else f"of {schedule}"
     return (
         f"it can never fit: no plan {plans} holds less than {MEMORY.write(least.peak)} on rank "
-        f"{least.rank} ({MEMORY.write(least.static)} of parameters, optimizer and workspace, the "
+        f"{least.rank} ({MEMORY.write(least.static)} of parameters, optimizer and transfers, the "
         f"rest for one microbatch), and tensors can use {MEMORY.write(gpu.usable)} of {gpu.name}; "
         "so no plan was searched"
     )

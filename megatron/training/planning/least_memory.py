@@ -4,7 +4,7 @@ Before the last stage can begin the backward of the first microbatch, every rank
 forwards of that microbatch and, where the vocabulary is split, its S. So there is a moment at which
 a rank holds, beside what it always holds, all that one microbatch leaves there, and its part of the
 input embedding, since a program keeps the last of them (``lower``). A plan of a single microbatch
-holds no more than that.
+holds no more than that, but for the gradient of embeddings if it comes while T runs.
 """
 
 from megatron.config.run_config import RunConfig

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from megatron.config.run_config import RunConfig
-from megatron.model.stage import RankModel, place
+from megatron.model.placement import place
+from megatron.model.stage import RankModel
 from megatron.optimizer.bucket_layouts import bucket_layouts
 from megatron.optimizer.make import keeps_whole
 from megatron.parallel.groups import ConnectedAxis

@@ -17,6 +17,7 @@ from megatron.model.init import init_layer
 from megatron.model.layer_spec import layer_spec
 from megatron.parallel.context import ContextParallel, own_positions
 from megatron.parallel.groups import ConnectedAxis
+from megatron.simulator.costs.activation_bytes import layer_activation_bytes
 from megatron.simulator.costs.device import FUSED, NOTIONAL
 from megatron.simulator.costs.from_model import ModelTimes
 from megatron.simulator.costs.machines import Machines
@@ -107,6 +108,6 @@ def test_a_layer_keeps_the_keys_and_values_of_all(c: int, options: dict[str, Any
     model = replace(ModelConfig(2, 24, 40, 4, 2, 10, 8, 64, 30, hidden_dropout=0.0), **options)
     shared = replace(model, seq_length=8 * c)
     outputs = ACTIVATION_BYTES * 8 * 4 * 10
-    counted = replace(shape_of(shared, 1), context=c).layer_activation_bytes - outputs
-    more = counted - shape_of(model, 1).layer_activation_bytes
+    counted = layer_activation_bytes(replace(shape_of(shared, 1), context=c)) - outputs
+    more = counted - layer_activation_bytes(shape_of(model, 1))
     assert kept_bytes(shared, c) - kept_bytes(model, 1) == more

@@ -61,13 +61,20 @@ def test_a_file(tmp_path: Path) -> None:
     document = {
         "passes": {"F": 1, "B": [2, 3], "W": [[1, 2], [3, 4]]},
         "comms": {"p2p": 0.5, "C0": 1},
-        "bytes": {"static": [5, 6], "activation": [[7, 8], [9, 10]], "embedding": 11},
+        "bytes": {
+            "static": [5, 6],
+            "activation": [[7, 8], [9, 10]],
+            "embedding": 11,
+            "working": {"S": 12, "B": [[1, 2], [3, 4]]},
+        },
         "layers": [[2, 1], [0, 3]],
     }
     costs, sizes, layers, named = load_costs(written(tmp_path, document))
     assert {kind: costs.passes[kind] for kind in ("F", "B", "W")} == document["passes"]
     assert costs.comms == {"X": 0.5, "G": 0.5, "C0": 1}
-    assert sizes == Sizes([5, 6], [[7, 8], [9, 10]], 0.0, 11)
+    assert sizes == Sizes(
+        [5, 6], [[7, 8], [9, 10]], 0.0, 11, working={"S": 12, "B": [[1, 2], [3, 4]]}
+    )
     assert layers == [[2, 1], [0, 3]]
     assert named == {"F", "B", "W", "X", "G", "C0"}
 
@@ -150,6 +157,8 @@ def test_a_file_without_bytes(tmp_path: Path) -> None:
         ({"bytes": {"weights": 1}}, "bytes has no 'weights': write static"),
         ({"bytes": {"static": [[1]]}}, "static is [1]: write a number"),
         ({"bytes": {"activation": -1}}, "activation=-1 is no size"),
+        ({"bytes": {"working": {"X": 1}}}, "working has no pass 'X'"),
+        ({"bytes": {"working": {"S": -1}}}, "S=-1 is no size"),
     ],
 )
 def test_other_files_are_refused_by_name(document: object, message: str, tmp_path: Path) -> None:

@@ -14,6 +14,12 @@ from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.model.build_layer import build_layer
 from megatron.model.config import ModelConfig
 from megatron.model.init import init_layer
+from megatron.simulator.costs.activation_bytes import (
+    layer_activation_bytes,
+    layer_factor_bytes,
+    stage_activation_bytes,
+    stage_recomputed_bytes,
+)
 from megatron.simulator.costs.recomputed import Recomputed
 from megatron.simulator.costs.shape import Shape, TensorSplit, iteration_flops
 from megatron.training.planning.model_shape import shape_of
@@ -30,7 +36,7 @@ def test_a_plain_gpt_is_that_of_the_papers_table_4(b: int, s: int, h: int, a: in
     assert 3 * shape.output_product_flops == 6 * b * s * h * v
     assert 2 * shape.layer_parameters == 24 * h**2
     assert 2 * shape.vocabulary_parameters == 2 * h * v
-    assert shape.layer_activation_bytes == 34 * b * s * h
+    assert layer_activation_bytes(shape) == 34 * b * s * h
 
 
 @given(b=sizes, s=sizes, h=sizes, a=sizes)
@@ -38,10 +44,10 @@ def test_what_flash_attention_and_recomputation_leave(b: int, s: int, h: int, a:
     stored = Shape(h, a, s, 1, micro_batch_size=b, kept="all")
     again = Shape(h, a, s, 1, micro_batch_size=b, recomputed=Recomputed(group=2))
     flash = Shape(h, a, s, 1, micro_batch_size=b)
-    assert stored.layer_activation_bytes == b * s * (34 * h + 5 * a * s)
-    assert again.stage_activation_bytes(5) == 3 * 2 * b * s * h  # groups of 2, 2 and 1 layers
+    assert layer_activation_bytes(stored) == b * s * (34 * h + 5 * a * s)
+    assert stage_activation_bytes(again, 5) == 3 * 2 * b * s * h  # groups of 2, 2 and 1 layers
     assert again.stage_repeated_flops(5) == 5 * flash.forward_flops
-    assert flash.stage_activation_bytes(5) == 5 * flash.layer_activation_bytes
+    assert stage_activation_bytes(flash, 5) == 5 * layer_activation_bytes(flash)
     assert flash.stage_repeated_flops(5) == 0
     assert iteration_flops(again, 3, 5) == iteration_flops(flash, 3, 5)
 
@@ -52,8 +58,8 @@ def test_tensor_ranks_keep_what_equations_2_and_4_say(b: int, s: int, h: int, t:
     stored = Shape(8 * h, 8, 8 * s, 1, micro_batch_size=b, kept="all")
     e, scores = stored.elements, 5 * 8 * b * (8 * s) ** 2
     shared, split = (replace(stored, tensor=TensorSplit(t, each)) for each in (False, True))
-    assert shared.layer_activation_bytes == pytest.approx(e * (10 + 24 / t) + scores / t)
-    assert split.layer_activation_bytes == pytest.approx((34 * e + scores) / t)
+    assert layer_activation_bytes(shared) == pytest.approx(e * (10 + 24 / t) + scores / t)
+    assert layer_activation_bytes(split) == pytest.approx((34 * e + scores) / t)
     for each in (shared, split):
         assert t * each.matrix_parameters == stored.matrix_parameters
         assert t * each.forward_flops == stored.forward_flops
@@ -67,10 +73,10 @@ def test_the_first_layers_of_a_block_are_computed_again(
     plain = Shape(8 * a, a, s, 1, dropout=False)
     block = replace(plain, recomputed=Recomputed(group=1, most=most))
     again = min(layers, most)
-    kept = again * 2 * s * 8 * a + (layers - again) * plain.layer_activation_bytes
-    assert block.stage_activation_bytes(layers) == kept
-    whole = layers * plain.layer_activation_bytes  # R makes a stage as if nothing were left out
-    assert kept + block.stage_recomputed_bytes(layers) == whole
+    kept = again * 2 * s * 8 * a + (layers - again) * layer_activation_bytes(plain)
+    assert stage_activation_bytes(block, layers) == kept
+    whole = layers * layer_activation_bytes(plain)  # R makes a stage as if nothing were left out
+    assert kept + stage_recomputed_bytes(block, layers) == whole
     last_product = plain.linear_flops // 3  # of 12 h^2 parameters, the last matrix has 4 h^2
     repeated = again * (plain.forward_flops - last_product)
     assert block.stage_repeated_flops(layers) == repeated
@@ -79,20 +85,20 @@ def test_the_first_layers_of_a_block_are_computed_again(
 def test_selective_recomputation_drops_the_attention_matrices_of_the_papers() -> None:
     """ArXiv 2205.05198, section 5: 34 bsh are left of bsh (34 + 5as/h)."""
     stored = Shape(64, 4, 16, 1, kept="all", recomputed=Recomputed(core=True))
-    assert stored.stage_activation_bytes(3) == 3 * 34 * 16 * 64
+    assert stage_activation_bytes(stored, 3) == 3 * 34 * 16 * 64
     assert stored.stage_repeated_flops(3) == 3 * stored.attention_flops
-    assert stored.layer_factor_bytes == 32 * 16 * 64
+    assert layer_factor_bytes(stored) == 32 * 16 * 64
 
 
 def test_no_dropout_needs_no_masks() -> None:
-    assert Shape(64, 4, 16, 1, dropout=False).layer_activation_bytes == 32 * 16 * 64
+    assert layer_activation_bytes(Shape(64, 4, 16, 1, dropout=False)) == 32 * 16 * 64
     rotated = Shape(64, 4, 16, 1, dropout=False, own_queries=True)
-    assert rotated.layer_activation_bytes == 36 * 16 * 64  # queries and keys once more
+    assert layer_activation_bytes(rotated) == 36 * 16 * 64  # queries and keys once more
 
 
 def test_squared_relu_keeps_one_inner_activation_less_than_gelu() -> None:
     shape = Shape(64, 4, 16, 1, dropout=False, output_slope=True)
-    assert shape.layer_activation_bytes == (32 - 2 * 4) * 16 * 64
+    assert layer_activation_bytes(shape) == (32 - 2 * 4) * 16 * 64
 
 
 @pytest.mark.parametrize(
@@ -155,7 +161,7 @@ def kept_bytes(model: ModelConfig) -> int:
 def test_norms_and_their_order_change_what_is_kept_as_counted(options: dict[str, Any]) -> None:
     plain = ModelConfig(2, 24, 40, 4, 2, 10, 8, 8, 30, hidden_dropout=0.0)
     other = replace(plain, **options)
-    counted = [shape_of(model, 1).layer_activation_bytes for model in (plain, other)]
+    counted = [layer_activation_bytes(shape_of(model, 1)) for model in (plain, other)]
     assert kept_bytes(other) - kept_bytes(plain) == counted[1] - counted[0]
 
 

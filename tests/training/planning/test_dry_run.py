@@ -91,12 +91,8 @@ def test_all_parameters_are_somewhere(vocabulary: str, ffn: int) -> None:
     ranks = rank_figures(report(run))
     parameters = 24 * 2048 * (4 * 2048 + 2 * ffn) + 2 * 2048 * 256_000
     x = 2 * 2048 * 2048  # elements of X
-    in_layers = 2 * (ffn * 2 * 2048 + 2 * x)  # a gradient within the MLP, and beside it of two X
-    in_output_layer = 2 * x  # X, scaled: more than the partial statistics of all spans
-    early = (4 + 2) * x * (1 if vocabulary == "none" else 2)  # A, and what C1 makes of it
-    with_output, without = (1, 3) if vocabulary == "none" else (4, 0)
-    at_work = with_output * max(in_layers, in_output_layer) + without * in_layers
-    expected = (BYTES_PER_PARAMETER * parameters + with_output * early + at_work) / GIB
+    sent = 2 * 2 * x * (2 * 3)  # twice X, and its gradient, for each of three links
+    expected = (BYTES_PER_PARAMETER * parameters + sent) / GIB
     assert sum(static for _, static in ranks) == pytest.approx(expected, abs=0.05 * len(ranks))
     assert all(peak > static for peak, static in ranks)
 
@@ -268,7 +264,8 @@ def test_recomputation_takes_time_and_saves_memory(schedule: str) -> None:
         for each in (run, recomputing(run, parts=frozenset({"mlp"})), recomputing(run, group=1))
     )
     assert plain.outcome.seconds < core.outcome.seconds < full.outcome.seconds
-    assert max(plain.outcome.peak) > max(core.outcome.peak)
+    # Not on every rank: under zb-h1 the last one keeps the MLPs of some B until their W.
+    assert sum(plain.outcome.peak) > sum(core.outcome.peak)
     assert plain.repeated_flops == 0 < core.repeated_flops < full.repeated_flops
     assert plain.model_flops == full.model_flops
     assert full.outcome.mfu / plain.outcome.mfu == pytest.approx(
@@ -349,7 +346,10 @@ def test_no_plan_holds_less_than_the_least(vocabulary: str) -> None:
         one = replace(run, train=replace(run.train, global_batch_size=2))
         alone = next(c for c in candidates(one) if c.schedule == candidate.schedule)
         held = forecast_run(one, alone.run_plan, gpu("A100")).outcome.peak
-        assert max(held) == pytest.approx(least.peak), "one microbatch needs no more"
+        come = (
+            2 * run.model.seq_length * 2 * run.model.hidden_size
+        )  # embeddings' gradient, during T
+        assert least.peak <= max(held) <= least.peak + come, "one microbatch needs no more"
 
 
 @pytest.mark.full

@@ -15,6 +15,7 @@ from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
+from megatron.layers.recompute import Recomputation
 from megatron.parallel.groups import make_groups
 from megatron.runtime.timeline import Recorder
 from megatron.schedules.check import check
@@ -101,7 +102,19 @@ def assert_planned_with(costs: Costs | None, planned: Timeline, plan: Plan) -> N
     assert all(own == pytest.approx([own[0]] * len(own)) for own in times.values())
 
 
-@pytest.mark.parametrize("layout", [Layout(2, "vocab-2", "auto"), Layout(2, "none")], ids=str)
+AHEAD = Layout(2, "vocab-2", "zb-h1", recomputation=Recomputation(group=1), recompute_ahead=1)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(2, "vocab-2", "auto"),
+        Layout(2, "none"),
+        pytest.param(AHEAD, marks=pytest.mark.full),
+        pytest.param(replace(AHEAD, schedule="1f1b"), marks=pytest.mark.full),
+    ],
+    ids=str,
+)
 def test_a_run_is_measured_and_planned_anew_and_its_losses_stay(
     layout: Layout, ranks: RankPool, tmp_path: Path
 ) -> None:
@@ -120,6 +133,7 @@ def test_a_run_is_measured_and_planned_anew_and_its_losses_stay(
     assert all(own.plan == measured[0].plan for own in measured)
     check(measured[0].plan)
     assert measured[0].plan.stages == plain[0].plan.stages
+    assert measured[0].plan.recomputes == (layout.recompute_ahead is not None)
     of_measuring, *of_planning, of_timeline = measured[0].said
     assert of_measuring.startswith("iterations 2 to 3 measured: ")
     assert all(line.startswith("replan: ") for line in of_planning)
@@ -129,7 +143,8 @@ def test_a_run_is_measured_and_planned_anew_and_its_losses_stay(
     assert file.layers is not None
     assert [sum(own) for own in file.layers] == [2, 2]
     split, chunks = plain[0].plan.split_backward, plain[0].plan.chunks
-    assert set(file.costs.passes) >= {"F", "B"} | ({"W"} if split else set())
+    own_kinds = {"W": split, "R": measured[0].plan.recomputes}
+    assert set(file.costs.passes) >= {"F", "B"} | {kind for kind, own in own_kinds.items() if own}
     forward: Any = file.costs.passes["F"]
     assert [len(own) for own in forward] == [chunks] * 2
     collectives = {"C0", "C1", "CIF", "CIB"} if layout.vocabulary == "vocab-2" else set()

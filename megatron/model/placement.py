@@ -1,0 +1,69 @@
+"""Which parts of the model one pipeline rank owns.
+
+A rank owns one chunk of transformer layers for each stage that is placed on it, and the vocabulary
+matrices of the first or the last stage, or a shard of both.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from megatron.layers.vocabulary.shard import VocabularyShard
+from megatron.model.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which parts of the model one rank owns.
+
+    Attributes:
+        chunks: for every chunk of the rank, the global indices of its layers.
+        first_chunk: chunk that is the first stage of the model, if this rank has the stage.
+        last_chunk: chunk that is the last stage of the model, if this rank has the stage.
+        input_shard: rows of the input embedding held here, if any.
+        output_shard: rows of the output matrix held here, if any.
+    """
+
+    chunks: tuple[range, ...]
+    first_chunk: int | None
+    last_chunk: int | None
+    input_shard: VocabularyShard | None
+    output_shard: VocabularyShard | None
+
+
+def place(
+    config: ModelConfig,
+    stages: Sequence[tuple[int, int]],
+    rank: int,
+    *,
+    layers: Sequence[int],
+    padded_vocab_size: int,
+    vocabulary_shard: tuple[int, int] | None,
+    tensor_shard: tuple[int, int] = (0, 1),
+) -> Placement:
+    """Return the parts of the model that ``rank`` owns.
+
+    Args:
+        config: the model.
+        stages: (rank, chunk) of every stage in the order in which the data flows.
+        rank: pipeline rank.
+        layers: number of layers of every stage, in the same order.
+        padded_vocab_size: rows of the whole vocabulary matrix.
+        vocabulary_shard: index of this rank's shard and number of shards, if every rank has one;
+            ``None``: only the first and the last stage hold vocabulary matrices.
+        tensor_shard: index of this rank's shard and number of shards on such a stage.
+    """
+    own = {chunk: stage for stage, (owner, chunk) in enumerate(stages) if owner == rank}
+    assert sum(layers) == config.num_layers, "every layer is somewhere, once"
+    first_layers = [0, *accumulate(layers)]
+    last_stage = len(stages) - 1
+    stage_chunk = {stage: chunk for chunk, stage in own.items()}
+    index, shards = vocabulary_shard or tensor_shard
+    shard = VocabularyShard.of(config.vocab_size, padded_vocab_size, index, shards)
+    return Placement(
+        chunks=tuple(range(*first_layers[own[c] : own[c] + 2]) for c in sorted(own)),
+        first_chunk=stage_chunk.get(0),
+        last_chunk=stage_chunk.get(last_stage),
+        input_shard=shard if vocabulary_shard or 0 in stage_chunk else None,
+        output_shard=shard if vocabulary_shard or last_stage in stage_chunk else None,
+    )
