@@ -31,8 +31,8 @@ EFFORT: Final = 600_000
 EFFORT_SEARCHED: Final = 2_000_000
 """The same for a schedule that is ``searched``, whose plan depends on the search alone."""
 EFFORT_GUIDED: Final = 2_300_000
-"""The same for the first trials of a ``LARGE`` plan that follows another; it spends no more than
-``MOST_GUIDED`` placements of all passes."""
+"""The same for a ``LARGE`` plan that follows another, but for no more than ``MOST_GUIDED``
+placements of all passes."""
 MOST_GUIDED: Final = 14
 FEWEST_PLACEMENTS: Final = 10
 """Times that all passes of a plan with a split backward may be placed at least, however many they
@@ -42,7 +42,7 @@ FEWEST_OF_GUIDE: Final = 5
 LARGE: Final = 20_000
 """A plan of more passes cannot try everything: it begins with the trials that gain the most."""
 EFFORT_FUSED: Final = 12_000
-"""The same for a plan without W, which has nothing to fill gaps with: its block is nearly always
+"""Effort for a plan without W, which has nothing to fill gaps with: its block is nearly always
 the best."""
 EFFORT_TURNS: Final = 400_000
 """The same for a plan without W but with several chunks, whose order leaves something to gain: the
