@@ -30,15 +30,19 @@ EFFORT: Final = 600_000
 """Passes that all trials of a plan with a split backward may place; this takes some seconds."""
 EFFORT_SEARCHED: Final = 2_000_000
 """The same for a schedule that is ``searched``, whose plan depends on the search alone."""
-FEWEST_PLACEMENTS: Final = 14
+EFFORT_GUIDED: Final = 2_300_000
+"""The same for a ``LARGE`` plan that follows another, but for no more than ``MOST_GUIDED``
+placements of all passes."""
+MOST_GUIDED: Final = 14
+FEWEST_PLACEMENTS: Final = 10
 """Times that all passes of a plan with a split backward may be placed at least, however many they
-are: the first trials of a ``LARGE`` plan take so many, at p = 128 more than ``EFFORT``."""
+are: the trials that gain the most take nine, at p = 128 more than ``EFFORT``."""
 FEWEST_OF_GUIDE: Final = 5
 """The same for a plan that is only the guide for another one."""
 LARGE: Final = 20_000
 """A plan of more passes cannot try everything: it begins with the trials that gain the most."""
 EFFORT_FUSED: Final = 12_000
-"""The same for a plan without W, which has nothing to fill gaps with: its block is nearly always
+"""Effort for a plan without W, which has nothing to fill gaps with: its block is nearly always
 the best."""
 EFFORT_TURNS: Final = 400_000
 """The same for a plan without W but with several chunks, whose order leaves something to gain: the
@@ -49,6 +53,8 @@ PATIENCE: Final = 50
 _SLACKS: Final = ((0.5, 0.0), (1.0, 0.0, 1.0), (0.0, 0.0), (0.25, 0.25))
 _FIRST_SLACKS: Final = ((1.0, 0.0, 1.0), (0.5, 0.0))
 """Those that gain the most for each pass that they place."""
+_REGULAR_SLACKS: Final = _FIRST_SLACKS[1:]
+"""Those of them that leave a steady state which can be repeated."""
 _GREEDY_SLACKS: Final = tuple(
     (slack, filler, warm_up)
     for slack, filler in ((0.35, 0.7), (0.5, 1.0), (0.75, 1.0), (0.75, 0.7), (0.85, 1.0))
@@ -95,9 +101,7 @@ def shorten(
     if target is not None:
         search.lengthen_to(target)
     if without is not None:
-        search.keys = [
-            keys_from_plan(plan, search.graph, without, costs, held) for held in (0.0, 1.0)
-        ]
+        search.follow(without, costs)
     best = search.best(search.rows(plan))
     return replace(plan, rows=tuple(search.graph.plan_row(row) for row in best.rows))
 
@@ -139,6 +143,15 @@ class _Search:
         """Look for a plan that is good when lengthened; even a ``searched`` one gets ``EFFORT``."""
         self.lengthening = Lengthening(self.graph, target)
         self._left = self._effort = min(self._left, max(EFFORT, self._least))
+
+    def follow(self, without: Plan, costs: Costs) -> None:
+        """Let trials follow the plan without vocabulary passes; call it after ``lengthen_to``."""
+        self.keys = [
+            keys_from_plan(self._plan, self.graph, without, costs, held) for held in (0.0, 1.0)
+        ]
+        if self._is_large and self.lengthening is None:
+            guided = min(EFFORT_GUIDED, MOST_GUIDED * self._passes)
+            self._left = self._effort = max(self._left, guided)
 
     def rows(self, plan: Plan) -> Rows:
         """Return the numbered rows of a plan."""
@@ -212,7 +225,8 @@ class _Search:
             found.append(starts[-1])
             yield found[-1]
         self._affords(len(starts))
-        cools_down = self._plan.split_backward and not self._is_guide and not self._follows
+        has_time = not self._follows or self.lengthening is not None
+        cools_down = self._plan.split_backward and not self._is_guide and has_time
         cooled = [self._cooled_down(start)] if cools_down else []
         for schedule in self._others(starts):
             found.append(schedule)
@@ -235,7 +249,8 @@ class _Search:
                 starts += more
                 yield more[-1]
         if self._follows:
-            yield from self._justified(starts[-1:], _FIRST_SLACKS)
+            slacks = _FIRST_SLACKS if self.lengthening is None else _REGULAR_SLACKS
+            yield from self._justified(starts[-1:], slacks)
         for base in starts if self._plan.split_backward else ():
             for slack in (1.0, 0.0):
                 if self._affords(3):
