@@ -15,6 +15,7 @@ from megatron.config.cluster_flags import block_limits, interconnect_of, ranks_o
 from megatron.config.copied import copied
 from megatron.config.corpora import gives_splits, own_paths, sets_to_evaluate, shared_blend
 from megatron.config.data_flags import parse_split
+from megatron.config.eight_bit_flags import eight_bit_config
 from megatron.config.fill_flags import fill_config
 from megatron.config.flags import (
     DRY_RUN_GPU,
@@ -292,6 +293,7 @@ def train_config(given: Flags, replicas: int) -> TrainConfig:
         length=flags.train_samples,
         vocab_recompute=given.parallel.vocab_recompute,
         recomputation=recomputation_of(given.recompute),
+        eight_bits=eight_bit_config(given.eight_bits),
     )
 
 

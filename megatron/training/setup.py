@@ -22,6 +22,7 @@ from megatron.optimizer.muon import QKVRows
 from megatron.optimizer.optimizer import Optimizer
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
 from megatron.optimizer.sharded import MakeOptimizer, ShardedOptimizer
+from megatron.parallel.collectives import MAXIMUM, all_reduce
 from megatron.parallel.context import ContextParallel
 from megatron.parallel.environment import set_nccl_environment
 from megatron.parallel.grid import Grid
@@ -86,6 +87,21 @@ class TrainState:
         """
         for bucket in self.buckets:
             bucket.forget_gradients()
+
+    def agree_on_scales(self) -> None:
+        """Let all ranks that have parts of a layer, or copies, scale its next 8 bits alike.
+
+        Every rank calls it after the last pass of an iteration.
+        """
+        eight_bits, groups = self.pipeline.model.eight_bits, self.groups
+        if eight_bits is None:
+            return
+
+        def agree(largest: torch.Tensor) -> None:
+            for axis in (groups.data, groups.tensor_sums):
+                all_reduce(largest, MAXIMUM, axis)
+
+        eight_bits.end(agree)
 
     def complete_gradients(self) -> None:
         """End the sums: a gradient that no microbatch had is 0."""
@@ -210,6 +226,7 @@ def make_model(
         train.recomputation,
         vocab_recompute=train.vocab_recompute,
         wide_stream=train.wide_stream,
+        eight_bits=train.eight_bits,
         context=ContextParallel(groups.context),
     )
     model.initialise(train.seed)
