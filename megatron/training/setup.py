@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from megatron.config.run_config import ParallelConfig, RunConfig, TrainConfig
 from megatron.kernels.face import Kernels
+from megatron.layers.scales import DelayedScales
 from megatron.model.config import ModelConfig
 from megatron.model.stage import RankModel, place
 from megatron.optimizer.bucket import Bucket
@@ -87,6 +88,12 @@ class TrainState:
         """
         for bucket in self.buckets:
             bucket.forget_gradients()
+
+    @property
+    def delayed_scales(self) -> DelayedScales | None:
+        """What delayed scaling in 8 bits remembers, if it is used."""
+        eight_bits = self.pipeline.model.eight_bits
+        return None if eight_bits is None else eight_bits.delayed
 
     def agree_on_scales(self) -> None:
         """Let all ranks that have parts of a layer, or copies, scale its next 8 bits alike.

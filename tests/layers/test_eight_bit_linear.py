@@ -1,4 +1,4 @@
-"""A linear layer in 8 bits: its products by arithmetic alone, what it keeps, and when it quantises."""
+"""A linear layer in 8 bits: its products by arithmetic alone, what it keeps, what it does when."""
 
 from collections.abc import Callable
 
@@ -9,6 +9,7 @@ from reference.plain_eight_bits import E4M3, GRADIENTS
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from megatron.kernels.eight_bits import EightBits
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.layers.eight_bits import EightBitProducts, Format, WideWeightGradients
 from megatron.layers.linear import Linear, defer_weight_gradients
@@ -196,3 +197,40 @@ def test_a_tensor_of_zeros_has_a_finite_scale() -> None:
     assert x.grad is not None
     assert not x.grad.any()
     assert not main_grad_of(layer.weight).any()
+
+
+class Stale(EightBitProducts):
+    """Products that never notice another weight."""
+
+    def begin(self) -> None:
+        """Do nothing."""
+
+
+class ScaledTwice(ReferenceKernels):
+    """Kernels that take numbers for worth what they are worth, twice."""
+
+    def eight_bit_product(
+        self, left: EightBits, right: EightBits, dtype: torch.dtype, bias: Tensor | None = None
+    ) -> Tensor:
+        return super().eight_bit_product(left, right, dtype, bias) * left.worth
+
+
+def outputs_are_right(products: EightBitProducts) -> bool:
+    """Whether outputs are those of rounded factors, before and after an update."""
+    layer = layer_of(products, bias=False)
+    right = True
+    for _ in range(2):
+        products.begin()
+        y, _ = run(layer)
+        expected = E4M3.seen(microbatch(0)[0].detach()) @ E4M3.seen(layer.weight.detach()).T
+        right = right and torch.allclose(y.double(), expected, rtol=1e-5, atol=1e-5)
+        with torch.no_grad():
+            layer.weight.mul_(1.1).add_(0.01)
+    return right
+
+
+def test_faults_on_purpose_are_found() -> None:
+    assert outputs_are_right(narrow_products())
+    own = OwnScales(KERNELS)
+    assert not outputs_are_right(Stale(KERNELS, torch.float32, "hybrid", own))
+    assert not outputs_are_right(EightBitProducts(ScaledTwice(), torch.float32, "hybrid", own))

@@ -39,6 +39,8 @@ class Kind:
             amax: the magnitude that becomes the largest number; ``None``: the tensor's own.
         """
         known = x.abs().amax() if amax is None else torch.tensor(amax)
+        if not known:
+            return x.double()
         scale = (torch.tensor(self.most) / known.float()).float()
         return self.rounded(x.float() * scale) / scale.double()
 
