@@ -250,7 +250,13 @@ class Kernels(Protocol):
         ...
 
     def eight_bit_product(
-        self, left: EightBits, right: EightBits, dtype: torch.dtype, bias: Tensor | None = None
+        self,
+        left: EightBits,
+        right: EightBits,
+        dtype: torch.dtype,
+        bias: Tensor | None = None,
+        *,
+        quick: bool = False,
     ) -> Tensor:
         """``left @ right.T + bias`` by rows of both, rounded once.
 
@@ -259,18 +265,26 @@ class Kernels(Protocol):
             right: [j, k]; not both are e5m2.
             dtype: of the result [i, j]: an activation or a statistic.
             bias: activations [j].
+            quick: sums may be formed in fewer bits than fp32 where that is faster: on Hopper.
         """
         ...
 
     def accumulate_eight_bit_product_(
-        self, total: Tensor, left: EightBits, right: EightBits, *, begins: bool = False
+        self,
+        total: Tensor,
+        left: EightBits,
+        right: EightBits,
+        dtype: torch.dtype,
+        *,
+        begins: bool = False,
     ) -> None:
-        """``total += left @ right.T``.
+        """``total += left @ right.T``, the product rounded to ``dtype`` at most.
 
         Args:
             total: [i, j], as in ``accumulate_``.
             left: [i, k].
             right: [j, k].
+            dtype: of activations.
             begins: as in ``accumulate_product_``.
         """
         ...

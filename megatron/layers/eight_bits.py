@@ -8,6 +8,9 @@ factor *turned*, in 8 bits. A weight is quantised when an iteration first needs 
 Ranks that share tokens gather them before they are quantised, so that all take the same scale; what
 they keep, they gather again as 8 bits.
 
+As in Transformer Engine, the sums of the first product may have fewer bits than fp32 on GPUs where
+that is faster; gradients are summed up in fp32.
+
 Shapes: ``...`` any leading dimensions, n their product, i input features, o output features.
 """
 
@@ -136,7 +139,7 @@ class EightBitProducts:
     def output(self, x: Quantised, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See ``Products``."""
         own = self._own_weight(weight).straight
-        y_no = self._kernels.eight_bit_product(x.straight, own, self._dtype, bias)
+        y_no = self._kernels.eight_bit_product(x.straight, own, self._dtype, bias, quick=True)
         return y_no.view(*x.leading, -1)
 
     def input_gradient(self, grad: Quantised, weight: Tensor) -> Tensor:
@@ -151,7 +154,9 @@ class EightBitProducts:
 
     def accumulate_(self, total: Tensor, grad: Quantised, x: Quantised, *, begins: bool) -> None:
         """See ``Products``."""
-        self._kernels.accumulate_eight_bit_product_(total, grad.turned, x.turned, begins=begins)
+        self._kernels.accumulate_eight_bit_product_(
+            total, grad.turned, x.turned, self._dtype, begins=begins
+        )
 
     def quantise(
         self, role: Role, x: Tensor, *, straight: bool = True, turned: bool = False

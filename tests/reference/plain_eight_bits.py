@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from megatron.kernels.autograd import apply
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -29,7 +31,8 @@ class Kind:
         x = x.double().clamp(-self.most, self.most)
         exponent = torch.frexp(x).exponent - 1
         step = torch.exp2(exponent.clamp(min=self.least).double() - self.mantissa)
-        return torch.round(x / step) * step
+        nearest: torch.Tensor = torch.round(x / step)
+        return nearest * step
 
     def seen(self, x: torch.Tensor, amax: float | None = None) -> torch.Tensor:
         """What a product makes of a tensor: scaled, rounded and scaled back; float64.
@@ -72,7 +75,7 @@ def linear_of(form: str) -> Callable[[dict[str, torch.Tensor], str, torch.Tensor
     """Return what may stand for the plain GPT's own linear layer."""
 
     def linear(parameters: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.Tensor:
-        product: torch.Tensor = Linear.apply(x, parameters[f"{name}.weight"], GRADIENTS[form])
+        product = apply(Linear, x, parameters[f"{name}.weight"], GRADIENTS[form])
         bias = parameters.get(f"{name}.bias")
         return product if bias is None else product + bias
 

@@ -14,7 +14,8 @@ from megatron.kernels.eight_bits import EightBits, largest_number
 
 def largest(x: Tensor) -> Tensor:
     """See ``Kernels``."""
-    return torch.linalg.vector_norm(x, torch.inf, dtype=torch.float32)
+    found: Tensor = torch.linalg.vector_norm(x, torch.inf, dtype=torch.float32)
+    return found
 
 
 def quantise(

@@ -152,13 +152,25 @@ class ReferenceKernels(TiledOutput):
         return eight_bits.quantise(x_rk, scale, dtype, straight, turned, seen)
 
     def eight_bit_product(
-        self, left: EightBits, right: EightBits, dtype: torch.dtype, bias: Tensor | None = None
+        self,
+        left: EightBits,
+        right: EightBits,
+        dtype: torch.dtype,
+        bias: Tensor | None = None,
+        *,
+        quick: bool = False,
     ) -> Tensor:
         """See ``Kernels``."""
         return eight_bits.product(left, right, dtype, bias)
 
     def accumulate_eight_bit_product_(
-        self, total: Tensor, left: EightBits, right: EightBits, *, begins: bool = False
+        self,
+        total: Tensor,
+        left: EightBits,
+        right: EightBits,
+        dtype: torch.dtype,
+        *,
+        begins: bool = False,
     ) -> None:
         """See ``Kernels``."""
         product = self.eight_bit_product(left, right, total.dtype)
