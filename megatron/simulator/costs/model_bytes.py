@@ -5,6 +5,7 @@ The tensor ranks of a stage hold alike; a *rank* here is any of them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 from megatron.schedules.treatments import Treatment
@@ -101,16 +102,22 @@ def model_sizes(
     static = [per_parameter * count for count in counts]
     activation = [[0.0] * (len(stages) // ranks) for _ in range(ranks)]
     factors, repeated = [list(own) for own in activation], [list(own) for own in activation]
-    for (rank, chunk), layer_count in zip(stages, layers, strict=True):
-        activation[rank][chunk] += shape.stage_activation_bytes(layer_count)
-        factors[rank][chunk] += layer_count * shape.layer_factor_bytes
-        repeated[rank][chunk] += shape.stage_recomputed_bytes(layer_count)
+    firsts = accumulate(layers, initial=0)
+    for (rank, chunk), layer_count, first_layer in zip(stages, layers, firsts, strict=False):
+        own = shape.of_layers(first_layer, layer_count)
+        activation[rank][chunk] += own.stage_activation_bytes(layer_count)
+        factors[rank][chunk] += layer_count * own.layer_factor_bytes
+        repeated[rank][chunk] += own.stage_recomputed_bytes(layer_count)
+        static[rank] += layer_count * own.narrow_weight_bytes
     own_x = ACTIVATION_BYTES * shape.own_elements
     activation[last][last_chunk] += shape.stream_bytes  # the final norm keeps its input
     if shape.depths:
-        activation[last][last_chunk] += own_x + shape.depths * shape.depth_activation_bytes
-        factors[last][last_chunk] += shape.depths * shape.depth_factor_bytes
-    recomputes = shape.recomputed != NOTHING
+        depth = shape.of_depths
+        activation[last][last_chunk] += own_x + shape.depths * depth.depth_activation_bytes
+        factors[last][last_chunk] += shape.depths * depth.depth_factor_bytes
+        joining = 2 * depth.narrow_share * shape.joining_parameters
+        static[last] += shape.depths * (depth.narrow_weight_bytes + joining)
+    leaves_less = shape.recomputed != NOTHING or shape.narrow is not None
     logits = shape.logits / shape.tensor.ranks / (ranks if treatment.is_sharded else 1)
     exponentials = x + logit.held * logits
     at_work = logit.workspace + logit.working * logits
@@ -119,7 +126,9 @@ def model_sizes(
         static[last] += at_work
         activation[last][last_chunk] += exponentials
         factors[last][last_chunk] += exponentials
-        return Sizes(static, activation, factors=factors if recomputes else None, repeated=repeated)
+        return Sizes(
+            static, activation, factors=factors if leaves_less else None, repeated=repeated
+        )
     # The first rank's sum takes the place of its part.
     partial = float(ACTIVATION_BYTES * shape.elements * (2 if shape.depths else 1))
     return Sizes(
@@ -129,6 +138,6 @@ def model_sizes(
         embedding=[own_x if rank == first else 0.0 for rank in range(ranks)],
         partial=[0.0 if rank == first else partial for rank in range(ranks)],
         ahead=[own_x if shape.depths and rank == last else 0.0 for rank in range(ranks)],
-        factors=factors if recomputes else None,
+        factors=factors if leaves_less else None,
         repeated=repeated,
     )

@@ -96,6 +96,10 @@ class Shape:
         depth_vector_parameters: parameters of the norms of a depth besides those of its layer.
         changes_words: what the first layer, and a depth, reads is formed from word embeddings.
         context: ranks c that share a sequence; each has as many of its tokens.
+        narrow: indices of the layers whose linear layers multiply in 8 bits; so do all depths.
+        narrow_share: how many of the layers at hand are among them; see ``of_layers``.
+        narrow_factors: products of weights' gradients are in 8 bits too, and so is what is kept for
+            them.
     """
 
     hidden_size: int
@@ -127,6 +131,31 @@ class Shape:
     depth_vector_parameters: int = 0
     changes_words: bool = False
     context: int = 1
+    narrow: range | None = None
+    narrow_share: float = 0.0
+    narrow_factors: bool = True
+
+    def of_layers(self, first: int, count: int) -> "Shape":
+        """Return the shape of some layers, the mean of those with 8 bits and of the others.
+
+        Args:
+            first: index of the first of them in the whole model.
+            count: how many there are.
+        """
+        if self.narrow is None or not count:
+            return self
+        own = sum(layer in self.narrow for layer in range(first, first + count))
+        return replace(self, narrow_share=own / count)
+
+    @property
+    def of_depths(self) -> "Shape":
+        """The shape of the layers that predict further tokens."""
+        return self if self.narrow is None else replace(self, narrow_share=1.0)
+
+    @property
+    def narrow_weight_bytes(self) -> float:
+        """Bytes of a layer's matrices in 8 bits, in two layouts."""
+        return 2.0 * self.narrow_share * self.matrix_parameters
 
     @property
     def tokens(self) -> int:
@@ -303,7 +332,7 @@ class Shape:
         outside = self.stream_inputs * ACTIVATION_BYTES + masks
         outside += self.norm_inputs * ACTIVATION_BYTES if self.wide_stream else 0
         whole = ACTIVATION_BYTES * self.tokens * width + outside * self.own_elements
-        return whole + self._core_bytes + self._mlp_bytes
+        return whole + self._core_bytes + self._mlp_bytes + self._narrowed(kept=True)
 
     @property
     def layer_repeated_bytes(self) -> float:
@@ -311,7 +340,8 @@ class Shape:
         again = self.recomputed
         norms = self.norms * ACTIVATION_BYTES * self.own_elements if again.norms else 0
         core = self._core_bytes if again.core else 0
-        return norms + core + (self._mlp_bytes if again.mlp else 0)
+        parts = norms + core + (self._mlp_bytes if again.mlp else 0)
+        return parts + self._narrowed(kept=False)
 
     @property
     def layer_factor_bytes(self) -> float:
@@ -320,7 +350,27 @@ class Shape:
         Both factors of four products: inputs, and gradients of outputs.
         """
         width = 2 * self._query_width + self._key_value_width + self._ffn_width + self.inner_width
-        return ACTIVATION_BYTES * (self.tokens * width + 4 * self.own_elements)
+        whole = ACTIVATION_BYTES * (self.tokens * width + 4 * self.own_elements)
+        narrowed = self.narrow_share * self.narrow_factors
+        norms = ACTIVATION_BYTES * self.own_elements * self.recomputed.norms  # stay as they are
+        return whole - narrowed * (whole / 2 - norms)
+
+    def _narrowed(self, *, kept: bool) -> float:
+        """Return the bytes more of what a layer keeps, or repeats, because it multiplies in 8 bits.
+
+        An input that nobody else needs has half the bytes. Attention, squared ReLU and layers that
+        are computed again keep theirs as well; then 8 bits are added.
+        """
+        if not self.narrow_factors:
+            return 0.0
+        again, own = self.recomputed, self.own_elements
+        attended = float(self.tokens * self._query_width)
+        inner = float(self.tokens * self._ffn_width) * (1 if self.output_slope else -1)
+        if not kept:
+            repeated = ACTIVATION_BYTES * attended * again.core + (inner + own) * again.mlp
+            return self.narrow_share * repeated
+        norms = 0.0 if again.norms else 2 * own * (1 - self.norms + again.mlp)
+        return self.narrow_share * (norms + attended + inner)
 
     @property
     def depth_activation_bytes(self) -> float:
@@ -333,12 +383,14 @@ class Shape:
         if self.repeats_depths:
             return known
         layer = self.layer_activation_bytes - self.layer_repeated_bytes
-        return (3 + self.changes_words) * known + layer + self.stream_bytes
+        joined = self.narrow_share * self.narrow_factors * known
+        return (3 + self.changes_words) * known - joined + layer + self.stream_bytes
 
     @property
     def depth_factor_bytes(self) -> float:
         """Bytes of one microbatch that a depth holds between its B and its W."""
-        return self.layer_factor_bytes + 3 * ACTIVATION_BYTES * self.own_elements
+        narrowed = 1 - self.narrow_share * self.narrow_factors / 2
+        return self.layer_factor_bytes + 3 * ACTIVATION_BYTES * self.own_elements * narrowed
 
     def stage_repeated_flops(self, layers: int, first: int = 0) -> int:
         """Return the FLOPs of a microbatch that a stage's B repeats.

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from megatron.schedules.plan import Plan
 from megatron.schedules.treatments import Treatment
@@ -128,9 +129,12 @@ def _layer_at_work(
     it counts as what B leaves for W, and where R is one, as what R leaves for B.
     """
     again = [0.0] * plan.ranks
-    for (rank, _), count in zip(plan.stages, layers, strict=True):
+    for (rank, _), count, first in zip(
+        plan.stages, layers, accumulate(layers, initial=0), strict=False
+    ):
         if not (plan.split_backward or plan.recomputes):
-            again[rank] = max(again[rank], shape.stage_repeated_bytes(count))
+            own = shape.of_layers(first, count)
+            again[rank] = max(again[rank], own.stage_repeated_bytes(count))
     beside = shape.inner_width * shape.tokens if plan.split_backward else 2 * shape.elements
     at_work = float(ACTIVATION_BYTES * (shape.inner_width * shape.tokens + beside))
     tensor = shape.tensor
