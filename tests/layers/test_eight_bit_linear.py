@@ -1,9 +1,11 @@
 """A linear layer in 8 bits: its products by arithmetic alone, what it keeps, what it does when."""
 
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import pytest
 import torch
+from kernels.implementations import of_a_gpu
 from optimizer.entries import entries
 from reference.plain_eight_bits import E4M3, GRADIENTS
 from torch import Tensor
@@ -95,6 +97,23 @@ def test_weight_gradients_may_stay_wide() -> None:
     w = E4M3.seen(layer.weight.detach())
     torch.testing.assert_close(x_grad.double(), GRADIENTS["hybrid"].seen(grad) @ w)
     assert not torch.allclose(y, torch.nn.functional.linear(x, layer.weight, layer.bias), rtol=1e-3)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+@pytest.mark.parametrize("split", [False, True], ids=["B", "B and W"])
+def test_the_kernels_of_a_gpu_do_the_same(split: bool) -> None:
+    """Here in Triton's interpreter, with cuBLAS's demands on what is multiplied."""
+    kernels, found = of_a_gpu(CPU, torch.float32), []
+    for own in (KERNELS, kernels):
+        products = EightBitProducts(own, torch.float32, "hybrid", OwnScales(own))
+        layer, later = layer_of(products), list[Work]()
+        defer_weight_gradients(layer, later.append if split else None)
+        values = [value for seed in range(2) for value in run(layer, seed)]
+        while later:
+            later.pop(0)()
+        found.append([*values, main_grad_of(layer.weight)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-12)
 
 
 @pytest.mark.parametrize("split", [False, True], ids=["B", "B and W"])

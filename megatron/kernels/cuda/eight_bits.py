@@ -14,7 +14,7 @@ from megatron.kernels.cuda.library import operator
 from megatron.kernels.cuda.operators import LAUNCH
 from megatron.kernels.cuda.programs import eight_bits as programs
 from megatron.kernels.cuda.row_operators import as_rows
-from megatron.kernels.eight_bits import E5M2, EightBits, largest_number
+from megatron.kernels.eight_bits import E5M2, MULTIPLE, EightBits, largest_number
 
 TILE: Final = {"ROWS": 64, "COLUMNS": 64}
 """Numbers that a program has at a time: 32 for each of 128 threads, 64 bytes in a row of 8 bits."""
@@ -67,6 +67,9 @@ def eight_bit_product(
     quick: bool,
 ) -> None:
     """See ``Kernels.eight_bit_product``."""
+    assert left_ik.is_contiguous()
+    assert right_jk.is_contiguous()
+    assert left_ik.shape[1] % MULTIPLE == len(right_jk) % MULTIPLE == 0, "cuBLAS needs it"
     torch._scaled_mm(
         left_ik,
         right_jk.T,
