@@ -71,9 +71,9 @@ class OwnScales:
         return _scale_of(self._kernels.largest(x), dtype)
 
 
-def _scale_of(amax: Tensor, dtype: torch.dtype) -> Scale:
+def _scale_of(amax: Tensor, dtype: torch.dtype, seen: Tensor | None = None) -> Scale:
     amax, most = amax.clamp(min=LEAST), largest_number(dtype)
-    return Scale(most / amax, amax / most)
+    return Scale(most / amax, amax / most, seen)
 
 
 class DelayedScales:
@@ -161,10 +161,7 @@ class DelayedScales:
         seen = self._seen_l3[number, role] if self._records else None
         if self.has_history:
             return Scale(self._scales_l3[number, role], self._worths_l3[number, role], seen)
-        amax = self._kernels.largest(x)
-        if seen is not None:
-            torch.maximum(seen, amax, out=seen)
-        return _scale_of(amax, dtype)
+        return _scale_of(self._kernels.largest(x), dtype, seen)
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ def test_the_kernels_of_a_gpu_do_the_same(split: bool) -> None:
             later.pop(0)()
         found.append([*values, main_grad_of(layer.weight)])
     for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-12)
+        assert float((ours - theirs).norm() / theirs.norm()) < 1e-6
 
 
 @pytest.mark.parametrize("split", [False, True], ids=["B", "B and W"])
