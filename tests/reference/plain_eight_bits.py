@@ -61,7 +61,8 @@ class Linear(torch.autograd.Function):
         """Each tensor is scaled by itself."""
         ctx.x, ctx.weight, ctx.kind = E4M3.seen(x), E4M3.seen(weight), gradient
         ctx.types = x.dtype, weight.dtype
-        return (ctx.x @ ctx.weight.T).to(x.dtype)
+        product: torch.Tensor = ctx.x @ ctx.weight.T
+        return product.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:

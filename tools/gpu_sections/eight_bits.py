@@ -24,7 +24,8 @@ def measure(scale: Scale) -> Section:
         capability = torch.cuda.get_device_capability(scale.device)
         if capability < LEAST_CAPABILITY:
             return Section([f"Tensor cores of compute capability {capability} know no 8 bits."])
-    kernels, rows, values = kernels_for(scale.device, torch.bfloat16), [], {}
+    kernels, values = kernels_for(scale.device, torch.bfloat16), {}
+    rows: list[tuple[str, object]] = []
     for n in (64,) if scale.small else TOKENS:
         own, errors = _products(scale, kernels, n, 64 if scale.small else 4096)
         values[str(n)] = {**own, "errors": errors}
