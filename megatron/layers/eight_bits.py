@@ -200,7 +200,6 @@ class WideWeightGradients:
     def __init__(self, narrow: EightBitProducts, plain: PlainProducts) -> None:
         self._narrow, self._plain = narrow, plain
         self.accumulates = plain.accumulates
-        self.begin = narrow.begin
 
     def of_input(self, x: Tensor, ranks: TensorParallel) -> tuple[Both, Kept]:
         """See ``Products``."""
