@@ -48,10 +48,11 @@ class Part:
 PARTS: Final[Mapping[str, Part]] = {
     "machine": Part("The machine", "machine:measure", 15),
     "output": Part("S and T against their products", "output_layer:measure", 75),
-    "training": Part("One rank: passes, optimizer, memory", "training:measure", 85),
+    "training": Part("One rank: passes, optimizer, memory", "training:measure", 80),
     "elementwise": Part("Work between products, and a step", "elementwise:measure", 24),
-    "plain": Part("One rank beside plain PyTorch", "plain:measure", 105),
-    "ranks": Part("Several ranks on one GPU", "ranks:measure", 100),
+    "eight bits": Part("Products in 8 bits", "eight_bits:measure", 15),
+    "plain": Part("One rank beside plain PyTorch", "plain:measure", 100),
+    "ranks": Part("Several ranks on one GPU", "ranks:measure", 95),
     "contract": Part("Contract tests of the kernels", "machine:contract", 75),
 }
 """All sections, the quickest to tell something first; together they take 479 s at most."""

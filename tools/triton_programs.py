@@ -23,9 +23,11 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from megatron.kernels.cuda import eight_bits as eight_bit_operators
 from megatron.kernels.cuda.operators import BLOCK, LAUNCH, TILE
 from megatron.kernels.cuda.programs import (
     activations,
+    eight_bits,
     gated,
     gradients,
     norms,
@@ -57,6 +59,7 @@ RANKS = 16
 _FLOATS = ("cap", "pull", "spread", "z_loss", "epsilon")
 _ALL_WIDE = ("statistics_2r", "partial_jkh", "partial_kf", "cos_bsp", "sin_bsp", "sums_k")
 _TABLES = ("table_tc", "blocks_k2")
+_EIGHT_BITS = {"straight_rk": "*u8", "turned_kr": "*u8", "seen": "*i32", "scale": "*fp32"}
 _EVEN = ("n", "h", "f", "s", "d", "p", "stride", "span", "x_batch", "x_token", "x_head")
 """Integers that are multiples of 16 where a model's sizes are; strides among them."""
 
@@ -127,6 +130,15 @@ def forms(activations: tuple[str, ...] = TYPES) -> Iterator[Form]:
         yield from _row_forms(kind)
         yield from _rotation_forms(kind)
         yield from _update_forms(kind)
+        yield from _eight_bit_forms(kind)
+
+
+def _eight_bit_forms(kind: str) -> Iterator[Form]:
+    """Yield those that find the largest number, that quantise, and that do both."""
+    for rounds, seen, e5m2 in ((False, True, False), (True, False, False), (True, True, True)):
+        options = {"STRAIGHT": rounds, "TURNED": rounds, "SEEN": seen, "E5M2": e5m2}
+        own = {**options, "MOST": 57344.0 if e5m2 else 448.0, **eight_bit_operators.TILE}
+        yield Form(eight_bits.quantise, own, kind)
 
 
 def _row_forms(kind: str) -> Iterator[Form]:
@@ -212,6 +224,8 @@ def _type_of(name: str, form: Form) -> str:
     """Return the type of a program's argument in Triton's words."""
     if name in form.constants:
         return "constexpr"
+    if name in _EIGHT_BITS:
+        return _EIGHT_BITS[name]
     if name in _FLOATS or (form.program is update.adamw and name not in _TABLES):
         return "fp32"
     if name == "targets_n" or name in _TABLES:
@@ -236,7 +250,7 @@ def _short_offsets(ttir: str, form: Form) -> list[str]:
         name = names.get(source, "")
         if act == "splat":
             names[result] = name
-        elif re.search(r"\bi32>?$|xi32>$", kinds) and re.search(r"_[vnr][nhf]$", name):
+        elif re.search(r"\bi32>?$|xi32>$", kinds) and re.search(r"_[vnrk][nhfkr]$", name):
             found.add(name)
     if not form.constants.get("CAPPED"):
         found.discard("spread_nh")

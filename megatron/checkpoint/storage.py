@@ -142,6 +142,23 @@ def read(where: Path, tensors: Mapping[str, BoxedTensor], hosts: ConnectedAxis) 
         raise OtherModelError(others[0])
 
 
+def lacks(where: Path, tensors: Mapping[str, BoxedTensor], hosts: ConnectedAxis) -> bool:
+    """Return whether a rank has tensors that are not there, or not in their shape.
+
+    Every rank of the job calls it, and gets the same answer.
+
+    Args:
+        where: folder of the checkpoint, in which ``check_files`` has found nothing.
+        tensors: by name in the whole model.
+        hosts: as in ``write``.
+    """
+    own = False
+    if tensors:
+        known = TensorReader(where).metadata.state_dict_metadata
+        own = _difference(where, known, tensors) is not None
+    return any(hosts.all_gather_object(own))
+
+
 def read_common(where: Path) -> dict[str, Any]:
     """Return what is not a tensor.
 

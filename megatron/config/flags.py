@@ -27,6 +27,7 @@ from megatron.config.declare import (
     required,
     up_to,
 )
+from megatron.config.eight_bit_flags import EightBitFlags
 from megatron.config.fill_flags import FillFlags
 from megatron.config.layer_flags import LayerFlags
 from megatron.config.long_run_flags import CheckpointFlags, GuardFlags, ReplicaFlags
@@ -321,6 +322,7 @@ class Flags:
     pipeline: PipelineFlags
     train: TrainFlags
     precision: PrecisionFlags
+    eight_bits: EightBitFlags
     recompute: RecomputeFlags
     optimizer: OptimizerFlags
     data: DataFlags

@@ -11,6 +11,7 @@ import torch
 from megatron.config.cluster_rules import CLUSTER_NOTES, on_cuda
 from megatron.config.corpora import prefixes
 from megatron.config.declare import cut, options_of
+from megatron.config.eight_bit_rules import eight_bits_of_device, eight_bits_on_cpus
 from megatron.config.flags import Flags
 from megatron.config.gpu_driver import why_gpus_are_out_of_reach
 from megatron.config.installed import tensorboard_rule, wandb_rule
@@ -39,13 +40,13 @@ def job_rules(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
         return (*of_all, partial(_predicted_replicas, world_size))
     packages = (tensorboard_rule, wandb_rule)
     of_ranks = partial(_ranks, world_size)
-    return (*of_all, of_ranks, _device, _backend, _data_files, *packages)
+    return (*of_all, of_ranks, _device, eight_bits_of_device, _backend, _data_files, *packages)
 
 
 def job_notes(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
     """The rules about flags that change nothing on this machine, or with so many ranks."""
     alone = partial(_one_replica, world_size)
-    here = (_backend_of_cpus, _narrow_products_on_cpus, *CLUSTER_NOTES)
+    here = (_backend_of_cpus, _narrow_products_on_cpus, eight_bits_on_cpus, *CLUSTER_NOTES)
     return (alone,) if dry_run else (alone, *here)
 
 

@@ -21,6 +21,7 @@ from megatron.config.corpora import (
     shared_blend,
 )
 from megatron.config.data_flags import parse_split
+from megatron.config.eight_bit_flags import eight_bit_config
 from megatron.config.fill_flags import fill_config
 from megatron.config.flags import (
     DRY_RUN_GPU,
@@ -310,6 +311,7 @@ def train_config(given: Flags, replicas: int) -> TrainConfig:
         length=flags.train_samples,
         vocab_recompute=given.parallel.vocab_recompute,
         recomputation=recomputation_of(given.recompute),
+        eight_bits=eight_bit_config(given.eight_bits),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Final
 from megatron.config.context_rules import CONTEXT_RULES
 from megatron.config.corpus_rules import CORPUS_NOTES, CORPUS_RULES
 from megatron.config.deepspeed_file import deepspeed_file
+from megatron.config.eight_bit_rules import EIGHT_BIT_RULES
 from megatron.config.flags import Flags
 from megatron.config.guard_rules import GUARD_NOTES, GUARD_RULES
 from megatron.config.layer_rules import LAYER_NOTES, LAYER_RULES
@@ -159,6 +160,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _growing_batches,
     _length,
     *PRECISION_RULES,
+    *EIGHT_BIT_RULES,
     *RECOMPUTE_RULES,
     *OPTIMIZER_RULES,
     *CORPUS_RULES,

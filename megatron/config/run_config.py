@@ -17,6 +17,7 @@ from megatron.data.config import DataConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
+from megatron.model.eight_bits import EightBitConfig
 from megatron.optimizer.config import OptimizerConfig
 from megatron.parallel.grid import Grid, Order
 from megatron.parallel.nccl import BlockLimits
@@ -164,6 +165,7 @@ class TrainConfig:
         vocab_recompute: the output layer keeps nothing of the logits for its backward, which forms
             them again.
         recomputation: what the backward computes again.
+        eight_bits: what is multiplied in 8 bits; ``None``: nothing.
     """
 
     micro_batch_size: int
@@ -184,6 +186,7 @@ class TrainConfig:
     recomputation: Recomputation = NO_RECOMPUTATION
     gradient_dtype: torch.dtype = torch.float32
     wide_stream: bool = False
+    eight_bits: EightBitConfig | None = None
 
     @property
     def num_microbatches(self) -> int:

@@ -7,6 +7,7 @@ from typing import TypeVar
 from megatron.config.flags import Flags, ModelFlags
 from megatron.config.layer_flags import LayerFlags
 from megatron.config.resolve import model_config
+from megatron.model.config import ModelConfig
 from megatron.model.cut_faults import faults_of_cut
 
 Group = TypeVar("Group", ModelFlags, LayerFlags)
@@ -16,12 +17,8 @@ def _cuts(flags: Flags) -> Iterator[str]:
     ranks, sequence = _size(flags), flags.parallel.sequence_parallel
     if ranks == 1:
         return
-    groups = {
-        "model": _whole(ModelFlags, flags.model),
-        "layers": _whole(LayerFlags, flags.layers),
-    }
     try:
-        model = model_config(Flags(**(vars(flags) | groups)), vocab_size=1)
+        model = sound_model(flags)
     except ValueError:  # another rule tells it
         return
     yield from faults_of_cut(model, ranks, sequence_parallel=sequence)
@@ -31,6 +28,19 @@ def _cuts(flags: Flags) -> Iterator[str]:
             f"{model.hidden_size}: activations travel in as many parts, so choose a multiple of "
             f"{ranks}, or fewer ranks"
         )
+
+
+def sound_model(flags: Flags) -> ModelConfig:
+    """Return the model that flags ask for, but for its vocabulary; for rules.
+
+    Raises:
+        ValueError: they ask for none.
+    """
+    groups = {
+        "model": _whole(ModelFlags, flags.model),
+        "layers": _whole(LayerFlags, flags.layers),
+    }
+    return model_config(Flags(**(vars(flags) | groups)), vocab_size=1)
 
 
 def _whole(kind: type[Group], group: Group) -> Group:

@@ -14,10 +14,12 @@ writes into its first argument.
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.documents import Documents
+from megatron.kernels.eight_bits import EightBits
 from megatron.kernels.scores import PLAIN, Scores
 from megatron.kernels.softmax import LossOptions, Merged, ShardState
 
@@ -215,6 +217,75 @@ class Kernels(Protocol):
             left: activations [i, n].
             right: activations [n, j].
             begins: the sum begins with this product: what ``total`` holds does not count.
+        """
+        ...
+
+    def largest(self, x: Tensor) -> Tensor:
+        """Return the largest magnitude of all elements, fp32 []; undefined if one is NaN."""
+        ...
+
+    def quantise(
+        self,
+        x_rk: Tensor,
+        scale: Tensor,
+        dtype: torch.dtype,
+        *,
+        straight: bool,
+        turned: bool,
+        seen: Tensor | None = None,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """``x * scale``, rounded to the nearest number of 8 bits.
+
+        What is too large becomes the largest number; infinity and NaN become NaN, so that what is
+        computed with them shows it.
+
+        Args:
+            x_rk: activations.
+            scale: fp32 [].
+            dtype: e4m3 or e5m2.
+            straight: whether [r, k] is asked for.
+            turned: whether [k, r] is asked for, as dense.
+            seen: fp32 [], is raised to the largest magnitude in x if that is greater.
+        """
+        ...
+
+    def eight_bit_product(
+        self,
+        left: EightBits,
+        right: EightBits,
+        dtype: torch.dtype,
+        bias: Tensor | None = None,
+        *,
+        quick: bool = False,
+    ) -> Tensor:
+        """``left @ right.T + bias`` by rows of both, rounded once.
+
+        Args:
+            left: [i, k]; all sizes are multiples of ``MULTIPLE``.
+            right: [j, k]; not both are e5m2.
+            dtype: of the result [i, j]: an activation or a statistic.
+            bias: activations [j].
+            quick: sums may be formed in fewer bits than fp32 where that is faster: on Hopper.
+        """
+        ...
+
+    def accumulate_eight_bit_product_(
+        self,
+        total: Tensor,
+        left: EightBits,
+        right: EightBits,
+        dtype: torch.dtype,
+        *,
+        begins: bool = False,
+    ) -> None:
+        """``total += left @ right.T``, the product rounded to ``dtype`` at most.
+
+        Args:
+            total: [i, j], as in ``accumulate_``.
+            left: [i, k].
+            right: [j, k].
+            dtype: of activations.
+            begins: as in ``accumulate_product_``.
         """
         ...
 

@@ -25,6 +25,7 @@ from torch.nn import functional
 from megatron.kernels.autograd import apply
 from megatron.kernels.face import Kernels
 from megatron.layers.main_grad import has_main_grad, take_main_grad
+from megatron.layers.products import Kept, PlainProducts, Products, rows
 from megatron.layers.tensor_cut import Cut, Holding
 from megatron.parallel.tensor import ALONE, TensorParallel
 
@@ -55,6 +56,7 @@ class Linear(nn.Linear):
         keeps_first: keep the input before the product is formed, not after it, as autograd's own
             layer does: computing a layer again may then end before its last product.
         leaves_bias_gradient: whoever uses the output forms the gradient of the bias.
+        products: how the layer multiplies; by default in the type of the activations.
     """
 
     defer: Defer | None = None
@@ -89,7 +91,7 @@ class Linear(nn.Linear):
         elif rows.size > 1:
             self.holdings = {"weight": Cut(1)}
         self.columns, self.rows = columns, rows
-        self.kernels = kernels
+        self.products: Products[Any] = PlainProducts(kernels)
 
     def reset_parameters(self) -> None:
         """Do nothing: ``megatron.model.init`` sets the values, from the right generator."""
@@ -97,13 +99,14 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """[..., i] -> [..., o] of this rank; [b, u, i] -> [b, s, o] or back if ranks share it."""
         defer = self.defer if self.weight.requires_grad else None
-        if defer is None and self.columns.size == self.rows.size == 1 and not self.adds_itself:
+        alone = self.columns.size == self.rows.size == 1 and self.products.are_autograds
+        if defer is None and alone and not self.adds_itself:
             return functional.linear(x, self.weight, self._recorded_bias)
-        kept = None
+        early = None
         if self.keeps_first and self.weight.requires_grad:
-            kept = list[Any]()
-            x = apply(_KeptInput, x, self.weight, kept)
-        return apply(_SharedLinear, x, self.weight, self._recorded_bias, kept, self, defer)
+            early = list[Any]()
+            x = apply(_KeptInput, x, self.weight, early, self)
+        return apply(_SharedLinear, x, self.weight, self._recorded_bias, early, self, defer)
 
     @property
     def _recorded_bias(self) -> Tensor | None:
@@ -114,7 +117,7 @@ class Linear(nn.Linear):
     @property
     def adds_itself(self) -> bool:
         """Whether the backward adds the weight's gradient to its sum, as one product."""
-        quick = self.kernels.accumulates_products and self.weight.requires_grad
+        quick = self.products.accumulates and self.weight.requires_grad
         return quick and has_main_grad(self.weight)
 
     if TYPE_CHECKING:  # PyTorch says of the call of a module only that it may return anything
@@ -141,8 +144,8 @@ def defer_weight_gradients(module: HasModules, defer: Defer | None) -> None:
 class _SharedLinear(torch.autograd.Function):
     """``functional.linear`` with communication around it, and a backward that can be split.
 
-    The products have the shapes and layouts of autograd's own. So a split backward equals one that
-    is not split bit for bit.
+    The same products are formed in either. So a split backward equals one that is not split bit for
+    bit.
     """
 
     @staticmethod
@@ -151,18 +154,20 @@ class _SharedLinear(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        kept: list[Any] | None,
+        early: list[Any] | None,
         layer: Linear,
         defer: Defer | None,
     ) -> Tensor:
-        if not kept:
-            ctx.save_for_backward(x)
+        if early:
+            keeper, factor = early
+        else:
+            keeper, (factor, kept) = None, layer.products.of_input(x, layer.columns)
+            ctx.save_for_backward(*kept)
         # A kept tensor that is computed again is not the parameter, which has the sum of gradients.
-        ctx.weight, ctx.kept, ctx.layer, ctx.defer = weight, kept, layer, defer
-        whole_x = layer.columns.gather(x)
+        ctx.weight, ctx.keeper, ctx.layer, ctx.defer = weight, keeper, layer, defer
         if layer.rows.size == 1:
-            return functional.linear(whole_x, weight, bias)
-        y = layer.rows.reduce(functional.linear(whole_x, weight))
+            return layer.products.output(factor, weight, bias)
+        y = layer.rows.reduce(layer.products.output(factor, weight, None))
         return y if bias is None else y.add_(bias)
 
     @staticmethod
@@ -171,14 +176,14 @@ class _SharedLinear(torch.autograd.Function):
         layer, weight, defer = ctx.layer, ctx.weight, ctx.defer
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         grad = grad.contiguous()  # or every use would copy it
-        bias_grad = _rows(grad).sum(0) if needs_bias else None
-        keeper = ctx.kept[0] if ctx.kept else ctx
-        (kept,) = keeper.saved_tensors  # refuses an input that was changed since
-        x = kept.detach()  # without the graph that x came from
+        bias_grad = rows(grad).sum(0) if needs_bias else None
+        saved = (ctx.keeper or ctx).saved_tensors  # refuses an input that was changed since
+        kept = tuple(tensor.detach() for tensor in saved)  # without the graph that x came from
+        factor, kept_grad = layer.products.of_gradient(grad, layer.rows)
         if defer is not None:
-            defer(_weight_gradient(layer, weight, grad, x))
-        wanted_x = x if needs_weight and defer is None else None
-        x_grad, weight_grad = _products(layer, weight, grad, wanted_x, wants_x=needs_x)
+            defer(_weight_gradient(layer, weight, kept_grad, kept))
+        wanted = kept if needs_weight and defer is None else None
+        x_grad, weight_grad = _products(layer, weight, factor, wanted, wants_x=needs_x)
         return x_grad, weight_grad, bias_grad, None, None, None
 
 
@@ -186,69 +191,59 @@ class _KeptInput(torch.autograd.Function):
     """Keeps the input of a ``_SharedLinear`` in its place, before the product is formed."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, kept: list[Any]) -> Tensor:
-        ctx.save_for_backward(x)
-        kept.append(ctx)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, early: list[Any], layer: Linear) -> Tensor:
+        factor, kept = layer.products.of_input(x, layer.columns)
+        ctx.save_for_backward(*kept)
+        early += ctx, factor
         return x.view_as(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return grad, None, None
+        return grad, None, None, None
 
 
 def _products(
-    layer: Linear, weight: Tensor, grad: Tensor, x: Tensor | None, *, wants_x: bool
+    layer: Linear, weight: Tensor, grad: Any, kept: Kept | None, *, wants_x: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of the input, if it is wanted, and of the weight, given the input ``x``.
+    """Return the gradients of the input, if it is wanted, and of the weight, if inputs are kept.
 
     The input comes again beside the product of its gradient, and the gradient is reduced beside the
     product of the weight's.
     """
     x_grad = weight_grad = None
-    grad = layer.rows.gather(grad)
-    grad_no = _rows(grad)
-    coming = None if x is None else layer.columns.start_gather(x)
+    products = layer.products
+    coming = None if kept is None else products.start_input_again(kept, layer.columns)
     if wants_x:
-        x_grad = (grad_no @ weight).view(*grad.shape[:-1], -1)
-    whole_x = coming.wait() if coming else None
+        x_grad = products.input_gradient(grad, weight)
+    x = coming.wait() if coming else None
     leaving = layer.columns.start_reduction(x_grad) if x_grad is not None else None
-    if whole_x is not None:
-        weight_grad = _formed_or_added(layer, weight, grad_no, _rows(whole_x))
+    if x is not None and layer.adds_itself:
+        _add_product(layer, weight, grad, x)
+    elif x is not None:
+        weight_grad = products.weight_gradient(grad, x)
     return leaving.wait() if leaving else None, weight_grad
 
 
-def _formed_or_added(layer: Linear, weight: Tensor, grad_no: Tensor, x_ni: Tensor) -> Tensor | None:
-    """Return the gradient of the weight, or ``None`` if it has been added to its sum."""
-    if not layer.adds_itself:
-        return grad_no.T @ x_ni
-    _add_product(layer, weight, grad_no, x_ni)
-    return None
-
-
-def _add_product(layer: Linear, weight: Tensor, grad_no: Tensor, x_ni: Tensor) -> None:
+def _add_product(layer: Linear, weight: Tensor, grad: Any, x: Any) -> None:
     """Add the gradient of the weight to its sum."""
     total, begins = take_main_grad(weight)
-    layer.kernels.accumulate_product_(total, grad_no.T, x_ni, begins=begins)
+    layer.products.accumulate_(total, grad, x, begins=begins)
 
 
-def _rows(x: Tensor) -> Tensor:
-    """[..., i] -> [n, i]."""
-    return x.reshape(-1, x.shape[-1])
-
-
-def _weight_gradient(layer: Linear, weight: Tensor, grad: Tensor, x: Tensor) -> Callable[[], None]:
+def _weight_gradient(layer: Linear, weight: Tensor, grad: Kept, x: Kept) -> Callable[[], None]:
     """Return the work of W, which keeps only its two factors of the graph alive.
 
     Each is kept for the tokens that this rank has outside of attention and MLP, and gathered again.
     """
-    versions = grad._version, x._version
+    kept = (*grad, *x)
+    versions = [tensor._version for tensor in kept]
 
     def work() -> None:
-        assert versions == (grad._version, x._version), (
+        assert versions == [tensor._version for tensor in kept], (
             "a factor of a deferred weight gradient was changed in place between B and W"
         )
-        grad_no, x_ni = _rows(layer.rows.gather(grad)), _rows(layer.columns.gather(x))
-        _add_product(layer, weight, grad_no, x_ni)
+        whole_grad = layer.products.gradient_again(grad, layer.rows)
+        _add_product(layer, weight, whole_grad, layer.products.input_again(x, layer.columns))
 
     return work

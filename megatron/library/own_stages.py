@@ -69,6 +69,10 @@ class OwnStages(nn.Module):
     mtp_depths = 0
     mtp_factor = 1.0
 
+    def begin(self, *, training: bool) -> None:
+        """Begin an iteration of training or evaluation."""
+        self.train(training)
+
     @property
     def gathering(self) -> list[Tensor]:
         """The parameters whose gradients passes add up in ``main_grad``, each once."""

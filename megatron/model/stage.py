@@ -17,6 +17,7 @@ from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
 from megatron.kernels.wide_norms import WideNorms
 from megatron.layers.dropout import DropoutSeeds, dropout
+from megatron.layers.linear import Linear
 from megatron.layers.recompute import NO_RECOMPUTATION, Again, Recomputation, prepare
 from megatron.layers.rope import RotaryEmbedding
 from megatron.layers.vocabulary.input_layer import InputLayer
@@ -25,6 +26,7 @@ from megatron.layers.vocabulary.output_s import LossOptions
 from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.model.build_layer import build_layer
 from megatron.model.config import ModelConfig
+from megatron.model.eight_bits import EightBitConfig, EightBitLayers, linear_layers
 from megatron.model.init import initialise
 from megatron.model.layer_spec import RotationSpec, layer_spec, norm_spec
 from megatron.model.mtp import MultiTokenPrediction
@@ -59,6 +61,7 @@ class RankModel(nn.Module):
         wide_stream: keep the residual stream, and the tensors between stages, in fp32.
         context: the ranks that share every sequence; predicting further tokens, a rank needs whole
             ones.
+        eight_bits: what is multiplied in 8 bits; ``None``: nothing.
 
     Attributes:
         kernels: of that device and type.
@@ -67,6 +70,7 @@ class RankModel(nn.Module):
         ahead_layer: word embeddings of the tokens that follow, on a last stage with multi-token
             prediction or everywhere; where there is an input layer it is that one.
         output_layer: on the last stage or everywhere.
+        eight_bits: the layers that multiply in 8 bits, if any shall.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class RankModel(nn.Module):
         vocab_recompute: bool = False,
         wide_stream: bool = False,
         context: ContextParallel = WHOLE_SEQUENCES,
+        eight_bits: EightBitConfig | None = None,
     ) -> None:
         super().__init__()
         assert context.size == 1 or not config.mtp_num_layers, "the next tokens are elsewhere"
@@ -134,6 +139,31 @@ class RankModel(nn.Module):
                     stream_kernels,
                     self.stream_dtype,
                 )
+        self.eight_bits: EightBitLayers | None = None
+        if eight_bits is not None:
+            self.eight_bits = EightBitLayers(
+                eight_bits,
+                self._narrow_layers(eight_bits),
+                self.kernels,
+                device,
+                dtype,
+                norms_again="layernorm" in recomputation.parts,
+            )
+
+    def _narrow_layers(self, eight_bits: EightBitConfig) -> Iterator[tuple[str, Linear]]:
+        """Yield the linear layers of this rank that are in 8 bits."""
+        for chunk in range(len(self.chunks)):
+            for index, layer in self._numbered_layers(chunk):
+                if eight_bits.has(index, self.config.num_layers):
+                    yield from linear_layers(layer, layer_prefix(index))
+        if self.mtp is not None:
+            yield from linear_layers(self.mtp, MULTI_TOKEN_PREDICTION)
+
+    def begin(self, *, training: bool) -> None:
+        """Begin an iteration of training or evaluation; weights may have other values now."""
+        self.train(training)
+        if self.eight_bits is not None:
+            self.eight_bits.begin(training=training)
 
     def _make_output_layer(
         self, shard: VocabularyShard, dtype: torch.dtype, device: torch.device, recompute: bool

@@ -64,6 +64,6 @@ class StageModel(Protocol):
         """Return all modules, as ``nn.Module`` does."""
         ...
 
-    def train(self, mode: bool = True) -> object:
-        """Choose training or evaluation, as ``nn.Module`` does."""
+    def begin(self, *, training: bool) -> None:
+        """Begin an iteration of training or evaluation; weights may have other values now."""
         ...

@@ -104,7 +104,7 @@ class StagePasses:
         self._batch = batch
         self._iteration = iteration
         self._training = training
-        self.model.train(training)
+        self.model.begin(training=training)
         self._vocabulary.begin(batch, training, predicts_ahead)
 
     def watching(self) -> AbstractContextManager[list[Sighting]]:

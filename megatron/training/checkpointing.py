@@ -22,7 +22,7 @@ from megatron.checkpoint.config import CheckpointConfig
 from megatron.checkpoint.folder import DamagedError
 from megatron.checkpoint.share import Part, part_of, share
 from megatron.checkpoint.storage import OtherModelError, SaveError
-from megatron.checkpoint.train_tensors import tensors_of
+from megatron.checkpoint.train_tensors import tensors_of, tensors_of_scales
 from megatron.config.model_words import differences
 from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import ConnectedAxis, Groups
@@ -194,6 +194,9 @@ class Checkpoints:
         state, moments = self._state, self._config.save_optimizer
         counted = [part for part in state.updated if part.counts_in_norm]
         tensors = tensors_of(counted, state.optimizer, moments=moments)
+        delayed = state.delayed_scales
+        if delayed is not None and delayed.has_history and not state.groups.tensor.rank:
+            tensors |= tensors_of_scales(delayed.tensors())
         if self._part is None:
             self._part = part_of(tensors, self._hosts)
         return share(tensors, self._part)
@@ -289,7 +292,10 @@ class Checkpoints:
             )
         if moments:
             self._check_optimizer(where, common)
-        storage.read(where, self._tensors(moments=moments), self._hosts)
+        scales = self._saved_scales(where, moments)
+        storage.read(where, self._tensors(moments=moments) | scales, self._hosts)
+        if scales and self._state.delayed_scales is not None:
+            self._state.delayed_scales.loaded()
         optimizer.loaded(int(common["optimizer_steps"]) if moments else 0)
         if moments:
             self._state.loss_scaler.load(common.get("loss_scale"))
@@ -297,6 +303,21 @@ class Checkpoints:
             return Progress()
         known = {field.name for field in fields(Progress)} & common.keys()
         return Progress(**{name: common[name] for name in known})
+
+    def _saved_scales(self, where: Path, moments: bool) -> dict[str, BoxedTensor]:
+        """Return the scales of products in 8 bits that can be read, all or none; tell of none."""
+        delayed = self._state.delayed_scales
+        if delayed is None:
+            return {}
+        wanted = tensors_of_scales(delayed.tensors())
+        if moments and not storage.lacks(where, wanted, self._hosts):
+            return wanted
+        self._say(
+            "--fp8-recipe delayed begins anew: its history was not loaded, or is of other layers "
+            "or of another --fp8-amax-history-len; in the first iteration tensors are scaled by "
+            "themselves"
+        )
+        return {}
 
     def _read_common(self, where: Path) -> dict[str, Any]:
         """Return what is not a tensor; if one rank cannot read it, all ranks raise alike."""

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from megatron.config.run_config import ParallelConfig, RunConfig, TrainConfig
 from megatron.kernels.face import Kernels
+from megatron.layers.scales import DelayedScales
 from megatron.model.config import ModelConfig
 from megatron.model.placement import place
 from megatron.model.stage import RankModel
@@ -23,6 +24,7 @@ from megatron.optimizer.muon import QKVRows
 from megatron.optimizer.optimizer import Optimizer
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
 from megatron.optimizer.sharded import MakeOptimizer, ShardedOptimizer
+from megatron.parallel.collectives import MAXIMUM, all_reduce
 from megatron.parallel.context import ContextParallel
 from megatron.parallel.environment import set_nccl_environment
 from megatron.parallel.grid import Grid
@@ -87,6 +89,27 @@ class TrainState:
         """
         for bucket in self.buckets:
             bucket.forget_gradients()
+
+    @property
+    def delayed_scales(self) -> DelayedScales | None:
+        """What delayed scaling in 8 bits remembers, if it is used."""
+        eight_bits = self.pipeline.model.eight_bits
+        return None if eight_bits is None else eight_bits.delayed
+
+    def agree_on_scales(self) -> None:
+        """Let all ranks that have parts of a layer, or copies, scale its next 8 bits alike.
+
+        Every rank calls it after the last pass of an iteration.
+        """
+        eight_bits, groups = self.pipeline.model.eight_bits, self.groups
+        if eight_bits is None:
+            return
+
+        def agree(largest: torch.Tensor) -> None:
+            for axis in (groups.data, groups.tensor_sums):
+                all_reduce(largest, MAXIMUM, axis)
+
+        eight_bits.end(agree)
 
     def complete_gradients(self) -> None:
         """End the sums: a gradient that no microbatch had is 0."""
@@ -211,6 +234,7 @@ def make_model(
         train.recomputation,
         vocab_recompute=train.vocab_recompute,
         wide_stream=train.wide_stream,
+        eight_bits=train.eight_bits,
         context=ContextParallel(groups.context),
     )
     model.initialise(train.seed)

@@ -195,6 +195,7 @@ def sums_of_rank(state: TrainState, iteration: Iteration, loss: torch.Tensor) ->
     """
     groups = state.groups
     state.complete_gradients()
+    state.agree_on_scales()
     tokens = token_counts(iteration.batch) if groups.vocabulary.rank == 0 else (0.0, 0.0)
     totals = own_totals(loss, state.counted, tokens, state.kernels, iteration.loss_scale)
     return over_ranks(over_ranks(totals, groups.data), groups.tensor_sums)

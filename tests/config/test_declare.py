@@ -87,7 +87,8 @@ def test_all_mistakes_are_told_at_once_each_by_its_flag() -> None:
     lines = told(
         "--no-such-flag 1 2 --recompute-in-bubble --ds-sequence-parallel-size 2 --seed x"
         " --attention-dropout 2 --save-measured-costs c --num-attention-heads 7"
-        " --global-batch-size 3 --enable-zero-bubble --pipeline-schedule gpipe --replan --fp8 e4m3",
+        " --global-batch-size 3 --enable-zero-bubble --pipeline-schedule gpipe --replan"
+        " --fp4-format e2m1",
         usual=RUN.replace("--lr 1e-3", ""),
     )
     expected = [
@@ -95,7 +96,7 @@ def test_all_mistakes_are_told_at_once_each_by_its_flag() -> None:
         "--recompute-in-bubble",
         "--ds-sequence-parallel-size 2",
         "--seed x",
-        "--fp8 e4m3",
+        "--fp4-format e2m1",
         "--attention-dropout 2.0",
         "--lr is missing",
         "--save-measured-costs c",

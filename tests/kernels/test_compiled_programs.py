@@ -68,6 +68,7 @@ def test_every_program_in_every_form_compiles_without_spilling(
         "rotate",
         "adamw",
         "sums_of_squares",
+        "quantise",
     }
     assert [each for each in found if each["spilled_bytes"]] == []
     assert [each for each in found if each["short_offsets"]] == []

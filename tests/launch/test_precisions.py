@@ -1,4 +1,4 @@
-"""Whole jobs in bf16 and fp16 learn what a job in fp32 learns, from the sample data."""
+"""Whole jobs in bf16, fp16 and 8 bits learn what a job in fp32 learns, from the sample data."""
 
 import re
 import subprocess
@@ -60,3 +60,16 @@ def test_losses_after_100_iterations_are_those_of_fp32(sample_data: dict[str, st
     assert int(first["skipped"]) > 0
     skipped = sum(int(line["skipped"]) for line in in_fp16)
     assert float(last["scale"]) == 4194304 / 2**skipped
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("recipe", ["delayed --fp8-amax-history-len 16", "tensorwise"])
+@pytest.mark.parametrize("form", ["hybrid", "e4m3"])
+def test_losses_in_8_bits_are_those_of_bf16(
+    form: str, recipe: str, sample_data: dict[str, str]
+) -> None:
+    """Of iterations 91 to 100 together."""
+    expected = float(trained(sample_data, "--bf16")[-1]["loss"])
+    last = trained(sample_data, f"--bf16 --fp8-format {form} --fp8-recipe {recipe}")[-1]
+    assert float(last["loss"]) == pytest.approx(expected, rel=0.01)
+    assert float(last["loss"]) != expected

@@ -50,6 +50,12 @@ def test_work_between_products_has_its_speed(tmp_path: Path) -> None:
     assert all(speed > 0 for speed in speeds.values())
 
 
+def test_products_in_8_bits_have_their_times_and_errors(tmp_path: Path) -> None:
+    [found] = small(tmp_path, "eight bits")["eight bits"]["values"].values()
+    assert all(value > 0 for name, value in found.items() if name != "errors")
+    assert all(0.001 < error < 0.1 for error in found["errors"].values())
+
+
 @pytest.mark.full
 def test_the_small_form_runs_to_its_end(tmp_path: Path) -> None:
     found = small(tmp_path, *PARTS)

@@ -19,7 +19,6 @@ MISSING = {
     "ROCm llama3-70b": set(),
     "llm-jp 175b": {
         "other checkpoints",
-        "fp8 and fp4",
     },
     "BLOOM-176B": {
         "other spreads of the layers",

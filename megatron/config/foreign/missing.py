@@ -165,20 +165,19 @@ FEATURES: Final = (
         ),
     ),
     Feature(
-        "fp8 and fp4",
-        "nothing is computed in fewer than 16 bits yet",
-        "use --bf16",
-        """
-        --fp8-format N --fp8 N --fp4-* [...] --fp8-hybrid --fp8-e4m3
-        """,
+        "scales of blocks in fp8",
+        "one scale is for a whole tensor",
+        "use tensorwise or delayed",
+        "--fp8-recipe {blockwise,mxfp8,custom}",
+    ),
+    Feature(
+        "more than products in fp8",
+        "weights are kept in 16 bits, and only the products of linear layers are in 8",
+        _LEAVE_IT_OUT,
+        "--fp4-* [...]",
         idle=(
-            Idle("layers are PyTorch's own, with the same mathematics", NO_FP8, """
-                --transformer-impl {transformer_engine} --te-rng-tracker"""),
             Idle("nothing is computed in fp8", NO_FP8, """
-                --fp8-recipe N --fp8-param-gather --fp8-amax-history-len N
-                --fp8-amax-compute-algo N --fp8-margin N --fp8-interval N --no-fp8-wgrad
-                --first-last-layers-bf16 --num-layers-at-start-in-bf16 N
-                --num-layers-at-end-in-bf16 N --fp8-* [...]"""),
+                --fp8-param-gather --fp8-* [...]"""),
         ),
     ),
     Feature(

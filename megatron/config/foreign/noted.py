@@ -26,6 +26,10 @@ _TABLE = (
         --no-persist-layer-norm --cross-entropy-loss-fusion
         --cross-entropy-fusion-impl {native,te} --abort-on-unmet-fused-kernel-constraints
         --*-fusion [...] --use-fused-* [...] --no-fused-* [...]"""),
+    ("layers are PyTorch's own, with the same mathematics", None, """
+        --transformer-impl {transformer_engine} --te-rng-tracker"""),
+    ("scales follow after every iteration, as in Megatron, which ignores it too", None,
+        "--fp8-interval N"),
     ("attention takes flash-attn if it is installed, else PyTorch's own kernels", None, """
         --attention-backend {auto,flash,fused,unfused,local} --use-flash-attn
         --use-flash-attn-v1 --use-flash-attn-v2 --use-flash-attn-v3 --use-flash-attn2

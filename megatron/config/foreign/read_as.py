@@ -127,6 +127,9 @@ def _span(line: Line, span: str) -> str:
 _NAMES = (
     ("--num-layers {}", "--encoder-num-layers N"),
     ("--loss-scale {}", "--loss-scaling-factor N"),
+    ("--fp8-format {}", "--fp8 N"),
+    ("--fp8-format hybrid", "--fp8-hybrid"),
+    ("--fp8-format e4m3", "--fp8-e4m3"),
     ("--seq-length {}", "--encoder-seq-length N"),
     ("--kill-switch-path {}", "--kill-switch-file N"),
     ("--use-distributed-optimizer", "--zero-stage {1}"),

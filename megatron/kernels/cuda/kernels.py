@@ -10,6 +10,7 @@ from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.autograd import apply, apply_all
 from megatron.kernels.cuda import update_operators
 from megatron.kernels.cuda.activations import Activation
+from megatron.kernels.cuda.eight_bits import CudaEightBits
 from megatron.kernels.cuda.flash import find_flash_attention
 from megatron.kernels.cuda.gated import Gated
 from megatron.kernels.cuda.norms import Norm
@@ -28,7 +29,7 @@ TYPES = (torch.bfloat16, torch.float16, torch.float32)
 """Of activations that the Triton programs take; their arithmetic is fp32."""
 
 
-class CudaKernels(CudaOutput, ReferenceKernels):
+class CudaKernels(CudaOutput, CudaEightBits, ReferenceKernels):
     """PyTorch's operations where they are one kernel; see ``Kernels`` for what each computes.
 
     Args:

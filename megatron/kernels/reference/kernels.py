@@ -9,8 +9,9 @@ from torch.nn import functional
 from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.autograd import apply
 from megatron.kernels.documents import Documents
+from megatron.kernels.eight_bits import EightBits
 from megatron.kernels.heads import split_heads
-from megatron.kernels.reference import optimizer
+from megatron.kernels.reference import eight_bits, optimizer
 from megatron.kernels.reference.bias import with_bias
 from megatron.kernels.reference.geglu import GeGLU
 from megatron.kernels.reference.packed_attention import can_pack, packed_attention
@@ -131,6 +132,51 @@ class ReferenceKernels(TiledOutput):
             total.copy_(left @ right)
         else:
             self.accumulate_(total, left @ right)
+
+    def largest(self, x: Tensor) -> Tensor:
+        """See ``Kernels``."""
+        return eight_bits.largest(x)
+
+    def quantise(
+        self,
+        x_rk: Tensor,
+        scale: Tensor,
+        dtype: torch.dtype,
+        *,
+        straight: bool,
+        turned: bool,
+        seen: Tensor | None = None,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """See ``Kernels``."""
+        return eight_bits.quantise(x_rk, scale, dtype, straight, turned, seen)
+
+    def eight_bit_product(
+        self,
+        left: EightBits,
+        right: EightBits,
+        dtype: torch.dtype,
+        bias: Tensor | None = None,
+        *,
+        quick: bool = False,
+    ) -> Tensor:
+        """See ``Kernels``."""
+        return eight_bits.product(left, right, dtype, bias)
+
+    def accumulate_eight_bit_product_(
+        self,
+        total: Tensor,
+        left: EightBits,
+        right: EightBits,
+        dtype: torch.dtype,
+        *,
+        begins: bool = False,
+    ) -> None:
+        """See ``Kernels``."""
+        product = self.eight_bit_product(left, right, total.dtype)
+        if begins:
+            total.copy_(product)
+        else:
+            self.accumulate_(total, product)
 
     def sum_of_squares(self, tensors: Sequence[Tensor]) -> Tensor:
         """See ``Kernels``."""

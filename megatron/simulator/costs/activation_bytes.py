@@ -23,7 +23,7 @@ def layer_activation_bytes(shape: Shape) -> float:
     outside = shape.stream_inputs * ACTIVATION_BYTES + masks
     outside += shape.norm_inputs * ACTIVATION_BYTES if shape.wide_stream else 0
     whole = ACTIVATION_BYTES * shape.tokens * width + outside * shape.own_elements
-    return whole + _core_bytes(shape) + mlp_bytes(shape)
+    return whole + _core_bytes(shape) + mlp_bytes(shape) + _narrowed(shape, kept=True)
 
 
 def layer_repeated_bytes(shape: Shape) -> float:
@@ -35,7 +35,8 @@ def layer_repeated_bytes(shape: Shape) -> float:
     again = shape.recomputed
     norms = shape.norms * ACTIVATION_BYTES * shape.own_elements if again.norms else 0
     core = _core_bytes(shape) if again.core else 0
-    return norms + core + (mlp_bytes(shape) if again.mlp else 0)
+    parts = norms + core + (mlp_bytes(shape) if again.mlp else 0)
+    return parts + _narrowed(shape, kept=False)
 
 
 def layer_factor_bytes(shape: Shape) -> float:
@@ -48,7 +49,10 @@ def layer_factor_bytes(shape: Shape) -> float:
     """
     in_attention = 2 * shape.rank_query_width + shape.rank_key_value_width
     width = in_attention + shape.rank_ffn_width + shape.inner_width
-    return ACTIVATION_BYTES * (shape.tokens * width + 4 * shape.own_elements)
+    whole = ACTIVATION_BYTES * (shape.tokens * width + 4 * shape.own_elements)
+    narrowed = shape.narrow_share * shape.narrow_factors
+    norms = ACTIVATION_BYTES * shape.own_elements * shape.recomputed.norms  # stay as they are
+    return whole - narrowed * (whole / 2 - norms)
 
 
 def depth_activation_bytes(shape: Shape) -> float:
@@ -64,7 +68,8 @@ def depth_activation_bytes(shape: Shape) -> float:
     if shape.repeats_depths:
         return known
     layer = layer_activation_bytes(shape) - layer_repeated_bytes(shape)
-    return (3 + shape.changes_words) * known + layer + shape.stream_bytes
+    joined = shape.narrow_share * shape.narrow_factors * known
+    return (3 + shape.changes_words) * known - joined + layer + shape.stream_bytes
 
 
 def depth_factor_bytes(shape: Shape) -> float:
@@ -73,7 +78,8 @@ def depth_factor_bytes(shape: Shape) -> float:
     Args:
         shape: the model and one microbatch.
     """
-    return layer_factor_bytes(shape) + 3 * ACTIVATION_BYTES * shape.own_elements
+    narrowed = 1 - shape.narrow_share * shape.narrow_factors / 2
+    return layer_factor_bytes(shape) + 3 * ACTIVATION_BYTES * shape.own_elements * narrowed
 
 
 def stage_activation_bytes(shape: Shape, layers: int) -> float:
@@ -131,6 +137,24 @@ def depth_repeated_bytes(shape: Shape) -> float:
         return 0.0
     beside = (2 + shape.changes_words) * ACTIVATION_BYTES * shape.own_elements
     return beside + layer_activation_bytes(shape) + shape.stream_bytes
+
+
+def _narrowed(shape: Shape, *, kept: bool) -> float:
+    """Return the bytes more of what a layer keeps, or repeats, because it multiplies in 8 bits.
+
+    An input that nobody else needs has half the bytes. Attention, squared ReLU and layers that
+    are computed again keep theirs as well; then 8 bits are added.
+    """
+    if not shape.narrow_factors:
+        return 0.0
+    again, own = shape.recomputed, shape.own_elements
+    attended = float(shape.tokens * shape.rank_query_width)
+    inner = float(shape.tokens * shape.rank_ffn_width) * (1 if shape.output_slope else -1)
+    if not kept:
+        repeated = ACTIVATION_BYTES * attended * again.core + (inner + own) * again.mlp
+        return shape.narrow_share * repeated
+    norms = 0.0 if again.norms else 2 * own * (1 - shape.norms + again.mlp)
+    return shape.narrow_share * (norms + attended + inner)
 
 
 def _core_bytes(shape: Shape) -> float:

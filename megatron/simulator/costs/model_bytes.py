@@ -5,6 +5,7 @@ The tensor ranks of a stage hold alike; a *rank* here is any of them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 from megatron.schedules.treatments import Treatment
@@ -111,16 +112,22 @@ def model_sizes(
     static = [per_parameter * count for count in counts]
     activation = [[0.0] * (len(stages) // ranks) for _ in range(ranks)]
     factors, repeated = [list(own) for own in activation], [list(own) for own in activation]
-    for (rank, chunk), layer_count in zip(stages, layers, strict=True):
-        activation[rank][chunk] += stage_activation_bytes(shape, layer_count)
-        factors[rank][chunk] += layer_count * layer_factor_bytes(shape)
-        repeated[rank][chunk] += stage_recomputed_bytes(shape, layer_count)
+    firsts = accumulate(layers, initial=0)
+    for (rank, chunk), layer_count, first_layer in zip(stages, layers, firsts, strict=False):
+        own = shape.of_layers(first_layer, layer_count)
+        activation[rank][chunk] += stage_activation_bytes(own, layer_count)
+        factors[rank][chunk] += layer_count * layer_factor_bytes(own)
+        repeated[rank][chunk] += stage_recomputed_bytes(own, layer_count)
+        static[rank] += layer_count * own.narrow_weight_bytes
     own_x = ACTIVATION_BYTES * shape.own_elements
     activation[last][last_chunk] += shape.stream_bytes  # the final norm keeps its input
     if shape.depths:
-        activation[last][last_chunk] += own_x + shape.depths * depth_activation_bytes(shape)
-        factors[last][last_chunk] += shape.depths * depth_factor_bytes(shape)
-    apart = frees_in_backward or shape.recomputed != NOTHING
+        depth = shape.of_depths
+        activation[last][last_chunk] += own_x + shape.depths * depth_activation_bytes(depth)
+        factors[last][last_chunk] += shape.depths * depth_factor_bytes(depth)
+        joining = 2 * depth.narrow_share * shape.joining_parameters
+        static[last] += shape.depths * (depth.narrow_weight_bytes + joining)
+    apart = frees_in_backward or shape.recomputed != NOTHING or shape.narrow is not None
     logits = shape.logits / shape.tensor.ranks / (ranks if treatment.is_sharded else 1)
     exponentials = x + logit.held * logits
     at_work = logit.workspace + logit.working * logits

@@ -96,6 +96,10 @@ class Shape:
         depth_vector_parameters: parameters of the norms of a depth besides those of its layer.
         changes_words: what the first layer, and a depth, reads is formed from word embeddings.
         context: ranks c that share a sequence; each has as many of its tokens.
+        narrow: indices of the layers whose linear layers multiply in 8 bits; so do all depths.
+        narrow_share: how many of the layers at hand are among them; see ``of_layers``.
+        narrow_factors: products of weights' gradients are in 8 bits too, and so is what is kept for
+            them.
     """
 
     hidden_size: int
@@ -127,6 +131,31 @@ class Shape:
     depth_vector_parameters: int = 0
     changes_words: bool = False
     context: int = 1
+    narrow: range | None = None
+    narrow_share: float = 0.0
+    narrow_factors: bool = True
+
+    def of_layers(self, first: int, count: int) -> "Shape":
+        """Return the shape of some layers, the mean of those with 8 bits and of the others.
+
+        Args:
+            first: index of the first of them in the whole model.
+            count: how many there are.
+        """
+        if self.narrow is None or not count:
+            return self
+        own = sum(layer in self.narrow for layer in range(first, first + count))
+        return replace(self, narrow_share=own / count)
+
+    @property
+    def of_depths(self) -> "Shape":
+        """The shape of the layers that predict further tokens."""
+        return self if self.narrow is None else replace(self, narrow_share=1.0)
+
+    @property
+    def narrow_weight_bytes(self) -> float:
+        """Bytes of a layer's matrices in 8 bits, in two layouts."""
+        return 2.0 * self.narrow_share * self.matrix_parameters
 
     @property
     def tokens(self) -> int:

@@ -95,9 +95,10 @@ def _in_backward(shape: Shape, plan: Plan, layers: Sequence[int], stage: int) ->
     """
     again = 0.0
     if not (plan.split_backward or plan.recomputes):
-        again = stage_repeated_bytes(shape, layers[stage])
+        own = shape.of_layers(sum(layers[:stage]), layers[stage])
+        again = stage_repeated_bytes(own, layers[stage])
         if stage == len(plan.stages) - 1:
-            again = max(again, depth_repeated_bytes(shape))
+            again = max(again, depth_repeated_bytes(shape.of_depths))
     inner = shape.inner_width + plan.split_backward * shape.rank_ffn_width
     outside = 1 + (shape.tensor.ranks > 1) + shape.tensor.sequence_parallel
     within = ACTIVATION_BYTES * max(inner * shape.tokens, outside * shape.elements)

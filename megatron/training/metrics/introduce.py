@@ -29,6 +29,11 @@ def introduce(config: RunConfig, state: TrainState, start: Progress, log: Log) -
     lines = introduction(config.parallel, train_config, words, schedule, counts, whole, peak)
     for line in (*config.notes, *lines):
         log.say(line)
+    if train_config.eight_bits is not None:
+        log.say(
+            "--fp8-format: the MFU is still a share of the peak above, of 16 bits: attention and "
+            "the output layer multiply in 16, so no one peak holds for all products"
+        )
     if config.parallel.placement.machines > 1:
         log.say(links_in_words(config.parallel))
     total = total_iterations(train_config, start)

@@ -33,6 +33,11 @@ from megatron.training.planning.what_would_fit import what_would_fit
 STRIPS: Final = 2
 """Strips of the timeline's drawing that are shown; the rest is left out."""
 
+_EIGHT_BITS: Final = (
+    "--fp8-format: bytes are those of 8 bits, times those of 16: no products in 8 bits have been "
+    "measured, so none are assumed to be faster"
+)
+
 
 def dry_run(config: RunConfig, gpu: Gpu, watch: Watch | None = None) -> Iterator[str]:
     """Yield the paragraphs of the report on a run that is not started.
@@ -101,11 +106,12 @@ def _job(config: RunConfig, gpu: Gpu) -> str:
     share = "" if replicas == 1 else " for each replica"
     again = " with recomputed logits" if train.vocab_recompute else ""
     microbatches = counted(train.num_microbatches, "microbatch")
+    narrow = "" if train.eight_bits is None else f"{_EIGHT_BITS}\n"
     return (
         f"dry run, nothing is started: {counted(replicas, 'replica')} of "
         f"{of_replica} x {gpu.name} ({gpu.peak_tflops:g} TFLOP/s, "
         f"{gpu.memory / GIB:.0f} GiB){alone}\n"
-        f"{_shared(parallel)}"
+        f"{_shared(parallel)}{narrow}"
         f"vocabulary {parallel.vocab_parallel}{again}; global batch "
         f"{train.global_batch_size}: {microbatches} of "
         f"{counted(train.micro_batch_size, 'sample')}{share}"

@@ -61,12 +61,17 @@ def shape_of(
 def shape_of_run(config: RunConfig) -> Shape:
     """Return the shape of a run's model and microbatches, as one of its ranks has them."""
     train, parallel = config.train, config.parallel
+    own = train.eight_bits
     return replace(
         shape_of(config.model, train.micro_batch_size, train.recomputation),
         tensor=TensorSplit(parallel.tensor_size, parallel.sequence_parallel),
         vocab_recompute=train.vocab_recompute,
         wide_stream=train.wide_stream,
         context=parallel.context_size,
+        narrow=None
+        if own is None
+        else range(own.wide_first, config.model.num_layers - own.wide_last),
+        narrow_factors=own is None or not own.wide_weight_gradients,
     )
 
 

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from megatron.kernels.choose import kernels_for
+from megatron.kernels.eight_bits import E4M3
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.model.build_layer import build_layer
 from megatron.model.config import ModelConfig
+from megatron.model.eight_bits import EightBitConfig, EightBitLayers, linear_layers
 from megatron.model.init import init_layer
 from megatron.simulator.costs.activation_bytes import (
     layer_activation_bytes,
@@ -124,17 +126,19 @@ def test_parameters_are_those_of_the_layer_that_trains(options: dict[str, Any]) 
     assert shape.linear_flops == 2 * shape.tokens * shape.matrix_parameters
 
 
-def kept_bytes(model: ModelConfig) -> int:
+def kept_bytes(model: ModelConfig, eight_bits: EightBitConfig | None = None) -> int:
     """Bytes of the activations (not of vectors) that a layer keeps, by PyTorch's own account."""
     kernels = kernels_for(CPU, torch.bfloat16)
     layer = build_layer(model, 0, CPU, torch.bfloat16, kernels)
+    if eight_bits is not None:
+        EightBitLayers(eight_bits, linear_layers(layer, "0."), kernels, CPU, torch.bfloat16)
     init_layer(layer, 0, model, seed=0)
     parameters = {p.untyped_storage().data_ptr() for p in layer.parameters()}
     kept: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        is_activation = tensor.dtype == torch.bfloat16 and tensor.dim() > 1
+        is_activation = tensor.dtype in (torch.bfloat16, E4M3) and tensor.dim() > 1
         if is_activation and storage.data_ptr() not in parameters:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
@@ -163,6 +167,32 @@ def test_norms_and_their_order_change_what_is_kept_as_counted(options: dict[str,
     other = replace(plain, **options)
     counted = [layer_activation_bytes(shape_of(model, 1)) for model in (plain, other)]
     assert kept_bytes(other) - kept_bytes(plain) == counted[1] - counted[0]
+
+
+@pytest.mark.parametrize("wide_gradients", [False, True], ids=["8 bits", "wide gradients"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"swiglu": True, "normalization": "RMSNorm"},
+        {"squared_relu": True},
+        {"parallel_attn": True},
+    ],
+    ids=str,
+)
+def test_8_bits_change_what_is_kept_as_counted(
+    options: dict[str, Any], wide_gradients: bool
+) -> None:
+    model = replace(ModelConfig(2, 24, 40, 4, 2, 10, 8, 8, 30, hidden_dropout=0.0), **options)
+    config = EightBitConfig(wide_weight_gradients=wide_gradients)
+    shape = replace(shape_of(model, 1), narrow=range(1, 2), narrow_factors=not wide_gradients)
+    counted = layer_activation_bytes(shape.of_layers(1, 1)) - layer_activation_bytes(shape)
+    if wide_gradients:  # in 8 bits only GPUs keep what is counted: see tests/pretended_gpu
+        assert kept_bytes(model, config) - kept_bytes(model) == counted == 0
+    assert layer_activation_bytes(shape.of_layers(0, 1)) == layer_activation_bytes(shape)
+    stage = shape.of_layers(0, 2)
+    assert stage_activation_bytes(stage, 2) == 2 * layer_activation_bytes(shape) + counted
+    assert 2 * stage.narrow_weight_bytes == 2 * shape.matrix_parameters
 
 
 @given(

@@ -1,0 +1,110 @@
+"""The rules about products in 8 bits: sizes that they need, and devices that have them."""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Final
+
+import torch
+
+from megatron.config.cluster_rules import on_cuda
+from megatron.config.eight_bit_flags import FORMAT
+from megatron.config.flags import Flags
+from megatron.config.tensor_rules import sound_model
+from megatron.kernels.eight_bits import MULTIPLE
+
+LEAST_CAPABILITY: Final = (8, 9)
+"""Compute capability of a GPU whose tensor cores multiply 8 bits: Ada, Hopper and later."""
+
+_ENDS: Final = "--first-last-layers-bf16"
+
+
+def _ends(flags: Flags) -> Iterator[str]:
+    own, layers = flags.eight_bits, flags.model.num_layers
+    if own.fp8_format is None or not own.first_last_layers_bf16:
+        return
+    start, end = own.num_layers_at_start_in_bf16, own.num_layers_at_end_in_bf16
+    if start + end >= layers:
+        yield (
+            f"{_ENDS}: --num-layers-at-start-in-bf16 {start} and --num-layers-at-end-in-bf16 {end} "
+            f"leave none of --num-layers {layers} in 8 bits: lower them, or leave {FORMAT} out"
+        )
+
+
+def _widths(flags: Flags) -> Iterator[str]:
+    form = flags.eight_bits.fp8_format
+    if form is None:
+        return
+    try:
+        model = sound_model(flags)
+    except ValueError:  # another rule tells it
+        return
+    ranks = flags.parallel.tensor_model_parallel_size
+    heads = model.num_attention_heads * model.kv_channels
+    widths = {
+        "--hidden-size": model.hidden_size,
+        "--num-attention-heads x --kv-channels": heads / ranks,
+        "--num-query-groups x --kv-channels, queries, keys and values together": (
+            (heads + 2 * model.num_query_groups * model.kv_channels) / ranks
+        ),
+        "--ffn-hidden-size": model.ffn_hidden_size / ranks,
+    }
+    if model.mtp_num_layers:
+        widths["--hidden-size with --mtp-num-layers"] = model.hidden_size / ranks
+    of_a_rank = f" / {ranks} tensor-parallel ranks" if ranks > 1 else ""
+    for name, width in widths.items():
+        if width % MULTIPLE:
+            yield (
+                f"{FORMAT} {form}: products in 8 bits need widths in multiples of {MULTIPLE}, but "
+                f"{name} makes {width:g}{of_a_rank}: change it, or leave {FORMAT} out"
+            )
+
+
+def _tokens(flags: Flags) -> Iterator[str]:
+    own, samples = flags.eight_bits, flags.train.micro_batch_size
+    if own.fp8_format is None or own.no_fp8_wgrad or samples is None:
+        return
+    parts = flags.parallel.context_parallel_size
+    tokens = samples * flags.model.seq_length / parts
+    if tokens % MULTIPLE:
+        shared = f" / {parts} context-parallel ranks" if parts > 1 else ""
+        yield (
+            f"{FORMAT} {own.fp8_format}: gradients of weights in 8 bits need tokens in multiples "
+            f"of {MULTIPLE}, but --micro-batch-size {samples} x --seq-length "
+            f"{flags.model.seq_length}{shared} is {tokens:g}: change one of them, or add "
+            "--no-fp8-wgrad"
+        )
+
+
+def eight_bits_of_device(flags: Flags) -> Iterator[str]:
+    """Say what the GPUs of this machine lack, if they are used."""
+    form = flags.eight_bits.fp8_format
+    if form is None or not on_cuda(flags):
+        return
+    for number in range(torch.cuda.device_count()):
+        capability = torch.cuda.get_device_capability(number)
+        if capability < LEAST_CAPABILITY:
+            yield (
+                f"{FORMAT} {form}: {torch.cuda.get_device_name(number)} has no tensor cores for 8 "
+                f"bits (compute capability {'.'.join(map(str, capability))}, and they begin at "
+                f"{'.'.join(map(str, LEAST_CAPABILITY))}): leave it out, or use another GPU"
+            )
+            return
+    if find_spec("triton") is None:
+        yield (
+            f"{FORMAT} {form}: the kernels that quantise on GPUs are Triton's, which is not "
+            "installed: pip install triton, or leave it out"
+        )
+
+
+def eight_bits_on_cpus(flags: Flags) -> Iterator[str]:
+    """Note that CPUs gain nothing."""
+    form = flags.eight_bits.fp8_format
+    if form is not None and not on_cuda(flags):
+        yield (
+            f"{FORMAT} {form} makes this run slower: a CPU emulates products in 8 bits, to see "
+            "what they do to the loss"
+        )
+
+
+EIGHT_BIT_RULES: Final = (_ends, _widths, _tokens)
+"""The mistakes that they find make a run impossible."""

@@ -1,0 +1,79 @@
+"""The Triton program that scales a matrix and rounds it to 8 bits, straight and turned, in one go.
+
+It rounds by integer arithmetic, so that Triton's interpreter, whose own conversions cut digits off,
+shows what a GPU does.
+
+Shapes: r rows, k numbers of a row.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _rounded(x, E5M2: tl.constexpr):
+    """Return the bits of the nearest number of 8 bits, of two the even one; x is not too large.
+
+    Above the subnormal numbers an fp32 loses the last digits of its mantissa, and the exponent its
+    offset; a carry goes into the exponent. Below, all numbers have the same distance: that of fp32
+    behind a certain power of two, to which x is added.
+    """
+    mantissa: tl.constexpr = 2 if E5M2 else 3
+    bias: tl.constexpr = 15 if E5M2 else 7
+    shift: tl.constexpr = 23 - mantissa
+    half: tl.constexpr = (1 << (shift - 1)) - 1 - ((127 - bias) << 23)
+    least_normal: tl.constexpr = 2.0 ** (1 - bias)
+    behind: tl.constexpr = 2.0 ** (24 - bias - mantissa)
+    behind_bits: tl.constexpr = (127 + 24 - bias - mantissa) << 23
+    size = tl.abs(x)
+    bits = size.to(tl.int32, bitcast=True)
+    normal = (bits + half + ((bits >> shift) & 1)) >> shift
+    subnormal = (size + behind).to(tl.int32, bitcast=True) - behind_bits
+    sign = (x.to(tl.int32, bitcast=True) >> 24) & 0x80
+    return tl.where(size < least_normal, subnormal, normal) | sign
+
+
+@triton.jit
+def quantise(
+    straight_rk,
+    turned_kr,
+    seen,
+    x_rk,
+    scale,
+    r,
+    k,
+    stride,
+    MOST: tl.constexpr,
+    E5M2: tl.constexpr,
+    STRAIGHT: tl.constexpr,
+    TURNED: tl.constexpr,
+    SEEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """``x * scale`` in 8 bits, cut off at ``MOST``; infinity and NaN become NaN.
+
+    ``stride`` is that of the rows of ``x``; results are dense. ``seen`` has the bits of a float,
+    not below 0. Such bits are in the order of the floats, infinity above all numbers and NaN above
+    it; so an integer maximum finds the largest magnitude, whatever the order of the programs.
+    """
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)
+    here = (row < r)[:, None] & (column < k)[None, :]
+    source = row[:, None] * stride + column[None, :]
+    x = tl.load(x_rk + source, mask=here, other=0.0).to(tl.float32)
+    if SEEN:
+        largest = tl.max(tl.max(tl.abs(x).to(tl.int32, bitcast=True), 1), 0)
+        tl.atomic_max(seen, largest, mask=largest > tl.load(seen))
+    if STRAIGHT or TURNED:
+        scaled = x * tl.load(scale)
+        is_number = (tl.abs(x) < float("inf")) & (scaled == scaled)
+        bits = _rounded(tl.minimum(tl.maximum(scaled, -MOST), MOST), E5M2)
+        bits = tl.where(is_number, bits, 0x7F).to(tl.uint8)  # which is NaN in both types
+        if STRAIGHT:
+            place = row[:, None] * k + column[None, :]
+            tl.store(straight_rk + place, bits, mask=here)
+        if TURNED:
+            place = column[:, None] * r + row[None, :]
+            there = (column < k)[:, None] & (row < r)[None, :]
+            tl.store(turned_kr + place, tl.trans(bits), mask=there)

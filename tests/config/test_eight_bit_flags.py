@@ -1,0 +1,99 @@
+"""Products in 8 bits, from their flags, and what stands in their way."""
+
+import pytest
+import torch
+
+from megatron.config.command_line import read
+from megatron.config.resolve import resolve
+from megatron.model.eight_bits import EightBitConfig
+
+MOCK = (
+    "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 16 --micro-batch-size 1 "
+    "--lr 1e-3 --train-iters 10 --mock-data --vocab-size 99"
+)
+
+
+def made(flags: str) -> EightBitConfig | None:
+    found = read(f"{MOCK} --device cpu {flags}".split(), world_size=1)
+    assert not found.mistakes
+    return resolve(found.flags).train.eight_bits
+
+
+def mistakes(flags: str, device: str = "cpu") -> list[str]:
+    return list(read(f"{MOCK} --device {device} {flags}".split(), world_size=1).mistakes)
+
+
+def notes(flags: str) -> list[str]:
+    return list(read(f"{MOCK} --device cpu {flags}".split(), world_size=1).notes)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("", None),
+        ("--fp8-format hybrid", EightBitConfig()),
+        (
+            "--fp8-format e4m3 --fp8-recipe tensorwise --no-fp8-wgrad",
+            EightBitConfig("e4m3", "tensorwise", wide_weight_gradients=True),
+        ),
+        (
+            "--fp8-hybrid --fp8-margin 1 --fp8-amax-history-len 16 --fp8-amax-compute-algo max",
+            EightBitConfig(margin=1, history=16, takes_largest=True),
+        ),
+        (
+            "--fp8 e4m3 --first-last-layers-bf16 --num-layers-at-end-in-bf16 2",
+            EightBitConfig("e4m3", wide_first=1, wide_last=2),
+        ),
+        ("--fp8-format hybrid --num-layers-at-end-in-bf16 2", EightBitConfig()),
+    ],
+)
+def test_what_is_asked_for(flags: str, expected: EightBitConfig | None) -> None:
+    assert made(f"--bf16 {flags}") == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--fp8-format hybrid", ["--fp8-format hybrid", "--bf16"]),
+        ("--fp16 --fp8-format e4m3", ["--fp8-format e4m3", "--bf16"]),
+        (
+            "--bf16 --fp8-format e4m3 --hidden-size 72",
+            ["--fp8-format e4m3", "--hidden-size", "multiples of 16"],
+        ),
+        (
+            "--bf16 --fp8-format e4m3 --seq-length 24",
+            ["--seq-length 24", "multiples of 16", "--no-fp8-wgrad"],
+        ),
+        (
+            "--bf16 --fp8-format e4m3 --first-last-layers-bf16 --num-layers-at-start-in-bf16 3",
+            ["--first-last-layers-bf16", "--num-layers 4"],
+        ),
+        ("--bf16 --fp8-format hybrid --fp8-recipe mxfp8", ["--fp8-recipe mxfp8", "tensorwise"]),
+        ("--bf16 --fp8-format hybrid --fp8-param-gather", ["--fp8-param-gather", "16 bits"]),
+    ],
+)
+def test_what_stands_in_the_way_is_told(flags: str, words: list[str]) -> None:
+    told = mistakes(flags)
+    assert any(all(word in line for word in words) for line in told), told
+
+
+def test_tokens_do_not_matter_to_products_in_16_bits() -> None:
+    assert mistakes("--bf16 --fp8-format e4m3 --seq-length 24 --no-fp8-wgrad") == []
+
+
+def test_what_changes_nothing_is_noted() -> None:
+    told = notes("--bf16 --fp8-format hybrid --fp8-recipe tensorwise --fp8-amax-history-len 9")
+    assert any(line.startswith("--fp8-amax-history-len 9 changes nothing") for line in told)
+    assert any("a CPU emulates products in 8 bits" in line for line in told)
+    told = notes("--fp8-margin 1")
+    assert any(line.startswith("--fp8-margin 1 changes nothing") for line in told)
+
+
+def test_a_gpu_without_8_bits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA A100-SXM4-80GB")
+    for capability, refused in (((8, 0), True), ((8, 9), False), ((9, 0), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_, found=capability: found)
+        told = mistakes("--bf16 --fp8-format hybrid", "cuda")
+        assert any("8.0" in line and "A100" in line for line in told) == refused, told

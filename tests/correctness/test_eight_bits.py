@@ -1,0 +1,133 @@
+"""Runs in 8 bits: gradients by arithmetic alone, the same in every layout that scales alike."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from correctness.rank_runs import (
+    RankRun,
+    assemble,
+    check_agreement,
+    check_copies,
+    gradients_on_rank,
+    train_on_rank,
+)
+from correctness.short_runs import Job, Layout
+from harness.rank_pool import RankPool
+from reference import plain_gpt
+from reference.plain_eight_bits import linear_of
+from reference.plain_gpt import GPTOptions, random_parameters
+from reference.plain_loss import loss_and_gradients
+
+from megatron.config.run_config import RunConfig
+from megatron.layers.recompute import Recomputation
+from megatron.model.eight_bits import EightBitConfig
+
+GPT = GPTOptions(
+    num_layers=4,
+    hidden_size=64,
+    ffn_hidden_size=96,
+    num_attention_heads=4,
+    num_query_groups=2,
+    kv_channels=16,
+    vocab_size=61,
+    normalization="RMSNorm",
+    swiglu=True,
+    position_embedding_type="rope",
+    add_bias_linear=False,
+    tie_embeddings=False,
+)
+JOB = Job(GPT, micro_batch_size=2, microbatches=4, masked_out=(1,), iterations=6, sequence=16)
+TENSORWISE = EightBitConfig(recipe="tensorwise")
+DELAYED = EightBitConfig(history=3, takes_largest=True)
+FULL = Recomputation(group=1)
+PARTS = Recomputation(parts=frozenset({"core_attn", "layernorm", "mlp"}))
+
+
+def config_of(
+    layout: Layout,
+    eight_bits: EightBitConfig | None,
+    dtype: torch.dtype = torch.float32,
+    job: Job = JOB,
+) -> RunConfig:
+    config = job.config(layout, dtype)
+    return replace(config, train=replace(config.train, eight_bits=eight_bits))
+
+
+def trained(ranks: RankPool, config: RunConfig, job: Job = JOB) -> list[RankRun]:
+    runs = ranks.run(
+        train_on_rank, config.parallel.grid.world_size, config=config, batches=job.batches()
+    )
+    check_agreement(runs)
+    check_copies(runs)
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("layout", "form"),
+    [
+        (Layout(2, "vocab-2", "zb-h1"), "hybrid"),
+        (Layout(2, "vocab-1", recomputation=FULL), "e4m3"),
+        (Layout(1, "none", recomputation=PARTS), "hybrid"),
+    ],
+    ids=str,
+)
+def test_gradients_are_those_of_rounded_factors(
+    layout: Layout, form: str, ranks: RankPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a plain GPT whose linear layers round by themselves, and not of one that does not.
+
+    What the two add up differently may round a number to the next one: few numbers, by little.
+    """
+    parameters = random_parameters(GPT, dtype=torch.float32)
+    batch = JOB.batches()[0]
+    wide_loss, wide = loss_and_gradients(parameters, batch, GPT)
+    monkeypatch.setattr(plain_gpt, "_linear", linear_of(form))
+    loss, expected = loss_and_gradients(parameters, batch, GPT)
+    eight_bits = replace(TENSORWISE, form="e4m3" if form == "e4m3" else "hybrid")
+    results = ranks.run(
+        gradients_on_rank,
+        layout.ranks,
+        config=config_of(layout, eight_bits),
+        parameters=parameters,
+        batch=batch,
+    )
+    found = assemble([held for _, held in results])
+    assert [own for own, _ in results] == pytest.approx([loss] * layout.ranks, rel=1e-4)
+    for name, value in expected.items():
+        error = float((found[name] - value).norm() / value.norm())
+        rounding = float((wide[name] - value).norm() / value.norm())
+        assert error < 1e-3 < 0.02 < rounding < 0.5, (name, error, rounding)
+    assert wide_loss != pytest.approx(loss, rel=1e-6)
+
+
+def outcome(runs: list[RankRun]) -> tuple[list[float], list[float]]:
+    return runs[0].losses, runs[0].gradient_norms
+
+
+@pytest.mark.parametrize("eight_bits", [TENSORWISE, DELAYED], ids=["tensorwise", "delayed"])
+def test_schedules_and_recomputation_change_no_bit(
+    eight_bits: EightBitConfig, ranks: RankPool
+) -> None:
+    whole = outcome(trained(ranks, config_of(Layout(1, "none"), eight_bits)))
+    for layout in (
+        Layout(2, "none", "zb-h1"),
+        Layout(2, "none", "interleaved", recomputation=FULL),
+        Layout(2, "none", "v-half", recomputation=PARTS),
+    ):
+        found = outcome(trained(ranks, config_of(layout, eight_bits)))
+        assert found[0] == whole[0], str(layout)
+        assert found[1] == pytest.approx(whole[1], rel=1e-6), str(layout)
+
+
+@pytest.mark.parametrize("eight_bits", [TENSORWISE, DELAYED], ids=["tensorwise", "delayed"])
+def test_steps_on_a_guess_change_no_bit(eight_bits: EightBitConfig, ranks: RankPool) -> None:
+    """Iterations that are given up leave no trace in weights of 8 bits or in scales."""
+    config = config_of(Layout(2, "none", "zb-h1"), eight_bits)
+    guessing = replace(config, optimizer=replace(config.optimizer, post_validation=True))
+    waiting, guessed = trained(ranks, config), trained(ranks, guessing)
+    assert waiting[0].losses == guessed[0].losses
+    for ours, theirs in zip(guessed, waiting, strict=True):
+        for name, (_, parts) in ours.final.items():
+            for (_, value), (_, same) in zip(parts, theirs.final[name][1], strict=True):
+                assert torch.equal(value, same), name

@@ -1,0 +1,94 @@
+"""Products in 8 bits on GPUs that are not there: order, waits of the host, and memory."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from correctness.short_runs import Job, Layout
+from cuda_path import needs_pretended_gpus
+from pretended_gpu.paper_memory import memory, paper_config
+from pretended_gpu.pool import GpuPool
+from pretended_gpu.rank import Findings, run_rank
+from pretended_gpu.sound import assert_sound
+from reference.plain_gpt import GPTOptions
+
+from megatron.config.run_config import RunConfig
+from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Recomputation
+from megatron.model.eight_bits import EightBitConfig
+from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN
+
+DELAYED, TENSORWISE = EightBitConfig(history=4), EightBitConfig(form="e4m3", recipe="tensorwise")
+LLAMA: dict[str, Any] = {
+    "normalization": "RMSNorm",
+    "swiglu": True,
+    "add_bias_linear": False,
+    "position_embedding_type": "rope",
+}
+
+pytestmark = needs_pretended_gpus
+
+
+def run(config: RunConfig, rank: int) -> Findings:
+    return run_rank(config, rank)
+
+
+def in_eight_bits(
+    config: RunConfig,
+    eight_bits: EightBitConfig,
+    recomputation: Recomputation = NO_RECOMPUTATION,
+) -> RunConfig:
+    train = replace(config.train, eight_bits=eight_bits, recomputation=recomputation)
+    return replace(config, train=train)
+
+
+@pytest.mark.parametrize(
+    ("layout", "eight_bits", "post_validation"),
+    [
+        (Layout(2, "vocab-2", "zb-h1"), DELAYED, True),
+        (Layout(2, "none"), TENSORWISE, False),
+        pytest.param(
+            Layout(2, "vocab-1", "zb-v"),
+            replace(DELAYED, wide_weight_gradients=True),
+            False,
+            marks=pytest.mark.full,
+        ),
+    ],
+    ids=str,
+)
+def test_streams_and_memory_are_in_order(
+    layout: Layout, eight_bits: EightBitConfig, post_validation: bool, gpus: GpuPool
+) -> None:
+    job = Job(GPTOptions(num_layers=4), microbatches=4, dropout=0.1)
+    config = in_eight_bits(job.config(layout, torch.bfloat16), eight_bits)
+    config = replace(config, optimizer=replace(config.optimizer, post_validation=post_validation))
+    assert_sound(gpus.map(run, config, ranks=2))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "eight_bits", "recomputation"),
+    [
+        ("1f1b", DELAYED, NO_RECOMPUTATION),
+        ("zb-h1", TENSORWISE, Recomputation(parts=frozenset(PARTS))),
+        pytest.param(
+            "1f1b", replace(DELAYED, wide_first=1), NO_RECOMPUTATION, marks=pytest.mark.full
+        ),
+        pytest.param("zb-v", DELAYED, Recomputation(group=1), marks=pytest.mark.full),
+        pytest.param(
+            "1f1b",
+            replace(DELAYED, wide_weight_gradients=True),
+            NO_RECOMPUTATION,
+            marks=pytest.mark.full,
+        ),
+    ],
+    ids=str,
+)
+def test_memory_is_what_a_dry_run_says(
+    schedule: str, eight_bits: EightBitConfig, recomputation: Recomputation, gpus: GpuPool
+) -> None:
+    config = paper_config(
+        Layout(2, "vocab-2", schedule), 32_000, layers=4, micro_batch_size=4, **LLAMA
+    )
+    own = memory(in_eight_bits(config, eight_bits, recomputation), gpus)
+    assert own.faults == []
+    assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)

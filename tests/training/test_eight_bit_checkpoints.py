@@ -1,0 +1,87 @@
+"""A run in 8 bits goes on from its checkpoint with the scales that it had, in any layout."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from correctness.short_runs import Layout
+from harness.rank_pool import RankPool
+from training.test_checkpointing import Ended, assert_same, losses
+from training.test_precision_checkpoints import prepared, whole_and_resumed
+
+from megatron.config.run_config import RunConfig
+from megatron.model.eight_bits import EightBitConfig
+
+DELAYED = EightBitConfig(history=2, takes_largest=True)
+ANEW = "--fp8-recipe delayed begins anew"
+
+
+def config_of(
+    layout: Layout,
+    eight_bits: EightBitConfig | None = DELAYED,
+    dtype: torch.dtype = torch.float32,
+    *,
+    post_validation: bool = False,
+) -> RunConfig:
+    config = prepared(layout, dtype, post_validation=post_validation)
+    return replace(
+        config,
+        train=replace(config.train, eight_bits=eight_bits),
+        model=replace(config.model, attention_dropout=0.0, hidden_dropout=0.0),
+    )
+
+
+def numbers(ended: Ended) -> list[float]:
+    """The training losses as printed."""
+    lines = [line for line in ended.said.splitlines() if "lm loss:" in line]
+    return [float(line.split("lm loss:")[1].split()[0]) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("layout", "post_validation"),
+    [(Layout(2, "vocab-2", replicas=2, sharded=True), False), (Layout(2, "vocab-1"), True)],
+    ids=str,
+)
+def test_it_goes_on_to_the_last_bit(
+    layout: Layout, post_validation: bool, ranks: RankPool, tmp_path: Path
+) -> None:
+    config = config_of(layout, dtype=torch.bfloat16, post_validation=post_validation)
+    whole, resumed = whole_and_resumed(ranks, config, tmp_path)
+    assert_same(whole, resumed)
+    assert ANEW not in resumed[0].said
+    assert losses(resumed[0].said) == losses(whole[0].said)[-len(losses(resumed[0].said)) :]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(1, "vocab-2", tensor=2),
+        Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True),
+        Layout(2, "none", replicas=2, sharded=True),
+        Layout(2, "vocab-2", context=2),
+    ],
+    ids=str,
+)
+def test_scales_are_the_same_in_every_layout(
+    layout: Layout, ranks: RankPool, tmp_path: Path
+) -> None:
+    """Sums in another order round few numbers to the next one; other scales would round all."""
+    config = config_of(Layout(1, "none"))
+    whole, resumed = whole_and_resumed(ranks, config, tmp_path, then=config_of(layout))
+    assert ANEW not in resumed[0].said
+    expected = numbers(whole[0])[3:]
+    assert numbers(resumed[0]) == pytest.approx(expected, rel=2e-4)
+
+
+def test_without_its_history_it_begins_anew_and_says_so(ranks: RankPool, tmp_path: Path) -> None:
+    config = config_of(Layout(2, "vocab-2"))
+    longer = config_of(Layout(2, "vocab-2"), replace(DELAYED, history=3))
+    whole, resumed = whole_and_resumed(ranks, config, tmp_path / "longer", then=longer)
+    assert resumed[0].said.count(ANEW) == 1
+    assert numbers(resumed[0]) == pytest.approx(numbers(whole[0])[3:], rel=5e-3)
+    wide = config_of(Layout(2, "vocab-2"), None)
+    _, resumed = whole_and_resumed(ranks, wide, tmp_path / "wide", then=config)
+    assert resumed[0].said.count(ANEW) == 1
+    _, resumed = whole_and_resumed(ranks, config, tmp_path / "narrow", then=wide)
+    assert ANEW not in resumed[0].said, "in bf16 there is nothing to begin"

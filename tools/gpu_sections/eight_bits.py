@@ -1,0 +1,90 @@
+"""Linear layers in 8 bits: their three products with all that belongs to them, beside bf16's.
+
+Shapes: n tokens, h input features, o = 4h output features.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from megatron.config.eight_bit_rules import LEAST_CAPABILITY
+from megatron.kernels.choose import kernels_for
+from megatron.kernels.eight_bits import E4M3, E5M2, EightBits, largest_number
+from megatron.kernels.face import Kernels
+from tools.gpu_sections.timing import Scale, Section, laps, table
+
+TOKENS: Final = (4096, 8192)
+
+
+def measure(scale: Scale) -> Section:
+    """Time the products of a layer, and say how far those in 8 bits are off."""
+    if scale.device.type == "cuda":
+        capability = torch.cuda.get_device_capability(scale.device)
+        if capability < LEAST_CAPABILITY:
+            return Section([f"Tensor cores of compute capability {capability} know no 8 bits."])
+    kernels, values = kernels_for(scale.device, torch.bfloat16), {}
+    rows: list[tuple[str, object]] = []
+    for n in (64,) if scale.small else TOKENS:
+        own, errors = _products(scale, kernels, n, 64 if scale.small else 4096)
+        values[str(n)] = {**own, "errors": errors}
+        rows += [(f"{name}, n = {n}", 1e6 * seconds) for name, seconds in own.items()]
+        rows += [(f"{name} against float64, n = {n}", f"{off:.2%}") for name, off in errors.items()]
+    said = "h = 4096, o = 4h; a quantised factor is written in both layouts."
+    return Section([said, "", *table(("work", "us or error"), rows)], values)
+
+
+def _products(
+    scale: Scale, kernels: Kernels, n: int, h: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return seconds by what is done, and relative errors of the products."""
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, device=scale.device, dtype=torch.bfloat16)
+
+    x, weight, grad = drawn(n, h), drawn(4 * h, h), drawn(n, 4 * h)
+    total = torch.zeros(4 * h, h, device=scale.device)
+    (x8, xt), (w8, wt) = _quantised(kernels, x, E4M3), _quantised(kernels, weight, E4M3)
+    g8, gt = _quantised(kernels, grad, E5M2)
+    one = torch.ones((), device=scale.device)
+    seen = torch.zeros((), device=scale.device)
+
+    def quantise(tensor: Tensor) -> Callable[[], object]:
+        return lambda: kernels.quantise(tensor, one, E4M3, straight=True, turned=True, seen=seen)
+
+    bf16 = torch.bfloat16
+    works: dict[str, Callable[[], object]] = {
+        "quantise x, its scale known": quantise(x),
+        "quantise the gradient, its scale known": quantise(grad),
+        "find the scale of x": lambda: kernels.largest(x),
+        "x W in 8 bits": lambda: kernels.eight_bit_product(x8, w8, bf16, quick=True),
+        "x W in bf16": lambda: x @ weight.T,
+        "G W in 8 bits": lambda: kernels.eight_bit_product(g8, wt, bf16),
+        "G W in bf16": lambda: grad @ weight,
+        "G x in 8 bits, added": lambda: kernels.accumulate_eight_bit_product_(total, gt, xt, bf16),
+        "G x in bf16, added": lambda: kernels.accumulate_product_(total, grad.T, x),
+    }
+    seconds = dict(zip(works, laps(scale, list(works.values())), strict=True))
+    errors = {
+        "x W": _error(kernels.eight_bit_product(x8, w8, bf16, quick=True), x, weight.T),
+        "G W": _error(kernels.eight_bit_product(g8, wt, bf16), grad, weight),
+        "G x": _error(kernels.eight_bit_product(gt, xt, torch.float32), grad.T, x),
+    }
+    return seconds, errors
+
+
+def _quantised(kernels: Kernels, x: Tensor, dtype: torch.dtype) -> tuple[EightBits, EightBits]:
+    """Return a matrix in 8 bits, straight and turned."""
+    amax = kernels.largest(x)
+    most = largest_number(dtype)
+    straight, turned = kernels.quantise(x, most / amax, dtype, straight=True, turned=True)
+    assert straight is not None
+    assert turned is not None
+    return EightBits(straight, amax / most), EightBits(turned, amax / most)
+
+
+def _error(found: Tensor, left: Tensor, right: Tensor) -> float:
+    """Return the error of some rows of a product, relative to them."""
+    exact = left[:64].double() @ right.double()
+    return float((found[:64].double() - exact).norm() / exact.norm())
