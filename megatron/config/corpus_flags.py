@@ -79,5 +79,5 @@ class CorpusFlags:
         idle_with="--position-embedding-type alibi or --position-embedding-type none")
     num_workers: int | None = flag(None,
         "With 1 or more a thread reads the next iteration's samples during this one, and copies "
-        "them to the GPU; with 0 both happen when they are needed (default: 1 on GPUs, 0 on CPUs).",
-        _WORKERS)
+        "them to the GPU; with 0 both happen when they are needed.",
+        _WORKERS, unset="1 on GPUs, 0 on CPUs")

@@ -301,7 +301,9 @@ def test_a_foreign_token_ends_the_job_with_one_line(
     assert job.returncode != 0
     assert ITERATION_LINE.search(output), output
     [error] = errors_of(output)
-    assert re.match(rf"error: {bad}: sample \d+ holds token ids .*64.* --vocab-size", error)
+    assert re.match(
+        rf"error: --data-path {bad}: sample \d+ holds token ids .*64.* --vocab-size", error
+    )
 
 
 @pytest.mark.parametrize(

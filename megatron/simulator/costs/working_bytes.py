@@ -86,22 +86,26 @@ def _in_backward(shape: Shape, plan: Plan, layers: Sequence[int], stage: int) ->
     """Return what B works with.
 
     Where B is fullest, there are the gradient that it begins with, and within the MLP that of its
-    first product; where W is a pass of its own, that of its last product's input too. Or, where the
+    first product; where W is a pass of its own, that of its last product's input too. In 8 bits
+    there are copies of the gradient by rows and, for W, by columns, in the place of the activation
+    function's input, which goes before unless it was computed again. Or, where the
     MLP is narrow, gradients as wide as the residual stream; ranks that share a layer hold their
     part of a sum in addition, and with sequence parallelism the input that they have gathered.
     Within attention there are, if ranks share a sequence, the gradients of the keys and values of
     all, and a copy by ranks. What is computed again is there too; where W is a pass of its own, it
     counts as what B leaves for W, and where R is one, as what R leaves for B.
     """
-    again = 0.0
+    own, again = shape.of_layers(sum(layers[:stage]), layers[stage]), 0.0
     if not (plan.split_backward or plan.recomputes):
-        own = shape.of_layers(sum(layers[:stage]), layers[stage])
         again = stage_repeated_bytes(own, layers[stage])
         if stage == len(plan.stages) - 1:
             again = max(again, depth_repeated_bytes(shape.of_depths))
     inner = shape.inner_width + plan.split_backward * shape.rank_ffn_width
     outside = 1 + (shape.tensor.ranks > 1) + shape.tensor.sequence_parallel
-    within = ACTIVATION_BYTES * max(inner * shape.tokens, outside * shape.elements)
+    keeps = shape.recomputed.mlp or shape.recomputed.layers(layers[stage])
+    in_8_bits = (1 + shape.narrow_factors) * shape.inner_width if own.narrow_share and keeps else 0
+    inner_bytes = (ACTIVATION_BYTES * inner + in_8_bits) * shape.tokens
+    within = max(inner_bytes, ACTIVATION_BYTES * outside * shape.elements)
     return again + shape.stream_bytes + max(within, 2.0 * shape.gathered_bytes)
 
 
