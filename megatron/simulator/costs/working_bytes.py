@@ -74,9 +74,12 @@ def _in_layer(shape: Shape) -> float:
 
 
 def _in_forward(shape: Shape, plan: Plan, layers: Sequence[int], stage: int) -> float:
-    """Return what F works with; where it computes whole layers for nobody, it is a layer's MLP."""
-    again = shape.recomputed.layers(layers[stage]) > 0
-    inner = mlp_bytes(shape) if again else 0.0
+    """Return what F works with; where it computes all layers for nobody, it is a layer's MLP.
+
+    Where only the first layers are computed again, the last one keeps more than that.
+    """
+    nobody_needs_it = 0 < layers[stage] == shape.recomputed.layers(layers[stage])
+    inner = mlp_bytes(shape) if nobody_needs_it else 0.0
     if stage < len(plan.stages) - 1:
         return inner + _in_layer(shape)
     return inner + ACTIVATION_BYTES * (shape.output_elements + shape.own_elements)
