@@ -37,6 +37,7 @@ from megatron.kernels.cuda.programs import (
 )
 from megatron.kernels.cuda.row_operators import ACTIVATION_SPAN, norm_tile, rotation_tile
 from megatron.kernels.cuda.sizes import SPAN
+from megatron.kernels.cuda.update_operators import BLOCK as UPDATE_BLOCK
 
 TYPES = ("bf16", "fp16", "fp32")
 """Of activations."""
@@ -138,7 +139,7 @@ def _eight_bit_forms(kind: str) -> Iterator[Form]:
     for rounds, seen, e5m2 in ((False, True, False), (True, False, False), (True, True, True)):
         options = {"STRAIGHT": rounds, "TURNED": rounds, "SEEN": seen, "E5M2": e5m2}
         own = {**options, "MOST": 57344.0 if e5m2 else 448.0, **eight_bit_operators.TILE}
-        yield Form(eight_bits.quantise, own, kind)
+        yield Form(eight_bits.quantise, own, kind, eight_bit_operators.LAUNCH["num_warps"])
 
 
 def _row_forms(kind: str) -> Iterator[Form]:
@@ -170,17 +171,18 @@ def _update_forms(kind: str) -> Iterator[Form]:
     """Yield those of a step: moments in fp32, all in bf16, and gradients that stay scaled."""
     wide, narrow = tl.float32, tl.bfloat16
     types = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
-    rounds = {"WEIGHT": types[kind], "ROUNDS": kind != "fp32", "BLOCK": BLOCK}
+    rounds = {"WEIGHT": types[kind], "ROUNDS": kind != "fp32"}
     for held, moment, scales, aligned in (
         (wide, wide, False, True),
         (wide, wide, True, True),
         (wide, wide, False, False),
         (narrow, narrow, False, True),
     ):
-        own = {"GRADIENT": held, "MOMENT": moment, "SQUARE": moment}
+        own = {"GRADIENT": held, "MOMENT": moment, "SQUARE": moment, "BLOCK": UPDATE_BLOCK}
         options = {"SCALES": scales, "ALIGNED": aligned}
         yield Form(update.adamw, {**own, **rounds, **options}, kind)
-    yield Form(update.sums_of_squares, {"GRADIENT": wide, "ALIGNED": True, "BLOCK": BLOCK}, kind)
+    own = {"GRADIENT": wide, "ALIGNED": True, "BLOCK": UPDATE_BLOCK}
+    yield Form(update.sums_of_squares, own, kind)
 
 
 def compiled(form: Form, capability: int) -> Resources:

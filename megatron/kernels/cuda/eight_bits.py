@@ -11,13 +11,14 @@ import triton
 from torch import Tensor
 
 from megatron.kernels.cuda.library import operator
-from megatron.kernels.cuda.operators import LAUNCH
+from megatron.kernels.cuda.operators import LAUNCH as COMMON
 from megatron.kernels.cuda.programs import eight_bits as programs
 from megatron.kernels.cuda.row_operators import as_rows
 from megatron.kernels.eight_bits import E5M2, MULTIPLE, EightBits, largest_number
 
 TILE: Final = {"ROWS": 64, "COLUMNS": 64}
-"""Numbers that a program has at a time: 32 for each of 128 threads, 64 bytes in a row of 8 bits."""
+"""Numbers that a program has at a time: 16 for each of 256 threads, 64 bytes in a row of 8 bits."""
+LAUNCH: Final = {**COMMON, "num_warps": 8}
 
 
 @operator(

@@ -13,8 +13,11 @@ import triton.language as tl
 from torch import Tensor
 
 from megatron.kernels.cuda.library import operator
-from megatron.kernels.cuda.operators import BLOCK, LAUNCH
+from megatron.kernels.cuda.operators import LAUNCH
 from megatron.kernels.cuda.programs import update
+
+BLOCK: Final = 512
+"""Elements that a program has at a time: 4 for each of 128 threads, which are 16 bytes in fp32."""
 
 TYPES: Final = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
