@@ -10,20 +10,17 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
 
 from megatron.optimizer.config import OptimizerConfig
-from megatron.optimizer.groups import groups_of, set_rates
+from megatron.optimizer.groups import groups_of
 from megatron.optimizer.mixed_precision import Master, Step, last_divisor
-
-
-class _FusedAdamW(torch.optim.AdamW):
-    """Declares what PyTorch only reads: the scale that the fused kernel divides gradients by."""
-
-    grad_scale: Tensor | None
 
 
 class AdamW:
     """AdamW for some masters; a ``Rule`` that keeps the moments ``exp_avg`` and ``exp_avg_sq``.
+
+    It calls PyTorch's function, whose class imports the compiler, a second at every start.
 
     Args:
         masters: at least one.
@@ -33,28 +30,41 @@ class AdamW:
     rounds = False
 
     def __init__(self, masters: Sequence[Master], config: OptimizerConfig) -> None:
+        self._config = config
         self._gradients = [master.gradient for master in masters]
-        self._adam = _FusedAdamW(
-            groups_of(masters),
-            lr=config.lr,
-            betas=(config.adam_beta1, config.adam_beta2),
-            eps=config.adam_eps,
-            fused=True,
-        )
-        for master in masters:
-            weight = master.weight
-            self._adam.state[weight] = {
-                "step": torch.zeros((), device=weight.device),
-                "exp_avg": torch.zeros_like(weight, requires_grad=False),
-                "exp_avg_sq": torch.zeros_like(weight, requires_grad=False),
+        self._groups = groups_of(masters)
+        self._by_name = {
+            master.name: {
+                "step": torch.zeros((), device=master.weight.device),
+                "exp_avg": torch.zeros_like(master.weight, requires_grad=False),
+                "exp_avg_sq": torch.zeros_like(master.weight, requires_grad=False),
             }
-        self._by_name = {master.name: self._adam.state[master.weight] for master in masters}
+            for master in masters
+        }
 
+    @torch.no_grad()
     def step(self, step: Step) -> None:
         """As in ``Rule``; one pass of the fused kernel."""
-        self._adam.grad_scale = last_divisor(self._gradients, step)
-        set_rates(self._adam, step.rates)
-        self._adam.step()
+        divisor = last_divisor(self._gradients, step)
+        for group in self._groups:
+            kept = [self._by_name[master.name] for master in group.masters]
+            adamw(
+                group.weights,
+                group.gradients,
+                [own["exp_avg"] for own in kept],
+                [own["exp_avg_sq"] for own in kept],
+                [],
+                [own["step"] for own in kept],
+                fused=True,
+                grad_scale=divisor,
+                amsgrad=False,
+                maximize=False,
+                beta1=self._config.adam_beta1,
+                beta2=self._config.adam_beta2,
+                eps=self._config.adam_eps,
+                lr=group.lr(step.rates),
+                weight_decay=group.weight_decay(step.rates),
+            )
 
     def state_of(self, name: str) -> dict[str, Tensor]:
         """As in ``Rule``."""

@@ -8,16 +8,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.optim.sgd import sgd
 
 from megatron.optimizer.config import OptimizerConfig
-from megatron.optimizer.groups import groups_of, set_rates
+from megatron.optimizer.groups import groups_of
 from megatron.optimizer.mixed_precision import Master, Step, last_divisor
-
-
-class _FusedSGD(torch.optim.SGD):
-    """Declares what PyTorch only reads: the scale that the fused kernel divides gradients by."""
-
-    grad_scale: Tensor | None
 
 
 class SGD:
@@ -31,22 +26,34 @@ class SGD:
     rounds = False
 
     def __init__(self, masters: Sequence[Master], config: OptimizerConfig) -> None:
+        self._momentum = config.sgd_momentum
         self._gradients = [master.gradient for master in masters]
-        self._sgd = _FusedSGD(
-            groups_of(masters), lr=config.lr, momentum=config.sgd_momentum, fused=True
-        )
+        self._groups = groups_of(masters)
         self._momenta: dict[str, Tensor] = {}
         if config.sgd_momentum:
-            for master in masters:
-                momentum = torch.zeros_like(master.weight, requires_grad=False)
-                self._momenta[master.name] = momentum
-                self._sgd.state[master.weight]["momentum_buffer"] = momentum
+            self._momenta = {
+                master.name: torch.zeros_like(master.weight, requires_grad=False)
+                for master in masters
+            }
 
+    @torch.no_grad()
     def step(self, step: Step) -> None:
         """As in ``Rule``; one pass of the fused kernel."""
-        self._sgd.grad_scale = last_divisor(self._gradients, step)
-        set_rates(self._sgd, step.rates)
-        self._sgd.step()
+        divisor = last_divisor(self._gradients, step)
+        for group in self._groups:
+            sgd(
+                group.weights,
+                group.gradients,
+                [self._momenta.get(master.name) for master in group.masters],
+                fused=True,
+                grad_scale=divisor,
+                weight_decay=group.weight_decay(step.rates),
+                momentum=self._momentum,
+                lr=group.lr(step.rates),
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+            )
 
     def state_of(self, name: str) -> dict[str, Tensor]:
         """As in ``Rule``."""
