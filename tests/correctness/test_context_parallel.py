@@ -9,6 +9,7 @@ import torch
 from correctness.rank_runs import RankRun, check_agreement, train_on_rank
 from correctness.short_runs import EIGHT_LAYER_GPT, EIGHT_LAYER_LLAMA, Job, Layout
 from correctness.test_tensor_parallel import RECOMPUTED, check, job_of, name_of
+from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 from reference.plain_training import Training
@@ -31,9 +32,11 @@ WINDOWS = replace(
 )
 
 QUICK = [
-    (Layout(1, "vocab-2", tensor=2, sequence=True, context=2), LLAMA, 2),
     (Layout(2, "vocab-2", context=2, sharded=True, overlap=True), WINDOWS, 1),
     (Layout(1, "none", context=4), LLAMA, 1),
+]
+MORE = [
+    (Layout(1, "vocab-2", tensor=2, sequence=True, context=2), LLAMA, 2),
 ]
 
 COVER = """
@@ -87,7 +90,8 @@ def covering() -> Iterator[tuple[Layout, GPTOptions, int, int]]:
     ("layout", "options", "samples", "iterations", "pool"),
     [
         *((*case, ITERATIONS, "ranks") for case in QUICK),
-        *(pytest.param(*case, "eight_ranks", marks=pytest.mark.full) for case in covering()),
+        *(full(*case, ITERATIONS, "ranks") for case in MORE),
+        *(full(*case, "eight_ranks") for case in covering()),
     ],
     ids=name_of,
 )

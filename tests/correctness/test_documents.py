@@ -21,6 +21,7 @@ from correctness.rank_runs import (
     pieces,
 )
 from correctness.short_runs import Job, Layout
+from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions, Parameters, logits
 from reference.plain_loss import token_losses
@@ -126,20 +127,20 @@ def on_rank(
 FULL = Recomputation(group=1)
 CASES = [
     (Layout(1, "none"), GPT, BOTH),
-    (Layout(1, "none"), WINDOWS, BOTH),
-    (Layout(2, "none"), GPT, ATTENTION),
+    full((Layout(1, "none"), WINDOWS, BOTH)),
+    full((Layout(2, "none"), GPT, ATTENTION)),
     (Layout(2, "vocab-2", "zb-v"), LLAMA, BOTH),
     (Layout(2, "none", "zb-v", recomputation=FULL), GPT, BOTH),
-    (Layout(2, "vocab-2", "interleaved", recomputation=FULL), WINDOWS, BOTH),
+    full((Layout(2, "vocab-2", "interleaved", recomputation=FULL), WINDOWS, BOTH)),
     (Layout(2, "vocab-2", recomputation=Recomputation(parts=frozenset(PARTS))), LLAMA, ATTENTION),
-    (Layout(1, "none", tensor=2, sequence=True), GPT, BOTH),
+    full((Layout(1, "none", tensor=2, sequence=True), GPT, BOTH)),
     (Layout(2, "vocab-2", tensor=2, sequence=True), LLAMA, BOTH),
-    (Layout(2, "none", "zb-v", tensor=2, sequence=True), GPT, BOTH),
+    full((Layout(2, "none", "zb-v", tensor=2, sequence=True), GPT, BOTH)),
     (Layout(2, "vocab-2", "zb-v", replicas=2), WINDOWS, ATTENTION),
-    (Layout(2, "none", replicas=2, sharded=True, overlap=True), GPT, BOTH),
+    full((Layout(2, "none", replicas=2, sharded=True, overlap=True), GPT, BOTH)),
     (Layout(2, "vocab-2"), BLOOM, ATTENTION),
     (Layout(1, "none", tensor=2, sequence=True, context=2), GPT, BOTH),
-    (Layout(2, "vocab-2", "zb-v", context=2, recomputation=FULL), WINDOWS, ATTENTION),
+    full((Layout(2, "vocab-2", "zb-v", context=2, recomputation=FULL), WINDOWS, ATTENTION)),
 ]
 
 

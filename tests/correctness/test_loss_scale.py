@@ -10,6 +10,7 @@ import torch
 from checkpoint.test_layouts import everything
 from correctness.rank_runs import CPU, Batches, ListLoader, Pieces
 from correctness.short_runs import Job, Layout
+from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
@@ -149,9 +150,9 @@ LAYOUTS = [
     Layout(1, "none"),
     Layout(2, "vocab-2"),
     Layout(2, "none", "zb-h1"),
-    Layout(3, "vocab-1"),
-    Layout(1, "none", replicas=2),
-    Layout(1, "vocab-2", replicas=2, sharded=True),
+    full(Layout(3, "vocab-1")),
+    full(Layout(1, "none", replicas=2)),
+    full(Layout(1, "vocab-2", replicas=2, sharded=True)),
     Layout(2, "vocab-1", replicas=2, overlap=True, sharded=True),
     Layout(2, "vocab-2", tensor=2, sequence=True),
 ]
@@ -220,10 +221,10 @@ SHARING = Layout(2, "vocab-2", tensor=2, sequence=True)
 @pytest.mark.parametrize(
     ("layout", "rank", "post_validation"),
     [
-        (REPLICAS, 3, True),
+        full(REPLICAS, 3, True),
         (SHARDED, 0, True),
-        (SHARDED, 3, False),
-        (SHARING, 0, True),
+        full(SHARDED, 3, False),
+        full(SHARING, 0, True),
         (SHARING, 3, False),
         pytest.param(REPLICAS, 0, False, marks=pytest.mark.full),
         pytest.param(REPLICAS, 0, True, marks=pytest.mark.full),

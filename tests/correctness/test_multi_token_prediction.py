@@ -55,15 +55,15 @@ PARTS = Recomputation(frozenset({"core_attn", "layernorm", "mlp"}))
 
 QUICK = [
     (Layout(1, "vocab-2", recomputation=ALL), UNTIED, 2),
-    (Layout(2, "none", "zb-h1"), UNTIED, 1),
-    (Layout(2, "none", tensor=2, recomputation=PARTS), GPT, 1),
     (Layout(2, "vocab-2", tensor=2, sequence=True), GPT, 1),
     (Layout(2, "vocab-1", "zb-v", vocab_recompute=True), TIED, 1),
     (Layout(2, "interlaced", replicas=2, overlap=True, sharded=True, bucket_size=3000), GPT, 1),
-    (Layout(4, "vocab-2"), LLAMA, 2),
 ]
 
 COVER = [
+    (Layout(2, "none", "zb-h1"), UNTIED, 1),
+    (Layout(2, "none", tensor=2, recomputation=PARTS), GPT, 1),
+    (Layout(4, "vocab-2"), LLAMA, 2),
     (Layout(1, "none"), GPT, 1),
     (Layout(1, "none", "zb-h1", tensor=2, sequence=True), LLAMA, 2),
     (Layout(2, "none"), GPT, 2),

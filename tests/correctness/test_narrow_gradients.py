@@ -12,6 +12,7 @@ import pytest
 import torch
 from correctness.rank_runs import assemble, gradients_on_rank
 from correctness.short_runs import Job, Layout
+from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions, Parameters, random_parameters
 from reference.plain_loss import loss_and_gradients
@@ -61,8 +62,8 @@ def squared_errors(gradients: Parameters, exact: Parameters) -> Squares:
     [
         Layout(2, "vocab-2"),
         Layout(2, "vocab-1", "zb-v"),
-        Layout(3, "naive", "zb-h1"),
-        Layout(2, "interlaced"),
+        full(Layout(3, "naive", "zb-h1")),
+        full(Layout(2, "interlaced")),
         Layout(2, "none", "interleaved"),
     ],
     ids=str,

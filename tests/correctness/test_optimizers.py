@@ -7,6 +7,7 @@ import pytest
 import torch
 from correctness.rank_runs import RankRun, assemble, train_on_rank
 from correctness.short_runs import Job, Layout
+from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_optimizers import PlainMuon, PlainSGD
@@ -66,16 +67,16 @@ CASES = {
 RUNS = [
     ("sgd", Layout(2, "vocab-2", "zb-h1"), False),
     ("sgd", Layout(2, "vocab-2", "zb-h1"), True),
-    ("sgd", Layout(1, "none", replicas=2, sharded=True), False),
+    full("sgd", Layout(1, "none", replicas=2, sharded=True), False),
     ("muon", ONE, False),
-    ("muon", Layout(2, "vocab-2", "zb-h1"), False),
+    full("muon", Layout(2, "vocab-2", "zb-h1"), False),
     ("muon", Layout(2, "vocab-2"), True),
-    ("nesterov", Layout(2, "none", "interleaved"), False),
-    ("muon", Layout(1, "vocab-2", replicas=2), False),
+    full("nesterov", Layout(2, "none", "interleaved"), False),
+    full("muon", Layout(1, "vocab-2", replicas=2), False),
     ("muon", Layout(1, "none", replicas=4, overlap=True, bucket_size=3000, sharded=True), False),
     ("nesterov", Layout(2, "vocab-2", "zb-h1", replicas=2, sharded=True), True),
-    ("muon", Layout(1, "none", tensor=2), False),
-    ("nesterov", Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True), False),
+    full("muon", Layout(1, "none", tensor=2), False),
+    full("nesterov", Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True), False),
     ("muon", Layout(2, "vocab-2", tensor=2), True),
 ]
 

@@ -20,6 +20,7 @@ from correctness.rank_runs import (
     pieces,
 )
 from correctness.short_runs import Job, Layout
+from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
@@ -32,7 +33,6 @@ from megatron.training.step import Finished
 
 OPTIONS = GPTOptions(num_layers=6, vocab_size=37, tie_embeddings=False)
 JOB = Job(OPTIONS, microbatches=5, iterations=6, warmup=1, dropout=0.1)
-full = partial(pytest.param, marks=pytest.mark.full)
 NEVER, SOMETIMES, ALWAYS = 1e9, 100.0, 1e-3
 """Limits of the gradient norm: beyond reach, between usual and blown-up gradients, below all."""
 
@@ -151,7 +151,7 @@ def run_both(
 ALL = list(range(JOB.iterations))
 LAYOUTS = [
     Layout(2, "vocab-2"),
-    Layout(3, "vocab-1"),
+    full(Layout(3, "vocab-1")),
     Layout(2, "none", "v-half"),
     full(Layout(4, "none")),
     full(Layout(4, "interlaced")),
@@ -180,7 +180,7 @@ FP32, BF16 = torch.float32, torch.bfloat16
     ("layout", "rank", "dtype"),
     [
         (Layout(2, "vocab-1", "zb-h1"), 1, FP32),
-        (Layout(3, "vocab-2"), 0, FP32),
+        full(Layout(3, "vocab-2"), 0, FP32),
         (Layout(3, "none"), 1, BF16),
         (Layout(3, "vocab-1"), 2, FP32),
         full(Layout(2, "vocab-2"), 0, BF16),
@@ -201,7 +201,7 @@ def test_clipping_bites_from_one_rank_on(
 
 @pytest.mark.parametrize(
     ("rank", "iteration"),
-    [(0, 0), (1, 2), (2, 5), full(0, 2), full(2, 2), full(0, 5), full(1, 0), full(2, 0)],
+    [(1, 2), (2, 5), full(0, 0), full(0, 2), full(2, 2), full(0, 5), full(1, 0), full(2, 0)],
 )
 def test_infinity_on_one_rank_ends_the_run_alike(
     rank: int, iteration: int, ranks: RankPool

@@ -24,6 +24,7 @@ from correctness.rank_runs import (
 )
 from correctness.schedule_cases import each_once, layout
 from correctness.short_runs import EIGHT_LAYER_GPT, EIGHT_LAYER_LLAMA, Job, Layout
+from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 from reference.plain_loss import loss_and_gradients
@@ -162,7 +163,7 @@ REPLICAS = Layout(2, "vocab-1", "v-half", replicas=2, sharded=True, overlap=True
 @pytest.mark.parametrize(
     ("layout", "way", "dtype", "post_validation"),
     [
-        (SHARING, "uniform", torch.float32, False),
+        full(SHARING, "uniform", torch.float32, False),
         (REPLICAS, "block", torch.float32, False),
         (Layout(2, "vocab-2", "zb-v"), "uniform", torch.bfloat16, True),
         *(

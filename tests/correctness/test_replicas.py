@@ -8,6 +8,7 @@ import pytest
 import torch
 from correctness.rank_runs import RankRun, assemble, check_agreement, train_on_rank
 from correctness.short_runs import EIGHT_LAYER_GPT, EIGHT_LAYER_LLAMA, Job, Layout
+from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_training import Training
@@ -132,8 +133,8 @@ TWO_BY_TWO = Layout(2, "vocab-2", "zb-v", replicas=2, bucket_size=3000)
     ("plain", "optimizer", "dtype"),
     [
         (FOUR, "adam", torch.float32),
-        (FOUR, "muon", torch.bfloat16),
-        (TWO_BY_TWO, "adam", torch.bfloat16),
+        full(FOUR, "muon", torch.bfloat16),
+        full(TWO_BY_TWO, "adam", torch.bfloat16),
         pytest.param(FOUR, "adam", torch.bfloat16, marks=pytest.mark.full),
         pytest.param(TWO_BY_TWO, "adam", torch.float32, marks=pytest.mark.full),
         pytest.param(TWO_BY_TWO, "muon", torch.bfloat16, marks=pytest.mark.full),

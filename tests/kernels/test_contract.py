@@ -61,7 +61,7 @@ def assert_same(
 
 def test_gelu(tried: Implementation) -> None:
     assert_same(tried, tried.kernels.gelu, explicit_gelu, tried.activation(5, 7))
-    every_magnitude = torch.linspace(-60, 60, 70_001).to(tried.device, tried.dtype)
+    every_magnitude = torch.linspace(-60, 60, 20_001).to(tried.device, tried.dtype)
     assert_same(tried, tried.kernels.gelu, explicit_gelu, every_magnitude)
 
 
@@ -79,7 +79,7 @@ def test_gelu_of_what_is_not_finite_is_not_hidden(tried: Implementation) -> None
 
 
 def test_squared_relu(tried: Implementation) -> None:
-    every_magnitude = torch.linspace(-60, 60, 70_001).to(tried.device, tried.dtype)
+    every_magnitude = torch.linspace(-60, 60, 20_001).to(tried.device, tried.dtype)
     for x in (tried.activation(5, 7), tried.activation(6, 4).T, every_magnitude):
         assert_same(tried, tried.kernels.squared_relu, explicit_squared_relu, x)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from correctness.short_runs import Job, Layout
 from cuda_path import needs_pretended_gpus
+from harness.marks import full
 from pretended_gpu.paper_memory import memory, paper_config
 from pretended_gpu.pool import GpuPool
 from pretended_gpu.rank import Findings, run_rank
@@ -46,13 +47,8 @@ def in_eight_bits(
     ("layout", "eight_bits", "post_validation"),
     [
         (Layout(2, "vocab-2", "zb-h1"), DELAYED, True),
-        (Layout(2, "none"), TENSORWISE, False),
-        pytest.param(
-            Layout(2, "vocab-1", "zb-v"),
-            replace(DELAYED, wide_weight_gradients=True),
-            False,
-            marks=pytest.mark.full,
-        ),
+        full(Layout(2, "none"), TENSORWISE, False),
+        full(Layout(2, "vocab-1", "zb-v"), replace(DELAYED, wide_weight_gradients=True), False),
     ],
     ids=str,
 )
@@ -68,18 +64,11 @@ def test_streams_and_memory_are_in_order(
 @pytest.mark.parametrize(
     ("schedule", "eight_bits", "recomputation"),
     [
-        ("1f1b", DELAYED, NO_RECOMPUTATION),
+        full("1f1b", DELAYED, NO_RECOMPUTATION),
         ("zb-h1", TENSORWISE, Recomputation(parts=frozenset(PARTS))),
-        pytest.param(
-            "1f1b", replace(DELAYED, wide_first=1), NO_RECOMPUTATION, marks=pytest.mark.full
-        ),
-        pytest.param("zb-v", DELAYED, Recomputation(group=1), marks=pytest.mark.full),
-        pytest.param(
-            "1f1b",
-            replace(DELAYED, wide_weight_gradients=True),
-            NO_RECOMPUTATION,
-            marks=pytest.mark.full,
-        ),
+        full("1f1b", replace(DELAYED, wide_first=1), NO_RECOMPUTATION),
+        full("zb-v", DELAYED, Recomputation(group=1)),
+        full("1f1b", replace(DELAYED, wide_weight_gradients=True), NO_RECOMPUTATION),
     ],
     ids=str,
 )

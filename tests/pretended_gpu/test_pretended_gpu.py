@@ -14,6 +14,7 @@ import torch
 from correctness.schedule_cases import Case, all_pairs, each_once, job, layout
 from correctness.short_runs import Job, Layout
 from cuda_path import needs_pretended_gpus
+from harness.marks import full
 from pretended_gpu.deadlock import name_of
 from pretended_gpu.paper_memory import memory, paper_config
 from pretended_gpu.pool import GpuPool
@@ -65,8 +66,11 @@ def check(case: Case, gpus: GpuPool, folder: Path) -> None:
     assert not by_group.get("vocabulary", set()) & both_ends
 
 
-@pytest.mark.parametrize("case", each_once((2, 3)), ids=str)
-def test_every_schedule_and_every_treatment(case: Case, gpus: GpuPool, tmp_path: Path) -> None:
+ONE_FOR_A_TREATMENT = {case[1]: case for case in each_once((2, 3))}
+
+
+@pytest.mark.parametrize("case", ONE_FOR_A_TREATMENT.values(), ids=str)
+def test_every_treatment(case: Case, gpus: GpuPool, tmp_path: Path) -> None:
     check(case, gpus, tmp_path)
 
 
@@ -101,22 +105,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-OF_THE_OUTPUT_LAYER = ("loss", "further tokens")
-"""Variants that each treatment meets in code of its own; more of them are ``full``."""
-
-
+@pytest.mark.parametrize("treatment", ["vocab-2", full("vocab-1"), full("naive")])
 @pytest.mark.parametrize(
-    ("variant", "treatment"),
+    "variant",
     [
-        pytest.param(
-            variant,
-            treatment,
-            marks=[]
-            if treatment == "vocab-2" or variant in OF_THE_OUTPUT_LAYER
-            else pytest.mark.full,
-        )
-        for variant in VARIANTS
-        for treatment in ("vocab-2", "vocab-1", "naive")
+        name if name in ("fp32 groups", "llama", "loss", "further tokens") else full(name)
+        for name in VARIANTS
     ],
 )
 def test_every_kind_of_model(variant: str, treatment: str, gpus: GpuPool) -> None:
@@ -129,10 +123,10 @@ def test_every_kind_of_model(variant: str, treatment: str, gpus: GpuPool) -> Non
 @pytest.mark.parametrize(
     ("schedule", "treatment"),
     [
-        ("1f1b", "vocab-1"),
+        full("1f1b", "vocab-1"),
         ("zb-v", "vocab-2"),
-        pytest.param("zb-h1", "none", marks=pytest.mark.full),
-        pytest.param("1f1b", "naive", marks=pytest.mark.full),
+        full("zb-h1", "none"),
+        full("1f1b", "naive"),
     ],
 )
 def test_logits_that_are_formed_again(schedule: str, treatment: str, gpus: GpuPool) -> None:
@@ -142,7 +136,7 @@ def test_logits_that_are_formed_again(schedule: str, treatment: str, gpus: GpuPo
     assert_sound(gpus.map(run, config, ranks=2))
 
 
-@pytest.mark.parametrize("optimizer", ["muon", pytest.param("sgd", marks=pytest.mark.full)])
+@pytest.mark.parametrize("optimizer", ["muon", full("sgd")])
 def test_every_optimizer(optimizer: Literal["sgd", "muon"], gpus: GpuPool) -> None:
     options = GPTOptions(num_layers=4, num_query_groups=2)
     config = Job(options, microbatches=4).config(Layout(2, "vocab-2"), torch.bfloat16)
@@ -150,7 +144,7 @@ def test_every_optimizer(optimizer: Literal["sgd", "muon"], gpus: GpuPool) -> No
     assert_sound(gpus.map(run, config, ranks=2))
 
 
-@pytest.mark.parametrize("post_validation", [True, pytest.param(False, marks=pytest.mark.full)])
+@pytest.mark.parametrize("post_validation", [True, full(False)])
 def test_fp16(post_validation: bool, gpus: GpuPool) -> None:
     config = Job(GPTOptions(num_layers=4), microbatches=4).config(
         Layout(2, "vocab-2"), torch.float16
@@ -201,9 +195,7 @@ def test_whole_matrices_of_replicas(gpus: GpuPool) -> None:
     "layout",
     [
         Layout(2, "vocab-2", "zb-v", replicas=2, overlap=True, bucket_size=3000, sharded=True),
-        pytest.param(
-            Layout(2, "none", replicas=2, overlap=True, bucket_size=3000), marks=pytest.mark.full
-        ),
+        full(Layout(2, "none", replicas=2, overlap=True, bucket_size=3000)),
         Layout(1, "none", "zb-h1", replicas=2, sharded=True),
     ],
     ids=str,
@@ -231,12 +223,12 @@ def test_replicas(layout: Layout, gpus: GpuPool) -> None:
     [
         ("vocab-2", "zb-v", True),
         ("none", "1f1b", True),
-        ("naive", "zb-h1", False),
-        pytest.param("interlaced", "1f1b", True, marks=pytest.mark.full),
-        pytest.param("vocab-2", "zb-v", False, marks=pytest.mark.full),
-        pytest.param("none", "1f1b", False, marks=pytest.mark.full),
-        pytest.param("naive", "zb-h1", True, marks=pytest.mark.full),
-        pytest.param("interlaced", "1f1b", False, marks=pytest.mark.full),
+        full("naive", "zb-h1", False),
+        full("interlaced", "1f1b", True),
+        full("vocab-2", "zb-v", False),
+        full("none", "1f1b", False),
+        full("naive", "zb-h1", True),
+        full("interlaced", "1f1b", False),
     ],
 )
 def test_ranks_that_share_layers(
@@ -254,7 +246,8 @@ def test_ranks_that_share_layers(
     assert uses == {"tensor", "control", *links, *summed}
 
 
-@pytest.mark.parametrize("treatment", ["vocab-2", pytest.param("none", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("treatment", ["vocab-2", "none"])
 def test_ranks_that_share_layers_of_further_tokens(treatment: str, gpus: GpuPool) -> None:
     options = GPTOptions(num_layers=4, tie_embeddings=False, **VARIANTS["further tokens"])
     layout = Layout(2, treatment, "zb-h1", tensor=2, sequence=True)
@@ -266,7 +259,7 @@ def test_ranks_that_share_layers_of_further_tokens(treatment: str, gpus: GpuPool
     "layout",
     [
         Layout(2, "vocab-2", "zb-h1", context=2),
-        pytest.param(Layout(1, "none", tensor=2, sequence=True, context=2), marks=pytest.mark.full),
+        full(Layout(1, "none", tensor=2, sequence=True, context=2)),
     ],
     ids=str,
 )
@@ -278,6 +271,7 @@ def test_ranks_that_share_sequences(layout: Layout, gpus: GpuPool) -> None:
     assert kinds == {"all_gather", "reduce_scatter"}
 
 
+@pytest.mark.full
 def test_nothing_grows_later_either(gpus: GpuPool) -> None:
     config = Job(GPTOptions(num_layers=4), microbatches=5).config(Layout(2, "vocab-2", "zb-v"))
     found = gpus.map(run_longer, config, ranks=2)
@@ -289,7 +283,7 @@ def run_longer(config: RunConfig, rank: int) -> Findings:
     return run_rank(config, rank, iterations=8)
 
 
-@pytest.mark.parametrize("treatment", ["vocab-2", pytest.param("none", marks=pytest.mark.full)])
+@pytest.mark.parametrize("treatment", ["vocab-2", full("none")])
 def test_a_run_that_only_evaluates_finds_all_in_place(treatment: str, gpus: GpuPool) -> None:
     config = Job(GPTOptions(num_layers=4), microbatches=4).config(
         Layout(2, treatment, "zb-v"), torch.bfloat16
@@ -319,7 +313,7 @@ def test_observers_see_every_pass_and_make_nobody_wait(gpus: GpuPool) -> None:
 
 
 @pytest.mark.parametrize("post_validation", [False, True], ids=["waiting", "guessing"])
-@pytest.mark.parametrize("treatment", ["none", "vocab-2"])
+@pytest.mark.parametrize("treatment", [full("none"), "vocab-2"])
 def test_a_batch_is_copied_while_the_one_before_is_trained_on(
     treatment: str, post_validation: bool, gpus: GpuPool
 ) -> None:
@@ -346,10 +340,10 @@ def test_the_whole_loop(ahead: bool, gpus: GpuPool) -> None:
     assert printed.count("max allocated") == 2
 
 
-@pytest.mark.parametrize("p", [3, pytest.param(8, marks=pytest.mark.full)])
+@pytest.mark.parametrize("p", [3, full(8)])
 @pytest.mark.parametrize(
     ("schedule", "treatment", "vocab_size"),
-    [("1f1b", "none", 32_000), ("1f1b", "vocab-2", 256_000), ("v-half", "vocab-1", 128_000)],
+    [full("1f1b", "none", 32_000), ("1f1b", "vocab-2", 256_000), ("v-half", "vocab-1", 128_000)],
 )
 def test_memory_is_what_a_dry_run_says(
     schedule: str, treatment: str, vocab_size: int, p: int, gpus: GpuPool
@@ -360,13 +354,14 @@ def test_memory_is_what_a_dry_run_says(
     assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("treatment", "vocab_size"),
     [
         ("vocab-2", 128_000),
-        pytest.param("none", 32_000, marks=pytest.mark.full),
-        pytest.param("vocab-1", 256_000, marks=pytest.mark.full),
-        pytest.param("vocab-2", 256_000, marks=pytest.mark.full),
+        ("none", 32_000),
+        ("vocab-1", 256_000),
+        ("vocab-2", 256_000),
     ],
 )
 def test_memory_without_logits_is_what_a_dry_run_says(
@@ -382,13 +377,13 @@ def test_memory_without_logits_is_what_a_dry_run_says(
     assert kept.allocated[-1] - own.allocated[-1] > 0.7 * exponentials
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", pytest.param("zb-v", marks=pytest.mark.full)])
+@pytest.mark.parametrize("schedule", ["1f1b", full("zb-v")])
 @pytest.mark.parametrize(
     "variant",
     [
         "llama",
         "squared relu",
-        *(pytest.param(name, marks=pytest.mark.full) for name in ("groups", "rope")),
+        *(full(name) for name in ("groups", "rope")),
     ],
 )
 def test_memory_of_other_models(variant: str, schedule: str, gpus: GpuPool) -> None:
@@ -401,14 +396,15 @@ def test_memory_of_other_models(variant: str, schedule: str, gpus: GpuPool) -> N
     assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("schedule", "treatment", "recomputation"),
     [
         ("zb-h1", "vocab-2", NO_RECOMPUTATION),
-        pytest.param("1f1b", "vocab-2", NO_RECOMPUTATION, marks=pytest.mark.full),
-        pytest.param("1f1b", "none", NO_RECOMPUTATION, marks=pytest.mark.full),
-        pytest.param("1f1b", "vocab-1", Recomputation(group=1), marks=pytest.mark.full),
-        pytest.param("zb-v", "vocab-1", NO_RECOMPUTATION, marks=pytest.mark.full),
+        ("1f1b", "vocab-2", NO_RECOMPUTATION),
+        ("1f1b", "none", NO_RECOMPUTATION),
+        ("1f1b", "vocab-1", Recomputation(group=1)),
+        ("zb-v", "vocab-1", NO_RECOMPUTATION),
     ],
     ids=str,
 )
@@ -429,15 +425,15 @@ def test_memory_of_further_tokens_is_what_a_dry_run_says(
     ("schedule", "recomputation", "ahead"),
     [
         ("1f1b", Recomputation(group=1), 1),
-        pytest.param("1f1b", Recomputation(group=1), None, marks=pytest.mark.full),
-        pytest.param("zb-h1", Recomputation(group=1), None, marks=pytest.mark.full),
+        full("1f1b", Recomputation(group=1), None),
+        full("zb-h1", Recomputation(group=1), None),
         ("zb-h1", Recomputation(parts=frozenset(PARTS)), None),
-        pytest.param("1f1b", Recomputation(group=2), None, marks=pytest.mark.full),
-        pytest.param("zb-h1", Recomputation(group=2), 2, marks=pytest.mark.full),
-        pytest.param("1f1b", Recomputation(group=1, most=1), None, marks=pytest.mark.full),
-        pytest.param("zb-v", Recomputation(group=1, most=1), None, marks=pytest.mark.full),
-        pytest.param("zb-v", Recomputation(group=1, most=1), 1, marks=pytest.mark.full),
-        pytest.param("1f1b", Recomputation(parts=frozenset(PARTS)), None, marks=pytest.mark.full),
+        full("1f1b", Recomputation(group=2), None),
+        full("zb-h1", Recomputation(group=2), 2),
+        full("1f1b", Recomputation(group=1, most=1), None),
+        full("zb-v", Recomputation(group=1, most=1), None),
+        full("zb-v", Recomputation(group=1, most=1), 1),
+        full("1f1b", Recomputation(parts=frozenset(PARTS)), None),
     ],
     ids=str,
 )
@@ -460,20 +456,15 @@ def test_memory_of_recomputation_is_what_a_dry_run_says(
     ("layout", "variant"),
     [
         (Layout(2, "vocab-2", tensor=2, sequence=True), "llama"),
-        (Layout(2, "vocab-1", "zb-v", tensor=2), "fp32"),
-        (Layout(2, "vocab-2", context=2), "llama"),
-        *(
-            pytest.param(*case, marks=pytest.mark.full)
-            for case in (
-                (Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True), "fp32"),
-                (Layout(2, "vocab-2", tensor=2), "llama"),
-                (Layout(2, "none", tensor=2, sequence=True), "llama"),
-                (Layout(2, "vocab-2", tensor=2, sequence=True), "further tokens"),
-                (Layout(2, "vocab-2", "zb-h1", context=2), "groups"),
-                (Layout(2, "vocab-1", "zb-v", context=2), "fp32"),
-                (Layout(2, "none", context=2, tensor=2, sequence=True), "llama"),
-            )
-        ),
+        full(Layout(2, "vocab-1", "zb-v", tensor=2), "fp32"),
+        full(Layout(2, "vocab-2", context=2), "llama"),
+        full(Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True), "fp32"),
+        full(Layout(2, "vocab-2", tensor=2), "llama"),
+        full(Layout(2, "none", tensor=2, sequence=True), "llama"),
+        full(Layout(2, "vocab-2", tensor=2, sequence=True), "further tokens"),
+        full(Layout(2, "vocab-2", "zb-h1", context=2), "groups"),
+        full(Layout(2, "vocab-1", "zb-v", context=2), "fp32"),
+        full(Layout(2, "none", context=2, tensor=2, sequence=True), "llama"),
     ],
     ids=str,
 )
@@ -486,6 +477,7 @@ def test_memory_of_shared_layers_and_sequences_is_what_a_dry_run_says(
     assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
 
 
+@pytest.mark.full
 def test_memory_with_steps_validated_later_is_what_a_dry_run_says(gpus: GpuPool) -> None:
     """All ranks but the last keep a copy of masters and moments."""
     config = paper_config(Layout(2, "vocab-2"), 32_000, layers=2)
@@ -503,8 +495,8 @@ def test_memory_with_steps_validated_later_is_what_a_dry_run_says(gpus: GpuPool)
     "changed",
     [
         {"optimizer": "muon"},
-        pytest.param({"optimizer": "sgd"}, marks=pytest.mark.full),
-        pytest.param({"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}, marks=pytest.mark.full),
+        full({"optimizer": "sgd"}),
+        full({"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}),
         {"exp_avg_sq_dtype": "bf16", "post_validation": True, "clip_grad": 0},
     ],
     ids=str,
@@ -526,7 +518,7 @@ def test_memory_of_gradients_in_bf16_is_what_a_dry_run_says(gpus: GpuPool) -> No
     assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
 
 
-@pytest.mark.parametrize("schedule", ["zb-v", pytest.param("1f1b", marks=pytest.mark.full)])
+@pytest.mark.parametrize("schedule", ["zb-v", full("1f1b")])
 def test_memory_of_an_fp32_stream_is_what_a_dry_run_says(schedule: str, gpus: GpuPool) -> None:
     config = paper_config(
         Layout(2, "vocab-2", schedule), 32_000, layers=4, micro_batch_size=4, tie_embeddings=True
@@ -536,13 +528,8 @@ def test_memory_of_an_fp32_stream_is_what_a_dry_run_says(schedule: str, gpus: Gp
     assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
 
 
-@pytest.mark.parametrize(
-    "overlap",
-    [
-        pytest.param(False, marks=pytest.mark.full, id="at the end"),
-        pytest.param(True, id="overlapped"),
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("overlap", [False, True], ids=["at the end", "overlapped"])
 def test_memory_of_copies_in_which_gradients_are_reduced_is_what_a_dry_run_says(
     overlap: bool, gpus: GpuPool
 ) -> None:

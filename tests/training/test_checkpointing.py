@@ -20,6 +20,7 @@ import torch
 from checkpoint.test_layouts import everything
 from correctness.rank_runs import CPU, Pieces, kept_by
 from correctness.short_runs import Job, Layout
+from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
@@ -137,13 +138,13 @@ def losses(said: str) -> list[str]:
 @pytest.mark.parametrize(
     ("layout", "post_validation", "asynchronous"),
     [
-        (Layout(1, "none"), False, False),
+        full(Layout(1, "none"), False, False),
         (Layout(2, "vocab-2", "zb-h1"), True, True),
-        (Layout(2, "none", "zb-v"), False, True),
-        (Layout(1, "none", replicas=2), False, True),
+        full(Layout(2, "none", "zb-v"), False, True),
+        full(Layout(1, "none", replicas=2), False, True),
         (Layout(2, "none", tensor=2, sequence=True), True, True),
         (Layout(1, "vocab-2", context=2, sharded=True), False, False),
-        pytest.param(Layout(2, "none", replicas=2), False, False, marks=pytest.mark.full),
+        full(Layout(2, "none", replicas=2), False, False),
     ],
     ids=str,
 )

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from correctness.short_runs import Layout
+from harness.marks import full
 from harness.rank_pool import RankPool
 from training.test_checkpointing import Ended, assert_same, losses
 from training.test_precision_checkpoints import prepared, whole_and_resumed
@@ -56,10 +57,10 @@ def test_it_goes_on_to_the_last_bit(
 @pytest.mark.parametrize(
     "layout",
     [
-        Layout(1, "vocab-2", tensor=2),
+        full(Layout(1, "vocab-2", tensor=2)),
         Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True),
-        Layout(2, "none", replicas=2, sharded=True),
-        Layout(2, "vocab-2", context=2),
+        full(Layout(2, "none", replicas=2, sharded=True)),
+        full(Layout(2, "vocab-2", context=2)),
     ],
     ids=str,
 )

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
 from correctness.rank_runs import Batches, RankRun, train_on_rank
 from correctness.short_runs import Job, Layout
+from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
@@ -50,7 +50,6 @@ def on_rank(
         )
 
 
-full = partial(pytest.param, marks=pytest.mark.full)
 BF16, FP32 = torch.bfloat16, torch.float32
 REPLICAS = Layout(2, "vocab-2", replicas=2, overlap=True, sharded=True, bucket_size=3000)
 AHEAD = Layout(2, "vocab-1", "zb-h1", recomputation=Recomputation(group=1), recompute_ahead=1)

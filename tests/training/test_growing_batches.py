@@ -21,6 +21,7 @@ from correctness.rank_runs import (
     pieces,
 )
 from correctness.short_runs import Job, Layout
+from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_loss import loss_and_gradients
@@ -129,10 +130,10 @@ def printed(said: str, label: str) -> list[float]:
 @pytest.mark.parametrize(
     "layout",
     [
-        Layout(1, "none"),
+        full(Layout(1, "none")),
         Layout(2, "vocab-2", "zb-h1"),
-        Layout(2, "none", "interleaved"),
-        Layout(1, "none", replicas=2, overlap=True),
+        full(Layout(2, "none", "interleaved")),
+        full(Layout(1, "none", replicas=2, overlap=True)),
         Layout(2, "vocab-2", "zb-h1", replicas=2, overlap=True, sharded=True),
     ],
     ids=str,

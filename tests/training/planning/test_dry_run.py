@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from correctness.short_runs import Job, Layout
+from harness.marks import full
 from reference.plain_gpt import GPTOptions
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -145,8 +146,8 @@ def run_row(plan: Plan, rank: int, shape: Shape) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "v-half"])
-@pytest.mark.parametrize("vocabulary", ["none", "vocab-1", "vocab-2", "naive", "interlaced"])
+@pytest.mark.parametrize("schedule", [full("1f1b"), "zb-h1", full("v-half")])
+@pytest.mark.parametrize("vocabulary", ["none", "vocab-1", "vocab-2", full("naive"), "interlaced"])
 def test_the_output_layer_holds_what_it_really_allocates(
     schedule: str, vocabulary: str, recompute: bool
 ) -> None:
