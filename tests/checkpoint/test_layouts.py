@@ -128,7 +128,7 @@ PAIRS = [(saver, tied) for saver in LAYOUTS for tied in (True, False)]
 @pytest.mark.parametrize(
     ("saver", "tied"),
     [
-        pytest.param(*pair, marks=[] if number in (3, 5, 8) else pytest.mark.full)
+        pytest.param(*pair, marks=[] if number in (3, 8) else pytest.mark.full)
         for number, pair in enumerate(PAIRS)
     ],
 )

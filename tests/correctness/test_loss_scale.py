@@ -191,7 +191,7 @@ def test_first_steps_that_overflow_leave_no_trace(layout: Layout, ranks: RankPoo
     ("layout", "job"),
     [
         (Layout(2, "vocab-2"), JOB),
-        (Layout(3, "none", "zb-h1"), TIED),
+        full(Layout(3, "none", "zb-h1"), TIED),
         (Layout(2, "vocab-1", replicas=2, sharded=True), JOB),
     ],
     ids=str,

@@ -33,15 +33,17 @@ def job(options: GPTOptions) -> Job:
 
 CASES = [
     (Layout(1, "none", replicas=2, overlap=True, bucket_size=3000), GPT),
-    (Layout(1, "none", replicas=4), LLAMA),
     (Layout(2, "vocab-2", "zb-h1", replicas=2, overlap=True, bucket_size=3000), GPT),
-    (Layout(2, "none", "zb-v", replicas=2, overlap=True), GPT),
-    (Layout(2, "vocab-1", "interleaved", replicas=2), LLAMA),
     (Layout(2, "interlaced", replicas=2, overlap=True, bucket_size=1), LLAMA),
     (Layout(1, "none", replicas=4, overlap=True, bucket_size=3000, sharded=True), GPT),
     (Layout(2, "vocab-2", "zb-v", replicas=2, overlap=True, sharded=True), GPT),
     (Layout(2, "none", replicas=2, bucket_size=3000, sharded=True), GPT),
     (Layout(2, "vocab-1", "interleaved", replicas=2, overlap=True, sharded=True), LLAMA),
+]
+MORE = [
+    (Layout(1, "none", replicas=4), LLAMA),
+    (Layout(2, "none", "zb-v", replicas=2, overlap=True), GPT),
+    (Layout(2, "vocab-1", "interleaved", replicas=2), LLAMA),
 ]
 EIGHT_RANKS = [
     (Layout(4, "none", "1f1b", replicas=2, overlap=True), GPT),
@@ -92,7 +94,8 @@ def eight_ranks() -> Iterator[RankPool]:
     ("layout", "options", "pool"),
     [
         *((*case, "ranks") for case in CASES),
-        *(pytest.param(*case, "eight_ranks", marks=pytest.mark.full) for case in EIGHT_RANKS),
+        *(full(*case, "ranks") for case in MORE),
+        *(full(*case, "eight_ranks") for case in EIGHT_RANKS),
     ],
     ids=name_of,
 )

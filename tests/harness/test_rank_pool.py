@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from harness.marks import full
 from harness.rank_pool import RankError, RankPool
 
 
@@ -140,6 +141,7 @@ def test_exception_names_its_rank_first_and_spares_the_pool(ranks: RankPool, cul
     assert ranks.run(report_process, 3) == before
 
 
+@pytest.mark.full
 def test_ranks_that_never_met_meet_in_the_next_call() -> None:
     with RankPool(size=3, collective_timeout=5.0) as pool:
         with suppress(RankError):  # of three that start, one may come more than 5 s late
@@ -189,7 +191,9 @@ def test_worker_that_died_between_calls_is_replaced(patient: RankPool) -> None:
     assert victim not in pids
 
 
-@pytest.mark.parametrize("fn", [sleep_instead_of_answering, raise_on_one_rank_while_another_sleeps])
+@pytest.mark.parametrize(
+    "fn", [sleep_instead_of_answering, full(raise_on_one_rank_while_another_sleeps)]
+)
 def test_silent_rank_is_killed_and_its_stack_is_shown(
     impatient: RankPool, fn: Callable[..., Any]
 ) -> None:

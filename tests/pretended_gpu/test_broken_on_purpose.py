@@ -11,6 +11,7 @@ import pytest
 import torch
 from correctness.short_runs import Job, Layout
 from cuda_path import needs_pretended_gpus
+from harness.marks import full
 from pretended_gpu.deadlock import stuck
 from pretended_gpu.gpu import DEVICE, PretendedGpu
 from pretended_gpu.order import Issued
@@ -195,7 +196,11 @@ def run_with(fault: Fault, config: RunConfig, rank: int) -> Findings:
         return run_rank(config, rank)
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize(
+    "fault",
+    [fault if number % 3 == 0 else full(fault) for number, fault in enumerate(FAULTS)],
+    ids=lambda fault: fault.__name__,
+)
 def test_what_is_broken_is_found(fault: Fault, gpus: GpuPool) -> None:
     config = Job(GPTOptions(num_layers=2), microbatches=3).config(Layout(2, "vocab-2"))
     for own in gpus.map(run_with, fault, config, ranks=2):

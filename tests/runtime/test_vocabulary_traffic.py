@@ -19,6 +19,7 @@ import pytest
 import torch
 from correctness.rank_runs import CPU, connected
 from correctness.short_runs import Job, Layout
+from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
@@ -132,16 +133,16 @@ def expected(layout: Layout, pipeline_rank: int, depths: int) -> Traffic:
 @pytest.mark.parametrize(
     ("layout", "depths"),
     [
-        (Layout(2, "vocab-2", tensor=2), 0),
+        full(Layout(2, "vocab-2", tensor=2), 0),
         (Layout(2, "vocab-2", tensor=2, sequence=True), 0),
-        (Layout(2, "vocab-1", tensor=2), 0),
+        full(Layout(2, "vocab-1", tensor=2), 0),
         (Layout(2, "vocab-1", tensor=2, sequence=True), 0),
         (Layout(2, "naive", tensor=2, sequence=True), 0),
-        (Layout(2, "none", tensor=2), 0),
+        full(Layout(2, "none", tensor=2), 0),
         (Layout(2, "none", tensor=2, sequence=True), 0),
-        (Layout(1, "vocab-2", tensor=4), 0),
+        full(Layout(1, "vocab-2", tensor=4), 0),
         (Layout(1, "vocab-2", tensor=4, sequence=True), 0),
-        (Layout(4, "vocab-2"), 0),
+        full(Layout(4, "vocab-2"), 0),
         (Layout(4, "vocab-2"), 1),
         (Layout(2, "vocab-2", tensor=2, sequence=True), 3),
         (Layout(2, "naive", tensor=2), 2),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.marks import full
 from schedules import by_hand
 from schedules.cases import few_trials
 
@@ -305,7 +306,9 @@ def test_costs_without_w_split_no_backward(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("vocabulary", ["none", "vocab-2", "interlaced"])
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-h1", "zb-2p", "zb-v", "v-half"])
+@pytest.mark.parametrize(
+    "schedule", ["1f1b", full("interleaved"), "zb-h1", full("zb-2p"), "zb-v", full("v-half")]
+)
 def test_the_unit_of_costs_does_not_matter(schedule: str, vocabulary: str) -> None:
     """Costs may be FLOPs or seconds; by powers of two, so that nothing is rounded differently."""
     times: dict[PassKind, float] = {

@@ -55,6 +55,7 @@ def test_runs_of_a_table_are_laid_beside_the_simulator(table: Path) -> None:
     assert float(mean[1]) == pytest.approx(sum(errors) / 2, abs=0.01)
 
 
+@pytest.mark.full
 def test_a_schedule_runs_with_jitter_and_comes_to_the_same(tmp_path: Path) -> None:
     passes = dict.fromkeys(("F", "B", "W", "S", "T", "IF", "IB"), 2.0)
     (tmp_path / "costs.json").write_text(

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from harness.marks import full
 
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.lower import Start, lower
@@ -95,7 +96,10 @@ def test_vocabulary_parallelism_levels_the_parameters() -> None:
     assert sizes.embedding == [2 * 16 * 64, 0, 0]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+QUICK = "1f1b", "interleaved", "zb-v", "v-half"
+
+
+@pytest.mark.parametrize("schedule", [name if name in QUICK else full(name) for name in SCHEDULES])
 def test_no_more_early_input_gradients_than_are_counted(schedule: str) -> None:
     """S waits for C0, and of all collectives one runs after another.
 
