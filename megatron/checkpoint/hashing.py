@@ -28,11 +28,15 @@ class HashedStream(io.RawIOBase):
     Args:
         file: is closed with the stream.
         threads: that hash large pieces.
+
+    Attributes:
+        failed: why the first piece that could not be written was not.
     """
 
     def __init__(self, file: BinaryIO, threads: int = 1) -> None:
         super().__init__()
         self._file, self._threads = file, threads
+        self.failed: Exception | None = None
         self._digest = RunningDigest()
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="digest")
         self._parts = ThreadPoolExecutor(threads, thread_name_prefix="parts")
@@ -43,7 +47,13 @@ class HashedStream(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         """Write and hash bytes; return how many, which is all of them."""
-        view = memoryview(data).cast("B")
+        try:
+            return self._write(memoryview(data).cast("B"))
+        except Exception as error:
+            self.failed = self.failed or error
+            raise
+
+    def _write(self, view: memoryview) -> int:
         if len(view) < _ASIDE:
             self._digest.update(view)
             return self._file.write(view)
@@ -87,10 +97,12 @@ class HashedFiles(FileSystem):
 
     Attributes:
         digests: of every file that was written and closed, by name.
+        failed: why the first file that could not be written was not.
     """
 
     def __init__(self, threads: int = 1) -> None:
         self.digests: dict[str, FileDigest] = {}
+        self.failed: Exception | None = None
         self._threads = threads
 
     @contextmanager
@@ -99,14 +111,21 @@ class HashedFiles(FileSystem):
     ) -> Generator[io.IOBase, None, None]:
         """Open a new file to write to; this thread's ``torch.save`` forms no CRC meanwhile.
 
-        The CRC would take nearly as long as SHA-256, which tells more.
+        The CRC would take nearly as long as SHA-256, which tells more. Of a piece that cannot be
+        written ``torch.save`` says only that its archive cannot be ended: the reason is raised.
         """
         assert mode == "wb", f"{path} is opened to be written, and once"
         before = get_crc32_options()  # a setting of this thread
         set_crc32_options(False)
         try:
             with HashedStream(Path(path).open("wb"), self._threads) as stream:
-                yield stream
+                try:
+                    yield stream
+                except Exception as error:
+                    raise stream.failed or error from None
+        except Exception as error:
+            self.failed = self.failed or error
+            raise
         finally:
             set_crc32_options(before)
         self.digests[Path(path).name] = stream.digest
@@ -145,3 +164,8 @@ class HashedWriter(dcp.FileSystemWriter):
     def digests(self) -> dict[str, FileDigest]:
         """The digests of the files of this rank, by name."""
         return self.fs.digests
+
+    @property
+    def failed(self) -> Exception | None:
+        """Why a file could not be written, if one could not."""
+        return self.fs.failed

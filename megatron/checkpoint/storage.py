@@ -229,7 +229,8 @@ def _write_own(
     dcp.save(dict(tensors), storage_writer=writer, process_group=hosts.group)
     expected = len(tensors) if streamed else files
     if sum(name.endswith(_TENSORS) for name in writer.digests) != expected:
-        raise OSError("a thread could not write its file")  # PyTorch goes on without it
+        why = f": {_said(writer.failed)}" if writer.failed else ""
+        raise OSError(f"a thread could not write its file{why}")  # PyTorch goes on without it
     if hosts.rank > 0:
         return writer.digests
     return writer.digests | {COMMON: _write_common(partial / COMMON, common)}

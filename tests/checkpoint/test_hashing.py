@@ -102,6 +102,24 @@ def test_a_file_that_a_thread_could_not_write_is_missed(
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
         patched.setattr(threading, "excepthook", lambda _: None)
-        with pytest.raises(SaveError, match="a thread could not write its file"):
+        with pytest.raises(SaveError, match=r"a thread could not write its file: .*No space left"):
             storage.write(tmp_path, 10, tensors, {}, ALONE, 3)
+    assert folder.complete(tmp_path) == []
+
+
+def test_a_piece_that_cannot_be_written_is_the_reason_that_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """PyTorch would complain of the end of its archive, which cannot be written either."""
+    write = HashedStream._write
+
+    def full(stream: HashedStream, view: memoryview) -> int:
+        if stream.tell() + len(view) > 100_000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(stream, view)
+
+    monkeypatch.setattr(HashedStream, "_write", full)
+    tensor = BoxedTensor(torch.ones(30_000), (30_000,), whole((30_000,)))
+    with pytest.raises(SaveError, match=r"rank 0: .*No space left on device$"):
+        storage.write(tmp_path, 10, {"weight.x": tensor}, {}, ALONE)
     assert folder.complete(tmp_path) == []
