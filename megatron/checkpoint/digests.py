@@ -11,6 +11,7 @@ import hashlib
 import io
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ _MOST_THREADS: Final = 4
 
 Each: TypeAlias = Callable[[Callable[[memoryview], bytes], Iterable[memoryview]], Iterable[bytes]]
 """``map``, or that of a pool of threads."""
+
+_LOADING: Final = threading.Lock()
+"""Held by the thread that loads the compiled function: loaded by two at once, it may fail."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -146,9 +150,14 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-@functools.cache
 def _library() -> ModuleType | None:
     """Return the compiled function; ``None`` if hashlib is as fast, or there is no compiler."""
+    with _LOADING:
+        return _loaded()
+
+
+@functools.cache
+def _loaded() -> ModuleType | None:
     try:
         library = load_extension(PART_DIGESTS, cache_root())
     except LOAD_ERRORS as error:

@@ -3,9 +3,11 @@
 import hashlib
 import random
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import given, settings
@@ -43,6 +45,31 @@ def test_parts_are_those_of_hashlib(size: int, compiled: bool) -> None:
             patched.setattr(digests, "_library", lambda: None)
         found = hash_parts(memoryview(CONTENT)[:size])
     assert hashlib.sha256(found).hexdigest() == plain(CONTENT[:size]).sha256
+
+
+def test_threads_that_begin_together_load_the_compiled_function_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python may fail where two threads load a module at once."""
+    loading, most = [0], [0]
+
+    def load(*_: object) -> ModuleType:
+        loading[0] += 1
+        most[0] = max(most[0], loading[0])
+        time.sleep(0.05)
+        loading[0] -= 1
+        return hashlib
+
+    monkeypatch.setattr(digests, "load_extension", load)
+    monkeypatch.setattr(hashlib, "LANES", 16, raising=False)
+    digests._loaded.cache_clear()
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda _: digests._library(), range(4)))
+    finally:
+        digests._loaded.cache_clear()
+    assert found == [hashlib] * 4
+    assert most == [1]
 
 
 @pytest.mark.parametrize("part", [64, 128, 4096, 1 << 16, 1 << 20])
