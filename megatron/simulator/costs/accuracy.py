@@ -53,9 +53,9 @@ CHECKED: Final[Mapping[str, Mapping[int, Errors]]] = {
         32: Errors(36, 1.16, 5.05, 2.90, 4.61),
     },
     "v-half": {
-        16: Errors(16, 2.18, 3.95, 4.50, 9.42),
-        24: Errors(16, 3.85, 6.83, 4.18, 8.22),
-        32: Errors(14, 5.94, 8.45, 4.36, 7.61),
+        16: Errors(16, 2.14, 3.95, 3.66, 7.41),
+        24: Errors(16, 3.78, 6.83, 3.10, 5.82),
+        32: Errors(14, 5.60, 8.05, 2.89, 4.71),
     },
 }
 """Schedule of the table -> GPUs -> errors."""
