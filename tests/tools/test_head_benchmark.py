@@ -5,7 +5,10 @@ import pytest
 from tools import head_benchmark
 from tools.head_benchmark import EVERY, WHOLE, measure, parse_arguments, report, ways
 
-SIZES = "--tokens 256 --hidden-size 16 --rounds 1 --threads 1 --dtype float32".split()
+SIZES = [
+    *("--tokens", "256", "--hidden-size", "16", "--dtype", "float32"),
+    *("--rounds", "1", "--threads", "1"),
+]
 
 
 @pytest.mark.full
