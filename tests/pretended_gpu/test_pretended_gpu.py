@@ -127,6 +127,15 @@ def test_every_kind_of_model(variant: str, treatment: str, gpus: GpuPool) -> Non
 
 
 @pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.full)]
+)
+def test_scores_that_are_computed_block_by_block(dtype: torch.dtype, gpus: GpuPool) -> None:
+    options = GPTOptions(num_layers=2, position_embedding_type="alibi", attn_logit_softcapping=5.0)
+    config = Job(options, microbatches=4).config(Layout(2, "vocab-2"), dtype)
+    assert_sound(gpus.map(run, config, ranks=2))
+
+
+@pytest.mark.parametrize(
     ("schedule", "treatment"),
     [
         ("1f1b", "vocab-1"),
