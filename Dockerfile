@@ -11,10 +11,15 @@ WORKDIR /workspace/vocab-parallel
 COPY . .
 
 # The environment sees the image's packages. PyTorch, NCCL, Triton and NumPy stay the image's own,
-# which are built for each other.
-RUN python -m venv --system-site-packages .venv \
- && .venv/bin/pip install --no-cache-dir pybind11 sentencepiece tyro rich \
- && .venv/bin/pip install --no-cache-dir --no-build-isolation --no-deps -e .
+# which are built for each other. So does pip: the image may lack what puts one into an environment.
+RUN python -m venv --system-site-packages --without-pip .venv \
+ && pip --python .venv/bin/python install --no-cache-dir pybind11 sentencepiece tyro rich \
+ && pip --python .venv/bin/python install --no-cache-dir --no-build-isolation --no-deps -e .
+
+# The image's torchrun would start its ranks with the image's Python, which sees none of that.
+RUN printf '#!/bin/sh\nexec /workspace/vocab-parallel/.venv/bin/python -m torch.distributed.run "$@"\n' \
+      >.venv/bin/torchrun \
+ && chmod +x .venv/bin/torchrun
 
 # As "source .venv/bin/activate" does; the scripts take this environment as it is.
 ENV VENV=/workspace/vocab-parallel/.venv \
