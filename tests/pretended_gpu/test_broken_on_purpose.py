@@ -195,6 +195,7 @@ def entered(rank: int) -> list[str]:
     order: list[str] = []
     with PretendedGpu():
         feed, use = Feed(DEVICE), torch.cuda.stream
+        tokens = torch.zeros((2, 8), dtype=torch.int64)
 
         def stream(own: Any) -> Any:
             order.append("stream")
@@ -204,9 +205,7 @@ def entered(rank: int) -> list[str]:
             patch.object(torch.cuda, "set_device", lambda device: order.append(str(device))),
             patch.object(torch.cuda, "stream", stream),
         ):
-            feed.stage(
-                [Microbatch(*[torch.zeros((2, 8), dtype=torch.int64)] * 2, torch.ones(2, 8))]
-            )
+            feed.stage([Microbatch(tokens, tokens, torch.ones((2, 8)))])
     return order
 
 
