@@ -22,6 +22,9 @@ def test_it_installs_what_setup_asks_for_and_the_image_lacks() -> None:
     assert installed is not None
     assert set(installed[1].split()) == wanted - OF_THE_IMAGE
     assert "--no-deps -e ." in DOCKERFILE
+    tests = re.search(r'"(pytest>=[\d.]+)"', (ROOT / "setup.py").read_text())
+    assert tests is not None
+    assert f"'{tests[1]}' hypothesis" in DOCKERFILE, "as tests/kernels and tests/conftest.py need"
 
 
 def commands() -> str:
