@@ -11,10 +11,18 @@ WORKDIR /workspace/vocab-parallel
 COPY . .
 
 # The environment sees the image's packages. PyTorch, NCCL, Triton and NumPy stay the image's own,
-# which are built for each other.
-RUN python -m venv --system-site-packages .venv \
- && .venv/bin/pip install --no-cache-dir pybind11 sentencepiece tyro rich \
- && .venv/bin/pip install --no-cache-dir --no-build-isolation --no-deps -e .
+# which are built for each other. So does pip: the image may lack what puts one into an environment.
+# The image's constraints hold for its own packages; what is added here is seen by nothing else. The
+# second line is for the contract tests of tools/gpu_report.py.
+RUN python -m venv --system-site-packages --without-pip .venv \
+ && PIP_CONSTRAINT= pip --python .venv/bin/python install --no-cache-dir pybind11 sentencepiece tyro rich \
+ && PIP_CONSTRAINT= pip --python .venv/bin/python install --no-cache-dir 'pytest>=8.2' hypothesis \
+ && pip --python .venv/bin/python install --no-cache-dir --no-build-isolation --no-deps -e .
+
+# The image's torchrun would start its ranks with the image's Python, which sees none of that.
+RUN printf '#!/bin/sh\nexec /workspace/vocab-parallel/.venv/bin/python -m torch.distributed.run "$@"\n' \
+      >.venv/bin/torchrun \
+ && chmod +x .venv/bin/torchrun
 
 # As "source .venv/bin/activate" does; the scripts take this environment as it is.
 ENV VENV=/workspace/vocab-parallel/.venv \

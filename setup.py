@@ -82,7 +82,7 @@ setup(
             "mypy>=1.10",
             "nltk>=3.9",
             "pyarrow>=15",
-            "pytest>=8.0",
+            "pytest>=8.2",
             "pytest-xdist>=3.5",
             "safetensors>=0.4",
             "ruff>=0.6",

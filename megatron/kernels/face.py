@@ -136,8 +136,8 @@ class Kernels(Protocol):
 
         Args:
             x_bsad: queries or keys [b, s, a, d], of any strides.
-            cos: of the angles of p pairs, [s, 1, p], or [b, s, 1, p] by sample; statistics. Each is
-                rounded once, at the end.
+            cos: of the angles of p pairs, [s, 1, p], or by sample [b, s, 1, p], or [1, s, 1, p] if
+                all have the same; statistics. Each is rounded once, at the end.
             sin: likewise.
             interleaved: channels 2i and 2i + 1 make a pair, not i and p + i; those from 2p on stay.
 

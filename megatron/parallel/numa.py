@@ -12,15 +12,33 @@ from typing import Final
 SYSFS: Final = Path("/sys/bus/pci/devices")
 
 
-def bind_to_gpu(gpu: tuple[int, int, int], sysfs: Path = SYSFS) -> str:
+def place_on_pci(properties: object) -> tuple[int, int, int] | None:
+    """Return domain, bus and device of a GPU; ``None`` if this PyTorch does not tell.
+
+    Args:
+        properties: what ``torch.cuda.get_device_properties`` returned. Its older releases lack
+            these, and its types do still.
+    """
+    names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
+    found = [getattr(properties, name, None) for name in names]
+    known = [number for number in found if isinstance(number, int)]
+    if len(known) < len(names):
+        return None
+    domain, bus, device = known
+    return domain, bus, device
+
+
+def bind_to_gpu(gpu: tuple[int, int, int] | None, sysfs: Path = SYSFS) -> str:
     """Let this process run only on CPUs that are close to a GPU; return what was done, in words.
 
     Threads that run already stay where they are. What a launcher forbids stays forbidden.
 
     Args:
-        gpu: domain, bus and device of this rank's GPU on PCI.
+        gpu: where this rank's GPU is (``place_on_pci``).
         sysfs: folder of Linux with PCI devices by their addresses.
     """
+    if gpu is None:
+        return "CPUs are not bound to GPUs: this PyTorch does not tell where a GPU is"
     domain, bus, device = gpu
     address = f"{domain:04x}:{bus:02x}:{device:02x}.0"
     if not hasattr(os, "sched_setaffinity"):

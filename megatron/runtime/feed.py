@@ -58,7 +58,10 @@ class Feed:
         if self._stream is None:
             step = HostStep.of(microbatches, self._device)
             return Staged(step, step.buffer)
-        with torch.cuda.stream(self._stream):  # for memory of the host, too: it names the device
+        # A thread begins on GPU 0, and returns there when it leaves a stream of another one. That
+        # makes a context there: half a GB on the first GPU for every rank of the machine.
+        torch.cuda.set_device(self._device)
+        with torch.cuda.stream(self._stream):  # for memory of the host, too
             step = HostStep.of(microbatches, self._device)
             [place] = set(range(len(self._buffers))).difference(self._in_use)
             if self._taken is not None:

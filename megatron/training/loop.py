@@ -108,7 +108,7 @@ class _Loop:
         self._batches = GrowingBatches(config, state, data.train, self._tell)
         self.meter = introduce(config, state, self.start, self.log)
         if state.groups.device.type == "cuda":
-            with self._position.within("the warm-up"):
+            with self.meter.paused(), self._position.within("the warm-up"):
                 warm_up(config, state)
         self._step = make_train_step(
             config.optimizer, state, config.log, ends_if_not_finite=config.guard.ends_if_not_finite

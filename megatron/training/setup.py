@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,7 @@ from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups, single_rank
 from megatron.parallel.links import Link
 from megatron.parallel.nccl import set_launch_order
-from megatron.parallel.numa import bind_to_gpu
+from megatron.parallel.numa import bind_to_gpu, place_on_pci
 from megatron.parallel.tensor import tensor_parallel
 from megatron.runtime.pipeline import PipelineRank, Replication
 from megatron.schedules.plan import Plan
@@ -143,9 +143,7 @@ def connect(
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
         if config.numa_binding:
-            known: Any = torch.cuda.get_device_properties(device)  # PyTorch's types lack PCI
-            place_on_pci = known.pci_domain_id, known.pci_bus_id, known.pci_device_id
-            _LOG.info(bind_to_gpu(place_on_pci))
+            _LOG.info(bind_to_gpu(place_on_pci(torch.cuda.get_device_properties(device))))
     if grid.world_size == 1:
         return single_rank(device)
     # Without a device: with one, PyTorch would make every group by a collective over all ranks.

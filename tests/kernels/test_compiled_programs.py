@@ -26,6 +26,33 @@ def test_triton_is_here() -> None:
         )
 
 
+def without_interpreter(*command: str) -> str:
+    """What Python prints where Triton compiles."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+WHICH_COUNT = """
+from megatron.kernels.cuda.programs.eight_bits import quantise
+print(*(own.name for own in quantise.params if not own.is_constexpr and not own.do_not_specialize))
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+def test_no_form_depends_on_where_the_scales_of_a_layer_lie() -> None:
+    """With delayed scaling they lie elsewhere from the second iteration on."""
+    counts = without_interpreter("-c", WHICH_COUNT).split()
+    assert counts == ["straight_rk", "turned_kr", "x_rk", "r", "k", "stride"]
+
+
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 @pytest.mark.parametrize(
     ("capability", "types"),
@@ -40,16 +67,7 @@ def test_every_program_in_every_form_compiles_without_spilling(
     capability: int, types: list[str]
 ) -> None:
     options = [str(capability), "--json", "--types", *types]
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.triton_programs", *options],
-        cwd=ROOT,
-        env={**environment, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(without_interpreter("-m", "tools.triton_programs", *options))
     assert {each["program"] for each in found} == {
         "column_maxima",
         "exponentials",

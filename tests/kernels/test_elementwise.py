@@ -155,13 +155,13 @@ ROTATIONS = [(8, 4, True), (8, 2, False), (6, 2, True), (3, 1, False), (96, 48, 
 
 
 @EACH_IMPLEMENTATION
-@pytest.mark.parametrize("by_sample", [False, True], ids=["by position", "by sample"])
+@pytest.mark.parametrize("by_sample", [(), (2,), (1,)], ids=["by position", "by sample", "for all"])
 @pytest.mark.parametrize(("channels", "pairs", "interleaved"), ROTATIONS)
 def test_rotation(
-    tried: Implementation, channels: int, pairs: int, interleaved: bool, by_sample: bool
+    tried: Implementation, channels: int, pairs: int, interleaved: bool, by_sample: tuple[int, ...]
 ) -> None:
     batch, seq, heads = 2, 5, 3
-    shape = (batch, seq, 1, pairs) if by_sample else (seq, 1, pairs)
+    shape = (*by_sample, seq, 1, pairs)
     cos, sin = (function(4 * tried.statistic(*shape)) for function in (torch.cos, torch.sin))
     angle = torch.atan2(sin.double(), cos.double())
     fused = tried.activation(batch, seq, heads + 2, channels, seed=1)

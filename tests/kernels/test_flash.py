@@ -255,10 +255,21 @@ def test_dropout_goes_to_version_2() -> None:
         (3, drawn(channels=12)[0], PLAIN, 0.0, "heads of 12 channels"),
         (3, drawn()[0], PLAIN, 0.1, "dropout"),
         (3, drawn()[0], Scores(slopes_a=SLOPES), 0.0, "ALiBi"),
+        (2, drawn()[0], Scores(softcap=2.0), 0.1, "dropout of scores that are capped"),
         (2, drawn()[0], Scores(slopes_a=SLOPES), 0.1, None),
+        (2, drawn()[0], Scores(softcap=2.0, window=4), 0.0, None),
         (3, drawn()[0], Scores(softcap=2.0, window=4), 0.0, None),
     ],
-    ids=["type", "width", "dropout", "slopes", "all of version 2", "all of version 3"],
+    ids=[
+        "type",
+        "width",
+        "dropout",
+        "slopes",
+        "a cap and dropout",
+        "slopes and dropout of version 2",
+        "a cap of version 2",
+        "all of version 3",
+    ],
 )
 def test_what_it_does_not_know_is_refused(
     version: int, query: Tensor, scores: Scores, dropout: float, words: str | None

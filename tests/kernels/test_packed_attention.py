@@ -1,16 +1,18 @@
 """How documents reach CUDA's kernel for sequences of unequal length; a formula stands in."""
 
+import sys
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.attention.varlen
 from kernels.formulas import explicit_attention, explicit_documents, first_positions
 from torch import Tensor
 
 from megatron.kernels.documents import Documents
 from megatron.kernels.reference import kernels as reference
+from megatron.kernels.reference import packed_attention as packed
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.kernels.reference.packed_attention import can_pack, packed_attention
 from megatron.kernels.reference.scored_attention import scored_attention
@@ -53,7 +55,7 @@ def varlen_formula(
 def test_every_document_is_a_sequence(
     scores: Scores, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", varlen_formula)
+    monkeypatch.setattr(packed, "_kernel", lambda: varlen_formula)
     q, k, v = (torch.randn(3, heads, SEQ, 8).double() for heads in (4, groups, groups))
     documents = Documents.of(first_positions(STARTS, SEQ), lambda t: t)
     own = packed_attention(q, k, v, scores, documents)
@@ -127,3 +129,27 @@ def test_what_the_kernel_does_not_know_is_left_to_others(
     assert can_pack(query, scores, dropout) == expected
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert not can_pack(query, scores, dropout)
+
+
+def first_varlen_attn(query: Any, key: Any, value: Any, is_causal: bool = False) -> None:
+    """As in PyTorch 2.10, as far as is asked: causal or not, and no more."""
+
+
+@pytest.mark.parametrize(
+    ("module", "known"),
+    [
+        (None, None),  # before 2.10
+        (SimpleNamespace(varlen_attn=first_varlen_attn), None),
+        (SimpleNamespace(varlen_attn=varlen_formula), varlen_formula),
+    ],
+    ids=["no module", "less", "all"],
+)
+def test_a_pytorch_whose_kernel_knows_less_packs_nothing(
+    module: Any, known: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", module)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    found = packed._kernel.__wrapped__()
+    assert found is known
+    monkeypatch.setattr(packed, "_kernel", lambda: found)
+    assert can_pack(OnCuda(), PLAIN, 0.0) == (known is not None)  # type: ignore[arg-type] # it stands in

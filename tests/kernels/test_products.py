@@ -2,6 +2,7 @@
 
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -93,3 +94,68 @@ def test_no_tokens_add_nothing() -> None:
     empty = torch.empty(0, 5, dtype=torch.bfloat16), torch.empty(0, 6, dtype=torch.bfloat16)
     products.Products(CPU, torch.bfloat16).accumulate_(total, empty[0].T, empty[1])
     assert torch.equal(total, before)
+
+
+class PyTorch:
+    """The two functions of a release of PyTorch for CUDA that can add to fp32, by its source.
+
+    Args:
+        widens: both take a wider sum, as from 2.10 on; before, the one for matrices refuses it, and
+            the one for batches does not look at it.
+    """
+
+    def __init__(self, widens: bool) -> None:
+        self.widens = widens
+        self.called: list[str] = []
+
+    def addmm(self, own: Tensor, left: Tensor, right: Tensor, **named: Any) -> Tensor:
+        self.called.append("addmm")
+        if own.dtype != left.dtype and not self.widens:
+            raise RuntimeError("self and mat2 must have the same dtype, but got Float and BFloat16")
+        return self._add(own, left.float() @ right.float(), named)
+
+    def baddbmm(self, own: Tensor, left: Tensor, right: Tensor, **named: Any) -> Tensor:
+        self.called.append("baddbmm")
+        return self._add(own, left.float() @ right.float(), named)
+
+    def _add(self, own: Tensor, product: Tensor, named: Any) -> Tensor:
+        out: Tensor = named["out"]
+        assert named.get("out_dtype", out.dtype) == out.dtype == product.dtype
+        assert out.shape == product.shape
+        if self.widens:
+            out.copy_(own)
+        return out.add_(product)
+
+    def mm(self, left: Tensor, right: Tensor, *, out_dtype: torch.dtype, out: Tensor) -> Tensor:
+        return out.copy_(left.to(out_dtype) @ right.to(out_dtype))
+
+
+@pytest.mark.parametrize(("widens", "by"), [(False, "baddbmm"), (True, "addmm")])
+def test_every_pytorch_since_2_8_adds_to_fp32_in_the_product(
+    widens: bool, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = PyTorch(widens)
+    for name in ("addmm", "baddbmm", "mm"):
+        monkeypatch.setattr(torch, name, getattr(release, name))
+    total, grad_no, x_ni = drawn()
+    product = grad_no.double().T @ x_ni.double()
+    expected = total.double() + product
+    found = products.Products(CPU, torch.bfloat16)
+    assert found.way == "in the product"
+    release.called.clear()
+    found.accumulate_(total, grad_no.T, x_ni)
+    assert release.called == [by]
+    assert relative_error(total, expected) < 1e-6
+    found.form(total, grad_no.T, x_ni)
+    assert relative_error(total, product) < 1e-6
+
+
+def test_a_function_that_loses_the_sum_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def overwriting(own: Tensor, left: Tensor, right: Tensor, **named: Any) -> Tensor:
+        out: Tensor = named["out"]
+        return out.copy_(left.float() @ right.float())
+
+    monkeypatch.setattr(torch, "addmm", overwriting)
+    monkeypatch.setattr(torch, "baddbmm", overwriting)
+    monkeypatch.setitem(sys.modules, APEX, None)
+    assert products.Products(CPU, torch.bfloat16).way == "separately"

@@ -2,10 +2,11 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from megatron.parallel.numa import bind_to_gpu, cpus_of
+from megatron.parallel.numa import bind_to_gpu, cpus_of, place_on_pci
 
 GPU = (0, 0x3B, 0)
 ADDRESS = "0000:3b:00.0"
@@ -58,6 +59,16 @@ def test_where_it_cannot_be_it_says_so(
 
 def test_a_machine_without_such_files_is_left_alone(tmp_path: Path, bound: list[set[int]]) -> None:
     assert "does not tell" in bind_to_gpu(GPU, tmp_path)
+    assert bound == []
+
+
+def test_a_pytorch_that_does_not_tell_the_place_ends_no_job(bound: list[set[int]]) -> None:
+    old = SimpleNamespace(name="NVIDIA H100", total_memory=80 << 30)
+    new = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0)
+    assert place_on_pci(new) == GPU
+    assert place_on_pci(old) is None
+    told = bind_to_gpu(place_on_pci(old))
+    assert told == "CPUs are not bound to GPUs: this PyTorch does not tell where a GPU is"
     assert bound == []
 
 

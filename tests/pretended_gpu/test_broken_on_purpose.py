@@ -191,6 +191,30 @@ def test_what_breaks_reading_ahead_is_found(fault: Fault, gpus: GpuPool) -> None
     assert all("which it does not wait for" in each for each in found)
 
 
+def entered(rank: int) -> list[str]:
+    """Stage a batch; return the GPUs and streams that are made current, in order."""
+    order: list[str] = []
+    with PretendedGpu():
+        feed, use = Feed(DEVICE), torch.cuda.stream
+        tokens = torch.zeros((2, 8), dtype=torch.int64)
+
+        def stream(own: Any) -> Any:
+            order.append("stream")
+            return use(own)
+
+        with (
+            patch.object(torch.cuda, "set_device", lambda device: order.append(str(device))),
+            patch.object(torch.cuda, "stream", stream),
+        ):
+            feed.stage([Microbatch(tokens, tokens, torch.ones((2, 8)))])
+    return order
+
+
+def test_who_stages_a_batch_is_on_its_gpu_before_and_after(gpus: GpuPool) -> None:
+    """A new thread is on GPU 0, and would return there: that makes a context on it."""
+    assert gpus.map(entered, ranks=1) == [["cuda:0", "stream"]]
+
+
 def run_with(fault: Fault, config: RunConfig, rank: int) -> Findings:
     with fault():
         return run_rank(config, rank)

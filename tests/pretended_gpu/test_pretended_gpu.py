@@ -5,9 +5,12 @@ the device within a schedule, nothing grows, the ranks' communications fit one a
 the memory is what a dry run says.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -29,6 +32,8 @@ from megatron.runtime.communicator import links_of
 from megatron.schedules.check import expected_passes
 from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN
 from megatron.simulator.costs.gpus import GIB
+from megatron.training import loop
+from megatron.training.metrics.meter import Meter, Pause
 from megatron.training.planning.run_plan import make_run_plan
 
 ITERATIONS = 3
@@ -117,6 +122,15 @@ def test_every_kind_of_model(variant: str, treatment: str, gpus: GpuPool) -> Non
     options = GPTOptions(num_layers=2, **VARIANTS[variant])
     dtype = torch.float32 if "fp32" in variant else torch.bfloat16
     config = Job(options, microbatches=4, dropout=0.1).config(Layout(2, treatment), dtype)
+    assert_sound(gpus.map(run, config, ranks=2))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.full)]
+)
+def test_scores_that_are_computed_block_by_block(dtype: torch.dtype, gpus: GpuPool) -> None:
+    options = GPTOptions(num_layers=2, position_embedding_type="alibi", attn_logit_softcapping=5.0)
+    config = Job(options, microbatches=4).config(Layout(2, "vocab-2"), dtype)
     assert_sound(gpus.map(run, config, ranks=2))
 
 
@@ -338,6 +352,31 @@ def test_the_whole_loop(ahead: bool, gpus: GpuPool) -> None:
     assert "table: NVIDIA H200" in printed
     assert printed.count("lm loss: ") == printed.count("validation loss") == 4
     assert printed.count("max allocated") == 2
+
+
+def pauses_of_the_warm_up(config: RunConfig, rank: int) -> list[int]:
+    """Go through the loop; return how many pauses of the meter each warm-up is in."""
+    found, pauses, usual = list[int](), list[str](), Meter.paused
+
+    @contextmanager
+    def paused(meter: Meter, what: Pause = "other") -> Iterator[None]:
+        with usual(meter, what):
+            pauses.append(what)
+            yield
+            pauses.pop()
+
+    with (
+        patch.object(Meter, "paused", paused),
+        patch.object(loop, "warm_up", lambda config, state: found.append(len(pauses))),
+    ):
+        run_loop(config, rank)
+    return found
+
+
+def test_the_warm_up_counts_for_no_iteration(gpus: GpuPool) -> None:
+    """It compiles and connects, which may take a minute; the first MFU shall be one."""
+    config = Job(GPTOptions(num_layers=2), microbatches=2).config(Layout(2, "vocab-2"))
+    assert gpus.map(pauses_of_the_warm_up, config, ranks=1) == [[1]]
 
 
 @pytest.mark.parametrize("p", [3, full(8)])

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from megatron.kernels.documents import Documents
+from megatron.kernels.reference.scored_attention import slopes_on
 from megatron.kernels.scores import Scores
 
 Version = Literal[2, 3]
@@ -62,6 +63,8 @@ class FlashAttention:
             return f"heads of {channels} channels (a multiple of 8, at most 256)"
         if self.version == 3 and dropout:
             return "dropout (version 2 does)"
+        if self.version == 2 and dropout and scores.softcap:
+            return "dropout of scores that are capped"
         if self.version == 3 and scores.slopes_a:
             return "ALiBi (version 2 does)"
         if documents is not None and not documents.are_of(q_basd, k_bgsd):
@@ -110,7 +113,9 @@ class FlashAttention:
             slopes_a = scores.slopes_a
             options |= {
                 "dropout_p": dropout,
-                "alibi_slopes": _on(slopes_a, q_basd.device) if slopes_a else None,
+                "alibi_slopes": slopes_on(slopes_a, q_basd.device, torch.float32)
+                if slopes_a
+                else None,
             }
         return options
 
@@ -154,11 +159,3 @@ def _first(result: Any) -> Tensor:
     """Return the output; older releases of version 3 return statistics beside it."""
     out: Tensor = result[0] if isinstance(result, tuple) else result
     return out
-
-
-def _on(slopes_a: tuple[float, ...], device: torch.device) -> Tensor:
-    """Return slopes on the device, without waiting for it."""
-    host_a = torch.tensor(slopes_a, dtype=torch.float32)
-    if device.type == "cuda":
-        host_a = host_a.pin_memory()
-    return host_a.to(device, non_blocking=True)

@@ -7,6 +7,7 @@ once more, and the product besides, rounded to 16 bits.
 
 import importlib
 import logging
+from collections.abc import Callable
 from types import ModuleType
 from typing import Literal
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 Way = Literal["in the product", "by apex", "separately"]
+Add = Callable[[Tensor, Tensor, Tensor], object]
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,8 +36,12 @@ class Products:
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._apex: ModuleType | None = None
+        self._add: Add | None = None
         self.way: Way = "in the product"
-        if dtype == torch.float32 or _widens(device, dtype):
+        if dtype == torch.float32:
+            return
+        self._add = _widening(device, dtype)
+        if self._add is not None:
             return
         self._apex = _installed(_APEX)
         self.way = "separately" if self._apex is None else "by apex"
@@ -64,8 +70,8 @@ class Products:
             self.form(total, left, right)
         elif total.dtype == left.dtype:
             torch.addmm(total, left, right, out=total)
-        elif self.way == "in the product":
-            torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+        elif self._add is not None:
+            self._add(total, left, right)
         elif self._apex is not None and _suits_apex(total, left, right):
             self._apex.wgrad_gemm_accum_fp32(right, left.T, total)
         else:
@@ -75,21 +81,39 @@ class Products:
         """``total = left @ right``; arguments as of ``accumulate_``, with at least one product."""
         if total.dtype == left.dtype:
             torch.mm(left, right, out=total)
-        elif self.way == "in the product":
+        elif self._add is not None:
             torch.mm(left, right, out_dtype=total.dtype, out=total)
         else:
             total.copy_(left @ right)
 
 
-def _widens(device: torch.device, dtype: torch.dtype) -> bool:
-    """Try a product that adds to fp32: PyTorch has it since 2.8, on CUDA."""
-    try:
-        total = torch.zeros(16, 16, device=device)
-        factor = torch.zeros(16, 16, device=device, dtype=dtype)
-        torch.addmm(total, factor, factor, out_dtype=torch.float32, out=total)
-    except (AssertionError, RuntimeError, TypeError):  # not there, not on this device, no GPU
-        return False
-    return True
+def _add_matrix(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add a product to a wider sum; PyTorch takes such a sum since 2.10."""
+    torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+
+
+def _add_batch_of_one(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Do the same by the function for batches, which takes such a sum since 2.8.
+
+    Of one matrix it is the same call of cuBLAS. Sum and result are one tensor here: before 2.10 the
+    function reads what the result holds, and never the sum.
+    """
+    one = total.unsqueeze(0)
+    torch.baddbmm(one, left.unsqueeze(0), right.unsqueeze(0), out_dtype=total.dtype, out=one)
+
+
+def _widening(device: torch.device, dtype: torch.dtype) -> Add | None:
+    """Return what adds products of 16 bits to fp32 here, found by a try; ``None``: nothing."""
+    for add in (_add_matrix, _add_batch_of_one):
+        try:
+            total = torch.ones(16, 16, device=device)
+            factor = torch.ones(16, 16, device=device, dtype=dtype)
+            add(total, factor, factor)
+            if bool((total == 17).all()):
+                return add
+        except (AssertionError, RuntimeError, TypeError):  # not there, not for these, no GPU
+            continue
+    return None
 
 
 def _installed(name: str) -> ModuleType | None:

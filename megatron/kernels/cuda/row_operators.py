@@ -173,12 +173,14 @@ def activation_backward(
 def rotate(
     out_bsad: Tensor, x_bsad: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool
 ) -> None:
-    """See ``programs.rotation``; the angles are [s, 1, p], or [b, s, 1, p] by sample."""
+    """See ``programs.rotation``; the angles are [s, 1, p], or [b or 1, s, 1, p] by sample."""
     b, s, a, d = out_bsad.shape
     p = cos.shape[-1]
     tile = rotation_tile(d, p)
     assert x_bsad.stride(3) == cos.stride(-1) == 1
     assert cos.stride() == sin.stride()
+    by_sample = cos.dim() == 4 and len(cos) > 1
+    assert not by_sample or len(cos) == b
     rotation.rotate[(b * s, triton.cdiv(a, tile["HEADS"]))](
         out_bsad,
         x_bsad,
@@ -189,7 +191,7 @@ def rotate(
         d,
         p,
         *x_bsad.stride()[:3],
-        cos.stride(0) if cos.dim() == 4 else 0,
+        cos.stride(0) if by_sample else 0,
         cos.stride(-3),
         BACK=back,
         INTERLEAVED=interleaved,

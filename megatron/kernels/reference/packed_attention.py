@@ -6,6 +6,10 @@ grows with the squares of their lengths and not with that of the sample's.
 Shapes: b batch, a query heads, g key/value heads, s sequence, d channels of a head, n = b s.
 """
 
+from collections.abc import Callable
+from functools import cache
+from inspect import signature
+
 import torch
 from torch import Tensor
 
@@ -25,15 +29,27 @@ def can_pack(q_basd: Tensor, scores: Scores, dropout: float) -> bool:
         and q_basd.shape[3] % _CHANNELS_AT_ONCE == 0
         and not (dropout or scores.softcap or scores.slopes_a)
         and torch.cuda.get_device_capability(q_basd.device) >= _LEAST_CAPABILITY
+        and _kernel() is not None
     )
+
+
+@cache
+def _kernel() -> Callable[..., object] | None:
+    """Return PyTorch's function; ``None`` before 2.10, and where it knows no window or groups."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn  # here, since it takes seconds to import
+    except ImportError:
+        return None
+    asked = {"scale", "window_size", "enable_gqa"}
+    return varlen_attn if asked <= signature(varlen_attn).parameters.keys() else None
 
 
 def packed_attention(
     q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, scores: Scores, documents: Documents
 ) -> Tensor:
     """See ``Kernels.causal_attention``."""
-    from torch.nn.attention.varlen import varlen_attn  # here, since it takes seconds to import
-
+    varlen_attn = _kernel()
+    assert varlen_attn is not None, "can_pack says whether it is there"
     q_nad, k_ngd, v_ngd = (t.transpose(1, 2).flatten(0, 1) for t in (q_basd, k_bgsd, v_bgsd))
     out_nad = varlen_attn(
         q_nad,

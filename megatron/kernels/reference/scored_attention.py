@@ -198,7 +198,7 @@ class _Block:
         return hidden_bqk.repeat_interleave(self.groups, 0).unsqueeze(1)
 
     def _biased(self, score_xrqk: Tensor, distance_qk: Tensor) -> Tensor:
-        slopes_a = score_xrqk.new_tensor(self.seen.scores.slopes_a)
+        slopes_a = slopes_on(self.seen.scores.slopes_a, score_xrqk.device, score_xrqk.dtype)
         slopes_gr11 = slopes_a.view(self.groups, -1, 1, 1)
         score_bgrqk = score_xrqk.unflatten(0, (-1, self.groups))
         distance_qk = distance_qk.to(score_xrqk.dtype)
@@ -213,6 +213,14 @@ def _blocks(queries: int, k_bgsd: Tensor, seen: _Seen) -> Iterator[_Block]:
     for start in range(first_query, seq_length, BLOCK):
         end = min(start + BLOCK, seq_length)
         yield _Block(start, end, seen.first_key(start), first_query, groups, seen)
+
+
+def slopes_on(slopes_a: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return slopes of ALiBi on a device; the host does not wait until a GPU has them."""
+    host_a = torch.tensor(slopes_a, dtype=dtype)
+    if device.type == "cuda":
+        host_a = host_a.pin_memory()
+    return host_a.to(device, non_blocking=True)
 
 
 def _statistics(dtype: torch.dtype) -> torch.dtype:

@@ -33,7 +33,9 @@ def _rounded(x, E5M2: tl.constexpr):
     return tl.where(size < least_normal, subnormal, normal) | sign
 
 
-@triton.jit
+# Each layer's numbers lie elsewhere, some at a multiple of 16 bytes. With delayed scaling they are
+# first used in the second iteration, in which no further form may have to be compiled.
+@triton.jit(do_not_specialize=["seen", "scale"])
 def quantise(
     straight_rk,
     turned_kr,
