@@ -1,0 +1,108 @@
+"""Runs by Transformer Engine's functions, for which a stand-in multiplies, on several ranks."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from correctness.rank_runs import (
+    RankRun,
+    assemble,
+    check_agreement,
+    check_copies,
+    gradients_on_rank,
+    train_on_rank,
+)
+from correctness.short_runs import Job, Layout
+from correctness.test_eight_bits import GPT
+from harness.rank_pool import RankPool
+from kernels.engine_stand_in import installed
+from reference import plain_gpt
+from reference.plain_eight_bits import linear_of
+from reference.plain_gpt import random_parameters
+from reference.plain_loss import loss_and_gradients
+
+from megatron.config.run_config import RunConfig
+from megatron.layers.recompute import Recomputation
+from megatron.model.eight_bits import EightBitConfig
+
+WIDE = replace(GPT, num_layers=2, ffn_hidden_size=192)
+"""Blocks of 128 end within a matrix, too."""
+JOB = Job(WIDE, micro_batch_size=2, microbatches=4, masked_out=(1,), iterations=3, sequence=16)
+PARTS = Recomputation(parts=frozenset({"core_attn", "layernorm", "mlp"}))
+
+
+def config_of(layout: Layout, recipe: str, **options: Any) -> RunConfig:
+    eight_bits: Any = EightBitConfig(recipe=recipe, transformer_engine=True)  # type: ignore[arg-type]
+    config = JOB.config(layout, torch.float32)
+    return replace(config, train=replace(config.train, eight_bits=replace(eight_bits, **options)))
+
+
+def gradients(rank: int, world_size: int, **given: Any) -> Any:
+    with installed():
+        return gradients_on_rank(rank, world_size, **given)
+
+
+def train(rank: int, world_size: int, **given: Any) -> RankRun:
+    with installed():
+        return train_on_rank(rank, world_size, **given)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "layout"),
+    [
+        ("blockwise", Layout(2, "vocab-2", "zb-h1")),
+        ("mxfp8", Layout(2, "vocab-1", recomputation=PARTS)),
+        ("tensorwise", Layout(2, "none")),
+        ("mxfp8", Layout(1, "vocab-2", tensor=2)),
+        ("mxfp8", Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True)),
+    ],
+    ids=str,
+)
+def test_gradients_are_those_of_rounded_factors(
+    recipe: str, layout: Layout, ranks: RankPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a plain GPT whose linear layers round by themselves, and not of one that does not.
+
+    Shards of tensor-parallel ranks end here where blocks of 32 do, so they have the same scales.
+    """
+    parameters = random_parameters(WIDE, dtype=torch.float32)
+    batch = JOB.batches()[0]
+    _, wide = loss_and_gradients(parameters, batch, WIDE)
+    monkeypatch.setattr(plain_gpt, "_linear", linear_of("hybrid", recipe))
+    loss, expected = loss_and_gradients(parameters, batch, WIDE)
+    size = layout.ranks * layout.tensor
+    results = ranks.run(
+        gradients, size, config=config_of(layout, recipe), parameters=parameters, batch=batch
+    )
+    found = assemble([held for _, held in results])
+    assert [own for own, _ in results] == pytest.approx([loss] * size, rel=1e-4)
+    for name, value in expected.items():
+        error = float((found[name] - value).norm() / value.norm())
+        rounding = float((wide[name] - value).norm() / value.norm())
+        assert error < 2e-3 < 0.01 < rounding < 0.5, (name, error, rounding)
+
+
+def trained(ranks: RankPool, config: RunConfig) -> list[RankRun]:
+    runs = ranks.run(train, config.parallel.grid.world_size, config=config, batches=JOB.batches())
+    check_agreement(runs)
+    check_copies(runs)
+    return runs
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "mxfp8"])
+def test_schedules_and_recomputation_change_no_bit(recipe: str, ranks: RankPool) -> None:
+    whole = trained(ranks, config_of(Layout(1, "none"), recipe))[0].losses
+    for layout in (
+        Layout(2, "none", "zb-h1"),
+        Layout(2, "none", recomputation=Recomputation(group=1)),
+    ):
+        assert trained(ranks, config_of(layout, recipe))[0].losses == whole, str(layout)
+
+
+def test_delayed_scales_train_as_with_the_own_kernels(ranks: RankPool) -> None:
+    layout = Layout(2, "vocab-2")
+    ours = trained(ranks, config_of(layout, "delayed", transformer_engine=False))[0]
+    theirs = trained(ranks, config_of(layout, "delayed"))[0]
+    assert theirs.losses == pytest.approx(ours.losses, rel=1e-5)
+    assert theirs.gradient_norms == pytest.approx(ours.gradient_norms, rel=1e-3)
