@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 from correctness.rank_runs import (
+    Batches,
     RankRun,
     assemble,
     check_agreement,
     check_copies,
-    gradients_on_rank,
     train_on_rank,
 )
 from correctness.short_runs import Job, Layout
@@ -19,7 +19,6 @@ from harness.rank_pool import RankPool
 from kernels.engine_stand_in import installed
 from reference import plain_gpt
 from reference.plain_eight_bits import linear_of
-from reference.plain_gpt import random_parameters
 from reference.plain_loss import loss_and_gradients
 
 from megatron.config.run_config import RunConfig
@@ -28,7 +27,13 @@ from megatron.model.eight_bits import EightBitConfig
 
 WIDE = replace(GPT, num_layers=2, ffn_hidden_size=192)
 """Blocks of 128 end within a matrix, too."""
-JOB = Job(WIDE, micro_batch_size=2, microbatches=4, masked_out=(1,), iterations=3, sequence=16)
+JOB = Job(WIDE, micro_batch_size=2, microbatches=4, iterations=3, sequence=16)
+
+BATCHES: Batches = [
+    [replace(each, loss_mask=torch.ones_like(each.loss_mask)) for each in batch]
+    for batch in JOB.batches()
+]
+"""Nothing is masked: scales that are powers of two tell gradients from fractions of them."""
 PARTS = Recomputation(parts=frozenset({"core_attn", "layernorm", "mlp"}))
 
 
@@ -38,14 +43,16 @@ def config_of(layout: Layout, recipe: str, **options: Any) -> RunConfig:
     return replace(config, train=replace(config.train, eight_bits=replace(eight_bits, **options)))
 
 
-def gradients(rank: int, world_size: int, **given: Any) -> Any:
-    with installed():
-        return gradients_on_rank(rank, world_size, **given)
-
-
 def train(rank: int, world_size: int, **given: Any) -> RankRun:
     with installed():
         return train_on_rank(rank, world_size, **given)
+
+
+def trained(ranks: RankPool, config: RunConfig, batches: Batches = BATCHES) -> list[RankRun]:
+    runs = ranks.run(train, config.parallel.grid.world_size, config=config, batches=batches)
+    check_agreement(runs)
+    check_copies(runs)
+    return runs
 
 
 @pytest.mark.parametrize(
@@ -66,28 +73,18 @@ def test_gradients_are_those_of_rounded_factors(
 
     Shards of tensor-parallel ranks end here where blocks of 32 do, so they have the same scales.
     """
-    parameters = random_parameters(WIDE, dtype=torch.float32)
-    batch = JOB.batches()[0]
-    _, wide = loss_and_gradients(parameters, batch, WIDE)
+    runs = trained(ranks, config_of(layout, recipe), BATCHES[:1])
+    parameters = assemble([run.initial for run in runs])
+    _, wide = loss_and_gradients(parameters, BATCHES[0], WIDE)
     monkeypatch.setattr(plain_gpt, "_linear", linear_of("hybrid", recipe))
-    loss, expected = loss_and_gradients(parameters, batch, WIDE)
-    size = layout.ranks * layout.tensor
-    results = ranks.run(
-        gradients, size, config=config_of(layout, recipe), parameters=parameters, batch=batch
-    )
-    found = assemble([held for _, held in results])
-    assert [own for own, _ in results] == pytest.approx([loss] * size, rel=1e-4)
+    loss, expected = loss_and_gradients(parameters, BATCHES[0], WIDE)
+    found = assemble([run.first_gradients for run in runs])
+    assert runs[0].losses == pytest.approx([loss], rel=1e-4)
     for name, value in expected.items():
         error = float((found[name] - value).norm() / value.norm())
         rounding = float((wide[name] - value).norm() / value.norm())
-        assert error < 2e-3 < 0.01 < rounding < 0.5, (name, error, rounding)
-
-
-def trained(ranks: RankPool, config: RunConfig) -> list[RankRun]:
-    runs = ranks.run(train, config.parallel.grid.world_size, config=config, batches=JOB.batches())
-    check_agreement(runs)
-    check_copies(runs)
-    return runs
+        assert 0.01 < rounding < 0.5, (name, rounding)
+        assert error < rounding / 20, (name, error, rounding)
 
 
 @pytest.mark.parametrize("recipe", ["delayed", "mxfp8"])
@@ -104,5 +101,5 @@ def test_delayed_scales_train_as_with_the_own_kernels(ranks: RankPool) -> None:
     layout = Layout(2, "vocab-2")
     ours = trained(ranks, config_of(layout, "delayed", transformer_engine=False))[0]
     theirs = trained(ranks, config_of(layout, "delayed"))[0]
-    assert theirs.losses == pytest.approx(ours.losses, rel=1e-5)
+    assert theirs.losses == pytest.approx(ours.losses, rel=1e-4)
     assert theirs.gradient_norms == pytest.approx(ours.gradient_norms, rel=1e-3)
