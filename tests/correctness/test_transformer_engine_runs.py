@@ -60,8 +60,8 @@ def trained(ranks: RankPool, config: RunConfig, batches: Batches = BATCHES) -> l
     [
         ("blockwise", Layout(2, "vocab-2", "zb-h1")),
         ("mxfp8", Layout(2, "vocab-1", recomputation=PARTS)),
-        ("tensorwise", Layout(2, "none")),
-        ("mxfp8", Layout(1, "vocab-2", tensor=2)),
+        pytest.param("tensorwise", Layout(2, "none"), marks=pytest.mark.full),
+        pytest.param("mxfp8", Layout(1, "vocab-2", tensor=2), marks=pytest.mark.full),
         ("mxfp8", Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True)),
     ],
     ids=str,
@@ -98,8 +98,10 @@ def test_schedules_and_recomputation_change_no_bit(recipe: str, ranks: RankPool)
 
 
 def test_delayed_scales_train_as_with_the_own_kernels(ranks: RankPool) -> None:
-    layout = Layout(2, "vocab-2")
-    ours = trained(ranks, config_of(layout, "delayed", transformer_engine=False))[0]
-    theirs = trained(ranks, config_of(layout, "delayed"))[0]
-    assert theirs.losses == pytest.approx(ours.losses, rel=1e-4)
+    """The second iteration takes scales from the first; then roundings to other numbers add up."""
+    layout, batches = Layout(2, "vocab-2"), BATCHES[:2]
+    own = config_of(layout, "delayed", transformer_engine=False)
+    ours = trained(ranks, own, batches)[0]
+    theirs = trained(ranks, config_of(layout, "delayed"), batches)[0]
+    assert theirs.losses == pytest.approx(ours.losses, rel=1e-6)
     assert theirs.gradient_norms == pytest.approx(ours.gradient_norms, rel=1e-3)
