@@ -23,7 +23,7 @@ from reference.plain_loss import loss_and_gradients
 
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import Recomputation
-from megatron.model.eight_bits import EightBitConfig
+from megatron.model.eight_bits import EightBitConfig, Recipe
 
 WIDE = replace(GPT, num_layers=2, ffn_hidden_size=192)
 """Blocks of 128 end within a matrix, too."""
@@ -37,10 +37,10 @@ BATCHES: Batches = [
 PARTS = Recomputation(parts=frozenset({"core_attn", "layernorm", "mlp"}))
 
 
-def config_of(layout: Layout, recipe: str, **options: Any) -> RunConfig:
-    eight_bits: Any = EightBitConfig(recipe=recipe, transformer_engine=True)  # type: ignore[arg-type]
+def config_of(layout: Layout, recipe: Recipe, *, by_package: bool = True) -> RunConfig:
     config = JOB.config(layout, torch.float32)
-    return replace(config, train=replace(config.train, eight_bits=replace(eight_bits, **options)))
+    eight_bits = EightBitConfig(recipe=recipe, transformer_engine=by_package)
+    return replace(config, train=replace(config.train, eight_bits=eight_bits))
 
 
 def train(rank: int, world_size: int, **given: Any) -> RankRun:
@@ -67,7 +67,7 @@ def trained(ranks: RankPool, config: RunConfig, batches: Batches = BATCHES) -> l
     ids=str,
 )
 def test_gradients_are_those_of_rounded_factors(
-    recipe: str, layout: Layout, ranks: RankPool, monkeypatch: pytest.MonkeyPatch
+    recipe: Recipe, layout: Layout, ranks: RankPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of a plain GPT whose linear layers round by themselves, and not of one that does not.
 
@@ -88,7 +88,7 @@ def test_gradients_are_those_of_rounded_factors(
 
 
 @pytest.mark.parametrize("recipe", ["delayed", "mxfp8"])
-def test_schedules_and_recomputation_change_no_bit(recipe: str, ranks: RankPool) -> None:
+def test_schedules_and_recomputation_change_no_bit(recipe: Recipe, ranks: RankPool) -> None:
     whole = trained(ranks, config_of(Layout(1, "none"), recipe))[0].losses
     for layout in (
         Layout(2, "none", "zb-h1"),
@@ -100,7 +100,7 @@ def test_schedules_and_recomputation_change_no_bit(recipe: str, ranks: RankPool)
 def test_delayed_scales_train_as_with_the_own_kernels(ranks: RankPool) -> None:
     """The second iteration takes scales from the first; then roundings to other numbers add up."""
     layout, batches = Layout(2, "vocab-2"), BATCHES[:2]
-    own = config_of(layout, "delayed", transformer_engine=False)
+    own = config_of(layout, "delayed", by_package=False)
     ours = trained(ranks, own, batches)[0]
     theirs = trained(ranks, config_of(layout, "delayed"), batches)[0]
     assert theirs.losses == pytest.approx(ours.losses, rel=1e-6)

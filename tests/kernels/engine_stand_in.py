@@ -350,7 +350,7 @@ def installed(*, hopper: bool = True, version: str = "2.14.0", **changed: Any) -
     there = {name: getattr(sys.modules[__name__], name) for name in _EXPORTED}
     there |= dict.fromkeys(("is_fp8_available", "is_fp8_block_scaling_available"), available)
     there |= {"is_mxfp8_available": available} | changed
-    modules = {
+    modules: dict[str, dict[str, Any]] = {
         "transformer_engine": {"__version__": version},
         "transformer_engine.pytorch.constants": {
             "TE_DType": {torch_type: kind for kind, torch_type in TYPES.items()}

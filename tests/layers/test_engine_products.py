@@ -170,7 +170,7 @@ def test_delayed_scales_are_those_of_the_own_kernels(split: bool) -> None:
             products = EngineProducts(engine, torch.float32, "hybrid", "delayed", CPU, scaling)
         layer, later = layer_of(products), list[Work]()
         defer_weight_gradients(layer, later.append if split else None)
-        values = []
+        values: list[Tensor] = []
         for iteration in range(3):
             scales.begin(records=True)
             products.begin()
