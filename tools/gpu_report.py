@@ -50,9 +50,9 @@ PARTS: Final[Mapping[str, Part]] = {
     "output": Part("S and T against their products", "output_layer:measure", 60),
     "training": Part("One rank: passes, optimizer, memory", "training:measure", 80),
     "elementwise": Part("Work between products, and a step", "elementwise:measure", 24),
-    "eight bits": Part("Products in 8 bits", "eight_bits:measure", 15),
-    "plain": Part("One rank beside plain PyTorch", "plain:measure", 100),
-    "ranks": Part("Several ranks on one GPU", "ranks:measure", 95),
+    "eight bits": Part("Products in 8 bits", "eight_bits:measure", 25),
+    "plain": Part("One rank beside plain PyTorch", "plain:measure", 95),
+    "ranks": Part("Several ranks on one GPU", "ranks:measure", 90),
     "contract": Part("Contract tests of the kernels", "machine:contract", 75),
 }
 """All sections, the quickest to tell something first; together they take 479 s at most. The first

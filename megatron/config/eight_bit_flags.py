@@ -8,7 +8,8 @@ from megatron.layers.eight_bits import Format
 from megatron.model.eight_bits import EightBitConfig, Recipe
 
 FORMAT: Final = "--fp8-format"
-_DELAYED: Final = "--fp8-recipe delayed"
+PACKAGE: Final = "--transformer-impl transformer_engine"
+_NOT_DELAYED: Final = " or ".join(f"--fp8-recipe {r}" for r in ("tensorwise", "blockwise", "mxfp8"))
 _ENDS: Final = "--first-last-layers-bf16"
 
 # The formatter is off so that the flags read as a table.
@@ -24,15 +25,19 @@ class EightBitFlags:
         "in e4m3, gradients in e5m2; e4m3: all.", unset="no product is", needs="--bf16",
         lack="is for activations in bf16, as in Megatron")
     fp8_recipe: Recipe = flag("delayed",
-        "Scales from the largest magnitudes of earlier iterations (delayed), or of each tensor "
-        "itself (tensorwise).", idle_without=FORMAT)
+        "Scales from the largest magnitudes of earlier iterations (delayed), of each tensor "
+        "itself (tensorwise), or of its blocks of 128 or 32 numbers (blockwise, mxfp8).",
+        idle_without=FORMAT)
+    transformer_impl: Literal["local", "transformer_engine"] = flag("local",
+        "What multiplies in 8 bits: PyTorch, or the package Transformer Engine, which alone has "
+        "scales of blocks.", idle_without=FORMAT)
     fp8_margin: int = flag(0, "Delayed scales are smaller by this power of two.", NOT_NEGATIVE,
-        idle_without=FORMAT, idle_with="--fp8-recipe tensorwise")
+        idle_without=FORMAT, idle_with=_NOT_DELAYED)
     fp8_amax_history_len: int = flag(1, "Iterations that delayed scaling remembers.", COUNT,
-        idle_without=FORMAT, idle_with="--fp8-recipe tensorwise")
+        idle_without=FORMAT, idle_with=_NOT_DELAYED)
     fp8_amax_compute_algo: Literal["most_recent", "max"] = flag("most_recent",
         "Delayed scales follow from the last of them, or from the largest.",
-        idle_without=FORMAT, idle_with="--fp8-recipe tensorwise")
+        idle_without=FORMAT, idle_with=_NOT_DELAYED)
     no_fp8_wgrad: bool = flag(False,
         "Form the gradients of the weights in bf16; inputs are then kept in bf16, too.",
         idle_without=FORMAT)
@@ -59,4 +64,5 @@ def eight_bit_config(flags: EightBitFlags) -> EightBitConfig | None:
         wide_weight_gradients=flags.no_fp8_wgrad,
         wide_first=flags.num_layers_at_start_in_bf16 if ends else 0,
         wide_last=flags.num_layers_at_end_in_bf16 if ends else 0,
+        transformer_engine=flags.transformer_impl == "transformer_engine",
     )

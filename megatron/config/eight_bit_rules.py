@@ -1,4 +1,4 @@
-"""The rules about products in 8 bits: sizes that they need, and devices that have them."""
+"""The rules about products in 8 bits: sizes that they need, and what has them."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -7,15 +7,35 @@ from typing import Final
 import torch
 
 from megatron.config.cluster_rules import on_cuda
-from megatron.config.eight_bit_flags import FORMAT
+from megatron.config.eight_bit_flags import FORMAT, PACKAGE
 from megatron.config.flags import Flags
 from megatron.config.tensor_rules import sound_model
+from megatron.kernels.cuda.transformer_engine import load_transformer_engine
 from megatron.kernels.eight_bits import MULTIPLE
 
 LEAST_CAPABILITY: Final = (8, 9)
 """Compute capability of a GPU whose tensor cores multiply 8 bits: Ada, Hopper and later."""
 
 _ENDS: Final = "--first-last-layers-bf16"
+
+_BLOCKS: Final = {"blockwise": 128, "mxfp8": 32}
+"""Numbers of a row or a column that share a scale."""
+
+
+def _by_the_package(flags: Flags) -> bool:
+    """Return whether Transformer Engine multiplies."""
+    own = flags.eight_bits
+    return own.fp8_format is not None and own.transformer_impl == "transformer_engine"
+
+
+def _blocks(flags: Flags) -> Iterator[str]:
+    own = flags.eight_bits
+    if own.fp8_format and own.fp8_recipe in _BLOCKS and not _by_the_package(flags):
+        yield (
+            f"--fp8-recipe {own.fp8_recipe}: PyTorch's product takes one scale for a tensor, and "
+            f"only Transformer Engine's one for a block: add {PACKAGE}, which needs GPUs and that "
+            "package, or use --fp8-recipe tensorwise or delayed"
+        )
 
 
 def _ends(flags: Flags) -> Iterator[str]:
@@ -51,34 +71,47 @@ def _widths(flags: Flags) -> Iterator[str]:
     if model.mtp_num_layers:
         widths["--hidden-size with --mtp-num-layers"] = model.hidden_size / ranks
     of_a_rank = f" / {ranks} tensor-parallel ranks" if ranks > 1 else ""
+    products, multiple = _products(flags)
     for name, width in widths.items():
-        if width % MULTIPLE:
+        if width % multiple:
             yield (
-                f"{FORMAT} {form}: products in 8 bits need widths in multiples of {MULTIPLE}, but "
-                f"{name} makes {width:g}{of_a_rank}: change it, or leave {FORMAT} out"
+                f"{FORMAT} {form}: {products} need widths in multiples of {multiple}, but {name} "
+                f"makes {width:g}{of_a_rank}: change it, or leave {FORMAT} out"
             )
 
 
 def _tokens(flags: Flags) -> Iterator[str]:
     own, samples = flags.eight_bits, flags.train.micro_batch_size
-    if own.fp8_format is None or own.no_fp8_wgrad or samples is None:
+    if own.fp8_format is None or samples is None:
         return
+    if own.no_fp8_wgrad and not _by_the_package(flags):
+        return
+    products, multiple = _products(flags)
     parts = flags.parallel.context_parallel_size
     tokens = samples * flags.model.seq_length / parts
-    if tokens % MULTIPLE:
+    if tokens % multiple:
         shared = f" / {parts} context-parallel ranks" if parts > 1 else ""
+        instead = "" if _by_the_package(flags) else ", or add --no-fp8-wgrad"
+        of_weights = "" if _by_the_package(flags) else " of weights' gradients"
         yield (
-            f"{FORMAT} {own.fp8_format}: gradients of weights in 8 bits need tokens in multiples "
-            f"of {MULTIPLE}, but --micro-batch-size {samples} x --seq-length "
-            f"{flags.model.seq_length}{shared} is {tokens:g}: change one of them, or add "
-            "--no-fp8-wgrad"
+            f"{FORMAT} {own.fp8_format}: {products}{of_weights} need tokens in multiples of "
+            f"{multiple}, but --micro-batch-size {samples} x --seq-length "
+            f"{flags.model.seq_length}{shared} is {tokens:g}: change one of them{instead}"
         )
+
+
+def _products(flags: Flags) -> tuple[str, int]:
+    """Return what products are called, and of what the sizes of their factors are multiples."""
+    recipe = flags.eight_bits.fp8_recipe
+    if recipe in _BLOCKS:
+        return f"products with --fp8-recipe {recipe}", _BLOCKS[recipe]
+    return "products in 8 bits", MULTIPLE
 
 
 def eight_bits_of_device(flags: Flags) -> Iterator[str]:
     """Say what the GPUs of this machine lack, if they are used."""
     form = flags.eight_bits.fp8_format
-    if form is None or not on_cuda(flags):
+    if form is None or not on_cuda(flags) or _by_the_package(flags):
         return
     for number in range(torch.cuda.device_count()):
         capability = torch.cuda.get_device_capability(number)
@@ -96,15 +129,37 @@ def eight_bits_of_device(flags: Flags) -> Iterator[str]:
         )
 
 
+def transformer_engine_of_device(flags: Flags) -> Iterator[str]:
+    """Say what is missing for Transformer Engine's products, if they are asked for."""
+    if not _by_the_package(flags):
+        return
+    recipe, instead = flags.eight_bits.fp8_recipe, "leave it out, and PyTorch multiplies"
+    if recipe in _BLOCKS:
+        instead = "use --fp8-recipe tensorwise or delayed without it, and PyTorch multiplies"
+    if not on_cuda(flags):
+        yield f"{PACKAGE}: it multiplies on GPUs only: {instead}"
+        return
+    try:
+        lack = load_transformer_engine().why_not(recipe)
+    except ValueError as error:
+        yield (
+            f"{PACKAGE} with {FORMAT}: {error}: install it (pip install --no-build-isolation "
+            f"transformer_engine[pytorch]), or {instead}"
+        )
+        return
+    if lack:
+        yield f"{PACKAGE} with --fp8-recipe {recipe}: {lack}: use another recipe, or {instead}"
+
+
 def eight_bits_on_cpus(flags: Flags) -> Iterator[str]:
     """Note that CPUs gain nothing."""
     form = flags.eight_bits.fp8_format
-    if form is not None and not on_cuda(flags):
+    if form is not None and not on_cuda(flags) and not _by_the_package(flags):
         yield (
             f"{FORMAT} {form} makes this run slower: a CPU emulates products in 8 bits, to see "
             "what they do to the loss"
         )
 
 
-EIGHT_BIT_RULES: Final = (_ends, _widths, _tokens)
+EIGHT_BIT_RULES: Final = (_blocks, _ends, _widths, _tokens)
 """The mistakes that they find make a run impossible."""

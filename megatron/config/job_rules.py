@@ -11,7 +11,11 @@ import torch
 from megatron.config.cluster_rules import CLUSTER_NOTES, on_cuda
 from megatron.config.corpora import prefixes
 from megatron.config.declare import cut, options_of
-from megatron.config.eight_bit_rules import eight_bits_of_device, eight_bits_on_cpus
+from megatron.config.eight_bit_rules import (
+    eight_bits_of_device,
+    eight_bits_on_cpus,
+    transformer_engine_of_device,
+)
 from megatron.config.flags import Flags
 from megatron.config.gpu_driver import why_gpus_are_out_of_reach
 from megatron.config.installed import tensorboard_rule, wandb_rule
@@ -40,7 +44,8 @@ def job_rules(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
         return (*of_all, partial(_predicted_replicas, world_size))
     packages = (tensorboard_rule, wandb_rule)
     of_ranks = partial(_ranks, world_size)
-    return (*of_all, of_ranks, _device, eight_bits_of_device, _backend, _data_files, *packages)
+    of_device = (_device, eight_bits_of_device, transformer_engine_of_device, _backend)
+    return (*of_all, of_ranks, *of_device, _data_files, *packages)
 
 
 def job_notes(world_size: int, dry_run: bool) -> tuple[Rule, ...]:

@@ -15,7 +15,7 @@ Shapes: ``...`` any leading dimensions, n their product, i input features, o out
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -179,11 +179,27 @@ class EightBitProducts:
         return self.quantise(INPUT, x, straight=False, turned=True)
 
 
+class NarrowProducts(Protocol):
+    """What forms two of a layer's products from factors in 8 bits; see ``Products``."""
+
+    def quantise(self, role: Role, x: Tensor) -> Any:
+        """Return a tensor [..., k] in 8 bits."""
+        ...
+
+    def output(self, x: Any, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """See ``Products``."""
+        ...
+
+    def input_gradient(self, grad: Any, weight: Tensor) -> Tensor:
+        """See ``Products``."""
+        ...
+
+
 @dataclass(frozen=True)
 class Both:
     """A factor in 8 bits, if a product needs that, and in the activations' type."""
 
-    narrow: Quantised | None
+    narrow: Any
     wide: Tensor
 
 
@@ -197,7 +213,7 @@ class WideWeightGradients:
 
     are_autograds = False
 
-    def __init__(self, narrow: EightBitProducts, plain: PlainProducts) -> None:
+    def __init__(self, narrow: NarrowProducts, plain: PlainProducts) -> None:
         self._narrow, self._plain = narrow, plain
         self.accumulates = plain.accumulates
 

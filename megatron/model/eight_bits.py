@@ -4,6 +4,7 @@ As in Transformer Engine these are the projections of attention and of the MLP, 
 prediction the one that joins. Attention itself, norms, embedding and output layer stay as they are.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -11,13 +12,18 @@ from typing import Final, Literal
 import torch
 from torch import Tensor, nn
 
+from megatron.kernels.cuda.transformer_engine import load_transformer_engine
 from megatron.kernels.face import Kernels
 from megatron.layers.eight_bits import EightBitProducts, Format, WideWeightGradients, types_of
+from megatron.layers.engine_products import EngineProducts
 from megatron.layers.linear import Linear
 from megatron.layers.products import PlainProducts
 from megatron.layers.scales import DelayedScales, OwnScales
 
-Recipe = Literal["tensorwise", "delayed"]
+Recipe = Literal["tensorwise", "delayed", "blockwise", "mxfp8"]
+"""Where scales come from; those of blocks need Transformer Engine."""
+
+_LOG = logging.getLogger(__name__)
 
 NORM_READERS: Final = frozenset({"linear_qkv", "linear_fc1"})
 """Linear layers whose input is a norm, by their names in Megatron's checkpoints."""
@@ -29,13 +35,14 @@ class EightBitConfig:
 
     Attributes:
         form: types of the factors.
-        recipe: scales from the tensors themselves or from earlier iterations.
+        recipe: scales from the tensors themselves, of blocks of them, or from earlier iterations.
         margin: scales are smaller by this power of two.
         history: iterations that delayed scaling remembers.
         takes_largest: it takes the largest magnitude of them, not the last.
         wide_weight_gradients: the weights' gradients are formed in the activations' type.
         wide_first: layers at the model's start that stay in it.
         wide_last: layers at its end that do.
+        transformer_engine: that package forms the products; otherwise the kernels do.
     """
 
     form: Format = "hybrid"
@@ -46,6 +53,7 @@ class EightBitConfig:
     wide_weight_gradients: bool = False
     wide_first: int = 0
     wide_last: int = 0
+    transformer_engine: bool = False
 
     def has(self, layer: int, layers: int) -> bool:
         """Return whether a layer of the model, by its index, is in 8 bits; those behind it are."""
@@ -93,11 +101,21 @@ class EightBitLayers:
                 takes_largest=config.takes_largest,
                 margin=config.margin,
             )
-        self._products: list[EightBitProducts] = []
+        engine = load_transformer_engine() if config.transformer_engine else None
+        if engine is not None:
+            _LOG.info("%s in 8 bits: Transformer Engine %s", config.recipe, engine.version)
+        self._products: list[EightBitProducts | EngineProducts] = []
         for number, (name, layer) in enumerate(named.items()):
-            scaling = self.delayed.of_layer(number) if self.delayed else OwnScales(kernels)
+            delayed = self.delayed.of_layer(number) if self.delayed else None
             again = norms_again and name.rpartition(".")[2] in NORM_READERS
-            narrow = EightBitProducts(kernels, dtype, config.form, scaling, keeps_input=again)
+            narrow: EightBitProducts | EngineProducts
+            if engine is None:
+                scales = delayed or OwnScales(kernels)
+                narrow = EightBitProducts(kernels, dtype, config.form, scales, keeps_input=again)
+            else:
+                narrow = EngineProducts(
+                    engine, dtype, config.form, config.recipe, device, delayed, keeps_input=again
+                )
             self._products.append(narrow)
             layer.products = narrow
             if config.wide_weight_gradients:

@@ -282,14 +282,12 @@ def test_a_flag_given_again_with_the_same_value_is_noted(run: Callable[..., Any]
 def test_flags_that_ask_for_what_always_holds_are_granted_with_a_note(
     run: Callable[..., Any],
 ) -> None:
-    flags = (
-        "--log-throughput --use_mcore_models --ds-sequence-parallel-size 1 --transformer-impl=local"
-    )
+    flags = "--log-throughput --use_mcore_models --ds-sequence-parallel-size 1 --fp8-interval=1"
     config = run(flags + " --log-throughput")
     assert [note.split(" changes nothing")[0] for note in config.notes] == [
         "--log-throughput",
         "--use-mcore-models",
         "--ds-sequence-parallel-size 1",
-        "--transformer-impl local",
+        "--fp8-interval 1",
     ]
     assert vars(config) | {"notes": ()} == vars(run())

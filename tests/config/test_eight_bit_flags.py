@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from kernels.engine_stand_in import installed, lacking
 
 from megatron.config.command_line import read
+from megatron.config.eight_bit_flags import eight_bit_config
 from megatron.config.resolve import resolve
 from megatron.model.eight_bits import EightBitConfig
 
@@ -45,6 +47,7 @@ def notes(flags: str) -> list[str]:
             EightBitConfig("e4m3", wide_first=1, wide_last=2),
         ),
         ("--fp8-format hybrid --num-layers-at-end-in-bf16 2", EightBitConfig()),
+        ("--fp8-format hybrid --transformer-impl local", EightBitConfig()),
     ],
 )
 def test_what_is_asked_for(flags: str, expected: EightBitConfig | None) -> None:
@@ -68,7 +71,24 @@ def test_what_is_asked_for(flags: str, expected: EightBitConfig | None) -> None:
             "--bf16 --fp8-format e4m3 --first-last-layers-bf16 --num-layers-at-start-in-bf16 3",
             ["--first-last-layers-bf16", "--num-layers 4"],
         ),
-        ("--bf16 --fp8-format hybrid --fp8-recipe mxfp8", ["--fp8-recipe mxfp8", "tensorwise"]),
+        (
+            "--bf16 --fp8-format hybrid --fp8-recipe mxfp8",
+            ["--fp8-recipe mxfp8", "--transformer-impl transformer_engine", "tensorwise"],
+        ),
+        (
+            "--bf16 --fp8-format hybrid --fp8-recipe blockwise --transformer-impl "
+            "transformer_engine",
+            ["--transformer-impl transformer_engine", "GPUs only", "tensorwise"],
+        ),
+        (
+            "--bf16 --fp8-format hybrid --fp8-recipe blockwise",
+            ["products with --fp8-recipe blockwise", "multiples of 128", "--hidden-size"],
+        ),
+        (
+            "--bf16 --fp8-format hybrid --fp8-recipe mxfp8 --no-fp8-wgrad --transformer-impl "
+            "transformer_engine",
+            ["products with --fp8-recipe mxfp8", "tokens in multiples of 32"],
+        ),
         ("--bf16 --fp8-format hybrid --fp8-param-gather", ["--fp8-param-gather", "16 bits"]),
     ],
 )
@@ -87,6 +107,58 @@ def test_what_changes_nothing_is_noted() -> None:
     assert any("a CPU emulates products in 8 bits" in line for line in told)
     told = notes("--fp8-margin 1")
     assert any(line.startswith("--fp8-margin 1 changes nothing") for line in told)
+
+
+def test_without_products_in_8_bits_transformer_engine_changes_nothing() -> None:
+    (told,) = notes("--transformer-impl transformer_engine")
+    assert told == "--transformer-impl transformer_engine changes nothing without --fp8-format"
+    assert mistakes("--transformer-impl transformer_engine") == []
+
+
+PACKAGE = "--transformer-impl transformer_engine"
+SIZES = "--hidden-size 256 --ffn-hidden-size 512 --seq-length 128 --bf16 --fp8-format hybrid"
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that PyTorch finds."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("recipe", ["delayed", "tensorwise", "blockwise", "mxfp8"])
+def test_transformer_engine_is_taken_where_it_is(recipe: str) -> None:
+    with installed():
+        found = read(f"{MOCK} {SIZES} {PACKAGE} --fp8-recipe {recipe}".split(), world_size=1)
+    assert not found.mistakes
+    made = eight_bit_config(found.flags.eight_bits)
+    assert made is not None
+    assert (made.recipe, made.transformer_engine) == (recipe, True)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_what_transformer_engine_lacks_is_told_at_the_start() -> None:
+    flags = f"{SIZES} {PACKAGE}"
+    (told,) = mistakes(flags, "cuda")
+    assert told.startswith(f"{PACKAGE} with --fp8-format: it does not load here (No module named")
+    assert "pip install" in told
+    assert told.endswith("or leave it out, and PyTorch multiplies")
+    with installed(version="2.4.0"):
+        (told,) = mistakes(f"{flags} --fp8-recipe mxfp8", "cuda")
+    assert "version 2.4.0" in told
+    assert told.endswith(
+        "use --fp8-recipe tensorwise or delayed without it, and PyTorch multiplies"
+    )
+    with installed(is_mxfp8_available=lacking):
+        (told,) = mistakes(f"{flags} --fp8-recipe mxfp8", "cuda")
+        assert mistakes(f"{flags} --fp8-recipe blockwise", "cuda") == []
+    assert "--fp8-recipe mxfp8: Device compute capability 10.0 or higher required" in told
+
+
+def test_a_dry_run_needs_no_transformer_engine() -> None:
+    told = mistakes(f"{SIZES} {PACKAGE} --fp8-recipe blockwise --dry-run")
+    assert told == []
 
 
 def test_a_gpu_without_8_bits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

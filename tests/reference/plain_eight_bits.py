@@ -47,36 +47,92 @@ class Kind:
         scale = (torch.tensor(self.most) / known.float()).float()
         return self.rounded(x.float() * scale) / scale.double()
 
+    def seen_by_powers_of_two(self, x: torch.Tensor) -> torch.Tensor:
+        """As ``seen``, for every row by itself, with the next smaller powers of two for scales."""
+        known = x.abs().amax(-1, keepdim=True).float()
+        ratios = torch.tensor(self.most) / known.where(known > 0, 1.0)
+        scales = torch.exp2(torch.frexp(ratios).exponent.double() - 1)
+        return self.rounded(x.double() * scales) / scales
+
 
 E4M3 = Kind(mantissa=3, least=-6, most=448.0)
 E5M2 = Kind(mantissa=2, least=-14, most=57344.0)
 GRADIENTS = {"e4m3": E4M3, "hybrid": E5M2}
 
 
+BLOCKS = {"blockwise": 128, "mxfp8": 32}
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How a recipe rounds a matrix for a product.
+
+    Attributes:
+        recipe: one scale for a tensor, or one for a block of a row or a column.
+        gradients: types of gradients.
+    """
+
+    recipe: str
+    gradients: Kind
+
+    def rows(self, kind: Kind, x: torch.Tensor, *, square: bool = False) -> torch.Tensor:
+        """What a product that adds up along rows makes of a matrix; float64.
+
+        Args:
+            kind: type of 8 bits.
+            x: a matrix.
+            square: with ``blockwise`` blocks are squares, as those of weights are.
+        """
+        if self.recipe not in BLOCKS:
+            return kind.seen(x)
+        width = BLOCKS[self.recipe]
+        height = width if square and self.recipe == "blockwise" else 1
+        up, across = (-(-size // b) for size, b in zip(x.shape, (height, width), strict=True))
+        whole = torch.zeros(up * height, across * width, dtype=torch.float64)
+        whole[: x.shape[0], : x.shape[1]] = x
+        blocks = whole.view(up, height, across, width).transpose(1, 2)
+        seen = kind.seen_by_powers_of_two(blocks.flatten(2)).view_as(blocks).transpose(1, 2)
+        return seen.reshape(whole.shape)[: x.shape[0], : x.shape[1]]
+
+    def columns(self, kind: Kind, x: torch.Tensor, *, square: bool = False) -> torch.Tensor:
+        """What a product that adds up along columns makes of a matrix; see ``rows``."""
+        return self.rows(kind, x.T, square=square).T
+
+
 class Linear(torch.autograd.Function):
     """``x @ weight.T``, with all three products in 8 bits."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, gradient: Kind) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, rounding: Rounding
+    ) -> torch.Tensor:
         """Each tensor is scaled by itself."""
-        ctx.x, ctx.weight, ctx.kind = E4M3.seen(x), E4M3.seen(weight), gradient
-        ctx.types = x.dtype, weight.dtype
-        product: torch.Tensor = ctx.x @ ctx.weight.T
-        return product.to(x.dtype)
+        x_ni, ctx.shape, ctx.types = x.flatten(0, -2), x.shape, (x.dtype, weight.dtype)
+        ctx.rounding = rounding
+        ctx.x, ctx.weight = (
+            rounding.columns(E4M3, x_ni),
+            rounding.columns(E4M3, weight, square=True),
+        )
+        product = rounding.rows(E4M3, x_ni) @ rounding.rows(E4M3, weight, square=True).T
+        return product.view(*x.shape[:-1], -1).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        """Both products take the same gradient."""
-        seen = ctx.kind.seen(grad)
-        weight_grad = seen.flatten(0, -2).T @ ctx.x.flatten(0, -2)
-        return (seen @ ctx.weight).to(ctx.types[0]), weight_grad.to(ctx.types[1]), None
+        """Of blocks, both products take a gradient of their own."""
+        grad_no, rounding = grad.flatten(0, -2), ctx.rounding
+        weight_grad = rounding.columns(rounding.gradients, grad_no).T @ ctx.x
+        x_grad = rounding.rows(rounding.gradients, grad_no) @ ctx.weight
+        return x_grad.view(ctx.shape).to(ctx.types[0]), weight_grad.to(ctx.types[1]), None
 
 
-def linear_of(form: str) -> Callable[[dict[str, torch.Tensor], str, torch.Tensor], torch.Tensor]:
+def linear_of(
+    form: str, recipe: str = "tensorwise"
+) -> Callable[[dict[str, torch.Tensor], str, torch.Tensor], torch.Tensor]:
     """Return what may stand for the plain GPT's own linear layer."""
+    rounding = Rounding(recipe, GRADIENTS[form])
 
     def linear(parameters: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.Tensor:
-        product = apply(Linear, x, parameters[f"{name}.weight"], GRADIENTS[form])
+        product = apply(Linear, x, parameters[f"{name}.weight"], rounding)
         bias = parameters.get(f"{name}.bias")
         return product if bias is None else product + bias
 

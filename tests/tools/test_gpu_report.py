@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from kernels.engine_stand_in import installed, lacking
 
 from tools import gpu_report
 from tools.gpu_report import PARTS, ROOT, Part, Told, main, run_part
+from tools.gpu_sections import eight_bits
 from tools.gpu_sections.timing import Scale, laps, table
+
+SMALL = Scale(torch.device("cpu"), small=True)
 
 
 def small(folder: Path, *names: str, patience: float = 4.0) -> dict[str, Any]:
@@ -73,6 +77,18 @@ def test_products_in_8_bits_have_their_times_and_errors(tmp_path: Path) -> None:
     [found] = small(tmp_path, "eight bits")["eight bits"]["values"].values()
     assert all(value > 0 for name, value in found.items() if name != "errors")
     assert all(0.001 < error < 0.1 for error in found["errors"].values())
+
+
+def test_transformer_engine_is_measured_where_it_is() -> None:
+    without = eight_bits.measure(SMALL)
+    assert any("Transformer Engine: it does not load here" in line for line in without.lines)
+    with installed(is_mxfp8_available=lacking):
+        found = eight_bits.measure(SMALL)
+    assert "Not mxfp8: Device compute capability 10.0 or higher required" in found.lines
+    for recipe in ("tensorwise", "blockwise"):
+        name = f"G x by Transformer Engine, {recipe},"
+        assert 0.001 < found.values["64"]["errors"][name] < 0.1
+        assert found.values["64"][f"G x, added by Transformer Engine, {recipe}"] > 0
 
 
 @pytest.mark.full

@@ -1,9 +1,12 @@
 """Linear layers in 8 bits: their three products with all that belongs to them, beside bf16's.
 
+Where Transformer Engine is installed, its products too.
+
 Shapes: n tokens, h input features, o = 4h output features.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import torch
@@ -11,8 +14,11 @@ from torch import Tensor
 
 from megatron.config.eight_bit_rules import LEAST_CAPABILITY
 from megatron.kernels.choose import kernels_for
+from megatron.kernels.cuda.transformer_engine import load_transformer_engine
 from megatron.kernels.eight_bits import E4M3, E5M2, EightBits, largest_number
 from megatron.kernels.face import Kernels
+from megatron.layers.engine_products import EngineProducts, Rounded
+from megatron.layers.scales import GRADIENT, INPUT, Role
 from tools.gpu_sections.timing import Scale, Section, laps, table
 
 TOKENS: Final = (4096, 8192)
@@ -26,13 +32,18 @@ def measure(scale: Scale) -> Section:
             return Section([f"Tensor cores of compute capability {capability} know no 8 bits."])
     kernels, values = kernels_for(scale.device, torch.bfloat16), {}
     rows: list[tuple[str, object]] = []
+    by_package, said_of_it = _by_transformer_engine(scale)
     for n in (64,) if scale.small else TOKENS:
-        own, errors = _products(scale, kernels, n, 64 if scale.small else 4096)
+        h = 64 if scale.small else 4096
+        own, errors = _products(scale, kernels, n, h)
+        for recipe, make in by_package.items():
+            theirs, off = _products_of(scale, recipe, make(), n, h)
+            own, errors = own | theirs, errors | off
         values[str(n)] = {**own, "errors": errors}
         rows += [(f"{name}, n = {n}", 1e6 * seconds) for name, seconds in own.items()]
         rows += [(f"{name} against float64, n = {n}", f"{off:.2%}") for name, off in errors.items()]
     said = "h = 4096, o = 4h; a quantised factor is written in both layouts."
-    return Section([said, "", *table(("work", "us or error"), rows)], values)
+    return Section([said, *said_of_it, "", *table(("work", "us or error"), rows)], values)
 
 
 def _products(
@@ -72,6 +83,62 @@ def _products(
         "G x": _error(kernels.eight_bit_product(gt, xt, torch.float32), grad.T, x),
     }
     return seconds, errors
+
+
+def _by_transformer_engine(
+    scale: Scale,
+) -> tuple[dict[str, Callable[[], EngineProducts]], list[str]]:
+    """Return what makes the package's products, by recipe, and what is to be said of the others."""
+    try:
+        engine = load_transformer_engine()
+    except ValueError as error:
+        return {}, ["", f"Transformer Engine: {error}."]
+    found: dict[str, Callable[[], EngineProducts]] = {}
+    said = ["", f"Transformer Engine {engine.version}."]
+    for recipe in ("tensorwise", "blockwise", "mxfp8"):
+        if lack := engine.why_not(recipe):
+            said.append(f"Not {recipe}: {lack}")
+        else:
+            found[recipe] = partial(
+                EngineProducts, engine, torch.bfloat16, "hybrid", recipe, scale.device
+            )
+    return found, said
+
+
+def _products_of(
+    scale: Scale, recipe: str, products: EngineProducts, n: int, h: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return as ``_products`` does what the package's products take, and how far off they are."""
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, device=scale.device, dtype=torch.bfloat16)
+
+    x, weight, grad = drawn(n, h), drawn(4 * h, h), drawn(n, 4 * h)
+    total = torch.zeros(4 * h, h, device=scale.device)
+    x8, g8 = _both_ways(products, INPUT, x), _both_ways(products, GRADIENT, grad)
+    works: dict[str, Callable[[], object]] = {
+        "quantise x": lambda: _both_ways(products, INPUT, x),
+        "quantise the gradient": lambda: _both_ways(products, GRADIENT, grad),
+        "x W": lambda: products.output(x8, weight, None),
+        "G W": lambda: products.input_gradient(g8, weight),
+        "G x, added": lambda: products.accumulate_(total, g8, x8, begins=False),
+    }
+    seconds = dict(zip(works, laps(scale, list(works.values())), strict=True))
+    products.accumulate_(total, g8, x8, begins=True)
+    errors = {
+        "x W": _error(products.output(x8, weight, None), x, weight.T),
+        "G W": _error(products.input_gradient(g8, weight), grad, weight),
+        "G x": _error(total, grad.T, x),
+    }
+    return (
+        {f"{name} by Transformer Engine, {recipe}": found for name, found in seconds.items()},
+        {f"{name} by Transformer Engine, {recipe},": found for name, found in errors.items()},
+    )
+
+
+def _both_ways(products: EngineProducts, role: Role, x: Tensor) -> Rounded:
+    """Return a factor by rows and by columns."""
+    return products.quantise(role, x, turned=True)
 
 
 def _quantised(kernels: Kernels, x: Tensor, dtype: torch.dtype) -> tuple[EightBits, EightBits]:

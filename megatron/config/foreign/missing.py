@@ -165,10 +165,11 @@ FEATURES: Final = (
         ),
     ),
     Feature(
-        "scales of blocks in fp8",
-        "one scale is for a whole tensor",
-        "use tensorwise or delayed",
-        "--fp8-recipe {blockwise,mxfp8,custom}",
+        "other scales in fp8",
+        "quantisers of one's own are not loaded",
+        "use tensorwise or delayed, or blockwise or mxfp8 with --transformer-impl "
+        "transformer_engine",
+        "--fp8-recipe {custom}",
     ),
     Feature(
         "more than products in fp8",
@@ -397,7 +398,7 @@ FEATURES: Final = (
         "layers are of softmax attention and an MLP (GELU, SwiGLU, GeGLU or squared ReLU)",
         _LEAVE_IT_OUT,
         """
-        --spec N ... --transformer-impl N
+        --spec N ... --transformer-impl {inference_optimized}
         --normalization {SyncRMSNorm,apexRMSNorm,ScaleNorm} --glu-activation N
         --quick-gelu --quick-geglu --reglu --liglu --activation-func-* [...] --xielu
         --init-method-xavier-uniform

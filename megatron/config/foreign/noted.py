@@ -26,8 +26,7 @@ _TABLE = (
         --no-persist-layer-norm --cross-entropy-loss-fusion
         --cross-entropy-fusion-impl {native,te} --abort-on-unmet-fused-kernel-constraints
         --*-fusion [...] --use-fused-* [...] --no-fused-* [...]"""),
-    ("layers are PyTorch's own, with the same mathematics", None, """
-        --transformer-impl {transformer_engine} --te-rng-tracker"""),
+    ("layers are PyTorch's own, with the same mathematics", None, "--te-rng-tracker"),
     ("scales follow after every iteration, as in Megatron, which ignores it too", None,
         "--fp8-interval N"),
     ("attention takes flash-attn if it is installed, else PyTorch's own kernels", None, """
@@ -44,8 +43,7 @@ _TABLE = (
     ("nothing is sharded over replicas unless --use-distributed-optimizer is given", None,
         "--zero-stage {0}"),
     ("there is one model implementation", None, """
-        --use-mcore-models --use-legacy-models --use-megatron-core --enable-experimental
-        --transformer-impl {local}"""),
+        --use-mcore-models --use-legacy-models --use-megatron-core --enable-experimental"""),
     ("initial weights are the same for every layout", None, """
         --use-cpu-initialization --perform-initialization"""),
     ("padding entries of the vocabulary are never predicted, so their number is free", None, """

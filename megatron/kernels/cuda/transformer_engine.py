@@ -1,0 +1,211 @@
+"""Products in 8 bits by the package Transformer Engine, of which functions are used, no modules.
+
+Its modules own their weights, and form gradients of weights first in, first out. What they are made
+of fits every schedule: *quantisers*, which round a tensor by rows, by columns or by both, and one
+product. That product adds to a sum, also in 8 bits, and it knows scales of blocks. The package is
+not required. It is named by a flag, and whatever it lacks is told at the start.
+
+Shapes: n rows, k columns of a factor.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+Layout = Literal["TN", "NN", "NT"]
+"""``right left^T``, ``right left`` and ``right^T left``, as BLAS names them for columns."""
+
+Bits: TypeAlias = Any
+"""A factor as the package has it: a tensor by rows, by columns or by both, with its scales."""
+
+OLDEST: Final = (2, 10)
+"""First version whose product brings its own workspace; what is used is the same up to 2.20."""
+NEXT_MAJOR: Final = 3
+
+USED: Final = {
+    "general_gemm": "A B out_dtype layout out bias accumulate use_split_accumulator grad",
+    "Float8Quantizer": "scale amax fp8_dtype",
+    "Float8CurrentScalingQuantizer": "fp8_dtype device rowwise columnwise",
+    "Float8BlockQuantizer": "fp8_dtype rowwise columnwise block_scaling_dim",
+    "MXFP8Quantizer": "fp8_dtype rowwise columnwise",
+}
+"""What is called, and the names of the arguments that it is given."""
+
+_AVAILABLE: Final = {
+    "tensorwise": "is_fp8_available",
+    "delayed": "is_fp8_available",
+    "blockwise": "is_fp8_block_scaling_available",
+    "mxfp8": "is_mxfp8_available",
+}
+"""The package's own word on whether a GPU has a recipe."""
+
+
+@dataclass(frozen=True)
+class TransformerEngine:
+    """What is used of the package.
+
+    Attributes:
+        version: of the package.
+        module: ``transformer_engine.pytorch``.
+        gemm: its product.
+        types: its names of types of 8 bits.
+    """
+
+    version: str
+    module: Any
+    gemm: Callable[..., Any]
+    types: Mapping[torch.dtype, Any]
+
+    def why_not(self, recipe: str) -> str | None:
+        """Return what the current GPU lacks for a recipe; ``None``: nothing."""
+        there, reason = getattr(self.module, _AVAILABLE[recipe])(return_reason=True)
+        return None if there else str(reason)
+
+    def quantiser(
+        self, recipe: str, dtype: torch.dtype, device: torch.device, *, is_weight: bool
+    ) -> Any:
+        """Return what rounds tensors by scales of their own.
+
+        Args:
+            recipe: a scale for a tensor (``tensorwise``), for 128 numbers or 128 x 128 of a weight
+                (``blockwise``), or for 32 numbers (``mxfp8``).
+            dtype: of 8 bits.
+            device: of the tensors.
+            is_weight: rather than an input or a gradient.
+        """
+        kind, both = self.types[dtype], {"rowwise": True, "columnwise": True}
+        if recipe == "tensorwise":
+            made = self.module.Float8CurrentScalingQuantizer(kind, device=device, **both)
+        elif recipe == "mxfp8":
+            made = self.module.MXFP8Quantizer(kind, **both)
+        else:
+            assert recipe == "blockwise", recipe
+            made = self.module.Float8BlockQuantizer(
+                kind, block_scaling_dim=2 if is_weight else 1, **both
+            )
+        made.optimize_for_gemm = not is_weight  # lay scales as products want them, from 2.12 on
+        return made
+
+    def given_scale(self, dtype: torch.dtype, scale: Tensor, seen: Tensor | None) -> Any:
+        """Return what rounds tensors by a scale that is known.
+
+        Args:
+            dtype: of 8 bits.
+            scale: fp32 [], numbers are multiplied by it.
+            seen: fp32 [], is raised to the largest magnitude; ``None``: nobody asks for that.
+        """
+        largest = torch.zeros_like(scale) if seen is None else seen
+        return self.module.Float8Quantizer(
+            scale=scale.view(1), amax=largest.view(1), fp8_dtype=self.types[dtype]
+        )
+
+    def product(
+        self,
+        left: Bits,
+        right: Bits,
+        layout: Layout,
+        dtype: torch.dtype,
+        *,
+        bias: Tensor | None = None,
+        out: Tensor | None = None,
+        adds: bool = False,
+        quick: bool = False,
+    ) -> Tensor:
+        """Return a product, which is summed up in fp32 and rounded once.
+
+        Args:
+            left: a factor by rows for ``T``, by columns for ``N``.
+            right: a factor by rows for ``N``, by columns for ``T``.
+            layout: see ``Layout``.
+            dtype: of the result.
+            bias: of the result's columns.
+            out: contiguous, takes the result.
+            adds: to what ``out`` holds.
+            quick: sums may have fewer bits where that is faster, as in the package's own layers.
+        """
+        result, *_ = self.gemm(
+            left,
+            right,
+            out_dtype=dtype,
+            layout=layout,
+            out=out,
+            bias=bias,
+            accumulate=adds,
+            use_split_accumulator=not quick,
+            grad=layout != "TN",
+        )
+        found: Tensor = result
+        return found
+
+
+def rounded(quantiser: Any, x_nk: Tensor, *, rows: bool = True, columns: bool = False) -> Bits:
+    """Return a tensor in 8 bits.
+
+    Args:
+        quantiser: of ``TransformerEngine``.
+        x_nk: activations, dense.
+        rows: round it along k.
+        columns: round it along n.
+    """
+    quantiser.internal = True  # plain objects, which autograd does not see
+    quantiser.set_usage(rowwise=rows, columnwise=columns)
+    return quantiser(x_nk)
+
+
+def columns_of(bits: Bits) -> tuple[tuple[Tensor, ...], Callable[[Sequence[Tensor]], Bits]]:
+    """Return the tensors that the columns of a factor consist of, and what makes it of them.
+
+    Args:
+        bits: a factor by columns, which may have rows; it stays as it is.
+    """
+    kind = type(bits)
+    part = kind(**bits.get_metadata())
+    part.update_usage(rowwise_usage=False, columnwise_usage=True)
+    described = part.get_metadata()
+    tensors = {name: value for name, value in described.items() if isinstance(value, Tensor)}
+    names, rest = tuple(tensors), {n: value for n, value in described.items() if n not in tensors}
+
+    def again(kept: Sequence[Tensor]) -> Bits:
+        return kind(**rest, **dict(zip(names, kept, strict=True)))
+
+    return tuple(tensors.values()), again
+
+
+def load_transformer_engine() -> TransformerEngine:
+    """Return the package.
+
+    Raises:
+        ValueError: it is not installed, does not load, is of another version, or lacks something.
+    """
+    name = "transformer_engine.pytorch"
+    try:
+        module = import_module(name)
+        products = import_module(f"{name}.cpp_extensions")
+        types = import_module(f"{name}.constants").TE_DType
+        version = str(import_module("transformer_engine").__version__)
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        raise ValueError(f"it does not load here ({error})") from error
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if not found or not OLDEST <= (int(found[1]), int(found[2])) < (NEXT_MAJOR,):
+        oldest = ".".join(map(str, OLDEST))
+        raise ValueError(f"version {version} is installed, and {oldest} to 2.x are known here")
+    _check_names(module, products)
+    return TransformerEngine(version, module, products.general_gemm, types)
+
+
+def _check_names(module: Any, products: Any) -> None:
+    """Raise ``ValueError`` unless all that is called is there, with the arguments it is given."""
+    for name, arguments in USED.items():
+        function = getattr(products if name == "general_gemm" else module, name, None)
+        if function is None:
+            raise ValueError(f"its {name} is missing")
+        known = inspect.signature(function).parameters
+        lacks = [argument for argument in arguments.split() if argument not in known]
+        if lacks:
+            raise ValueError(f"its {name} has no {', '.join(lacks)}")
