@@ -29,8 +29,8 @@ class EightBitFlags:
         "itself (tensorwise), or of its blocks of 128 or 32 numbers (blockwise, mxfp8).",
         idle_without=FORMAT)
     transformer_impl: Literal["local", "transformer_engine"] = flag("local",
-        "What multiplies in 8 bits: PyTorch, or the package Transformer Engine, which alone has "
-        "scales of blocks.", idle_without=FORMAT)
+        "What multiplies in 8 bits: PyTorch, or the package Transformer Engine where it is, which "
+        "alone has scales of blocks.", idle_without=FORMAT)
     fp8_margin: int = flag(0, "Delayed scales are smaller by this power of two.", NOT_NEGATIVE,
         idle_without=FORMAT, idle_with=_NOT_DELAYED)
     fp8_amax_history_len: int = flag(1, "Iterations that delayed scaling remembers.", COUNT,
@@ -50,7 +50,7 @@ class EightBitFlags:
 
 
 # fmt: on
-def eight_bit_config(flags: EightBitFlags) -> EightBitConfig | None:
+def eight_bit_config(flags: EightBitFlags, *, by_engine: bool) -> EightBitConfig | None:
     """Return what is in 8 bits; ``None``: nothing."""
     if flags.fp8_format is None:
         return None
@@ -64,5 +64,5 @@ def eight_bit_config(flags: EightBitFlags) -> EightBitConfig | None:
         wide_weight_gradients=flags.no_fp8_wgrad,
         wide_first=flags.num_layers_at_start_in_bf16 if ends else 0,
         wide_last=flags.num_layers_at_end_in_bf16 if ends else 0,
-        transformer_engine=flags.transformer_impl == "transformer_engine",
+        transformer_engine=by_engine,
     )

@@ -8,9 +8,9 @@ import torch
 
 from megatron.config.cluster_rules import on_cuda
 from megatron.config.eight_bit_flags import FORMAT, PACKAGE
+from megatron.config.engine import asks_for_engine, engine_multiplies, lack_of_engine
 from megatron.config.flags import Flags
 from megatron.config.tensor_rules import sound_model
-from megatron.kernels.cuda.transformer_engine import load_transformer_engine
 from megatron.kernels.eight_bits import MULTIPLE
 
 LEAST_CAPABILITY: Final = (8, 9)
@@ -22,15 +22,9 @@ _BLOCKS: Final = {"blockwise": 128, "mxfp8": 32}
 """Numbers of a row or a column that share a scale."""
 
 
-def _by_the_package(flags: Flags) -> bool:
-    """Return whether Transformer Engine multiplies."""
-    own = flags.eight_bits
-    return own.fp8_format is not None and own.transformer_impl == "transformer_engine"
-
-
 def _blocks(flags: Flags) -> Iterator[str]:
     own = flags.eight_bits
-    if own.fp8_format and own.fp8_recipe in _BLOCKS and not _by_the_package(flags):
+    if own.fp8_format and own.fp8_recipe in _BLOCKS and not asks_for_engine(flags):
         yield (
             f"--fp8-recipe {own.fp8_recipe}: PyTorch's product takes one scale for a tensor, and "
             f"only Transformer Engine's one for a block: add {PACKAGE}, which needs GPUs and that "
@@ -84,15 +78,15 @@ def _tokens(flags: Flags) -> Iterator[str]:
     own, samples = flags.eight_bits, flags.train.micro_batch_size
     if own.fp8_format is None or samples is None:
         return
-    if own.no_fp8_wgrad and not _by_the_package(flags):
+    if own.no_fp8_wgrad and not asks_for_engine(flags):
         return
     products, multiple = _products(flags)
     parts = flags.parallel.context_parallel_size
     tokens = samples * flags.model.seq_length / parts
     if tokens % multiple:
         shared = f" / {parts} context-parallel ranks" if parts > 1 else ""
-        instead = "" if _by_the_package(flags) else ", or add --no-fp8-wgrad"
-        of_weights = "" if _by_the_package(flags) else " of weights' gradients"
+        instead = "" if asks_for_engine(flags) else ", or add --no-fp8-wgrad"
+        of_weights = "" if asks_for_engine(flags) else " of weights' gradients"
         yield (
             f"{FORMAT} {own.fp8_format}: {products}{of_weights} need tokens in multiples of "
             f"{multiple}, but --micro-batch-size {samples} x --seq-length "
@@ -111,7 +105,7 @@ def _products(flags: Flags) -> tuple[str, int]:
 def eight_bits_of_device(flags: Flags) -> Iterator[str]:
     """Say what the GPUs of this machine lack, if they are used."""
     form = flags.eight_bits.fp8_format
-    if form is None or not on_cuda(flags) or _by_the_package(flags):
+    if form is None or not on_cuda(flags) or engine_multiplies(flags):
         return
     for number in range(torch.cuda.device_count()):
         capability = torch.cuda.get_device_capability(number)
@@ -130,31 +124,26 @@ def eight_bits_of_device(flags: Flags) -> Iterator[str]:
 
 
 def transformer_engine_of_device(flags: Flags) -> Iterator[str]:
-    """Say what is missing for Transformer Engine's products, if they are asked for."""
-    if not _by_the_package(flags):
-        return
-    recipe, instead = flags.eight_bits.fp8_recipe, "leave it out, and PyTorch multiplies"
-    if recipe in _BLOCKS:
-        instead = "use --fp8-recipe tensorwise or delayed without it, and PyTorch multiplies"
-    if not on_cuda(flags):
-        yield f"{PACKAGE}: it multiplies on GPUs only: {instead}"
-        return
-    try:
-        lack = load_transformer_engine().why_not(recipe)
-    except ValueError as error:
+    """Say what is missing for Transformer Engine's products, where PyTorch's are no substitute."""
+    recipe = flags.eight_bits.fp8_recipe
+    if asks_for_engine(flags) and recipe in _BLOCKS and (lack := lack_of_engine(flags)):
         yield (
-            f"{PACKAGE} with {FORMAT}: {error}: install it (pip install --no-build-isolation "
-            f"transformer_engine[pytorch]), or {instead}"
+            f"{PACKAGE} with --fp8-recipe {recipe}: {lack}: use --fp8-recipe tensorwise or "
+            "delayed, and PyTorch multiplies"
         )
-        return
-    if lack:
-        yield f"{PACKAGE} with --fp8-recipe {recipe}: {lack}: use another recipe, or {instead}"
+
+
+def pytorch_for_transformer_engine(flags: Flags) -> Iterator[str]:
+    """Note that PyTorch multiplies, by the same recipe."""
+    recipe = flags.eight_bits.fp8_recipe
+    if asks_for_engine(flags) and recipe not in _BLOCKS and (lack := lack_of_engine(flags)):
+        yield f"{PACKAGE} changes nothing: {lack}; PyTorch multiplies, by the same recipe"
 
 
 def eight_bits_on_cpus(flags: Flags) -> Iterator[str]:
     """Note that CPUs gain nothing."""
     form = flags.eight_bits.fp8_format
-    if form is not None and not on_cuda(flags) and not _by_the_package(flags):
+    if form is not None and not on_cuda(flags):
         yield (
             f"{FORMAT} {form} makes this run slower: a CPU emulates products in 8 bits, to see "
             "what they do to the loss"

@@ -14,6 +14,7 @@ from megatron.config.declare import cut, options_of
 from megatron.config.eight_bit_rules import (
     eight_bits_of_device,
     eight_bits_on_cpus,
+    pytorch_for_transformer_engine,
     transformer_engine_of_device,
 )
 from megatron.config.flags import Flags
@@ -51,7 +52,8 @@ def job_rules(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
 def job_notes(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
     """The rules about flags that change nothing on this machine, or with so many ranks."""
     alone = partial(_one_replica, world_size)
-    here = (_backend_of_cpus, _narrow_products_on_cpus, eight_bits_on_cpus, *CLUSTER_NOTES)
+    eight_bits = (eight_bits_on_cpus, pytorch_for_transformer_engine)
+    here = (_backend_of_cpus, _narrow_products_on_cpus, *eight_bits, *CLUSTER_NOTES)
     return (alone,) if dry_run else (alone, *here)
 
 

@@ -22,6 +22,7 @@ from megatron.config.corpora import (
 )
 from megatron.config.data_flags import parse_split
 from megatron.config.eight_bit_flags import eight_bit_config
+from megatron.config.engine import engine_multiplies
 from megatron.config.fill_flags import fill_config
 from megatron.config.flags import (
     DRY_RUN_GPU,
@@ -311,7 +312,7 @@ def train_config(given: Flags, replicas: int) -> TrainConfig:
         length=flags.train_samples,
         vocab_recompute=given.parallel.vocab_recompute,
         recomputation=recomputation_of(given.recompute),
-        eight_bits=eight_bit_config(given.eight_bits),
+        eight_bits=eight_bit_config(given.eight_bits, by_engine=engine_multiplies(given)),
     )
 
 

@@ -6,6 +6,7 @@ from kernels.engine_stand_in import installed, lacking
 
 from megatron.config.command_line import read
 from megatron.config.eight_bit_flags import eight_bit_config
+from megatron.config.engine import engine_multiplies
 from megatron.config.resolve import resolve
 from megatron.model.eight_bits import EightBitConfig
 
@@ -124,6 +125,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU that PyTorch finds."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
 
 
 @pytest.mark.usefixtures("gpu")
@@ -131,8 +133,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_transformer_engine_is_taken_where_it_is(recipe: str) -> None:
     with installed():
         found = read(f"{MOCK} {SIZES} {PACKAGE} --fp8-recipe {recipe}".split(), world_size=1)
+        by_engine = engine_multiplies(found.flags)
     assert not found.mistakes
-    made = eight_bit_config(found.flags.eight_bits)
+    made = eight_bit_config(found.flags.eight_bits, by_engine=by_engine)
     assert made is not None
     assert (made.recipe, made.transformer_engine) == (recipe, True)
 
@@ -140,20 +143,30 @@ def test_transformer_engine_is_taken_where_it_is(recipe: str) -> None:
 @pytest.mark.usefixtures("gpu")
 def test_what_transformer_engine_lacks_is_told_at_the_start() -> None:
     flags = f"{SIZES} {PACKAGE}"
-    (told,) = mistakes(flags, "cuda")
-    assert told.startswith(f"{PACKAGE} with --fp8-format: it does not load here (No module named")
+    (told,) = mistakes(f"{flags} --fp8-recipe blockwise", "cuda")
+    assert told.startswith(
+        f"{PACKAGE} with --fp8-recipe blockwise: it does not load here (No module named"
+    )
     assert "pip install" in told
-    assert told.endswith("or leave it out, and PyTorch multiplies")
+    assert told.endswith("use --fp8-recipe tensorwise or delayed, and PyTorch multiplies")
     with installed(version="2.4.0"):
         (told,) = mistakes(f"{flags} --fp8-recipe mxfp8", "cuda")
     assert "version 2.4.0" in told
-    assert told.endswith(
-        "use --fp8-recipe tensorwise or delayed without it, and PyTorch multiplies"
-    )
     with installed(is_mxfp8_available=lacking):
         (told,) = mistakes(f"{flags} --fp8-recipe mxfp8", "cuda")
         assert mistakes(f"{flags} --fp8-recipe blockwise", "cuda") == []
     assert "--fp8-recipe mxfp8: Device compute capability 10.0 or higher required" in told
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "tensorwise"])
+def test_pytorch_multiplies_where_transformer_engine_is_not(recipe: str) -> None:
+    flags = f"{SIZES} {PACKAGE} --fp8-recipe {recipe}"
+    assert mistakes(flags) == []
+    assert f"{PACKAGE} changes nothing: it multiplies on GPUs only; PyTorch" in "\n".join(
+        notes(flags)
+    )
+    found = read(f"{MOCK} {flags}".split(), world_size=1)
+    assert not engine_multiplies(found.flags)
 
 
 def test_a_dry_run_needs_no_transformer_engine() -> None:
