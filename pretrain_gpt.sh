@@ -427,19 +427,26 @@ if ((nodes > 1)) && ! on DRY_RUN; then
     die "MASTER_ADDR=$MASTER_ADDR is no host that this machine knows: set it to the name or the" \
       "address of node 0"
 fi
-if on DRY_RUN; then
-  venv="${VENV:-.venv}"
-  DATA_PATH="${DATA_PATH:-SAMPLE_DATA_$VOCAB_SIZE}"
-  TOKENIZER_MODEL="${TOKENIZER_MODEL:-SAMPLE_TOKENIZER_$VOCAB_SIZE}"
+own_data=0 own_tokenizer=0
+for word in ${own[@]+"${own[@]}"}; do
+  case "${word%%=*}" in
+    --data-path | --train-data-path | --data-args-path | --per-split-data-args-path) own_data=1 ;;
+    --tokenizer-type | --tokenizer-model) own_tokenizer=1 ;;
+  esac
+done
+if on DRY_RUN; then venv="${VENV:-.venv}"; else venv="$("$root/tools/setup_venv.sh")"; fi
+if ((own_data && own_tokenizer)) && [[ -z "${DATA_PATH:-}" ]]; then
+  : # flags name both, and no sample is made
 else
-  venv="$("$root/tools/setup_venv.sh")"
-  if [[ -z "${DATA_PATH:-}" ]]; then
+  if [[ -z "${DATA_PATH:-}" ]] && on DRY_RUN; then
+    DATA_PATH="SAMPLE_DATA_$VOCAB_SIZE" TOKENIZER_MODEL="SAMPLE_TOKENIZER_$VOCAB_SIZE"
+  elif [[ -z "${DATA_PATH:-}" ]]; then
     sample="$("$venv/bin/python" "$root/tools/sample_data.py" --vocab-size "$VOCAB_SIZE")"
     DATA_PATH="$(sed -n 's/^DATA_PATH=//p' <<<"$sample")"
     TOKENIZER_MODEL="$(sed -n 's/^TOKENIZER_MODEL=//p' <<<"$sample")"
   fi
+  options+=(--data-path "$DATA_PATH" --tokenizer-model "$TOKENIZER_MODEL")
 fi
-options+=(--data-path "$DATA_PATH" --tokenizer-model "$TOKENIZER_MODEL")
 
 command=(env "${environment[@]}" "$venv/bin/torchrun" "${rendezvous[@]}"
   --nproc-per-node "$ranks_per_node" "$root/pretrain_gpt.py" "${options[@]}" ${own[@]+"${own[@]}"})

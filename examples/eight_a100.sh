@@ -9,6 +9,10 @@
 # training prints the same figures as they are. The schedule is the one that auto takes here. With
 # 64 microbatches the pipeline fills and drains in a few percent of an iteration of 262,144 tokens.
 set -euo pipefail
+if (($# == 0)); then
+  echo "usage: bash examples/eight_a100.sh --dry-run | DATA" >&2
+  exit 2
+fi
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 PATH="$("$root/tools/setup_venv.sh")/bin:$PATH"
 

@@ -8,6 +8,10 @@
 # You should see the plan, the seconds of an iteration, its MFU and the memory of every rank; the
 # training prints the same figures as they are. The schedule is the one that auto takes here.
 set -euo pipefail
+if (($# == 0)); then
+  echo "usage: bash examples/eight_h100.sh --dry-run | DATA" >&2
+  exit 2
+fi
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 PATH="$("$root/tools/setup_venv.sh")/bin:$PATH"
 

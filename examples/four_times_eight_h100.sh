@@ -10,6 +10,10 @@
 # the memory of every rank. V-Half is taken for its memory; --pipeline-schedule auto compares all.
 # Under Slurm, slurm.sh starts the same job.
 set -euo pipefail
+if (($# == 0)); then
+  echo "usage: bash examples/four_times_eight_h100.sh --dry-run | DATA HOST" >&2
+  exit 2
+fi
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 PATH="$("$root/tools/setup_venv.sh")/bin:$PATH"
 

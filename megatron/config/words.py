@@ -57,7 +57,7 @@ def sort_words(
         answer = OTHER_FLAGS.to(option, values, line)
         if option in declared:
             _take_or_answer(found, declared, option, values, line, written)
-        elif answer is None:
+        elif answer is None or _is_misspelt(option, declared):
             found.mistakes.append(_unknown(option, values, declared))
         elif answer.kind == "rewritten":
             _read_as(found, declared, answer.words(values, line), line, written)
@@ -166,11 +166,19 @@ def _take(
     found.given[option], found.written[option] = values, written
 
 
+def _is_misspelt(option: str, declared: Mapping[str, Declaration]) -> bool:
+    """Return whether a flag is answered by a pattern only, and nearly is one of this project."""
+    if not option or option in OTHER_FLAGS.exact:
+        return False
+    return bool(get_close_matches(option, declared, n=1, cutoff=0.95))
+
+
 def _unknown(option: str, values: Sequence[str], declared: Mapping[str, Declaration]) -> str:
     """The line on words that have no answer: an unknown flag, or other values than one takes."""
     if not option:
         return f"{' '.join(values)!r} stands before any flag: leave it out, or write its flag first"
-    forms = list(dict.fromkeys(answer.form for answer in OTHER_FLAGS.of(option)))
+    known = [] if _is_misspelt(option, declared) else OTHER_FLAGS.of(option)
+    forms = list(dict.fromkeys(answer.form for answer in known))
     if forms == [""]:
         return f"{option} takes no value, got {' '.join(values)!r}"
     if forms:

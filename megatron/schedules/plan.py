@@ -99,9 +99,10 @@ class Plan:
             except ValueError as error:
                 raise ValueError(f"line {number}: {error}") from error
         _name_treatment(header)
-        missing = [name for name in ("microbatches", "stages", "vocabulary") if name not in header]
+        missing = [name for name in _EXAMPLES if name not in header]
         if missing:
-            raise ValueError(f"a plan begins with its {', '.join(missing)}: add that line")
+            lines = ", ".join(f"'{name} {_EXAMPLES[name]}'" for name in missing)
+            raise ValueError(f"a plan begins with its {', '.join(missing)}: add lines like {lines}")
         return cls(
             rows=tuple(rows),
             stages=_stages(header["stages"]),
@@ -113,6 +114,9 @@ class Plan:
 
 
 _NAMES: Final = tuple(name for name, own in TREATMENTS.items() if own.in_plan == own)
+_EXAMPLES: Final = {"microbatches": "4", "stages": "0.0 1.0", "vocabulary": "vocab-2"}
+"""Header lines that every plan has: here of one whose two ranks have a chunk each."""
+
 _HEADER: Final = {
     "microbatches": re.compile(r"\d{1,18}"),
     "stages": re.compile(r"\d{1,18}\.\d{1,18}( +\d{1,18}\.\d{1,18})*"),

@@ -513,3 +513,12 @@ def test_the_ranks_of_a_smaller_pipeline_are_its_replicas(gpus: Machine) -> None
     assert line.training["--global-batch-size"] == "24"
     assert gpus.line(PIPELINE_SIZE=4, GPUS_PER_NODE=4).training["--global-batch-size"] == "12"
     assert "PIPELINE_SIZE=3 does not divide" in gpus.refusal(PIPELINE_SIZE=3)
+
+
+def test_flags_may_name_data_and_tokenizer_in_place_of_the_sample(cpu: Machine) -> None:
+    both = ("--data-path", "my", "--tokenizer-type", "HuggingFaceTokenizer")
+    assert cpu.line(*both).training["--data-path"] == "my"
+    assert "--tokenizer-model" not in cpu.line(*both).training
+    sampled = cpu.line("--data-path", "my").training
+    assert sampled["--data-path"] == "my"
+    assert sampled["--tokenizer-model"].startswith("SAMPLE_TOKENIZER_")

@@ -315,6 +315,10 @@ def test_two_names_that_contradict_each_other_are_refused() -> None:
             "--ds-sequence-parallel-size x y: write --ds-sequence-parallel-size {1} or",
         ),
         ("--sequence-paralel", "--sequence-paralel is no flag: did you mean --sequence-parallel?"),
+        (
+            "--recompute-activation",
+            "--recompute-activation is no flag: did you mean --recompute-activations?",
+        ),
     ],
 )
 def test_what_is_written_wrongly_is_told_with_its_form(words: str, begin: str) -> None:
