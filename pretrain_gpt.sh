@@ -435,9 +435,7 @@ for word in ${own[@]+"${own[@]}"}; do
   esac
 done
 if on DRY_RUN; then venv="${VENV:-.venv}"; else venv="$("$root/tools/setup_venv.sh")"; fi
-if ((own_data && own_tokenizer)) && [[ -z "${DATA_PATH:-}" ]]; then
-  : # flags name both, and no sample is made
-else
+if [[ -n "${DATA_PATH:-}" ]] || ! ((own_data && own_tokenizer)); then # flags do not name both
   if [[ -z "${DATA_PATH:-}" ]] && on DRY_RUN; then
     DATA_PATH="SAMPLE_DATA_$VOCAB_SIZE" TOKENIZER_MODEL="SAMPLE_TOKENIZER_$VOCAB_SIZE"
   elif [[ -z "${DATA_PATH:-}" ]]; then

@@ -8,9 +8,9 @@ import torch
 
 from megatron.config.cluster_rules import on_cuda
 from megatron.config.eight_bit_flags import FORMAT, PACKAGE
-from megatron.config.engine import asks_for_engine, engine_multiplies, lack_of_engine
 from megatron.config.flags import Flags
 from megatron.config.tensor_rules import sound_model
+from megatron.config.transformer_engine import asks_for_engine, engine_multiplies, lack_of_engine
 from megatron.kernels.eight_bits import MULTIPLE
 
 LEAST_CAPABILITY: Final = (8, 9)

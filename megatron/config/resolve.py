@@ -22,7 +22,6 @@ from megatron.config.corpora import (
 )
 from megatron.config.data_flags import parse_split
 from megatron.config.eight_bit_flags import eight_bit_config
-from megatron.config.engine import engine_multiplies
 from megatron.config.fill_flags import fill_config
 from megatron.config.flags import (
     DRY_RUN_GPU,
@@ -51,6 +50,7 @@ from megatron.config.run_config import (
     TrainConfig,
 )
 from megatron.config.tokenizer_flags import tokenizer_config
+from megatron.config.transformer_engine import engine_multiplies
 from megatron.data.config import DataConfig
 from megatron.data.tokenizers.build import build_tokenizer
 from megatron.model.config import ModelConfig

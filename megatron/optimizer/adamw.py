@@ -7,20 +7,76 @@ at the speed of memory.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
 from megatron.optimizer.config import OptimizerConfig
-from megatron.optimizer.groups import groups_of
+from megatron.optimizer.groups import Group, groups_of
+from megatron.optimizer.lr_schedule import Rates
 from megatron.optimizer.mixed_precision import Master, Step, last_divisor
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What the fused kernel updates: as many of each, in the type of the weights.
+
+    Attributes:
+        weights: in full precision.
+        gradients: theirs.
+        exp_avg: first moments.
+        exp_avg_sq: second moments.
+        steps: steps so far; the kernel counts on.
+    """
+
+    weights: Sequence[Tensor]
+    gradients: Sequence[Tensor]
+    exp_avg: Sequence[Tensor]
+    exp_avg_sq: Sequence[Tensor]
+    steps: Sequence[Tensor]
+
+
+def fused_adamw(
+    operands: Operands,
+    group: Group,
+    rates: Rates,
+    config: OptimizerConfig,
+    divisor: Tensor | None = None,
+) -> None:
+    """Update weights of a group by PyTorch's kernel, in place.
+
+    It is PyTorch's function: the class imports the compiler, a second at every start.
+
+    Args:
+        operands: what is updated.
+        group: whose rates hold for them.
+        rates: of this step.
+        config: the moments' decay.
+        divisor: what gradients are divided by, in the same pass.
+    """
+    adamw(
+        list(operands.weights),
+        list(operands.gradients),
+        list(operands.exp_avg),
+        list(operands.exp_avg_sq),
+        [],
+        list(operands.steps),
+        fused=True,
+        grad_scale=divisor,
+        amsgrad=False,
+        maximize=False,
+        beta1=config.adam_beta1,
+        beta2=config.adam_beta2,
+        eps=config.adam_eps,
+        lr=group.lr(rates),
+        weight_decay=group.weight_decay(rates),
+    )
 
 
 class AdamW:
     """AdamW for some masters; a ``Rule`` that keeps the moments ``exp_avg`` and ``exp_avg_sq``.
-
-    It calls PyTorch's function, whose class imports the compiler, a second at every start.
 
     Args:
         masters: at least one.
@@ -48,23 +104,14 @@ class AdamW:
         divisor = last_divisor(self._gradients, step)
         for group in self._groups:
             kept = [self._by_name[master.name] for master in group.masters]
-            adamw(
+            operands = Operands(
                 group.weights,
                 group.gradients,
                 [own["exp_avg"] for own in kept],
                 [own["exp_avg_sq"] for own in kept],
-                [],
                 [own["step"] for own in kept],
-                fused=True,
-                grad_scale=divisor,
-                amsgrad=False,
-                maximize=False,
-                beta1=self._config.adam_beta1,
-                beta2=self._config.adam_beta2,
-                eps=self._config.adam_eps,
-                lr=group.lr(step.rates),
-                weight_decay=group.weight_decay(step.rates),
             )
+            fused_adamw(operands, group, step.rates, self._config, divisor)
 
     def state_of(self, name: str) -> dict[str, Tensor]:
         """As in ``Rule``."""

@@ -11,9 +11,10 @@ from typing import Final
 
 import torch
 from torch import Tensor
-from torch.optim.adamw import adamw
 
+from megatron.optimizer.adamw import Operands, fused_adamw
 from megatron.optimizer.config import MomentType, OptimizerConfig
+from megatron.optimizer.groups import Group, groups_of
 from megatron.optimizer.lr_schedule import Rates
 from megatron.optimizer.mixed_precision import Master, Step, last_divisor
 
@@ -40,6 +41,7 @@ class NarrowAdamW:
 
     def __init__(self, masters: Sequence[Master], config: OptimizerConfig) -> None:
         self._masters = masters
+        self._groups = groups_of(masters)
         self._config = config
         self._step = torch.zeros((), device=masters[0].weight.device)
         self._moments = {master.name: _moments_of(master, config) for master in masters}
@@ -51,31 +53,20 @@ class NarrowAdamW:
         if divisor is not None:
             torch._foreach_div_(gradients, divisor)
         before = self._step.clone()
-        for master in self._masters:
-            for slices in _slices([master.weight, master.gradient, *self._kept(master)]):
-                self._step.copy_(before)  # the kernel counts on, once a slice
-                self._update(slices, master, step.rates)
+        for group in self._groups:
+            for master in group.masters:
+                for slices in _slices([master.weight, master.gradient, *self._kept(master)]):
+                    self._step.copy_(before)  # the kernel counts on, once a slice
+                    self._update(slices, group, step.rates)
 
-    def _update(self, slices: Sequence[Tensor], master: Master, rates: Rates) -> None:
-        """Update a slice of a master and its moments."""
+    def _update(self, slices: Sequence[Tensor], group: Group, rates: Rates) -> None:
+        """Update a slice of a master of a group, and of its moments."""
         weight, gradient, *moments = slices
         wide = [moment.to(weight.dtype) for moment in moments]  # itself, if it is wide
-        adamw(
-            [weight],
-            [gradient.to(weight.dtype)],
-            [wide[0]],
-            [wide[1]],
-            [],
-            [self._step],
-            fused=True,
-            amsgrad=False,
-            maximize=False,
-            beta1=self._config.adam_beta1,
-            beta2=self._config.adam_beta2,
-            eps=self._config.adam_eps,
-            lr=rates.vocabulary_lr if master.in_vocabulary else rates.lr,
-            weight_decay=rates.weight_decay if master.part.weight_decay else 0.0,
+        operands = Operands(
+            [weight], [gradient.to(weight.dtype)], [wide[0]], [wide[1]], [self._step]
         )
+        fused_adamw(operands, group, rates, self._config)
         for moment, updated in zip(moments, wide, strict=True):
             if moment is not updated:
                 moment.copy_(updated)

@@ -6,8 +6,8 @@ from kernels.engine_stand_in import installed, lacking
 
 from megatron.config.command_line import read
 from megatron.config.eight_bit_flags import eight_bit_config
-from megatron.config.engine import engine_multiplies
 from megatron.config.resolve import resolve
+from megatron.config.transformer_engine import engine_multiplies
 from megatron.model.eight_bits import EightBitConfig
 
 MOCK = (

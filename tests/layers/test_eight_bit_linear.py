@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from kernels.implementations import of_a_gpu
-from optimizer.entries import entries
+from layers.narrow_linear import CPU, KERNELS, forward_backward, linear
 from reference.plain_eight_bits import E4M3, GRADIENTS
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
@@ -18,10 +18,7 @@ from megatron.layers.linear import Linear, defer_weight_gradients
 from megatron.layers.main_grad import main_grad_of
 from megatron.layers.products import PlainProducts
 from megatron.layers.scales import DelayedScales, OwnScales
-from megatron.optimizer.bucket import Bucket
 
-CPU = torch.device("cpu")
-KERNELS = ReferenceKernels()
 IN, OUT = 32, 48
 FORMS = pytest.mark.parametrize("form", ["e4m3", "hybrid"])
 Work = Callable[[], None]
@@ -33,13 +30,7 @@ def narrow_products(form: Format = "hybrid", *, keeps_input: bool = False) -> Ei
 
 
 def layer_of(products: EightBitProducts | WideWeightGradients, *, bias: bool = True) -> Linear:
-    layer = Linear(IN, OUT, bias=bias, device=CPU, dtype=torch.float32, kernels=KERNELS)
-    layer.products = products
-    generator = torch.Generator().manual_seed(2)
-    for parameter in layer.parameters():
-        torch.nn.init.normal_(parameter, generator=generator)
-    Bucket(entries(layer.named_parameters()), KERNELS)
-    return layer
+    return linear((IN, OUT), products, bias=bias)
 
 
 def microbatch(seed: int) -> tuple[Tensor, Tensor]:
@@ -53,11 +44,7 @@ def microbatch(seed: int) -> tuple[Tensor, Tensor]:
 
 def run(layer: Linear, seed: int = 0) -> tuple[Tensor, Tensor]:
     """The output and the gradient of the input."""
-    x, grad = microbatch(seed)
-    y = layer(x)
-    y.backward(grad)
-    assert x.grad is not None
-    return y.detach(), x.grad
+    return forward_backward(layer, microbatch(seed))
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["8 bits kept", "input kept"])

@@ -10,25 +10,21 @@ from typing import Any
 import pytest
 import torch
 from kernels.engine_stand_in import Float8CurrentScalingQuantizer, general_gemm, installed
-from optimizer.entries import entries
+from layers.narrow_linear import CPU, KERNELS, forward_backward, linear
 from reference.plain_eight_bits import E4M3, GRADIENTS, Rounding
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from megatron.kernels.cuda.transformer_engine import load_transformer_engine
-from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.layers.eight_bits import EightBitProducts, Format, WideWeightGradients, types_of
 from megatron.layers.engine_products import EngineProducts
 from megatron.layers.linear import Linear, defer_weight_gradients
 from megatron.layers.main_grad import forget_main_grad, main_grad_of
 from megatron.layers.products import PlainProducts, Products
 from megatron.layers.scales import DelayedScales
-from megatron.optimizer.bucket import Bucket
 from megatron.parallel.lanes import Done
 from megatron.parallel.tensor import ALONE, Alone, TensorParallel
 
-CPU = torch.device("cpu")
-KERNELS = ReferenceKernels()
 IN, OUT, TOKENS = 160, 96, 64
 RECIPES = pytest.mark.parametrize("recipe", ["tensorwise", "blockwise", "mxfp8"])
 SPLIT = pytest.mark.parametrize("split", [False, True], ids=["B", "B and W"])
@@ -56,22 +52,7 @@ def layer_of(
     columns: TensorParallel = ALONE,
     rows: TensorParallel = ALONE,
 ) -> Linear:
-    layer = Linear(
-        IN * rows.size,
-        OUT * columns.size,
-        bias=bias,
-        device=CPU,
-        dtype=torch.float32,
-        kernels=KERNELS,
-        columns=columns,
-        rows=rows,
-    )
-    layer.products = products
-    generator = torch.Generator().manual_seed(2)
-    for parameter in layer.parameters():
-        torch.nn.init.normal_(parameter, generator=generator)
-    Bucket(entries(layer.named_parameters()), KERNELS)
-    return layer
+    return linear((IN, OUT), products, bias=bias, columns=columns, rows=rows)
 
 
 def microbatch(seed: int) -> tuple[Tensor, Tensor]:
@@ -84,11 +65,7 @@ def microbatch(seed: int) -> tuple[Tensor, Tensor]:
 
 def run(layer: Linear, seed: int = 0) -> tuple[Tensor, Tensor]:
     """The output and the gradient of the input."""
-    x, grad = microbatch(seed)
-    y = layer(x)
-    y.backward(grad)
-    assert x.grad is not None
-    return y.detach(), x.grad
+    return forward_backward(layer, microbatch(seed))
 
 
 def close(found: Tensor, expected: Tensor) -> None:

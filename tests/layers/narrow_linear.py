@@ -1,0 +1,60 @@
+"""A linear layer whose products are of few bits, and one microbatch through it."""
+
+from typing import Any
+
+import torch
+from optimizer.entries import entries
+from torch import Tensor
+
+from megatron.kernels.reference.kernels import ReferenceKernels
+from megatron.layers.linear import Linear
+from megatron.layers.products import Products
+from megatron.optimizer.bucket import Bucket
+from megatron.parallel.tensor import ALONE, TensorParallel
+
+CPU = torch.device("cpu")
+KERNELS = ReferenceKernels()
+
+
+def linear(
+    features: tuple[int, int],
+    products: Products[Any],
+    *,
+    bias: bool = True,
+    columns: TensorParallel = ALONE,
+    rows: TensorParallel = ALONE,
+) -> Linear:
+    """Return a layer with main gradients, and weights of a seed.
+
+    Args:
+        features: in and out, of a rank.
+        products: of the layer.
+        bias: whether it has one.
+        columns: ranks that share the output.
+        rows: ranks that share the input.
+    """
+    layer = Linear(
+        features[0] * rows.size,
+        features[1] * columns.size,
+        bias=bias,
+        device=CPU,
+        dtype=torch.float32,
+        kernels=KERNELS,
+        columns=columns,
+        rows=rows,
+    )
+    layer.products = products
+    generator = torch.Generator().manual_seed(2)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, generator=generator)
+    Bucket(entries(layer.named_parameters()), KERNELS)
+    return layer
+
+
+def forward_backward(layer: Linear, microbatch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the output and the gradient of the input, of an input and the output's gradient."""
+    x, grad = microbatch
+    y = layer(x)
+    y.backward(grad)
+    assert x.grad is not None
+    return y.detach(), x.grad
