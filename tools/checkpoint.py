@@ -33,6 +33,7 @@ with in_environment():
     from megatron.checkpoint import folder, storage
     from megatron.checkpoint.boxed import BoxedTensor
     from megatron.checkpoint.choose import choose
+    from megatron.checkpoint.common import read_common
     from megatron.checkpoint.digests import threads_of_rank
     from megatron.checkpoint.folder import DamagedError
     from megatron.checkpoint.metadata import read_metadata
@@ -67,7 +68,7 @@ def list_all(root: Path) -> None:
 
 def show(where: Path, *, plan_alone: bool = False) -> None:
     """Print what a checkpoint holds, or its plan alone as ``--schedule-file`` reads it."""
-    common = storage.read_common(where)
+    common = read_common(where)
     if plan_alone:
         print(common["plan"], end="")
         return
@@ -135,7 +136,7 @@ def difference(one: Path, other: Path, *, every: bool = False) -> bool:
 
     Tensors of a kind with the same fault get one line, unless ``every`` one is to be named.
     """
-    lines = [*_other_facts(storage.read_common(one), storage.read_common(other))]
+    lines = [*_other_facts(read_common(one), read_common(other))]
     groups: dict[object, list[Difference]] = {}
     for found in differences(one, other):
         groups.setdefault(found if every else (found.fault, found.kind), []).append(found)
@@ -179,7 +180,7 @@ def reshard(where: Path, target: Path, files: int, *, optimizer: bool) -> None:
     Raises:
         DamagedError: the folder has that checkpoint already, or there are fewer tensors than files.
     """
-    common = storage.read_common(where)
+    common = read_common(where)
     iteration = int(common["iteration"])
     if folder.folder_of(target, iteration).exists():
         raise DamagedError(

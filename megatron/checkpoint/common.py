@@ -4,13 +4,19 @@ A digest shows that the file is as it was written. It does not show that a perso
 file, and the manifest with it, knew what the values mean.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from megatron.checkpoint import folder
 from megatron.checkpoint.folder import DamagedError
-from megatron.checkpoint.storage import COMMON, read_common
+
+COMMON: Final = "common.json"
+"""File of everything that is not a tensor."""
+
+Common = Mapping[str, Any]
+"""Values that JSON knows, by name."""
 
 
 def _is_count(value: object) -> bool:
@@ -28,6 +34,22 @@ _SOUND: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "has_optimizer": (lambda value: isinstance(value, bool), "true or false"),
     "model": (_is_mapping, "values by name"),
 }
+
+
+def read_common(where: Path) -> dict[str, Any]:
+    """Return what is not a tensor.
+
+    Raises:
+        DamagedError: the file cannot be read.
+    """
+    path = where / COMMON
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedError(f"{path} cannot be read ({error})") from error
+    if not isinstance(content, dict):
+        raise DamagedError(f"{path} does not hold the values of a checkpoint")
+    return content
 
 
 def read_checked_common(where: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.metadata import STORAGE_TYPES, TensorStorageMe
 
 from megatron.checkpoint import folder
 from megatron.checkpoint.boxed import BoxedTensor, StreamedTensor
+from megatron.checkpoint.common import COMMON, Common
 from megatron.checkpoint.digests import FileDigest, threads_of_rank
 from megatron.checkpoint.folder import DamagedError
 from megatron.checkpoint.hashing import HashedStream, HashedWriter
@@ -26,17 +27,11 @@ from megatron.checkpoint.metadata import METADATA
 from megatron.checkpoint.reading import TensorReader, read_boxes
 from megatron.parallel.groups import ConnectedAxis
 
-COMMON: Final = "common.json"
-"""File of everything that is not a tensor."""
-
 _TENSORS: Final = ".distcp"
 """Ending of the files of tensors."""
 
 _COPY_AHEAD: Final = 10_000_000
 """Bytes that are copied from a GPU while others are written."""
-
-Common = Mapping[str, Any]
-"""Values that JSON knows, by name."""
 
 T = TypeVar("T")
 
@@ -157,22 +152,6 @@ def lacks(where: Path, tensors: Mapping[str, BoxedTensor], hosts: ConnectedAxis)
         known = TensorReader(where).metadata.state_dict_metadata
         own = _difference(where, known, tensors) is not None
     return any(hosts.all_gather_object(own))
-
-
-def read_common(where: Path) -> dict[str, Any]:
-    """Return what is not a tensor.
-
-    Raises:
-        DamagedError: the file cannot be read.
-    """
-    path = where / COMMON
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise DamagedError(f"{path} cannot be read ({error})") from error
-    if not isinstance(content, dict):
-        raise DamagedError(f"{path} does not hold the values of a checkpoint")
-    return content
 
 
 def _own_names(where: Path, hosts: ConnectedAxis) -> list[str]:

@@ -9,7 +9,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from megatron.checkpoint import folder, storage
+from megatron.checkpoint import folder
+from megatron.checkpoint.common import COMMON, read_common
 from megatron.checkpoint.folder import DamagedError
 from megatron.config.declare import Declaration, all_declarations
 from megatron.config.flags import Flags
@@ -65,8 +66,8 @@ def _model_in(root: Path, step: str) -> tuple[Path | None, dict[str, Any]]:
     problem = None
     for iteration in found:
         where = folder.folder_of(root, iteration)
-        problem = folder.problem_of(where, [storage.COMMON])
-        model = None if problem else storage.read_common(where).get("model")
+        problem = folder.problem_of(where, [COMMON])
+        model = None if problem else read_common(where).get("model")
         if isinstance(model, dict):
             return where, model
     if found:

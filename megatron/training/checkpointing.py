@@ -5,68 +5,26 @@ and the samples consumed. The learning rate is a function of the samples consume
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, fields, replace
-from datetime import timedelta
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import torch.distributed as dist
-
-from megatron.checkpoint import folder, lock, storage
+from megatron.checkpoint import folder, storage
 from megatron.checkpoint.background import Background
 from megatron.checkpoint.boxed import BoxedTensor
 from megatron.checkpoint.common import read_checked_common
-from megatron.checkpoint.config import CheckpointConfig
 from megatron.checkpoint.folder import DamagedError
 from megatron.checkpoint.share import Part, part_of, share
 from megatron.checkpoint.storage import OtherModelError, SaveError
 from megatron.checkpoint.train_tensors import tensors_of, tensors_of_scales
 from megatron.config.model_words import differences
 from megatron.config.run_config import RunConfig
-from megatron.parallel.groups import ConnectedAxis, Groups
+from megatron.parallel.groups import ConnectedAxis
 from megatron.training.metrics.records import SaveEvent
 from megatron.training.progress import Progress
 from megatron.training.rendezvous import UserError
 from megatron.training.setup import TrainState
-
-SAVE_TIMEOUT: Final = timedelta(hours=3)
-"""How long a rank waits for another one that writes or reads its part of a checkpoint."""
-
-
-def writer_hosts(groups: Groups, config: CheckpointConfig) -> ConnectedAxis:
-    """Return the ranks of the job on CPUs; every rank calls it with the same configuration.
-
-    Saving and loading get a process group of their own. Asynchronous saves need one, because others
-    are in use meanwhile; and a rank may be busy with its files for longer than any other collective
-    may wait.
-    """
-    hosts = groups.world_hosts
-    if hosts.size == 1 or (config.save is None and config.load is None):
-        return hosts
-    group = dist.new_group(backend="gloo", timeout=SAVE_TIMEOUT, group_desc="checkpoint")
-    return replace(hosts, group=group)
-
-
-@contextmanager
-def sole_writer(config: CheckpointConfig, hosts: ConnectedAxis) -> Iterator[None]:
-    """Keep other jobs from saving to the same folder while the block runs; every rank calls it.
-
-    Raises:
-        UserError: another job saves there.
-    """
-    with ExitStack() as stack:
-        fault = None
-        if config.save is not None and hosts.rank == 0:
-            try:
-                if note := stack.enter_context(lock.held(config.save)):
-                    print(f"--save: {note}", flush=True)
-            except (lock.InUseError, OSError) as error:
-                fault = f"--save: {error}; end that job, or name another folder"
-        if fault := hosts.all_gather_object(fault)[0]:
-            raise UserError(fault)
-        yield
 
 
 def _same_folder(one: Path | None, other: Path | None) -> bool:

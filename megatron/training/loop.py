@@ -12,7 +12,6 @@ import time
 from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import ConnectedAxis
 from megatron.runtime.feed import Feed
-from megatron.training.checkpointing import Checkpoints, sole_writer, writer_hosts
 from megatron.training.evaluations import Evaluations
 from megatron.training.growing_batches import GrowingBatches
 from megatron.training.guard.exits import AgreedExit, ExitSignals
@@ -24,6 +23,7 @@ from megatron.training.make_step import make_train_step
 from megatron.training.metrics.introduce import introduce
 from megatron.training.metrics.open_log import open_log
 from megatron.training.metrics.records import Saved, SaveEvent, now
+from megatron.training.open_checkpoints import open_checkpoints, sole_writer, writer_hosts
 from megatron.training.open_data import Data
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.profiling.observation import Observation
@@ -91,7 +91,7 @@ class _Loop:
         world = state.groups.world
         self.log = open_log(config.log.records, world.rank, world.size)
         self._say = self.log.say
-        self._checkpoints = Checkpoints(config, state, hosts, self._tell, self._record_save)
+        self._checkpoints = open_checkpoints(config, state, hosts, self._tell, self._record_save)
         self._position = state.pipeline.position
         with self._position.within("the load of a checkpoint", may_last=True):
             self.start = self._checkpoints.load()

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from megatron.checkpoint import folder, storage
 from megatron.checkpoint.boxed import BoxedTensor
+from megatron.checkpoint.common import read_common
 from megatron.checkpoint.share import part_of, share
 from megatron.checkpoint.storage import OtherModelError, SaveError
 from megatron.checkpoint.train_tensors import tensors_of
@@ -94,7 +95,7 @@ def load_on_rank(
     where = folder.folder_of(root, folder.candidates(root)[0])
     assert storage.check_files(where, groups.world_hosts) is None
     storage.read(where, tensors_of(state.updated, state.optimizer), groups.world_hosts)
-    state.optimizer.loaded(storage.read_common(where)["steps"])
+    state.optimizer.loaded(read_common(where)["steps"])
     assert state.optimizer.steps == 7
     rounded = all(
         torch.equal(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from megatron.checkpoint import folder, storage
 from megatron.checkpoint.boxed import BoxedTensor
+from megatron.checkpoint.common import COMMON
 from megatron.config.command_line import parse, read
 from megatron.config.model_words import differences, model_flags
 from megatron.model.config import ModelConfig
@@ -153,7 +154,7 @@ def test_of_several_checkpoints_it_is_the_one_that_is_loaded(tmp_path: Path) -> 
         )
     use = [*RUN, "--load", str(tmp_path), "--use-checkpoint-args"]
     assert parse([*use, "--ckpt-step", "10"], 1, speak=False).model.num_layers == 2
-    (folder.folder_of(tmp_path, 30) / storage.COMMON).write_text("{}")
+    (folder.folder_of(tmp_path, 30) / COMMON).write_text("{}")
     assert parse(use, 1, speak=False).model.num_layers == 4
 
 
@@ -170,7 +171,7 @@ def test_without_a_checkpoint_the_line_counts(tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_cannot_tell_is_named(tmp_path: Path) -> None:
     save(tmp_path, 10, model_of(MODEL.split()))
-    (folder.folder_of(tmp_path, 10) / storage.COMMON).unlink()
+    (folder.folder_of(tmp_path, 10) / COMMON).unlink()
     use = [*RUN, *MODEL.split(), "--load", str(tmp_path), "--use-checkpoint-args"]
     [mistake] = read(use, 1, speak=False).mistakes
     assert mistake.startswith("--use-checkpoint-args: ")

@@ -16,9 +16,9 @@ from typing import Any, Final
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from megatron.checkpoint import folder
+from megatron.checkpoint.common import COMMON
 from megatron.checkpoint.digests import digest_of
 from megatron.checkpoint.metadata import METADATA
-from megatron.checkpoint.storage import COMMON
 
 Mutation = Callable[[Path, random.Random], None]
 """Changes something in the folder of all checkpoints."""

@@ -1,0 +1,115 @@
+"""Opens what saves and loads a run: for a run that does neither, next to nothing.
+
+PyTorch's distributed checkpoints take a third of all imports of a rank. So only a run with
+``--save`` or ``--load`` imports them.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Final, Protocol
+
+import torch.distributed as dist
+
+from megatron.checkpoint import lock
+from megatron.checkpoint.config import CheckpointConfig
+from megatron.config.run_config import RunConfig
+from megatron.parallel.groups import ConnectedAxis, Groups
+from megatron.training.metrics.records import SaveEvent
+from megatron.training.progress import Progress
+from megatron.training.rendezvous import UserError
+from megatron.training.setup import TrainState
+
+Tell = Callable[[SaveEvent, Progress], None]
+
+SAVE_TIMEOUT: Final = timedelta(hours=3)
+"""How long a rank waits for another one that writes or reads its part of a checkpoint."""
+
+
+def writer_hosts(groups: Groups, config: CheckpointConfig) -> ConnectedAxis:
+    """Return the ranks of the job on CPUs; every rank calls it with the same configuration.
+
+    Saving and loading get a process group of their own. Asynchronous saves need one, because others
+    are in use meanwhile; and a rank may be busy with its files for longer than any other collective
+    may wait.
+    """
+    hosts = groups.world_hosts
+    if hosts.size == 1 or not _uses_any(config):
+        return hosts
+    group = dist.new_group(backend="gloo", timeout=SAVE_TIMEOUT, group_desc="checkpoint")
+    return replace(hosts, group=group)
+
+
+@contextmanager
+def sole_writer(config: CheckpointConfig, hosts: ConnectedAxis) -> Iterator[None]:
+    """Keep other jobs from saving to the same folder while the block runs; every rank calls it.
+
+    Raises:
+        UserError: another job saves there.
+    """
+    with ExitStack() as stack:
+        fault = None
+        if config.save is not None and hosts.rank == 0:
+            try:
+                if note := stack.enter_context(lock.held(config.save)):
+                    print(f"--save: {note}", flush=True)
+            except (lock.InUseError, OSError) as error:
+                fault = f"--save: {error}; end that job, or name another folder"
+        if fault := hosts.all_gather_object(fault)[0]:
+            raise UserError(fault)
+        yield
+
+
+class SavesAndLoads(Protocol):
+    """What a run does with its checkpoints; see ``Checkpoints``."""
+
+    failed: bool
+
+    def load(self) -> Progress:
+        """Load what the configuration asks for; return how far that run had come."""
+        ...
+
+    def save(self, progress: Progress) -> None:
+        """Write a checkpoint."""
+        ...
+
+    def report(self, *, wait: bool = False) -> None:
+        """Say how an asynchronous save ended, if it has."""
+        ...
+
+
+class NoCheckpoints:
+    """Of a run that neither saves nor loads; see ``SavesAndLoads``."""
+
+    failed = False
+
+    def load(self) -> Progress:
+        """Return that nothing has been trained."""
+        return Progress()
+
+    def save(self, progress: Progress) -> None:
+        """Refuse: there is nowhere to save."""
+        raise AssertionError(f"nowhere to save iteration {progress.iteration}")
+
+    def report(self, *, wait: bool = False) -> None:
+        """Say nothing."""
+
+
+def open_checkpoints(
+    config: RunConfig,
+    state: TrainState,
+    hosts: ConnectedAxis,
+    say: Callable[[str], None],
+    tell: Tell,
+) -> SavesAndLoads:
+    """Return what saves and loads a rank; for the arguments, see ``Checkpoints``."""
+    if not _uses_any(config.checkpoint):
+        return NoCheckpoints()
+    from megatron.training.checkpointing import Checkpoints  # see the module's first lines
+
+    return Checkpoints(config, state, hosts, say, tell)
+
+
+def _uses_any(config: CheckpointConfig) -> bool:
+    return config.save is not None or config.load is not None
