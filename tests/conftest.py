@@ -18,17 +18,21 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# A deadline would make a property fail because the machine is busy.
-hypothesis.settings.register_profile("tests", deadline=None)
-hypothesis.settings.load_profile("tests")
+NOT_FULL = "not full"
+"""Selects the tests of a default run; see pyproject.toml."""
 
 _SHARED_PLANS = pytest.StashKey[Path | None]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the folder in which this run's processes find each other's plans."""
+    """Set the properties' settings; make the folder in which processes find each other's plans."""
+    from harness.examples import examples, try_all
     from harness.shared_plans import open_folder  # once the coverage of our modules is counted
 
+    try_all(full=config.option.markexpr != NOT_FULL)
+    # A deadline would make a property fail because the machine is busy.
+    hypothesis.settings.register_profile("tests", deadline=None, max_examples=examples(100))
+    hypothesis.settings.load_profile("tests")
     config.stash[_SHARED_PLANS] = open_folder()
 
 

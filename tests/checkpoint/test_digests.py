@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,7 +38,7 @@ def plain(content: bytes) -> FileDigest:
     return FileDigest(len(content), hashlib.sha256(of_parts).hexdigest(), PART)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(SIZES, st.booleans())
 def test_parts_are_those_of_hashlib(size: int, compiled: bool) -> None:
     with pytest.MonkeyPatch.context() as patched:
@@ -86,7 +87,7 @@ def test_lanes_of_a_processor_hash_as_hashlib_does(part: int) -> None:
             library.digests(content, wrong)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(SIZES, st.lists(st.integers(0, MOST), max_size=5), st.integers(1, 4))
 def test_a_running_digest_does_not_depend_on_how_the_bytes_come(
     size: int, cuts: list[int], threads: int
@@ -99,7 +100,7 @@ def test_a_running_digest_does_not_depend_on_how_the_bytes_come(
             assert running.digest == plain(CONTENT[:end])
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(SIZES, st.integers(1, 4))
 def test_a_file_has_one_digest_for_any_number_of_threads(
     tmp_path_factory: pytest.TempPathFactory, size: int, threads: int

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.serialization import get_crc32_options
@@ -23,7 +24,7 @@ ALONE = ConnectedAxis("world", 0, (0,))
 SIZES = [0, 1, 4096, PART - 1, PART, (1 << 20) - 1, 1 << 20, 3 << 20]
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     st.lists(
         st.sampled_from([0, 1, 4096, PART - 1, PART, (1 << 20) - 1, 1 << 20, 3 << 20]), max_size=6

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.metadata import MetadataIndex
@@ -50,7 +51,7 @@ def stacked(boxes: list[Box], content: torch.Tensor) -> tuple[torch.Tensor, tupl
     return own, tuple(pieces)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.data())
 def test_any_boxes_of_what_any_boxes_have_saved(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import get_origin
 
 import pytest
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,7 +72,7 @@ WORDS = st.one_of(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(WORDS, max_size=12))
 def test_any_words_make_flags_or_lines_that_begin_with_one(words: list[str]) -> None:
     found = read([word for word in words if word not in ("-h", "--help")], 1, speak=False)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from command_lines import with_flags
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,7 +68,7 @@ def model_of(words: list[str]) -> ModelConfig:
     return parse([*RUN, *words], 1, speak=False).model
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.lists(st.sampled_from(OPTIONS), unique_by=first_flag))
 def test_the_flags_of_a_model_make_that_model(options: list[str]) -> None:
     model = model_of([*MODEL.split(), *" ".join(options).split()])

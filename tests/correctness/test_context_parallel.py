@@ -33,9 +33,9 @@ WINDOWS = replace(
 
 QUICK = [
     (Layout(2, "vocab-2", context=2, sharded=True, overlap=True), WINDOWS, 1),
-    (Layout(1, "none", context=4), LLAMA, 1),
 ]
 MORE = [
+    (Layout(1, "none", context=4), LLAMA, 1),
     (Layout(1, "vocab-2", tensor=2, sequence=True, context=2), LLAMA, 2),
 ]
 
@@ -139,9 +139,9 @@ def test_evaluations_and_hidden_dropout_are_those_of_one_rank(ranks: RankPool) -
 
 FAULTS = [
     "gradients of keys and values stay apart",
-    "positions from 0 on",
-    "chunks in the order of the ranks",
-    "tokens counted on one rank",
+    full("positions from 0 on"),
+    full("chunks in the order of the ranks"),
+    full("tokens counted on one rank"),
 ]
 
 

@@ -105,7 +105,13 @@ def outcome(runs: list[RankRun]) -> tuple[list[float], list[float]]:
     return runs[0].losses, runs[0].gradient_norms
 
 
-@pytest.mark.parametrize("eight_bits", [TENSORWISE, DELAYED], ids=["tensorwise", "delayed"])
+@pytest.mark.parametrize(
+    "eight_bits",
+    [
+        pytest.param(TENSORWISE, marks=pytest.mark.full, id="tensorwise"),
+        pytest.param(DELAYED, id="delayed"),
+    ],
+)
 def test_schedules_and_recomputation_change_no_bit(
     eight_bits: EightBitConfig, ranks: RankPool
 ) -> None:
@@ -120,7 +126,13 @@ def test_schedules_and_recomputation_change_no_bit(
         assert found[1] == pytest.approx(whole[1], rel=1e-6), str(layout)
 
 
-@pytest.mark.parametrize("eight_bits", [TENSORWISE, DELAYED], ids=["tensorwise", "delayed"])
+@pytest.mark.parametrize(
+    "eight_bits",
+    [
+        pytest.param(TENSORWISE, marks=pytest.mark.full, id="tensorwise"),
+        pytest.param(DELAYED, id="delayed"),
+    ],
+)
 def test_steps_on_a_guess_change_no_bit(eight_bits: EightBitConfig, ranks: RankPool) -> None:
     """Iterations that are given up leave no trace in weights of 8 bits or in scales."""
     config = config_of(Layout(2, "none", "zb-h1"), eight_bits)

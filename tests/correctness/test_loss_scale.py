@@ -147,14 +147,14 @@ def assert_equal(one: Pieces, other: Pieces) -> None:
 
 
 LAYOUTS = [
-    Layout(1, "none"),
-    Layout(2, "vocab-2"),
+    full(Layout(1, "none")),
+    full(Layout(2, "vocab-2")),
     Layout(2, "none", "zb-h1"),
     full(Layout(3, "vocab-1")),
     full(Layout(1, "none", replicas=2)),
     full(Layout(1, "vocab-2", replicas=2, sharded=True)),
     Layout(2, "vocab-1", replicas=2, overlap=True, sharded=True),
-    Layout(2, "vocab-2", tensor=2, sequence=True),
+    full(Layout(2, "vocab-2", tensor=2, sequence=True)),
 ]
 
 

@@ -65,12 +65,12 @@ CASES = {
     "nesterov": muon_of(nesterov=True),
 }
 RUNS = [
-    ("sgd", Layout(2, "vocab-2", "zb-h1"), False),
+    full("sgd", Layout(2, "vocab-2", "zb-h1"), False),
     ("sgd", Layout(2, "vocab-2", "zb-h1"), True),
     full("sgd", Layout(1, "none", replicas=2, sharded=True), False),
     ("muon", ONE, False),
     full("muon", Layout(2, "vocab-2", "zb-h1"), False),
-    ("muon", Layout(2, "vocab-2"), True),
+    full("muon", Layout(2, "vocab-2"), True),
     full("nesterov", Layout(2, "none", "interleaved"), False),
     full("muon", Layout(1, "vocab-2", replicas=2), False),
     ("muon", Layout(1, "none", replicas=4, overlap=True, bucket_size=3000, sharded=True), False),

@@ -40,13 +40,13 @@ def job_of(options: GPTOptions, samples: int = 1, iterations: int = ITERATIONS) 
 
 
 QUICK = [
-    (Layout(1, "none", tensor=2, sequence=True), GPT, 2),
     (Layout(2, "vocab-2", tensor=2), GPT, 1),
     (Layout(2, "naive", tensor=2, sequence=True), UNTIED, 2),
     (Layout(1, "none", tensor=2, replicas=2, sequence=True, sharded=True, overlap=True), LLAMA, 1),
 ]
 
 MORE = [
+    (Layout(1, "none", tensor=2, sequence=True), GPT, 2),
     (Layout(2, "vocab-1", "interleaved", tensor=2, sequence=True), LLAMA, 2),
     (Layout(2, "none", "zb-v", tensor=2, sequence=True), GPT, 1),
     (Layout(1, "vocab-2", tensor=4, sequence=True), GPT, 1),
@@ -176,8 +176,8 @@ def check(by_rank: list[RankRun], expected: Training) -> None:
 @pytest.mark.parametrize(
     "layout",
     [
-        Layout(2, "none", tensor=2, sequence=True),
-        pytest.param(Layout(2, "vocab-2", "zb-v", tensor=2), marks=pytest.mark.full),
+        full(Layout(2, "none", tensor=2, sequence=True)),
+        full(Layout(2, "vocab-2", "zb-v", tensor=2)),
     ],
     ids=name_of,
 )
@@ -209,7 +209,7 @@ def test_steps_validated_later_change_no_bit(
 
 FAULTS = [
     "parts are not added up",
-    "targets in the order of samples",
+    full("targets in the order of samples"),
     full("rows are not added up"),
 ]
 

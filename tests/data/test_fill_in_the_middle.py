@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.examples import examples
 from harness.small_vocabularies import TEXTS, byte_pair_encoding
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -75,7 +76,7 @@ def text_of(found: list[int], config: FillConfig, tokenizer: Tokenizer) -> str:
 
 
 @given(document=DOCUMENT, seed=st.integers(0, 1 << 31), spm=st.booleans())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_the_parts_make_the_document(
     fills: FillConfig, document: str, seed: int, spm: bool
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from data import raw_text
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,7 +35,7 @@ def content(prefix: Path) -> tuple[bytes, bytes]:
     ends=st.lists(st.integers(0, 40), max_size=4).map(sorted),
     vocabulary=st.sampled_from([1000, 70000]),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_parts_merge_to_the_whole(
     tmp_path_factory: pytest.TempPathFactory, ends: list[int], vocabulary: int
 ) -> None:

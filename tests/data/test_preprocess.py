@@ -15,6 +15,7 @@ import pytest
 import zstandard
 from data import raw_text
 from data.raw_text import FORMS, expected, lines, numbers, write_plain
+from harness.examples import examples
 from harness.small_vocabularies import gpt2_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -74,7 +75,7 @@ def test_every_form_becomes_the_same_files(tmp_path: Path, form: str) -> None:
     append_eod=st.booleans(),
     block=st.integers(1, 400),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_any_text_becomes_what_megatron_makes_of_it(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], append_eod: bool, block: int
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import tiktoken
+from harness.examples import examples
 from harness.small_vocabularies import (
     TEXT,
     TEXTS,
@@ -75,7 +76,7 @@ def test_any_text_survives(built: dict[str, Tokenizer], name: str) -> None:
     tokenizer = built[name]
 
     @given(st.lists(ANY_TEXT.filter(lambda text: "\u2581" not in text), max_size=4))
-    @settings(deadline=None, max_examples=50)
+    @settings(deadline=None, max_examples=examples(50))
     def survives(texts: list[str]) -> None:
         found = tokenizer.tokenize_all(texts)
         assert found == [tokenizer.tokenize(text) for text in texts]

@@ -46,7 +46,10 @@ class _Worker:
 
     def __init__(self, stacks_path: Path) -> None:
         stacks_path.touch()  # for a worker killed before it opens the file itself
-        context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+        # Workers are forked from a process that has done nothing but import torch: threads of its
+        # own, which it has once it computes, would not survive a fork.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "torch.distributed"])
         self.connection, far_end = context.Pipe()
         self.process = context.Process(target=serve, args=(far_end, str(stacks_path)), daemon=True)
         self.process.start()

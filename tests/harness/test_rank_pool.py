@@ -1,6 +1,7 @@
 """The rank pool returns what ranks return, and turns everything that goes wrong into a failure."""
 
 import os
+import select
 import signal
 import time
 import warnings
@@ -183,8 +184,10 @@ def test_dead_rank_fails_the_call_and_the_next_call_works(
 
 def test_worker_that_died_between_calls_is_replaced(patient: RankPool) -> None:
     victim, _, _ = patient.run(report_process, 2)[1]
-    os.kill(victim, signal.SIGKILL)
-    os.waitid(os.P_PID, victim, os.WEXITED | os.WNOWAIT)  # until it is dead, reaping nothing
+    handle = os.pidfd_open(victim)
+    signal.pidfd_send_signal(handle, signal.SIGKILL)
+    select.select([handle], [], [])  # until it is dead
+    os.close(handle)
 
     pids = {pid for pid, _, _ in patient.run(report_process, 2)}
 

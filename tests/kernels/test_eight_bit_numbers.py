@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernels.implementations import of_a_gpu
@@ -76,7 +77,7 @@ def test_what_is_too_large_is_cut_off_and_what_is_no_number_stays_none(
 
 @pytest.mark.parametrize("way", WAYS)
 @TYPES
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     exponent=st.integers(-60, 100),
     values=st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=40),

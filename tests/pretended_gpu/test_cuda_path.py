@@ -48,6 +48,7 @@ sys.exit(pytest.main(sys.argv[1:]))
 """Runs pytest with a PyTorch that says that it is built for CUDA, and finds no GPU."""
 
 
+@pytest.mark.full
 def test_a_stock_wheel_without_gpus_is_told_the_way_out() -> None:
     folder = TESTS / "pretended_gpu"
     chosen = ("-k", "somewhere or every_kind_of_model or two_ranks", str(TESTS / "launch"))

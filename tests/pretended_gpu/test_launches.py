@@ -66,6 +66,7 @@ def test_a_step_reads_and_writes_each_tensor_once(parts: dict[str, Part]) -> Non
     assert [each.name for each in parts["step"].launches] == ["adamw_"]
 
 
+@pytest.mark.full
 def test_one_gpu_could_have_65_percent_of_its_peak(gpus: GpuPool) -> None:
     [trained] = gpus.map(train, "chosen", ranks=1)
     assert trained.mfu > 0.65

@@ -1,6 +1,7 @@
 """Gradients are reduced once their last pass is done, and beside the passes that are left."""
 
 import pytest
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,7 +60,7 @@ def test_gradients_of_which_nobody_has_a_summand_are_left_alone(overlap: bool) -
     assert with_reductions(program, [[alone], [alone]], overlap=overlap).rows == program.rows
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     schedule=st.sampled_from(SCHEDULES),
     treatment=st.sampled_from(["none", "vocab-1", "vocab-2", "interlaced"]),
@@ -148,7 +149,7 @@ def read_by(plan: Plan) -> list[list[Bucket]]:
     ] * plan.ranks
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     schedule=st.sampled_from(SCHEDULES),
     treatment=st.sampled_from(["none", "vocab-1", "vocab-2", "naive"]),

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from harness.examples import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from schedules.cases import BARRIERS, Case, cases
@@ -135,7 +136,7 @@ def test_exponentials_and_embeddings_held() -> None:
     assert peak_held(plan, plan.rows[0]) == Held(2, 2, 1)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(cases(vocabulary=st.sampled_from([*BARRIERS]), passes=40), st.booleans(), st.data())
 def test_any_pass_left_out_or_doubled_is_found(
     case: Case, evaluate: bool, data: st.DataObject

@@ -7,6 +7,7 @@ by eye when made; a change of any pass should be looked over again.
 from pathlib import Path
 
 import pytest
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import by_hand
@@ -68,7 +69,7 @@ def test_forwards_before_the_first_backward_of_zb_h2(p: int, m: int) -> None:
         assert row.index("B0") == min(m, 2 * (p - rank) - 1)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.integers(1, 10), st.integers(1, 4), st.integers(2, 4))
 def test_interleaved_is_that_of_megatron(p: int, groups: int, v: int) -> None:
     """Down to the warm-up counts, where microbatches are a multiple of ranks as Megatron asks."""
@@ -76,7 +77,7 @@ def test_interleaved_is_that_of_megatron(p: int, groups: int, v: int) -> None:
     assert rows(in_block_order("interleaved", p, groups * p, v)) == expected
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.integers(2, 16))
 def test_v_shapes_alternate_the_chunks_at_the_turn(p: int) -> None:
     """On the last rank chunk 1 follows chunk 0 at once, and its backwards likewise."""

@@ -9,6 +9,7 @@ none is launched before those that its host has issued earlier, whichever commun
 from itertools import pairwise
 
 import pytest
+from harness.examples import examples
 from hypothesis import given, settings
 from schedules.cases import random_costs, seeds
 from schedules.test_lower import plans
@@ -60,7 +61,7 @@ def ends(program: Program) -> bool:
     return all(gpu.passed == len(gpu.row) for gpu in gpus)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(plans, seeds)
 def test_every_program_ends(plan: Plan, seed: int) -> None:
     assert ends(lower(plan, random_costs(seed, plan.ranks, plan.chunks)))

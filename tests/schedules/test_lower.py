@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import by_hand
@@ -69,14 +70,14 @@ def simulated_ends(program: Program, costs: Costs) -> list[list[float]]:
     return [[span.end for span in timeline.compute(rank)] for rank in range(timeline.ranks)]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(plans, seeds)
 def test_passes_stay_in_the_order_of_the_plan(plan: Plan, seed: int) -> None:
     for row, steps in zip(plan.rows, lowered(plan, seed).rows, strict=True):
         assert tuple(step.item for step in steps if isinstance(step, Run)) == row
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(plans, seeds)
 def test_every_rank_takes_part_in_exactly_what_concerns_it(plan: Plan, seed: int) -> None:
     program = lowered(plan, seed)
@@ -104,7 +105,7 @@ def test_every_rank_takes_part_in_exactly_what_concerns_it(plan: Plan, seed: int
         assert Counter(map(str, started(program, rank))) == counter
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(plans, seeds)
 def test_every_start_has_one_wait_and_it_comes_later(plan: Plan, seed: int) -> None:
     for steps in lowered(plan, seed).rows:
@@ -120,7 +121,7 @@ def test_every_start_has_one_wait_and_it_comes_later(plan: Plan, seed: int) -> N
         assert not under_way
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(plans, seeds)
 def test_all_ranks_agree_on_the_order(plan: Plan, seed: int) -> None:
     """Any two ranks issue what they share in one order: on both sides of a link, in a group."""
@@ -131,7 +132,7 @@ def test_all_ranks_agree_on_the_order(plan: Plan, seed: int) -> None:
         assert [c for c in one if c in shared] == [c for c in other if c in shared]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(plans, seeds)
 def test_a_rank_sends_what_it_has(plan: Plan, seed: int) -> None:
     """A rank's own part of a communication exists before the rank issues it."""
@@ -155,7 +156,7 @@ def test_a_rank_sends_what_it_has(plan: Plan, seed: int) -> None:
                     assert by_hand.label(made_by[comm.kind], comm.microbatch, chunk) in done
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(plans, seeds)
 def test_messages_that_nobody_here_waits_for_are_few(plan: Plan, seed: int) -> None:
     """At most two messages of a link at a time; so few buffers does the runtime keep."""
@@ -169,7 +170,7 @@ def test_messages_that_nobody_here_waits_for_are_few(plan: Plan, seed: int) -> N
             assert all(count <= IN_FLIGHT_SENDS for count in open_sends.values())
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(plans, seeds, seeds, st.sampled_from([0, 2, 40]))
 def test_no_other_costs_make_it_deadlock_or_start_too_early(
     plan: Plan, assumed: int, real: int, longest: int
@@ -181,7 +182,7 @@ def test_no_other_costs_make_it_deadlock_or_start_too_early(
         assert all(end >= least for end, least in zip(real_row, least_row, strict=True))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(overlapped, seeds, st.sampled_from([0, 2, 40]))
 def test_with_true_costs_it_takes_the_time_of_the_plan(plan: Plan, seed: int, longest: int) -> None:
     """Everything is started as early, and waited for as late, as it may be.
@@ -199,7 +200,7 @@ def test_with_true_costs_it_takes_the_time_of_the_plan(plan: Plan, seed: int, lo
     assert found == [list(row) for row in earliest(plan, costs).ends]
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(overlapped, seeds, st.sampled_from([2, 40]))
 def test_nobody_waits_for_a_collective_that_only_others_need(
     plan: Plan, seed: int, longest: int
@@ -216,7 +217,7 @@ def test_nobody_waits_for_a_collective_that_only_others_need(
     assert found == by_hand.end_times(plan, costs)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(some_cases("none"), seeds, st.integers(0, 40))
 def test_messages_no_longer_than_the_passes_cost_what_they_do_in_the_plan(
     case: Case, seed: int, longest: int
@@ -232,7 +233,7 @@ def test_messages_no_longer_than_the_passes_cost_what_they_do_in_the_plan(
     assert simulated_ends(lower(case.plan, real), real) == by_hand.end_times(case.plan, real)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(some_cases("interlaced"), seeds, st.integers(0, 9))
 def test_ranks_meet_for_a_synchronous_output_layer(case: Case, seed: int, longest: int) -> None:
     """S begins on all ranks at one time, and so does T, and nobody works before C2 is done."""
@@ -251,7 +252,7 @@ def test_ranks_meet_for_a_synchronous_output_layer(case: Case, seed: int, longes
         assert all(row[n + 2].start >= done for row, n in zip(rows, at, strict=True))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(plans)
 def test_communications_of_one_lane_have_the_same_members(plan: Plan) -> None:
     members: dict[tuple[object, ...], set[frozenset[int]]] = defaultdict(set)
@@ -281,7 +282,7 @@ def test_every_process_lowers_to_the_same_program() -> None:
     assert len(programs) == 1
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     cases(passes=30, shortened=True),
     st.sets(st.sampled_from(PASS_KINDS)),

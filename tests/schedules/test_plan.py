@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import by_hand
@@ -24,7 +25,7 @@ vocabulary none
 anything = cases(vocabulary=st.sampled_from([*BARRIERS]), passes=100)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(anything, st.booleans(), st.booleans())
 def test_text_round_trip(case: Case, evaluate: bool, looks_ahead: bool) -> None:
     plan = replace(case.plan, looks_ahead=looks_ahead)
@@ -102,7 +103,7 @@ def test_files_of_old_count_barriers(old: str, name: str) -> None:
     assert Plan.from_text(TEXT.replace("vocabulary none", old)) == Plan.from_text(new)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(anything, seeds)
 def test_evaluation_is_a_plan_of_its_own(case: Case, seed: int) -> None:
     plan = evaluation_plan(case.plan)
@@ -113,7 +114,7 @@ def test_evaluation_is_a_plan_of_its_own(case: Case, seed: int) -> None:
     assert plan.treatment == case.plan.treatment
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(anything)
 def test_evaluation_keeps_the_order_of_what_it_keeps(case: Case) -> None:
     for all_passes, kept in zip(case.plan.rows, evaluation_plan(case.plan).rows, strict=True):

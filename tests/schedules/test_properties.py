@@ -7,6 +7,7 @@ from collections import defaultdict
 from itertools import pairwise
 
 import pytest
+from harness.examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schedules import by_hand
@@ -96,14 +97,14 @@ def assert_vocabulary_in_order(case: Case, rows: list[list[Span]]) -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@settings(max_examples=16)
+@settings(max_examples=examples(16))
 @given(data=st.data(), seed=seeds)
 def test_in_the_order_of_the_block(schedule: str, data: st.DataObject, seed: int) -> None:
     assert_sound(data.draw(cases([schedule], treatments, passes=200)), seed)
 
 
 @pytest.mark.parametrize("schedule", NAMES)
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(data=st.data(), seed=seeds)
 def test_shortened_by_unequal_costs(schedule: str, data: st.DataObject, seed: int) -> None:
     assert_sound(data.draw(cases([schedule], treatments, passes=32, shortened=True)), seed)
@@ -111,7 +112,7 @@ def test_shortened_by_unequal_costs(schedule: str, data: st.DataObject, seed: in
 
 @pytest.mark.full
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), seed=seeds)
 def test_large_ones_in_the_order_of_the_block(
     schedule: str, data: st.DataObject, seed: int
@@ -121,7 +122,7 @@ def test_large_ones_in_the_order_of_the_block(
 
 @pytest.mark.full
 @pytest.mark.parametrize("schedule", NAMES)
-@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(10), suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), seed=seeds)
 def test_large_ones_shortened_by_unequal_costs(
     schedule: str, data: st.DataObject, seed: int
@@ -145,14 +146,14 @@ def test_what_the_blocks_hold_is_what_the_papers_say(p: int) -> None:
     assert block_peak("v-min", "none", p) == (p + 4) // 3
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.integers(2, 16), st.integers(2, 4))
 def test_what_interleaved_holds_is_what_megatrons_does(p: int, v: int) -> None:
     """A warm-up of (v - 1) p + 2 (p - 1) chunks on rank 0, and the one in hand."""
     assert block_peak("interleaved", "none", p, v) == ((v - 1) * p + 2 * (p - 1) + 1) / v
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     st.sampled_from(UNGROUPED),
     st.sampled_from(["vocab-2", "vocab-1", "naive"]),

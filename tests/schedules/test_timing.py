@@ -5,6 +5,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import by_hand
@@ -29,7 +30,7 @@ def assert_longest_paths(plan: Plan, costs: Costs) -> None:
 anything = cases(vocabulary=st.sampled_from([*BARRIERS]), passes=200)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(anything, seeds, st.booleans())
 def test_times_are_longest_paths(case: Case, seed: int, evaluate: bool) -> None:
     plan = evaluation_plan(case.plan) if evaluate else case.plan

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules.cases import BARRIERS, Case, cases
@@ -17,7 +18,7 @@ from megatron.schedules.torch_csv import from_torch_csv, to_torch_csv, torchtita
 WHOLE = cases(vocabulary=st.just("none"), passes=40).map(lambda case: case._replace(ahead=None))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(WHOLE)
 def test_round_trip(case: Case) -> None:
     assert from_torch_csv(to_torch_csv(case.plan)) == case.plan
@@ -103,7 +104,7 @@ def test_what_is_no_plan_is_refused(text: str, message: str) -> None:
         from_torch_csv(text)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(WHOLE, st.data())
 def test_a_damaged_file_is_a_plan_or_one_clear_error(case: Case, data: st.DataObject) -> None:
     text = to_torch_csv(case.plan)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from harness.examples import examples
 from hypothesis import given, settings
 from schedules.cases import Case, cases, few_trials, plans_of_blocks, random_costs, seeds
 
@@ -50,7 +51,7 @@ def test_wrong_rows_are_refused(row: str, fault: str) -> None:
         check(Plan.from_text(text))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(plans_of_blocks, seeds)
 def test_no_pass_ends_later(plan: Plan, seed: int) -> None:
     costs = random_costs(seed, plan.ranks, plan.chunks)
@@ -67,7 +68,7 @@ def test_no_pass_ends_later(plan: Plan, seed: int) -> None:
         assert all(end <= old for (_, end), old in ends)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(cases(shortened=True, passes=24))
 def test_no_plan_beats_the_bound(case: Case) -> None:
     if case.schedule == "zb-auto":

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import astuple
 
 import pytest
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,7 +43,7 @@ cases = {
 }
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(**cases)
 def test_a_simulated_rank_idles_for_others_only_and_all_idle_time_has_a_cause(
     schedule: str, vocabulary: str, p: int, m: int, comm: float
@@ -56,7 +57,7 @@ def test_a_simulated_rank_idles_for_others_only_and_all_idle_time_has_a_cause(
         assert causes.barrier == 0 or vocabulary != "none"
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(**cases, factor=st.floats(0.5, 2.0))
 def test_a_run_that_is_slower_throughout_has_that_ratio_everywhere(
     schedule: str, vocabulary: str, p: int, m: int, comm: float, factor: float

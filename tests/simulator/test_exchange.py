@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,7 +69,7 @@ def test_every_bucket_waits_for_its_latency() -> None:
     assert hidden(program, costs)["RG"].alone == pytest.approx(6 + 4 * 0.5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     schedule=st.sampled_from(["1f1b", "gpipe", "zb-h1", "zb-v", "interleaved"]),
     vocabulary=st.sampled_from(["none", "vocab-2", "interlaced"]),

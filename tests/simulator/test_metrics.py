@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +29,7 @@ def test_a_headline_by_hand() -> None:
     assert headline(timeline, in_flight(plan)) == expected
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(
     st.sampled_from(["1f1b", "zb-h1", "zb-h2", "v-half"]),
     st.sampled_from(["none", "vocab-2"]),

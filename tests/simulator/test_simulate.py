@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import pytest
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -114,7 +115,7 @@ def test_free_communication_leaves_no_span() -> None:
     assert {span.lane for span in timeline.spans} == {"compute"}
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     schedules,
     treatments,
@@ -139,7 +140,7 @@ def test_nothing_overlaps_that_cannot(
         assert all(a[1] <= b[0] for a, b in pairwise(taken))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     schedules,
     treatments,
@@ -169,7 +170,7 @@ def test_bubble_rate_by_hand() -> None:
     assert timeline.idle() == pytest.approx(1 - 6 / (2 * 6))
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.integers(1, 10), st.integers(1, 30))
 def test_bubble_of_1f1b(ranks: int, microbatches: int) -> None:
     """(p - 1) / (m + p - 1) of the time (arXiv 2104.04473, section 2.2.1, there as a ratio)."""

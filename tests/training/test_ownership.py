@@ -2,6 +2,7 @@
 
 import torch
 from correctness.short_runs import Job, Layout
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference.plain_gpt import GPTOptions, parameter_shapes
@@ -18,7 +19,7 @@ CPU = torch.device("cpu")
 SCHEDULES = [s for s in TRAINABLE_SCHEDULES if s != "file" and not TRAITS[s].needs_memory_limit]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     ranks=st.integers(1, 4),
     replicas=st.integers(1, 3),

@@ -7,6 +7,7 @@ and the order of another project is written out in ``by_hand``.
 from dataclasses import replace
 
 import pytest
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import by_hand
@@ -33,14 +34,14 @@ def idle(plan: Plan) -> float:
     return by_hand.span(plan, costs) / v - 3 * plan.microbatches
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(ranks, waves)
 def test_the_data_goes_down_the_ranks_and_up_again_in_every_wave(p: int, w: int) -> None:
     way = [rank for rank, _ in plan_of(p, 1, w).stages]
     assert way == [*range(p), *reversed(range(p))] * w
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(ranks, st.integers(1, 4), waves)
 def test_the_bubble_is_divided_by_the_waves(p: int, groups: int, w: int) -> None:
     """At m = p it is (2 p - 2) / (3 p w + 2 p - 2) of the time; more groups add only work."""
@@ -75,7 +76,7 @@ def test_it_idles_as_long_as_published_in_a_round_that_counts_the_bubble_whole(
     assert (3 * w + 1) / (3 * w + 2) < ours / published(p, w) < 1
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.integers(2, 10), st.integers(1, 3), waves)
 def test_it_idles_less_than_1f1b_and_interleaved_1f1b_with_its_memory(
     p: int, groups: int, w: int
@@ -91,14 +92,14 @@ def test_it_idles_less_than_1f1b_and_interleaved_1f1b_with_its_memory(
         assert max(in_flight(interleaved)) > p
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.integers(1, 8), waves)
 def test_a_group_of_p_runs_as_in_another_project(p: int, w: int) -> None:
     rows = [[str(item) for item in row] for row in plan_of(p, p, w).rows]
     assert rows == [by_hand.wave_by_wave_row(p, rank, p, w) for rank in range(p)]
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.integers(2, 6), st.integers(1, 20), waves)
 def test_groups_save_memory_beside_waves_of_all_microbatches(p: int, m: int, w: int) -> None:
     """Where all m microbatches take a wave before the next one, ranks hold m of them.
@@ -116,7 +117,7 @@ def test_groups_save_memory_beside_waves_of_all_microbatches(p: int, m: int, w: 
     assert idle(ours) <= idle(theirs) + 1e-9 or (m > p and m % p)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(ranks, st.integers(1, 40), waves)
 def test_every_rank_holds_up_to_p_microbatches(p: int, m: int, w: int) -> None:
     """None more, whatever m is, and from two groups on all ranks hold p: it is balanced."""
@@ -126,7 +127,7 @@ def test_every_rank_holds_up_to_p_microbatches(p: int, m: int, w: int) -> None:
         assert held == [p] * p
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(ranks, st.integers(0, 20), waves)
 def test_microbatches_that_fill_no_group_cost_at_most_the_bubble_of_one_wave(
     p: int, more: int, w: int

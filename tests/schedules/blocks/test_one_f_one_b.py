@@ -1,6 +1,7 @@
 """What 1F1B promises with its vocabulary passes: activations in flight rank by rank, and time."""
 
 import pytest
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import by_hand
@@ -20,7 +21,7 @@ def span(plan: Plan) -> float:
     return by_hand.span(plan, UNIT_COSTS)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(plans)
 def test_activations_in_flight(case: Case) -> None:
     """Rank i holds p - i microbatches, and one more for each barrier; never more than there are."""
@@ -28,7 +29,7 @@ def test_activations_in_flight(case: Case) -> None:
     assert in_flight(case.plan) == [min(m, p - rank + case.barriers) for rank in range(p)]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(cases(["1f1b"], passes=60), seeds)
 def test_costs_move_passes_within_the_promise(case: Case, seed: int) -> None:
     """A later rank may hold one microbatch more than in the block, and none more than rank 0."""
@@ -40,7 +41,7 @@ def test_costs_move_passes_within_the_promise(case: Case, seed: int) -> None:
     assert [sorted(row) for row in plan.rows] == [sorted(row) for row in case.plan.rows]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(with_passes)
 def test_vocabulary_passes_are_in_order_on_every_rank(case: Case) -> None:
     chain = case.treatment.output_passes
@@ -57,7 +58,7 @@ def test_vocabulary_passes_are_in_order_on_every_rank(case: Case) -> None:
                 assert at[f"{case.treatment.barriers[-1].after}{i}"] < at[f"B{i}"]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.integers(1, 10), st.integers(1, 24))
 def test_1f1b_takes_the_time_of_the_textbook(p: int, m: int) -> None:
     """F = 1 and B = 2: m + p - 1 slots of 3 (arXiv 2104.04473, section 2.2)."""

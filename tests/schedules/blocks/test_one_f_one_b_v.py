@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Final
 
 import pytest
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import by_hand
@@ -47,7 +48,7 @@ def test_its_block_holds_and_idles_as_much_as_the_published_pattern(
     assert by_hand.span(plan, Costs({"F": 1.0, "B": 2.0})) / 2 - 9 * p == pytest.approx(idle)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.integers(1, 48), st.integers(1, 4))
 def test_it_holds_two_thirds_of_what_1f1b_holds(p: int, groups: int) -> None:
     """(2 p + 3) / 3 microbatches, rounded down: 2 / 3 for many ranks."""
@@ -59,7 +60,7 @@ def test_it_holds_two_thirds_of_what_1f1b_holds(p: int, groups: int) -> None:
         assert held == (2 * p + 3) // 3
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.integers(1, 48))
 def test_a_microbatch_lives_as_long_on_every_rank(p: int) -> None:
     """From F to B about 8 p units of its two chunks: 2 p / 3 microbatches, one every 6 units."""
@@ -70,7 +71,7 @@ def test_a_microbatch_lives_as_long_on_every_rank(p: int) -> None:
         assert abs(backwards - forwards - 8 * p) <= 9
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.integers(1, 48))
 def test_forwards_and_two_backwards_out_of_three_pass_at_once(p: int) -> None:
     block = one_f_one_b_v(p)
@@ -83,7 +84,7 @@ def test_forwards_and_two_backwards_out_of_three_pass_at_once(p: int) -> None:
     assert abs(waits.count(3) - len(waits) / 3) < 1
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.integers(1, 12), st.integers(1, 5))
 def test_its_bubble_is_that_of_1f1b(p: int, groups: int) -> None:
     """Ranks idle for 3 (p - 1) forwards of a stage, and for one more where units do not fit."""

@@ -9,6 +9,7 @@ free communication and m = 3 p. F : B : W is 1 : 1 : 1 and 18 : 20 : 14.
 from typing import Final
 
 import pytest
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,7 +45,7 @@ def bubble(plan: Plan, costs: Costs) -> float:
 
 
 @pytest.mark.parametrize("schedule", HELD)
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.integers(1, 40), st.integers(1, 80))
 def test_a_block_holds_what_is_published(schedule: str, p: int, m: int) -> None:
     held = max(in_flight(make_plan(schedule, "none", p, m, shortened=False)))

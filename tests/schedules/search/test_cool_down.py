@@ -1,5 +1,6 @@
 """Fillers that wait for the cool-down, and ranks that idle only as long as they may."""
 
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import by_hand
@@ -33,7 +34,7 @@ def trials(plan: Plan, costs: Costs, affordable: int) -> list[Scheduled]:
     return [*cooled_down(problem, base, planned(problem, base, now.starts), work, affords)]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.data(), seeds, st.integers(0, 20))
 def test_trials_run_hold_no_more_and_are_no_more_than_is_afforded(
     data: st.DataObject, seed: int, affordable: int

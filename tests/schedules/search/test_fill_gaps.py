@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import by_hand
@@ -41,7 +42,7 @@ def ends(plan: Plan, costs: Costs) -> Mapping[tuple[int, Pass], float]:
     }
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(any_plan, seeds)
 def test_no_pass_is_later_than_before(plan: Plan, seed: int) -> None:
     costs = with_comms(random_costs(seed, plan.ranks, plan.chunks), seed, 3)
@@ -49,7 +50,7 @@ def test_no_pass_is_later_than_before(plan: Plan, seed: int) -> None:
     assert all(after[item] <= end for item, end in before.items())
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(any_plan, seeds, st.sampled_from([1e-9, 0.1, 3.7, 1e9]))
 def test_the_unit_of_time_does_not_matter(plan: Plan, seed: int, unit: float) -> None:
     """A gap that a pass fits exactly is not missed by rounding."""

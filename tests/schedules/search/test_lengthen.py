@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from harness.examples import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from schedules.cases import BARRIERS, NAMES, few_trials, random_costs, seeds, with_comms
@@ -42,7 +43,7 @@ def span_expected(plan: Plan, costs: Costs, target: Target) -> float:
     return Lengthening(graph, target).span(rows, earliest(plan, costs).starts, span(plan, costs))
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @example("1f1b", "vocab-2", 4, 0, 475)  # lengthened, it would wait for ever
 @given(
     st.sampled_from(NAMES),
@@ -115,7 +116,7 @@ def test_idle_time_does_not_grow_with_the_microbatches(schedule: str) -> None:
 
 
 @given(st.sampled_from(["1f1b", "zb-h1", "zb-v", "v-half"]), st.integers(2, 4), seeds)
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 def test_what_is_expected_of_a_plan_comes_true(schedule: str, ranks: int, seed: int) -> None:
     costs = random_costs(seed, ranks, TRAITS[schedule].chunks)
     short = make_plan(schedule, "none", ranks, 6 * ranks, costs, shortened=False)

@@ -4,6 +4,7 @@ import sys
 from random import Random
 
 import pytest
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules.all_orders import Stages, best_of_all_orders
@@ -122,7 +123,7 @@ def test_the_bound_holds_where_durations_are_no_round_numbers() -> None:
     assert found.proven
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(
     p=st.integers(1, 4), extra=st.integers(0, 4), seed=st.integers(0, 99), send=st.integers(0, 9)
 )
@@ -158,7 +159,7 @@ def test_a_v_shape_has_no_bubble_with_half_the_memory(p: int) -> None:
     assert less.time > 3 * m
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(
     stages=st.sampled_from([line(2), line(3), vee(2), around(2)]),
     m=st.integers(1, 3),

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import by_hand
@@ -56,7 +57,7 @@ def assert_within(plan: Plan, limits: list[Held], kept: float) -> None:
         assert all(one <= most + 1e-9 for one, most in zip(held, limit, strict=True))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(any_plan, seeds, kept_shares)
 def test_it_is_never_longer_holds_no_more_and_keeps_the_order_of_each_kind(
     plan: Plan, seed: int, kept: float
@@ -71,7 +72,7 @@ def test_it_is_never_longer_holds_no_more_and_keeps_the_order_of_each_kind(
         assert by_kind(before) == by_kind(after)
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(st.sampled_from(["zb-h1", "v-half"]), st.sampled_from(["none", "vocab-2"]), seeds)
 def test_what_is_tight_already_is_not_lengthened(schedule: str, vocabulary: str, seed: int) -> None:
     """No trial of the second search is taken unless it is shorter than the best of the first."""
@@ -83,7 +84,7 @@ def test_what_is_tight_already_is_not_lengthened(schedule: str, vocabulary: str,
     assert by_hand.span(twice, costs) <= by_hand.span(once, costs)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(any_plan, seeds, st.integers(0, 3))
 def test_higher_limits_are_kept_and_allow_no_longer_plan(plan: Plan, seed: int, more: int) -> None:
     costs = costs_of(plan, seed)
@@ -94,7 +95,7 @@ def test_higher_limits_are_kept_and_allow_no_longer_plan(plan: Plan, seed: int, 
     assert_within(shortened, limits, 1.0)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(any_plan, seeds, st.integers(0, 3))
 def test_a_search_without_a_block_keeps_limits_and_is_not_longer_than_its_start(
     plan: Plan, seed: int, more: int
@@ -110,7 +111,7 @@ def test_a_search_without_a_block_keeps_limits_and_is_not_longer_than_its_start(
     assert_within(shortened, limits, 1.0)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(any_plan, seeds, kept_shares, slack_shares)
 def test_every_schedule_on_the_way_runs_within_the_limits(
     plan: Plan, seed: int, kept: float, slacks: list[float]
@@ -132,7 +133,7 @@ def test_every_schedule_on_the_way_runs_within_the_limits(
             assert by_kind(before) == by_kind(after)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(cases(vocabulary=st.just("interlaced"), passes=30, shortened=True))
 def test_where_the_output_layer_is_synchronous_t_still_follows_its_s(case: Case) -> None:
     for row in case.plan.rows:
@@ -141,7 +142,7 @@ def test_where_the_output_layer_is_synchronous_t_still_follows_its_s(case: Case)
                 assert row[i + 1] == Pass("T", item.microbatch)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.integers(1, 8), st.integers(1, 20))
 def test_1f1b_has_nothing_to_gain(ranks: int, microbatches: int) -> None:
     plan = unroll(one_f_one_b(ranks), microbatches)

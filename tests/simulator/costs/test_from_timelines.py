@@ -1,6 +1,7 @@
 """Costs read off a timeline are those that it was simulated with; waiting is no cost."""
 
 import pytest
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,7 +28,7 @@ def drawn_costs(data: st.DataObject, p: int, chunks: int, comms: bool) -> Costs:
     return Costs(passes, {kind: data.draw(times) for kind in COMM_KINDS} if comms else {})
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     data=st.data(),
     schedule=st.sampled_from(["1f1b", "zb-h1", "v-half", "interleaved"]),

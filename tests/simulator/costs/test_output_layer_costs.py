@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +30,7 @@ def work(costs: Costs, schedule: str, vocabulary: str, ranks: int) -> list[float
     ]
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     schedule=SCHEDULES,
     ranks=st.integers(1, 5),
@@ -81,7 +82,7 @@ def test_a_backward_that_is_not_split_takes_both_gradients() -> None:
     assert placed.passes == {"F": [[1], [2.5]], "B": [[2], [5]]}
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(ranks=st.integers(2, 5), v_shape=st.booleans(), time=TIMES, per_stage=st.integers(1, 6))
 def test_redistribution_keeps_the_work_and_never_slows_the_slowest_stage(
     ranks: int, v_shape: bool, time: float, per_stage: int

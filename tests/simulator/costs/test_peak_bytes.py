@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,7 +67,7 @@ def test_what_r_computes_again_lives_until_b() -> None:
     assert peak_bytes(Plan.from_text(text.format("R0 B0 W0 R1 B1 W1")), sizes) == [40]
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(
     schedule=st.sampled_from(["gpipe", "1f1b", "zb-h1", "zb-v", "v-half"]),
     vocabulary=st.sampled_from(["none", "vocab-1", "vocab-2"]),

@@ -8,6 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,7 +51,7 @@ def passes_on_one_rank(*times: tuple[float, float]) -> Timeline:
     return Timeline(1, tuple(spans))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     schedule=st.sampled_from(["1f1b", "zb-h1", "v-half"]),
     vocabulary=st.sampled_from(["none", "naive", "vocab-1", "vocab-2", "interlaced"]),

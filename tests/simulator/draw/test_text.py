@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,7 +49,7 @@ cases = {
 }
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(**cases)
 def test_every_strip_has_a_row_a_rank_all_as_wide_as_asked_for(
     schedule: str, vocabulary: str, ranks: int, microbatches: int, width: int
@@ -64,7 +65,7 @@ def test_every_strip_has_a_row_a_rank_all_as_wide_as_asked_for(
     assert max(map(len, drawing.splitlines())) == width
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(**cases)
 def test_a_label_is_whole_and_stands_where_its_pass_runs(
     schedule: str, vocabulary: str, ranks: int, microbatches: int, width: int

@@ -5,6 +5,7 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import Any
 
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,7 +59,7 @@ cases = {
 }
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(**cases)
 def test_every_span_is_shown_once_on_its_rank_and_slices_of_a_thread_do_not_overlap(
     schedule: str, vocabulary: str, p: int, m: int, comm: float
@@ -75,7 +76,7 @@ def test_every_span_is_shown_once_on_its_rank_and_slices_of_a_thread_do_not_over
         assert all(end <= start + 1e-9 for (_, end), (start, _) in pairwise(sorted(slices)))
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(**cases)
 def test_arrows_lead_from_what_is_done_to_what_begins(
     schedule: str, vocabulary: str, p: int, m: int, comm: float

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from harness.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -64,7 +65,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(EVENTS, st.lists(st.sampled_from([0.0, 0.1, 10.0]), min_size=1))
 def test_at_the_end_the_terminal_has_the_printed_lines_and_nothing_else(
     events: list[Record | str], pauses: list[float]
