@@ -2,18 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import tyro
 
 from megatron.config.checks import check
-from megatron.config.declare import all_declarations, parser_of
+from megatron.config.declare import all_declarations, filled, parser_of, parser_of_given
 from megatron.config.flags import Flags
 from megatron.config.resolve import number_of_replicas, resolve
 from megatron.config.run_config import RunConfig
 from megatron.config.saved_model import add_saved_model
 from megatron.config.words import sort_words
 
-_PARSER = parser_of(Flags)  # made once, as tyro remembers what it learns of a class
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,10 @@ def read(argv: Sequence[str], world_size: int, speak: bool = True) -> Reading:
     """
     words = sort_words(argv, all_declarations(Flags), world_size)
     add_saved_model(words)
-    asks_help = not {"-h", "--help"}.isdisjoint(argv)
-    flags = _read(["--help"] if asks_help else words.words, speak)
-    flags = with_default_batch(flags, world_size)
+    if not {"-h", "--help"}.isdisjoint(argv):
+        _parsed(parser_of(Flags), ["--help"], speak)
+    given: object = _parsed(parser_of_given(Flags, words.given), words.words, speak)
+    flags = with_default_batch(filled(Flags, vars(given)), world_size)
     found = check(flags, world_size, words.unreadable)
     return Reading(flags, (*words.mistakes, *found.mistakes), (*words.notes, *found.notes))
 
@@ -81,10 +83,11 @@ def with_default_batch(flags: Flags, world_size: int) -> Flags:
     return replace(flags, train=replace(train, global_batch_size=batch))
 
 
-def _read(words: Sequence[str], speak: bool) -> Flags:
+def _parsed(parser: type[T], words: Sequence[str], speak: bool) -> T:
+    """Return what the words make of a dataclass that is annotated for tyro."""
     try:
         return tyro.cli(
-            _PARSER,
+            parser,
             prog="pretrain_gpt.py",
             args=words,
             config=(

@@ -15,8 +15,10 @@ from megatron.config.declare import (
     COUNT,
     Declaration,
     all_declarations,
+    filled,
     flag,
     parser_of,
+    parser_of_given,
 )
 from megatron.config.flags import Flags, ModelFlags
 from megatron.config.pairing import idle_notes, pairing_mistakes, value_mistakes
@@ -157,9 +159,13 @@ def test_one_line_makes_a_flag() -> None:
     def read(more: str) -> Any:
         found = sort_words(f"{line} {more}".split(), declared)
         assert not found.mistakes
-        return tyro.cli(
+        of_all = tyro.cli(
             parser_of(MoreFlags), args=found.words, config=(tyro.conf.OmitArgPrefixes,)
-        ).model
+        )
+        some: object = tyro.cli(parser_of_given(MoreFlags, found.given), args=found.words)
+        model = filled(MoreFlags, vars(some)).model
+        assert vars(model) == vars(of_all.model)
+        return model
 
     def mistakes(model: MoreModelFlags) -> list[str]:
         values = {"--" + name.replace("_", "-"): value for name, value in vars(model).items()}
