@@ -102,7 +102,7 @@ def test_it_tells_two_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_it_shows_the_beginning_of_a_plan_and_all_of_it_where_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = make_plan("zb-v", "vocab-2", 16, 40).to_text()
+    plan = make_plan("1f1b", "vocab-2", 16, 40).to_text()
     save(tmp_path, 10, plan=plan)
     assert call("show", tmp_path) == 0
     shown = capsys.readouterr().out.split("plan\n")[1].split("tensors\n")[0].splitlines()

@@ -143,7 +143,7 @@ def losses(said: str) -> list[str]:
         (Layout(2, "vocab-2", "zb-h1"), True, True),
         full(Layout(2, "none", "zb-v"), False, True),
         full(Layout(1, "none", replicas=2), False, True),
-        (Layout(2, "none", tensor=2, sequence=True), True, True),
+        full(Layout(2, "none", tensor=2, sequence=True), True, True),
         (Layout(1, "vocab-2", context=2, sharded=True), False, False),
         full(Layout(2, "none", replicas=2), False, False),
     ],

@@ -134,7 +134,7 @@ def printed(said: str, label: str) -> list[float]:
         Layout(2, "vocab-2", "zb-h1"),
         full(Layout(2, "none", "interleaved")),
         full(Layout(1, "none", replicas=2, overlap=True)),
-        Layout(2, "vocab-2", "zb-h1", replicas=2, overlap=True, sharded=True),
+        full(Layout(2, "vocab-2", "zb-h1", replicas=2, overlap=True, sharded=True)),
     ],
     ids=str,
 )
@@ -163,7 +163,7 @@ def test_evaluations_have_batches_of_the_last_size(ranks: RankPool) -> None:
     assert printed(by_rank[0].said, "lm loss value") == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("post_validation", [False, True])
+@pytest.mark.parametrize("post_validation", [full(False), True])
 def test_a_run_resumed_while_batches_grow_is_the_unbroken_one(
     post_validation: bool, ranks: RankPool, tmp_path: Path
 ) -> None:
