@@ -35,10 +35,12 @@ class Kernels(Protocol):
             quicker than a product and an addition.
         updates_at_once: ``adamw_`` reads and writes every tensor once, so that it is quicker than
             PyTorch's optimizer with what must happen before and after it.
+        longest_norm: longest row that ``norm_backward`` takes as quickly as autograd's own.
     """
 
     accumulates_products: bool
     updates_at_once: bool
+    longest_norm: int
 
     def gelu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
         """``x / 2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))``, the GELU of Megatron's MLP.
@@ -195,6 +197,27 @@ class Kernels(Protocol):
 
         Returns:
             [b, s, a d].
+        """
+        ...
+
+    def norm_backward(
+        self,
+        x: Tensor,
+        weight_h: Tensor,
+        mean_n: Tensor | None,
+        inverse_n: Tensor,
+        grad: Tensor,
+        stream_grad: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the gradients of a norm that was formed elsewhere: of x, weight and bias.
+
+        Args:
+            x: its input [..., h], which n rows make; dense.
+            weight_h: in the type of ``x``.
+            mean_n: fp32, of the rows; ``None``: it is an RMSNorm, without a bias.
+            inverse_n: fp32, ``1 / sqrt(variance + epsilon)``, or of the mean square.
+            grad: of the norm [..., h].
+            stream_grad: of another use of ``x``, which is added to the norm's; ``None``: nothing.
         """
         ...
 

@@ -142,6 +142,11 @@ class SelfAttention(nn.Module):
             if name.startswith(("q_layernorm.", "k_layernorm."))
         }
 
+    @property
+    def reader(self) -> Linear:
+        """What reads the input; nothing else does."""
+        return self.linear_qkv
+
     def forward(
         self,
         x_bsh: Tensor,

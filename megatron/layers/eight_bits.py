@@ -107,6 +107,9 @@ class EightBitProducts:
         factor = self.quantise(INPUT, ranks.gather(x), turned=turned)
         return factor, (x,) if self._keeps_input else _kept(factor, ranks)
 
+    def of_norm(self, x: Tensor, ranks: TensorParallel) -> None:
+        """See ``Products``: the kernels round what a norm has written."""
+
     def of_gradient(self, grad: Tensor, ranks: TensorParallel) -> tuple[Quantised, Kept]:
         """See ``Products``."""
         turned = ranks.sequence_parts == 1
@@ -221,6 +224,9 @@ class WideWeightGradients:
         """See ``Products``."""
         whole, kept = self._plain.of_input(x, ranks)
         return Both(self._narrow.quantise(INPUT, whole), whole), kept
+
+    def of_norm(self, x: Tensor, ranks: TensorParallel) -> None:
+        """See ``Products``: the weight's gradient needs the norm as it is."""
 
     def of_gradient(self, grad: Tensor, ranks: TensorParallel) -> tuple[Both, Kept]:
         """See ``Products``."""

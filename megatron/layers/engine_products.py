@@ -5,7 +5,8 @@ of the weight; the third, columns of both. Where blocks have scales, a block of 
 column: both are rounded from the tensor itself, and columns cannot be had from rows later. So a
 factor that only W needs is kept by its columns. Ranks that share tokens keep those of their own as
 they are, in place of a part of the columns, and gather and round them again: the same numbers give
-the same bits. A weight is rounded when an iteration first needs it.
+the same bits. A weight is rounded when an iteration first needs it. A norm is rounded as it is
+formed, where the package has a pass for both and ranks do not share tokens.
 
 Shapes: ``...`` any leading dimensions, n their product, i input features, o output features.
 """
@@ -24,7 +25,7 @@ from megatron.kernels.cuda.transformer_engine import (
     rounded,
 )
 from megatron.layers.eight_bits import Format, types_of
-from megatron.layers.products import Kept, Then, rows
+from megatron.layers.products import FormsNorm, Kept, Normed, Then, rows
 from megatron.layers.scales import GRADIENT, INPUT, WEIGHT, Role, Scaling
 from megatron.parallel.lanes import Done, Pending
 from megatron.parallel.tensor import TensorParallel
@@ -71,7 +72,8 @@ class EngineProducts:
         keeps_input: bool = False,
     ) -> None:
         self._engine = engine
-        self._dtype = dtype
+        self._dtype, self._input_type = dtype, types_of(form)[INPUT]
+        self._recipe, self._scaling = recipe, scaling
         if scaling is None:
             self._quantiser = _by_own_scales(engine, form, recipe, device)
         else:
@@ -90,6 +92,20 @@ class EngineProducts:
         if self._keeps_input or ranks.sequence_parts > 1:
             return self.quantise(INPUT, ranks.gather(x)), (x,)
         return self._with_columns(INPUT, x)
+
+    def of_norm(self, x: Tensor, ranks: TensorParallel) -> FormsNorm[Rounded] | None:
+        """See ``Products``."""
+        x_nk = rows(x)
+        is_alone = not self._keeps_input and ranks.sequence_parts == 1 and x.dtype == self._dtype
+        if not is_alone or not self._engine.rounds_norms(self._recipe, *x_nk.shape):
+            return None
+        if self._scaling is None:
+            return partial(self._normed, self._quantiser(INPUT, x_nk))
+        known = self._scaling.known(INPUT)
+        if known is None:
+            return None
+        quantiser = self._engine.given_scale(self._input_type, known.scale, known.seen)
+        return partial(self._normed, quantiser)
 
     def of_gradient(self, grad: Tensor, ranks: TensorParallel) -> tuple[Rounded, Kept]:
         """See ``Products``."""
@@ -141,6 +157,21 @@ class EngineProducts:
         x_nk = rows(x).contiguous()
         bits = rounded(self._quantiser(role, x_nk), x_nk, rows=straight, columns=turned)
         return Rounded(x.shape[:-1], bits)
+
+    def _normed(
+        self,
+        quantiser: object,
+        x: Tensor,
+        scale_h: Tensor,
+        bias_h: Tensor | None,
+        epsilon: float,
+    ) -> Normed[Rounded]:
+        """Return the norm of an input in 8 bits; see ``FormsNorm``."""
+        bits, mean_n, inverse_n = self._engine.norm(
+            rows(x).contiguous(), scale_h, bias_h, epsilon, quantiser
+        )
+        kept, self._again[INPUT] = columns_of(bits)
+        return Normed(Rounded(x.shape[:-1], bits), kept, mean_n, inverse_n)
 
     def _with_columns(self, role: Role, x: Tensor) -> tuple[Rounded, Kept]:
         """Return a factor by rows and columns, and what to keep of it: its columns."""

@@ -15,6 +15,7 @@ tensor parallelism b batch, s tokens of a sequence, u those of them that a rank 
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
@@ -92,6 +93,7 @@ class Linear(nn.Linear):
             self.holdings = {"weight": Cut(1)}
         self.columns, self.rows = columns, rows
         self.products: Products[Any] = PlainProducts(kernels)
+        self._expected: _Expected | None = None
 
     def reset_parameters(self) -> None:
         """Do nothing: ``megatron.model.init`` sets the values, from the right generator."""
@@ -102,11 +104,25 @@ class Linear(nn.Linear):
         alone = self.columns.size == self.rows.size == 1 and self.products.are_autograds
         if defer is None and alone and not self.adds_itself:
             return functional.linear(x, self.weight, self._recorded_bias)
+        expected, self._expected = self._expected, None
+        assert expected is None or expected.placeholder is x, "another input was expected"
         early = None
-        if self.keeps_first and self.weight.requires_grad:
+        if expected is None and self.keeps_first and self.weight.requires_grad:
             early = list[Any]()
             x = apply(_KeptInput, x, self.weight, early, self)
-        return apply(_SharedLinear, x, self.weight, self._recorded_bias, early, self, defer)
+        return apply(
+            _SharedLinear, x, self.weight, self._recorded_bias, early, expected, self, defer
+        )
+
+    def expect(self, placeholder: Tensor, factor: Any, kept: Kept) -> None:
+        """Let the next input be one whose factor is there already.
+
+        Args:
+            placeholder: that input [..., i]; autograd records it, and nobody reads it.
+            factor: of the input, by the layer's ``products``.
+            kept: of the factor.
+        """
+        self._expected = _Expected(placeholder, factor, kept)
 
     @property
     def _recorded_bias(self) -> Tensor | None:
@@ -124,6 +140,15 @@ class Linear(nn.Linear):
 
         def __call__(self, x: Tensor) -> Tensor:
             """See ``forward``."""
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """An input of a layer; see ``Linear.expect``."""
+
+    placeholder: Tensor
+    factor: Any
+    kept: Kept
 
 
 class HasModules(Protocol):
@@ -155,13 +180,18 @@ class _SharedLinear(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         early: list[Any] | None,
+        expected: _Expected | None,
         layer: Linear,
         defer: Defer | None,
     ) -> Tensor:
+        keeper = None
         if early:
             keeper, factor = early
+        elif expected is not None:
+            factor = expected.factor
+            ctx.save_for_backward(*expected.kept)
         else:
-            keeper, (factor, kept) = None, layer.products.of_input(x, layer.columns)
+            factor, kept = layer.products.of_input(x, layer.columns)
             ctx.save_for_backward(*kept)
         # A kept tensor that is computed again is not the parameter, which has the sum of gradients.
         ctx.weight, ctx.keeper, ctx.layer, ctx.defer = weight, keeper, layer, defer
@@ -184,7 +214,7 @@ class _SharedLinear(torch.autograd.Function):
             defer(_weight_gradient(layer, weight, kept_grad, kept))
         wanted = kept if needs_weight and defer is None else None
         x_grad, weight_grad = _products(layer, weight, factor, wanted, wants_x=needs_x)
-        return x_grad, weight_grad, bias_grad, None, None, None
+        return x_grad, weight_grad, bias_grad, None, None, None, None
 
 
 class _KeptInput(torch.autograd.Function):

@@ -84,6 +84,11 @@ class MLP(nn.Module):
         # without a gate it forms the bias's gradient, beside that of what holds the bias
         self.linear_fc1.leaves_bias_gradient = bias and fused == 1
 
+    @property
+    def reader(self) -> Linear | None:
+        """What reads the input, if nothing else does: computing again would."""
+        return None if self.recompute_mlp else self.linear_fc1
+
     def forward(self, x_bsh: Tensor) -> Tensor:
         """[b, s, h] -> [b, s, h], of the tokens that this rank has."""
         return again(self._run, x_bsh) if self.recompute_mlp else self._run(x_bsh)

@@ -1,5 +1,6 @@
 """The two norms of a GPT block; both compute in fp32 or better, whatever their input's type."""
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -41,6 +42,27 @@ def build_norm(
     raise ValueError(f"unknown normalization {kind!r}: choose LayerNorm or RMSNorm")
 
 
+@dataclass(frozen=True)
+class Formula:
+    """What a norm computes, for those who compute it elsewhere.
+
+    Attributes:
+        scale_h: what it multiplies by, connected with its weight.
+        bias_h: what it adds; ``None``: nothing, and it is an RMSNorm.
+        epsilon: as in ``build_norm``.
+        kernels: of the norm.
+    """
+
+    scale_h: Tensor
+    bias_h: Tensor | None
+    epsilon: float
+    kernels: Kernels
+
+    def fits(self, x: Tensor) -> bool:
+        """Return whether the kernels quickly form the gradients of this norm of ``x``."""
+        return x.dtype == self.scale_h.dtype and x.shape[-1] <= self.kernels.longest_norm
+
+
 class LayerNorm(nn.LayerNorm):
     """``torch.nn.LayerNorm`` by the kernels of its device; see ``build_norm``."""
 
@@ -68,6 +90,11 @@ class LayerNorm(nn.LayerNorm):
         """Return ``x + part``, or without a part ``x``, and its norm; see ``Kernels``."""
         scale = _scale(self.weight, self._zero_centred)
         return self._kernels.add_layer_norm(x, part, scale, self.bias, self.eps)
+
+    def formula(self) -> Formula:
+        """Return what it computes."""
+        scale = _scale(self.weight, self._zero_centred)
+        return Formula(scale, self.bias, self.eps, self._kernels)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -97,6 +124,11 @@ class RMSNorm(nn.RMSNorm):
         """Return ``x + part``, or without a part ``x``, and its norm; see ``Kernels``."""
         scale = _scale(self.weight, self._zero_centred)
         return self._kernels.add_rms_norm(x, part, scale, self._epsilon)
+
+    def formula(self) -> Formula:
+        """Return what it computes."""
+        scale = _scale(self.weight, self._zero_centred)
+        return Formula(scale, None, self._epsilon, self._kernels)
 
 
 def _scale(weight_h: Tensor, zero_centred: bool) -> Tensor:

@@ -9,6 +9,7 @@ Shapes: ``...`` any leading dimensions, n their product, i input features, o out
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from torch import Tensor
@@ -23,6 +24,27 @@ T = TypeVar("T")
 
 Kept: TypeAlias = tuple[Tensor, ...]
 """What is kept of a factor until W."""
+
+
+@dataclass(frozen=True)
+class Normed(Generic[Factor]):
+    """A norm as a factor.
+
+    Attributes:
+        factor: of the norm.
+        kept: of the factor.
+        mean_n: fp32, of every row; ``None``: it is an RMSNorm.
+        inverse_n: fp32, the inverse deviation or root mean square of every row.
+    """
+
+    factor: Factor
+    kept: Kept
+    mean_n: Tensor | None
+    inverse_n: Tensor
+
+
+FormsNorm: TypeAlias = Callable[[Tensor, Tensor, Tensor | None, float], Normed[Factor]]
+"""Forms a norm as a factor, of what the norm is of, its scale, its bias and epsilon."""
 
 
 class Products(Protocol[Factor]):
@@ -43,6 +65,18 @@ class Products(Protocol[Factor]):
         Args:
             x: of this rank's tokens.
             ranks: that gather it.
+        """
+        ...
+
+    def of_norm(self, x: Tensor, ranks: TensorParallel) -> FormsNorm[Factor] | None:
+        """Return what forms the factor of a norm in the norm's own pass.
+
+        Args:
+            x: of the shape and type of what the norm is of; not read.
+            ranks: that would gather the norm.
+
+        Returns:
+            ``None``: the norm comes first, and its factor by ``of_input``.
         """
         ...
 
@@ -100,6 +134,9 @@ class PlainProducts:
     def of_input(self, x: Tensor, ranks: TensorParallel) -> tuple[Tensor, Kept]:
         """See ``Products``."""
         return ranks.gather(x), (x,)
+
+    def of_norm(self, x: Tensor, ranks: TensorParallel) -> None:
+        """See ``Products``: a norm is a factor as it is."""
 
     def of_gradient(self, grad: Tensor, ranks: TensorParallel) -> tuple[Tensor, Kept]:
         """See ``Products``."""

@@ -55,6 +55,10 @@ class Scaling(Protocol):
         """
         ...
 
+    def known(self, role: Role) -> Scale | None:
+        """Return the scale of a tensor that is not there yet; ``None``: it takes the tensor."""
+        ...
+
 
 class OwnScales:
     """Every tensor is scaled by its own largest magnitude, as Megatron's ``tensorwise`` has it.
@@ -69,6 +73,9 @@ class OwnScales:
     def of(self, role: Role, x: Tensor, dtype: torch.dtype) -> Scale:
         """See ``Scaling``."""
         return _scale_of(self._kernels.largest(x), dtype)
+
+    def known(self, role: Role) -> None:
+        """See ``Scaling``."""
 
 
 def _scale_of(amax: Tensor, dtype: torch.dtype, seen: Tensor | None = None) -> Scale:
@@ -158,10 +165,18 @@ class DelayedScales:
 
     def of(self, number: int, role: Role, x: Tensor, dtype: torch.dtype) -> Scale:
         """Return the scale of a tensor of a layer, as ``Scaling`` does."""
-        seen = self._seen_l3[number, role] if self._records else None
-        if self.has_history:
-            return Scale(self._scales_l3[number, role], self._worths_l3[number, role], seen)
-        return _scale_of(self._kernels.largest(x), dtype, seen)
+        known = self.known(number, role)
+        return known or _scale_of(self._kernels.largest(x), dtype, self._seen(number, role))
+
+    def known(self, number: int, role: Role) -> Scale | None:
+        """Return the scale that a tensor of a layer will have, as ``Scaling`` does."""
+        if not self.has_history:
+            return None
+        scale, worth = self._scales_l3[number, role], self._worths_l3[number, role]
+        return Scale(scale, worth, self._seen(number, role))
+
+    def _seen(self, number: int, role: Role) -> Tensor | None:
+        return self._seen_l3[number, role] if self._records else None
 
 
 @dataclass(frozen=True)
@@ -172,3 +187,7 @@ class _OfLayer:
     def of(self, role: Role, x: Tensor, dtype: torch.dtype) -> Scale:
         """See ``Scaling``."""
         return self.scales.of(self.number, role, x, dtype)
+
+    def known(self, role: Role) -> Scale | None:
+        """See ``Scaling``."""
+        return self.scales.known(self.number, role)

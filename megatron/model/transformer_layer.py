@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
 from megatron.layers.dropout import DropoutSeeds, dropout
+from megatron.layers.linear import Linear
 from megatron.layers.norm import LayerNorm, RMSNorm
+from megatron.layers.normed_input import read_norm
 from megatron.layers.recompute import forgetting
 from megatron.layers.rope import RotaryEmbedding
 from megatron.model.config import ModelConfig
@@ -91,7 +93,9 @@ class TransformerLayer(nn.Module):
             [b, s, h], of the same tokens.
         """
         stream_bsh, attended_bsh = self._attend(x_bsh, rope, seeds, documents)
-        stream_bsh, normed_bsh = normed(self.pre_mlp_layernorm, stream_bsh, attended_bsh)
+        stream_bsh, normed_bsh = normed(
+            self.pre_mlp_layernorm, stream_bsh, attended_bsh, self._reader(self.mlp)
+        )
         mlp_bsh = self._use(
             self.pre_mlp_layernorm,
             stream_bsh,
@@ -108,7 +112,9 @@ class TransformerLayer(nn.Module):
         documents: Documents | None,
     ) -> tuple[Tensor, Tensor]:
         """Return the stream and what attention adds to it."""
-        x_bsh, normed_bsh = normed(self.input_layernorm, x_bsh, None)
+        x_bsh, normed_bsh = normed(
+            self.input_layernorm, x_bsh, None, self._reader(self.self_attention)
+        )
         attended_bsh = self._use(
             self.input_layernorm,
             x_bsh,
@@ -116,6 +122,12 @@ class TransformerLayer(nn.Module):
             lambda normed_bsh: self._attention_branch(normed_bsh, rope, seeds, documents),
         )
         return self._stream(x_bsh, normed_bsh), attended_bsh
+
+    def _reader(self, branch: nn.Module) -> Linear | None:
+        """Return the one that reads the norm before a branch, if nothing else does."""
+        reader = None if self.spec.adds_to_normed else getattr(branch, "reader", None)
+        assert reader is None or isinstance(reader, Linear)
+        return reader
 
     def _use(
         self,
@@ -153,7 +165,18 @@ class TransformerLayer(nn.Module):
         return normed_bsh.to(x_bsh.dtype) if self.spec.adds_to_normed else x_bsh
 
 
-def normed(norm: nn.Module, x_bsh: Tensor, part_bsh: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return ``x + part``, or without a part ``x``, and its norm."""
+def normed(
+    norm: nn.Module, x_bsh: Tensor, part_bsh: Tensor | None, reader: Linear | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return ``x + part``, or without a part ``x``, and its norm.
+
+    Args:
+        norm: of the stream.
+        x_bsh: the stream.
+        part_bsh: what a branch adds.
+        reader: the linear layer that reads the norm; ``None``: others may, too.
+    """
     assert isinstance(norm, LayerNorm | RMSNorm)
+    if reader is not None:
+        return read_norm(reader, norm, x_bsh, part_bsh)
     return norm.add(x_bsh, part_bsh)

@@ -98,7 +98,10 @@ def test_schedules_and_recomputation_change_no_bit(recipe: Recipe, ranks: RankPo
 
 
 def test_delayed_scales_train_as_with_the_own_kernels(ranks: RankPool) -> None:
-    """The second iteration takes scales from the first; then roundings to other numbers add up."""
+    """The second iteration takes scales from the first; then roundings to other numbers add up.
+
+    From then on the package rounds norms as it forms them, too.
+    """
     layout, batches = Layout(2, "vocab-2"), BATCHES[:2]
     own = config_of(layout, "delayed", by_package=False)
     ours = trained(ranks, own, batches)[0]

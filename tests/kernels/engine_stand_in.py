@@ -7,6 +7,7 @@ takes the rows or columns that the package's takes, so a factor without them fai
 """
 
 import math
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,11 +24,14 @@ from torch.nn import functional
 class DType(IntEnum):
     """The package's types, as far as they are needed."""
 
+    kFloat32 = 4  # noqa: N815 (the package's name)
+    kBFloat16 = 6  # noqa: N815 (the package's name)
     kFloat8E4M3 = 7  # noqa: N815 (the package's name)
     kFloat8E5M2 = 8  # noqa: N815 (the package's name)
 
 
 TYPES = {DType.kFloat8E4M3: torch.float8_e4m3fn, DType.kFloat8E5M2: torch.float8_e5m2}
+WIDE_TYPES = {DType.kFloat32: torch.float32, DType.kBFloat16: torch.bfloat16}
 
 
 class Quantizer:
@@ -328,6 +332,69 @@ def general_gemm(
     return out, None, None, None
 
 
+def layernorm_fwd(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    ln_out: object,
+    quantizer: Quantizer,
+    otype: DType,
+    sm_margin: int,
+    zero_centered_gamma: bool,
+) -> list[Any]:
+    """Form a norm and round it, once."""
+    x = _checked(input, weight, ln_out, quantizer, otype, sm_margin, zero_centered_gamma)
+    mean = x.mean(-1)
+    centred = x - mean[:, None]
+    inverse = (centred.square().mean(-1) + eps).rsqrt()
+    normed = centred * inverse[:, None] * weight.float() + bias.float()
+    return [quantizer.quantize(normed), mean, inverse]
+
+
+def rmsnorm_fwd(
+    input: Tensor,
+    weight: Tensor,
+    eps: float,
+    ln_out: object,
+    quantizer: Quantizer,
+    otype: DType,
+    sm_margin: int,
+    zero_centered_gamma: bool,
+) -> list[Any]:
+    """Form a norm and round it, once."""
+    x = _checked(input, weight, ln_out, quantizer, otype, sm_margin, zero_centered_gamma)
+    inverse = (x.square().mean(-1) + eps).rsqrt()
+    return [quantizer.quantize(x * inverse[:, None] * weight.float()), None, inverse]
+
+
+def _checked(
+    x: Tensor,
+    weight: Tensor,
+    ln_out: object,
+    quantizer: Quantizer,
+    otype: DType,
+    sm_margin: int,
+    zero_centered_gamma: bool,
+) -> Tensor:
+    """The input of a norm that the package rounds in the same pass, and would round rightly."""
+    assert x.dim() == 2
+    assert x.is_contiguous()
+    assert x.dtype == weight.dtype == WIDE_TYPES[otype]
+    assert ln_out is None
+    assert not sm_margin
+    assert not zero_centered_gamma
+    assert quantizer.internal, "otherwise the package returns subclasses of tensors"
+    by_cudnn = os.environ.get("NVTE_NORM_FWD_USE_CUDNN") == "1"
+    if isinstance(quantizer, MXFP8Quantizer):
+        assert by_cudnn
+        assert all(size % 128 == 0 for size in x.shape), "the package would round it afterwards"
+    else:
+        assert isinstance(quantizer, Float8Quantizer), "the package would round it afterwards"
+        assert not by_cudnn, "the largest magnitude of other norms would be lost"
+    return x.float()
+
+
 def available(return_reason: bool = False) -> bool | tuple[bool, str]:
     """The signature of ``is_fp8_available`` and its like: this GPU has a recipe."""
     return (True, "") if return_reason else True
@@ -353,11 +420,16 @@ def installed(*, hopper: bool = True, version: str = "2.14.0", **changed: Any) -
     modules: dict[str, dict[str, Any]] = {
         "transformer_engine": {"__version__": version},
         "transformer_engine.pytorch.constants": {
-            "TE_DType": {torch_type: kind for kind, torch_type in TYPES.items()}
+            "TE_DType": {torch_type: kind for kind, torch_type in (TYPES | WIDE_TYPES).items()}
         },
         "transformer_engine.pytorch": {k: v for k, v in there.items() if v is not None},
         "transformer_engine.pytorch.cpp_extensions": {
             "general_gemm": changed.get("general_gemm", general_gemm)
+        },
+        "transformer_engine_torch": {
+            name: found
+            for name, norm in (("layernorm_fwd", layernorm_fwd), ("rmsnorm_fwd", rmsnorm_fwd))
+            if (found := changed.get(name, norm)) is not None
         },
     }
     before = {name: sys.modules.get(name) for name in modules}

@@ -1,6 +1,7 @@
 """What is called of Transformer Engine, and what is said where it is not as it was published.
 
-``PUBLISHED`` are the arguments by version, as its wheels have them (2.10.0 to 2.20.2).
+``PUBLISHED`` are the arguments by version, as its wheels have them (2.10.0 to 2.20.2); those of
+norms, which are compiled, are as the sources of 2.10.0, 2.12.0, 2.14.0 and 2.20.2 bind them.
 """
 
 import inspect
@@ -13,6 +14,7 @@ from kernels.engine_stand_in import TYPES, DType, installed
 
 from megatron.kernels.cuda.transformer_engine import (
     USED,
+    arguments_of,
     columns_of,
     load_transformer_engine,
     rounded,
@@ -24,6 +26,7 @@ _GEMM: Final = (
 )
 _MXFP8: Final = "fp8_dtype rowwise columnwise"
 _BLOCK: Final = f"{_MXFP8} amax_epsilon force_pow_2_scales block_scaling_dim"
+_NORM: Final = "eps ln_out quantizer otype sm_margin zero_centered_gamma"
 PUBLISHED: Final = {
     "general_gemm": {"2.10": _GEMM},
     "Float8Quantizer": {"2.10": "scale amax fp8_dtype rowwise columnwise"},
@@ -33,6 +36,8 @@ PUBLISHED: Final = {
     },
     "Float8BlockQuantizer": {"2.10": f"{_BLOCK} all_gather_usage", "2.12": _BLOCK},
     "MXFP8Quantizer": {"2.10": _MXFP8, "2.19": f"{_MXFP8} with_2d_quantization"},
+    "layernorm_fwd": {"2.10": f"input weight bias {_NORM}"},
+    "rmsnorm_fwd": {"2.10": f"input weight {_NORM}"},
 }
 
 
@@ -72,13 +77,50 @@ def _without_out(A: Any, B: Any, layout: str = "TN") -> None:
     """A product that cannot add."""
 
 
+class Compiled:
+    """A function as pybind11 makes it: its signature stands in its documentation only."""
+
+    def __init__(self, documentation: str) -> None:
+        self.__doc__ = documentation
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """As ``inspect`` says of a compiled function."""
+        raise ValueError("no signature found for builtin")
+
+    def __call__(self, **_: Any) -> None:
+        """Do nothing."""
+
+
+RMSNORM: Final = (
+    "rmsnorm_fwd(input: handle, weight: handle, eps: float, ln_out: object, quantizer: handle, "
+    "otype: transformer_engine_torch.DType, sm_margin: int, zero_centered_gamma: bool)"
+    " -> list[object]\n\nRMSNorm of scale: one\n"
+)
+
+
+def test_arguments_of_a_compiled_function_are_read_from_its_documentation() -> None:
+    hook = torch._C._distributed_c10d._register_comm_hook
+    with pytest.raises(ValueError, match="no signature"):
+        inspect.signature(hook)
+    assert set(arguments_of(hook)) == {"reducer", "state", "comm_hook"}
+    assert set(arguments_of(Compiled(RMSNORM))) == set(USED["rmsnorm_fwd"].split())
+    with installed(rmsnorm_fwd=Compiled(RMSNORM)):
+        load_transformer_engine()
+
+
 @pytest.mark.parametrize(
     ("changed", "fault"),
     [
+        ({"layernorm_fwd": None}, "its layernorm_fwd is missing"),
+        (
+            {"rmsnorm_fwd": Compiled(RMSNORM.replace("sm_margin", "margin"))},
+            "its rmsnorm_fwd has no sm_margin",
+        ),
         ({"MXFP8Quantizer": None}, "its MXFP8Quantizer is missing"),
         ({"general_gemm": _without_out}, "its general_gemm has no out_dtype, out, bias"),
     ],
-    ids=["a class", "an argument"],
+    ids=["a norm", "a norm's argument", "a class", "an argument"],
 )
 def test_what_it_lacks_is_named(changed: dict[str, Any], fault: str) -> None:
     with installed(**changed), pytest.raises(ValueError, match=fault):

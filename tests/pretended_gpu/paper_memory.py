@@ -3,7 +3,7 @@
 ``python -m pretended_gpu`` (``__main__.py``) prints it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,10 +70,18 @@ def paper_config(
     return job.config(layout, torch.bfloat16)
 
 
-def memory(config: RunConfig, gpus: GpuPool) -> RankMemory:
-    """Return the memory of every rank of ``config``'s job."""
+def memory(
+    config: RunConfig, gpus: GpuPool, run: Callable[[RunConfig, int], Findings] | None = None
+) -> RankMemory:
+    """Return the memory of every rank of ``config``'s job.
+
+    Args:
+        config: the job.
+        gpus: they are not there.
+        run: what a rank does; ``None``: ``until_full``.
+    """
     grid = config.parallel.grid
-    found = gpus.map(_until_full, config, ranks=grid.world_size)
+    found = gpus.map(run or until_full, config, ranks=grid.world_size)
     # What a dry run prints is rounded to a tenth of a GiB, more than a percent of a small model's.
     predicted = forecast_run(config, make_run_plan(config), gpu("A100")).outcome.peak
     return RankMemory(
@@ -83,7 +91,7 @@ def memory(config: RunConfig, gpus: GpuPool) -> RankMemory:
     )
 
 
-def _until_full(config: RunConfig, rank: int) -> Findings:
+def until_full(config: RunConfig, rank: int) -> Findings:
     """The second iteration has the optimizer's moments, the third the copy of them, if any."""
     return run_rank(
         config, rank, iterations=3 if config.optimizer.post_validation else 2, valid=False

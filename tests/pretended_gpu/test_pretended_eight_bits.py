@@ -1,6 +1,7 @@
 """Products in 8 bits on GPUs that are not there: order, waits of the host, and memory."""
 
 from dataclasses import replace
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -8,7 +9,9 @@ import torch
 from correctness.short_runs import Job, Layout
 from cuda_path import needs_pretended_gpus
 from harness.marks import full
-from pretended_gpu.paper_memory import memory, paper_config
+from kernels.engine_stand_in import installed
+from pretended_gpu.lean_engine import LeanQuantizer, general_gemm, rmsnorm_fwd
+from pretended_gpu.paper_memory import memory, paper_config, until_full
 from pretended_gpu.pool import GpuPool
 from pretended_gpu.rank import Findings, run_rank
 from pretended_gpu.sound import assert_sound
@@ -79,5 +82,32 @@ def test_memory_is_what_a_dry_run_says(
         Layout(2, "vocab-2", schedule), 32_000, layers=4, micro_batch_size=4, **LLAMA
     )
     own = memory(in_eight_bits(config, eight_bits, recomputation), gpus)
+    assert own.faults == []
+    assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
+
+
+def by_engine(config: RunConfig, rank: int) -> Findings:
+    """Iterations until memory is full; from the second on, norms are rounded as they are formed."""
+    formed: list[int] = []
+
+    @wraps(rmsnorm_fwd)
+    def norm(**given: Any) -> list[Any]:
+        formed.append(rank)
+        return rmsnorm_fwd(**given)
+
+    with installed(general_gemm=general_gemm, Float8Quantizer=LeanQuantizer, rmsnorm_fwd=norm):
+        found = until_full(config, rank)
+    assert formed
+    return found
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", full("zb-h1")])
+def test_memory_with_transformer_engine_is_what_a_dry_run_says(
+    schedule: str, gpus: GpuPool
+) -> None:
+    config = paper_config(
+        Layout(2, "vocab-2", schedule), 32_000, layers=4, micro_batch_size=4, **LLAMA
+    )
+    own = memory(in_eight_bits(config, replace(DELAYED, transformer_engine=True)), gpus, by_engine)
     assert own.faults == []
     assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)

@@ -89,6 +89,12 @@ def test_transformer_engine_is_measured_where_it_is() -> None:
         name = f"G x by Transformer Engine, {recipe},"
         assert 0.001 < found.values["64"]["errors"][name] < 0.1
         assert found.values["64"][f"G x, added by Transformer Engine, {recipe}"] > 0
+    for kind in ("RMSNorm", "LayerNorm"):
+        for way in (f"{kind}, then rounded", f"{kind} in 8 bits"):
+            assert found.values["64"][f"{way} by Transformer Engine, delayed"] > 0
+        assert (
+            0.001 < found.values["64"]["errors"][f"{kind} W by Transformer Engine, delayed,"] < 0.1
+        )
 
 
 @pytest.mark.full

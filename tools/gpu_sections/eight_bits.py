@@ -1,6 +1,7 @@
 """Linear layers in 8 bits: their three products with all that belongs to them, beside bf16's.
 
-Where Transformer Engine is installed, its products too.
+Where Transformer Engine is installed, its products too, and its norms that are rounded as they are
+formed, beside norms that are rounded afterwards.
 
 Shapes: n tokens, h input features, o = 4h output features.
 """
@@ -14,14 +15,21 @@ from torch import Tensor
 
 from megatron.config.eight_bit_rules import LEAST_CAPABILITY
 from megatron.kernels.choose import kernels_for
-from megatron.kernels.cuda.transformer_engine import load_transformer_engine
+from megatron.kernels.cuda.transformer_engine import (
+    CUDNN_NORMS,
+    TransformerEngine,
+    load_transformer_engine,
+)
 from megatron.kernels.eight_bits import E4M3, E5M2, EightBits, largest_number
 from megatron.kernels.face import Kernels
+from megatron.layers.eight_bits import types_of
 from megatron.layers.engine_products import EngineProducts, Rounded
-from megatron.layers.scales import GRADIENT, INPUT, Role
+from megatron.layers.scales import GRADIENT, INPUT, WEIGHT, DelayedScales, Role
+from megatron.parallel.tensor import ALONE
 from tools.gpu_sections.timing import Scale, Section, laps, table
 
 TOKENS: Final = (4096, 8192)
+EPSILON: Final = 1e-5
 
 
 def measure(scale: Scale) -> Section:
@@ -32,13 +40,17 @@ def measure(scale: Scale) -> Section:
             return Section([f"Tensor cores of compute capability {capability} know no 8 bits."])
     kernels, values = kernels_for(scale.device, torch.bfloat16), {}
     rows: list[tuple[str, object]] = []
-    by_package, said_of_it = _by_transformer_engine(scale)
+    engine, by_package, said_of_it = _by_transformer_engine(scale)
     for n in (64,) if scale.small else TOKENS:
         h = 64 if scale.small else 4096
         own, errors = _products(scale, kernels, n, h)
         for recipe, make in by_package.items():
             theirs, off = _products_of(scale, recipe, make(), n, h)
             own, errors = own | theirs, errors | off
+        for recipe in ("delayed", "mxfp8"):
+            if engine and not engine.why_not(recipe) and engine.rounds_norms(recipe, n, h):
+                theirs, off = _norms(scale, kernels, engine, recipe, n, h)
+                own, errors = own | theirs, errors | off
         values[str(n)] = {**own, "errors": errors}
         rows += [(f"{name}, n = {n}", 1e6 * seconds) for name, seconds in own.items()]
         rows += [(f"{name} against float64, n = {n}", f"{off:.2%}") for name, off in errors.items()]
@@ -87,12 +99,12 @@ def _products(
 
 def _by_transformer_engine(
     scale: Scale,
-) -> tuple[dict[str, Callable[[], EngineProducts]], list[str]]:
-    """Return what makes the package's products, by recipe, and what is to be said of the others."""
+) -> tuple[TransformerEngine | None, dict[str, Callable[[], EngineProducts]], list[str]]:
+    """Return the package, what makes its products, by recipe, and what is said of the others."""
     try:
         engine = load_transformer_engine()
     except ValueError as error:
-        return {}, ["", f"Transformer Engine: {error}."]
+        return None, {}, ["", f"Transformer Engine: {error}."]
     found: dict[str, Callable[[], EngineProducts]] = {}
     said = ["", f"Transformer Engine {engine.version}."]
     for recipe in ("tensorwise", "blockwise", "mxfp8"):
@@ -102,7 +114,9 @@ def _by_transformer_engine(
             found[recipe] = partial(
                 EngineProducts, engine, torch.bfloat16, "hybrid", recipe, scale.device
             )
-    return found, said
+    if not engine.has_cudnn_norms:
+        said.append(f"Norms with mxfp8 are rounded as they are formed with {CUDNN_NORMS}=1 only.")
+    return engine, found, said
 
 
 def _products_of(
@@ -134,6 +148,54 @@ def _products_of(
         {f"{name} by Transformer Engine, {recipe}": found for name, found in seconds.items()},
         {f"{name} by Transformer Engine, {recipe},": found for name, found in errors.items()},
     )
+
+
+def _norms(
+    scale: Scale, kernels: Kernels, engine: TransformerEngine, recipe: str, n: int, h: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return as ``_products`` does what norms take, and how far off products of them are."""
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, device=scale.device, dtype=torch.bfloat16)
+
+    def then_rounded(write: Callable[[], Tensor]) -> Callable[[], object]:
+        return lambda: _both_ways(products, INPUT, write())
+
+    x, weight, scale_h, bias_h = drawn(n, h), drawn(4 * h, h), drawn(h), drawn(h)
+    written: dict[str, tuple[Tensor | None, Callable[[], Tensor]]] = {
+        "RMSNorm": (None, partial(kernels.rms_norm, x, scale_h, EPSILON)),
+        "LayerNorm": (bias_h, partial(kernels.layer_norm, x, scale_h, bias_h, EPSILON)),
+    }
+    products = _knowing_scales(scale, kernels, engine, recipe, (written["LayerNorm"][1](), weight))
+    form, name = products.of_norm(x, ALONE), f"by Transformer Engine, {recipe}"
+    assert form is not None
+    seconds, errors = dict[str, float](), dict[str, float]()
+    for kind, (bias, write) in written.items():
+        at_once = partial(form, x, scale_h, bias, EPSILON)
+        both = laps(scale, [then_rounded(write), at_once])
+        seconds[f"{kind}, then rounded {name}"], seconds[f"{kind} in 8 bits {name}"] = both
+        product = products.output(at_once().factor, weight, None)
+        errors[f"{kind} W {name},"] = _error(product, write(), weight.T)
+    return seconds, errors
+
+
+def _knowing_scales(
+    scale: Scale,
+    kernels: Kernels,
+    engine: TransformerEngine,
+    recipe: str,
+    seen: tuple[Tensor, Tensor],
+) -> EngineProducts:
+    """Return products that have seen an input and a weight in an iteration before."""
+    scales = DelayedScales(("layer",), types_of("hybrid"), kernels, scale.device)
+    scaling = scales.of_layer(0) if recipe == "delayed" else None
+    products = EngineProducts(engine, torch.bfloat16, "hybrid", recipe, scale.device, scaling)
+    scales.begin(records=True)
+    for role, tensor in zip((INPUT, WEIGHT), seen, strict=True):
+        _both_ways(products, role, tensor)
+    scales.end(lambda largest: None)
+    scales.begin(records=True)
+    return products
 
 
 def _both_ways(products: EngineProducts, role: Role, x: Tensor) -> Rounded:

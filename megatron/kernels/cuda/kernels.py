@@ -13,7 +13,7 @@ from megatron.kernels.cuda.activations import Activation
 from megatron.kernels.cuda.eight_bits import CudaEightBits
 from megatron.kernels.cuda.flash import find_flash_attention
 from megatron.kernels.cuda.gated import Gated
-from megatron.kernels.cuda.norms import Norm
+from megatron.kernels.cuda.norms import Norm, norm_backward
 from megatron.kernels.cuda.output import CudaOutput
 from megatron.kernels.cuda.products import Products
 from megatron.kernels.cuda.rotation import Rotation
@@ -38,6 +38,7 @@ class CudaKernels(CudaOutput, CudaEightBits, ReferenceKernels):
     """
 
     updates_at_once = True
+    longest_norm = WIDEST_ROW
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         assert dtype in TYPES, dtype
@@ -83,6 +84,21 @@ class CudaKernels(CudaOutput, CudaEightBits, ReferenceKernels):
             return total, ReferenceKernels.rms_norm(self, total, weight_h, epsilon)
         total, y = apply_all(Norm, x, part, weight_h, None, epsilon)
         return total, y
+
+    def norm_backward(
+        self,
+        x: Tensor,
+        weight_h: Tensor,
+        mean_n: Tensor | None,
+        inverse_n: Tensor,
+        grad: Tensor,
+        stream_grad: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """See ``Kernels``."""
+        assert x.shape[-1] <= WIDEST_ROW, x.shape
+        unread_n = inverse_n if mean_n is None else mean_n
+        statistics_2n, has_bias = torch.stack((unread_n, inverse_n)), mean_n is not None
+        return norm_backward(x, weight_h, statistics_2n, grad, stream_grad, has_bias=has_bias)
 
     def rotate(self, x_bsad: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
         """See ``Kernels``."""

@@ -60,22 +60,47 @@ class Norm(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         """Gradients of input, part, weight and bias."""
         total, weight_h, statistics_2r = ctx.saved_tensors
-        x_rh = as_rows(total)
-        r, h = x_rh.shape
         grad = torch.zeros_like(total) if grad is None else grad
-        x_grad = torch.empty(total.shape, dtype=total.dtype, device=total.device)
-        spans = triton.cdiv(r, operators.norm_span(r, h))
-        partial_jkh = statistics_2r.new_empty(1 + ctx.has_bias, spans, h)
-        operators.norm_backward(
-            as_rows(x_grad),
-            partial_jkh,
-            x_rh,
-            weight_h.contiguous(),
-            statistics_2r,
-            as_rows(grad.contiguous()),
-            None if stream_grad is None else as_rows(stream_grad.contiguous()),
+        x_grad, weight_grad_h, bias_grad_h = norm_backward(
+            total, weight_h, statistics_2r, grad, stream_grad, has_bias=ctx.has_bias
         )
-        sums_jh = weight_h.new_empty(1 + ctx.has_bias, h)
-        operators.column_sums(sums_jh, partial_jkh)
         part_grad = None if ctx.part_dtype is None else x_grad.to(ctx.part_dtype)
-        return x_grad, part_grad, sums_jh[0], sums_jh[1] if ctx.has_bias else None, None
+        return x_grad, part_grad, weight_grad_h, bias_grad_h, None
+
+
+def norm_backward(
+    x: Tensor,
+    weight_h: Tensor,
+    statistics_2r: Tensor,
+    grad: Tensor,
+    stream_grad: Tensor | None,
+    *,
+    has_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the gradients of x, weight and bias.
+
+    Args:
+        x: what the norm is of [..., h].
+        weight_h: its weight.
+        statistics_2r: means, which an RMSNorm does without, and inverse deviations.
+        grad: of the norm [..., h].
+        stream_grad: of another use of ``x``.
+        has_bias: it is a LayerNorm, else an RMSNorm.
+    """
+    x_rh = as_rows(x)
+    r, h = x_rh.shape
+    x_grad = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    spans = triton.cdiv(r, operators.norm_span(r, h))
+    partial_jkh = statistics_2r.new_empty(1 + has_bias, spans, h)
+    operators.norm_backward(
+        as_rows(x_grad),
+        partial_jkh,
+        x_rh,
+        weight_h.contiguous(),
+        statistics_2r,
+        as_rows(grad.contiguous()),
+        None if stream_grad is None else as_rows(stream_grad.contiguous()),
+    )
+    sums_jh = weight_h.new_empty(1 + has_bias, h)
+    operators.column_sums(sums_jh, partial_jkh)
+    return x_grad, sums_jh[0], sums_jh[1] if has_bias else None

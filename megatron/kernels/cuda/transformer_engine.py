@@ -2,15 +2,17 @@
 
 Its modules own their weights, and form gradients of weights first in, first out. What they are made
 of fits every schedule: *quantisers*, which round a tensor by rows, by columns or by both, and one
-product. That product adds to a sum, also in 8 bits, and it knows scales of blocks. The package is
-not required. It is named by a flag, and whatever it lacks is told at the start.
+product. That product adds to a sum, also in 8 bits, and it knows scales of blocks. Its norms round
+what they return in the same pass. The package is not required. It is named by a flag, and whatever
+it lacks is told at the start.
 
 Shapes: n rows, k columns of a factor.
 """
 
 import inspect
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final, Literal, TypeAlias
@@ -34,8 +36,23 @@ USED: Final = {
     "Float8CurrentScalingQuantizer": "fp8_dtype device rowwise columnwise",
     "Float8BlockQuantizer": "fp8_dtype rowwise columnwise block_scaling_dim",
     "MXFP8Quantizer": "fp8_dtype rowwise columnwise",
+    "layernorm_fwd": ("input weight bias eps ln_out quantizer otype sm_margin zero_centered_gamma"),
+    "rmsnorm_fwd": "input weight eps ln_out quantizer otype sm_margin zero_centered_gamma",
 }
 """What is called, and the names of the arguments that it is given."""
+
+_HOMES: Final = {
+    "general_gemm": "transformer_engine.pytorch.cpp_extensions",
+    "layernorm_fwd": "transformer_engine_torch",
+    "rmsnorm_fwd": "transformer_engine_torch",
+}
+"""Modules of what ``transformer_engine.pytorch`` itself does not have."""
+
+CUDNN_NORMS: Final = "NVTE_NORM_FWD_USE_CUDNN"
+"""The package's environment variable that lets cuDNN form norms."""
+
+TILE: Final = 128
+"""Rows and columns of which cuDNN forms and rounds a norm with scales of blocks."""
 
 _AVAILABLE: Final = {
     "tensorwise": "is_fp8_available",
@@ -54,13 +71,19 @@ class TransformerEngine:
         version: of the package.
         module: ``transformer_engine.pytorch``.
         gemm: its product.
-        types: its names of types of 8 bits.
+        layer_norm: its LayerNorm.
+        rms_norm: its RMSNorm.
+        types: its names of types.
+        has_cudnn_norms: cuDNN forms its norms, as the environment says.
     """
 
     version: str
     module: Any
     gemm: Callable[..., Any]
+    layer_norm: Callable[..., Any]
+    rms_norm: Callable[..., Any]
     types: Mapping[torch.dtype, Any]
+    has_cudnn_norms: bool
 
     def why_not(self, recipe: str) -> str | None:
         """Return what the current GPU lacks for a recipe; ``None``: nothing."""
@@ -104,6 +127,55 @@ class TransformerEngine:
         return self.module.Float8Quantizer(
             scale=scale.view(1), amax=largest.view(1), fp8_dtype=self.types[dtype]
         )
+
+    def rounds_norms(self, recipe: str, rows: int, columns: int) -> bool:
+        """Return whether a norm is rounded in the pass that forms it.
+
+        Its own norms do so by a scale that is known. Those of cuDNN write the largest magnitude of
+        one norm over that of the others, but they know scales of 32 numbers. In all other cases the
+        package writes the norm in 16 bits, and then rounds it.
+
+        Args:
+            recipe: of the scales.
+            rows: of the norm.
+            columns: of the norm.
+        """
+        if self.has_cudnn_norms:
+            return recipe == "mxfp8" and rows % TILE == columns % TILE == 0
+        return recipe == "delayed"
+
+    def norm(
+        self,
+        x_nk: Tensor,
+        weight_k: Tensor,
+        bias_k: Tensor | None,
+        epsilon: float,
+        quantiser: Any,
+    ) -> tuple[Bits, Tensor | None, Tensor]:
+        """Return a norm in 8 bits by rows and columns, its rows' means, and inverse deviations.
+
+        Args:
+            x_nk: activations, dense.
+            weight_k: in their type.
+            bias_k: in their type; ``None``: RMSNorm, without means.
+            epsilon: as in ``Kernels``.
+            quantiser: rounds the norm.
+        """
+        quantiser.internal = True
+        quantiser.set_usage(rowwise=True, columnwise=True)
+        values = {"input": x_nk, "weight": weight_k, "eps": epsilon}
+        if bias_k is not None:
+            values["bias"] = bias_k
+        form = self.rms_norm if bias_k is None else self.layer_norm
+        bits, mean_n, inverse_n = form(
+            **values,
+            ln_out=None,
+            quantizer=quantiser,
+            otype=self.types[x_nk.dtype],
+            sm_margin=0,
+            zero_centered_gamma=False,
+        )
+        return bits, mean_n, inverse_n
 
     def product(
         self,
@@ -186,7 +258,7 @@ def load_transformer_engine() -> TransformerEngine:
     name = "transformer_engine.pytorch"
     try:
         module = import_module(name)
-        products = import_module(f"{name}.cpp_extensions")
+        homes = {home: import_module(home) for home in _HOMES.values()}
         types = import_module(f"{name}.constants").TE_DType
         version = str(import_module("transformer_engine").__version__)
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
@@ -195,17 +267,40 @@ def load_transformer_engine() -> TransformerEngine:
     if not found or not OLDEST <= (int(found[1]), int(found[2])) < (NEXT_MAJOR,):
         oldest = ".".join(map(str, OLDEST))
         raise ValueError(f"version {version} is installed, and {oldest} to 2.x are known here")
-    _check_names(module, products)
-    return TransformerEngine(version, module, products.general_gemm, types)
+    called: dict[str, Any] = {
+        name: getattr(homes[_HOMES[name]] if name in _HOMES else module, name, None)
+        for name in USED
+    }
+    _check_names(called)
+    return TransformerEngine(
+        version=version,
+        module=module,
+        gemm=called["general_gemm"],
+        layer_norm=called["layernorm_fwd"],
+        rms_norm=called["rmsnorm_fwd"],
+        types=types,
+        has_cudnn_norms=os.environ.get(CUDNN_NORMS, "") not in ("", "0"),
+    )
 
 
-def _check_names(module: Any, products: Any) -> None:
+def _check_names(called: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` unless all that is called is there, with the arguments it is given."""
     for name, arguments in USED.items():
-        function = getattr(products if name == "general_gemm" else module, name, None)
-        if function is None:
+        if called[name] is None:
             raise ValueError(f"its {name} is missing")
-        known = inspect.signature(function).parameters
+        known = arguments_of(called[name])
         lacks = [argument for argument in arguments.split() if argument not in known]
         if lacks:
             raise ValueError(f"its {name} has no {', '.join(lacks)}")
+
+
+def arguments_of(function: Any) -> Collection[str]:
+    """Return the names of a function's arguments.
+
+    Compiled functions have no signature for ``inspect``. Their documentation begins with one.
+    """
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        first, *_ = (function.__doc__ or "").splitlines() or [""]
+        return set(re.findall(r"[(,]\s*(\w+)\s*:", first))

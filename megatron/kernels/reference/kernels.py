@@ -1,5 +1,6 @@
 """All kernels in PyTorch's own operations, for any device and type; the others must match them."""
 
+import sys
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -14,6 +15,7 @@ from megatron.kernels.heads import split_heads
 from megatron.kernels.reference import eight_bits, optimizer
 from megatron.kernels.reference.bias import with_bias
 from megatron.kernels.reference.geglu import GeGLU
+from megatron.kernels.reference.norm_backward import norm_backward
 from megatron.kernels.reference.packed_attention import can_pack, packed_attention
 from megatron.kernels.reference.rotation import Rotation
 from megatron.kernels.reference.scored_attention import scored_attention
@@ -39,6 +41,7 @@ class ReferenceKernels(TiledOutput):
 
     accumulates_products = False
     updates_at_once = False
+    longest_norm = sys.maxsize
 
     def __init__(self, tile_rows: int = TILE_ROWS) -> None:
         self.tile_rows = tile_rows
@@ -81,6 +84,18 @@ class ReferenceKernels(TiledOutput):
         """See ``Kernels``."""
         total = x if part is None else x + part
         return total, self.rms_norm(total, weight_h, epsilon)
+
+    def norm_backward(
+        self,
+        x: Tensor,
+        weight_h: Tensor,
+        mean_n: Tensor | None,
+        inverse_n: Tensor,
+        grad: Tensor,
+        stream_grad: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """See ``Kernels``."""
+        return norm_backward(x, weight_h, mean_n, inverse_n, grad, stream_grad)
 
     def rotate(self, x_bsad: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
         """See ``Kernels``."""

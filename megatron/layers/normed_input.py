@@ -1,0 +1,76 @@
+"""An input that is a norm, formed in the type of the factor that its linear layer multiplies.
+
+The norm in 16 bits is then neither written nor read. The layer gets a place holder for it, of its
+shape, and finds the factor beside it. Autograd sees the norm, as ever: where its gradient and that
+of the residual stream meet, they are added in one pass.
+
+Shapes: ``...`` any leading dimensions, n their product, h hidden.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from megatron.kernels.autograd import apply_all
+from megatron.layers.linear import Linear
+from megatron.layers.norm import Formula, LayerNorm, RMSNorm
+from megatron.layers.products import FormsNorm
+
+
+def read_norm(
+    reader: Linear, norm: LayerNorm | RMSNorm, x: Tensor, part: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return ``x + part``, or without a part ``x``, and its norm for one linear layer.
+
+    Args:
+        reader: reads the norm next, and nothing else does.
+        norm: of the residual stream.
+        x: the stream [..., h].
+        part: what a branch adds.
+    """
+    form = reader.products.of_norm(x, reader.columns)
+    if form is None or not (formula := norm.formula()).fits(x):
+        return norm.add(x, part)
+    total, found = x if part is None else x + part, list[Any]()
+    stream, placeholder = apply_all(
+        _NormedInput, total, formula.scale_h, formula.bias_h, formula, form, found
+    )
+    reader.expect(placeholder, *found)
+    return stream, placeholder
+
+
+class _NormedInput(torch.autograd.Function):
+    """The residual stream as it is, and a place holder for its norm."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        scale_h: Tensor,
+        bias_h: Tensor | None,
+        formula: Formula,
+        form: FormsNorm[Any],
+        found: list[Any],
+    ) -> tuple[Tensor, Tensor]:
+        """Put the factor, and what to keep of it, into ``found``."""
+        ctx.set_materialize_grads(False)
+        normed = form(x, scale_h, bias_h, formula.epsilon)
+        ctx.save_for_backward(x, scale_h, normed.mean_n, normed.inverse_n)
+        ctx.kernels = formula.kernels
+        found += normed.factor, normed.kept
+        return x.view_as(x), x.new_empty(()).expand(x.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, stream_grad: Tensor | None, grad: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        x, scale_h, mean_n, inverse_n = ctx.saved_tensors
+        if grad is None:
+            return stream_grad, None, None, None, None, None
+        x_grad, scale_grad_h, bias_grad_h = ctx.kernels.norm_backward(
+            x.contiguous(), scale_h, mean_n, inverse_n, grad, stream_grad
+        )
+        return x_grad, scale_grad_h, bias_grad_h, None, None, None
