@@ -126,8 +126,9 @@ def test_the_small_form_runs_to_its_end(tmp_path: Path) -> None:
     assert all(training[f"{kind} / products"] > 0 for kind in "FBW")
     ours, theirs = plain["ours, 1F1B"], plain["plain, torch.compile"]
     assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-2)
-    [difference] = found["ranks"]["values"]["differences"].values()
-    assert difference < 1e-4
+    differences = found["ranks"]["values"]["differences"].values()
+    assert len(differences) == 2
+    assert all(difference < 1e-4 for difference in differences)
     assert found["contract"]["values"]["returncode"] == 0
 
 
