@@ -38,4 +38,9 @@ def _memory_of_cpus(flags: Flags) -> Iterator[str]:
         yield "--record-memory-history changes nothing: PyTorch remembers allocations on GPUs only"
 
 
-CLUSTER_NOTES: Final = (_idle_on_cpus, _memory_of_cpus)
+def _drawn_by_cpus(flags: Flags) -> Iterator[str]:
+    if flags.train.use_cpu_initialization and not on_cuda(flags):
+        yield "--use-cpu-initialization changes nothing: ranks on CPUs draw their weights there"
+
+
+CLUSTER_NOTES: Final = (_idle_on_cpus, _memory_of_cpus, _drawn_by_cpus)

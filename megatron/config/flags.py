@@ -229,6 +229,9 @@ class TrainFlags:
     exit_interval: int | None = flag(None,
         "Stop after the first iteration that this number divides.", COUNT, unset="never")
     seed: int = flag(1234, "Seed of weights, data order and dropout.", SEED)
+    use_cpu_initialization: bool = flag(False,
+        "Draw the initial weights on the CPU for GPUs, too, which otherwise draw other numbers, by "
+        "their kind.")
     bf16: bool = flag(False,
         "Parameters and activations in bf16, not fp32; master weights and gradients stay fp32.")
     eval_interval: int | None = flag(None,

@@ -22,6 +22,7 @@ from megatron.config.gpu_driver import why_gpus_are_out_of_reach
 from megatron.config.installed import tensorboard_rule, wandb_rule
 from megatron.config.lengths import growth_of
 from megatron.config.long_run_flags import ReplicaFlags
+from megatron.config.optimizer_impl import IMPLEMENTATION_OF_MACHINE
 from megatron.config.pipeline_asks import treatment_of
 from megatron.config.pipeline_flags import settle_pipeline, size_faults
 from megatron.config.resolve import number_of_replicas, ranks_of_replica, vocabulary
@@ -53,7 +54,8 @@ def job_notes(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
     """The rules about flags that change nothing on this machine, or with so many ranks."""
     alone = partial(_one_replica, world_size)
     eight_bits = (eight_bits_on_cpus, pytorch_for_transformer_engine)
-    here = (_backend_of_cpus, _narrow_products_on_cpus, *eight_bits, *CLUSTER_NOTES)
+    of_machine = (*eight_bits, *IMPLEMENTATION_OF_MACHINE, *CLUSTER_NOTES)
+    here = (_backend_of_cpus, _narrow_products_on_cpus, *of_machine)
     return (alone,) if dry_run else (alone, *here)
 
 

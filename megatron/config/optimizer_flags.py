@@ -16,6 +16,7 @@ from megatron.optimizer.config import (
 _WSD: Final = "--lr-decay-style WSD"
 _MUON: Final = "--optimizer muon"
 _SGD: Final = "--optimizer sgd"
+_NO_ADAM: Final = "--optimizer sgd or --skip-train"
 _INCREASE: Final = "--weight-decay-incr-style linear or --weight-decay-incr-style cosine"
 
 # The formatter is off so that the flags read as a table.
@@ -68,6 +69,10 @@ class OptimizerFlags:
     optimizer: Literal["adam", "sgd", "muon"] = flag("adam",
         "adam: with decoupled weight decay; sgd: with momentum, and decay added to the gradient; "
         "muon: for the matrices of the layers, and Adam for all other weights.")
+    optimizer_impl: Literal["auto", "local", "apex", "torch"] = flag("auto",
+        "Whose AdamW updates on GPUs. local: one Triton kernel of this project; apex: "
+        "apex.optimizers.FusedAdam, where NVIDIA's package is; torch: PyTorch's. auto: the first "
+        "of them that is there.", idle_with=_NO_ADAM)
     adam_beta1: float = flag(0.9, "First-moment decay.", SHARE, idle_with=_SGD)
     adam_beta2: float = flag(0.999, "Second-moment decay.", SHARE, idle_with=_SGD)
     adam_eps: float = flag(1e-8, "Added to the root of the second moment.", POSITIVE,

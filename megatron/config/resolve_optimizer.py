@@ -6,6 +6,7 @@ from megatron.config.copied import copied
 from megatron.config.flags import Flags, TrainFlags
 from megatron.config.lengths import iterations
 from megatron.config.optimizer_flags import OptimizerFlags
+from megatron.config.optimizer_impl import implementation_of
 from megatron.config.precision_flags import PrecisionFlags
 from megatron.optimizer.config import LossScaleConfig, MuonConfig, OptimizerConfig
 
@@ -51,6 +52,7 @@ def optimizer_config(flags: Flags) -> OptimizerConfig:
         muon=muon_config(optimizer),
         post_validation=optimizer.enable_optimizer_post_validation,
         loss_scale=loss_scale_config(flags.precision),
+        implementation=implementation_of(flags),
         exp_avg_dtype=flags.precision.exp_avg_dtype,
         exp_avg_sq_dtype=flags.precision.exp_avg_sq_dtype,
     )

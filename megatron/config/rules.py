@@ -15,6 +15,7 @@ from megatron.config.flags import Flags
 from megatron.config.guard_rules import GUARD_NOTES, GUARD_RULES
 from megatron.config.layer_rules import LAYER_NOTES, LAYER_RULES
 from megatron.config.lengths import growth_of, iterations
+from megatron.config.optimizer_impl import IMPLEMENTATION_NOTES, IMPLEMENTATION_RULES
 from megatron.config.optimizer_rules import OPTIMIZER_NOTES, OPTIMIZER_RULES
 from megatron.config.pipeline_flags import PIPELINE_NOTES, PIPELINE_RULES
 from megatron.config.precision_rules import PRECISION_NOTES, PRECISION_RULES
@@ -163,6 +164,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *EIGHT_BIT_RULES,
     *RECOMPUTE_RULES,
     *OPTIMIZER_RULES,
+    *IMPLEMENTATION_RULES,
     *CORPUS_RULES,
     deepspeed_file,
     _trace,
@@ -175,6 +177,7 @@ NOTES: Final[tuple[Rule, ...]] = (
     *LAYER_NOTES,
     *PRECISION_NOTES,
     *OPTIMIZER_NOTES,
+    *IMPLEMENTATION_NOTES,
     *CORPUS_NOTES,
     _idle_without_training,
     *PIPELINE_NOTES,

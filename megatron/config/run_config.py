@@ -149,6 +149,7 @@ class TrainConfig:
         train_iters: iterations of the whole job, if it begins at sample 0.
         exit_interval: stop after the first iteration that this number divides; ``None``: never.
         seed: seed of the initial weights, the data order and dropout.
+        use_cpu_initialization: draw initial weights of GPUs on the CPU.
         dtype: ``torch.bfloat16``, ``torch.float16`` or ``torch.float32``, of parameters and
             activations.
         gradient_dtype: in which the gradients of an iteration add up; ``dtype``, if that is fp32.
@@ -187,6 +188,7 @@ class TrainConfig:
     gradient_dtype: torch.dtype = torch.float32
     wide_stream: bool = False
     eight_bits: EightBitConfig | None = None
+    use_cpu_initialization: bool = False
 
     @property
     def num_microbatches(self) -> int:

@@ -308,10 +308,15 @@ class RankModel(nn.Module):
         assert isinstance(layers, nn.ModuleList)
         return zip(self.placement.chunks[chunk], layers, strict=True)
 
-    def initialise(self, seed: int) -> None:
-        """Draw all weights: the same numbers for every placement."""
+    def initialise(self, seed: int, *, on_cpu: bool = False) -> None:
+        """Draw all weights: the same numbers for every placement; see ``model.init``.
+
+        Args:
+            seed: the run's seed.
+            on_cpu: whether the CPU draws those of a GPU.
+        """
         for owned in self.owned_parameters():
-            initialise(owned, self.config, seed)
+            initialise(owned, self.config, seed, on_cpu=on_cpu)
 
     def owned_parameters(self) -> Iterator[OwnedParameter]:
         """Yield every parameter of this rank once, with the boxes of the whole model's tensor."""

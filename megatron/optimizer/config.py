@@ -26,6 +26,10 @@ MomentType = Literal["fp32", "bf16"]
 """A type in which moments are kept; a word, because checkpoints keep it."""
 
 
+Implementation = Literal["local", "apex", "torch"]
+"""Whose AdamW updates: the kernels' own where they have one, else PyTorch's; apex's; PyTorch's."""
+
+
 @dataclass(frozen=True)
 class MuonConfig:
     """Muon for the matrices of the layers; the names are Megatron's, behind ``--muon-``.
@@ -100,6 +104,7 @@ class OptimizerConfig:
         post_validation: step on the norm over the ranks up to this one, and step again if that
             turns out wrong (``megatron.optimizer.post_validation``).
         loss_scale: that fp16 needs; ``None``: losses are not scaled.
+        implementation: of AdamW.
         exp_avg_dtype: of Adam's first moment, which is updated in fp32.
         exp_avg_sq_dtype: of its second moment.
     """
@@ -128,5 +133,6 @@ class OptimizerConfig:
     clip_grad: float = 1.0
     post_validation: bool = False
     loss_scale: LossScaleConfig | None = None
+    implementation: Implementation = "local"
     exp_avg_dtype: MomentType = "fp32"
     exp_avg_sq_dtype: MomentType = "fp32"

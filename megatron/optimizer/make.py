@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from megatron.kernels.face import Kernels
 from megatron.model.ownership import LAYERS, MULTI_TOKEN_PREDICTION, OwnedParameter
 from megatron.optimizer.adamw import AdamW
+from megatron.optimizer.apex_adamw import ApexAdamW
 from megatron.optimizer.bucket_layouts import KeepsWhole
 from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.mixed_precision import Master, MixedPrecisionOptimizer, Rule
@@ -50,7 +51,10 @@ def make_optimizer(
 
 
 def _adamw(masters: Sequence[Master], config: OptimizerConfig, kernels: Kernels) -> Rule:
-    if kernels.updates_at_once:
+    if config.implementation == "apex":
+        assert not _keeps_16_bits(masters, config), "FusedAdam takes one type for all"
+        return ApexAdamW(masters, config)
+    if config.implementation == "local" and kernels.updates_at_once:
         return OnePassAdamW(masters, config, kernels)
     return (NarrowAdamW if _keeps_16_bits(masters, config) else AdamW)(masters, config)
 

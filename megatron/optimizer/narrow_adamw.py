@@ -55,7 +55,8 @@ class NarrowAdamW:
         before = self._step.clone()
         for group in self._groups:
             for master in group.masters:
-                for slices in _slices([master.weight, master.gradient, *self._kept(master)]):
+                tensors = [master.weight, master.gradient, *self._kept(master)]
+                for slices in in_slices(tensors, ELEMENTS_AT_ONCE):
                     self._step.copy_(before)  # the kernel counts on, once a slice
                     self._update(slices, group, step.rates)
 
@@ -97,7 +98,7 @@ def _moments_of(master: Master, config: OptimizerConfig) -> dict[str, Tensor]:
     }
 
 
-def _slices(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-    """Yield tensors of one shape some elements at a time, the same of each."""
-    flat = (tensor.detach().view(-1).split(ELEMENTS_AT_ONCE) for tensor in tensors)
+def in_slices(tensors: Sequence[Tensor], elements: int) -> Iterator[tuple[Tensor, ...]]:
+    """Yield tensors of one shape some elements at a time, the same of each, as flat views."""
+    flat = (tensor.detach().view(-1).split(elements) for tensor in tensors)
     return zip(*flat, strict=True)

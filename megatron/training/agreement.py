@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
+import torch
+
 from megatron.config.run_config import RunConfig, TrainConfig
 from megatron.data.microbatch import MicrobatchLoader
 from megatron.schedules.lower import Program, lower
@@ -24,13 +26,19 @@ from megatron.training.rendezvous import Rendezvous, UserError
 Digests = Mapping[str, str]
 """Name to digest of everything that decides a run; causes come before their consequences."""
 
-_SAME_FLAGS = "start every rank with the same command line, and the same tokenizer"
+_SAME_FLAGS = (
+    "start every rank with the same command line, the same tokenizer and the same packages"
+)
+_UNLIKE_GPUS = (
+    "GPUs of different kinds draw different weights from one seed; add --use-cpu-initialization"
+)
 _SAME_PLAN = (
     "give every rank the same files of --schedule-file and --measured-costs; where unlike machines "
     "plan differently, save one plan with tools/simulate.py --save-plan FILE and give all ranks "
     "--schedule-file FILE"
 )
 _SAME_DATA = "give every rank the same files of --data-path"
+_GPU = "GPU that draws initial weights"
 
 
 def run_digests(config: RunConfig, run_plan: RunPlan) -> dict[str, str]:
@@ -80,6 +88,23 @@ def data_digests(train: TrainConfig, data: Data) -> dict[str, str]:
     return found
 
 
+def gpu_digests(config: RunConfig, local_rank: int) -> dict[str, str]:
+    """Return the digest of the kind of the GPU that draws the initial weights, if one does.
+
+    Replicas draw the same weights each for itself, so all GPUs must draw alike.
+
+    Args:
+        config: the run.
+        local_rank: number of this rank's GPU.
+    """
+    train = config.train
+    if config.parallel.device != "cuda" or train.use_cpu_initialization or train.skip_train:
+        return {}
+    found = torch.cuda.get_device_properties(local_rank)
+    threads = found.multi_processor_count, found.max_threads_per_multi_processor
+    return {_GPU: _digest([repr((found.name, threads, torch.__version__)).encode()])}
+
+
 def check_agreement(rendezvous: Rendezvous, digests: Digests) -> None:
     """Refuse a job whose ranks would run different things; every rank calls this function.
 
@@ -118,6 +143,8 @@ def disagreement(by_rank: Sequence[Digests]) -> str | None:
 
 def _way_out(name: str) -> str:
     """Return the way out of the first difference, which may be the cause of all others."""
+    if name == _GPU:
+        return _UNLIKE_GPUS
     if "." in name:
         return _SAME_FLAGS
     return _SAME_DATA if name.endswith("data") else _SAME_PLAN

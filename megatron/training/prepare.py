@@ -9,7 +9,13 @@ from megatron.config.run_config import RunConfig
 from megatron.parallel.grid import Grid
 from megatron.runtime.communicator import links_of
 from megatron.schedules.search.watch import Watch
-from megatron.training.agreement import Digests, check_agreement, data_digests, run_digests
+from megatron.training.agreement import (
+    Digests,
+    check_agreement,
+    data_digests,
+    gpu_digests,
+    run_digests,
+)
 from megatron.training.open_data import Data, open_data
 from megatron.training.out_of_memory import record_memory
 from megatron.training.outputs import check_outputs
@@ -81,7 +87,7 @@ def set_up(
         run_plan = shared_plan(rendezvous, prepared.run_plan)
         digests = {**prepared.digests, **run_digests(config, run_plan)}
         prepared = replace(prepared, run_plan=run_plan, digests=digests)
-    check_agreement(rendezvous, prepared.digests)
+    check_agreement(rendezvous, {**prepared.digests, **gpu_digests(config, local_rank)})
     ends = ends_with_copies(prepared.run_plan.plan, config.model.embeds_at_both_ends)
     links = links_of(prepared.run_plan.plan)
     groups = connect(config.parallel, prepared.grid, rendezvous, local_rank, ends, links)

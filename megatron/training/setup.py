@@ -205,7 +205,8 @@ def make_model(
 
     Args:
         config: the whole model.
-        train: precision, the seed of the weights, and what is kept for the backward.
+        train: precision, the seed of the weights and what draws them, and what is kept for the
+            backward.
         parallel: padding of the vocabulary, and whether the sequence is split.
         groups: this rank's view of the job.
         run_plan: tells on which rank each stage is, and how many layers it has.
@@ -235,7 +236,7 @@ def make_model(
         eight_bits=train.eight_bits,
         context=ContextParallel(groups.context),
     )
-    model.initialise(train.seed)
+    model.initialise(train.seed, on_cpu=train.use_cpu_initialization)
     return model
 
 

@@ -108,9 +108,19 @@ def test_two_ranks_train_as_one(flags: str, corpus: Path, alone: list[float]) ->
     assert losses(corpus, 2, flags) == pytest.approx(alone, rel=1e-4)
 
 
+def test_a_gpu_trains_as_a_cpu_from_the_same_weights(corpus: Path, alone: list[float]) -> None:
+    expected = losses(corpus, 1, "--device cpu")
+    found = losses(corpus, 1, "--use-cpu-initialization")
+    assert found == pytest.approx(expected, rel=1e-3)
+    assert alone[0] != pytest.approx(expected[0], rel=1e-3), "a GPU draws other weights"
+
+
 def test_a_wrong_guess_is_undone(corpus: Path) -> None:
-    """The norm falls from 5.1 to 1.9; in the second iteration the first rank's own is below 4."""
-    limit = "--clip-grad 4"
+    """The norm falls from 5.1 to 1.9; in the second iteration the first rank's own is below 4.
+
+    These are the norms of the weights that a CPU draws.
+    """
+    limit = "--clip-grad 4 --use-cpu-initialization"
     flags = f"{limit} --vocab-parallel vocab-2 --enable-optimizer-post-validation"
     assert losses(corpus, 2, flags) == pytest.approx(losses(corpus, 1, limit), rel=1e-4)
 

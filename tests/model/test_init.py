@@ -5,16 +5,20 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cuda_path import needs_gpus
 from torch import nn
 
 from megatron.kernels.choose import kernels_for
+from megatron.layers.seeds import stable_seed
+from megatron.model import init
 from megatron.model.config import ModelConfig
-from megatron.model.init import VOCABULARY_BLOCK, init_layer, initialise
+from megatron.model.init import BLOCK_ROWS, init_layer, initialise
 from megatron.model.ownership import OwnedParameter
 from megatron.model.transformer_layer import TransformerLayer
 from megatron.parallel.box import Box, Piece, shard
 
 CPU = torch.device("cpu")
+DEVICES = ["cpu", "as a GPU", pytest.param("cuda", marks=needs_gpus)]
 CONFIG = ModelConfig(
     num_layers=8,
     hidden_size=128,
@@ -42,7 +46,7 @@ def vocabulary_rows(
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 4, 7])
 def test_shards_of_a_vocabulary_are_rows_of_the_whole(shards: int) -> None:
-    real_rows = 3 * VOCABULARY_BLOCK + 17
+    real_rows = 3 * BLOCK_ROWS + 17
     padded = math.ceil(real_rows / (84 * 20)) * 84 * 20  # divisible by every number of shards
     whole = vocabulary_rows(0, padded, real_rows)
     rows = padded // shards
@@ -67,8 +71,8 @@ def test_bf16_values_are_the_fp32_ones_rounded() -> None:
 
 
 def test_blocks_differ_and_spread_as_asked() -> None:
-    weight = vocabulary_rows(0, 4 * VOCABULARY_BLOCK, 10**6)
-    assert len({tuple(block[0].tolist()) for block in weight.split(VOCABULARY_BLOCK)}) == 4
+    weight = vocabulary_rows(0, 4 * BLOCK_ROWS, 10**6)
+    assert len({tuple(block[0].tolist()) for block in weight.split(BLOCK_ROWS)}) == 4
     assert weight.std().item() == pytest.approx(0.02, rel=0.02)
     assert abs(weight.mean().item()) < 5e-4
 
@@ -85,11 +89,22 @@ def test_a_parameter_depends_on_its_name_and_the_seed_only() -> None:
     assert not torch.equal(draw("a", 1), draw("a", 2))
 
 
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """The CPU, as it draws and as a GPU does, in blocks; and a GPU if there is one."""
+    if request.param == "as a GPU":
+        monkeypatch.setattr(init, "DRAWING", ("cpu",))
+        return CPU
+    return torch.device(request.param)
+
+
 @pytest.mark.parametrize("fused", [1, 2])
 @pytest.mark.parametrize("dimension", [0, 1])
-def test_a_shard_of_any_tensor_has_the_numbers_of_the_whole(dimension: int, fused: int) -> None:
-    shape, name = (16, 24), "decoder.layers.1.mlp.linear_fc1.weight"
-    whole = nn.Parameter(torch.empty(shape))
+def test_a_shard_of_any_tensor_has_the_numbers_of_the_whole(
+    dimension: int, fused: int, device: torch.device
+) -> None:
+    shape, name = (2 * BLOCK_ROWS + 20, 24), "decoder.layers.1.mlp.linear_fc1.weight"
+    whole = nn.Parameter(torch.empty(shape, device=device))
     initialise(OwnedParameter.whole(name, whole), CONFIG, seed=5)
     for index in range(2):
         parts = [part.chunk(2, dimension)[index] for part in whole.chunk(fused, dimension)]
@@ -98,6 +113,41 @@ def test_a_shard_of_any_tensor_has_the_numbers_of_the_whole(dimension: int, fuse
         pieces = shard(shape, dimension, index, 2, fused)
         initialise(OwnedParameter(name, parameter, shape, pieces), CONFIG, seed=5)
         assert torch.equal(parameter, expected)
+
+
+def drawn(rows: int, *seeds: str | int) -> torch.Tensor:
+    """What one generator draws on the CPU."""
+    generator = torch.Generator().manual_seed(stable_seed(5, *seeds))
+    return torch.empty(rows, 8).normal_(0.0, 0.05, generator=generator)
+
+
+def drawn_in_blocks(name: str, rows: int) -> torch.Tensor:
+    blocks = range(math.ceil(rows / BLOCK_ROWS))
+    return torch.cat([drawn(BLOCK_ROWS, name, block) for block in blocks])[:rows]
+
+
+@pytest.mark.parametrize("name", ["a", "output_layer.weight"])
+@pytest.mark.parametrize("on_cpu", [False, True])
+@pytest.mark.parametrize("as_a_gpu", [False, True])
+def test_which_generator_draws_which_number(
+    name: str, on_cpu: bool, as_a_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CPU draws matrices of layers whole, and all in one go; a GPU draws blocks of them."""
+    if as_a_gpu:
+        monkeypatch.setattr(init, "DRAWING", ("cpu",))
+    rows = BLOCK_ROWS + 300
+    parameter = nn.Parameter(torch.empty(rows, 8))
+    initialise(OwnedParameter.whole(name, parameter), CONFIG, seed=5, on_cpu=on_cpu)
+    is_whole = name == "a" and (on_cpu or not as_a_gpu)
+    assert torch.equal(parameter, drawn(rows, name) if is_whole else drawn_in_blocks(name, rows))
+
+
+@needs_gpus
+def test_a_gpu_has_the_numbers_of_the_cpu_if_asked_to() -> None:
+    for on_cpu in (False, True):
+        parameter = nn.Parameter(torch.empty(300, 8, device="cuda"))
+        initialise(OwnedParameter.whole("a", parameter), CONFIG, seed=5, on_cpu=on_cpu)
+        assert torch.equal(parameter.detach().cpu(), drawn(300, "a")) == on_cpu
 
 
 def initialised(layer_number: int, dtype: torch.dtype = torch.float32) -> TransformerLayer:

@@ -144,6 +144,7 @@ class PretendedGpu(TorchDispatchMode):
         if special is not None:
             return special(self, *args, **kwargs)
         tensors = tensors_of((args, kwargs))
+        _check_generator(kwargs.get("generator"), tensors)
         self._look_for_waits(function, args, kwargs, tensors)
         stream = self.current_stream()
         result = function(*args, **kwargs)
@@ -221,6 +222,17 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     _aten._pin_memory.default: PretendedGpu._pin,
     _aten.is_pinned.default: PretendedGpu._is_pinned,
 }
+
+
+def _check_generator(generator: torch.Generator | None, tensors: list[Tensor]) -> None:
+    """Refuse what PyTorch does where values are drawn: a generator of another device.
+
+    Raises:
+        RuntimeError: it is one.
+    """
+    devices = {tensor.device.type for tensor in tensors}
+    if generator is not None and devices - {generator.device.type}:
+        raise RuntimeError(f"a generator of {generator.device} draws for {devices}")
 
 
 def _form(function: Any, args: Any, kwargs: Any) -> str:

@@ -1,9 +1,11 @@
 // What PyTorch's CPU build lacks to run autograd on tensors of a CUDA device that is not there: a
-// device with streams, of which this thread uses one, and the claim to have an accelerator.
+// device with streams, of which this thread uses one, generators, and the claim to have an
+// accelerator.
 //
 // Loaded before torch: only then do calls within libtorch find `getAccelerator` here, not there.
 
 #include <ATen/DeviceAccelerator.h>
+#include <ATen/core/Generator.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
@@ -36,10 +38,31 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
 };
 
+// Keeps its seed on the host, as CUDA's do; nobody draws from it, since no values are there.
+struct SeedOnly final : c10::GeneratorImpl {
+  SeedOnly() : GeneratorImpl(::device(), c10::DispatchKeySet(c10::DispatchKey::CUDA)) {}
+  void set_current_seed(uint64_t seed) override { seed_ = seed; }
+  uint64_t current_seed() const override { return seed_; }
+  uint64_t seed() override { return seed_; }
+  void set_offset(uint64_t) override { TORCH_CHECK(false, "nobody sets it"); }
+  uint64_t get_offset() const override { return 0; }
+  void set_state(const c10::TensorImpl&) override { TORCH_CHECK(false, "nobody sets it"); }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    TORCH_CHECK(false, "nobody asks for it");
+  }
+
+ private:
+  SeedOnly* clone_impl() const override { return new SeedOnly(); }
+  uint64_t seed_ = 0;
+};
+
 // Autograd asks which devices are in use before it has the streams of each wait.
 struct Hooks final : at::CUDAHooksInterface {
   explicit Hooks(at::CUDAHooksArgs) {}
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  at::Generator getNewGenerator(c10::DeviceIndex) const override {
+    return at::make_generator<SeedOnly>();
+  }
 };
 
 }  // namespace

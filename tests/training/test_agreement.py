@@ -3,10 +3,12 @@
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 from correctness.short_runs import Job as TrainingJob
 from correctness.short_runs import Layout
@@ -22,6 +24,7 @@ from megatron.training.agreement import (
     check_agreement,
     data_digests,
     disagreement,
+    gpu_digests,
     run_digests,
 )
 from megatron.training.open_data import Data
@@ -174,6 +177,10 @@ def test_other_data_differ(other: int) -> None:
             ],
             "plan of rank 1; train.seed, plan of rank 2 differ same command line",
         ),
+        (
+            [{"plan": "a", "GPU that draws initial weights": x} for x in "ab"],
+            "GPU that draws initial weights of rank 1 differ --use-cpu-initialization",
+        ),
     ],
 )
 def test_the_message_names_what_differs_where_and_the_first_way_out(
@@ -188,6 +195,28 @@ def test_the_message_names_what_differs_where_and_the_first_way_out(
     for word in words.split():
         position = message.find(word, position)
         assert position >= 0, f"no {word!r} in its place in: {message}"
+
+
+def test_gpus_that_draw_must_be_of_one_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice of a GPU has its name and fewer multiprocessors, and spreads numbers otherwise."""
+    kinds = [("NVIDIA H100", 132), ("NVIDIA H100", 132), ("NVIDIA H100", 60), ("NVIDIA H200", 132)]
+
+    def properties(local_rank: int) -> SimpleNamespace:
+        name, count = kinds[local_rank]
+        return SimpleNamespace(
+            name=name, multi_processor_count=count, max_threads_per_multi_processor=2048
+        )
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    config = changed("parallel", device="cuda")
+    found = [gpu_digests(config, local_rank) for local_rank in range(4)]
+    assert disagreement(found[:2]) is None
+    message = disagreement(found)
+    assert message is not None
+    assert "of rank 2, 3 differ" in message
+    on_cpu = dataclasses.replace(config.train, use_cpu_initialization=True)
+    assert gpu_digests(dataclasses.replace(config, train=on_cpu), 3) == {}
+    assert gpu_digests(CONFIG, 3) == {}, "CPUs draw alike"
 
 
 @pytest.mark.parametrize("odd", [None, 0, 2])

@@ -13,6 +13,7 @@ from torch import Tensor
 from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.choose import kernels_for
 from megatron.kernels.face import Kernels
+from megatron.optimizer.apex_adamw import load_fused_adam
 from megatron.simulator.costs.gpus import gpu_of_driver
 from tools.gpu_sections.timing import Scale, Section, laps, table
 
@@ -39,7 +40,8 @@ def measure(scale: Scale) -> Section:
     """Time each operation by the kernels that training takes."""
     n, h = (64, 64) if scale.small else (4096, 4096)
     kernels = kernels_for(scale.device, torch.bfloat16)
-    works = [*_row_works(scale, kernels, n, h), *_optimizer_works(scale, kernels)]
+    steps, lack = _optimizer_works(scale, kernels)
+    works = [*_row_works(scale, kernels, n, h), *steps]
     seconds = laps(scale, [work.run for work in works])
     known = gpu_of_driver(torch.cuda.get_device_name()) if scale.device.type == "cuda" else None
     rows, values = [], {}
@@ -50,7 +52,8 @@ def measure(scale: Scale) -> Section:
         values[work.name] = speed
     head = ("operation", "us", "MB that must move", "GB/s", "of the memory's")
     said = f"n = {n}, h = {h}, bf16, by {type(kernels).__name__}; the optimizer has fp32 states."
-    return Section([said, "", *table(head, rows)], {"bytes_per_s": values})
+    without = [] if lack is None else ["", f"Without apex's FusedAdam: {lack}."]
+    return Section([said, "", *table(head, rows), *without], {"bytes_per_s": values})
 
 
 def _row_works(scale: Scale, kernels: Kernels, n: int, h: int) -> list[Work]:
@@ -88,14 +91,52 @@ def _row_works(scale: Scale, kernels: Kernels, n: int, h: int) -> list[Work]:
     ]
 
 
-def _optimizer_works(scale: Scale, kernels: Kernels) -> list[Work]:
-    """The norm and a step on some matrices."""
+def _optimizer_works(scale: Scale, kernels: Kernels) -> tuple[list[Work], str | None]:
+    """Return the norm and a step on some matrices, and why apex's is not among them."""
     count, size = (2, 1 << 12) if scale.small else (8, 1 << 26)
     wide = [[torch.zeros(size, device=scale.device) for _ in range(count)] for _ in range(4)]
     weights = [torch.zeros(size, device=scale.device, dtype=torch.bfloat16) for _ in range(count)]
     no = [False] * count
     tensors = AdamWTensors(wide[0], wide[1], wide[2], wide[3], weights, no, no)
-    return [
+    works = [
         Work("norm of gradients", lambda: kernels.sum_of_squares(wide[0]), 4 * count * size),
         Work("AdamW", lambda: kernels.adamw_(tensors, STEP), 30 * count * size),
     ]
+    if scale.device.type != "cuda":
+        return works, "it is for GPUs only"
+    try:
+        return [*works, step_by_apex(tensors)], None
+    except ValueError as error:
+        return works, str(error)
+
+
+def step_by_apex(tensors: AdamWTensors) -> Work:
+    """Return the same step by apex: its kernel, and the rounding, which takes one more pass.
+
+    Args:
+        tensors: without decay, outside of the vocabulary.
+
+    Raises:
+        ValueError: apex's is not here.
+    """
+    for master, gradient in zip(tensors.masters, tensors.gradients, strict=True):
+        master.grad = gradient
+    fused = load_fused_adam()(
+        params=list(tensors.masters),
+        lr=STEP.lr,
+        betas=STEP.betas,
+        eps=STEP.epsilon,
+        set_grad_none=False,
+    )
+    fused.param_groups[0]["step"] = STEP.number - 1
+    for master, moment, square in zip(
+        tensors.masters, tensors.moments, tensors.squares, strict=True
+    ):
+        fused.state[master] = {"exp_avg": moment, "exp_avg_sq": square}
+
+    def step() -> None:
+        fused.step()
+        torch._foreach_copy_(list(tensors.weights), list(tensors.masters))
+
+    elements = sum(master.numel() for master in tensors.masters)
+    return Work("AdamW by apex, and rounding", step, 30 * elements)

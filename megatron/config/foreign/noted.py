@@ -44,8 +44,7 @@ _TABLE = (
         "--zero-stage {0}"),
     ("there is one model implementation", None, """
         --use-mcore-models --use-legacy-models --use-megatron-core --enable-experimental"""),
-    ("initial weights are the same for every layout", None, """
-        --use-cpu-initialization --perform-initialization"""),
+    ("initial weights are the same for every layout", None, "--perform-initialization"),
     ("padding entries of the vocabulary are never predicted, so their number is free", None, """
         --padded-vocab-size N --no-pad-vocab-size --pad-vocab-size-to N"""),
     ("how tensor-parallel communication overlaps is an implementation choice", None, """

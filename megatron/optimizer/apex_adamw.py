@@ -1,0 +1,133 @@
+"""AdamW by apex's ``FusedAdam``, where that package is installed.
+
+Its kernel takes a list of tensors at once, and reads and writes gradient, master and both moments
+in 28 bytes a parameter. Clipping and the loss scale (8 bytes) and rounding to the weights (6) take
+passes of their own, so a step moves up to 42; ``one_pass_adamw`` moves 30.
+
+The package is NVIDIA's, from its repository. PyPI's project of the same name is another one.
+"""
+
+import inspect
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from megatron.optimizer.config import OptimizerConfig
+from megatron.optimizer.groups import groups_of
+from megatron.optimizer.mixed_precision import Master, Step, last_divisor
+from megatron.optimizer.narrow_adamw import in_slices
+
+USED: Final = "params bias_correction betas eps adam_w_mode set_grad_none"
+"""The arguments that it is given; rates and steps are set in its groups."""
+
+MOST_ELEMENTS: Final = 1 << 30
+"""Of a tensor that it is given: older versions count elements in 32 bits."""
+
+_KEPT: Final = ("exp_avg", "exp_avg_sq")
+
+
+class ApexAdamW:
+    """AdamW for some masters; a ``Rule`` that keeps the moments ``exp_avg`` and ``exp_avg_sq``.
+
+    The moments are made here and handed over, so that checkpoints find them before a first step.
+
+    Args:
+        masters: at least one, fp32, with fp32 gradients.
+        config: the moments' decay.
+
+    Raises:
+        ValueError: there is no such ``FusedAdam``; see ``load_fused_adam``.
+    """
+
+    rounds = False
+
+    def __init__(self, masters: Sequence[Master], config: OptimizerConfig) -> None:
+        self._gradients = [master.gradient for master in masters]
+        self._groups = groups_of(masters)
+        self._by_name = {
+            master.name: {kind: torch.zeros_like(master.weight.detach()) for kind in _KEPT}
+            for master in masters
+        }
+        states: dict[Tensor, dict[str, Tensor]] = {}
+        params: list[list[Tensor]] = []
+        for group in self._groups:
+            params.append([])
+            for master in group.masters:
+                tensors = [master.weight, master.gradient, *self._by_name[master.name].values()]
+                for weight, gradient, *moments in in_slices(tensors, MOST_ELEMENTS):
+                    weight.grad = gradient
+                    params[-1].append(weight)
+                    states[weight] = dict(zip(_KEPT, moments, strict=True))
+        self._optimizer = load_fused_adam()(
+            params=[{"params": own} for own in params],
+            bias_correction=True,
+            betas=(config.adam_beta1, config.adam_beta2),
+            eps=config.adam_eps,
+            adam_w_mode=True,
+            set_grad_none=False,
+        )
+        self._optimizer.state.update(states)
+
+    @torch.no_grad()
+    def step(self, step: Step) -> None:
+        """As in ``Rule``; the quotients stay in the gradients."""
+        divisor = last_divisor(self._gradients, step)
+        if divisor is not None:
+            torch._foreach_div_(self._gradients, divisor)
+        owns = self._optimizer.param_groups
+        for group, own in zip(self._groups, owns, strict=True):
+            own["lr"] = group.lr(step.rates)
+            own["weight_decay"] = group.weight_decay(step.rates)
+            own["step"] = step.number - 1  # it counts on
+        self._optimizer.step()
+        assert {own["step"] for own in owns} == {step.number}, "FusedAdam counts steps elsewhere"
+
+    def state_of(self, name: str) -> dict[str, Tensor]:
+        """As in ``Rule``."""
+        return dict(self._by_name.get(name, {}))
+
+    def loaded(self, steps: int) -> None:
+        """As in ``Rule``: a step is told its number."""
+
+    @property
+    def state(self) -> list[Tensor]:
+        """As in ``Rule``."""
+        return [tensor for own in self._by_name.values() for tensor in own.values()]
+
+
+def load_fused_adam() -> Any:
+    """Return the class ``apex.optimizers.FusedAdam``.
+
+    Raises:
+        ValueError: it is not installed, is of another package, does not load, has other arguments,
+            or was built without its kernels; the reason in words.
+    """
+    package = find_spec("apex")
+    if package is None:
+        raise ValueError("apex is not installed")
+    # Looked for, not imported: what another package of this name does when imported is unknown.
+    folders = package.submodule_search_locations
+    if folders is None or PathFinder.find_spec("apex.optimizers", list(folders)) is None:
+        raise ValueError(
+            "the package apex that is installed is not NVIDIA's, but another project of this name, "
+            "such as PyPI's: it has no apex.optimizers"
+        )
+    try:
+        found = import_module("apex.optimizers").FusedAdam
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        raise ValueError(f"apex.optimizers.FusedAdam does not load here ({error})") from error
+    known = inspect.signature(found).parameters
+    if lacks := [argument for argument in USED.split() if argument not in known]:
+        raise ValueError(f"apex.optimizers.FusedAdam has no {', '.join(lacks)}")
+    try:
+        kernels = import_module("amp_C")
+    except (ImportError, OSError) as error:
+        raise ValueError(f"apex was built without its CUDA extensions ({error})") from error
+    if not hasattr(kernels, "multi_tensor_adam"):
+        raise ValueError("apex was built without multi_tensor_adam in its CUDA extensions")
+    return found
