@@ -9,7 +9,7 @@ import pytest
 from megatron.data.corpus import text_files
 from megatron.data.indexed import IndexedDataset
 from tools.preprocess_benchmark import Taken, compare, report, run, write_models, write_text
-from tools.preprocessing.ways import ours, type_of, ways_for
+from tools.preprocessing.ways import type_of, ways_for
 
 
 @pytest.fixture
@@ -27,10 +27,11 @@ def test_own_way_writes_every_document_with_both_tokenizers(text: Path) -> None:
     for model, ways in (("tokenizer.model", 2), ("byte_pairs", 3)):
         path = text.with_name(model)
         assert len(list(ways_for(path))) == ways
-        seconds, processors = ours(text, path, text.with_name("out"), 1)
-        assert seconds > 0
-        assert processors >= 0
-        assert len(IndexedDataset(text.with_name("out_text_document"))) == len(documents)
+        taken = run("ours", text, path, text.parent / "ours" / "out", 1, text.parent)
+        assert taken.work[0] > 0
+        assert taken.processors[0] >= 0
+        written = IndexedDataset(text.parent / "ours" / "out_text_document")
+        assert len(written) == len(documents)
     assert type_of(text.with_name("byte_pairs")) == "HuggingFaceTokenizer"
 
 
