@@ -26,7 +26,7 @@ _SHARED_PLANS = pytest.StashKey[Path | None]()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set the properties' settings; make the folder in which processes find each other's plans."""
-    from harness.examples import examples, try_all
+    from harness.properties import examples, try_all
     from harness.shared_plans import open_folder  # once the coverage of our modules is counted
 
     try_all(full=config.option.markexpr != NOT_FULL)

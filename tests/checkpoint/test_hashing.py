@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness.examples import examples
+from harness.properties import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.serialization import get_crc32_options

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import get_origin
 
 import pytest
-from harness.examples import examples
+from harness.properties import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from command_lines import with_flags
-from harness.examples import examples
+from harness.properties import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness.examples import examples
+from harness.properties import examples
 from harness.small_vocabularies import TEXTS, byte_pair_encoding
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from data import raw_text
-from harness.examples import examples
+from harness.properties import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -15,7 +15,7 @@ import pytest
 import zstandard
 from data import raw_text
 from data.raw_text import FORMS, expected, lines, numbers, write_plain
-from harness.examples import examples
+from harness.properties import examples
 from harness.small_vocabularies import gpt2_files
 from hypothesis import given, settings
 from hypothesis import strategies as st

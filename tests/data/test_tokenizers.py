@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import tiktoken
-from harness.examples import examples
+from harness.properties import examples
 from harness.small_vocabularies import (
     TEXT,
     TEXTS,

@@ -71,6 +71,10 @@ class _Worker:
             if self.connection.poll(seconds):
                 assert self.connection.recv_bytes() == READY
 
+    def waits(self) -> bool:
+        """Whether the process is there between two jobs: only its death can be read then."""
+        return self.process.is_alive() and not self.connection.poll()
+
     def describe_death(self) -> str:
         """How the process ended, in words."""
         self.process.join()
@@ -175,7 +179,7 @@ class RankPool(AbstractContextManager["RankPool"]):
         self.close()
 
     def _start(self, count: int) -> None:
-        if not all(worker.process.is_alive() for worker in self._workers):
+        if not all(worker.waits() for worker in self._workers):
             self._kill_workers()
         new = range(len(self._workers), count)
         self._workers += [_Worker(Path(self._folder.name) / f"stacks-{k}") for k in new]

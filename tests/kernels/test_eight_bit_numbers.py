@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from harness.examples import examples
+from harness.properties import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernels.implementations import of_a_gpu

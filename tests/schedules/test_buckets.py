@@ -1,7 +1,7 @@
 """Gradients are reduced once their last pass is done, and beside the passes that are left."""
 
 import pytest
-from harness.examples import examples
+from harness.properties import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -7,7 +7,7 @@ by eye when made; a change of any pass should be looked over again.
 from pathlib import Path
 
 import pytest
-from harness.examples import examples
+from harness.properties import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import by_hand

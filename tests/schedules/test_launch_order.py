@@ -9,7 +9,7 @@ none is launched before those that its host has issued earlier, whichever commun
 from itertools import pairwise
 
 import pytest
-from harness.examples import examples
+from harness.properties import examples
 from hypothesis import given, settings
 from schedules.cases import random_costs, seeds
 from schedules.test_lower import plans

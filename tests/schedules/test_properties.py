@@ -7,7 +7,7 @@ from collections import defaultdict
 from itertools import pairwise
 
 import pytest
-from harness.examples import examples
+from harness.properties import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schedules import by_hand

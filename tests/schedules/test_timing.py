@@ -5,7 +5,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from harness.examples import examples
+from harness.properties import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import by_hand

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from harness.examples import examples
+from harness.properties import examples
 from hypothesis import given, settings
 from schedules.cases import Case, cases, few_trials, plans_of_blocks, random_costs, seeds
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import astuple
 
 import pytest
-from harness.examples import examples
+from harness.properties import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from harness.examples import examples
+from harness.properties import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

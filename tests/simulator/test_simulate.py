@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from harness.examples import examples
+from harness.properties import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

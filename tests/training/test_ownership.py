@@ -2,7 +2,7 @@
 
 import torch
 from correctness.short_runs import Job, Layout
-from harness.examples import examples
+from harness.properties import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference.plain_gpt import GPTOptions, parameter_shapes

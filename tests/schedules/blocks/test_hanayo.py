@@ -7,7 +7,7 @@ and the order of another project is written out in ``by_hand``.
 from dataclasses import replace
 
 import pytest
-from harness.examples import examples
+from harness.properties import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import by_hand

@@ -1,7 +1,7 @@
 """What 1F1B promises with its vocabulary passes: activations in flight rank by rank, and time."""
 
 import pytest
-from harness.examples import examples
+from harness.properties import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import by_hand

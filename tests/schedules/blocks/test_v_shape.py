@@ -9,7 +9,7 @@ free communication and m = 3 p. F : B : W is 1 : 1 : 1 and 18 : 20 : 14.
 from typing import Final
 
 import pytest
-from harness.examples import examples
+from harness.properties import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,6 +1,6 @@
 """Fillers that wait for the cool-down, and ranks that idle only as long as they may."""
 
-from harness.examples import examples
+from harness.properties import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import by_hand

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from harness.examples import examples
+from harness.properties import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from schedules.cases import BARRIERS, NAMES, few_trials, random_costs, seeds, with_comms

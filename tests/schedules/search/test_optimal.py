@@ -4,7 +4,7 @@ import sys
 from random import Random
 
 import pytest
-from harness.examples import examples
+from harness.properties import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules.all_orders import Stages, best_of_all_orders

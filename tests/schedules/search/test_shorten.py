@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from harness.examples import examples
+from harness.properties import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import by_hand

@@ -1,7 +1,7 @@
 """Costs read off a timeline are those that it was simulated with; waiting is no cost."""
 
 import pytest
-from harness.examples import examples
+from harness.properties import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from harness.examples import examples
+from harness.properties import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

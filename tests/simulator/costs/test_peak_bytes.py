@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from harness.examples import examples
+from harness.properties import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

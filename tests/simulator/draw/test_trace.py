@@ -5,7 +5,7 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import Any
 
-from harness.examples import examples
+from harness.properties import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

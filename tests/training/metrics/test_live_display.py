@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from harness.examples import examples
+from harness.properties import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
