@@ -26,7 +26,9 @@ BASE = (
     [
         (b"[" * 100_000, ""),
         (b"\xff\x00", "is no text: byte 1 of it is 0xff"),
-        ("endless", "has more than .* bytes: give another file"),
+        pytest.param(
+            "endless", "has more than .* bytes: give another file", marks=pytest.mark.full
+        ),
         ("folder", "cannot be read .*: give a text file"),
     ],
     ids=["deep", "binary", "endless", "folder"],

@@ -13,7 +13,7 @@ from megatron.schedules.passes import Pass
 from megatron.schedules.treatments import TREATMENTS
 from megatron.training.planning.run_plan import make_run_plan
 
-ITERATIONS = 4
+ITERATIONS = 3
 
 
 def job(ranks: int, tied: bool) -> Job:

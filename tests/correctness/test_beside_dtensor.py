@@ -6,6 +6,7 @@ import pytest
 from correctness.rank_runs import assemble, train_on_rank
 from correctness.short_runs import EIGHT_LAYER_GPT, Job, Layout
 from correctness.test_replica_cover import errors
+from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import Parameters
 from reference.plain_loss import Microbatch, loss_and_gradients
@@ -49,7 +50,7 @@ def dtensors_on_rank(
 
 @pytest.mark.parametrize(
     "layout",
-    [Layout(1, "none", tensor=2), Layout(2, "vocab-2", tensor=2, sequence=True)],
+    [full(Layout(1, "none", tensor=2)), Layout(2, "vocab-2", tensor=2, sequence=True)],
     ids=str,
 )
 def test_loss_and_gradients_are_those_of_dtensors(layout: Layout, ranks: RankPool) -> None:

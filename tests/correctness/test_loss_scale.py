@@ -186,7 +186,7 @@ def test_first_steps_that_overflow_leave_no_trace(layout: Layout, ranks: RankPoo
     assert repr(ours) == repr([(one.loss, one.grad_norm) for one in later[0].finished])
 
 
-@pytest.mark.parametrize("clip_grad", [0.5, 1e6], ids=["clipped", "unclipped"])
+@pytest.mark.parametrize("clip_grad", [pytest.param(0.5, id="clipped"), full(1e6, id="unclipped")])
 @pytest.mark.parametrize(
     ("layout", "job"),
     [
@@ -222,7 +222,7 @@ SHARING = Layout(2, "vocab-2", tensor=2, sequence=True)
     ("layout", "rank", "post_validation"),
     [
         full(REPLICAS, 3, True),
-        (SHARDED, 0, True),
+        full(SHARDED, 0, True),
         full(SHARDED, 3, False),
         full(SHARING, 0, True),
         (SHARING, 3, False),

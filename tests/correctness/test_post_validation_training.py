@@ -162,7 +162,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize(
-    ("clip_grad", "redone"), [(NEVER, []), (ALWAYS, ALL), full(0.0, [])], ids=str
+    ("clip_grad", "redone"), [full(NEVER, []), (ALWAYS, ALL), full(0.0, [])], ids=str
 )
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_clipping_never_or_always(
@@ -179,7 +179,7 @@ FP32, BF16 = torch.float32, torch.bfloat16
 @pytest.mark.parametrize(
     ("layout", "rank", "dtype"),
     [
-        (Layout(2, "vocab-1", "zb-h1"), 1, FP32),
+        full(Layout(2, "vocab-1", "zb-h1"), 1, FP32),
         full(Layout(3, "vocab-2"), 0, FP32),
         (Layout(3, "none"), 1, BF16),
         (Layout(3, "vocab-1"), 2, FP32),
@@ -201,7 +201,7 @@ def test_clipping_bites_from_one_rank_on(
 
 @pytest.mark.parametrize(
     ("rank", "iteration"),
-    [(1, 2), (2, 5), full(0, 0), full(0, 2), full(2, 2), full(0, 5), full(1, 0), full(2, 0)],
+    [(1, 2), full(2, 5), full(0, 0), full(0, 2), full(2, 2), full(0, 5), full(1, 0), full(2, 0)],
 )
 def test_infinity_on_one_rank_ends_the_run_alike(
     rank: int, iteration: int, ranks: RankPool
@@ -220,7 +220,7 @@ def test_infinity_on_one_rank_ends_the_run_alike(
     ("vocabulary", "clip_grad", "tied"),
     [
         ("vocab-2", ALWAYS, True),
-        ("none", NEVER, True),
+        full("none", NEVER, True),
         full("none", ALWAYS, True),
         full("vocab-1", NEVER, False),
         full("vocab-1", ALWAYS, False),

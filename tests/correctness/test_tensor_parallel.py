@@ -41,11 +41,11 @@ def job_of(options: GPTOptions, samples: int = 1, iterations: int = ITERATIONS) 
 
 QUICK = [
     (Layout(2, "vocab-2", tensor=2), GPT, 1),
-    (Layout(2, "naive", tensor=2, sequence=True), UNTIED, 2),
     (Layout(1, "none", tensor=2, replicas=2, sequence=True, sharded=True, overlap=True), LLAMA, 1),
 ]
 
 MORE = [
+    (Layout(2, "naive", tensor=2, sequence=True), UNTIED, 2),
     (Layout(1, "none", tensor=2, sequence=True), GPT, 2),
     (Layout(2, "vocab-1", "interleaved", tensor=2, sequence=True), LLAMA, 2),
     (Layout(2, "none", "zb-v", tensor=2, sequence=True), GPT, 1),

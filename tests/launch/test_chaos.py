@@ -189,7 +189,7 @@ def samples_read(root: Path) -> dict[tuple[int, int], set[tuple[int, ...]]]:
 
 
 CASES = {
-    "synchronous": Chaos(2, "--pipeline-model-parallel-size 2 --enable-vocab-parallel", 14, 2, 1),
+    "synchronous": Chaos(2, "--pipeline-model-parallel-size 2 --enable-vocab-parallel", 10, 1, 1),
     "20 kills, synchronous": Chaos(
         2,
         "--pipeline-model-parallel-size 2 --enable-vocab-parallel --enable-zero-bubble",

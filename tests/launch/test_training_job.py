@@ -283,7 +283,8 @@ def test_ranks_that_disagree_are_told_apart_before_they_train(corpus: Path, tmp_
     assert not ITERATION_LINE.search(output)
 
 
-@pytest.mark.parametrize("alone", [pytest.param(False, marks=pytest.mark.full), True])
+@pytest.mark.full
+@pytest.mark.parametrize("alone", [False, True])
 def test_a_foreign_token_ends_the_job_with_one_line(
     corpus: Path, tmp_path: Path, alone: bool
 ) -> None:

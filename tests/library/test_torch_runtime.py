@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pytest
 import torch
+from harness.marks import full
 from harness.rank_pool import RankPool
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, schedules
@@ -89,7 +90,7 @@ def run_by_torch(rank: int, world_size: int, file: str) -> tuple[float, float]:
     return max(faults), max((float((a - b).detach().abs()) for a, b in pairs), default=0.0)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, full(4)])
 @pytest.mark.parametrize("schedule", PLANS)
 def test_pytorch_trains_our_plans(
     ranks: RankPool, tmp_path: Path, schedule: str, world_size: int

@@ -74,7 +74,14 @@ def check(case: Case, gpus: GpuPool, folder: Path) -> None:
 ONE_FOR_A_TREATMENT = {case[1]: case for case in each_once((2,))}
 
 
-@pytest.mark.parametrize("case", ONE_FOR_A_TREATMENT.values(), ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        case if treatment in ("vocab-1", "vocab-2", "naive") else full(case)
+        for treatment, case in ONE_FOR_A_TREATMENT.items()
+    ],
+    ids=str,
+)
 def test_every_treatment(case: Case, gpus: GpuPool, tmp_path: Path) -> None:
     check(case, gpus, tmp_path)
 
@@ -113,10 +120,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("treatment", ["vocab-2", full("vocab-1"), full("naive")])
 @pytest.mark.parametrize(
     "variant",
-    [
-        name if name in ("fp32 groups", "llama", "further tokens") else full(name)
-        for name in VARIANTS
-    ],
+    [name if name == "llama" else full(name) for name in VARIANTS],
 )
 def test_every_kind_of_model(variant: str, treatment: str, gpus: GpuPool) -> None:
     options = GPTOptions(num_layers=2, **VARIANTS[variant])
@@ -125,23 +129,18 @@ def test_every_kind_of_model(variant: str, treatment: str, gpus: GpuPool) -> Non
     assert_sound(gpus.map(run, config, ranks=2))
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.full)]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_scores_that_are_computed_block_by_block(dtype: torch.dtype, gpus: GpuPool) -> None:
     options = GPTOptions(num_layers=2, position_embedding_type="alibi", attn_logit_softcapping=5.0)
     config = Job(options, microbatches=4).config(Layout(2, "vocab-2"), dtype)
     assert_sound(gpus.map(run, config, ranks=2))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("schedule", "treatment"),
-    [
-        full("1f1b", "vocab-1"),
-        ("zb-v", "vocab-2"),
-        full("zb-h1", "none"),
-        full("1f1b", "naive"),
-    ],
+    [("1f1b", "vocab-1"), ("zb-v", "vocab-2"), ("zb-h1", "none"), ("1f1b", "naive")],
 )
 def test_logits_that_are_formed_again(schedule: str, treatment: str, gpus: GpuPool) -> None:
     options = GPTOptions(num_layers=4, **VARIANTS["loss"])
@@ -150,7 +149,8 @@ def test_logits_that_are_formed_again(schedule: str, treatment: str, gpus: GpuPo
     assert_sound(gpus.map(run, config, ranks=2))
 
 
-@pytest.mark.parametrize("optimizer", ["muon", full("sgd")])
+@pytest.mark.full
+@pytest.mark.parametrize("optimizer", ["muon", "sgd"])
 def test_every_optimizer(optimizer: Literal["sgd", "muon"], gpus: GpuPool) -> None:
     options = GPTOptions(num_layers=4, num_query_groups=2)
     config = Job(options, microbatches=4).config(Layout(2, "vocab-2"), torch.bfloat16)
@@ -158,7 +158,8 @@ def test_every_optimizer(optimizer: Literal["sgd", "muon"], gpus: GpuPool) -> No
     assert_sound(gpus.map(run, config, ranks=2))
 
 
-@pytest.mark.parametrize("post_validation", [True, full(False)])
+@pytest.mark.full
+@pytest.mark.parametrize("post_validation", [True, False])
 def test_fp16(post_validation: bool, gpus: GpuPool) -> None:
     config = Job(GPTOptions(num_layers=4), microbatches=4).config(
         Layout(2, "vocab-2"), torch.float16
@@ -194,6 +195,7 @@ def run_hearing(config: RunConfig, sent: float, rank: int) -> Findings:
     return run_rank(config, rank, iterations=ITERATIONS, number_of_others=sent)
 
 
+@pytest.mark.full
 def test_whole_matrices_of_replicas(gpus: GpuPool) -> None:
     """Shards of other sizes are reduced to their owners, and broadcast from there."""
     layout = Layout(1, "none", replicas=2, overlap=True, bucket_size=3000, sharded=True)
@@ -276,7 +278,8 @@ def test_ranks_that_share_layers_of_further_tokens(treatment: str, gpus: GpuPool
 @pytest.mark.parametrize(
     "layout",
     [
-        Layout(2, "vocab-2", "zb-h1", context=2),
+        Layout(1, "vocab-2", "zb-h1", context=2),
+        full(Layout(2, "vocab-2", "zb-h1", context=2)),
         full(Layout(1, "none", tensor=2, sequence=True, context=2)),
     ],
     ids=str,
@@ -507,19 +510,20 @@ def test_memory_of_recomputation_is_what_a_dry_run_says(
     assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("layout", "variant"),
     [
         (Layout(2, "vocab-2", tensor=2, sequence=True), "llama"),
-        full(Layout(2, "vocab-1", "zb-v", tensor=2), "fp32"),
-        full(Layout(2, "vocab-2", context=2), "llama"),
-        full(Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True), "fp32"),
-        full(Layout(2, "vocab-2", tensor=2), "llama"),
-        full(Layout(2, "none", tensor=2, sequence=True), "llama"),
-        full(Layout(2, "vocab-2", tensor=2, sequence=True), "further tokens"),
-        full(Layout(2, "vocab-2", "zb-h1", context=2), "groups"),
-        full(Layout(2, "vocab-1", "zb-v", context=2), "fp32"),
-        full(Layout(2, "none", context=2, tensor=2, sequence=True), "llama"),
+        (Layout(2, "vocab-1", "zb-v", tensor=2), "fp32"),
+        (Layout(2, "vocab-2", context=2), "llama"),
+        (Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True), "fp32"),
+        (Layout(2, "vocab-2", tensor=2), "llama"),
+        (Layout(2, "none", tensor=2, sequence=True), "llama"),
+        (Layout(2, "vocab-2", tensor=2, sequence=True), "further tokens"),
+        (Layout(2, "vocab-2", "zb-h1", context=2), "groups"),
+        (Layout(2, "vocab-1", "zb-v", context=2), "fp32"),
+        (Layout(2, "none", context=2, tensor=2, sequence=True), "llama"),
     ],
     ids=str,
 )
@@ -546,12 +550,13 @@ def test_memory_with_steps_validated_later_is_what_a_dry_run_says(gpus: GpuPool)
     assert grown == pytest.approx([12 * parameters / GIB, 0.0], abs=2e-3)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "changed",
     [
-        full({"optimizer": "muon"}),
-        full({"optimizer": "sgd"}),
-        full({"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}),
+        {"optimizer": "muon"},
+        {"optimizer": "sgd"},
+        {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"},
         {"exp_avg_sq_dtype": "bf16", "post_validation": True, "clip_grad": 0},
     ],
     ids=str,
@@ -565,6 +570,7 @@ def test_memory_of_other_optimizers_is_what_a_dry_run_says(
     assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
 
 
+@pytest.mark.full
 def test_memory_of_gradients_in_bf16_is_what_a_dry_run_says(gpus: GpuPool) -> None:
     config = paper_config(Layout(2, "vocab-2"), 32_000, layers=4)
     narrow = replace(config, train=replace(config.train, gradient_dtype=torch.bfloat16))
@@ -573,7 +579,8 @@ def test_memory_of_gradients_in_bf16_is_what_a_dry_run_says(gpus: GpuPool) -> No
     assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
 
 
-@pytest.mark.parametrize("schedule", ["zb-v", full("1f1b")])
+@pytest.mark.full
+@pytest.mark.parametrize("schedule", ["zb-v", "1f1b"])
 def test_memory_of_an_fp32_stream_is_what_a_dry_run_says(schedule: str, gpus: GpuPool) -> None:
     config = paper_config(
         Layout(2, "vocab-2", schedule), 32_000, layers=4, micro_batch_size=4, tie_embeddings=True

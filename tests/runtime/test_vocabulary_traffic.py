@@ -145,7 +145,7 @@ def expected(layout: Layout, pipeline_rank: int, depths: int) -> Traffic:
         full(Layout(4, "vocab-2"), 0),
         (Layout(4, "vocab-2"), 1),
         (Layout(2, "vocab-2", tensor=2, sequence=True), 3),
-        (Layout(2, "naive", tensor=2), 2),
+        full(Layout(2, "naive", tensor=2), 2),
         (Layout(2, "none", tensor=2, sequence=True), 2),
     ],
     ids=str,

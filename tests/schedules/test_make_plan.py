@@ -194,7 +194,7 @@ def test_what_a_schedule_without_a_block_would_ignore_is_refused(
 
 
 @pytest.mark.parametrize("schedule", [*SCHEDULES, "zb-auto", "optimal", "file"])
-@pytest.mark.parametrize("vocabulary", ["none", "vocab-2"])
+@pytest.mark.parametrize("vocabulary", [full("none"), "vocab-2"])
 def test_the_stages_are_known_before_the_plan(
     schedule: str, vocabulary: str, tmp_path: Path
 ) -> None:
@@ -305,7 +305,7 @@ def test_costs_without_w_split_no_backward(options: dict[str, Any]) -> None:
         )
 
 
-@pytest.mark.parametrize("vocabulary", ["none", "vocab-2", "interlaced"])
+@pytest.mark.parametrize("vocabulary", [full("none"), "vocab-2", full("interlaced")])
 @pytest.mark.parametrize(
     "schedule", ["1f1b", full("interleaved"), "zb-h1", full("zb-2p"), "zb-v", full("v-half")]
 )

@@ -17,7 +17,7 @@ from megatron.schedules.make_plan import make_plan
 from megatron.simulator.simulate import simulate
 
 DATA: Final = Path(__file__).resolve().parents[2] / "docs/reference"
-QUICK: Final = {"1F1B": 2000, "1F1B-I": 1000, "ZB-V": 800}
+QUICK: Final = {"1F1B": 2000, "1F1B-I": 500, "ZB-V": 500}
 QUICK_OTHERS: Final = 200
 """Ranks x microbatches up to which a schedule is checked every time."""
 INTERLEAVED_CHUNKS: Final = {"1.5B": 3, "6.2B": 4, "14.6B": 3, "28.3B": 2}

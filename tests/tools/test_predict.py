@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from harness.marks import full
 
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.costs import Costs
@@ -15,7 +16,9 @@ JOB = PipelineJob(Shape(1024, 16, 512, 50_000), 16, ranks=4, microbatches=8, dev
 
 
 @pytest.mark.parametrize("schedule", list(SCHEDULES))
-@pytest.mark.parametrize("treatment", ["none", "vocab-1", "vocab-2", "interlaced"])
+@pytest.mark.parametrize(
+    "treatment", [full("none"), full("vocab-1"), "vocab-2", full("interlaced")]
+)
 def test_no_plan_beats_the_bound(schedule: str, treatment: str) -> None:
     job = replace(JOB, schedule=schedule, vocabulary=treatment, ranks=3, microbatches=5)
     assert job.time >= job.least_time * (1 - 1e-9)
