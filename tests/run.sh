@@ -4,8 +4,8 @@
 #   bash tests/run.sh [--full] [PYTEST_ARGUMENT...]
 #
 # --full also runs the tests marked `full`: larger cases of the other tests. Run it before an issue is
-# resolved. If pytest-xdist is there, workers share the files of tests, one more than there are cores,
-# because tests also wait; `-n 0` does without.
+# resolved. If pytest-xdist is there, as many workers as cores share the files of tests; `-n 0` does
+# without.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -42,8 +42,7 @@ section "tests (pytest)"
 workers=()
 if "$bin/python" -c 'import xdist' 2>/dev/null; then
   # A file's fixtures are made once. Without the worker that died, the others would wait for ever.
-  number="$(($(getconf _NPROCESSORS_ONLN) + 1))"
-  workers=(-n "$number" --maxprocesses 8 --dist loadfile --max-worker-restart 0)
+  workers=(-n "$(getconf _NPROCESSORS_ONLN)" --maxprocesses 8 --dist loadfile --max-worker-restart 0)
 fi
 "$bin/python" -m pytest -q --durations=10 ${selection[@]+"${selection[@]}"} \
   ${workers[@]+"${workers[@]}"} "$@"

@@ -222,10 +222,10 @@ SHARING = Layout(2, "vocab-2", tensor=2, sequence=True)
     ("layout", "rank", "post_validation"),
     [
         full(REPLICAS, 3, True),
-        full(SHARDED, 0, True),
+        (SHARDED, 0, True),
         full(SHARDED, 3, False),
         full(SHARING, 0, True),
-        (SHARING, 3, False),
+        full(SHARING, 3, False),
         pytest.param(REPLICAS, 0, False, marks=pytest.mark.full),
         pytest.param(REPLICAS, 0, True, marks=pytest.mark.full),
         pytest.param(REPLICAS, 3, False, marks=pytest.mark.full),

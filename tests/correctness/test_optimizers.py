@@ -77,7 +77,7 @@ RUNS = [
     ("nesterov", Layout(2, "vocab-2", "zb-h1", replicas=2, sharded=True), True),
     full("muon", Layout(1, "none", tensor=2), False),
     full("nesterov", Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True), False),
-    ("muon", Layout(2, "vocab-2", tensor=2), True),
+    full("muon", Layout(2, "vocab-2", tensor=2), True),
 ]
 
 

@@ -32,12 +32,12 @@ def job(options: GPTOptions) -> Job:
 
 
 CASES = [
-    (Layout(2, "interlaced", replicas=2, overlap=True, bucket_size=1), LLAMA),
     (Layout(1, "none", replicas=4, overlap=True, bucket_size=3000, sharded=True), GPT),
     (Layout(2, "vocab-2", "zb-v", replicas=2, overlap=True, sharded=True), GPT),
     (Layout(2, "vocab-1", "interleaved", replicas=2, overlap=True, sharded=True), LLAMA),
 ]
 MORE = [
+    (Layout(2, "interlaced", replicas=2, overlap=True, bucket_size=1), LLAMA),
     (Layout(1, "none", replicas=2, overlap=True, bucket_size=3000), GPT),
     (Layout(2, "vocab-2", "zb-h1", replicas=2, overlap=True, bucket_size=3000), GPT),
     (Layout(2, "none", replicas=2, bucket_size=3000, sharded=True), GPT),

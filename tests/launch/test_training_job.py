@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from command_lines import with_flags
 from harness.job_guard import guarded
+from harness.marks import full
 
 from megatron.simulator.timeline_file import load_timeline
 
@@ -312,20 +313,10 @@ def test_a_foreign_token_ends_the_job_with_one_line(
     ("flags", "named"),
     [
         ("--train-iters 2 --lr 1e-3 --num-layers 3", "--num-layers 3"),
-        ("--train-iters 2 --lr 1e-3 --data-path nowhere", "nowhere"),
-        pytest.param(
-            "--train-iters 2 --lr 1e-3 --vocab-size 40", "--vocab-size", marks=pytest.mark.full
-        ),
-        pytest.param(
-            "--train-iters 2 --lr 1e-3 --record-timeline /dev/null/run.json",
-            "--record-timeline",
-            marks=pytest.mark.full,
-        ),
-        pytest.param(
-            "--train-iters 2 --lr 1e-3 --layer-distribution 2,0,0",
-            "--layer-distribution 2,0,0",
-            marks=pytest.mark.full,
-        ),
+        full("--train-iters 2 --lr 1e-3 --data-path nowhere", "nowhere"),
+        full("--train-iters 2 --lr 1e-3 --vocab-size 40", "--vocab-size"),
+        full("--train-iters 2 --lr 1e-3 --record-timeline /dev/null/run.json", "--record-timeline"),
+        full("--train-iters 2 --lr 1e-3 --layer-distribution 2,0,0", "--layer-distribution 2,0,0"),
     ],
 )
 def test_bad_flag_is_one_line_and_exit_code_two(corpus: Path, flags: str, named: str) -> None:

@@ -77,7 +77,7 @@ ONE_FOR_A_TREATMENT = {case[1]: case for case in each_once((2,))}
 @pytest.mark.parametrize(
     "case",
     [
-        case if treatment in ("vocab-1", "vocab-2", "naive") else full(case)
+        case if treatment in ("vocab-2", "naive") else full(case)
         for treatment, case in ONE_FOR_A_TREATMENT.items()
     ],
     ids=str,
@@ -275,12 +275,12 @@ def test_ranks_that_share_layers_of_further_tokens(treatment: str, gpus: GpuPool
     assert_sound(gpus.map(run, job.config(layout, torch.bfloat16), ranks=layout.world_size))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "layout",
     [
-        Layout(1, "vocab-2", "zb-h1", context=2),
-        full(Layout(2, "vocab-2", "zb-h1", context=2)),
-        full(Layout(1, "none", tensor=2, sequence=True, context=2)),
+        Layout(2, "vocab-2", "zb-h1", context=2),
+        Layout(1, "none", tensor=2, sequence=True, context=2),
     ],
     ids=str,
 )
@@ -485,7 +485,7 @@ def test_memory_of_further_tokens_is_what_a_dry_run_says(
         full("1f1b", Recomputation(group=1), 1),
         full("1f1b", Recomputation(group=1), None),
         full("zb-h1", Recomputation(group=1), None),
-        ("zb-h1", Recomputation(parts=frozenset(PARTS)), None),
+        full("zb-h1", Recomputation(parts=frozenset(PARTS)), None),
         full("1f1b", Recomputation(group=2), None),
         full("zb-h1", Recomputation(group=2), 2),
         full("1f1b", Recomputation(group=1, most=1), None),

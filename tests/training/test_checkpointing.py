@@ -163,7 +163,7 @@ def test_a_resumed_run_is_the_unbroken_one(
     assert losses(first[0].said) + losses(second[0].said) == losses(unbroken[0].said)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "muon"])
+@pytest.mark.parametrize("optimizer", [full("sgd"), "muon"])
 def test_every_optimizer_goes_on_as_if_nothing_had_happened(
     optimizer: Literal["sgd", "muon"], ranks: RankPool, tmp_path: Path
 ) -> None:

@@ -41,7 +41,7 @@ def numbers(ended: Ended) -> list[float]:
 
 @pytest.mark.parametrize(
     ("layout", "post_validation"),
-    [(Layout(2, "vocab-2", replicas=2, sharded=True), False), (Layout(2, "vocab-1"), True)],
+    [(Layout(2, "vocab-2", replicas=2, sharded=True), False), full(Layout(2, "vocab-1"), True)],
     ids=str,
 )
 def test_it_goes_on_to_the_last_bit(

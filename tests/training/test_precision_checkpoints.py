@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from correctness.short_runs import Layout
+from harness.marks import full
 from harness.rank_pool import RankPool
 from training.test_checkpointing import JOB, Ended, assert_same, losses, run_on_rank
 
@@ -53,7 +54,7 @@ def scales(said: str) -> list[str]:
     return re.findall(r"loss scale: (\S+) ", said)
 
 
-@pytest.mark.parametrize("post_validation", [False, True])
+@pytest.mark.parametrize("post_validation", [full(False), True])
 def test_fp16_goes_on_with_its_loss_scale(
     post_validation: bool, ranks: RankPool, tmp_path: Path
 ) -> None:
