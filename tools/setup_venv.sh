@@ -65,9 +65,8 @@ install() {
   echo unfinished >"$state"
   say "Setting up $venv ($wanted); this happens once and may take minutes"
   has_pip || "$python" -m venv "$venv"
-  # Every package is constrained; otherwise torch could be another version than the tested one. A
-  # module is compiled when it is first imported: most never are.
-  "$venv/bin/python" -m pip install --disable-pip-version-check --no-compile \
+  # Every package is constrained; otherwise torch could be another version than the tested one.
+  "$venv/bin/python" -m pip install --disable-pip-version-check \
     -c constraints.txt -e ".${extras:+[$extras]}" >&2 ||
     die "pip could not install the packages (see above); run the same command again to retry"
   printf '%s\n%s\n' "$wanted" "$(fingerprint)" >"$state.new"

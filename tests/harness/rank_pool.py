@@ -26,6 +26,13 @@ from harness.rank_worker import READY, PoolTask, serve
 START_TIMEOUT = 120.0
 """Seconds until a worker that does not listen counts as one that will not."""
 
+PRELOADED = (
+    "torch.distributed",
+    "torch.fx.experimental.symbolic_shapes",  # autograd imports it in its first backward
+    "correctness.rank_runs",
+)
+"""Modules that a worker has when it starts."""
+
 
 class RankError(Exception):
     """Some ranks of a call failed.
@@ -46,10 +53,10 @@ class _Worker:
 
     def __init__(self, stacks_path: Path) -> None:
         stacks_path.touch()  # for a worker killed before it opens the file itself
-        # Workers are forked from a process that has done nothing but import torch: threads of its
+        # Workers are forked from a process that has only imported what most need: threads of its
         # own, which it has once it computes, would not survive a fork.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed"])
+        context.set_forkserver_preload(list(PRELOADED))
         self.connection, far_end = context.Pipe()
         self.process = context.Process(target=serve, args=(far_end, str(stacks_path)), daemon=True)
         self.process.start()

@@ -97,7 +97,7 @@ def test_the_time_is_over(tmp_path: Path) -> None:
 
 def test_a_stopped_rank_is_named_by_the_other() -> None:
     """A stopped process does not hear SIGTERM: torchrun would wait for it for half a minute."""
-    with started(None, f"{ENDLESS} --hang-seconds 2") as job:
+    with started(None, f"{ENDLESS} --hang-seconds 5") as job:
         begin = until(job, 2)
         other, stopped = (rank_process(job.pid, rank) for rank in range(2))
         os.kill(stopped, signal.SIGSTOP)
