@@ -72,6 +72,7 @@ def test_streams_and_memory_are_in_order(
         ("zb-h1", TENSORWISE, Recomputation(parts=frozenset(PARTS))),
         ("1f1b", replace(DELAYED, wide_first=1), NO_RECOMPUTATION),
         ("zb-v", DELAYED, Recomputation(group=1)),
+        ("1f1b", DELAYED, Recomputation(group=1)),
         ("1f1b", replace(DELAYED, wide_weight_gradients=True), NO_RECOMPUTATION),
     ],
     ids=str,

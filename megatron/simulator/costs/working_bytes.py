@@ -91,12 +91,12 @@ def _in_backward(shape: Shape, plan: Plan, layers: Sequence[int], stage: int) ->
     Where B is fullest, there are the gradient that it begins with, and within the MLP that of its
     first product; where W is a pass of its own, that of its last product's input too. In 8 bits
     there are copies of the gradient by rows and, for W, by columns, in the place of the activation
-    function's input, which goes before unless it was computed again. Or, where the
-    MLP is narrow, gradients as wide as the residual stream; ranks that share a layer hold their
-    part of a sum in addition, and with sequence parallelism the input that they have gathered.
-    Within attention there are, if ranks share a sequence, the gradients of the keys and values of
-    all, and a copy by ranks. What is computed again is there too; where W is a pass of its own, it
-    counts as what B leaves for W, and where R is one, as what R leaves for B.
+    function's input; if that was computed again, see ``_in_narrow_mlp``. Or, where the MLP is
+    narrow, gradients as wide as the residual stream; ranks that share a layer hold their part of a
+    sum in addition, and with sequence parallelism the input that they have gathered. Within
+    attention there are, if ranks share a sequence, the gradients of the keys and values of all, and
+    a copy by ranks. What is computed again is there too; where W is a pass of its own, it counts as
+    what B leaves for W, and where R is one, as what R leaves for B.
     """
     own, again = shape.of_layers(sum(layers[:stage]), layers[stage]), 0.0
     if not (plan.split_backward or plan.recomputes):
@@ -106,10 +106,28 @@ def _in_backward(shape: Shape, plan: Plan, layers: Sequence[int], stage: int) ->
     inner = shape.inner_width + plan.split_backward * shape.rank_ffn_width
     outside = 1 + (shape.tensor.ranks > 1) + shape.tensor.sequence_parallel
     keeps = shape.recomputed.mlp or shape.recomputed.layers(layers[stage])
-    in_8_bits = (1 + shape.narrow_factors) * shape.inner_width if own.narrow_share and keeps else 0
-    inner_bytes = (ACTIVATION_BYTES * inner + in_8_bits) * shape.tokens
+    inner_bytes = float(ACTIVATION_BYTES * inner * shape.tokens)
+    if own.narrow_share and keeps:
+        inner_bytes = _in_narrow_mlp(shape, split=plan.split_backward)
     within = max(inner_bytes, ACTIVATION_BYTES * outside * shape.elements)
     return again + shape.stream_bytes + max(within, 2.0 * shape.gathered_bytes)
+
+
+def _in_narrow_mlp(shape: Shape, *, split: bool) -> float:
+    """Return what B works with in an MLP that multiplies in 8 bits and was computed again.
+
+    Where B forms all gradients: in the end of computing again, the output of the activation
+    function beside its 8 bits, and the norm that the MLP reads; or in the backward of that function
+    both gradients, when what was kept of its output is gone.
+    """
+    inner, width, narrow = shape.inner_width, shape.rank_ffn_width, shape.narrow_factors
+    both = ACTIVATION_BYTES * (inner + width)
+    if split:
+        return float((both + (1 + narrow) * inner) * shape.tokens)
+    kept = 1 if narrow else ACTIVATION_BYTES
+    copies = 1 + ACTIVATION_BYTES * narrow
+    last = copies * width * shape.tokens + ACTIVATION_BYTES * shape.own_elements
+    return float(max(last, (both - kept * width) * shape.tokens))
 
 
 def _in_weight_gradients(shape: Shape) -> float:
