@@ -13,7 +13,7 @@ from megatron.schedules.passes import Pass
 from megatron.schedules.treatments import TREATMENTS
 from megatron.training.planning.run_plan import make_run_plan
 
-ITERATIONS = 3
+ITERATIONS = 2
 
 
 def job(ranks: int, tied: bool) -> Job:
@@ -21,7 +21,7 @@ def job(ranks: int, tied: bool) -> Job:
     options = GPTOptions(
         num_layers=2 * ranks, vocab_size=37, tie_embeddings=tied, label_smoothing=0.1
     )
-    return Job(options, microbatches=5, masked_out=(1,), iterations=ITERATIONS, warmup=2)
+    return Job(options, microbatches=5, masked_out=(1,), iterations=ITERATIONS, warmup=1)
 
 
 def layout(schedule: str, treatment: str, ranks: int, folder: Path) -> Layout:

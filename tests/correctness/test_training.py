@@ -17,6 +17,7 @@ JOBS = {
         GPTOptions(num_layers=4, vocab_size=61, label_smoothing=0.1),
         microbatches=7,
         masked_out=(2,),
+        iterations=5,
     ),
     "untied": Job(
         GPTOptions(
@@ -34,6 +35,7 @@ JOBS = {
         micro_batch_size=3,
         microbatches=3,
         masked_out=(0,),
+        iterations=5,
     ),
     "one-microbatch": Job(
         GPTOptions(
@@ -48,6 +50,7 @@ JOBS = {
         ),
         micro_batch_size=3,
         microbatches=1,
+        iterations=5,
     ),
 }
 
