@@ -35,7 +35,7 @@ def check(flags: Flags, world_size: int, unreadable: Collection[str] = ()) -> Fi
     Args:
         flags: as given, defaults not yet resolved; ``None`` where a required one is missing.
         world_size: ranks of the job.
-        unreadable: flags that have their default only because their words could not be read.
+        unreadable: flags that have their default only because what decides them could not be read.
     """
     declared = all_declarations(Flags)
     given = {name: value for group in vars(flags).values() for name, value in vars(group).items()}

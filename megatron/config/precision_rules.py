@@ -42,6 +42,12 @@ def _narrow_types(flags: Flags) -> Iterator[str]:
         )
 
 
+def _counted_type(flags: Flags) -> Iterator[str]:
+    """The dry run's costs are those of 16 bits."""
+    if flags.log.dry_run and not (flags.train.bf16 or flags.precision.fp16):
+        yield "--dry-run counts FLOPs and bytes of 16-bit numbers: add --bf16 or --fp16"
+
+
 def _idle_awareness(flags: Flags) -> Iterator[str]:
     precision = flags.precision
     is_idle = all(getattr(precision, name) == "fp32" for name in _TYPES)
@@ -62,7 +68,11 @@ def _idle_check(flags: Flags) -> Iterator[str]:
         )
 
 
-PRECISION_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (_least_scale, _narrow_types)
+PRECISION_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
+    _least_scale,
+    _narrow_types,
+    _counted_type,
+)
 """The mistakes that they find make a run impossible."""
 
 PRECISION_NOTES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (

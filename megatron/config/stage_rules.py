@@ -19,7 +19,7 @@ from megatron.config.pipeline_asks import (
     treatments_asked,
 )
 from megatron.config.pipeline_layout import LAYOUT_FLAG, layout_faults
-from megatron.model.distribution import LayerDistribution
+from megatron.model.distribution import LayerDistribution, distribute
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAITS
 from megatron.schedules.counted import counted
 from megatron.schedules.treatments import TREATMENTS
@@ -167,6 +167,27 @@ def _distribution_words(flags: Flags) -> Iterator[str]:
         )
 
 
+def _spread_rule(flags: Flags) -> Iterator[str]:
+    """Refuse layers that cannot be spread over the stages, if there is no other mistake of them."""
+    traits = TRAITS[schedule_of(flags)]
+    if traits.compares or "file" in traits.options or any(_faults_of_stages(flags)):
+        return
+    distribution = distribution_of(flags, treatment_of(flags))
+    if distribution.kind == "redis":
+        return
+    chunks = chunks_of(flags) or traits.chunks
+    try:
+        stages = flags.parallel.pipeline_model_parallel_size * chunks
+        distribute(distribution, flags.model.num_layers, stages)
+    except ValueError as error:
+        yield str(error)
+
+
+def _faults_of_stages(flags: Flags) -> Iterator[str]:
+    for rule in _WORDS:
+        yield from rule(flags)
+
+
 def _beside(flag: str, others: Sequence[str]) -> Iterator[str]:
     for other in others:
         yield f"{flag} and {other} both say how many layers a stage has: give one of them"
@@ -186,7 +207,7 @@ def _redistributing(flags: Flags) -> list[str]:
 STAGE_NOTES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (_whole_note, _layout_note)
 """The rules about flags of the stages that change nothing beside the others."""
 
-STAGE_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
+_WORDS: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
     _chunk_rule,
     _chunk_layers_rule,
     _layout_rule,
@@ -196,4 +217,7 @@ STAGE_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
     _distribution_rule,
     _distribution_words,
 )
+"""What each of these flags may say, and beside which others."""
+
+STAGE_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (*_WORDS, _spread_rule)
 """The rules about the flags of the stages; see ``megatron.config.rules``."""

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from megatron.config.declare import Declaration, cut
 from megatron.config.foreign.answer import Answer, spelling
 from megatron.config.foreign.line import Line
-from megatron.config.foreign.tables import OTHER_FLAGS, OTHER_VALUES
+from megatron.config.foreign.tables import DECIDED, OTHER_FLAGS, OTHER_VALUES
 
 _LONGEST_WORD = 200
 
@@ -23,7 +23,8 @@ class SortedWords:
     Attributes:
         given: the words behind each flag of this project; of a repeated flag the last one counts.
         written: how each of them was last written; some flags have a second name.
-        unreadable: flags of this project whose words make no value.
+        unreadable: flags of this project whose words make no value, or whose value another flag
+            would decide that is refused.
         notes: a sentence on every flag that changes nothing, each once.
         mistakes: a line on every flag that is refused, unknown or unreadable.
     """
@@ -63,6 +64,7 @@ def sort_words(
             _read_as(found, declared, answer.words(values, line), line, written)
         else:
             _tell(found, written, answer)
+            found.unreadable |= {DECIDED[name] for name in (answer.feature,) if name in DECIDED}
     return found
 
 

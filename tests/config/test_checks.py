@@ -432,7 +432,7 @@ def test_batches_that_cannot_grow_so_are_refused(
 
 
 def test_a_dry_run_says_what_it_does_not_predict(base: dict[str, str]) -> None:
-    line = command_line(base, "--optimizer muon --dry-run", without=("--data-path",))
+    line = command_line(base, "--optimizer muon --bf16 --dry-run", without=("--data-path",))
     (note,) = parse(line, 1).notes
     assert note.startswith("--optimizer muon")
     assert "dry run" in note

@@ -250,7 +250,7 @@ def test_nothing_to_evaluate_is_refused(run: Run) -> None:
 
 def test_a_dry_run_reads_no_file() -> None:
     for flag in ("--data-args-path", "--per-split-data-args-path"):
-        parse([*BASE.split(), "--dry-run", flag, "not-here"], world_size=1)
+        parse([*BASE.split(), "--bf16", "--dry-run", flag, "not-here"], world_size=1)
 
 
 def test_documents_in_samples(run: Run) -> None:

@@ -27,7 +27,7 @@ from megatron.config.words import sort_words
 DECLARED = all_declarations(Flags)
 RUN = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 8 --seq-length 32 --micro-batch-size 2 "
-    "--lr 1e-3 --train-iters 10 --vocab-size 999 --device cpu --dry-run"
+    "--lr 1e-3 --train-iters 10 --vocab-size 999 --device cpu --dry-run --bf16"
 )
 
 

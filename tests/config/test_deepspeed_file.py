@@ -77,4 +77,4 @@ def test_a_missing_file_is_told_but_for_a_dry_run() -> None:
     words = [*BASE.split(), "--deepspeed-config", "not-here"]
     with pytest.raises(ValueError, match="--deepspeed-config not-here cannot be read"):
         parse(words, world_size=1)
-    parse([*words, "--dry-run"], world_size=1)
+    parse([*words, "--bf16", "--dry-run"], world_size=1)

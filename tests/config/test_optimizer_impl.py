@@ -47,7 +47,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--optimizer-impl local", "local", ["local changes nothing: it is for GPUs only; PyT"]),
         ("--optimizer-impl torch", "torch", ["torch changes nothing: PyTorch's AdamW updates on"]),
         ("--optimizer-impl apex --optimizer sgd", "local", ["apex changes nothing with --optim"]),
-        ("--optimizer-impl torch --dry-run", "local", ["torch changes nothing in a dry run"]),
+        (
+            "--optimizer-impl torch --bf16 --dry-run",
+            "local",
+            ["torch changes nothing in a dry run"],
+        ),
     ],
 )
 def test_on_cpus_pytorch_updates(flags: str, taken: Implementation, words: list[str]) -> None:

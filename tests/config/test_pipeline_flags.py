@@ -109,7 +109,7 @@ def test_all_that_does_not_fit_a_plan_of_a_file_is_told_at_once(
     ]
     others = [line.split(" ")[0] for line in lines if line not in misfits]
     assert sorted(others) == ["--lr", "--num-layers", "--schedule-file"]
-    right = f"--dry-run --schedule-file {file} {' '.join(flags)}".split()
+    right = f"--dry-run --bf16 --schedule-file {file} {' '.join(flags)}".split()
     parsed = parse(with_flags(BASE.split(), right), world_size=1)
     assert make_run_plan(parsed).plan.to_text() == file.read_text()
 
@@ -176,8 +176,14 @@ def test_other_names_of_treatments(run: Callable[..., Any], flags: str, treatmen
         ("--layer-distribution 5,3", LayerDistribution("explicit", counts=(5, 3))),
         ("--decoder-first-pipeline-num-layers 3", LayerDistribution(first=3)),
         ("--decoder-last-pipeline-num-layers 0", LayerDistribution(last=0)),
-        ("--account-for-embedding-in-pipeline-split", LayerDistribution(embedding_counts=True)),
-        ("--account-for-loss-in-pipeline-split", LayerDistribution(loss_counts=True)),
+        (
+            "--account-for-embedding-in-pipeline-split --num-layers 9",
+            LayerDistribution(embedding_counts=True),
+        ),
+        (
+            "--account-for-loss-in-pipeline-split --num-layers 9",
+            LayerDistribution(loss_counts=True),
+        ),
         (
             "--enable-layer-redistribution --final-stage-num-layers 0",
             LayerDistribution("redis", last=0),
@@ -190,6 +196,37 @@ def test_other_names_of_treatments(run: Callable[..., Any], flags: str, treatmen
 )
 def test_distributions(run: Callable[..., Any], flags: str, layers: LayerDistribution) -> None:
     assert run(flags).parallel.layers == layers
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("--num-layers 5", ["--num-layers 5 is not divisible by the 2 stages"]),
+        ("--num-layers 6 --pipeline-schedule zb-v", ["--num-layers 6 is not divisible by the 4"]),
+        ("--layer-distribution 5,2", ["--layer-distribution 5,2 adds up to 7"]),
+        ("--num-layers 5 --layer-distribution even,2", ["--layer-distribution even,2: give even"]),
+        ("--num-layers 5 --vocab-parallel redis", []),
+        ("--num-layers 5 --pp-partition-method x", ["--pp-partition-method x: layers are spread"]),
+    ],
+)
+def test_layers_that_do_not_fit_the_stages_are_told_once_with_the_other_mistakes(
+    run: Callable[..., Any], flags: str, told: list[str]
+) -> None:
+    with pytest.raises(ValueError, match="--lr -1") as caught:
+        run(f"{flags} --lr -1")
+    others = [line for line in str(caught.value).splitlines() if not line.startswith("--lr")]
+    assert len(others) == len(told)
+    for line, begin in zip(others, told, strict=True):
+        assert line.startswith(begin)
+
+
+def test_a_dry_run_in_fp32_is_told_with_the_other_mistakes() -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the lines are checked below
+        parse(
+            with_flags(BASE.split(), ["--dry-run", "--num-layers", "5", "--lr", "-1"]), world_size=1
+        )
+    flags = {line.split()[0] for line in str(caught.value).splitlines()}
+    assert {"--dry-run", "--num-layers", "--lr"} <= flags
 
 
 @pytest.mark.parametrize(
@@ -351,11 +388,11 @@ def test_a_profile_of_the_schedule(run: Callable[..., Any]) -> None:
 
 
 def test_a_dry_run_needs_no_ranks_and_no_data() -> None:
-    flags = "--pipeline-model-parallel-size 4 --dry-run --dry-run-gpu H100"
+    flags = "--pipeline-model-parallel-size 4 --bf16 --dry-run --dry-run-gpu H100"
     config = parse(with_flags(BASE.split(), flags.split()), world_size=1)
     assert config.dry_run == DryRun("H100")
     assert config.parallel.pipeline_size == 4
-    assert parse(f"{BASE} --dry-run".split(), world_size=1).dry_run == DryRun("A100")
+    assert parse(f"{BASE} --bf16 --dry-run".split(), world_size=1).dry_run == DryRun("A100")
 
 
 @pytest.mark.parametrize(
@@ -372,7 +409,9 @@ def test_a_dry_run_plans_the_replicas_of_its_ranks_or_those_named(
     flags: str, world_size: int, replicas: int
 ) -> None:
     """The global batch is theirs together, and flags about replicas count if there are several."""
-    asked = f"--pipeline-model-parallel-size 4 --global-batch-size 24 --dry-run {flags}".split()
+    asked = (
+        f"--pipeline-model-parallel-size 4 --global-batch-size 24 --bf16 --dry-run {flags}".split()
+    )
     config = parse(with_flags(BASE.split(), [*asked, "--overlap-grad-reduce"]), world_size)
     assert config.parallel.replicas.size == config.train.replicas == replicas
     assert config.train.num_microbatches * replicas * config.train.micro_batch_size == 24
@@ -384,13 +423,13 @@ def test_a_dry_run_plans_the_replicas_of_its_ranks_or_those_named(
 
 
 def test_ranks_that_make_no_replicas_are_refused_in_a_dry_run_too() -> None:
-    flags = "--pipeline-model-parallel-size 4 --dry-run"
+    flags = "--pipeline-model-parallel-size 4 --bf16 --dry-run"
     with pytest.raises(ValueError, match=r"does not divide the 6 ranks .* start 4 or 8 ranks"):
         parse(with_flags(BASE.split(), flags.split()), world_size=6)
 
 
 def test_a_dry_run_has_the_replicas_and_the_link_that_it_is_told() -> None:
-    flags = "--dry-run --dry-run-replicas 3 --micro-batch-size 2 --global-batch-size 24"
+    flags = "--bf16 --dry-run --dry-run-replicas 3 --micro-batch-size 2 --global-batch-size 24"
     config = parse(with_flags(BASE.split(), flags.split()), world_size=1)
     assert config.parallel.replicas.size == config.train.replicas == 3
     assert config.train.num_microbatches == 4
@@ -412,17 +451,17 @@ def test_a_dry_run_has_the_replicas_and_the_link_that_it_is_told() -> None:
 )
 def test_replicas_of_a_dry_run_that_cannot_be(flags: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        parse(with_flags(f"{BASE} --dry-run".split(), flags.split()), world_size=1)
+        parse(with_flags(f"{BASE} --bf16 --dry-run".split(), flags.split()), world_size=1)
 
 
 def test_the_gpu_of_a_dry_run_has_its_name_in_any_case() -> None:
-    flags = f"{BASE} --dry-run --dry-run-gpu rtx4090"
+    flags = f"{BASE} --bf16 --dry-run --dry-run-gpu rtx4090"
     assert parse(flags.split(), world_size=1).dry_run == DryRun("rtx4090")
 
 
 def test_an_unknown_gpu_is_told_with_the_other_mistakes() -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the lines are checked below
-        parse(f"{BASE} --dry-run --dry-run-gpu XX --seed x".split(), world_size=1)
+        parse(f"{BASE} --bf16 --dry-run --dry-run-gpu XX --seed x".split(), world_size=1)
     gpu, seed = str(caught.value).splitlines()
     assert gpu.startswith("--dry-run-gpu XX: choose one of A100, ")
     assert seed.startswith("--seed x")

@@ -13,7 +13,7 @@ from megatron.training.planning.run_plan import make_run_plan
 BASE = (
     "--num-layers 16 --hidden-size 64 --num-attention-heads 8 --seq-length 32 --micro-batch-size 1 "
     "--global-batch-size 8 --train-iters 20 --lr 1e-3 --mock-data --vocab-size 999 --device cpu "
-    "--dry-run --pipeline-model-parallel-size 4"
+    "--dry-run --bf16 --pipeline-model-parallel-size 4"
 )
 
 

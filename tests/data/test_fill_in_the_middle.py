@@ -49,7 +49,7 @@ def corpus(fills: FillConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prefix
 
 
-def run_config(folder: Path, flags: str, data: str = "--data-path x --dry-run") -> Any:
+def run_config(folder: Path, flags: str, data: str = "--data-path x --bf16 --dry-run") -> Any:
     words = f"{FLAGS} --tokenizer-model {folder} {data} {flags}".split()
     return parse(words, world_size=1)
 

@@ -50,6 +50,7 @@ class Feature:
         way_out: what to do instead.
         flags: the flags that ask for it, and values of this project's flags; see ``answer``.
         idle: flags that ask for nothing on some lines.
+        decides: a flag of this project whose value is not known where one of these flags is given.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Feature:
     way_out: str
     flags: str
     idle: tuple[Idle, ...] = ()
+    decides: str = ""
 
     @property
     def reason(self) -> str:
@@ -456,6 +458,7 @@ FEATURES: Final = (
                 GROUPS_OF_PIPELINE, """
                 --microbatch-group-size-per-virtual-pipeline-stage N"""),
         ),
+        decides="--decoder-first-pipeline-num-layers",
     ),
     Feature(
         "a memory limit in bytes",

@@ -24,3 +24,6 @@ OTHER_FLAGS: Final = Answers([row for row in ROWS if row[0] not in _OURS])
 
 OTHER_VALUES: Final = Answers([row for row in ROWS if row[0] in _OURS and row[1].is_limited])
 """The answers to values that Megatron's flags have and ours of the same name do not."""
+
+DECIDED: Final = {feature.name: feature.decides for feature in FEATURES if feature.decides}
+"""By the name of what is missing: our flag whose value a flag that asks for it would decide."""
