@@ -30,7 +30,8 @@ _SAME_FLAGS = (
     "start every rank with the same command line, the same tokenizer and the same packages"
 )
 _UNLIKE_GPUS = (
-    "GPUs of different kinds draw different weights from one seed; add --use-cpu-initialization"
+    "GPUs of different kinds, or with other builds of PyTorch, may draw different weights from one "
+    "seed; add --use-cpu-initialization"
 )
 _SAME_PLAN = (
     "give every rank the same files of --schedule-file and --measured-costs; where unlike machines "
@@ -91,14 +92,16 @@ def data_digests(train: TrainConfig, data: Data) -> dict[str, str]:
 def gpu_digests(config: RunConfig, local_rank: int) -> dict[str, str]:
     """Return the digest of the kind of the GPU that draws the initial weights, if one does.
 
-    Replicas draw the same weights each for itself, so all GPUs must draw alike.
+    Replicas, tied embeddings on two stages, and what tensor ranks do not split are drawn by every
+    rank for itself, so all GPUs must draw alike; unless all that is drawn will be loaded.
 
     Args:
         config: the run.
         local_rank: number of this rank's GPU.
     """
-    train = config.train
-    if config.parallel.device != "cuda" or train.use_cpu_initialization or train.skip_train:
+    own_weights = config.checkpoint.load is None or not config.checkpoint.must_load
+    draws = own_weights and not config.train.use_cpu_initialization
+    if config.parallel.device != "cuda" or not draws:
         return {}
     found = torch.cuda.get_device_properties(local_rank)
     threads = found.multi_processor_count, found.max_threads_per_multi_processor

@@ -96,6 +96,12 @@ class NoCheckpoints:
         """Say nothing."""
 
 
+def import_checkpoints(config: CheckpointConfig) -> None:
+    """Import what a run needs to save or load, if it does: before its ranks meet."""
+    if _uses_any(config):
+        import megatron.training.checkpointing  # noqa: F401 - see the module's first lines
+
+
 def open_checkpoints(
     config: RunConfig,
     state: TrainState,

@@ -16,6 +16,7 @@ from megatron.training.agreement import (
     gpu_digests,
     run_digests,
 )
+from megatron.training.open_checkpoints import import_checkpoints
 from megatron.training.open_data import Data, open_data
 from megatron.training.out_of_memory import record_memory
 from megatron.training.outputs import check_outputs
@@ -50,6 +51,7 @@ def prepare(config: RunConfig, rank: int) -> Prepared:
         ValueError: there is no plan, the data is unusable, or a file cannot be written.
         OSError: the data cannot be read.
     """
+    import_checkpoints(config.checkpoint)
     check_outputs(config.log, rank, config.checkpoint.save)
     grid = config.parallel.grid
     run_plan = _planned(config, rank)

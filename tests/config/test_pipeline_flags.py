@@ -207,6 +207,10 @@ def test_distributions(run: Callable[..., Any], flags: str, layers: LayerDistrib
         ("--num-layers 5 --layer-distribution even,2", ["--layer-distribution even,2: give even"]),
         ("--num-layers 5 --vocab-parallel redis", []),
         ("--num-layers 5 --pp-partition-method x", ["--pp-partition-method x: layers are spread"]),
+        (
+            "--num-seq-splits 2 --decoder-first-pipeline-num-layers 9",
+            ["--num-seq-splits 2: a pass", "--num-layers 8 with --decoder-first-pipeline"],
+        ),
     ],
 )
 def test_layers_that_do_not_fit_the_stages_are_told_once_with_the_other_mistakes(

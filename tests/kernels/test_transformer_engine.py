@@ -13,6 +13,7 @@ from kernels import engine_stand_in
 from kernels.engine_stand_in import TYPES, DType, installed
 
 from megatron.kernels.cuda.transformer_engine import (
+    NORMS,
     USED,
     arguments_of,
     columns_of,
@@ -44,7 +45,7 @@ PUBLISHED: Final = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_only_published_arguments_are_given(name: str) -> None:
     for version, arguments in PUBLISHED[name].items():
-        assert set(USED[name].split()) <= set(arguments.split()), version
+        assert set((USED | NORMS)[name].split()) <= set(arguments.split()), version
     stand_in = inspect.signature(getattr(engine_stand_in, name)).parameters
     assert " ".join(stand_in) in PUBLISHED[name].values(), "the tests would call something else"
 
@@ -104,7 +105,7 @@ def test_arguments_of_a_compiled_function_are_read_from_its_documentation() -> N
     with pytest.raises(ValueError, match="no signature"):
         inspect.signature(hook)
     assert set(arguments_of(hook)) == {"reducer", "state", "comm_hook"}
-    assert set(arguments_of(Compiled(RMSNORM))) == set(USED["rmsnorm_fwd"].split())
+    assert set(arguments_of(Compiled(RMSNORM))) == set(NORMS["rmsnorm_fwd"].split())
     with installed(rmsnorm_fwd=Compiled(RMSNORM)):
         load_transformer_engine()
 
@@ -112,19 +113,31 @@ def test_arguments_of_a_compiled_function_are_read_from_its_documentation() -> N
 @pytest.mark.parametrize(
     ("changed", "fault"),
     [
-        ({"layernorm_fwd": None}, "its layernorm_fwd is missing"),
-        (
-            {"rmsnorm_fwd": Compiled(RMSNORM.replace("sm_margin", "margin"))},
-            "its rmsnorm_fwd has no sm_margin",
-        ),
         ({"MXFP8Quantizer": None}, "its MXFP8Quantizer is missing"),
         ({"general_gemm": _without_out}, "its general_gemm has no out_dtype, out, bias"),
     ],
-    ids=["a norm", "a norm's argument", "a class", "an argument"],
+    ids=["a class", "an argument"],
 )
 def test_what_it_lacks_is_named(changed: dict[str, Any], fault: str) -> None:
     with installed(**changed), pytest.raises(ValueError, match=fault):
         load_transformer_engine()
+
+
+@pytest.mark.parametrize(
+    ("changed", "rounds"),
+    [
+        ({}, True),
+        ({"layernorm_fwd": None}, False),
+        ({"rmsnorm_fwd": Compiled(RMSNORM.replace("sm_margin", "margin"))}, False),
+        ({"rmsnorm_fwd": Compiled("")}, False),
+    ],
+    ids=["all", "none", "another argument", "no documentation"],
+)
+def test_without_its_norms_it_multiplies_all_the_same(
+    changed: dict[str, Any], rounds: bool
+) -> None:
+    with installed(**changed):
+        assert load_transformer_engine().rounds_norms("delayed", 128, 128) == rounds
 
 
 @pytest.mark.parametrize("hopper", [True, False], ids=["Hopper", "Blackwell"])

@@ -451,14 +451,23 @@ FEATURES: Final = (
         "use --layer-distribution remainder, redis or N,N,...",
         """
         --pp-partition-method N --standalone-embedding-stage
-        --pipeline-model-parallel-split-rank N --interleave-group-size N --num-seq-splits N
+        --pipeline-model-parallel-split-rank N
+        """,
+        decides="--decoder-first-pipeline-num-layers",
+    ),
+    Feature(
+        "other groups and parts of microbatches",
+        "a pass computes a whole microbatch, and interleaved ones follow in groups of as many as "
+        "there are pipeline ranks",
+        _LEAVE_IT_OUT,
+        """
+        --interleave-group-size N --num-seq-splits N
         """,
         idle=(
             Idle("groups of microbatches are of the number of pipeline ranks",
                 GROUPS_OF_PIPELINE, """
                 --microbatch-group-size-per-virtual-pipeline-stage N"""),
         ),
-        decides="--decoder-first-pipeline-num-layers",
     ),
     Feature(
         "a memory limit in bytes",

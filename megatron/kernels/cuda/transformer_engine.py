@@ -36,10 +36,14 @@ USED: Final = {
     "Float8CurrentScalingQuantizer": "fp8_dtype device rowwise columnwise",
     "Float8BlockQuantizer": "fp8_dtype rowwise columnwise block_scaling_dim",
     "MXFP8Quantizer": "fp8_dtype rowwise columnwise",
-    "layernorm_fwd": ("input weight bias eps ln_out quantizer otype sm_margin zero_centered_gamma"),
-    "rmsnorm_fwd": "input weight eps ln_out quantizer otype sm_margin zero_centered_gamma",
 }
 """What is called, and the names of the arguments that it is given."""
+
+NORMS: Final = {
+    "layernorm_fwd": "input weight bias eps ln_out quantizer otype sm_margin zero_centered_gamma",
+    "rmsnorm_fwd": "input weight eps ln_out quantizer otype sm_margin zero_centered_gamma",
+}
+"""The same of what is called if all of it is there."""
 
 _HOMES: Final = {
     "general_gemm": "transformer_engine.pytorch.cpp_extensions",
@@ -71,8 +75,8 @@ class TransformerEngine:
         version: of the package.
         module: ``transformer_engine.pytorch``.
         gemm: its product.
-        layer_norm: its LayerNorm.
-        rms_norm: its RMSNorm.
+        layer_norm: its LayerNorm; ``None``: none that is called as ours is, or no such RMSNorm.
+        rms_norm: its RMSNorm; ``None`` likewise.
         types: its names of types.
         has_cudnn_norms: cuDNN forms its norms, as the environment says.
     """
@@ -80,8 +84,8 @@ class TransformerEngine:
     version: str
     module: Any
     gemm: Callable[..., Any]
-    layer_norm: Callable[..., Any]
-    rms_norm: Callable[..., Any]
+    layer_norm: Callable[..., Any] | None
+    rms_norm: Callable[..., Any] | None
     types: Mapping[torch.dtype, Any]
     has_cudnn_norms: bool
 
@@ -140,6 +144,8 @@ class TransformerEngine:
             rows: of the norm.
             columns: of the norm.
         """
+        if self.layer_norm is None or self.rms_norm is None:
+            return False
         if self.has_cudnn_norms:
             return recipe == "mxfp8" and rows % TILE == columns % TILE == 0
         return recipe == "delayed"
@@ -167,6 +173,7 @@ class TransformerEngine:
         if bias_k is not None:
             values["bias"] = bias_k
         form = self.rms_norm if bias_k is None else self.layer_norm
+        assert form is not None, "it rounds no norms"
         bits, mean_n, inverse_n = form(
             **values,
             ln_out=None,
@@ -269,9 +276,12 @@ def load_transformer_engine() -> TransformerEngine:
         raise ValueError(f"version {version} is installed, and {oldest} to 2.x are known here")
     called: dict[str, Any] = {
         name: getattr(homes[_HOMES[name]] if name in _HOMES else module, name, None)
-        for name in USED
+        for name in (*USED, *NORMS)
     }
-    _check_names(called)
+    if fault := _fault_of_names(USED, called):
+        raise ValueError(fault)
+    if _fault_of_names(NORMS, called):
+        called |= dict.fromkeys(NORMS)
     return TransformerEngine(
         version=version,
         module=module,
@@ -283,15 +293,16 @@ def load_transformer_engine() -> TransformerEngine:
     )
 
 
-def _check_names(called: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` unless all that is called is there, with the arguments it is given."""
-    for name, arguments in USED.items():
+def _fault_of_names(used: Mapping[str, str], called: Mapping[str, Any]) -> str | None:
+    """Return what is missing of what is called, or of the arguments that it is given."""
+    for name, arguments in used.items():
         if called[name] is None:
-            raise ValueError(f"its {name} is missing")
+            return f"its {name} is missing"
         known = arguments_of(called[name])
         lacks = [argument for argument in arguments.split() if argument not in known]
         if lacks:
-            raise ValueError(f"its {name} has no {', '.join(lacks)}")
+            return f"its {name} has no {', '.join(lacks)}"
+    return None
 
 
 def arguments_of(function: Any) -> Collection[str]:
