@@ -43,7 +43,7 @@ LEFT_OUT = {
     "--wandb-name", "--wandb-entity", "--tensor-model-parallel-size",
     "--pipeline-model-parallel-size", "--mock-data", "--async-save",
     "--train-weighted-split-paths-path", "--valid-weighted-split-paths-path",
-    "--deepspeed_config",
+    "--deepspeed_config", "--pp-partition-method",
 }  # fmt: skip
 """The data, their tokens, the network, the length and the layout are other ones here; curves need a
 package that may not be there."""
