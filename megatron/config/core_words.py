@@ -11,6 +11,9 @@ from megatron.config.layer_flags import LayerFlags
 _RUN: Final = ("--micro-batch-size", "1", "--train-iters", "1", "--lr", "1", "--dry-run")
 """Flags that every run must have, and that say nothing of its model."""
 
+_TYPES: Final = ("--bf16", "--fp16")
+"""One of them a dry run must have."""
+
 _OPPOSITES: Final = {"disable_bias_linear": "add_bias_linear"}
 """Flags of ours whose argument there says the opposite."""
 
@@ -32,6 +35,8 @@ def words_of(saved: Mapping[str, Any], given: Sequence[str]) -> list[str]:
         )
     options = {word.split("=")[0] for word in given}
     words = [*_RUN, *given]
+    if options.isdisjoint(_TYPES):
+        words.append(_TYPES[0])
     for option, value in _told(saved):
         if option not in options:
             words += [option] if value is True else [option, str(value)]
