@@ -6,6 +6,9 @@ from typing import Final
 from megatron.config.declare import option_of
 from megatron.config.flags import Flags
 
+NEEDS_16_BITS: Final = "--dry-run counts FLOPs and bytes of 16-bit numbers: add --bf16 or --fp16"
+"""What a dry run in fp32 is told."""
+
 _TYPES: Final = ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
 
@@ -45,7 +48,7 @@ def _narrow_types(flags: Flags) -> Iterator[str]:
 def _counted_type(flags: Flags) -> Iterator[str]:
     """The dry run's costs are those of 16 bits."""
     if flags.log.dry_run and not (flags.train.bf16 or flags.precision.fp16):
-        yield "--dry-run counts FLOPs and bytes of 16-bit numbers: add --bf16 or --fp16"
+        yield NEEDS_16_BITS
 
 
 def _idle_awareness(flags: Flags) -> Iterator[str]:

@@ -64,7 +64,8 @@ def sort_words(
             _read_as(found, declared, answer.words(values, line), line, written)
         else:
             _tell(found, written, answer)
-            found.unreadable |= {DECIDED[name] for name in (answer.feature,) if name in DECIDED}
+            if answer.feature in DECIDED:
+                found.unreadable.add(DECIDED[answer.feature])
     return found
 
 

@@ -3,9 +3,10 @@
 The graph of autograd is the one that it is without: what an operation would keep is only formed
 anew, from the same inputs by the same operations, when the first operation of the backward asks
 for it, or before that when the pass R does. Dropout seeds itself. So losses and gradients are the
-same bits (but where a norm in 8 bits becomes one of 16 to be computed again: ``normed_input.py``),
-and a backward in parts (B and W) works as ever. Computing again ends with the last
-tensor that was kept, so a product whose result nobody keeps is not repeated.
+same bits, and a backward in parts (B and W) works as ever; but a norm that was written in 8 bits
+only (``normed_input.py``) is one of 16 bits where it is computed again as a part of a layer.
+Computing again ends with the last tensor that was kept, so a product whose result nobody keeps is
+not repeated.
 
 PyTorch's own checkpoints work alike, but can only be computed again by their backward.
 """

@@ -13,15 +13,19 @@ from megatron.schedules.passes import Pass
 from megatron.schedules.treatments import TREATMENTS
 from megatron.training.planning.run_plan import make_run_plan
 
-ITERATIONS = 2
+ITERATIONS = 4
+QUICK_ITERATIONS = 2
+"""The second is of weights that were updated; evaluations after it are of two updates."""
 
 
-def job(ranks: int, tied: bool) -> Job:
+def job(ranks: int, tied: bool, iterations: int = ITERATIONS) -> Job:
     """A job with a layer for each of two chunks of every rank."""
     options = GPTOptions(
         num_layers=2 * ranks, vocab_size=37, tie_embeddings=tied, label_smoothing=0.1
     )
-    return Job(options, microbatches=5, masked_out=(1,), iterations=ITERATIONS, warmup=1)
+    return Job(
+        options, microbatches=5, masked_out=(1,), iterations=iterations, warmup=iterations // 2
+    )
 
 
 def layout(schedule: str, treatment: str, ranks: int, folder: Path) -> Layout:

@@ -14,6 +14,7 @@ import pytest
 from correctness.rank_runs import RankRun, assemble, train_on_rank
 from correctness.schedule_cases import (
     ITERATIONS,
+    QUICK_ITERATIONS,
     all_pairs,
     each_once,
     full_cross_product,
@@ -71,7 +72,7 @@ def run(ranks: RankPool, job: Job, layout: Layout) -> list[RankRun]:
         config=job.config(layout),
         batches=job.batches(),
         evaluation_batches=job.batches(seed=1),
-        evaluate_after=(ITERATIONS - 1,),
+        evaluate_after=(job.iterations - 1,),
     )
 
 
@@ -114,11 +115,11 @@ def test_all_pairs_are_trained() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "treatment", "p", "tied"),
+    ("schedule", "treatment", "p", "tied", "iterations"),
     [
-        *all_pairs(),
-        *each_once((3,)),
-        *(full(*case) for case in full_cross_product()),
+        *((*case, QUICK_ITERATIONS) for case in all_pairs()),
+        *((*case, QUICK_ITERATIONS) for case in each_once((3,))),
+        *(full(*case, ITERATIONS) for case in full_cross_product()),
     ],
 )
 def test_every_schedule_and_treatment(
@@ -126,8 +127,9 @@ def test_every_schedule_and_treatment(
     treatment: str,
     p: int,
     tied: bool,
+    iterations: int,
     ranks: RankPool,
     expected: Callable[[Job], Expected],
     tmp_path: Path,
 ) -> None:
-    check(ranks, expected, job(p, tied), layout(schedule, treatment, p, tmp_path))
+    check(ranks, expected, job(p, tied, iterations), layout(schedule, treatment, p, tmp_path))

@@ -17,7 +17,6 @@ JOBS = {
         GPTOptions(num_layers=4, vocab_size=61, label_smoothing=0.1),
         microbatches=7,
         masked_out=(2,),
-        iterations=5,
     ),
     "untied": Job(
         GPTOptions(
@@ -35,7 +34,6 @@ JOBS = {
         micro_batch_size=3,
         microbatches=3,
         masked_out=(0,),
-        iterations=5,
     ),
     "one-microbatch": Job(
         GPTOptions(
@@ -50,7 +48,6 @@ JOBS = {
         ),
         micro_batch_size=3,
         microbatches=1,
-        iterations=5,
     ),
 }
 

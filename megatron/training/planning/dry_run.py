@@ -9,6 +9,7 @@ from typing import Final
 
 import torch
 
+from megatron.config.precision_rules import NEEDS_16_BITS
 from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.counted import counted
@@ -52,7 +53,7 @@ def dry_run(config: RunConfig, gpu: Gpu, watch: Watch | None = None) -> Iterator
         ValueError: no plan can be made, or the run is in fp32, for which no costs are counted.
     """
     if config.train.dtype == torch.float32:
-        raise ValueError("--dry-run counts FLOPs and bytes of 16-bit numbers: add --bf16 or --fp16")
+        raise ValueError(NEEDS_16_BITS)
     traits = TRAITS[config.parallel.pipeline_schedule]
     watch = Watch() if watch is None else watch
     compared = asked(config, watch=watch)

@@ -406,6 +406,7 @@ def test_auto_shows_what_it_compared() -> None:
     assert float(rows[0][1]) == 1
     assert others[-1] > 1
     assert "auto compares by FLOPs" in text
+    assert [*dry_run(config(schedule="auto", ranks=2), gpu("A100"))][3] in text
     [(schedule, held, seconds)] = re.findall(
         r"^schedule auto takes (\S+): ([\d.]+) microbatch(?:es)? in flight, ([\d.]+) s an iter",
         text,

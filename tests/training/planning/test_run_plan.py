@@ -281,7 +281,7 @@ def test_every_process_makes_the_same_plan() -> None:
     """Ranks plan alone: nothing may depend on the order of a hash table."""
     program = (
         "from training.planning.test_run_plan import config, make_run_plan\n"
-        "for case in (('v-half', 'vocab-2'), ('zb-1p', 'interlaced', 3, 6)):\n"
+        "for case in (('auto', 'vocab-2'), ('zb-1p', 'interlaced', 3, 6)):\n"
         "    found = make_run_plan(config(*case))\n"
         "    print(found.plan.to_text(), found.layers, found.costs)\n"
     )
