@@ -168,7 +168,7 @@ def _distribution_words(flags: Flags) -> Iterator[str]:
 
 
 def _spread_rule(flags: Flags) -> Iterator[str]:
-    """Refuse layers that cannot be spread over the stages, if there is no other mistake of them."""
+    """Refuse layers that fit no stages, unless the flags on the stages have another mistake."""
     traits = TRAITS[schedule_of(flags)]
     if traits.compares or "file" in traits.options or any(_faults_of_stages(flags)):
         return
@@ -184,7 +184,7 @@ def _spread_rule(flags: Flags) -> Iterator[str]:
 
 
 def _faults_of_stages(flags: Flags) -> Iterator[str]:
-    for rule in _WORDS:
+    for rule in _FLAG_RULES:
         yield from rule(flags)
 
 
@@ -207,7 +207,7 @@ def _redistributing(flags: Flags) -> list[str]:
 STAGE_NOTES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (_whole_note, _layout_note)
 """The rules about flags of the stages that change nothing beside the others."""
 
-_WORDS: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
+_FLAG_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
     _chunk_rule,
     _chunk_layers_rule,
     _layout_rule,
@@ -219,5 +219,5 @@ _WORDS: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
 )
 """What each of these flags may say, and beside which others."""
 
-STAGE_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (*_WORDS, _spread_rule)
+STAGE_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (*_FLAG_RULES, _spread_rule)
 """The rules about the flags of the stages; see ``megatron.config.rules``."""

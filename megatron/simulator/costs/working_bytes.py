@@ -116,9 +116,10 @@ def _in_backward(shape: Shape, plan: Plan, layers: Sequence[int], stage: int) ->
 def _in_narrow_mlp(shape: Shape, *, split: bool) -> float:
     """Return what B works with in an MLP that multiplies in 8 bits and was computed again.
 
-    Where B forms all gradients: in the end of computing again, the output of the activation
-    function beside its 8 bits, and the norm that the MLP reads; or in the backward of that function
-    both gradients, when what was kept of its output is gone.
+    Where W is a pass of its own: both gradients of the activation function, and 8 bits of the one
+    that its first product reads. Where B forms all gradients: when computing again ends, the output
+    of that function beside its 8 bits, and the norm that the MLP reads; or, in the backward of that
+    function, both gradients, when what was kept of its output is gone.
     """
     inner, width, narrow = shape.inner_width, shape.rank_ffn_width, shape.narrow_factors
     both = ACTIVATION_BYTES * (inner + width)
