@@ -44,6 +44,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         close_folder(folder)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave most cases of a test that says ``one_in(n)`` to the full run."""
+    from harness.marks import leave_to_full
+
+    leave_to_full(items)
+
+
 @pytest.fixture(scope="session")
 def ranks() -> "Iterator[RankPool]":
     """Four processes for the whole test run; ``ranks.run(fn, world_size, **kwargs)`` uses them.

@@ -50,7 +50,11 @@ def dtensors_on_rank(
 
 @pytest.mark.parametrize(
     "layout",
-    [full(Layout(1, "none", tensor=2)), Layout(2, "vocab-2", tensor=2, sequence=True)],
+    [
+        Layout(1, "vocab-2", tensor=2, sequence=True),
+        full(Layout(2, "vocab-2", tensor=2, sequence=True)),
+        full(Layout(1, "none", tensor=2)),
+    ],
     ids=str,
 )
 def test_loss_and_gradients_are_those_of_dtensors(layout: Layout, ranks: RankPool) -> None:

@@ -121,7 +121,7 @@ def test_layouts_train_what_one_process_trains(
 
 def test_evaluations_and_hidden_dropout_are_those_of_one_rank(ranks: RankPool) -> None:
     """Attention drops by the place of a rank, so here it drops nothing."""
-    own = replace(job(GPT, 1, 2), dropout=0.3)
+    own = replace(job(GPT, 1, 2), microbatches=3, dropout=0.3)
     losses = []
     for layout in (Layout(1, "none"), Layout(1, "none", tensor=2, sequence=True, context=2)):
         config = own.config(layout)

@@ -41,6 +41,7 @@ def run(ranks: RankPool, job: Job, layout: Layout, evaluate_after: tuple[int, ..
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_evaluation_under_every_treatment(layout: Layout, ranks: RankPool) -> None:
     """After the last iteration, so that the reference can evaluate the weights that came out."""

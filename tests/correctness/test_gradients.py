@@ -5,6 +5,7 @@ compared to 1e-10 for models and batches that together cover every option with e
 """
 
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from correctness.model_kinds import LIKE
 from correctness.rank_runs import assemble, gradients_on_rank
 from correctness.short_runs import Job, Layout
+from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions, random_parameters
 from reference.plain_loss import loss_and_gradients
@@ -115,8 +117,14 @@ def check(ranks: RankPool, job: Job, layout: Layout) -> None:
     assert max(errors.values()) < tolerance, errors
 
 
-@pytest.mark.parametrize("layout", ["p1-vocab-2", "p2-none", "p2-vocab-1", "p4-vocab-2"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "layout"),
+    [
+        pytest.param(case, layout, id=f"{case.name}-{layout}")
+        for case, other in zip(CASES, cycle(("p2-vocab-1", "p1-vocab-2", "p2-none")), strict=False)
+        for layout in ("p4-vocab-2", other)
+    ],
+)
 def test_loss_and_gradients_to_the_last_digits(
     case: GradientCase, layout: str, ranks: RankPool
 ) -> None:
@@ -140,7 +148,7 @@ def test_a_split_backward_of_the_newest_options(layout: Layout, ranks: RankPool)
     check(ranks, job, layout)
 
 
-@pytest.mark.parametrize("layout", [Layout(1, "none"), Layout(2, "vocab-2", "zb-v")], ids=str)
+@pytest.mark.parametrize("layout", [full(Layout(1, "none")), Layout(2, "vocab-2", "zb-v")], ids=str)
 @pytest.mark.parametrize("case", KINDS, ids=lambda case: case.name)
 def test_kinds_of_layers(case: GradientCase, layout: Layout, ranks: RankPool) -> None:
     check(ranks, case.job, layout)

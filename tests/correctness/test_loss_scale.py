@@ -149,7 +149,7 @@ def assert_equal(one: Pieces, other: Pieces) -> None:
 LAYOUTS = [
     full(Layout(1, "none")),
     full(Layout(2, "vocab-2")),
-    Layout(2, "none", "zb-h1"),
+    full(Layout(2, "none", "zb-h1")),
     full(Layout(3, "vocab-1")),
     full(Layout(1, "none", replicas=2)),
     full(Layout(1, "vocab-2", replicas=2, sharded=True)),
@@ -190,7 +190,7 @@ def test_first_steps_that_overflow_leave_no_trace(layout: Layout, ranks: RankPoo
 @pytest.mark.parametrize(
     ("layout", "job"),
     [
-        (Layout(2, "vocab-2"), JOB),
+        full(Layout(2, "vocab-2"), JOB),
         full(Layout(3, "none", "zb-h1"), TIED),
         (Layout(2, "vocab-1", replicas=2, sharded=True), JOB),
     ],

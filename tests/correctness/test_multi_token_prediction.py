@@ -14,6 +14,7 @@ from checkpoint.test_layouts import load_on_rank, save_on_rank
 from correctness.rank_runs import RankRun, assemble, check_copies, train_on_rank
 from correctness.short_runs import EIGHT_LAYER_GPT, EIGHT_LAYER_LLAMA, Job, Layout
 from correctness.test_replica_cover import errors, joined
+from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_loss import loss_and_gradients
@@ -55,10 +56,11 @@ PARTS = Recomputation(frozenset({"core_attn", "layernorm", "mlp"}))
 
 QUICK = [
     (Layout(1, "vocab-2", recomputation=ALL), UNTIED, 2),
-    (Layout(2, "vocab-2", tensor=2, sequence=True), GPT, 1),
     (Layout(2, "vocab-1", "zb-v", vocab_recompute=True), TIED, 1),
     (Layout(2, "interlaced", replicas=2, overlap=True, sharded=True, bucket_size=3000), GPT, 1),
 ]
+
+MORE = [(Layout(2, "vocab-2", tensor=2, sequence=True), GPT, 1)]
 
 COVER = [
     (Layout(2, "none", "zb-h1"), UNTIED, 1),
@@ -150,6 +152,7 @@ def name_of(value: object) -> str:
     ("layout", "options", "samples", "iterations"),
     [
         *((*case, QUICK_ITERATIONS) for case in QUICK),
+        *(full(*case, QUICK_ITERATIONS) for case in MORE),
         *(pytest.param(*case, 10, marks=pytest.mark.full) for case in COVER),
     ],
     ids=name_of,

@@ -152,7 +152,7 @@ ALL = list(range(JOB.iterations))
 LAYOUTS = [
     Layout(2, "vocab-2"),
     full(Layout(3, "vocab-1")),
-    Layout(2, "none", "v-half"),
+    full(Layout(2, "none", "v-half")),
     full(Layout(4, "none")),
     full(Layout(4, "interlaced")),
     full(Layout(2, "naive", "zb-h1")),
@@ -181,7 +181,7 @@ FP32, BF16 = torch.float32, torch.bfloat16
     [
         full(Layout(2, "vocab-1", "zb-h1"), 1, FP32),
         full(Layout(3, "vocab-2"), 0, FP32),
-        (Layout(3, "none"), 1, BF16),
+        full(Layout(3, "none"), 1, BF16),
         (Layout(3, "vocab-1"), 2, FP32),
         full(Layout(2, "vocab-2"), 0, BF16),
         full(Layout(3, "naive"), 0, BF16),

@@ -54,8 +54,10 @@ CASES = [
 SPLIT = ("zb", "v-")
 """Beginnings of the schedules with a split backward."""
 
-QUICK = {case[4]: case for case in CASES if case[0].startswith(SPLIT)}.values()
-"""One for every way."""
+QUICK = {
+    case[4]: case for case in sorted(CASES, key=lambda case: -case[2]) if case[0].startswith(SPLIT)
+}.values()
+"""One for every way, on two ranks if one of them is."""
 
 PRECISIONS = torch.float32, torch.bfloat16
 

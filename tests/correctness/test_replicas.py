@@ -33,10 +33,10 @@ def job(options: GPTOptions) -> Job:
 
 CASES = [
     (Layout(1, "none", replicas=4, overlap=True, bucket_size=3000, sharded=True), GPT),
-    (Layout(2, "vocab-2", "zb-v", replicas=2, overlap=True, sharded=True), GPT),
     (Layout(2, "vocab-1", "interleaved", replicas=2, overlap=True, sharded=True), LLAMA),
 ]
 MORE = [
+    (Layout(2, "vocab-2", "zb-v", replicas=2, overlap=True, sharded=True), GPT),
     (Layout(2, "interlaced", replicas=2, overlap=True, bucket_size=1), LLAMA),
     (Layout(1, "none", replicas=2, overlap=True, bucket_size=3000), GPT),
     (Layout(2, "vocab-2", "zb-h1", replicas=2, overlap=True, bucket_size=3000), GPT),
@@ -128,14 +128,16 @@ def test_replicas_train_what_one_process_trains(
     assert max(errors.values()) < 1e-5, errors
 
 
-FOUR = Layout(1, "none", replicas=4, bucket_size=3000)
+TWO = Layout(1, "none", replicas=2, bucket_size=3000)
+FOUR = replace(TWO, replicas=4)
 TWO_BY_TWO = Layout(2, "vocab-2", "zb-v", replicas=2, bucket_size=3000)
 
 
 @pytest.mark.parametrize(
     ("plain", "optimizer", "dtype"),
     [
-        (FOUR, "adam", torch.float32),
+        (TWO, "adam", torch.float32),
+        full(FOUR, "adam", torch.float32),
         full(FOUR, "muon", torch.bfloat16),
         full(TWO_BY_TWO, "adam", torch.bfloat16),
         pytest.param(FOUR, "adam", torch.bfloat16, marks=pytest.mark.full),

@@ -197,6 +197,7 @@ SCORES = [
 ]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("scores", SCORES, ids=str)
 @pytest.mark.parametrize("seq", [5, 300])
 def test_attention_with_other_scores(tried: Implementation, scores: Scores, seq: int) -> None:
@@ -220,6 +221,7 @@ def test_attention_with_other_scores(tried: Implementation, scores: Scores, seq:
 STARTS = {5: ([0, 1, 4], [0]), 300: ([0, 1, 130, 256, 257], [0, 290])}
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("scores", [PLAIN, *SCORES[3:]], ids=str)
 @pytest.mark.parametrize("seq", STARTS)
 def test_attention_within_documents(tried: Implementation, scores: Scores, seq: int) -> None:
@@ -238,6 +240,7 @@ def test_attention_within_documents(tried: Implementation, scores: Scores, seq: 
     )
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("scores", [PLAIN, *SCORES[3:]], ids=str)
 @pytest.mark.parametrize("queries", [1, 70])
 @pytest.mark.parametrize("apart", [False, True], ids=["one document", "documents"])

@@ -34,6 +34,7 @@ def both(result: tuple[Tensor, Tensor]) -> Tensor:
     return torch.stack(result)
 
 
+@pytest.mark.one_in(3)
 @EACH_IMPLEMENTATION
 @pytest.mark.parametrize("shape", ROWS, ids=str)
 def test_the_layer_norm_of_a_sum_and_the_sum(tried: Implementation, shape: tuple[int, ...]) -> None:
@@ -57,6 +58,7 @@ def test_the_layer_norm_of_a_sum_and_the_sum(tried: Implementation, shape: tuple
     )
 
 
+@pytest.mark.one_in(3)
 @EACH_IMPLEMENTATION
 @pytest.mark.parametrize("shape", ROWS, ids=str)
 def test_the_rms_norm_of_a_sum_and_the_sum(tried: Implementation, shape: tuple[int, ...]) -> None:
@@ -154,6 +156,7 @@ ROTATIONS = [(8, 4, True), (8, 2, False), (6, 2, True), (3, 1, False), (96, 48, 
 """Channels of a head, pairs, and whether neighbours make a pair."""
 
 
+@pytest.mark.one_in(7)
 @EACH_IMPLEMENTATION
 @pytest.mark.parametrize("by_sample", [(), (2,), (1,)], ids=["by position", "by sample", "for all"])
 @pytest.mark.parametrize(("channels", "pairs", "interleaved"), ROTATIONS)

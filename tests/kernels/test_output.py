@@ -110,6 +110,7 @@ def hold_for(
         assert_as_exact_as_autograd(tried, problem, answer)
 
 
+@pytest.mark.one_in(5)
 @EACH_IMPLEMENTATION
 @EACH_TREATMENT
 @EACH_MEMORY
@@ -119,6 +120,7 @@ def test_plain_losses_and_those_with_everything(
     hold_for(tried, treatment, recompute, (PLAIN, EVERYTHING))
 
 
+@pytest.mark.one_in(5)
 @EACH_MEMORY
 @pytest.mark.parametrize("treatment", [ALGORITHM_2, ALGORITHM_1], ids=attrgetter("name"))
 @pytest.mark.parametrize("tried", IN_BF16, ids=str)
@@ -150,6 +152,7 @@ def hold_for_shape(
         assert_as_exact_as_autograd(tried, problem, answer)
 
 
+@pytest.mark.one_in(5)
 @EACH_IMPLEMENTATION
 @EACH_TREATMENT
 @pytest.mark.parametrize(("n", "h", "v", "shards"), SHAPES)
@@ -159,6 +162,7 @@ def test_small_shapes(
     hold_for_shape(tried, treatment, n, h, v, shards)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("tried", IN_BF16, ids=str)
 def test_a_large_shape(tried: Implementation) -> None:
     hold_for_shape(tried, ALGORITHM_2, *LARGE)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from megatron.data.indexed import IndexedWriter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,6 +22,7 @@ FLAGS = (
 )
 
 
+@pytest.mark.full
 def test_a_job_with_options_of_its_data(corpus: Path, tmp_path: Path) -> None:
     """What is learned soon is another task than that of the second validation set."""
     falling, file, saved = tmp_path / "falling", tmp_path / "paths.json", tmp_path / "saved"

@@ -11,6 +11,7 @@ from pathlib import Path
 from socket import create_connection, socket
 
 import pytest
+from harness.marks import full
 from launch.test_training_job import (
     ITERATION_LINE,
     PATIENCE,
@@ -64,8 +65,8 @@ def gone(pids: list[int]) -> bool:
 @pytest.mark.parametrize(
     ("number", "saves"),
     [
-        (signal.SIGTERM, True),
-        pytest.param(signal.SIGUSR1, False, marks=pytest.mark.full),
+        full(signal.SIGTERM, True),
+        full(signal.SIGUSR1, False),
     ],
 )
 def test_a_signal_to_one_rank_saves_and_ends_the_job_well(
@@ -113,7 +114,8 @@ def test_a_stopped_rank_is_named_by_the_other() -> None:
     assert re.search(r"^\[rank 1\] no answer", output, re.MULTILINE)
 
 
-@pytest.mark.parametrize("guarded", [True, pytest.param(False, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("guarded", [True, False])
 def test_no_rank_outlives_a_killed_torchrun(guarded: bool, tmp_path: Path) -> None:
     """With a handler of signals they save, though the store has died with torchrun."""
     more = f" --exit-signal-handler --save {tmp_path}" if guarded else ""

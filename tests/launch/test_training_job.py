@@ -168,6 +168,7 @@ def test_mock_data_train_with_the_newest_options_and_a_layout() -> None:
     assert "vocab-2 splits the embedding (E)" in output
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds ranks by /proc: Linux")
 def test_killed_rank_ends_the_job_with_a_message(corpus: Path) -> None:
     with started(corpus, "--train-iters 100000 --lr 1e-3 --split 1,0,0") as job:
@@ -210,6 +211,7 @@ pretrain_gpt.main()
 """Trains with a bug that shows on rank 0."""
 
 
+@pytest.mark.full
 def test_exception_on_one_rank_ends_the_job_with_its_traceback(
     corpus: Path, tmp_path: Path
 ) -> None:
@@ -272,6 +274,7 @@ def test_mistakes_of_the_command_line_are_the_last_thing_on_the_screen(corpus: P
     assert 'pretrain_gpt.py", line' not in output
 
 
+@pytest.mark.full
 def test_ranks_that_disagree_are_told_apart_before_they_train(corpus: Path, tmp_path: Path) -> None:
     flags = "--train-iters 3 --lr 1e-3 --split 1,0,0"
     other = "--num-layers 4 --seed 5 --pipeline-schedule zb-v"

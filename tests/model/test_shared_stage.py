@@ -62,6 +62,7 @@ def assert_equal_alone(
         assert torch.allclose(gradients[name], expected, rtol=tolerance, atol=tolerance), name
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("size", "split_tokens"), [(2, False), *MOST])
 @pytest.mark.parametrize("name", MODELS)
 def test_ranks_that_share_a_stage_compute_what_one_does(

@@ -222,7 +222,7 @@ def run_with(fault: Fault, config: RunConfig, rank: int) -> Findings:
 
 @pytest.mark.parametrize(
     "fault",
-    [fault if number % 3 == 0 else full(fault) for number, fault in enumerate(FAULTS)],
+    [fault if number % 6 == 0 else full(fault) for number, fault in enumerate(FAULTS)],
     ids=lambda fault: fault.__name__,
 )
 def test_what_is_broken_is_found(fault: Fault, gpus: GpuPool) -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from correctness.short_runs import Job, Layout
 from cuda_path import needs_pretended_gpus
-from harness.marks import full
 from kernels.engine_stand_in import installed
 from pretended_gpu.lean_engine import LeanQuantizer, general_gemm, rmsnorm_fwd
 from pretended_gpu.paper_memory import memory, paper_config, until_full
@@ -46,12 +45,13 @@ def in_eight_bits(
     return replace(config, train=train)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("layout", "eight_bits", "post_validation"),
     [
         (Layout(2, "vocab-2", "zb-h1"), DELAYED, True),
-        full(Layout(2, "none"), TENSORWISE, False),
-        full(Layout(2, "vocab-1", "zb-v"), replace(DELAYED, wide_weight_gradients=True), False),
+        (Layout(2, "none"), TENSORWISE, False),
+        (Layout(2, "vocab-1", "zb-v"), replace(DELAYED, wide_weight_gradients=True), False),
     ],
     ids=str,
 )

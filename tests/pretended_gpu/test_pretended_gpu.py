@@ -77,7 +77,7 @@ ONE_FOR_A_TREATMENT = {case[1]: case for case in each_once((2,))}
 @pytest.mark.parametrize(
     "case",
     [
-        case if treatment in ("vocab-2", "naive") else full(case)
+        case if treatment == "vocab-2" else full(case)
         for treatment, case in ONE_FOR_A_TREATMENT.items()
     ],
     ids=str,
@@ -117,11 +117,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("treatment", ["vocab-2", full("vocab-1"), full("naive")])
-@pytest.mark.parametrize(
-    "variant",
-    [name if name == "llama" else full(name) for name in VARIANTS],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("treatment", ["vocab-2", "vocab-1", "naive"])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_every_kind_of_model(variant: str, treatment: str, gpus: GpuPool) -> None:
     options = GPTOptions(num_layers=2, **VARIANTS[variant])
     dtype = torch.float32 if "fp32" in variant else torch.bfloat16
@@ -170,12 +168,10 @@ def test_fp16(post_validation: bool, gpus: GpuPool) -> None:
     assert_sound(gpus.map(run, replace(config, optimizer=optimizer), ranks=2))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("sent", "abandoned"),
-    [
-        pytest.param(1.0, 0, marks=pytest.mark.full, id="right guess"),
-        pytest.param(100.0, 2, id="wrong guess"),
-    ],
+    [pytest.param(1.0, 0, id="right guess"), pytest.param(100.0, 2, id="wrong guess")],
 )
 def test_steps_validated_later(sent: float, abandoned: int, gpus: GpuPool) -> None:
     """A wrong guess is undone; the schedule that was begun is abandoned, and run anew.
@@ -211,12 +207,13 @@ def test_whole_matrices_of_replicas(gpus: GpuPool) -> None:
     assert kinds == {"reduce_scatter", "all_gather", "reduce", "broadcast"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "layout",
     [
         Layout(2, "vocab-2", "zb-v", replicas=2, overlap=True, bucket_size=3000, sharded=True),
-        full(Layout(2, "none", replicas=2, overlap=True, bucket_size=3000)),
-        full(Layout(1, "none", "zb-h1", replicas=2, sharded=True)),
+        Layout(2, "none", replicas=2, overlap=True, bucket_size=3000),
+        Layout(1, "none", "zb-h1", replicas=2, sharded=True),
     ],
     ids=str,
 )
@@ -238,17 +235,18 @@ def test_replicas(layout: Layout, gpus: GpuPool) -> None:
         assert {each.kind for each in first} == kinds
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("treatment", "schedule", "sequence"),
     [
         ("vocab-2", "zb-v", True),
-        full("none", "1f1b", True),
-        full("naive", "zb-h1", False),
-        full("interlaced", "1f1b", True),
-        full("vocab-2", "zb-v", False),
-        full("none", "1f1b", False),
-        full("naive", "zb-h1", True),
-        full("interlaced", "1f1b", False),
+        ("none", "1f1b", True),
+        ("naive", "zb-h1", False),
+        ("interlaced", "1f1b", True),
+        ("vocab-2", "zb-v", False),
+        ("none", "1f1b", False),
+        ("naive", "zb-h1", True),
+        ("interlaced", "1f1b", False),
     ],
 )
 def test_ranks_that_share_layers(
@@ -320,6 +318,7 @@ def run_evaluating(config: RunConfig, rank: int) -> Findings:
     return run_rank(config, rank, iterations=0)
 
 
+@pytest.mark.full
 def test_observers_see_every_pass_and_make_nobody_wait(gpus: GpuPool) -> None:
     config = Job(GPTOptions(num_layers=4), microbatches=5).config(Layout(2, "vocab-2", "zb-v"))
     plan = make_run_plan(config).plan
@@ -395,13 +394,14 @@ def test_the_warm_up_counts_for_no_iteration(gpus: GpuPool) -> None:
     assert gpus.map(pauses_of_the_warm_up, config, ranks=1) == [[1]]
 
 
-@pytest.mark.parametrize("p", [3, full(8)])
+@pytest.mark.full
+@pytest.mark.parametrize("p", [3, 8])
 @pytest.mark.parametrize(
     ("schedule", "treatment", "vocab_size"),
     [
-        full("1f1b", "none", 32_000),
+        ("1f1b", "none", 32_000),
         ("1f1b", "vocab-2", 256_000),
-        full("v-half", "vocab-1", 128_000),
+        ("v-half", "vocab-1", 128_000),
     ],
 )
 def test_memory_is_what_a_dry_run_says(

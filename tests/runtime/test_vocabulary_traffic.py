@@ -130,6 +130,7 @@ def expected(layout: Layout, pipeline_rank: int, depths: int) -> Traffic:
     return found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("layout", "depths"),
     [

@@ -35,6 +35,7 @@ def measured(schedule: str, vocabulary: str, microbatches: int) -> tuple[float, 
     return simulate(lower(plan, costs), costs).bubble_rate(), max(in_flight(plan))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("microbatches", MICROBATCHES)
 @pytest.mark.parametrize(("vocabulary", "barriers"), [("vocab-2", 1), ("vocab-1", 2)])
 @pytest.mark.parametrize("schedule", DRAWN)

@@ -193,6 +193,7 @@ def test_what_a_schedule_without_a_block_would_ignore_is_refused(
         make_plan(schedule, "none", 2, 2, **needs, **{name: literal_eval(value)})
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("schedule", [*SCHEDULES, "zb-auto", "optimal", "file"])
 @pytest.mark.parametrize("vocabulary", [full("none"), "vocab-2"])
 def test_the_stages_are_known_before_the_plan(

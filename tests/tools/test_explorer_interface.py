@@ -48,6 +48,7 @@ def run_command(
     simulate_schedule(flags)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASES)
 def test_the_command_that_is_shown_prints_the_same_json(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

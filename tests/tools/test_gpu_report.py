@@ -71,12 +71,14 @@ def test_s_and_t_have_a_line_for_every_number_of_shards(tmp_path: Path) -> None:
     assert "--only machine output" in text
 
 
+@pytest.mark.full
 def test_work_between_products_has_its_speed(tmp_path: Path) -> None:
     speeds = small(tmp_path, "elementwise")["elementwise"]["values"]["bytes_per_s"]
     assert {"sum and LayerNorm", "rotation back", "AdamW"} < speeds.keys()
     assert all(speed > 0 for speed in speeds.values())
 
 
+@pytest.mark.full
 def test_products_in_8_bits_have_their_times_and_errors(tmp_path: Path) -> None:
     [found] = small(tmp_path, "eight bits")["eight bits"]["values"].values()
     assert all(value > 0 for name, value in found.items() if name != "errors")

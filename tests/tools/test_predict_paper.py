@@ -51,8 +51,12 @@ def test_cells_are_predicted_and_compared(
 
 
 def test_lines_are_brought_up_to_date_in_the_page_that_has_them(
-    reference: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    reference: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(paper_tables, "MICROBATCHES", 4)
     page = tmp_path / "page.md"
     predict_paper.main([str(reference)])
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| 1f1b")]

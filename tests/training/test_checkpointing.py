@@ -144,7 +144,7 @@ def losses(said: str) -> list[str]:
         full(Layout(2, "none", "zb-v"), False, True),
         full(Layout(1, "none", replicas=2), False, True),
         full(Layout(2, "none", tensor=2, sequence=True), True, True),
-        (Layout(1, "vocab-2", context=2, sharded=True), False, False),
+        full(Layout(1, "vocab-2", context=2, sharded=True), False, False),
         full(Layout(2, "none", replicas=2), False, False),
     ],
     ids=str,

@@ -57,8 +57,8 @@ def test_it_goes_on_to_the_last_bit(
 @pytest.mark.parametrize(
     "layout",
     [
-        full(Layout(1, "vocab-2", tensor=2)),
-        Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True),
+        Layout(1, "vocab-2", tensor=2),
+        full(Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True)),
         full(Layout(2, "none", replicas=2, sharded=True)),
         full(Layout(2, "vocab-2", context=2)),
     ],

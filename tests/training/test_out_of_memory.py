@@ -10,6 +10,7 @@ import torch
 from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 from training.planning.test_dry_run import config as large_run
+from training.planning.test_dry_run import few
 
 from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import single_rank
@@ -76,7 +77,7 @@ def test_it_says_where_it_was_and_what_it_held(
 
 def test_the_advice_fits_better_than_the_run() -> None:
     """Though its count would fit this GPU, only what is counted lower is named."""
-    run = large_run(2, "none", "gpipe")
+    run = few(large_run(2, "none", "gpipe"))
     plan = make_run_plan(run)
     peak = max(forecast_run(run, plan, GPUS["H100"]).outcome.peak)
     lines = "\n".join(advice(run, plan, 0, H100)).splitlines()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from correctness.rank_runs import connected
 from correctness.short_runs import Job, Layout
+from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
@@ -68,7 +69,7 @@ def train_on_rank(
     [
         Layout(2, "vocab-2", "zb-v"),
         Layout(2, "none", "zb-h1", replicas=2, overlap=True, sharded=True, bucket_size=3000),
-        Layout(2, "vocab-1", tensor=2, sequence=True),
+        full(Layout(2, "vocab-1", tensor=2, sequence=True)),
     ],
     ids=str,
 )

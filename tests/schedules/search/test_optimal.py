@@ -85,6 +85,7 @@ def random_costs(seed: int, plan: Plan, parts: int = 1) -> Costs:
     return Costs(passes, {kind: random.randint(1, 9) / parts for kind in COMM_KINDS})
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("objective", ["span", "makespan"])
 @pytest.mark.parametrize(

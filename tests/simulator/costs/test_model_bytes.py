@@ -99,6 +99,7 @@ def test_vocabulary_parallelism_levels_the_parameters() -> None:
 QUICK = "1f1b", "interleaved", "zb-v", "v-half"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("schedule", [name if name in QUICK else full(name) for name in SCHEDULES])
 def test_no_more_early_input_gradients_than_are_counted(schedule: str) -> None:
     """S waits for C0, and of all collectives one runs after another.

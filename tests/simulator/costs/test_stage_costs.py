@@ -49,6 +49,7 @@ def of_pass(
     return costs.of_pass(plan, rank, Pass(kind, 0, chunk))
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("treatment", "ranks", "schedule", "model"),
     list(product(TREATMENTS, (1, 2, 4), ("1f1b", "zb-v"), (MODEL, LLAMA, LOCAL))),
