@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from hashlib import sha1
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -128,7 +129,7 @@ def train_on_rank(
     evaluation_batches: Batches = (),
     evaluate_after: Sequence[int] = (),
 ) -> RankRun:
-    """Train on every batch; look at the gradients of the first one beforehand.
+    """Train on every batch; look at the gradients of the first one before they are used.
 
     Args:
         rank: given by the pool.
@@ -142,10 +143,15 @@ def train_on_rank(
     groups = state.groups
     run = RankRun(initial=pieces(state, parameter_values))
     replica, kept = groups.replica, kept_by(groups, config.model.seq_length)
-    share = ListLoader(batches[:1], replica, kept).next_batch()
-    state.pipeline.train(to_device(share, CPU, replicas=groups.data.size), 0)
-    run.first_gradients = gradient_pieces(state, to_device(batches[0], CPU))
-    state.zero_gradients()
+    train, first = state.pipeline.train, to_device(batches[0], CPU)
+
+    def watched(batch: Any, iteration: int, *args: Any, **kwargs: Any) -> Any:
+        loss = train(batch, iteration, *args, **kwargs)
+        if iteration == 0:
+            run.first_gradients = gradient_pieces(state, first)
+        return loss
+
+    vars(state.pipeline)["train"] = watched
     loader, evaluation_loader = (
         ListLoader(batches, replica, kept),
         ListLoader(evaluation_batches, replica, kept),

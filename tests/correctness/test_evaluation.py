@@ -52,6 +52,7 @@ def test_evaluation_under_every_treatment(layout: Layout, ranks: RankPool) -> No
     assert result.evaluations == pytest.approx([sum(losses) / 2], rel=1e-6)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("layout", [x for x in LAYOUTS if x.ranks == 2], ids=str)
 def test_training_goes_on_as_if_nothing_had_been_evaluated(layout: Layout, ranks: RankPool) -> None:
     """Even with dropout, which evaluation does without."""

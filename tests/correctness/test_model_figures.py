@@ -33,6 +33,7 @@ def norm(weights: Parameters) -> float:
     return math.sqrt(sum(float(value.double().square().sum()) for value in weights.values()))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("options", "layout", "post_validation"), RUNS, ids=[str(layout) for _, layout, _ in RUNS]
 )

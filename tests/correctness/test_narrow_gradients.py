@@ -57,6 +57,7 @@ def squared_errors(gradients: Parameters, exact: Parameters) -> Squares:
     return {name: float((gradients[name].double() - exact[name]).norm()) ** 2 for name in exact}
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "layout",
     [

@@ -74,6 +74,7 @@ def observed(layout: Layout, ranks: RankPool) -> list[Observed]:
     return ranks.run(run_recorded, layout.ranks, config=JOB.config(layout), batches=JOB.batches())
 
 
+@pytest.mark.one_in(4)
 def test_activations_in_flight_are_those_of_the_plan(observed: list[Observed]) -> None:
     assert [own.peak_in_flight for own in observed] == in_flight(observed[0].plan)
 

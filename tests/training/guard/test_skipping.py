@@ -33,6 +33,7 @@ def run_on_rank(
     return everything(state), out.getvalue()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("post_validation", [False, True])
 @pytest.mark.parametrize("skipped", [(1,), (2, 3), (4,)], ids=str)
 def test_weights_are_those_of_a_run_on_the_other_samples(
