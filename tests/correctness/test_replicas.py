@@ -175,13 +175,12 @@ def test_sharding_overlap_and_guessing_change_no_bit(
 
 
 def early(row: Sequence[Instruction], after: Iterable[Touch]) -> int:
-    """The place before the last pass that adds to a bucket."""
-    places = [
+    """The place behind the first pass that adds to a bucket: all others have time to come later."""
+    return next(
         place
         for place, step in enumerate(row)
         if isinstance(step, Run) and (step.item.kind, step.item.chunk) in frozenset(after)
-    ]
-    return places[-1] - 1
+    )
 
 
 def with_fault(rank: int, world_size: int, *, fault: str, **arguments: Any) -> RankRun:
