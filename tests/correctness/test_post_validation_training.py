@@ -179,10 +179,10 @@ FP32, BF16 = torch.float32, torch.bfloat16
 @pytest.mark.parametrize(
     ("layout", "rank", "dtype"),
     [
-        full(Layout(2, "vocab-1", "zb-h1"), 1, FP32),
+        (Layout(2, "vocab-1", "zb-h1"), 1, FP32),
         full(Layout(3, "vocab-2"), 0, FP32),
         full(Layout(3, "none"), 1, BF16),
-        (Layout(3, "vocab-1"), 2, FP32),
+        full(Layout(3, "vocab-1"), 2, FP32),
         full(Layout(2, "vocab-2"), 0, BF16),
         full(Layout(3, "naive"), 0, BF16),
         full(Layout(3, "none"), 2, FP32),

@@ -29,9 +29,12 @@ BATCH = 8
 SAVES, TRAINS, STARTS = "during a save", "while it trains", "while it starts"
 LINE = re.compile(r"iteration +(\d+)/ +\d+ \|.*?lm loss: (\S+) \|.*grad norm: (\S+) \|")
 
-pytestmark = pytest.mark.skipif(
-    not Path("/proc/self/environ").exists(), reason="finds ranks by /proc: Linux"
-)
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        not Path("/proc/self/environ").exists(), reason="finds ranks by /proc: Linux"
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -213,7 +216,6 @@ CASES = {
 }
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("name", CASES)
 def test_kills_at_random_moments_change_nothing(name: str, tmp_path: Path) -> None:
     chaos = CASES[name]

@@ -11,7 +11,6 @@ from pathlib import Path
 from socket import create_connection, socket
 
 import pytest
-from harness.marks import full
 from launch.test_training_job import (
     ITERATION_LINE,
     PATIENCE,
@@ -22,9 +21,12 @@ from launch.test_training_job import (
 
 from megatron.checkpoint import folder
 
-pytestmark = pytest.mark.skipif(
-    not Path("/proc/self/environ").exists(), reason="finds ranks by /proc: Linux"
-)
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        not Path("/proc/self/environ").exists(), reason="finds ranks by /proc: Linux"
+    ),
+]
 
 ENDLESS = "--train-iters 100000 --lr 1e-3"
 
@@ -65,8 +67,8 @@ def gone(pids: list[int]) -> bool:
 @pytest.mark.parametrize(
     ("number", "saves"),
     [
-        full(signal.SIGTERM, True),
-        full(signal.SIGUSR1, False),
+        (signal.SIGTERM, True),
+        (signal.SIGUSR1, False),
     ],
 )
 def test_a_signal_to_one_rank_saves_and_ends_the_job_well(
@@ -86,7 +88,6 @@ def test_a_signal_to_one_rank_saves_and_ends_the_job_well(
         assert "nothing is saved" in output
 
 
-@pytest.mark.full
 def test_the_time_is_over(tmp_path: Path) -> None:
     flags = f"{ENDLESS} --exit-duration-in-mins 0.01 --save {tmp_path}"
     with started(None, flags) as job:
@@ -114,7 +115,6 @@ def test_a_stopped_rank_is_named_by_the_other() -> None:
     assert re.search(r"^\[rank 1\] no answer", output, re.MULTILINE)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("guarded", [True, False])
 def test_no_rank_outlives_a_killed_torchrun(guarded: bool, tmp_path: Path) -> None:
     """With a handler of signals they save, though the store has died with torchrun."""
@@ -127,7 +127,6 @@ def test_no_rank_outlives_a_killed_torchrun(guarded: bool, tmp_path: Path) -> No
     assert bool(folder.candidates(tmp_path)) == guarded
 
 
-@pytest.mark.full
 def test_a_restarted_job_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
     """Losses are those of the unbroken run, to the last digit."""
     length = "--train-iters 12 --lr 1e-3 --exit-signal-handler"
@@ -144,7 +143,6 @@ def test_a_restarted_job_goes_on_from_its_last_checkpoint(tmp_path: Path) -> Non
     assert "Traceback" not in output
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_two_machines_tell_who_was_lost_or_restart_together(restarts: int, tmp_path: Path) -> None:
     """Each has its torchrun, of which only one sees that its rank has died."""

@@ -263,6 +263,7 @@ def run_in_other_order(config: RunConfig, rank: int) -> Findings:
         return run_rank(config, rank)
 
 
+@pytest.mark.full
 def test_another_order_is_found(gpus: GpuPool) -> None:
     config = Job(GPTOptions(num_layers=2), microbatches=5).config(Layout(2, "vocab-2"))
     found = gpus.map(run_in_other_order, config, ranks=2)

@@ -332,11 +332,9 @@ def test_observers_see_every_pass_and_make_nobody_wait(gpus: GpuPool) -> None:
         assert {"C1 4", "wait C1 4"} <= set(own.ranges)
 
 
-@pytest.mark.parametrize(
-    "post_validation",
-    [pytest.param(False, marks=pytest.mark.full, id="waiting"), pytest.param(True, id="guessing")],
-)
-@pytest.mark.parametrize("treatment", [full("none"), "vocab-2"])
+@pytest.mark.full
+@pytest.mark.parametrize("post_validation", [False, True], ids=["waiting", "guessing"])
+@pytest.mark.parametrize("treatment", ["none", "vocab-2"])
 def test_a_batch_is_copied_while_the_one_before_is_trained_on(
     treatment: str, post_validation: bool, gpus: GpuPool
 ) -> None:

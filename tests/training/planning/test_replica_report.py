@@ -136,6 +136,7 @@ def size(number: str, name: str) -> float:
     return float(number) * units[name]
 
 
+@pytest.mark.full
 def test_what_would_fit_is_forecast_with_the_vocabulary_split() -> None:
     """With rows that do not split over the ranks where the run's own vocabulary is whole."""
     words = WORDS.replace("vocab-2", "none").replace("size 4", "size 3", 1)
