@@ -29,6 +29,7 @@ def alone(ranks: RankPool) -> list[float]:
     return losses(ranks, JOB, LAYOUTS[0])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("layout", LAYOUTS[1:], ids=str)
 def test_losses_with_dropout_do_not_depend_on_the_layout(
     layout: Layout, alone: list[float], ranks: RankPool

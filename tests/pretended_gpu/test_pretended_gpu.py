@@ -386,6 +386,7 @@ def pauses_of_the_warm_up(config: RunConfig, rank: int) -> list[int]:
     return found
 
 
+@pytest.mark.full
 def test_the_warm_up_counts_for_no_iteration(gpus: GpuPool) -> None:
     """It compiles and connects, which may take a minute; the first MFU shall be one."""
     config = Job(GPTOptions(num_layers=2), microbatches=2).config(Layout(2, "vocab-2"))
@@ -434,14 +435,9 @@ def test_memory_without_logits_is_what_a_dry_run_says(
     assert kept.allocated[-1] - own.allocated[-1] > 0.7 * exponentials
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", full("zb-v")])
-@pytest.mark.parametrize(
-    "variant",
-    [
-        "llama",
-        *(full(name) for name in ("squared relu", "groups", "rope")),
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-v"])
+@pytest.mark.parametrize("variant", ["llama", "squared relu", "groups", "rope"])
 def test_memory_of_other_models(variant: str, schedule: str, gpus: GpuPool) -> None:
     """Long microbatches, in which activations count for more."""
     config = paper_config(

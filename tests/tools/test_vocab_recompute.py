@@ -11,7 +11,8 @@ EXPONENTIALS = 2 * 16_000 * 1024
 ARGV = ["--vocab-size", "16000", "--shards", "1", "--hidden-size", "16", "--seq-length", "1024"]
 
 
-@pytest.mark.parametrize("treatment", ["vocab-2", pytest.param("vocab-1", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("treatment", ["vocab-2", "vocab-1"])
 def test_exponentials_are_in_memory_only_where_they_are_kept(treatment: str) -> None:
     kept, again = (memory_of(ARGV, treatment, recompute) for recompute in (False, True))
     assert kept["between"] == pytest.approx(EXPONENTIALS, rel=0.15)

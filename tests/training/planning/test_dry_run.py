@@ -150,6 +150,7 @@ def run_row(plan: Plan, rank: int, shape: Shape) -> tuple[int, int, int]:
     return len(places) or most, size, gradient_bytes
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("schedule", [full("1f1b"), "zb-h1", full("v-half")])
 @pytest.mark.parametrize("vocabulary", ["none", "vocab-1", "vocab-2", full("naive"), "interlaced"])
