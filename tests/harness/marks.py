@@ -11,13 +11,14 @@ full = partial(pytest.param, marks=pytest.mark.full)
 
 
 def leave_to_full(items: Sequence[pytest.Item]) -> None:
-    """Mark cases of tests with ``one_in(n)`` as ``full``, all but every n-th.
+    """Mark cases of tests with ``one_in(n)`` as ``full``, all but every n-th of those that are not.
 
     Where several parameters are crossed, a case stays as well if it is the first with some value.
     """
     tests: dict[tuple[str, str], list[pytest.Function]] = defaultdict(list)
     for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("one_in"):
+        marks = {mark.name for mark in item.iter_markers()}
+        if isinstance(item, pytest.Function) and "one_in" in marks and "full" not in marks:
             tests[item.path.as_posix(), item.originalname].append(item)
     for cases in tests.values():
         mark = cases[0].get_closest_marker("one_in")

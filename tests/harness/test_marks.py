@@ -37,12 +37,17 @@ def collected(folder: Path, decorators: str, arguments: str) -> list[str]:
         ('@pytest.mark.parametrize("a", range(7))', "a", ["0", "3", "6"]),
         ('@pytest.mark.parametrize(("a", "b"), [(0, 1), (1, 2)])', "a, b", ["0-1"]),
         (
+            '@pytest.mark.parametrize("a", [pytest.param(0, marks=pytest.mark.full), 1, 2])',
+            "a",
+            ["1"],
+        ),
+        (
             '@pytest.mark.parametrize("a", range(2))\n@pytest.mark.parametrize("b", range(4))',
             "a, b",
             ["0-0", "0-1", "1-0", "1-1", "2-0", "3-0"],
         ),
     ],
-    ids=["every third", "two parameters that go together", "no value is missing"],
+    ids=["every third", "two that go together", "one is full anyway", "no value is missing"],
 )
 def test_one_in_three(decorators: str, arguments: str, kept: list[str], tmp_path: Path) -> None:
     found = collected(tmp_path, f"@pytest.mark.one_in(3)\n{decorators}", arguments)
