@@ -21,7 +21,7 @@ section "set up"
 venv="$(tools/setup_venv.sh test,tools,solver)"
 bin="$venv/bin"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # tests start several ranks on few cores
-unset PYTHONDONTWRITEBYTECODE # each of the processes would compile every module
+unset PYTHONDONTWRITEBYTECODE # with it, every process of a test compiles every module anew
 "$bin/python" --version
 
 section "shell syntax"

@@ -69,8 +69,8 @@ install() {
   "$venv/bin/python" -m pip install --disable-pip-version-check --no-compile \
     -c constraints.txt -e ".${extras:+[$extras]}" >&2 ||
     die "pip could not install the packages (see above); run the same command again to retry"
-  # pip would compile on one core, and what nobody imports. Templates that are no Python fail here.
-  "$venv/bin/python" -m compileall -qq -j 0 -x '/(tests|transformers/models)/' \
+  # pip would compile on one core, and tests of packages too. Their templates that are no Python fail.
+  "$venv/bin/python" -m compileall -qq -j 0 -x 'site-packages/(.*/)?(tests|transformers/models)/' \
     "$venv"/lib/python*/site-packages || true
   printf '%s\n%s\n' "$wanted" "$(fingerprint)" >"$state.new"
   mv "$state.new" "$state"

@@ -119,9 +119,12 @@ def test_layouts_train_what_one_process_trains(
     check(by_rank, expected)
 
 
-def test_evaluations_and_hidden_dropout_are_those_of_one_rank(ranks: RankPool) -> None:
+@pytest.mark.parametrize("microbatches", [3, full(8)])
+def test_evaluations_and_hidden_dropout_are_those_of_one_rank(
+    microbatches: int, ranks: RankPool
+) -> None:
     """Attention drops by the place of a rank, so here it drops nothing."""
-    own = replace(job(GPT, 1, 2), microbatches=3, dropout=0.3)
+    own = replace(job(GPT, 1, 2), microbatches=microbatches, dropout=0.3)
     losses = []
     for layout in (Layout(1, "none"), Layout(1, "none", tensor=2, sequence=True, context=2)):
         config = own.config(layout)

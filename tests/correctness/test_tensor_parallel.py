@@ -226,15 +226,16 @@ def with_fault(rank: int, world_size: int, *, fault: str, **arguments: Any) -> R
         return train_on_rank(rank, world_size, **arguments)
 
 
+@pytest.mark.parametrize("p", [1, full(2)])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_injected_faults_are_found(
-    fault: str, ranks: RankPool, alone: Callable[[Job], Training]
+    fault: str, p: int, ranks: RankPool, alone: Callable[[Job], Training]
 ) -> None:
-    layout = Layout(1, "vocab-2", tensor=2, sequence=True)
+    layout = Layout(p, "vocab-2", tensor=2, sequence=True)
     job = job_of(GPT, 2)
     expected = alone(job)
     by_rank = ranks.run(
-        with_fault, 2, config=job.config(layout), batches=job.batches(), fault=fault
+        with_fault, 2 * p, config=job.config(layout), batches=job.batches(), fault=fault
     )
     with pytest.raises(AssertionError):
         check(by_rank, expected)

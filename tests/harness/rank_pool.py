@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager, suppress
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from harness.rank_worker import READY, PoolTask, serve
 
@@ -29,13 +30,9 @@ START_TIMEOUT = 120.0
 PRELOADED = (
     "torch.distributed",
     "torch.fx.experimental.symbolic_shapes",  # autograd imports it in its first backward
-    "megatron.library.runner",
-    "megatron.training.iteration",
-    "megatron.training.make_step",
-    "megatron.training.planning.run_plan",
-    "megatron.training.setup",
+    "correctness.rank_runs",
 )
-"""Modules that a worker has when it starts: installed ones. Python 3.11 looks for no others."""
+"""Modules that a worker has when it starts."""
 
 
 class RankError(Exception):
@@ -61,9 +58,11 @@ class _Worker:
         # own, which it has once it computes, would not survive a fork.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(PRELOADED))
+        # Python 3.11's fork server does not look where we do, and what it misses it passes over.
         self.connection, far_end = context.Pipe()
         self.process = context.Process(target=serve, args=(far_end, str(stacks_path)), daemon=True)
-        self.process.start()
+        with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(map(os.path.abspath, sys.path))):
+            self.process.start()
         far_end.close()  # so that the worker's death is the end of file on our side
         self._stacks_path = stacks_path
 

@@ -3,17 +3,20 @@
 import os
 import select
 import signal
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from harness.marks import full
-from harness.rank_pool import RankError, RankPool
+from harness.rank_pool import PRELOADED, RankError, RankPool
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +38,31 @@ def gather_values(rank: int, world_size: int, *, offset: torch.Tensor) -> list[i
     values = [torch.zeros((), dtype=torch.int64) for _ in range(world_size)]
     dist.all_gather(values, offset + rank)
     return [int(value) for value in values]
+
+
+def missing_modules(rank: int, world_size: int) -> list[str]:
+    return [name for name in PRELOADED if name not in sys.modules]
+
+
+FRESH = """
+import sys
+sys.path[:0] = sys.argv[1:]
+from harness.rank_pool import RankPool
+from harness.test_rank_pool import missing_modules
+with RankPool(size=1) as pool:
+    print(pool.run(missing_modules, 1))
+"""
+
+
+def test_a_rank_has_at_once_what_most_need() -> None:
+    """A fork server passes over what it does not find, and then every rank imports it by itself.
+
+    A process has one: here another test may have started it, with other modules.
+    """
+    tests = Path(__file__).resolve().parents[1]
+    command = [sys.executable, "-c", FRESH, str(tests), str(tests.parent)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    assert subprocess.check_output(command, env=environment, text=True) == "[[]]\n"
 
 
 def echo_tensors(

@@ -162,7 +162,6 @@ def test_small_shapes(
     hold_for_shape(tried, treatment, n, h, v, shards)
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("tried", IN_BF16, ids=str)
 def test_a_large_shape(tried: Implementation) -> None:
     hold_for_shape(tried, ALGORITHM_2, *LARGE)

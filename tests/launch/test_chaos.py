@@ -192,6 +192,9 @@ def samples_read(root: Path) -> dict[tuple[int, int], set[tuple[int, ...]]]:
 
 
 CASES = {
+    "2 kills, synchronous": Chaos(
+        2, "--pipeline-model-parallel-size 2 --enable-vocab-parallel", 14, 2, seed=1
+    ),
     "20 kills, synchronous": Chaos(
         2,
         "--pipeline-model-parallel-size 2 --enable-vocab-parallel --enable-zero-bubble",

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from harness.marks import full
 from training.planning.test_dry_run import config, report
 
 from megatron.config.command_line import parse
@@ -13,28 +14,31 @@ from megatron.training.planning.forecast_run import forecast_run
 from megatron.training.planning.run_plan import make_run_plan
 
 
-def spread(ranks: int, network: tuple[float, float]) -> RunConfig:
-    """Four pipeline ranks in machines of so many, with a network of a bandwidth and a latency."""
-    run = config(4, "vocab-2", "zb-h1")
+def spread(p: int, ranks: int, network: tuple[float, float]) -> RunConfig:
+    """Pipeline ranks in machines of so many, with a network of a bandwidth and a latency."""
+    run = config(p, "vocab-2", "zb-h1")
     links = interconnect(gpu("H100"), TREATMENTS["vocab-2"], network=network)
     return replace(run, parallel=replace(run.parallel, ranks_per_machine=ranks, interconnect=links))
 
 
-def test_a_network_in_the_middle_of_the_pipeline_takes_its_time() -> None:
+@pytest.mark.parametrize("p", [4, full(8)])
+def test_a_network_in_the_middle_of_the_pipeline_takes_its_time(p: int) -> None:
     """Plans by FLOPs know of it, and so does the prediction."""
-    one, two = spread(4, (1e9, 1e-3)), spread(2, (1e9, 1e-3))
+    half = p // 2
+    one, two = spread(p, p, (1e9, 1e-3)), spread(p, half, (1e9, 1e-3))
     plans = [make_run_plan(each) for each in (one, two)]
     near, hops = plans[0].costs.comms["X"], plans[1].costs.comms["X"]
     assert not isinstance(hops, (int, float))
     assert isinstance(near, float)
     assert not isinstance(hops, (int, float))
-    assert hops == [near, pytest.approx(hops[1]), near]
-    assert hops[1] > 5 * near
+    far = hops[half - 1]
+    assert hops == [far if hop == half - 1 else near for hop in range(p - 1)]
+    assert far > 5 * near
     unaware, aware = (forecast_run(two, each, gpu("H100")).outcome.seconds for each in plans)
     assert forecast_run(one, plans[0], gpu("H100")).outcome.seconds < aware < unaware
     text = report(two, "H100")
-    assert "links: 2 machines of 2 ranks" in text
-    assert "1 of the 3 hops from a pipeline rank to the next leave a machine" in text
+    assert f"links: 2 machines of {half} ranks" in text
+    assert f"1 of the {p - 1} hops from a pipeline rank to the next leave a machine" in text
     assert "links: all ranks are in one machine" in report(one, "H100")
 
 
