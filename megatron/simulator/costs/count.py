@@ -1,0 +1,139 @@
+"""What a pass computes, moves, sends and keeps: plain data, taken from the code that runs.
+
+``training/planning/count`` runs the real layers without values and lists what a GPU would be asked
+to do. This file holds the list's form alone, so that whoever reads it needs no torch. Times of a
+list are in ``launch_time.py`` and ``collective_time.py``.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
+
+from megatron.schedules.passes import PassKind
+
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"]
+
+CountedAxis = Literal["tensor", "context", "column"]
+"""Axis of a collective. Row and tensor axis have the same ranks, so both count as ``tensor``;
+``column`` is the pipeline, on which a vocabulary collective moves parts of an activation."""
+
+
+class Product(NamedTuple):
+    """Sizes of a matrix product [m, k] x [k, n], or of ``batch`` products of this size."""
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+
+
+class Launch(NamedTuple):
+    """A kernel.
+
+    Attributes:
+        name: of PyTorch's operator.
+        bytes: bytes that the kernel reads and writes, each tensor once.
+        flops: FLOPs of its products as the field counts a model's: attention in full, although
+            causality needs half; a window counts what it leaves.
+        product: sizes of a matrix product; ``None``: of another kernel, attention among them.
+        executed: FLOPs that the kernel does: half of ``flops`` in causal attention.
+    """
+
+    name: str
+    bytes: int
+    flops: int = 0
+    product: Product | None = None
+    executed: int = 0
+
+
+class Collective(NamedTuple):
+    """A communication of several ranks.
+
+    Attributes:
+        kind: what it does.
+        axis: the ranks that take part.
+        ranks: their number.
+        bytes: of the whole tensor: of what an all-gather returns, and of what a reduce-scatter is
+            given.
+    """
+
+    kind: CollectiveKind
+    axis: CountedAxis
+    ranks: int
+    bytes: int
+
+
+class Begin(NamedTuple):
+    """Begin communications on the lane beside the passes, one after the other."""
+
+    collectives: tuple[Collective, ...]
+
+
+class Await(NamedTuple):
+    """Wait for all that was begun before."""
+
+
+AWAIT: Final = Await()
+
+Step = Launch | Collective | Begin | Await
+"""A part of a pass. A ``Collective`` that stands alone is waited for at once."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one pass, or a part of one, does.
+
+    Attributes:
+        steps: in order.
+        left: bytes that are held after it and were not before; negative: it lets go of so many.
+        peak: the most bytes that are held at a time while it runs, beside those held before.
+    """
+
+    steps: tuple[Step, ...] = ()
+    left: int = 0
+    peak: int = 0
+
+    @property
+    def launches(self) -> Iterator[Launch]:
+        """Yield its kernels."""
+        return (step for step in self.steps if isinstance(step, Launch))
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of its products, as in ``Launch.flops``."""
+        return sum(launch.flops for launch in self.launches)
+
+    def then(self, after: "Work") -> "Work":
+        """Return this work and other work after it as one."""
+        return Work(
+            (*self.steps, *after.steps),
+            self.left + after.left,
+            max(self.peak, self.left + after.peak),
+        )
+
+
+NO_WORK: Final = Work()
+
+
+def in_order(*parts: Work) -> Work:
+    """Return works that follow one another as one."""
+    steps: list[Step] = []
+    left = peak = 0
+    for part in parts:
+        steps += part.steps
+        peak = max(peak, left + part.peak)
+        left += part.left
+    return Work(tuple(steps), left, peak)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a stage: some layers, or what the first or the last stage does besides.
+
+    Attributes:
+        passes: F, R, B and W of the segment. B is the whole backward where no W is given.
+        parameters: elements of its parameters on a rank.
+    """
+
+    passes: Mapping[PassKind, Work] = field(default_factory=dict)
+    parameters: int = 0
