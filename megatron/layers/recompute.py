@@ -73,7 +73,7 @@ class Recomputation:
             The output of the last.
         """
         kept_from = 0
-        for layers_of_group in self._groups(layers):
+        for layers_of_group in self.groups(layers):
             group = Again(_run_all, layers_of_group, forward, x)
             x = group.run()
             kept_from += len(layers_of_group)
@@ -81,7 +81,7 @@ class Recomputation:
                 left_out.append(group)
         return _run_all(layers[kept_from:], forward, x)
 
-    def _groups(self, layers: Sequence[Layer]) -> Iterator[Sequence[Layer]]:
+    def groups(self, layers: Sequence[Layer]) -> Iterator[Sequence[Layer]]:
         """Yield the layers that are computed again together."""
         if self.group:
             first = range(0, len(layers), self.group)[: self.most]

@@ -5,10 +5,11 @@ to do. This file holds the list's form alone, so that whoever reads it needs no 
 list are in ``launch_time.py`` and ``collective_time.py``.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple
 
+from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import PassKind
 
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"]
@@ -128,12 +129,95 @@ def in_order(*parts: Work) -> Work:
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a stage: some layers, or what the first or the last stage does besides.
+    """Layers of a stage that stand next to each other.
 
     Attributes:
         passes: F, R, B and W of the segment. B is the whole backward where no W is given.
-        parameters: elements of its parameters on a rank.
+        held: bytes that the segment holds always, beside its parameters and their gradients.
     """
 
     passes: Mapping[PassKind, Work] = field(default_factory=dict)
-    parameters: int = 0
+    held: int = 0
+
+
+@dataclass(frozen=True)
+class PassCount:
+    """What a pass of a rank does, or a communication when it begins or ends.
+
+    Attributes:
+        parts: works, and how often the pass does each; a stage repeats a layer.
+        left: bytes that are held after the pass and were not before.
+        peak: the most bytes that are held at a time while it runs, beside those held before.
+    """
+
+    parts: tuple[tuple[Work, int], ...] = ()
+    left: int = 0
+    peak: int = 0
+
+    @classmethod
+    def of(cls, work: Work) -> "PassCount":
+        """Return a pass that does one work."""
+        return cls(((work, 1),), work.left, work.peak)
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of its products, as in ``Launch.flops``."""
+        return sum(times * work.flops for work, times in self.parts)
+
+
+@dataclass(frozen=True)
+class RankCount:
+    """What a pipeline rank does for one microbatch, pass by pass.
+
+    Attributes:
+        passes: by kind and chunk.
+        begun: communications that the rank issues, by kind and stage as in ``Comm``: the
+            collectives, and the memory that they take.
+        ended: the same communications, when the rank waits for them.
+        held: bytes that the rank holds always, beside parameters, gradients and optimizer state.
+        reused: bytes of buffers that S takes and T gives back to be used again, for one
+            microbatch. ``passes`` leaves them out.
+    """
+
+    passes: Mapping[tuple[PassKind, int], PassCount]
+    begun: Mapping[tuple[CommKind, int], PassCount] = field(default_factory=dict)
+    ended: Mapping[tuple[CommKind, int], PassCount] = field(default_factory=dict)
+    held: int = 0
+    reused: int = 0
+
+    def with_segments(self, segments: Mapping[int, Sequence[tuple[Segment, int]]]) -> "RankCount":
+        """Return the count of a rank whose chunks have further layers before their own.
+
+        Args:
+            segments: of every chunk, in the order of the data, each with the number of its equal
+                neighbours.
+        """
+        passes = {
+            (kind, chunk): _longer(kind, own, segments.get(chunk, ()))
+            for (kind, chunk), own in self.passes.items()
+        }
+        more = sum(times * one.held for own in segments.values() for one, times in own)
+        return replace(self, passes=passes, held=self.held + more)
+
+
+_FRONT_TO_BACK: Final = ("F", "R")
+"""Passes that go through a stage in the order of the data; B and W go the other way."""
+
+
+def _longer(kind: PassKind, own: PassCount, segments: Sequence[tuple[Segment, int]]) -> PassCount:
+    """Return the pass of a stage with further layers before those of ``own``."""
+    works = [
+        (segment.passes[kind], times) for segment, times in segments if kind in segment.passes
+    ]
+    if not works:
+        return own
+    forward = kind in _FRONT_TO_BACK
+    left, peak = (0, 0) if forward else (own.left, own.peak)
+    for work, times in works if forward else reversed(works):
+        # Of equal works in a row, memory is fullest in the first or in the last.
+        peak = max(peak, left + max(0, (times - 1) * work.left) + work.peak)
+        left += times * work.left
+    if forward:
+        peak = max(peak, left + own.peak)
+        left += own.left
+    return PassCount((*works, *own.parts), left, peak)

@@ -1,0 +1,142 @@
+"""One operation of PyTorch as a launch: its bytes, and the sizes of its product."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Final
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import flop_registry
+
+from megatron.simulator.costs.count import Launch, Product
+
+_NO_LAUNCH: Final = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "detach",
+    "lift_fresh",
+    "_unsafe_view",
+    "resize_",
+    "set_",
+}
+"""Operations that ask for memory, or for nothing."""
+
+_NAMESPACES: Final = ("aten", "megatron_kernels")
+
+_ROWS_OF_TOKENS: Final = {
+    "embedding": ("weight", "indices"),
+    "index_select": ("self", "index"),
+    "index_add_": ("self", "index"),
+    "merge_input_gradient": ("weight_vh", "targets_n"),
+    "subtract_targets_": ("gradient_vh", "targets_n"),
+}
+"""Arguments of which an operation touches one row for every index: which, and by which indices.
+A Triton program skips rows of another shard; the count takes all."""
+
+_ONLY_WRITTEN: Final = {"adamw_": ("quotients", "weights"), "_foreach_copy_": ("self",)}
+"""Arguments of operations in place that are written and not read."""
+
+
+def launch_of(function: Any, args: Any, kwargs: Any, result: Any) -> Launch | None:
+    """Return an operation as a launch; ``None``: nothing is launched.
+
+    Args:
+        function: the overload of the operator.
+        args: of the call.
+        kwargs: of the call.
+        result: of the call.
+    """
+    name = function._schema.name.partition("::")[2]
+    if name in _NO_LAUNCH or function.namespace not in _NAMESPACES:
+        return None
+    reads, writes = uses_of(function, args, kwargs)
+    if function.is_view and not writes:
+        return None
+    known = {id(each) for each in tensors_of((args, kwargs))}
+    made = [each for each in tensors_of(result) if id(each) not in known]
+    sizes = _rows_touched(function, args, kwargs)
+    again = _read_again(function, args, kwargs, writes)
+    moved = [*reads, *writes, *again, *made]
+    size = sum(sizes.get(id(each), _bytes(each)) for each in moved)
+    counter = flop_registry.get(function.overloadpacket)
+    if counter is None:
+        return Launch(name, size)
+    factors = [each for each in args if isinstance(each, Tensor)]
+    flops = int(counter(*factors, out_val=result))
+    product = _product(name, factors)
+    executed = flops
+    if product is None and _is_causal(function, args, kwargs):
+        executed = flops // 2
+    return Launch(name, size, flops, product, executed)
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    """Return the tensors in ``tree``."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def uses_of(function: Any, args: Any, kwargs: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the tensors whose memory an operation reads, and those whose memory it writes."""
+    reads: list[Tensor] = []
+    writes: list[Tensor] = []
+    for index, argument in enumerate(function._schema.arguments):
+        value = args[index] if index < len(args) else kwargs.get(argument.name)
+        alias = argument.alias_info
+        if alias is None:
+            reads += tensors_of(value)
+        elif alias.is_write:
+            writes += tensors_of(value)
+        # else the result is a view of it: nothing is touched
+    return reads, writes
+
+
+def _product(name: str, factors: Sequence[Tensor]) -> Product | None:
+    """Return the sizes of a matrix product; ``None``: the operation is another one."""
+    if name in ("addmm", "baddbmm"):
+        factors = factors[1:]
+    if name in ("mm", "addmm", "_scaled_mm"):
+        (m, k), n = factors[0].shape, factors[1].shape[1]
+        return Product(int(m), int(n), int(k))
+    if name in ("bmm", "baddbmm"):
+        (batch, m, k), n = factors[0].shape, factors[1].shape[2]
+        return Product(int(m), int(n), int(k), int(batch))
+    return None
+
+
+def _is_causal(function: Any, args: Any, kwargs: Any) -> bool:
+    given = _named(function, args, kwargs)
+    return bool(given.get("is_causal", given.get("causal", False)))
+
+
+def _named(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    names = [argument.name for argument in function._schema.arguments]
+    return dict(zip(names, args, strict=False)) | kwargs
+
+
+def _read_again(function: Any, args: Any, kwargs: Any, writes: list[Tensor]) -> list[Tensor]:
+    """Return those of the written tensors that an operation in place reads as well."""
+    name = function._schema.name.partition("::")[2]
+    if not name.endswith("_"):
+        return []
+    given = _named(function, args, kwargs)
+    unread = {id(each) for key in _ONLY_WRITTEN.get(name, ()) for each in tensors_of(given[key])}
+    return [each for each in writes if id(each) not in unread]
+
+
+def _rows_touched(function: Any, args: Any, kwargs: Any) -> dict[int, int]:
+    """Return the bytes that are touched of arguments of which only some rows are, by their id."""
+    chosen = _ROWS_OF_TOKENS.get(function._schema.name.partition("::")[2])
+    if chosen is None:
+        return {}
+    given = _named(function, args, kwargs)
+    rows, indices = (given[name] for name in chosen)
+    return {id(rows): indices.numel() * rows.shape[1] * rows.element_size()}
+
+
+def _bytes(tensor: Tensor) -> int:
+    """Bytes that are there, however often a stride of 0 repeats them."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return prod(size for size, stride in sizes if stride) * tensor.element_size()

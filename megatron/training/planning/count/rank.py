@@ -1,0 +1,263 @@
+"""One pipeline rank on the ``meta`` device: its model, its passes and its communications."""
+
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+import torch
+
+from megatron.config.run_config import ParallelConfig, ReplicaConfig, RunConfig, TrainConfig
+from megatron.kernels.counted import counted_kernels
+from megatron.layers.recompute import Recomputation
+from megatron.model.config import ModelConfig
+from megatron.model.placement import Placement
+from megatron.model.stage import RankModel
+from megatron.parallel.context import ContextParallel
+from megatron.parallel.grid import Grid, Tiling
+from megatron.parallel.groups import Groups, connect_grid
+from megatron.optimizer.bucket import Bucket
+from megatron.optimizer.parameters import OptimizedParameter
+from megatron.parallel.tensor import ALONE, SharedTokens, SplitTokens, TensorParallel
+from megatron.runtime.batch import DeviceMicrobatch
+from megatron.runtime.communicator import Communicator, links_of
+from megatron.runtime.stage_passes import StagePasses
+from megatron.runtime.store import ActivationStore
+from megatron.schedules.lower import Program, Run, Start
+from megatron.schedules.needs import Comm, CommKind
+from megatron.schedules.passes import Pass, PassKind
+from megatron.schedules.plan import Plan
+from megatron.simulator.costs.count import CountedAxis, PassCount, RankCount, Segment, Work
+from megatron.training.planning.count.recorder import ListedGroup, ListedLane, Recorder
+from megatron.training.setup import ends_with_copies
+
+META: Final = torch.device("meta")
+
+
+class Subject(NamedTuple):
+    """What decides a count, and nothing else, so that runs that count alike share it.
+
+    Attributes:
+        model: the whole model.
+        train: of one microbatch.
+        parallel: one replica of the pipeline, whatever its schedule.
+    """
+
+    model: ModelConfig
+    train: TrainConfig
+    parallel: ParallelConfig
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "Subject":
+        """Return what decides the count of a run."""
+        train = config.train
+        alike = TrainConfig(
+            micro_batch_size=train.micro_batch_size,
+            global_batch_size=train.micro_batch_size,
+            train_iters=1,
+            exit_interval=None,
+            seed=0,
+            dtype=train.dtype,
+            eval_interval=None,
+            eval_iters=0,
+            vocab_recompute=train.vocab_recompute,
+            recomputation=train.recomputation,
+            gradient_dtype=train.gradient_dtype,
+            wide_stream=train.wide_stream,
+            eight_bits=train.eight_bits,
+        )
+        parallel = ParallelConfig(
+            pipeline_size=config.parallel.pipeline_size,
+            vocab_parallel=config.parallel.vocab_parallel,
+            pipeline_schedule="1f1b",
+            padded_vocab_size=config.parallel.padded_vocab_size,
+            device="cuda",
+            backend="nccl",
+            timeout_minutes=1,
+            replicas=ReplicaConfig(config.parallel.context_size),
+            tensor_size=config.parallel.tensor_size,
+            sequence_parallel=config.parallel.sequence_parallel,
+            context_size=config.parallel.context_size,
+        )
+        return cls(config.model, alike, parallel)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of a rank's layers, with all else that the rank has, or without.
+
+    Attributes:
+        placement: the parts of the model.
+        recomputation: what the backward of its layers computes again.
+    """
+
+    placement: Placement
+    recomputation: Recomputation
+
+
+class CountedRank:
+    """A rank of a run whose tensors have no values.
+
+    Args:
+        config: of the run.
+        plan: a plan of one microbatch.
+        rank: pipeline rank.
+        part: which of its layers are there.
+    """
+
+    def __init__(self, config: Subject, plan: Plan, rank: int, part: Part) -> None:
+        self._config, self._plan, self._rank = config, plan, rank
+        self._recorder = recorder = Recorder()
+        self._lane = ListedLane(recorder)
+        self._groups = _groups(config, plan, rank, recorder)
+        train = config.train
+        self._model = model = RankModel(
+            config.model,
+            part.placement,
+            train.dtype,
+            META,
+            self._tensor(),
+            part.recomputation,
+            vocab_recompute=train.vocab_recompute,
+            wide_stream=train.wide_stream,
+            eight_bits=train.eight_bits,
+            context=ContextParallel(self._groups.context),
+            kernels=counted_kernels(train.dtype),
+        )
+        owned = list(map(OptimizedParameter.of, model.owned_parameters()))
+        self._gradients = (
+            Bucket(owned, model.kernels, gradient_dtype=train.gradient_dtype) if owned else None
+        )
+        self._store = ActivationStore()
+        self._passes = StagePasses(model, plan, rank, self._store, train.seed)
+        tokens = config.model.seq_length // (model.context.size * model.tensor.sequence_parts)
+        self._shape = (train.micro_batch_size, tokens, config.model.hidden_size)
+
+    def _tensor(self) -> TensorParallel:
+        """Return the ranks that share layers, with a lane that lists."""
+        axis = self._groups.tensor
+        if axis.size == 1:
+            return ALONE
+        split = self._config.parallel.sequence_parallel
+        return SplitTokens(axis, self._lane) if split else SharedTokens(axis, self._lane)
+
+    def _begin(self) -> None:
+        """Begin an iteration of one microbatch."""
+        train, model = self._config.train, self._model
+        tokens = train.micro_batch_size * self._config.model.seq_length // model.context.size
+        batch = DeviceMicrobatch(
+            tokens_n=torch.empty(tokens, dtype=torch.int64, device=META),
+            targets_n=torch.empty(tokens, dtype=torch.int64, device=META),
+            weight_n=torch.empty(tokens, device=META),
+            samples=train.micro_batch_size,
+            valid_tokens=float(tokens),
+        )
+        self._passes.begin([batch], 0, training=True, predicts_ahead=True)
+
+    def segment(self) -> Segment:
+        """Count the layers of chunk 0, which stand between others of their stage."""
+        recorder, store, stage = self._recorder, self._store, self._rank
+        kinds: dict[PassKind, Work] = {}
+        with recorder:
+            self._begin()
+            held = recorder.held
+            with recorder.recording() as found:
+                store.put("input", 0, self._stream(), stage)
+                self._passes.forward(Pass("F", 0))
+                store.take("output", 0, stage)
+            kinds["F"] = found()
+            if self._plan.recomputes:
+                with recorder.recording() as found:
+                    self._passes.recompute(Pass("R", 0))
+                kinds["R"] = found()
+            with recorder.recording() as found:
+                store.put("output_gradient", 0, self._stream(), stage)
+                self._passes.backward(Pass("B", 0))
+                store.take("input_gradient", 0, stage)
+            kinds["B"] = found()
+            if self._plan.split_backward:
+                with recorder.recording() as found:
+                    self._passes.weight_gradients(Pass("W", 0))
+                kinds["W"] = found()
+        return Segment(kinds, held)
+
+    def _stream(self) -> torch.Tensor:
+        """Return a tensor as it goes from layer to layer."""
+        return torch.empty(self._shape, dtype=self._model.stream_dtype, device=META)
+
+    def count(self, program: Program) -> RankCount:
+        """Count all that the rank does in a program of one microbatch."""
+        model = self._model
+        communicator = Communicator(
+            self._groups,
+            self._plan,
+            self._passes,
+            self._lane,
+            self._shape,
+            self._config.train.dtype,
+            model.tensor.sequence_parts,
+            model.stream_dtype,
+        )
+        passes: dict[tuple[PassKind, int], PassCount] = {}
+        begun: dict[tuple[CommKind, int], PassCount] = {}
+        ended: dict[tuple[CommKind, int], PassCount] = {}
+        with self._recorder as recorder:
+            self._begin()
+            held = recorder.held
+            under_way = {}
+            for step in program.rows[self._rank]:
+                with recorder.recording() as found:
+                    if isinstance(step, Run):
+                        self._passes.table[step.item.kind](step.item)
+                    elif isinstance(step, Start):
+                        under_way[step.comm] = communicator.start(step.comm)
+                    else:
+                        communicator.finish(step.comm, under_way.pop(step.comm))
+                own = PassCount.of(found())
+                if isinstance(step, Run):
+                    passes[step.item.kind, step.item.chunk] = own
+                elif isinstance(step, Start):
+                    begun[_key(step.comm)] = own
+                else:
+                    ended[_key(step.comm)] = own
+            self._passes.loss(META)
+            self._passes.begin((), 0, training=True, predicts_ahead=True)  # losses go
+            reused = recorder.held - held
+        return _without_reused(RankCount(passes, begun, ended, held, reused), self._plan)
+
+
+def _key(comm: Comm) -> tuple[CommKind, int]:
+    return comm.kind, comm.stage
+
+
+def _without_reused(count: RankCount, plan: Plan) -> RankCount:
+    """Take the buffers that are reused out of the passes that make them.
+
+    S makes them, or, where the vocabulary is whole, the F of the last stage.
+    """
+    if not count.reused:
+        return count
+    maker: tuple[PassKind, int] = ("S", 0)
+    if not plan.treatment.is_sharded:
+        maker = "F", plan.stages[-1][1]
+    own = count.passes[maker]
+    less = replace(own, left=own.left - count.reused, peak=own.peak - count.reused)
+    return replace(count, passes={**count.passes, maker: less})
+
+
+def _groups(config: Subject, plan: Plan, rank: int, recorder: Recorder) -> Groups:
+    """Return the groups of the first rank among those that share pipeline rank ``rank``."""
+    parallel = config.parallel
+    grid = Grid(parallel.tensor_size, 1, parallel.pipeline_size, "tp-dp-pp", parallel.context_size)
+    own = next(r for r in range(grid.world_size) if grid.coordinates(r).pipeline == rank)
+    rows = set(grid.groups("tensor"))
+
+    def connect(use: str, tiling: Tiling) -> ListedGroup:
+        axis: CountedAxis = "context" if use == "context" else "column"
+        if rows.issuperset(tiling):
+            axis = "tensor"
+        ranks = next((ranks for ranks in tiling if own in ranks), tiling[0])
+        return ListedGroup(
+            recorder, axis, ranks.index(own) if own in ranks else 0, len(ranks)
+        )
+
+    ends = ends_with_copies(plan, config.model.embeds_at_both_ends)
+    return connect_grid(grid, own, META, ends, connect, links_of(plan))

@@ -1,0 +1,216 @@
+"""Lists what code on the ``meta`` device would launch, send and hold on a GPU.
+
+The recorder sees every operation of PyTorch. Memory is that of storages: a storage counts from the
+operation that makes it until nothing refers to it, as on a GPU whose allocator gives memory back at
+once. Collectives come from process groups that move nothing (``ListedGroup``), and work beside the
+passes from a lane that runs it at once (``ListedLane``).
+"""
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from megatron.parallel.lanes import Pending
+from megatron.simulator.costs.count import (
+    AWAIT,
+    Begin,
+    Collective,
+    CollectiveKind,
+    CountedAxis,
+    Step,
+    Work,
+)
+from megatron.training.planning.count.launches import launch_of, tensors_of
+
+T = TypeVar("T")
+
+GRANULE: Final = 512
+"""Bytes: CUDA's allocator gives multiples of it."""
+
+
+class Recorder(TorchDispatchMode):
+    """Records the work of code that runs in its context.
+
+    Attributes:
+        held: bytes of all storages that were made in the context and are still there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # TorchDispatchMode has no types
+        self.held = 0
+        self._peak = 0
+        self._steps: list[Step] = []
+        self._in_lane: list[Collective] | None = None
+        self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    @contextmanager
+    def recording(self) -> Iterator[Callable[[], Work]]:
+        """Record work; the function that is yielded returns it once the context is left."""
+        before, self._peak, self._steps = self.held, self.held, []
+        found: list[Work] = []
+        yield lambda: found[0]
+        found.append(Work(tuple(self._steps), self.held - before, self._peak - before))
+
+    def communicate(self, collective: Collective) -> None:
+        """Note a collective."""
+        if self._in_lane is None:
+            self._steps.append(collective)
+        else:
+            self._in_lane.append(collective)
+
+    def beside(self, work: Callable[[], T]) -> T:
+        """Run ``work`` of a lane; its launches count where the lane's work begins."""
+        self._in_lane = []
+        try:
+            return work()
+        finally:
+            self._steps.append(Begin(tuple(self._in_lane)))
+            self._in_lane = None
+
+    def await_lane(self) -> None:
+        """Note that what was begun is waited for."""
+        self._steps.append(AWAIT)
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run an operation, and list it."""
+        kwargs = kwargs or {}
+        given = {tensor.untyped_storage()._cdata for tensor in tensors_of((args, kwargs))}
+        result = function(*args, **kwargs)
+        launch = launch_of(function, args, kwargs, result)
+        if launch is not None:
+            self._steps.append(launch)
+        for tensor in tensors_of(result):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in given:  # else a view, perhaps of what was made before
+                self._see(storage)
+        return result
+
+    def _see(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self._storages:
+            return
+        size = -(-storage.nbytes() // GRANULE) * GRANULE
+
+        def free(_: object) -> None:
+            del self._storages[key]
+            self.held -= size
+
+        self._storages[key] = weakref.ref(storage, free)
+        self.held += size
+        self._peak = max(self._peak, self.held)
+
+
+class _ListedResult(Generic[T]):
+    """A result of a lane; like a real one it keeps the inputs until it is waited for."""
+
+    def __init__(self, recorder: Recorder, work: Callable[[], T], value: T) -> None:
+        self._recorder = recorder
+        self._work = work
+        self._value = value
+
+    def wait(self) -> T:
+        self._recorder.await_lane()
+        return self._value
+
+
+class ListedLane:
+    """A lane beside the passes that runs work at once, and lists it as begun and waited for."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def submit(self, work: Callable[[], T]) -> Pending[T]:
+        """Run ``work`` now."""
+        with torch.no_grad():
+            return _ListedResult(self._recorder, work, self._recorder.beside(work))
+
+    def close(self) -> None:
+        """Do nothing: there are no resources."""
+
+
+class _ListedWork(dist.Work):
+    """A communication that moves nothing; like PyTorch's, it keeps its tensors for a time."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        super().__init__()
+        self._tensors = tensors
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Let go of the tensors."""
+        self._tensors = []
+        return True
+
+
+class ListedGroup(dist.ProcessGroup):
+    """A process group whose other ranks are not there; it lists what would be sent.
+
+    Args:
+        recorder: gets the collectives.
+        axis: of the ranks.
+        rank: this one.
+        size: ranks.
+    """
+
+    def __init__(self, recorder: Recorder, axis: CountedAxis, rank: int, size: int) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]  # PyTorch's stub knows one of two
+        self._recorder = recorder
+        self._axis: CountedAxis = axis
+        self._rank = rank
+        self._size = size
+
+    def rank(self) -> int:
+        """This rank."""
+        return self._rank
+
+    def size(self) -> int:
+        """How many there are."""
+        return self._size
+
+    def send(self, tensors: list[Tensor], destination: int, tag: int) -> _ListedWork:
+        """Send to another rank; transfers between stages belong to the program, not to a pass."""
+        return _ListedWork(tensors)
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int) -> _ListedWork:
+        """Receive from another rank."""
+        return _ListedWork(tensors)
+
+    def broadcast(  # type: ignore[override]  # of PyTorch's overloads, only the one that is called
+        self, tensors: list[Tensor], options: Any
+    ) -> _ListedWork:
+        """The root's tensor for everybody."""
+        return self._list("broadcast", tensors, tensors)
+
+    def reduce(  # type: ignore[override]  # see broadcast
+        self, tensors: list[Tensor], options: Any
+    ) -> _ListedWork:
+        """The sum for the root."""
+        return self._list("reduce", tensors, tensors)
+
+    def allreduce(  # type: ignore[override]  # see broadcast
+        self, tensors: list[Tensor], options: Any
+    ) -> _ListedWork:
+        """The sum or maximum for everybody, in place."""
+        return self._list("all_reduce", tensors, tensors)
+
+    def all_gather_single(  # type: ignore[override]  # see broadcast
+        self, output: Tensor, tensor: Tensor, options: Any
+    ) -> _ListedWork:
+        """The tensors of everybody, for everybody."""
+        return self._list("all_gather", [output], [output, tensor])
+
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, options: Any) -> _ListedWork:
+        """Its part of the sum for everybody."""
+        return self._list("reduce_scatter", [tensor], [output, tensor])
+
+    def _list(self, kind: CollectiveKind, whole: list[Tensor], used: list[Tensor]) -> _ListedWork:
+        size = sum(tensor.numel() * tensor.element_size() for tensor in whole)
+        self._recorder.communicate(Collective(kind, self._axis, self._size, size))
+        return _ListedWork(used)

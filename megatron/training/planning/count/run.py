@@ -1,0 +1,242 @@
+"""The count of every pipeline rank of a run: each distinct part is counted once.
+
+A rank is counted whole with one layer, or one group of layers that are computed again together, in
+each chunk. Further layers are counted apart, once for each kind, and join their chunk as
+*segments*. So a hundred equal layers cost as much as one. Ranks with the same parts share a count.
+"""
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import groupby
+from typing import NamedTuple
+
+import torch
+
+from megatron.config.run_config import RunConfig
+from megatron.layers.recompute import Recomputation
+from megatron.model.layer_spec import layer_spec
+from megatron.model.placement import Placement, place
+from megatron.schedules.lower import lower
+from megatron.schedules.needs import CommKind
+from megatron.schedules.passes import Pass, PassKind
+from megatron.schedules.plan import Plan
+from megatron.schedules.treatments import TREATMENTS
+from megatron.simulator.costs.count import PassCount, RankCount, Segment
+from megatron.training.planning.count.rank import CountedRank, Part, Subject
+
+_CACHED = 512
+"""Counts that are kept; a dry run with all its advice needs some dozens."""
+
+Counts = Mapping[tuple[CommKind, int], PassCount]
+
+
+def count_ranks(config: RunConfig, plan: Plan, layers: Sequence[int]) -> list[RankCount]:
+    """Return what every pipeline rank does for one microbatch.
+
+    Args:
+        config: the run.
+        plan: a plan of one microbatch with the passes and stages of the run's own.
+        layers: transformer layers of every stage.
+    """
+    assert plan.microbatches == 1, "one microbatch is counted"
+    subject = Subject.of(config)
+    with _random_numbers_kept():
+        return [_of_rank(subject, plan, layers, rank) for rank in range(plan.ranks)]
+
+
+def count_layer(config: RunConfig, plan: Plan, layer: int) -> Segment:
+    """Return what one layer of the model does; arguments as above, and its index."""
+    subject = Subject.of(config)
+    again = subject.train.recomputation.group > 0
+    part = _LayersInARow(range(layer, layer + 1), again)
+    with _random_numbers_kept():
+        return _segment(subject, part, plan)
+
+
+class _LayersInARow(NamedTuple):
+    """Layers that are counted together.
+
+    Attributes:
+        layers: their indices in the model.
+        again: whether the backward computes them again.
+    """
+
+    layers: range
+    again: bool
+
+
+@dataclass(frozen=True)
+class _Keyed:
+    """An argument that a cache knows by a key.
+
+    Attributes:
+        key: two arguments with equal keys have equal counts.
+        plan: a plan of one microbatch.
+        rank: pipeline rank.
+        part: the layers that are there.
+    """
+
+    key: Hashable
+    plan: Plan = field(compare=False)
+    rank: int = field(compare=False)
+    part: Part = field(compare=False)
+
+
+def _of_rank(subject: Subject, plan: Plan, layers: Sequence[int], rank: int) -> RankCount:
+    placement = _placement(subject, plan, layers, rank)
+    own: list[range] = []
+    segments: dict[int, list[tuple[Segment, int]]] = {}
+    for chunk, of_chunk in enumerate(placement.chunks):
+        base, others = _divided(of_chunk, subject.train.recomputation)
+        own.append(base)
+        segments[chunk] = [
+            (_segment(subject, part, plan), times) for part, times in _repeated(subject, others)
+        ]
+    part = Part(replace(placement, chunks=tuple(own)), subject.train.recomputation)
+    keyed = _Keyed(_role(subject, plan, rank, part.placement), plan, rank, part)
+    known, whole = _whole_rank(subject, keyed)
+    return _renumbered(whole, known, _own_stages(plan, rank)).with_segments(segments)
+
+
+def _placement(subject: Subject, plan: Plan, layers: Sequence[int], rank: int) -> Placement:
+    parallel = subject.parallel
+    shard = (parallel.grid.vocabulary_rank(rank), parallel.vocab_shards)
+    return place(
+        subject.model,
+        plan.stages,
+        rank,
+        layers=layers,
+        padded_vocab_size=parallel.padded_vocab_size,
+        vocabulary_shard=shard if plan.treatment.is_sharded else None,
+        tensor_shard=(0, parallel.tensor_size),
+    )
+
+
+def _divided(layers: range, again: Recomputation) -> tuple[range, list[_LayersInARow]]:
+    """Return the layers of a chunk that are counted with their rank, and the others.
+
+    The recomputation of a rank's own layers is that of the run. So where it ends within a chunk,
+    all that is computed again stays with the rank, and one layer that is not.
+    """
+    groups = [range(own[0], own[-1] + 1) for own in again.groups(layers)]
+    rest = layers[sum(map(len, groups)) :]
+    if not rest:
+        own = groups[-1] if groups else layers
+        return own, [_LayersInARow(one, again=True) for one in groups[:-1]]
+    if groups:
+        return range(layers.start, rest.start + 1), [_alone(layer) for layer in rest[1:]]
+    return rest[-1:], [_alone(layer) for layer in rest[:-1]]
+
+
+def _alone(layer: int) -> _LayersInARow:
+    return _LayersInARow(range(layer, layer + 1), again=False)
+
+
+def _repeated(
+    subject: Subject, parts: Sequence[_LayersInARow]
+) -> Iterator[tuple[_LayersInARow, int]]:
+    """Yield parts, and how many equal ones follow one another."""
+    for _, equal in groupby(parts, lambda part: (_kinds(subject, part.layers), part.again)):
+        own = list(equal)
+        yield own[0], len(own)
+
+
+def _kinds(subject: Subject, layers: range) -> tuple[Hashable, ...]:
+    """Return what distinguishes layers of the model."""
+    model, narrow = subject.model, subject.train.eight_bits
+    return tuple(
+        (layer_spec(model, layer), narrow is not None and narrow.has(layer, model.num_layers))
+        for layer in layers
+    )
+
+
+def _segment(subject: Subject, part: _LayersInARow, plan: Plan) -> Segment:
+    """Count layers between others."""
+    kinds: list[PassKind] = ["F", "B"]
+    if plan.recomputes:
+        kinds.insert(1, "R")
+    if plan.split_backward:
+        kinds.append("W")
+    row = tuple(Pass(kind, 0) for kind in kinds)
+    between = Plan((row,) * 3, ((0, 0), (1, 0), (2, 0)), 1, TREATMENTS["none"])
+    again = subject.train.recomputation
+    if not part.again:
+        again = replace(again, group=0, most=None)
+    placement = Placement((part.layers,), None, None, None, None)
+    whole = subject.parallel
+    parallel = replace(whole, pipeline_size=3, vocab_parallel="none")
+    key = (_kinds(subject, part.layers), part.again, row)
+    return _counted_segment(
+        subject._replace(parallel=parallel), _Keyed(key, between, 1, Part(placement, again))
+    )
+
+
+@lru_cache(_CACHED)
+def _counted_segment(subject: Subject, keyed: _Keyed) -> Segment:
+    return CountedRank(subject, keyed.plan, keyed.rank, keyed.part).segment()
+
+
+@lru_cache(_CACHED)
+def _whole_rank(subject: Subject, keyed: _Keyed) -> tuple[tuple[int, ...], RankCount]:
+    """Return the stages of a rank, and its count."""
+    plan, rank = keyed.plan, keyed.rank
+    counted = CountedRank(subject, plan, rank, keyed.part)
+    return _own_stages(plan, rank), counted.count(lower(plan))
+
+
+def _own_stages(plan: Plan, rank: int) -> tuple[int, ...]:
+    return tuple(plan.stage_of[rank, chunk] for chunk in range(plan.chunks))
+
+
+def _role(subject: Subject, plan: Plan, rank: int, placement: Placement) -> Hashable:
+    """Return what distinguishes the ranks of a plan."""
+    stages, last = plan.stages, len(plan.stages) - 1
+
+    def neighbours(stage: int) -> tuple[bool | None, bool | None]:
+        before = None if stage == 0 else stages[stage - 1][0] == rank
+        behind = None if stage == last else stages[stage + 1][0] == rank
+        return before, behind
+
+    shards = (placement.input_shard, placement.output_shard)
+    return (
+        plan.treatment.name,
+        plan.split_backward,
+        plan.recomputes,
+        plan.looks_ahead,
+        plan.ranks,
+        tuple(map(neighbours, _own_stages(plan, rank))),
+        rank == stages[0][0],
+        rank == stages[-1][0],
+        tuple(_kinds(subject, layers) for layers in placement.chunks),
+        tuple(None if shard is None else (shard.rows, shard.real_rows) for shard in shards),
+    )
+
+
+def _renumbered(count: RankCount, known: Sequence[int], own: Sequence[int]) -> RankCount:
+    """Return the count of a rank with other stages; messages are known by theirs."""
+    if tuple(known) == tuple(own):
+        return count
+    other = {"X": -1, "G": 1}  # a receiver's message is known by the stage before, or behind
+
+    def renumber(counts: Counts) -> Counts:
+        places = {
+            (kind, stage + step): (kind, mine + step)
+            for kind, away in other.items()
+            for stage, mine in zip(known, own, strict=True)
+            for step in (0, away)
+        }
+        return {places.get(key, key): one for key, one in counts.items()}
+
+    return replace(count, begun=renumber(count.begun), ended=renumber(count.ended))
+
+
+@contextmanager
+def _random_numbers_kept() -> Iterator[None]:
+    """Leave PyTorch's generator as it was: dropout seeds it, without values too."""
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
