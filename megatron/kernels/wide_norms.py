@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from megatron.kernels.choose import kernels_for
+from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
 
 
@@ -15,11 +16,14 @@ class WideNorms(ReferenceKernels):
     Args:
         device: where the stream lives.
         folder: folder of compiled libraries, by default the project's.
+        kernels: form the norms in fp32; ``None``: the fastest for the device do.
     """
 
-    def __init__(self, device: torch.device, folder: Path | None = None) -> None:
+    def __init__(
+        self, device: torch.device, folder: Path | None = None, kernels: Kernels | None = None
+    ) -> None:
         super().__init__()
-        self._wide = kernels_for(device, torch.float32, folder)
+        self._wide = kernels or kernels_for(device, torch.float32, folder)
 
     def layer_norm(self, x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
         """See ``Kernels``; the result has the type of ``weight_h``."""

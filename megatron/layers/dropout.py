@@ -72,8 +72,19 @@ def dropout(
         return x
     seeds.begin(use)
     if tensor.sequence_parts * seeds.context.size == 1:
-        return functional.dropout(x, probability)
+        return _dropped(x, probability)
     return x * _own_mask(x, probability, tensor, seeds.context) * (1 / (1 - probability))
+
+
+def _dropped(x: Tensor, probability: float) -> Tensor:
+    """Return ``x`` with some elements dropped and the others scaled up.
+
+    On a GPU both branches are the same kernel. On the meta device PyTorch would take the operations
+    of a CPU, and a count of them would not be that of a GPU.
+    """
+    if x.is_cpu:
+        return functional.dropout(x, probability)
+    return torch.native_dropout(x, probability, True)[0]
 
 
 def _own_mask(
@@ -87,5 +98,5 @@ def _own_mask(
     """
     b, u, h = x_buh.shape
     length = u * tensor.sequence_parts * context.size
-    all_bsh = functional.dropout(x_buh.new_ones(b, length, h), probability)
+    all_bsh = _dropped(x_buh.new_ones(b, length, h), probability)
     return tensor.own_tokens(context.own_tokens(all_bsh)).ne(0)

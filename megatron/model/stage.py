@@ -62,6 +62,8 @@ class RankModel(nn.Module):
         context: the ranks that share every sequence; predicting further tokens, a rank needs whole
             ones.
         eight_bits: what is multiplied in 8 bits; ``None``: nothing.
+        kernels: take the place of the fastest for the device and the type, and form the norms of a
+            wide stream too; ``None``: they are chosen.
 
     Attributes:
         kernels: of that device and type.
@@ -86,6 +88,7 @@ class RankModel(nn.Module):
         wide_stream: bool = False,
         context: ContextParallel = WHOLE_SEQUENCES,
         eight_bits: EightBitConfig | None = None,
+        kernels: Kernels | None = None,
     ) -> None:
         super().__init__()
         assert context.size == 1 or not config.mtp_num_layers, "the next tokens are elsewhere"
@@ -94,9 +97,9 @@ class RankModel(nn.Module):
         self.config = config
         self.recomputation = recomputation
         self.placement = placement
-        self.kernels = kernels_for(device, dtype)
+        self.kernels = kernels or kernels_for(device, dtype)
         self.stream_dtype = torch.float32 if wide_stream else dtype
-        stream_kernels = WideNorms(device) if wide_stream else self.kernels
+        stream_kernels = WideNorms(device, kernels=kernels) if wide_stream else self.kernels
         self.ropes = _ropes(config, placement, device, dtype, self.kernels)
         self.chunks = nn.ModuleList(
             nn.ModuleList(

@@ -57,6 +57,14 @@ class InlineLane:
         """Do nothing: there are no resources."""
 
 
+class MetaLane(InlineLane):
+    """Runs work on tensors without values at once, in the autograd mode of the other lanes."""
+
+    def submit(self, work: Callable[[], T]) -> Pending[T]:
+        """Run ``work`` now."""
+        return Done(_without_gradients(work))
+
+
 class _FutureResult(Generic[T]):
     def __init__(self, future: "Future[T]") -> None:
         self._future = future
@@ -133,4 +141,6 @@ def make_lane(device: torch.device, size: int, name: str) -> Lane:
     """Return the lane for a group of ``size`` ranks on ``device``."""
     if size == 1:
         return InlineLane()
+    if device.type == "meta":
+        return MetaLane()
     return StreamLane(device) if device.type == "cuda" else ThreadLane(name)

@@ -42,12 +42,15 @@ class CudaKernels(CudaOutput, CudaEightBits, ReferenceKernels):
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         assert dtype in TYPES, dtype
-        products = Products(device, dtype)
+        products = self._find_products(device, dtype)
         CudaOutput.__init__(self, products)
         ReferenceKernels.__init__(self)
         self._flash = find_flash_attention(device)
         self._said: set[str] = set()
         self.accumulates_products = products.accumulates
+
+    def _find_products(self, device: torch.device, dtype: torch.dtype) -> Products:
+        return Products(device, dtype)
 
     def gelu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
         """See ``Kernels``."""
@@ -81,9 +84,13 @@ class CudaKernels(CudaOutput, CudaEightBits, ReferenceKernels):
         """See ``Kernels``."""
         if x.shape[-1] > WIDEST_ROW:
             total = x if part is None else x + part
-            return total, ReferenceKernels.rms_norm(self, total, weight_h, epsilon)
+            return total, self._plain_rms_norm(total, weight_h, epsilon)
         total, y = apply_all(Norm, x, part, weight_h, None, epsilon)
         return total, y
+
+    def _plain_rms_norm(self, x: Tensor, weight_h: Tensor, epsilon: float) -> Tensor:
+        """Return ``rms_norm`` of rows of any length, by PyTorch's kernel."""
+        return ReferenceKernels.rms_norm(self, x, weight_h, epsilon)
 
     def norm_backward(
         self,

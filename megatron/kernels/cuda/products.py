@@ -29,18 +29,19 @@ class Products:
     Args:
         device: where the factors live.
         dtype: of the factors.
+        add: adds a product of 16-bit factors to a sum in fp32; ``None``: it is found by a try.
 
     Attributes:
         way: how 16-bit products are added to sums in fp32.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, add: Add | None = None) -> None:
         self._apex: ModuleType | None = None
         self._add: Add | None = None
         self.way: Way = "in the product"
         if dtype == torch.float32:
             return
-        self._add = _widening(device, dtype)
+        self._add = add or _widening(device, dtype)
         if self._add is not None:
             return
         self._apex = _installed(_APEX)
@@ -100,6 +101,20 @@ def _add_batch_of_one(total: Tensor, left: Tensor, right: Tensor) -> None:
     """
     one = total.unsqueeze(0)
     torch.baddbmm(one, left.unsqueeze(0), right.unsqueeze(0), out_dtype=total.dtype, out=one)
+
+
+def add_of_this_version() -> Add | None:
+    """Return what adds products of 16 bits to fp32 on a GPU with this PyTorch; ``None``: nothing.
+
+    Its operators tell, so that no GPU is asked.
+    """
+    for packet, add in (
+        (torch.ops.aten.addmm, _add_matrix),
+        (torch.ops.aten.baddbmm, _add_batch_of_one),
+    ):
+        if "dtype_out" in packet.overloads():
+            return add
+    return None
 
 
 def _widening(device: torch.device, dtype: torch.dtype) -> Add | None:

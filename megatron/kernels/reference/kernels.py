@@ -114,11 +114,25 @@ class ReferenceKernels(TiledOutput):
         """See ``Kernels``."""
         if documents is None:
             is_whole = q_basd.shape[2] == k_bgsd.shape[2]
-            if scores.are_products and (is_whole or q_basd.is_cuda):
-                return scaled_dot_product(q_basd, k_bgsd, v_bgsd, dropout, scores.scale)
-        elif documents.are_of(q_basd, k_bgsd) and can_pack(q_basd, scores, dropout):
+            if scores.are_products and (is_whole or self._attends_partly(q_basd)):
+                return self._attend(q_basd, k_bgsd, v_bgsd, dropout, scores.scale)
+        elif documents.are_of(q_basd, k_bgsd) and self._packs(q_basd, scores, dropout):
             return packed_attention(q_basd, k_bgsd, v_bgsd, scores, documents)
         return scored_attention(q_basd, k_bgsd, v_bgsd, scores, dropout, documents)
+
+    def _attends_partly(self, q_basd: Tensor) -> bool:
+        """Return whether ``_attend`` is quick for queries of the last positions only."""
+        return q_basd.is_cuda
+
+    def _packs(self, q_basd: Tensor, scores: Scores, dropout: float) -> bool:
+        """Return whether ``packed_attention`` computes attention within documents."""
+        return can_pack(q_basd, scores, dropout)
+
+    def _attend(
+        self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: float, scale: float | None
+    ) -> Tensor:
+        """Return causal attention whose scores are products; see ``scaled_dot_product``."""
+        return scaled_dot_product(q_basd, k_bgsd, v_bgsd, dropout, scale)
 
     def causal_self_attention(
         self,

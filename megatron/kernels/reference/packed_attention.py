@@ -17,18 +17,27 @@ from megatron.kernels.documents import Documents
 from megatron.kernels.scores import Scores
 
 _WIDEST_HEAD, _CHANNELS_AT_ONCE = 256, 8
-_LEAST_CAPABILITY = (8, 0)
+LEAST_CAPABILITY = (8, 0)
+"""Of GPUs that PyTorch's flash attention runs on."""
 
 
 def can_pack(q_basd: Tensor, scores: Scores, dropout: float) -> bool:
     """Whether the kernel computes such attention: with a scale and a window, and no more."""
+    return q_basd.is_cuda and can_pack_on(
+        torch.cuda.get_device_capability(q_basd.device), q_basd, scores, dropout
+    )
+
+
+def can_pack_on(
+    capability: tuple[int, int], q_basd: Tensor, scores: Scores, dropout: float
+) -> bool:
+    """Whether the kernel computes such attention on a GPU of a compute capability."""
     return (
-        q_basd.is_cuda
-        and q_basd.dtype in (torch.bfloat16, torch.float16)
+        q_basd.dtype in (torch.bfloat16, torch.float16)
         and q_basd.shape[3] <= _WIDEST_HEAD
         and q_basd.shape[3] % _CHANNELS_AT_ONCE == 0
         and not (dropout or scores.softcap or scores.slopes_a)
-        and torch.cuda.get_device_capability(q_basd.device) >= _LEAST_CAPABILITY
+        and capability >= LEAST_CAPABILITY
         and _kernel() is not None
     )
 

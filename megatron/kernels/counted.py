@@ -1,0 +1,167 @@
+"""The kernels of a GPU that is only asked about: a count runs them on the ``meta`` device.
+
+They launch the operators that the GPU would run, in the same order, and no tensor has values. The
+question is about another machine than this one, so nothing here asks which device, which library
+or which package is there.
+
+Shapes: b batch, a query heads, g key/value heads, s sequence, d channels of a head.
+"""
+
+from functools import cache
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from megatron.kernels.autograd import apply
+from megatron.kernels.cuda.kernels import CudaKernels
+from megatron.kernels.cuda.products import Products, add_of_this_version
+from megatron.kernels.face import Kernels
+from megatron.kernels.reference.packed_attention import LEAST_CAPABILITY, can_pack_on
+from megatron.kernels.scores import Scores
+
+Capability = tuple[int, int]
+"""Major and minor compute capability, as CUDA numbers generations of GPUs."""
+
+_META: Final = torch.device("meta")
+_WIDEST_HEAD: Final = 256
+_CHANNELS_AT_ONCE: Final = 8
+_BYTES_AT_ONCE: Final = 16
+
+_aten = torch.ops.aten
+
+_LIBRARY: Final = torch.library.Library("megatron_kernels", "FRAGMENT")
+
+
+@cache
+def counted_kernels(dtype: torch.dtype, capability: Capability = (9, 0)) -> Kernels:
+    """Return the kernels that a GPU of NVIDIA would choose for activations of ``dtype``.
+
+    The packages apex, flash-attn and Transformer Engine count as absent. This PyTorch's version is
+    taken for the GPU's.
+
+    Args:
+        dtype: of activations: bf16, fp16 or fp32.
+        capability: of the GPU.
+    """
+    return _CountedKernels(dtype, capability)
+
+
+class _CountedKernels(CudaKernels):
+    def __init__(self, dtype: torch.dtype, capability: Capability) -> None:
+        super().__init__(_META, dtype)
+        self._capability = capability
+
+    def _find_products(self, device: torch.device, dtype: torch.dtype) -> Products:
+        return Products(device, dtype, add_of_this_version())
+
+    def _plain_rms_norm(self, x: Tensor, weight_h: Tensor, epsilon: float) -> Tensor:
+        return apply(_FusedRMSNorm, x, weight_h, epsilon)
+
+    def _attends_partly(self, q_basd: Tensor) -> bool:
+        return True
+
+    def _packs(self, q_basd: Tensor, scores: Scores, dropout: float) -> bool:
+        return can_pack_on(self._capability, q_basd, scores, dropout)
+
+    def _attend(
+        self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: float, scale: float | None
+    ) -> Tensor:
+        """Call the kernel that ``scaled_dot_product_attention`` chooses on a GPU.
+
+        Flash attention knows 16 bits and query groups; the memory-efficient kernel knows fp32 too,
+        and no groups. Where neither fits, PyTorch multiplies matrices.
+        """
+        channels, is_wide = q_basd.shape[3], q_basd.dtype == torch.float32
+        if not is_wide and channels <= _WIDEST_HEAD and self._capability >= LEAST_CAPABILITY:
+            return _flash_attention(q_basd, k_bgsd, v_bgsd, dropout, scale)
+        copies = q_basd.shape[1] // k_bgsd.shape[1]
+        if is_wide and copies > 1:
+            k_bgsd, v_bgsd = (t.repeat_interleave(copies, dim=1) for t in (k_bgsd, v_bgsd))
+            copies = 1
+        is_aligned = channels * q_basd.element_size() % _BYTES_AT_ONCE == 0
+        if copies == 1 and is_aligned:
+            efficient_basd: Tensor = _aten._scaled_dot_product_efficient_attention(
+                q_basd, k_bgsd, v_bgsd, None, q_basd.requires_grad, dropout, True, scale=scale
+            )[0]
+            return efficient_basd
+        multiplied_basd: Tensor = _aten._scaled_dot_product_attention_math(
+            q_basd, k_bgsd, v_bgsd, None, dropout, True, scale=scale, enable_gqa=copies > 1
+        )[0]
+        return multiplied_basd
+
+
+def _flash_attention(
+    q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: float, scale: float | None
+) -> Tensor:
+    """Call PyTorch's flash attention, whose heads have a multiple of 8 channels."""
+    channels = q_basd.shape[3]
+    lacking = -channels % _CHANNELS_AT_ONCE
+    heads = [q_basd, k_bgsd, v_bgsd]
+    if lacking:
+        heads = [functional.pad(each, (0, lacking)) for each in heads]
+        scale = channels**-0.5 if scale is None else scale
+    out_basd: Tensor = _aten._scaled_dot_product_flash_attention(
+        *heads, dropout, True, scale=scale
+    )[0]
+    return out_basd[..., :channels] if lacking else out_basd
+
+
+class _FusedRMSNorm(torch.autograd.Function):
+    """PyTorch's RMSNorm of a GPU; on the meta device PyTorch takes several operations for it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_h: Tensor, epsilon: float) -> Tensor:
+        """[..., h] -> [..., h]."""
+        y, inverse = torch.ops.megatron_kernels._fused_rms_norm(
+            x, weight_h.shape, weight_h, epsilon
+        )
+        ctx.save_for_backward(x, weight_h, inverse)
+        made: Tensor = y
+        return made
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of input and weight."""
+        x, weight_h, inverse = ctx.saved_tensors
+        x_grad, weight_grad_h = torch.ops.megatron_kernels._fused_rms_norm_backward(
+            grad, x, weight_h.shape, inverse, weight_h, [True, True]
+        )
+        return x_grad, weight_grad_h, None
+
+
+def _rms_norm_shapes(
+    x: Tensor, normalized_shape: list[int], weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    rows = x.shape[: x.dim() - len(normalized_shape)]
+    ones = (1,) * len(normalized_shape)
+    return torch.empty_like(x), x.new_empty((*rows, *ones), dtype=torch.float32)
+
+
+def _rms_norm_backward_shapes(
+    grad_out: Tensor,
+    x: Tensor,
+    normalized_shape: list[int],
+    rstd: Tensor,
+    weight: Tensor,
+    output_mask: list[bool],
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(weight)
+
+
+for _schema, _shapes in (
+    (
+        "_fused_rms_norm(Tensor input, int[] normalized_shape, Tensor weight, float eps) "
+        "-> (Tensor, Tensor)",
+        _rms_norm_shapes,
+    ),
+    (
+        "_fused_rms_norm_backward(Tensor grad_out, Tensor input, int[] normalized_shape, "
+        "Tensor rstd, Tensor weight, bool[] output_mask) -> (Tensor, Tensor)",
+        _rms_norm_backward_shapes,
+    ),
+):
+    _LIBRARY.impl(_LIBRARY.define(_schema), _shapes, "Meta")

@@ -1,0 +1,199 @@
+"""A stage runs forward and backward on the meta device, with the kernels of a GPU."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from megatron.kernels.counted import counted_kernels
+from megatron.kernels.documents import Documents
+from megatron.layers.linear import defer_weight_gradients
+from megatron.layers.main_grad import give_main_grad
+from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
+from megatron.model.config import ModelConfig
+from megatron.model.eight_bits import EightBitConfig
+from megatron.model.placement import place
+from megatron.model.stage import RankModel
+
+META = torch.device("meta")
+BATCH = 2
+
+PLAIN = ModelConfig(
+    num_layers=2,
+    hidden_size=64,
+    ffn_hidden_size=256,
+    num_attention_heads=4,
+    num_query_groups=4,
+    kv_channels=16,
+    seq_length=32,
+    max_position_embeddings=32,
+    vocab_size=100,
+)
+
+LLAMA = replace(
+    PLAIN,
+    num_query_groups=2,
+    position_embedding_type="rope",
+    normalization="RMSNorm",
+    swiglu=True,
+    add_bias_linear=False,
+    tie_embeddings=False,
+)
+
+CONFIGS = {
+    "dropout": PLAIN,
+    "llama": LLAMA,
+    "qk norms": replace(LLAMA, qk_layernorm=True),
+    "GEGLU": replace(PLAIN, geglu=True, add_bias_linear=False),
+    "squared relu": replace(PLAIN, squared_relu=True),
+    "ALiBi": replace(PLAIN, position_embedding_type="alibi"),
+    "window": replace(PLAIN, window_size=8),
+    "capped scores": replace(PLAIN, attn_logit_softcapping=30.0),
+    "narrow heads": replace(PLAIN, kv_channels=12),
+    "multi-token prediction": replace(LLAMA, mtp_num_layers=1),
+    "wide RMSNorm": replace(LLAMA, hidden_size=16384),
+}
+
+
+class _Operators(TorchDispatchMode):
+    """Notes the names of operators."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # TorchDispatchMode has no types
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.names.append(function._schema.name)
+        return function(*args, **(kwargs or {}))
+
+
+def model_of(
+    config: ModelConfig,
+    recomputation: Recomputation = NO_RECOMPUTATION,
+    dtype: torch.dtype = torch.bfloat16,
+    **options: Any,
+) -> RankModel:
+    """Return the whole model on the meta device."""
+    placement = place(
+        config,
+        [(0, 0)],
+        0,
+        layers=[config.num_layers],
+        padded_vocab_size=128,
+        vocabulary_shard=None,
+    )
+    model = RankModel(
+        config,
+        placement,
+        dtype,
+        META,
+        recomputation=recomputation,
+        kernels=counted_kernels(dtype),
+        **options,
+    )
+    for owned in model.owned_parameters():
+        parameter = owned.parameter
+        give_main_grad(parameter, torch.empty(parameter.shape, device=META))
+    model.begin(training=True)
+    return model
+
+
+def run(model: RankModel, documents: Documents | None = None) -> tuple[list[str], list[Tensor]]:
+    """Return the operators of F, split B and W, and the output and the input's gradient."""
+    config = model.config
+    depths = config.mtp_num_layers
+    weight = next(model.chunks.parameters())
+    shape = BATCH, config.seq_length, config.hidden_size
+    x_bsh = torch.empty(shape, dtype=weight.dtype, device=META).requires_grad_()
+    ahead_bwh = None
+    if depths:
+        wide = BATCH, config.seq_length + depths - 1, config.hidden_size
+        ahead_bwh = torch.empty(wide, dtype=weight.dtype, device=META)
+    work: list[Any] = []
+    for chunk in model.chunks:
+        defer_weight_gradients(chunk, work.append)
+    with _Operators() as operators:
+        y_bsh = model(0, x_bsh, 1, 0, 0, documents, ahead_bwh=ahead_bwh)
+        torch.autograd.backward((y_bsh,), (torch.empty_like(y_bsh),))
+        with torch.no_grad():
+            for each in work:
+                each()
+    assert x_bsh.grad is not None
+    return operators.names, [y_bsh, x_bsh.grad]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_model_without_values_has_shapes(name: str) -> None:
+    config = CONFIGS[name]
+    names, (y_bsh, grad_bsh) = run(model_of(config))
+    copies = 1 + config.mtp_num_layers
+    assert y_bsh.shape == (copies * BATCH, config.seq_length, config.hidden_size)
+    assert grad_bsh.shape == (BATCH, config.seq_length, config.hidden_size)
+    assert y_bsh.is_meta
+    assert "aten::addmm" in names
+    assert "aten::bernoulli_" not in names, "dropout is one kernel on a GPU"
+
+
+def test_attention_is_the_kernel_of_a_gpu() -> None:
+    assert "aten::_scaled_dot_product_flash_attention" in run(model_of(PLAIN))[0]
+    wide = run(model_of(LLAMA, dtype=torch.float32))[0]
+    assert "aten::_scaled_dot_product_efficient_attention" in wide
+    documents = _documents(PLAIN)
+    packed = replace(PLAIN, attention_dropout=0.0)
+    assert "torch_attn::_varlen_attn" in run(model_of(packed), documents)[0]
+
+
+def _documents(config: ModelConfig) -> Documents:
+    first_bs = torch.zeros(BATCH, config.seq_length, dtype=torch.int64)
+    first_bs[:, config.seq_length // 2 :] = config.seq_length // 2
+    return Documents.of(first_bs, lambda tensor: tensor.to(META))
+
+
+def test_a_long_row_of_an_rms_norm_is_one_kernel_of_a_gpu() -> None:
+    names, _ = run(model_of(CONFIGS["wide RMSNorm"]))
+    assert "megatron_kernels::_fused_rms_norm" in names
+    assert "megatron_kernels::_fused_rms_norm_backward" in names
+
+
+@pytest.mark.parametrize(
+    "recomputation",
+    [
+        Recomputation(group=1),
+        Recomputation(group=2, most=1),
+        Recomputation(frozenset(("core_attn", "layernorm", "mlp"))),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("eight_bits", [False, True])
+def test_layers_are_computed_again(recomputation: Recomputation, eight_bits: bool) -> None:
+    options = EightBitConfig() if eight_bits else None
+    kept, _ = run(model_of(LLAMA, eight_bits=options))
+    again, _ = run(model_of(LLAMA, recomputation, eight_bits=options))
+    assert len(again) > len(kept)
+
+
+def test_a_wide_stream_is_fp32() -> None:
+    names, (y_bsh, _) = run(model_of(PLAIN, wide_stream=True))
+    assert y_bsh.dtype == torch.bfloat16, "the last norm narrows it"
+    assert "megatron_kernels::norm" in names
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "delayed"])
+@pytest.mark.parametrize("wide", [False, True])
+def test_products_in_8_bits(recipe: Any, wide: bool) -> None:
+    model = model_of(LLAMA, eight_bits=EightBitConfig(recipe=recipe, wide_weight_gradients=wide))
+    first, _ = run(model)
+    products = LLAMA.num_layers * 4 * (2 if wide else 3)
+    assert first.count("megatron_kernels::eight_bit_product") == products
+    assert model.eight_bits is not None
+    model.eight_bits.end(lambda seen: None)
+    model.begin(training=True)
+    later, _ = run(model)
+    knows_scales = recipe == "delayed"
+    quantised = [names.count("megatron_kernels::quantise") for names in (first, later)]
+    assert (quantised[1] < quantised[0]) == knows_scales
