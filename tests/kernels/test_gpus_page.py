@@ -18,6 +18,7 @@ def test_kernels_are_those_that_there_are() -> None:
         name.removeprefix("megatron_kernels::").rstrip("_")
         for name in torch._C._dispatch_get_all_op_names()
         if name.startswith("megatron_kernels::")
+        and not name.startswith("megatron_kernels::_")  # of a count, in place of PyTorch's own
     }
     page = PAGE.read_text()
     cells = re.findall(r"^\|[^|]*\|([^|]*)\|", page, re.MULTILINE)

@@ -60,8 +60,10 @@ _NO_LAUNCH: Final = {
     "detach",
     "lift_fresh",
     "_unsafe_view",
+    "_pin_memory",
+    "is_pinned",
 }
-"""Operations that ask for memory, or for nothing."""
+"""Operations that ask for memory of either side, or for nothing."""
 
 _ROWS_OF_TOKENS: Final = {
     "embedding": ("weight", "indices"),
@@ -251,7 +253,7 @@ def _count_layer(counter: Counter, kernels: Kernels) -> None:
     layer = TransformerLayer(config, 0, DEVICE, torch.bfloat16, kernels)
     for parameter in layer.parameters():
         give_main_grad(parameter, torch.empty(parameter.shape, device=DEVICE))
-        parameter.register_post_accumulate_grad_hook(_adds(kernels))
+        parameter.register_post_accumulate_grad_hook(adds(kernels))
     for split in (False, True):
         work: list[Callable[[], None]] = []
         defer_weight_gradients(layer, work.append if split else None)
@@ -301,7 +303,7 @@ def step_rows(before: dict[str, Part], after: dict[str, Part]) -> Iterator[str]:
         )
 
 
-def _adds(kernels: Kernels) -> Callable[[Tensor], None]:
+def adds(kernels: Kernels) -> Callable[[Tensor], None]:
     """Return what a bucket does with a gradient that autograd has formed."""
 
     def add(parameter: Tensor) -> None:

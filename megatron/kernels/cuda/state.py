@@ -43,7 +43,7 @@ class CudaState(ShardState):
 def initial_state(x_nh: Tensor, targets_n: Tensor, first_row: int) -> CudaState:
     """Return the state of a shard without rows."""
     statistics_4n = x_nh.new_zeros((4, len(x_nh)), dtype=statistics_dtype(x_nh.dtype))
-    statistics_4n[0] = -torch.inf
+    statistics_4n[0].fill_(-torch.inf)
     return CudaState(x_nh.contiguous(), (), statistics_4n, None, targets_n, first_row)
 
 

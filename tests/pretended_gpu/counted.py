@@ -1,0 +1,245 @@
+"""The launches of a stage and of vocabulary layers: by a pretended GPU, or counted on ``meta``."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
+
+import torch
+from pretended_gpu.gpu import DEVICE, PretendedGpu
+from pretended_gpu.launches import Counter, adds
+from torch import Tensor, nn
+
+from megatron.kernels.choose import kernels_for
+from megatron.kernels.counted import counted_kernels
+from megatron.kernels.face import Kernels
+from megatron.kernels.softmax import LossOptions
+from megatron.layers.linear import defer_weight_gradients
+from megatron.layers.main_grad import give_main_grad
+from megatron.layers.recompute import Recomputation
+from megatron.layers.vocabulary.input_layer import InputLayer
+from megatron.layers.vocabulary.output_layer import OutputLayer
+from megatron.layers.vocabulary.shard import VocabularyShard
+from megatron.model.config import ModelConfig
+from megatron.model.eight_bits import EightBitConfig
+from megatron.model.placement import place
+from megatron.model.stage import RankModel
+
+Where = Literal["pretended GPU", "meta"]
+
+Launches = list[tuple[str, int, int]]
+"""Name, bytes and FLOPs of every launch."""
+
+GPT: Final = ModelConfig(
+    num_layers=2,
+    hidden_size=64,
+    ffn_hidden_size=256,
+    num_attention_heads=4,
+    num_query_groups=4,
+    kv_channels=16,
+    seq_length=32,
+    max_position_embeddings=32,
+    vocab_size=128,
+)
+
+LLAMA: Final = replace(
+    GPT,
+    num_query_groups=2,
+    position_embedding_type="rope",
+    normalization="RMSNorm",
+    swiglu=True,
+    add_bias_linear=False,
+    tie_embeddings=False,
+    attention_dropout=0.0,
+    hidden_dropout=0.0,
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its type of activations and the arguments of ``RankModel``."""
+
+    config: ModelConfig
+    dtype: torch.dtype = torch.bfloat16
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+CASES: Final = {
+    "gpt": Case(GPT),
+    "gpt in fp32": Case(GPT, torch.float32),
+    "llama": Case(LLAMA),
+    "llama in fp32": Case(LLAMA, torch.float32),
+    "squared relu": Case(replace(GPT, squared_relu=True)),
+    "norms of queries and keys": Case(replace(LLAMA, qk_layernorm=True)),
+    "ALiBi": Case(replace(GPT, position_embedding_type="alibi", attention_dropout=0.0)),
+    "window": Case(replace(LLAMA, window_size=8)),
+    "long rows": Case(replace(LLAMA, hidden_size=16384)),
+    "multi-token prediction": Case(replace(LLAMA, mtp_num_layers=1)),
+    "layers again": Case(GPT, options={"recomputation": Recomputation(group=1)}),
+    "parts again": Case(
+        LLAMA,
+        options={"recomputation": Recomputation(frozenset(("core_attn", "layernorm", "mlp")))},
+    ),
+    "wide stream": Case(LLAMA, options={"wide_stream": True}),
+    "8 bits": Case(LLAMA, options={"eight_bits": EightBitConfig()}),
+    "8 bits by tensors": Case(GPT, options={"eight_bits": EightBitConfig(recipe="tensorwise")}),
+}
+
+
+PLAIN: Final = LossOptions(100)
+EVERYTHING: Final = LossOptions(100, label_smoothing=0.1, z_loss_coeff=1e-4, logit_softcap=30.0)
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output layer.
+
+    Attributes:
+        loss: options of the loss.
+        recompute: T forms the logits again.
+        barriers: of the treatment: 1, 2, or 0 for the naive one.
+    """
+
+    loss: LossOptions = PLAIN
+    recompute: bool = False
+    barriers: int = 1
+
+
+OUTPUTS: Final = {
+    "vocab-2": Output(),
+    "vocab-2 again": Output(recompute=True),
+    "vocab-2 with all options": Output(EVERYTHING),
+    "vocab-2 smoothed": Output(LossOptions(100, label_smoothing=0.1)),
+    "vocab-1": Output(barriers=2),
+    "vocab-1 again with all options": Output(EVERYTHING, recompute=True, barriers=2),
+    "naive": Output(EVERYTHING, barriers=0),
+}
+
+SHARD: Final = VocabularyShard.of(100, 128, 1, 2)
+
+
+def launches(where: Where, rank: int) -> dict[str, dict[str, Launches]]:
+    """Return the launches of every part of every case, and of the vocabulary layers."""
+    return {
+        **{name: _of_case(where, case) for name, case in CASES.items()},
+        **{name: _of_output(where, case) for name, case in OUTPUTS.items()},
+        "input layer": _of_input(where),
+    }
+
+
+@contextmanager
+def _device(
+    where: Where,
+) -> Iterator[tuple[torch.device, Callable[[torch.dtype], Kernels]]]:
+    """Give a device that is there meanwhile, and a function that returns its kernels."""
+    if where == "meta":
+        yield torch.device("meta"), counted_kernels
+    else:
+        with PretendedGpu():
+            yield DEVICE, lambda dtype: kernels_for(DEVICE, dtype)
+
+
+def _of(counter: Counter) -> dict[str, Launches]:
+    return {
+        name: [(each.name, each.bytes, each.flops) for each in part.launches]
+        for name, part in counter.parts.items()
+    }
+
+
+def _of_case(where: Where, case: Case) -> dict[str, Launches]:
+    with _device(where) as (device, kernels), Counter() as counter:
+        own = kernels(case.dtype)
+        model = _model(case, device, own if where == "meta" else None)
+        for parameter in {id(each): each for each in model.parameters()}.values():
+            give_main_grad(parameter, torch.empty(parameter.shape, device=device))
+            parameter.register_post_accumulate_grad_hook(adds(own))
+        for name in ("whole", "split"):
+            model.begin(training=True)
+            _run(model, case, device, counter, name)
+    return _of(counter)
+
+
+def _run(model: RankModel, case: Case, device: torch.device, counter: Counter, name: str) -> None:
+    config, work = case.config, list[Callable[[], None]]()
+    defer_weight_gradients(model, work.append if name == "split" else None)
+    tokens, depths = config.seq_length, config.mtp_num_layers
+    x_bsh = _empty(case, device, 2, tokens).requires_grad_()
+    ahead_bwh = _empty(case, device, 2, tokens + depths - 1) if depths else None
+    grad = _empty(case, device, 2 * (1 + depths), tokens)
+    with counter.part(f"{name} F"):
+        y_bsh = model(0, x_bsh, 1, 0, 0, ahead_bwh=ahead_bwh)
+    with counter.part(f"{name} B"):
+        torch.autograd.backward((y_bsh,), (grad,))
+    with counter.part(f"{name} W"), torch.no_grad():
+        for each in work:
+            each()
+
+
+def _of_output(where: Where, case: Output) -> dict[str, Launches]:
+    with _device(where) as (device, kernels), Counter() as counter:
+        layer = OutputLayer(
+            SHARD, _matrix(device), case.loss, kernels(torch.bfloat16), case.recompute
+        )
+        x_nh, targets_n, weight_n = _tokens(device)
+        with counter.part("S"):
+            if case.barriers:
+                state = layer.s(x_nh, targets_n, case.barriers == 1)
+            else:
+                state = layer.naive_s(x_nh, targets_n)
+                layer.naive_e(state, weight_n)
+        with counter.part("C1"):
+            if case.barriers:
+                merged, _ = layer.merge(
+                    torch.empty(2, 4, len(x_nh), device=device), state, weight_n
+                )
+            else:
+                merged = layer.merged_from(state.maximum_n, state.sums_kn)
+        state.drop_gradient()
+        with counter.part("T"):
+            layer.t(state, merged, weight_n, form_gradient=case.barriers != 1)
+    return _of(counter)
+
+
+def _of_input(where: Where) -> dict[str, Launches]:
+    with _device(where) as (device, _), Counter() as counter:
+        weight = _matrix(device)
+        layer = InputLayer(SHARD, weight.shape[1], weight.dtype, device, weight)
+        x_nh, targets_n, _ = _tokens(device)
+        with counter.part("IF"):
+            layer.lookup(targets_n)
+        with counter.part("IB"):
+            layer.add_gradient(targets_n, x_nh)
+    return _of(counter)
+
+
+def _matrix(device: torch.device) -> nn.Parameter:
+    """Return a shard's matrix, with a sum of its gradients."""
+    weight = nn.Parameter(torch.empty(SHARD.rows, 32, dtype=torch.bfloat16, device=device))
+    give_main_grad(weight, torch.empty(weight.shape, device=device))
+    return weight
+
+
+def _tokens(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return activations, token ids and weights of 16 tokens."""
+    return (
+        torch.empty(16, 32, dtype=torch.bfloat16, device=device),
+        torch.empty(16, dtype=torch.int64, device=device),
+        torch.empty(16, device=device),
+    )
+
+
+def _model(case: Case, device: torch.device, kernels: Kernels | None) -> RankModel:
+    config = case.config
+    placement = place(
+        config,
+        [(0, 0)],
+        0,
+        layers=[config.num_layers],
+        padded_vocab_size=config.vocab_size,
+        vocabulary_shard=None,
+    )
+    return RankModel(config, placement, case.dtype, device, kernels=kernels, **case.options)
+
+
+def _empty(case: Case, device: torch.device, samples: int, tokens: int) -> Tensor:
+    return torch.empty(samples, tokens, case.config.hidden_size, dtype=case.dtype, device=device)
