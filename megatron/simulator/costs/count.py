@@ -7,12 +7,16 @@ list are in ``launch_time.py`` and ``collective_time.py``.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Final, Literal, NamedTuple
 
 from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import PassKind
 
-CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"]
+CollectiveKind = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "send"
+]
+"""Kinds of communications; ``send`` is the message of one rank to another."""
 
 CountedAxis = Literal["tensor", "context", "column"]
 """Axis of a collective. Row and tensor axis have the same ranks, so both count as ``tensor``;
@@ -128,15 +132,41 @@ def in_order(*parts: Work) -> Work:
 
 
 @dataclass(frozen=True)
+class Parameters:
+    """Elements of the parameters of a rank, by what the optimizer does with them.
+
+    Attributes:
+        matrices: in matrices of layers.
+        others: in embeddings, norms and biases.
+    """
+
+    matrices: int = 0
+    others: int = 0
+
+    @property
+    def all(self) -> int:
+        """All elements."""
+        return self.matrices + self.others
+
+    def with_more(self, more: "Parameters", times: int = 1) -> "Parameters":
+        """Return these and others, so many times."""
+        return Parameters(
+            self.matrices + times * more.matrices, self.others + times * more.others
+        )
+
+
+@dataclass(frozen=True)
 class Segment:
     """Layers of a stage that stand next to each other.
 
     Attributes:
         passes: F, R, B and W of the segment. B is the whole backward where no W is given.
+        parameters: of the layers.
         held: bytes that the segment holds always, beside its parameters and their gradients.
     """
 
     passes: Mapping[PassKind, Work] = field(default_factory=dict)
+    parameters: Parameters = Parameters()
     held: int = 0
 
 
@@ -165,6 +195,9 @@ class PassCount:
         return sum(times * work.flops for work, times in self.parts)
 
 
+NO_PASS: Final = PassCount()
+
+
 @dataclass(frozen=True)
 class RankCount:
     """What a pipeline rank does for one microbatch, pass by pass.
@@ -174,6 +207,7 @@ class RankCount:
         begun: communications that the rank issues, by kind and stage as in ``Comm``: the
             collectives, and the memory that they take.
         ended: the same communications, when the rank waits for them.
+        parameters: of the rank.
         held: bytes that the rank holds always, beside parameters, gradients and optimizer state.
         reused: bytes of buffers that S takes and T gives back to be used again, for one
             microbatch. ``passes`` leaves them out.
@@ -182,6 +216,7 @@ class RankCount:
     passes: Mapping[tuple[PassKind, int], PassCount]
     begun: Mapping[tuple[CommKind, int], PassCount] = field(default_factory=dict)
     ended: Mapping[tuple[CommKind, int], PassCount] = field(default_factory=dict)
+    parameters: Parameters = Parameters()
     held: int = 0
     reused: int = 0
 
@@ -196,8 +231,11 @@ class RankCount:
             (kind, chunk): _longer(kind, own, segments.get(chunk, ()))
             for (kind, chunk), own in self.passes.items()
         }
-        more = sum(times * one.held for own in segments.values() for one, times in own)
-        return replace(self, passes=passes, held=self.held + more)
+        held, parameters = self.held, self.parameters
+        for one, times in chain.from_iterable(segments.values()):
+            held += times * one.held
+            parameters = parameters.with_more(one.parameters, times)
+        return replace(self, passes=passes, parameters=parameters, held=held)
 
 
 _FRONT_TO_BACK: Final = ("F", "R")

@@ -1,5 +1,6 @@
 """One pipeline rank on the ``meta`` device: its model, its passes and its communications."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -14,7 +15,9 @@ from megatron.model.stage import RankModel
 from megatron.parallel.context import ContextParallel
 from megatron.parallel.grid import Grid, Tiling
 from megatron.parallel.groups import Groups, connect_grid
+from megatron.model.ownership import OwnedParameter
 from megatron.optimizer.bucket import Bucket
+from megatron.optimizer.make import takes_muon
 from megatron.optimizer.parameters import OptimizedParameter
 from megatron.parallel.tensor import ALONE, SharedTokens, SplitTokens, TensorParallel
 from megatron.runtime.batch import DeviceMicrobatch
@@ -25,7 +28,14 @@ from megatron.schedules.lower import Program, Run, Start
 from megatron.schedules.needs import Comm, CommKind
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
-from megatron.simulator.costs.count import CountedAxis, PassCount, RankCount, Segment, Work
+from megatron.simulator.costs.count import (
+    CountedAxis,
+    Parameters,
+    PassCount,
+    RankCount,
+    Segment,
+    Work,
+)
 from megatron.training.planning.count.recorder import ListedGroup, ListedLane, Recorder
 from megatron.training.setup import ends_with_copies
 
@@ -122,10 +132,11 @@ class CountedRank:
             context=ContextParallel(self._groups.context),
             kernels=counted_kernels(train.dtype),
         )
-        owned = list(map(OptimizedParameter.of, model.owned_parameters()))
-        self._gradients = (
-            Bucket(owned, model.kernels, gradient_dtype=train.gradient_dtype) if owned else None
-        )
+        owned = list(model.owned_parameters())
+        self._parameters = _elements(owned)
+        if owned:
+            entries = list(map(OptimizedParameter.of, owned))
+            self._gradients = Bucket(entries, model.kernels, gradient_dtype=train.gradient_dtype)
         self._store = ActivationStore()
         self._passes = StagePasses(model, plan, rank, self._store, train.seed)
         tokens = config.model.seq_length // (model.context.size * model.tensor.sequence_parts)
@@ -177,7 +188,7 @@ class CountedRank:
                 with recorder.recording() as found:
                     self._passes.weight_gradients(Pass("W", 0))
                 kinds["W"] = found()
-        return Segment(kinds, held)
+        return Segment(kinds, self._parameters, held)
 
     def _stream(self) -> torch.Tensor:
         """Return a tensor as it goes from layer to layer."""
@@ -218,10 +229,14 @@ class CountedRank:
                     begun[_key(step.comm)] = own
                 else:
                     ended[_key(step.comm)] = own
-            self._passes.loss(META)
-            self._passes.begin((), 0, training=True, predicts_ahead=True)  # losses go
             reused = recorder.held - held
-        return _without_reused(RankCount(passes, begun, ended, held, reused), self._plan)
+        return _without_reused(RankCount(passes, begun, ended, self._parameters, held, reused), self._plan)
+
+
+def _elements(owned: Sequence[OwnedParameter]) -> Parameters:
+    """Return the elements of parameters, padding included."""
+    matrices = sum(own.parameter.numel() for own in owned if takes_muon(own))
+    return Parameters(matrices, sum(own.parameter.numel() for own in owned) - matrices)
 
 
 def _key(comm: Comm) -> tuple[CommKind, int]:

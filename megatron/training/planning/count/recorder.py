@@ -34,6 +34,10 @@ GRANULE: Final = 512
 """Bytes: CUDA's allocator gives multiples of it."""
 
 
+_ONLY_IN_PLACE: Final = {"aten::_fused_sgd_"}
+"""Operations that change their arguments alone, and that PyTorch has no rule for on ``meta``."""
+
+
 class Recorder(TorchDispatchMode):
     """Records the work of code that runs in its context.
 
@@ -77,13 +81,20 @@ class Recorder(TorchDispatchMode):
         """Note that what was begun is waited for."""
         self._steps.append(AWAIT)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Say that no compiler looks on: PyTorch would import its own, which takes 2 seconds."""
+        return False
+
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Run an operation, and list it."""
         kwargs = kwargs or {}
         given = {tensor.untyped_storage()._cdata for tensor in tensors_of((args, kwargs))}
-        result = function(*args, **kwargs)
+        result = None
+        if function._schema.name not in _ONLY_IN_PLACE:
+            result = function(*args, **kwargs)
         launch = launch_of(function, args, kwargs, result)
         if launch is not None:
             self._steps.append(launch)
@@ -175,8 +186,8 @@ class ListedGroup(dist.ProcessGroup):
         return self._size
 
     def send(self, tensors: list[Tensor], destination: int, tag: int) -> _ListedWork:
-        """Send to another rank; transfers between stages belong to the program, not to a pass."""
-        return _ListedWork(tensors)
+        """Send to another rank."""
+        return self._list("send", tensors, tensors)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> _ListedWork:
         """Receive from another rank."""
@@ -212,5 +223,6 @@ class ListedGroup(dist.ProcessGroup):
 
     def _list(self, kind: CollectiveKind, whole: list[Tensor], used: list[Tensor]) -> _ListedWork:
         size = sum(tensor.numel() * tensor.element_size() for tensor in whole)
-        self._recorder.communicate(Collective(kind, self._axis, self._size, size))
+        ranks = 2 if kind == "send" else self._size
+        self._recorder.communicate(Collective(kind, self._axis, ranks, size))
         return _ListedWork(used)

@@ -24,6 +24,7 @@ from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.count import PassCount, RankCount, Segment
+from megatron.training.planning.count.no_compiler import no_compiler
 from megatron.training.planning.count.rank import CountedRank, Part, Subject
 
 _CACHED = 512
@@ -42,7 +43,7 @@ def count_ranks(config: RunConfig, plan: Plan, layers: Sequence[int]) -> list[Ra
     """
     assert plan.microbatches == 1, "one microbatch is counted"
     subject = Subject.of(config)
-    with _random_numbers_kept():
+    with _counting():
         return [_of_rank(subject, plan, layers, rank) for rank in range(plan.ranks)]
 
 
@@ -51,7 +52,7 @@ def count_layer(config: RunConfig, plan: Plan, layer: int) -> Segment:
     subject = Subject.of(config)
     again = subject.train.recomputation.group > 0
     part = _LayersInARow(range(layer, layer + 1), again)
-    with _random_numbers_kept():
+    with _counting():
         return _segment(subject, part, plan)
 
 
@@ -233,10 +234,11 @@ def _renumbered(count: RankCount, known: Sequence[int], own: Sequence[int]) -> R
 
 
 @contextmanager
-def _random_numbers_kept() -> Iterator[None]:
-    """Leave PyTorch's generator as it was: dropout seeds it, without values too."""
+def _counting() -> Iterator[None]:
+    """Leave PyTorch as it was: dropout seeds its generator, without values too."""
     state = torch.get_rng_state()
     try:
-        yield
+        with no_compiler():
+            yield
     finally:
         torch.set_rng_state(state)

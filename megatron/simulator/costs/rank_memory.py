@@ -1,0 +1,82 @@
+"""The memory of a rank while it works through its row, from counts of its passes.
+
+A count says what a pass leaves, lets go of and needs while it runs. The bytes held at any moment are
+those held always and what all passes and communications so far have left.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from megatron.schedules.held import peak_held
+from megatron.schedules.lower import Program, Run, Start
+from megatron.schedules.needs import REPLICA_KINDS
+from megatron.schedules.plan import Plan
+from megatron.simulator.costs.count import NO_PASS, RankCount
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """What a pipeline rank holds.
+
+    Attributes:
+        count: of its passes and communications.
+        static: bytes held always: parameters, gradients, optimizer state, copies for replicas.
+        afterwards: bytes held after the last pass, beside those held always.
+    """
+
+    count: RankCount
+    static: float
+    afterwards: float = 0.0
+
+
+def held(program: Program, memory: RankMemory, rank: int) -> Iterator[tuple[float, float]]:
+    """Yield for every instruction of ``rank``, in order, the bytes held during it and after it.
+
+    Args:
+        program: what runs.
+        memory: of the rank.
+        rank: pipeline rank.
+    """
+    count, now = memory.count, _at_rest(program.plan, memory, rank)
+    for step in program.rows[rank]:
+        if isinstance(step, Run):
+            own = count.passes.get((step.item.kind, step.item.chunk), NO_PASS)
+        elif step.comm.kind in REPLICA_KINDS:
+            own = NO_PASS  # their copies count as held always, or afterwards
+        else:
+            known = count.begun if isinstance(step, Start) else count.ended
+            own = known.get((step.comm.kind, step.comm.stage), NO_PASS)
+        yield now + own.peak, now + own.left
+        now += own.left
+
+
+def peaks(program: Program, memories: Sequence[RankMemory]) -> list[float]:
+    """Return for every rank the most bytes that it holds at any moment."""
+    return [
+        max(
+            _at_rest(program.plan, memory, rank) + memory.afterwards,
+            *(during for during, _ in held(program, memory, rank)),
+        )
+        for rank, memory in enumerate(memories)
+    ]
+
+
+def _at_rest(plan: Plan, memory: RankMemory, rank: int) -> float:
+    """Return the bytes that a rank holds at all times, with buffers that are reused."""
+    count = memory.count
+    rooms = _microbatches_with_room(plan, rank) if count.reused else 0.0
+    return memory.static + count.held + count.reused * rooms
+
+
+def _microbatches_with_room(plan: Plan, rank: int) -> float:
+    """Return how many microbatches of a rank have exponentials at a time."""
+    if plan.treatment.is_sharded:
+        return peak_held(plan, plan.rows[rank]).exponentials
+    end = "W" if plan.split_backward else "B"
+    between = accumulate(
+        (item.kind == "F") - (item.kind == end)
+        for item in plan.rows[rank]
+        if (rank, item.chunk) == plan.stages[-1]
+    )
+    return max(between, default=0)

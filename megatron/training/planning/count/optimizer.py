@@ -1,0 +1,86 @@
+"""What the optimizer keeps and moves for a parameter, counted on two of them."""
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import torch
+from torch import nn
+
+from megatron.config.run_config import RunConfig
+from megatron.kernels.counted import counted_kernels
+from megatron.model.ownership import FINAL_NORM, LAYERS, OwnedParameter
+from megatron.optimizer.bucket import Bucket
+from megatron.optimizer.config import OptimizerConfig
+from megatron.optimizer.grad_norm import local_sum_of_squares
+from megatron.optimizer.lr_schedule import Rates
+from megatron.optimizer.make import make_optimizer
+from megatron.optimizer.muon import QKVRows
+from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
+from megatron.parallel.groups import ConnectedAxis
+from megatron.simulator.costs.count import Work
+from megatron.training.planning.count.no_compiler import no_compiler
+from megatron.training.planning.count.recorder import Recorder
+
+_WIDTH: Final = 2048
+_META: Final = torch.device("meta")
+_NOBODY: Final = ConnectedAxis("tensor", 0, (0,))
+
+
+class StepCount(NamedTuple):
+    """The optimizer's part in a parameter, in the mean over many.
+
+    Attributes:
+        state: bytes of master weight and moments.
+        gradient: bytes of the main gradient.
+        moved: bytes that the norm of the gradients and a step read and write.
+        flops: FLOPs of a step's products.
+    """
+
+    state: float
+    gradient: float
+    moved: float
+    flops: float
+
+
+def count_step(config: RunConfig, *, matrix: bool) -> StepCount:
+    """Return what a step does for a parameter.
+
+    Args:
+        config: the run.
+        matrix: of a matrix of a layer, for which some optimizers have a rule of their own;
+            otherwise of any other parameter.
+    """
+    optimizer = config.optimizer
+    if optimizer.implementation == "apex":  # which need not be there to be asked about
+        optimizer = replace(optimizer, implementation="local")
+    return _count(optimizer, config.train.dtype, config.train.gradient_dtype, matrix)
+
+
+@lru_cache(64)
+def _count(
+    config: OptimizerConfig, dtype: torch.dtype, gradient_dtype: torch.dtype, matrix: bool
+) -> StepCount:
+    kernels, recorder = counted_kernels(dtype), Recorder()
+    name = f"{LAYERS}0.mlp.linear_fc1.weight" if matrix else f"{FINAL_NORM}.weight"
+    weight = nn.Parameter(torch.empty(_WIDTH, _WIDTH, dtype=dtype, device=_META))
+    entry = OptimizedParameter.of(OwnedParameter.whole(name, weight))
+    with no_compiler(), recorder:
+        Bucket([entry], kernels, gradient_dtype=gradient_dtype)
+        gradient = recorder.held
+        parts = [ParameterPart.whole(entry)]
+        optimizer = make_optimizer(config, QKVRows(1, 1, 1), _NOBODY, kernels, parts)
+        rates = Rates(1e-4, 1e-4, 0.1)
+        optimizer.step(rates, grad_norm=3.0)  # the first makes the moments
+        state = recorder.held - gradient
+        with recorder.recording() as found:
+            local_sum_of_squares(parts, kernels, _META)
+            optimizer.step(rates, grad_norm=3.0)
+    return _per_element(found(), state, gradient, weight.numel())
+
+
+def _per_element(work: Work, state: int, gradient: int, elements: int) -> StepCount:
+    moved = sum(launch.bytes for launch in work.launches)
+    return StepCount(
+        state / elements, gradient / elements, moved / elements, work.flops / elements
+    )

@@ -1,0 +1,91 @@
+"""The memory of every rank of a run on GPUs, and whether it fits: from the count of the code."""
+
+from collections.abc import Sequence
+
+import torch
+
+from megatron.config.run_config import RunConfig
+from megatron.schedules.plan import Plan
+from megatron.simulator.costs.count import Parameters, RankCount
+from megatron.simulator.costs.rank_memory import RankMemory
+from megatron.training.planning.count.optimizer import count_step
+from megatron.training.planning.run_buckets import RankBuckets
+
+
+def run_memory(
+    config: RunConfig,
+    plan: Plan,
+    counts: Sequence[RankCount],
+    buckets: Sequence[RankBuckets] = (),
+) -> list[RankMemory]:
+    """Return what every pipeline rank of a run holds.
+
+    Args:
+        config: the run.
+        plan: what runs; its number of microbatches does not matter.
+        counts: of every rank.
+        buckets: of every rank, if there are replicas; without them the result is too low by their
+            padding and by the copies in which they are reduced.
+    """
+    keepers = range(plan.ranks - 1) if config.optimizer.post_validation else range(0)
+    memories = []
+    for rank, count in enumerate(counts):
+        own = buckets[rank] if buckets else None
+        padded = count.parameters.all if own is None else own.padded
+        static = _parameter_bytes(config, count.parameters, padded, keeps_copy=rank in keepers)
+        copy = 0.0 if own is None else _reduced_copy(config, own)
+        overlaps = config.parallel.replicas.overlap
+        memories.append(RankMemory(count, static + copy * overlaps, copy * (not overlaps)))
+    return memories
+
+
+def _parameter_bytes(
+    config: RunConfig, parameters: Parameters, padded: int, *, keeps_copy: bool
+) -> float:
+    """Return the bytes of parameters, gradients and optimizer state.
+
+    The padding of buckets lies in gradients and, where the optimizer is sharded, in all else.
+
+    Args:
+        config: the run.
+        parameters: of the rank.
+        padded: elements of its buckets.
+        keeps_copy: whether it keeps a copy of the optimizer's state, to undo steps.
+    """
+    matrix, other = (count_step(config, matrix=matrix) for matrix in (True, False))
+    replicas = config.parallel.replicas
+    share = padded / max(1, parameters.all) if replicas.shard_optimizer else 1.0
+    states = matrix.state * parameters.matrices + other.state * parameters.others
+    states *= (share + keeps_copy) / (replicas.size if replicas.shard_optimizer else 1)
+    weights = config.train.dtype.itemsize * share * parameters.all
+    return weights + other.gradient * padded + states
+
+
+def moved_by_step(config: RunConfig, counts: Sequence[RankCount]) -> list[float]:
+    """Return the bytes that the optimizer's step moves on every rank."""
+    matrix, other = (count_step(config, matrix=matrix) for matrix in (True, False))
+    replicas = config.parallel.replicas
+    parts = replicas.size if replicas.shard_optimizer else 1
+    moved = [
+        (matrix.moved * own.parameters.matrices + other.moved * own.parameters.others) / parts
+        for own in counts
+    ]
+    if config.optimizer.post_validation:  # a copy is read and written
+        for rank, own in enumerate(counts[:-1]):
+            held = matrix.state * own.parameters.matrices + other.state * own.parameters.others
+            moved[rank] += 2 * held / parts
+    return moved
+
+
+def _reduced_copy(config: RunConfig, buckets: RankBuckets) -> float:
+    """Return the bytes of the copy of a bucket in which gradients are reduced.
+
+    There is one if they travel in another type. Reductions follow one another, so the largest
+    copy counts. It is there after the last pass, or, where reductions overlap with passes, at any
+    time.
+    """
+    dtype = config.parallel.replicas.reduce_dtype
+    if dtype in (None, config.train.gradient_dtype):
+        return 0.0
+    assert isinstance(dtype, torch.dtype)
+    return float(dtype.itemsize * buckets.largest)
