@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Final, Literal
 
 from megatron.simulator.costs.collective_time import Links
@@ -11,9 +12,10 @@ from megatron.simulator.costs.launch_time import Rates
 SpreadAxis = Literal["tensor", "context", "column", "data"]
 """An axis of counts, or the axis of ranks with the same parameters."""
 
-CROWDING: Final = 0.15
-"""Share by which passes become slower while a communication runs beside them: its kernels occupy
-multiprocessors. 0.15 are 16 of an A100's 108 and 20 of an H100's 132. Not calibrated."""
+CHANNEL: Final = 15e9
+"""Bytes/s that one multiprocessor moves for a communication, which a pass beside it then lacks. At
+234 GB/s, what a ring attains over the NVLinks of an A100, 16 of 108 multiprocessors are occupied,
+as many as NCCL has channels there. Not calibrated."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +26,13 @@ class Cluster:
         rates: of a GPU.
         links: between GPUs.
         together: how many ranks of an axis share a machine; all of an absent axis do.
-        crowding: share by which passes become slower beside a communication.
+        channel: bytes/s that a communication moves with one multiprocessor.
     """
 
     rates: Rates
     links: Links
     together: Mapping[SpreadAxis, int] = field(default_factory=dict)
-    crowding: float = CROWDING
+    channel: float = CHANNEL
 
     def seconds(self, work: Work) -> float:
         """Return the seconds of a pass.
@@ -38,13 +40,14 @@ class Cluster:
         Kernels follow one another. Communications that the pass begins follow one another on a lane
         beside it, until the pass waits for them. A communication that stands alone is waited for.
         """
-        clock = lane = 0.0
+        clock = lane = crowding = 0.0
         for step in work.steps:
             match step:
                 case Launch():
-                    clock = self._beside(clock, lane, self.rates.seconds(step))
+                    clock = beside(clock, self.rates.seconds(step), lane, crowding)
                 case Begin(collectives):
                     lane = max(lane, clock) + sum(map(self.collective, collectives))
+                    crowding = max(map(self._crowding, collectives))
                 case Await():
                     clock = max(clock, lane)
                 case Collective():
@@ -53,21 +56,29 @@ class Cluster:
 
     def collective(self, collective: Collective) -> float:
         """Return the seconds of a collective."""
-        together = self.together.get(collective.axis, collective.ranks)
-        return self.links.collective(
-            collective.kind, collective.ranks, collective.bytes, min(together, collective.ranks)
-        )
+        return self.exchange(collective.axis, collective.kind, collective.ranks, collective.bytes)
 
-    def exchange(self, kind: CollectiveKind, replicas: int, size: float) -> float:
-        """Return the seconds of a collective of the ranks that have the same parameters.
+    def exchange(self, axis: SpreadAxis, kind: CollectiveKind, ranks: int, size: float) -> float:
+        """Return the seconds of a collective of any axis, that of replicas among them.
 
         Args:
+            axis: ranks that take part.
             kind: what it does.
-            replicas: their number.
+            ranks: their number.
             size: bytes of the whole tensor.
         """
-        together = min(self.together.get("data", replicas), replicas)
-        return self.links.collective(kind, replicas, size, together)
+        return self.links.collective(kind, ranks, size, self._together(axis, ranks))
+
+    def crowding(self, axis: SpreadAxis, ranks: int) -> float:
+        """Return the share by which a collective of an axis slows the passes beside it.
+
+        Args:
+            axis: ranks that take part.
+            ranks: their number.
+        """
+        together = self._together(axis, ranks)
+        moved = self.links.bandwidth(ceil(ranks / together), together)
+        return moved / (self.channel * self.rates.multiprocessors)
 
     def message(self, size: float, *, crossing: bool) -> float:
         """Return the seconds of a message between stages.
@@ -78,14 +89,21 @@ class Cluster:
         """
         return self.links.message(size, crossing=crossing)
 
-    def _beside(self, clock: float, lane: float, seconds: float) -> float:
-        """Return when a kernel ends that begins at ``clock`` while the lane is busy until ``lane``.
+    def _crowding(self, collective: Collective) -> float:
+        return self.crowding(collective.axis, collective.ranks)
 
-        Args:
-            clock: begin.
-            lane: end of the communications under way.
-            seconds: of the kernel alone.
-        """
-        busy = max(0.0, lane - clock)
-        slow = min(seconds * (1 + self.crowding), busy)
-        return clock + slow + seconds - slow / (1 + self.crowding)
+    def _together(self, axis: SpreadAxis, ranks: int) -> int:
+        return min(self.together.get(axis, ranks), ranks)
+
+
+def beside(clock: float, seconds: float, until: float, crowding: float) -> float:
+    """Return when work ends that begins at ``clock`` beside a communication.
+
+    Args:
+        clock: begin of the work.
+        seconds: of the work alone.
+        until: end of the communication.
+        crowding: share by which the communication slows the work.
+    """
+    slow = min(seconds * (1 + crowding), max(0.0, until - clock))
+    return clock + slow + seconds - slow / (1 + crowding)
