@@ -6,7 +6,9 @@ from typing import Final
 
 from megatron.schedules.treatments import Treatment
 from megatron.simulator.costs.attained import BANDWIDTH, LATENCY, OUTPUT, attained_under
+from megatron.simulator.costs.collective_time import LINK_STEP, NETWORK_STEP, Links, Path
 from megatron.simulator.costs.device import Device
+from megatron.simulator.costs.launch_time import Rates
 from megatron.simulator.costs.machines import Interconnect
 from megatron.simulator.costs.replicas import Link
 
@@ -55,6 +57,28 @@ def tabulated_peak(name: str) -> PeakTflops | None:
     return None
 
 
+AMPERE_PRODUCTS: Final = 0.77
+HOPPER_PRODUCTS: Final = 0.6
+ATTENTION: Final = 0.4
+MEMORY: Final = 0.7
+"""Shares of the data sheet: of matrix products in full waves of tiles, of attention in one kernel,
+and of the memory's bandwidth. Calibrated on published runs and on the pass times of 8 A100s
+(docs/predictions.md)."""
+
+KERNEL_GAP: Final = 1.5e-6
+"""Seconds from the end of a kernel to the begin of the next one in the queue. Not calibrated: it
+matters where kernels take microseconds, which no measured run at hand does."""
+
+LINK_SHARE: Final = 0.78
+NETWORK_SHARE: Final = 0.92
+"""Shares of the data sheet that rings of NCCL attain within a machine and between machines: 234
+GB/s of 300 over the NVLinks of an A100, and 23 of 25 over its network adapter. Users report 200 and
+208 GB/s of all-reduces on 8 A100s (github.com/NVIDIA/nccl-tests, issues 149 and 178)."""
+
+_AS_HOPPER: Final = frozenset({"H100", "H200", "B200"})
+"""GPUs whose products are taken to attain what those of an H100 do; all others as an A100."""
+
+
 @dataclass(frozen=True)
 class Gpu:
     """One kind of GPU.
@@ -64,7 +88,8 @@ class Gpu:
         memory: in bytes.
         bandwidth: bandwidth of the memory, in bytes/s.
         link: bandwidth of one direction to a neighbour, in bytes/s.
-        network: bandwidth of one direction to a replica in another machine, in bytes/s.
+        network: bandwidth of one direction of its network adapter, in bytes/s.
+        multiprocessors: their number.
     """
 
     name: str
@@ -72,6 +97,40 @@ class Gpu:
     bandwidth: float
     link: float
     network: float
+    multiprocessors: int
+
+    @property
+    def rates(self) -> Rates:
+        """The rates at which it runs kernels."""
+        hopper = self.name in _AS_HOPPER
+        return Rates(
+            peak_flops=1e12 * self.peak_tflops,
+            multiprocessors=self.multiprocessors,
+            memory_bandwidth=self.bandwidth,
+            product_share=HOPPER_PRODUCTS if hopper else AMPERE_PRODUCTS,
+            attention_share=ATTENTION,
+            memory_share=MEMORY,
+            gap=KERNEL_GAP,
+        )
+
+    def links(
+        self,
+        link: tuple[float | None, float | None] = (None, None),
+        network: tuple[float | None, float | None] = (None, None),
+    ) -> Links:
+        """Return what connects GPUs of this kind.
+
+        Args:
+            link: bytes/s that communications attain within a machine, and seconds of a step;
+                ``None``: as usual.
+            network: the same between machines.
+        """
+        return Links(
+            Path(_given(link[0], LINK_SHARE * self.link), _given(link[1], LINK_STEP)),
+            Path(
+                _given(network[0], NETWORK_SHARE * self.network), _given(network[1], NETWORK_STEP)
+            ),
+        )
 
     @property
     def usable(self) -> float:
@@ -105,13 +164,13 @@ class Gpu:
 GPUS: Final = {
     gpu.name: gpu
     for gpu in (
-        Gpu("A100", 80 * GIB, 2.04e12, 300e9, 25e9),
-        Gpu("A100-40GB", 40 * GIB, 1.555e12, 300e9, 25e9),
-        Gpu("H100", 80 * GIB, 3.35e12, 450e9, 50e9),
-        Gpu("H200", 140 * GIB, 4.8e12, 450e9, 50e9),
-        Gpu("B200", 179 * GIB, 8.0e12, 900e9, 50e9),
-        Gpu("L40S", 45 * GIB, 0.864e12, 32e9, 12.5e9),
-        Gpu("RTX4090", 24 * GIB, 1.008e12, 32e9, 12.5e9),
+        Gpu("A100", 80 * GIB, 2.04e12, 300e9, 25e9, 108),
+        Gpu("A100-40GB", 40 * GIB, 1.555e12, 300e9, 25e9, 108),
+        Gpu("H100", 80 * GIB, 3.35e12, 450e9, 50e9, 132),
+        Gpu("H200", 140 * GIB, 4.8e12, 450e9, 50e9, 132),
+        Gpu("B200", 179 * GIB, 8.0e12, 900e9, 50e9, 148),
+        Gpu("L40S", 45 * GIB, 0.864e12, 32e9, 12.5e9, 142),
+        Gpu("RTX4090", 24 * GIB, 1.008e12, 32e9, 12.5e9, 128),
     )
 }
 """Name -> GPU, from the vendor's data sheets: SXM modules with NVLink, the last two over PCIe 4.

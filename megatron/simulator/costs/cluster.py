@@ -1,0 +1,109 @@
+"""The GPUs of a job and what connects them: seconds of the work that was counted."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Final, Literal
+
+from megatron.simulator.costs.collective_time import Links
+from megatron.simulator.costs.count import Await, Begin, Collective, CollectiveKind, Launch, Work
+from megatron.simulator.costs.launch_time import Rates
+
+SpreadAxis = Literal["tensor", "context", "column", "data"]
+"""An axis of counts, or the axis of ranks with the same parameters."""
+
+CHANNEL: Final = 15e9
+"""Bytes/s that one multiprocessor moves for a communication, which a pass beside it then lacks. At
+234 GB/s, what a ring attains over the NVLinks of an A100, 16 of 108 multiprocessors are occupied,
+as many as NCCL has channels there. Not calibrated."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """All GPUs of a job, which are alike.
+
+    Attributes:
+        rates: of a GPU.
+        links: between GPUs.
+        together: how many ranks of an axis share a machine; all of an absent axis do.
+        channel: bytes/s that a communication moves with one multiprocessor.
+    """
+
+    rates: Rates
+    links: Links
+    together: Mapping[SpreadAxis, int] = field(default_factory=dict)
+    channel: float = CHANNEL
+
+    def seconds(self, work: Work) -> float:
+        """Return the seconds of a pass.
+
+        Kernels follow one another. Communications that the pass begins follow one another on a lane
+        beside it, until the pass waits for them. A communication that stands alone is waited for.
+        """
+        clock = lane = crowding = 0.0
+        for step in work.steps:
+            match step:
+                case Launch():
+                    clock = beside(clock, self.rates.seconds(step), lane, crowding)
+                case Begin(collectives):
+                    lane = max(lane, clock) + sum(map(self.collective, collectives))
+                    crowding = max(map(self._crowding, collectives))
+                case Await():
+                    clock = max(clock, lane)
+                case Collective():
+                    clock = lane = max(clock, lane) + self.collective(step)
+        return max(clock, lane)
+
+    def collective(self, collective: Collective) -> float:
+        """Return the seconds of a collective."""
+        return self.exchange(collective.axis, collective.kind, collective.ranks, collective.bytes)
+
+    def exchange(self, axis: SpreadAxis, kind: CollectiveKind, ranks: int, size: float) -> float:
+        """Return the seconds of a collective of any axis, that of replicas among them.
+
+        Args:
+            axis: ranks that take part.
+            kind: what it does.
+            ranks: their number.
+            size: bytes of the whole tensor.
+        """
+        return self.links.collective(kind, ranks, size, self._together(axis, ranks))
+
+    def crowding(self, axis: SpreadAxis, ranks: int) -> float:
+        """Return the share by which a collective of an axis slows the passes beside it.
+
+        Args:
+            axis: ranks that take part.
+            ranks: their number.
+        """
+        together = self._together(axis, ranks)
+        moved = self.links.bandwidth(ceil(ranks / together), together)
+        return moved / (self.channel * self.rates.multiprocessors)
+
+    def message(self, size: float, *, crossing: bool) -> float:
+        """Return the seconds of a message between stages.
+
+        Args:
+            size: in bytes.
+            crossing: whether the message leaves a machine.
+        """
+        return self.links.message(size, crossing=crossing)
+
+    def _crowding(self, collective: Collective) -> float:
+        return self.crowding(collective.axis, collective.ranks)
+
+    def _together(self, axis: SpreadAxis, ranks: int) -> int:
+        return min(self.together.get(axis, ranks), ranks)
+
+
+def beside(clock: float, seconds: float, until: float, crowding: float) -> float:
+    """Return when work ends that begins at ``clock`` beside a communication.
+
+    Args:
+        clock: begin of the work.
+        seconds: of the work alone.
+        until: end of the communication.
+        crowding: share by which the communication slows the work.
+    """
+    slow = min(seconds * (1 + crowding), max(0.0, until - clock))
+    return clock + slow + seconds - slow / (1 + crowding)

@@ -1,0 +1,112 @@
+"""Seconds of communications, from latencies and bandwidths of links.
+
+A collective goes along a ring (arXiv 1802.05799): of n ranks every rank sends (n - 1) / n of the
+bytes in n - 1 steps to gather or to scatter, and twice as much in an all-reduce. A broadcast or a
+reduction sends everything once along the ring, in pieces. An all-reduce of few bytes goes along a
+tree, which has fewer steps. NCCL chooses in the same way (``src/graph/tuning.cc``).
+
+A machine has one network adapter for each GPU, and NCCL uses the adapters of all ranks that a group
+has in a machine. So the ring of a group with g ranks in each machine goes at the pace of g
+adapters, or of the links within a machine if these are slower.
+"""
+
+from dataclasses import dataclass
+from math import ceil, log2
+from typing import Final
+
+from megatron.simulator.costs.count import CollectiveKind
+
+LAUNCH: Final = 8.4e-6
+LINK_STEP: Final = 3.4e-6
+NETWORK_STEP: Final = 14e-6
+"""Seconds that a collective takes in addition to its steps; of a step within a machine, and of one
+between machines. NCCL's own model, protocol Simple of a ring (``src/graph/tuning.cc``)."""
+
+TREE_SHARE: Final = 0.92
+"""Bandwidth of a tree as a share of a ring's, likewise."""
+
+
+@dataclass(frozen=True)
+class Path:
+    """A way from one rank to others.
+
+    Attributes:
+        bandwidth: bytes/s of one direction that communications attain.
+        latency: seconds of a step.
+
+    Raises:
+        ValueError: if the bandwidth is not above 0, or the latency is below.
+    """
+
+    bandwidth: float
+    latency: float
+
+    def __post_init__(self) -> None:
+        if not self.bandwidth > 0:
+            raise ValueError(f"a bandwidth of {self.bandwidth:g}: give bytes/s above 0")
+        if not self.latency >= 0:
+            raise ValueError(f"a latency of {self.latency:g}: give seconds, 0 or more")
+
+
+@dataclass(frozen=True)
+class Links:
+    """What connects the GPUs of a job.
+
+    Attributes:
+        link: between two GPUs of a machine.
+        network: a GPU's own adapter, between machines.
+    """
+
+    link: Path
+    network: Path
+
+    def message(self, size: float, *, crossing: bool) -> float:
+        """Return the seconds of a message of ``size`` bytes.
+
+        Args:
+            size: in bytes.
+            crossing: whether the message leaves a machine.
+        """
+        path = self.network if crossing else self.link
+        return LAUNCH + path.latency + size / path.bandwidth
+
+    def collective(self, kind: CollectiveKind, ranks: int, size: float, together: int) -> float:
+        """Return the seconds of a collective.
+
+        Args:
+            kind: what it does.
+            ranks: that take part.
+            size: bytes of the whole tensor.
+            together: how many of the ranks share a machine.
+        """
+        if ranks < 2:
+            return 0.0
+        machines = ceil(ranks / together)
+        ring = self._ring(kind, ranks, size, machines, together)
+        if kind != "all_reduce":
+            return ring
+        return min(ring, self._tree(ranks, size, machines, together))
+
+    def bandwidth(self, machines: int, together: int) -> float:
+        """Return the bytes/s at which a ring goes round."""
+        if machines == 1:
+            return self.link.bandwidth
+        network = together * self.network.bandwidth
+        return min(network, self.link.bandwidth) if together > 1 else network
+
+    def _ring(
+        self, kind: CollectiveKind, ranks: int, size: float, machines: int, together: int
+    ) -> float:
+        rounds = 2 if kind == "all_reduce" else 1
+        whole = kind in ("broadcast", "reduce")
+        sent = size if whole else rounds * (ranks - 1) / ranks * size
+        steps, crossings = rounds * (ranks - 1), rounds * (machines - 1)
+        waits = (steps - crossings) * self.link.latency + crossings * self.network.latency
+        return LAUNCH + waits + sent / self.bandwidth(machines, together)
+
+    def _tree(self, ranks: int, size: float, machines: int, together: int) -> float:
+        """Return the seconds of an all-reduce up and down a tree of machines."""
+        within = min(together, ranks) - 1
+        waits = within * self.link.latency + ceil(log2(machines)) * self.network.latency
+        pace = TREE_SHARE * self.bandwidth(machines, together)
+        return LAUNCH + 2 * waits + 2 * (ranks - 1) / ranks * size / pace

@@ -1,0 +1,109 @@
+"""Seconds of a kernel on a GPU.
+
+* A matrix product is cut into tiles of its result. A multiprocessor computes one tile at a time, so
+  a wave of tiles takes as long where it is not full. A tile begins by filling its pipeline, which
+  takes as long as some more depth k.
+* Attention in one kernel attains a share of its own of the peak, of the FLOPs that it executes.
+* No kernel beats the memory; a kernel without products takes the time of its bytes.
+* Kernels are queued, so the host costs nothing while it is ahead. Between the end of a kernel and
+  the begin of the next lies a gap.
+
+``docs/predictions.md`` says how many constants there are, and where they come from.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Final
+
+from megatron.simulator.costs.count import Launch, Product
+
+TILES: Final = ((256, 128), (128, 256), (128, 128))
+"""Rows and columns of the tiles that libraries choose from for 16 bits."""
+
+TILE_STEP: Final = 64
+"""Depth k by which a tile advances: what is left over takes as long as a whole step."""
+
+TILE_READS: Final = 43.0
+"""Multiply-adds that a multiprocessor could do while it reads one number of a factor. A tile of
+a x b does I = a b / (a + b) for every number that it reads, and attains I / (I + 43). Calibrated:
+tiles of 128 x 128 then attain 0.9 of what those of 256 x 128 do."""
+
+TILE_FILL: Final = 96
+"""Depth k that a tile could have multiplied while its pipeline fills and its result is written.
+Calibrated; of the size of the three stages of 32 numbers that are under way in a tile."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The rates at which one GPU runs kernels.
+
+    Attributes:
+        peak_flops: of matrix products by the data sheet, in FLOP/s.
+        multiprocessors: their number.
+        memory_bandwidth: by the data sheet, in bytes/s.
+        product_share: share of the peak that full waves of endless tiles attain.
+        attention_share: share of the peak that fused attention attains.
+        memory_share: share of the memory bandwidth that kernels attain.
+        gap: seconds from the end of a kernel to the begin of the next.
+
+    Raises:
+        ValueError: if a rate is not above 0, or the gap is below.
+    """
+
+    peak_flops: float
+    multiprocessors: int
+    memory_bandwidth: float
+    product_share: float
+    attention_share: float
+    memory_share: float
+    gap: float
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name != "gap" and not value > 0:
+                raise ValueError(f"{name}={value:g} is no rate: give a number above 0")
+        if self.gap < 0:
+            raise ValueError(f"gap={self.gap:g} is no time: give seconds, 0 or more")
+
+    def traffic(self, size: float) -> float:
+        """Return the seconds in which kernels read and write ``size`` bytes."""
+        return size / (self.memory_share * self.memory_bandwidth)
+
+    def seconds(self, launch: Launch) -> float:
+        """Return the seconds of a kernel, with the gap after it."""
+        return max(self.traffic(launch.bytes), self._multiplied(launch)) + self.gap
+
+    def _multiplied(self, launch: Launch) -> float:
+        """Return the seconds of a kernel's products."""
+        if launch.product is None:
+            return (launch.executed or launch.flops) / (self.attention_share * self.peak_flops)
+        share = self.product_share * product_speed(launch.product, self.multiprocessors)
+        return launch.flops / (share * self.peak_flops)
+
+
+def product_speed(product: Product, multiprocessors: int) -> float:
+    """Return the speed of a product as a share of the speed of endless tiles in full waves.
+
+    Args:
+        product: sizes.
+        multiprocessors: of the GPU.
+    """
+    best = max(map(_tile_speed, TILES))
+    work = product.m * product.n * product.batch / multiprocessors
+    taken = min(
+        ceil(ceil(product.m / rows) * ceil(product.n / columns) * product.batch / multiprocessors)
+        * rows
+        * columns
+        * best
+        / _tile_speed((rows, columns))
+        for rows, columns in TILES
+    )
+    depth = TILE_STEP * ceil(product.k / TILE_STEP) + TILE_FILL
+    return work / taken * product.k / depth
+
+
+def _tile_speed(tile: tuple[int, int]) -> float:
+    """Return the share of a multiprocessor's speed that a tile attains."""
+    rows, columns = tile
+    intensity = rows * columns / (rows + columns)
+    return intensity / (intensity + TILE_READS)
