@@ -7,6 +7,7 @@ or which package is there.
 Shapes: b batch, a query heads, g key/value heads, s sequence, d channels of a head.
 """
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
 
@@ -24,6 +25,9 @@ from megatron.kernels.scores import Scores
 
 Capability = tuple[int, int]
 """Major and minor compute capability, as CUDA numbers generations of GPUs."""
+
+Shapes = Callable[..., tuple[Tensor, Tensor]]
+"""Makes the results of an operator, without values."""
 
 _META: Final = torch.device("meta")
 _WIDEST_HEAD: Final = 256
@@ -69,22 +73,27 @@ class _CountedKernels(CudaKernels):
     def _attend(
         self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: float, scale: float | None
     ) -> Tensor:
-        """Call the kernel that ``scaled_dot_product_attention`` chooses on a GPU.
+        """Call a kernel that ``scaled_dot_product_attention`` has on the GPU.
 
         Flash attention knows 16 bits and query groups; the memory-efficient kernel knows fp32 too,
-        and no groups. Where neither fits, PyTorch multiplies matrices.
+        and no groups. Where neither fits, PyTorch multiplies matrices. PyTorch 2.13 prefers cuDNN's
+        attention to flash attention on Hopper if cuDNN is newer than 9.15. Both read, write and
+        keep tensors of the same sizes, so the count says flash attention for either.
         """
         channels, is_wide = q_basd.shape[3], q_basd.dtype == torch.float32
-        if not is_wide and channels <= _WIDEST_HEAD and self._capability >= LEAST_CAPABILITY:
+        is_recent = self._capability >= LEAST_CAPABILITY
+        if not is_wide and channels <= _WIDEST_HEAD and is_recent:
             return _flash_attention(q_basd, k_bgsd, v_bgsd, dropout, scale)
         copies = q_basd.shape[1] // k_bgsd.shape[1]
         if is_wide and copies > 1:
             k_bgsd, v_bgsd = (t.repeat_interleave(copies, dim=1) for t in (k_bgsd, v_bgsd))
             copies = 1
         is_aligned = channels * q_basd.element_size() % _BYTES_AT_ONCE == 0
-        if copies == 1 and is_aligned:
+        has_type = is_recent or q_basd.dtype != torch.bfloat16
+        if copies == 1 and is_aligned and has_type:
+            keeps_sums = torch.is_grad_enabled() and q_basd.requires_grad
             efficient_basd: Tensor = _aten._scaled_dot_product_efficient_attention(
-                q_basd, k_bgsd, v_bgsd, None, q_basd.requires_grad, dropout, True, scale=scale
+                q_basd, k_bgsd, v_bgsd, None, keeps_sums, dropout, True, scale=scale
             )[0]
             return efficient_basd
         multiplied_basd: Tensor = _aten._scaled_dot_product_attention_math(
@@ -133,6 +142,23 @@ class _FusedRMSNorm(torch.autograd.Function):
         return x_grad, weight_grad_h, None
 
 
+def _stands_for(schema: str) -> Callable[[Shapes], Shapes]:
+    """Return a decorator that makes a function the operator of ``schema``, on meta alone.
+
+    The operator has the name of PyTorch's own, which on meta is several operations.
+    """
+
+    def define(shapes: Shapes) -> Shapes:
+        _LIBRARY.impl(_LIBRARY.define(schema), shapes, "Meta")
+        return shapes
+
+    return define
+
+
+@_stands_for(
+    "_fused_rms_norm(Tensor input, int[] normalized_shape, Tensor weight, float eps) "
+    "-> (Tensor, Tensor)"
+)
 def _rms_norm_shapes(
     x: Tensor, normalized_shape: list[int], weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
@@ -141,6 +167,10 @@ def _rms_norm_shapes(
     return torch.empty_like(x), x.new_empty((*rows, *ones), dtype=torch.float32)
 
 
+@_stands_for(
+    "_fused_rms_norm_backward(Tensor grad_out, Tensor input, int[] normalized_shape, "
+    "Tensor rstd, Tensor weight, bool[] output_mask) -> (Tensor, Tensor)"
+)
 def _rms_norm_backward_shapes(
     grad_out: Tensor,
     x: Tensor,
@@ -150,18 +180,3 @@ def _rms_norm_backward_shapes(
     output_mask: list[bool],
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), torch.empty_like(weight)
-
-
-for _schema, _shapes in (
-    (
-        "_fused_rms_norm(Tensor input, int[] normalized_shape, Tensor weight, float eps) "
-        "-> (Tensor, Tensor)",
-        _rms_norm_shapes,
-    ),
-    (
-        "_fused_rms_norm_backward(Tensor grad_out, Tensor input, int[] normalized_shape, "
-        "Tensor rstd, Tensor weight, bool[] output_mask) -> (Tensor, Tensor)",
-        _rms_norm_backward_shapes,
-    ),
-):
-    _LIBRARY.impl(_LIBRARY.define(_schema), _shapes, "Meta")

@@ -57,7 +57,7 @@ def call_functions_quickly() -> None:
 
 def of_a_gpu(device: torch.device, dtype: torch.dtype) -> Kernels:
     """The kernels of a GPU; on a CPU Triton interprets them."""
-    from megatron.kernels.cuda.kernels import CudaKernels  # needs Triton
+    from megatron.kernels.cuda.kernels import CudaKernels  # whose launches need Triton
 
     return CudaKernels(device, dtype)
 

@@ -3,12 +3,12 @@
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from megatron.kernels.cuda import row_operators as operators
 from megatron.kernels.cuda.row_operators import as_rows
+from megatron.kernels.cuda.sizes import quotient
 
 
 class Activation(torch.autograd.Function):
@@ -33,7 +33,7 @@ class Activation(torch.autograd.Function):
         r, f = kept_rf.shape
         x_grad, partial_1kf = torch.empty_like(kept), None
         if ctx.bias_dtype is not None:
-            spans = triton.cdiv(r, operators.ACTIVATION_SPAN)
+            spans = quotient(r, operators.ACTIVATION_SPAN)
             partial_1kf = kept.new_empty(1, spans, f, dtype=torch.float32)
         operators.activation_backward(
             as_rows(x_grad),

@@ -7,14 +7,15 @@ bits: the product is written, and read again to be added.
 from typing import Final
 
 import torch
-import triton
 from torch import Tensor
 
-from megatron.kernels.cuda.library import operator
+from megatron.kernels.cuda.library import Programs, operator
 from megatron.kernels.cuda.operators import LAUNCH as COMMON
-from megatron.kernels.cuda.programs import eight_bits as programs
 from megatron.kernels.cuda.row_operators import as_rows
+from megatron.kernels.cuda.sizes import quotient
 from megatron.kernels.eight_bits import E5M2, MULTIPLE, EightBits, largest_number
+
+programs = Programs("eight_bits")
 
 TILE: Final = {"ROWS": 64, "COLUMNS": 64}
 """Numbers that a program has at a time: 16 for each of 256 threads, 64 bytes in a row of 8 bits."""
@@ -35,7 +36,7 @@ def quantise(
     """See ``programs.eight_bits``; what is not given is not formed."""
     r, k = x_rk.shape
     out = straight_rk if straight_rk is not None else turned_kr
-    programs.quantise[(triton.cdiv(r, TILE["ROWS"]), triton.cdiv(k, TILE["COLUMNS"]))](
+    programs.quantise[(quotient(r, TILE["ROWS"]), quotient(k, TILE["COLUMNS"]))](
         x_rk if straight_rk is None else straight_rk.view(torch.uint8),
         x_rk if turned_kr is None else turned_kr.view(torch.uint8),
         x_rk if seen is None else seen.view(torch.int32),

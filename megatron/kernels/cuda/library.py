@@ -1,6 +1,11 @@
-"""The library of PyTorch's operators that launch Triton programs."""
+"""The library of PyTorch's operators that launch Triton programs.
+
+An operator's schema, and its form on tensors without values, are there on a machine without Triton
+too. So such a machine can say what a GPU would launch; only a launch needs the programs.
+"""
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -20,6 +25,26 @@ def operator(schema: str) -> Callable[[Callable[..., None]], Callable[..., None]
         return operator
 
     return define
+
+
+class Programs:
+    """The Triton programs of one module, which is imported when one of them is first launched.
+
+    Args:
+        module: its name in ``megatron.kernels.cuda.programs``.
+
+    Raises:
+        ImportError: at a launch, if Triton is not installed.
+    """
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a program; later launches find it as an attribute and do not come here."""
+        program = getattr(import_module(f"megatron.kernels.cuda.programs.{self._module}"), name)
+        setattr(self, name, program)
+        return program
 
 
 def _writes_nothing(*_: Any) -> None:

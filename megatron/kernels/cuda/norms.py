@@ -9,12 +9,12 @@ Shapes: r rows, h their length.
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from megatron.kernels.cuda import row_operators as operators
 from megatron.kernels.cuda.row_operators import as_rows
+from megatron.kernels.cuda.sizes import quotient
 
 
 class Norm(torch.autograd.Function):
@@ -90,7 +90,7 @@ def norm_backward(
     x_rh = as_rows(x)
     r, h = x_rh.shape
     x_grad = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    spans = triton.cdiv(r, operators.norm_span(r, h))
+    spans = quotient(r, operators.norm_span(r, h))
     partial_jkh = statistics_2r.new_empty(1 + has_bias, spans, h)
     operators.norm_backward(
         as_rows(x_grad),

@@ -11,14 +11,15 @@ channels.
 
 from typing import Final
 
-import triton
 from torch import Tensor
 
+from megatron.kernels.cuda.library import Programs
 from megatron.kernels.cuda.library import operator as _operator
-from megatron.kernels.cuda.programs import gated as gated_programs
-from megatron.kernels.cuda.programs import gradients as gradient_programs
-from megatron.kernels.cuda.programs import softmax as softmax_programs
-from megatron.kernels.cuda.sizes import SPAN
+from megatron.kernels.cuda.sizes import SPAN, next_power_of_2, quotient
+
+gated_programs = Programs("gated")
+gradient_programs = Programs("gradients")
+softmax_programs = Programs("softmax")
 
 TILE: Final = {"ROWS": 16, "COLUMNS": 128}
 """Logits that a program has at a time: 16 for each of 128 threads, 256 bytes in a row."""
@@ -31,18 +32,18 @@ LAUNCH: Final = {"num_warps": 4, "enable_fp_fusion": True}
 
 def spans(rows: int) -> int:
     """Return k, the number of partial results for every token."""
-    return -(-rows // SPAN)
+    return quotient(rows, SPAN)
 
 
 def _over_logits(logits_vn: Tensor) -> tuple[int, int]:
     rows, tokens = logits_vn.shape
     assert logits_vn.is_contiguous()
-    return triton.cdiv(tokens, TILE["COLUMNS"]), spans(rows)
+    return quotient(tokens, TILE["COLUMNS"]), spans(rows)
 
 
 def _over_rows(x: Tensor) -> tuple[int, int]:
     assert x.is_contiguous()
-    return len(x), triton.cdiv(x.shape[1], BLOCK)
+    return len(x), quotient(x.shape[1], BLOCK)
 
 
 @_operator(
@@ -160,7 +161,7 @@ def merge(statistics_p4n: Tensor, merged_4n: Tensor) -> None:
     """See ``programs.gradients``."""
     shards, _, tokens = statistics_p4n.shape
     assert statistics_p4n.is_contiguous()
-    ranks = triton.next_power_of_2(shards)
+    ranks = next_power_of_2(shards)
     gradient_programs.merge[tokens, 1](
         statistics_p4n, merged_4n, shards, tokens, RANKS=ranks, **LAUNCH
     )
@@ -216,7 +217,7 @@ def merge_input_gradient(
         CAPPED=cap != 0,
         SPREAD=spread_nh is not None,
         Z_LOSS=z_loss != 0,
-        RANKS=triton.next_power_of_2(shards),
+        RANKS=next_power_of_2(shards),
         BLOCK=BLOCK,
         **LAUNCH,
     )

@@ -6,12 +6,15 @@ head, p rotated pairs.
 
 from typing import Final
 
-import triton
 from torch import Tensor
 
-from megatron.kernels.cuda.library import operator
+from megatron.kernels.cuda.library import Programs, operator
 from megatron.kernels.cuda.operators import BLOCK, LAUNCH, TILE
-from megatron.kernels.cuda.programs import activations, norms, rotation
+from megatron.kernels.cuda.sizes import next_power_of_2, quotient
+
+activations = Programs("activations")
+norms = Programs("norms")
+rotation = Programs("rotation")
 
 WIDEST_ROW: Final = 8192
 """Longest row of which one program keeps all that the backward of a norm needs in registers."""
@@ -33,25 +36,24 @@ def norm_tile(h: int, number_bytes: int) -> dict[str, int]:
 
     A thread has 32 bytes of a row, so that the longest row of fp32 does not exceed its registers.
     """
-    columns = triton.next_power_of_2(h)
+    columns = next_power_of_2(h)
     rows = max(1, BLOCK // columns)
     return {"ROWS": rows, "COLUMNS": columns, "num_warps": max(4, columns * number_bytes // 1024)}
 
 
 def norm_span(r: int, h: int) -> int:
     """Return how many rows a program of the backward goes through."""
-    span = max(_LEAST_SPAN, triton.cdiv(r, _MOST_SPANS), norm_tile(h, 1)["ROWS"])
-    return int(span)
+    return max(_LEAST_SPAN, quotient(r, _MOST_SPANS), norm_tile(h, 1)["ROWS"])
 
 
 def rotation_tile(channels: int, pairs: int) -> dict[str, int]:
     """Return the heads, pairs and other channels that a program has."""
-    width = triton.next_power_of_2(pairs)
+    width = next_power_of_2(pairs)
     others = channels - 2 * pairs
     return {
         "HEADS": max(1, BLOCK // (2 * width)),
         "PAIRS": width,
-        "OTHERS": triton.next_power_of_2(others) if others else 0,
+        "OTHERS": next_power_of_2(others) if others else 0,
     }
 
 
@@ -72,7 +74,7 @@ def norm(
     """See ``programs.norms``; LayerNorm with a bias, else RMSNorm."""
     r, h = x_rh.shape
     tile = norm_tile(h, x_rh.element_size())
-    norms.norm[(triton.cdiv(r, tile["ROWS"]),)](
+    norms.norm[(quotient(r, tile["ROWS"]),)](
         out_rh,
         out_rh if sum_rh is None else sum_rh,
         statistics_2r,
@@ -127,7 +129,7 @@ def norm_backward(
 def column_sums(sums_jh: Tensor, partial_jkh: Tensor) -> None:
     """See ``programs.norms``."""
     j, k, h = partial_jkh.shape
-    norms.column_sums[(triton.cdiv(h, TILE["COLUMNS"]), j)](
+    norms.column_sums[(quotient(h, TILE["COLUMNS"]), j)](
         sums_jh, partial_jkh, k, h, **TILE, **LAUNCH
     )
 
@@ -136,7 +138,7 @@ def column_sums(sums_jh: Tensor, partial_jkh: Tensor) -> None:
 def activation(out: Tensor, x: Tensor, gelu: bool) -> None:
     """See ``programs.activations``; GELU or the square of what is positive."""
     assert x.is_contiguous()
-    activations.activation[(triton.cdiv(x.numel(), BLOCK),)](
+    activations.activation[(quotient(x.numel(), BLOCK),)](
         out, x, x.numel(), GELU=gelu, BLOCK=BLOCK, **LAUNCH
     )
 
@@ -150,7 +152,7 @@ def activation_backward(
 ) -> None:
     """See ``programs.activations``; without partial sums there is no bias."""
     r, f = kept_rf.shape
-    grid = triton.cdiv(f, TILE["COLUMNS"]), triton.cdiv(r, ACTIVATION_SPAN)
+    grid = quotient(f, TILE["COLUMNS"]), quotient(r, ACTIVATION_SPAN)
     activations.activation_backward[grid](
         x_grad_rf,
         x_grad_rf if partial_kf is None else partial_kf,
@@ -181,7 +183,7 @@ def rotate(
     assert cos.stride() == sin.stride()
     by_sample = cos.dim() == 4 and len(cos) > 1
     assert not by_sample or len(cos) == b
-    rotation.rotate[(b * s, triton.cdiv(a, tile["HEADS"]))](
+    rotation.rotate[(b * s, quotient(a, tile["HEADS"]))](
         out_bsad,
         x_bsad,
         cos,

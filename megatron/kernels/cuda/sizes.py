@@ -17,6 +17,17 @@ SLICE_ROWS: Final = 16384
 a GiB with 8,192 tokens, and work enough for a GPU."""
 
 
+def quotient(amount: int, share: int) -> int:
+    """Return how many shares an amount takes: the quotient, rounded up."""
+    return -(-amount // share)
+
+
+def next_power_of_2(number: int) -> int:
+    """Return the least power of 2 that is not smaller than a positive number."""
+    assert number > 0, number
+    return 1 << (number - 1).bit_length()
+
+
 def slice_tokens(rows: int, tokens: int, *, again: bool) -> int:
     """Return how many tokens have logits at a time where logits are not kept.
 
@@ -25,5 +36,5 @@ def slice_tokens(rows: int, tokens: int, *, again: bool) -> int:
         tokens: n.
         again: T forms the logits again, so that a shard shall not have all of them at a time.
     """
-    slices = max(LEAST_SLICES if again else 1, -(-rows // SLICE_ROWS))
-    return max(1, -(-tokens // slices))
+    slices = max(LEAST_SLICES if again else 1, quotient(rows, SLICE_ROWS))
+    return max(1, quotient(tokens, slices))

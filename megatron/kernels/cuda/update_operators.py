@@ -8,25 +8,23 @@ from functools import lru_cache
 from typing import Final
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from megatron.kernels.cuda.library import operator
+from megatron.kernels.cuda.library import Programs, operator
 from megatron.kernels.cuda.operators import LAUNCH
-from megatron.kernels.cuda.programs import update
+from megatron.kernels.cuda.sizes import quotient
+
+update = Programs("update")
 
 BLOCK: Final = 512
 """Elements that a program has at a time: 4 for each of 128 threads, which are 16 bytes in fp32."""
-
-TYPES: Final = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 _ALIGNMENT = 16  # bytes that a thread reads at once
 
 
 def blocks_of(tensors: Sequence[Tensor]) -> int:
     """Return k, the number of blocks of all tensors."""
-    return sum(triton.cdiv(tensor.numel(), BLOCK) for tensor in tensors)
+    return sum(quotient(tensor.numel(), BLOCK) for tensor in tensors)
 
 
 def _rows(*columns: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
@@ -109,10 +107,10 @@ def adamw_(
         epsilon,
         1 - beta1**number,
         (1 - beta2**number) ** 0.5,
-        GRADIENT=TYPES[gradients[0].dtype],
-        MOMENT=TYPES[moments[0].dtype],
-        SQUARE=TYPES[squares[0].dtype],
-        WEIGHT=TYPES[weights[0].dtype if weights else masters[0].dtype],
+        GRADIENT=update.TYPES[gradients[0].dtype],
+        MOMENT=update.TYPES[moments[0].dtype],
+        SQUARE=update.TYPES[squares[0].dtype],
+        WEIGHT=update.TYPES[weights[0].dtype if weights else masters[0].dtype],
         ROUNDS=len(weights) > 0,
         SCALES=len(quotients) > 0,
         ALIGNED=_is_aligned(rows),
@@ -130,7 +128,7 @@ def sums_of_squares(tensors: Sequence[Tensor], sums_k: Tensor) -> None:
         table_tc,
         blocks_k2,
         sums_k,
-        GRADIENT=TYPES[tensors[0].dtype],
+        GRADIENT=update.TYPES[tensors[0].dtype],
         ALIGNED=_is_aligned(rows),
         BLOCK=BLOCK,
         **LAUNCH,

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from megatron.config.recompute_flags import EVERY_LAYER
 from megatron.config.run_config import DryRun, ReplicaConfig, RunConfig
+from megatron.kernels.cuda.kernels import CudaKernels
 from megatron.layers.main_grad import give_main_grad
 from megatron.layers.recompute import Recomputation
 from megatron.layers.vocabulary.output_layer import OutputLayer
@@ -115,8 +116,8 @@ def run_row(plan: Plan, rank: int, shape: Shape) -> tuple[int, int, int]:
     shard = VocabularyShard.of(shape.vocab_size, shape.vocab_size, rank % shards, shards)
     weight = nn.Parameter(torch.zeros(shard.rows, shape.hidden_size, dtype=torch.bfloat16))
     give_main_grad(weight, torch.zeros(weight.shape))
-    cuda = pytest.importorskip("megatron.kernels.cuda.kernels", exc_type=ImportError)
-    kernels = cuda.CudaKernels(weight.device, weight.dtype)
+    pytest.importorskip("triton")
+    kernels = CudaKernels(weight.device, weight.dtype)
     options = LossOptions(shape.vocab_size)
     layer = OutputLayer(shard, weight, options, kernels, shape.vocab_recompute)
     targets_n, weight_n = torch.zeros(shape.tokens, dtype=torch.int64), torch.ones(shape.tokens)

@@ -7,8 +7,12 @@ tensor is read once and written once. Arithmetic is fp32.
 Shapes: t tensors, k blocks.
 """
 
+import torch
 import triton
 import triton.language as tl
+
+TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+"""Triton's names of the types that tensors of a step have."""
 
 COLUMNS = tl.constexpr(7)
 """Of the table: gradient, master, first and second moment, rounded weight, elements, kind."""

@@ -1,0 +1,79 @@
+"""The kernels of a GPU that is only asked about: attention takes the kernel that the GPU has."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from megatron.kernels.counted import Capability, counted_kernels
+from megatron.kernels.scores import PLAIN
+
+META = torch.device("meta")
+
+
+class Attention(TorchDispatchMode):
+    """Notes which kernels of attention are called."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # TorchDispatchMode has no types
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = function._schema.name
+        if "attention" in name or name == "aten::bmm":
+            self.names.append(name.removeprefix("aten::"))
+        return function(*args, **(kwargs or {}))
+
+
+FLASH, EFFICIENT = (f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "capability", "heads", "channels", "expected"),
+    [
+        (torch.bfloat16, (9, 0), 4, 128, [FLASH]),
+        (torch.float16, (8, 0), 4, 12, [FLASH]),
+        (torch.float32, (9, 0), 4, 128, [EFFICIENT]),
+        (torch.float16, (7, 0), 2, 128, [EFFICIENT]),
+        (torch.bfloat16, (7, 5), 2, 128, ["bmm", "bmm"]),
+        (torch.bfloat16, (9, 0), 2, 320, [EFFICIENT]),
+        (torch.bfloat16, (9, 0), 4, 320, ["bmm", "bmm"]),
+    ],
+)
+def test_attention_is_by_the_kernel_that_the_gpu_has(
+    dtype: torch.dtype, capability: Capability, heads: int, channels: int, expected: list[str]
+) -> None:
+    q, k, v = (_drawn(dtype, number, channels) for number in (heads, 2, 2))
+    with Attention() as attention:
+        out = counted_kernels(dtype, capability).causal_attention(q, k, v, dropout=0.0)
+    assert out.shape == q.shape
+    assert attention.names == expected
+    out.backward(torch.empty_like(out))
+    assert q.grad is not None
+    assert q.grad.shape == q.shape
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_weight_gradients_are_added_in_their_products(dtype: torch.dtype) -> None:
+    assert counted_kernels(dtype).accumulates_products
+
+
+def test_kernels_are_made_once() -> None:
+    assert counted_kernels(torch.bfloat16) is counted_kernels(torch.bfloat16)
+
+
+def test_fewer_queries_than_keys_are_one_kernel() -> None:
+    q, k, v = (_drawn(torch.bfloat16, 2, 64) for _ in range(3))
+    with Attention() as attention:
+        counted_kernels(torch.bfloat16).causal_attention(
+            q[:, :, 4:], k, v, dropout=0.0, scores=PLAIN
+        )
+    assert attention.names == [FLASH]
+
+
+def _drawn(dtype: torch.dtype, heads: int, channels: int) -> Tensor:
+    return torch.empty(2, heads, 8, channels, dtype=dtype, device=META, requires_grad=True)
