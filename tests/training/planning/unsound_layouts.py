@@ -100,7 +100,7 @@ def _unsound() -> tuple[Unsound, ...]:
         ),
         too_large(
             "GPT-2 XL, nothing sharded",
-            "the largest GPT-2; 24 GB are the memory of a GPU for games",
+            "arXiv 1910.02054, section 3.1: 1.5B take at least 24 GB of states, 16 bytes each",
             "RTX4090",
             8,
             gpt(48, 1600, 25, 1024, 50257) + by(1) + batch(1, 8) + WHOLE,
