@@ -8,9 +8,8 @@ from typing import Final
 from megatron.config.declare import RANKS, Range, flag, up_to
 from megatron.parallel.grid import Order
 from megatron.parallel.nccl import MOST_BLOCKS, BlockLimits
-from megatron.schedules.treatments import Treatment
-from megatron.simulator.costs.gpus import Gpu, interconnect
-from megatron.simulator.costs.machines import Interconnect
+from megatron.simulator.costs.collective_time import Links
+from megatron.simulator.costs.gpus import Gpu
 
 MACHINE_RANKS: Final = 8
 """GPUs of a machine in a dry run that does not say."""
@@ -67,17 +66,14 @@ def ranks_of_machine(
     return flags.ranks_per_node or (MACHINE_RANKS if dry_run else launched)
 
 
-def interconnect_of(flags: ClusterFlags, gpu: Gpu, treatment: Treatment) -> Interconnect:
-    """Return the links of a job.
+def links_of(flags: ClusterFlags, gpu: Gpu) -> Links:
+    """Return what connects the GPUs of a job.
 
     Args:
-        flags: what is said of them.
+        flags: what is said of the links.
         gpu: of every rank.
-        treatment: of the vocabulary.
     """
-    return interconnect(
-        gpu,
-        treatment,
+    return gpu.links(
         (_times(1e9, flags.link_bandwidth), _times(1e-6, flags.link_latency)),
         (_times(1e9, flags.network_bandwidth), _times(1e-6, flags.network_latency)),
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from megatron.checkpoint.config import CheckpointConfig
-from megatron.config.cluster_flags import block_limits, interconnect_of, ranks_of_machine
+from megatron.config.cluster_flags import block_limits, links_of, ranks_of_machine
 from megatron.config.copied import copied
 from megatron.config.corpora import (
     flags_of_corpora,
@@ -56,9 +56,7 @@ from megatron.data.tokenizers.build import build_tokenizer
 from megatron.model.config import ModelConfig
 from megatron.parallel.grid import Grid, Order
 from megatron.parallel.placement import fewest_hops
-from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.gpus import Gpu, gpu, gpu_of_driver
-from megatron.simulator.costs.machines import Interconnect
 
 
 def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> RunConfig:
@@ -234,7 +232,7 @@ def model_config(flags: Flags, vocab_size: int) -> ModelConfig:
 def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelConfig:
     """The layout; the vocabulary is padded so that every shard has the same, round, size."""
     parallel, pipeline = flags.parallel, settle_pipeline(flags)
-    cuda = on_cuda(flags)
+    cuda, own_gpu = on_cuda(flags), known_gpu(flags)
     layout = copied(
         ParallelConfig,
         flags.pipeline,
@@ -256,7 +254,8 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         ranks_per_machine=ranks_of_machine(flags.cluster, dry_run=flags.log.dry_run),
         numa_binding=cuda and not flags.cluster.no_numa_binding,
         nccl_blocks=block_limits(flags.cluster),
-        interconnect=known_interconnect(flags, pipeline.treatment),
+        gpu=own_gpu,
+        links=None if own_gpu is None else links_of(flags.cluster, own_gpu),
     )
     multiple = parallel.make_vocab_size_divisible_by * layout.vocab_shards
     return replace(layout, padded_vocab_size=-(-vocab_size // multiple) * multiple)
@@ -273,19 +272,16 @@ def on_cuda(flags: Flags) -> bool:
     return flags.parallel.device != "cpu" and torch.cuda.is_available()
 
 
-def known_interconnect(flags: Flags, treatment: str) -> Interconnect | None:
-    """Return the links of the GPUs of a job or a dry run; ``None`` if they are not known.
+def known_gpu(flags: Flags) -> Gpu | None:
+    """Return the GPU of every rank of a job or a dry run; ``None`` if it is not known.
 
     A rank asks only for the name of its own GPU.
     """
-    found: Gpu | None = None
     if flags.log.dry_run:
-        found = gpu(flags.log.dry_run_gpu or DRY_RUN_GPU)
-    elif on_cuda(flags):
-        found = gpu_of_driver(torch.cuda.get_device_name(int(os.environ.get("LOCAL_RANK") or 0)))
-    if found is None:
-        return None
-    return interconnect_of(flags.cluster, found, TREATMENTS[treatment])
+        return gpu(flags.log.dry_run_gpu or DRY_RUN_GPU)
+    if on_cuda(flags):
+        return gpu_of_driver(torch.cuda.get_device_name(int(os.environ.get("LOCAL_RANK") or 0)))
+    return None
 
 
 def train_config(given: Flags, replicas: int) -> TrainConfig:

@@ -23,7 +23,8 @@ from megatron.parallel.grid import Grid, Order
 from megatron.parallel.nccl import BlockLimits
 from megatron.parallel.placement import Placement
 from megatron.schedules.treatments import TREATMENTS
-from megatron.simulator.costs.machines import Interconnect
+from megatron.simulator.costs.collective_time import Links
+from megatron.simulator.costs.gpus import Gpu
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,9 @@ class ParallelConfig:
         numa_binding: let ranks run on CPUs that are close to their GPUs.
         nccl_blocks: thread blocks that NCCL may use.
         ranks_per_machine: of the job; ``None``: all are in one machine.
-        interconnect: the links of the job; ``None``: not known, so plans by FLOPs take
-            communication for free.
+        gpu: of every rank; ``None``: not known, so plans are made by FLOPs, and communication is
+            free.
+        links: between the GPUs; ``None``: as that kind of GPU usually has.
     """
 
     pipeline_size: int
@@ -108,7 +110,8 @@ class ParallelConfig:
     nccl_blocks: BlockLimits = field(default_factory=BlockLimits)
     ranks_per_machine: int | None = None
     numa_binding: bool = False
-    interconnect: Interconnect | None = None
+    gpu: Gpu | None = None
+    links: Links | None = None
 
     @property
     def grid(self) -> Grid:

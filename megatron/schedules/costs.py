@@ -81,11 +81,11 @@ class Costs:
         if item.kind == "U" and "U" not in self.passes:
             return 0.0
         kind: PassKind = "F" if item.kind == "R" and "R" not in self.passes else item.kind
-        time = self._of(kind, rank, item.chunk)
+        time = self.time(kind, rank, item.chunk)
         if kind == "B":
             within: dict[PassKind, bool] = {"R": not plan.recomputes, "W": not plan.split_backward}
             parts = (part for part, joined in within.items() if joined and part in self.passes)
-            time += sum(self._of(part, rank, item.chunk) for part in parts)
+            time += sum(self.time(part, rank, item.chunk) for part in parts)
         return share * time
 
     def of_comm(self, comm: Comm, share: float = 1.0) -> float:
@@ -124,7 +124,17 @@ class Costs:
                 passes[kind] = _divided(passes[kind], chunks)
         return replace(self, passes=passes)
 
-    def _of(self, kind: PassKind, rank: int, chunk: int) -> float:
+    def time(self, kind: PassKind, rank: int, chunk: int = 0) -> float:
+        """Return the time that is given for passes of a kind.
+
+        Args:
+            kind: of the passes.
+            rank: pipeline rank.
+            chunk: model chunk.
+
+        Raises:
+            ValueError: if no cost is known for the kind, or none for that rank or chunk.
+        """
         time = self.passes.get(kind)
         if time is None:
             raise ValueError(f"no cost is given for {kind} passes: give {kind}=TIME")

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatron.schedules.lower import Program
-from megatron.simulator.costs.peak_bytes import Sizes, peak_bytes
 from megatron.simulator.simulate import Timeline
 
 
@@ -31,27 +29,25 @@ class Forecast:
         """Time of an iteration."""
         return self.schedule + self.step
 
+    @classmethod
+    def of(
+        cls,
+        timeline: Timeline,
+        peak: Sequence[float],
+        *,
+        model_flops: float,
+        peak_flops: float,
+        step: float = 0.0,
+    ) -> "Forecast":
+        """Return the forecast of a simulated iteration.
 
-def forecast(
-    program: Program,
-    timeline: Timeline,
-    sizes: Sizes,
-    *,
-    model_flops: float,
-    peak_flops: float,
-    step: float = 0.0,
-) -> Forecast:
-    """Return the forecast of a simulated iteration.
-
-    Args:
-        program: what runs.
-        timeline: its timeline in seconds.
-        sizes: the sizes in bytes of all that ranks hold.
-        model_flops: useful FLOPs of an iteration, of the pipeline's ranks together.
-        peak_flops: FLOP/s of one rank by its data sheet.
-        step: seconds of the optimizer's step on the slowest rank.
-    """
-    seconds = timeline.end + step
-    mfu = model_flops / (timeline.ranks * peak_flops * seconds)
-    idle = timeline.idle()
-    return Forecast(timeline.end, step, idle, mfu, peak_bytes(program, sizes))
+        Args:
+            timeline: of the iteration, in seconds.
+            peak: for every rank, the most bytes that it holds.
+            model_flops: useful FLOPs of an iteration, of the pipeline's ranks together.
+            peak_flops: FLOP/s of one rank by its data sheet.
+            step: seconds of the optimizer's step on the slowest rank.
+        """
+        seconds = timeline.end + step
+        mfu = model_flops / (timeline.ranks * peak_flops * seconds)
+        return cls(timeline.end, step, timeline.idle(), mfu, peak)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from megatron.config.run_config import RunConfig
 from megatron.parallel.grid import Grid
-from megatron.runtime.communicator import links_of
+from megatron.runtime.communicator import ends_with_copies, links_of
 from megatron.schedules.search.watch import Watch
 from megatron.training.agreement import (
     Digests,
@@ -24,7 +24,7 @@ from megatron.training.planning.must_fit import check_memory
 from megatron.training.planning.run_plan import RunPlan, make_run_plan
 from megatron.training.planning.shared_plan import shared_plan
 from megatron.training.rendezvous import Rendezvous
-from megatron.training.setup import TrainState, build_train_state, connect, ends_with_copies
+from megatron.training.setup import TrainState, build_train_state, connect
 
 
 @dataclass(frozen=True)

@@ -165,20 +165,6 @@ def connect(
     return make_groups(grid, device, timeout, ends, links, limits)
 
 
-def ends_with_copies(plan: Plan, at_both_ends: bool) -> tuple[int, int]:
-    """Return the two pipeline ranks that hold copies of the embedding's matrix.
-
-    If there are no copies, the two are the same rank.
-
-    Args:
-        plan: tells which ranks hold the first and the last stage.
-        at_both_ends: whether both ends need the matrix. Unless the vocabulary is split, two ranks
-            then hold a copy of it.
-    """
-    first, last = plan.stages[0][0], plan.stages[-1][0]
-    return first, last if at_both_ends and not plan.treatment.is_sharded else first
-
-
 def leave(groups: Groups) -> NoReturn:
     """End this process in good order, when every rank is done.
 

@@ -25,7 +25,7 @@ from megatron.runtime.batch import DeviceMicrobatch, to_device, token_counts
 from megatron.training.iteration import evaluate, run_iteration
 from megatron.training.make_step import make_train_step
 from megatron.training.planning.run_plan import make_run_plan
-from megatron.training.setup import TrainState, build_train_state, ends_with_copies
+from megatron.training.setup import TrainState, build_train_state
 from megatron.training.step import Finished
 
 CPU = torch.device("cpu")

@@ -22,7 +22,7 @@ from megatron.parallel.context import own_positions
 from megatron.parallel.grid import Tiling
 from megatron.parallel.groups import ConnectedAxis, connect_grid
 from megatron.runtime.batch import DeviceMicrobatch, to_device
-from megatron.runtime.communicator import links_of
+from megatron.runtime.communicator import ends_with_copies, links_of
 from megatron.runtime.feed import Feed
 from megatron.runtime.observer import NamedRanges
 from megatron.runtime.timeline import Recorder
@@ -31,7 +31,7 @@ from megatron.training.loop import train
 from megatron.training.make_step import make_train_step
 from megatron.training.open_data import Data
 from megatron.training.planning.run_plan import RunPlan, make_run_plan
-from megatron.training.setup import TrainState, build_train_state, ends_with_copies
+from megatron.training.setup import TrainState, build_train_state
 from megatron.training.step import Iteration
 from megatron.training.warm_up import warm_up
 

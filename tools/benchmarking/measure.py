@@ -7,9 +7,8 @@ from typing import Any, Final
 
 import torch
 
-from megatron.simulator.costs.shape import iteration_flops
+from megatron.model.flops import iteration_flops
 from megatron.training.metrics.peak_tflops import measure_tflops
-from megatron.training.planning.model_shape import shape_of
 from tools.benchmarking.case import BenchmarkCase
 
 WARM_UP_ITERATIONS: Final = 2
@@ -64,7 +63,7 @@ def document(case: BenchmarkCase, ranks: Sequence[dict[str, Any]]) -> dict[str, 
     updated = {"update_s": max(rank["update"] for rank in ranks)} if "update" in ranks[0] else {}
     return updated | {
         "schedule_s": max(rank["schedule"] for rank in ranks),
-        "flops": iteration_flops(shape_of(model, 1), model.num_layers, case.microbatches),
+        "flops": iteration_flops(model, case.microbatches),
         "product_tflops": mean(rank["rates"]["product"] for rank in ranks),
         "peak_tflops": mean(rank["rates"]["peak"] for rank in ranks),
         "memory_bytes": [rank["memory"] for rank in ranks],

@@ -15,7 +15,7 @@ from megatron.data.microbatch import Microbatch
 from megatron.optimizer.grad_norm import local_sum_of_squares
 from megatron.optimizer.lr_schedule import Rates
 from megatron.runtime.batch import DeviceMicrobatch, to_device
-from megatron.runtime.communicator import links_of
+from megatron.runtime.communicator import ends_with_copies, links_of
 from megatron.runtime.timeline import Recorder
 from megatron.schedules.costs import Costs
 from megatron.simulator.costs.from_timelines import costs_from_timelines
@@ -28,7 +28,6 @@ from megatron.training.setup import (
     TrainState,
     build_train_state,
     connect,
-    ends_with_copies,
     leave,
 )
 from tools.benchmarking.case import BenchmarkCase

@@ -7,17 +7,19 @@ from typing import Final
 import torch
 
 from megatron.config.run_config import RunConfig
+from megatron.model.flops import iteration_flops
 from megatron.parallel.groups import single_rank
 from megatron.runtime.batch import to_device
 from megatron.runtime.timeline import Recorder
-from megatron.schedules.treatments import TREATMENTS
+from megatron.schedules.passes import PassKind
+from megatron.schedules.plan import plan_of_one
+from megatron.simulator.costs.count import RankCount
 from megatron.simulator.costs.gpus import GIB, gpu_of_driver
-from megatron.simulator.costs.shape import iteration_flops
-from megatron.simulator.costs.training_bytes import of_ranks, optimizer_traffic
 from megatron.training.metrics.peak_memory import peak_memory
 from megatron.training.metrics.peak_tflops import peak_of_rank
-from megatron.training.planning.forecast_run import forecast_run, optimizer_bytes, run_sizes
-from megatron.training.planning.model_shape import shape_of_run
+from megatron.training.planning.count.run import count_ranks
+from megatron.training.planning.forecast_run import forecast_run
+from megatron.training.planning.run_memory import moved_by_step, run_memory
 from megatron.training.planning.run_plan import RunPlan, make_run_plan
 from megatron.training.setup import TrainState, build_train_state
 from tools.benchmarking.case import BenchmarkCase
@@ -25,6 +27,8 @@ from tools.benchmarking.run import step
 from tools.gpu_sections.timing import Scale, Section, seconds_of, table
 
 WARM_UPS: Final = 2
+
+_MEASURED: Final[tuple[PassKind, ...]] = ("F", "B", "W")
 
 
 def case_of(scale: Scale, schedule: str = "zb-h1") -> BenchmarkCase:
@@ -85,16 +89,11 @@ def _passes(
 
     The last stage's output layer is in them: two of its products in F, one in W.
     """
-    shape, layers = shape_of_run(config), sum(run_plan.layers)
-    output = shape.output_product_flops
-    flops = {
-        "F": layers * shape.forward_flops + 2 * output,
-        "B": layers * shape.backward_flops,
-        "W": layers * shape.weight_gradient_flops + output,
-    }
+    [count] = _counts(config, run_plan)
+    flops = {kind: count.passes[kind, 0].flops for kind in _MEASURED}
     rows = [
         (kind, 1e3 * own[kind], flops[kind] / 1e9, own[kind] * rate / flops[kind])
-        for kind in ("F", "B", "W")
+        for kind in _MEASURED
     ]
     head = ("pass", "ms", "GFLOP", "time / products")
     said = f"Products run at {rate / 1e12:.4g} TFLOP/s ([s, h] x [h, 4h], bf16)."
@@ -106,19 +105,11 @@ def _iteration(
     scale: Scale, config: RunConfig, state: TrainState, taken: Mapping[str, float]
 ) -> tuple[list[str], dict[str, object]]:
     """Return MFU, and the bytes that the optimizer's step moves in a second."""
-    shape, train = shape_of_run(config), config.train
-    flops = iteration_flops(shape, config.model.num_layers, train.num_microbatches)
+    train = config.train
+    flops = iteration_flops(config.model, train.num_microbatches * train.micro_batch_size)
     peak = peak_of_rank(scale.device, train.dtype, None)
     whole = taken["schedule"] + taken["update"]
-    [moved] = optimizer_traffic(
-        shape,
-        state.plan,
-        state.run_plan.layers,
-        TREATMENTS[config.parallel.vocab_parallel],
-        tied=config.model.tie_embeddings,
-        post_validation=False,
-        optimizer=optimizer_bytes(config),
-    )
+    [moved] = moved_by_step(config, _counts(config, state.run_plan))
     speed = moved / taken["update"]
     mfu = flops / whole / 1e12 / peak.tflops
     known = gpu_of_driver(torch.cuda.get_device_name()) if scale.device.type == "cuda" else None
@@ -141,8 +132,12 @@ def _memory(scale: Scale, config: RunConfig, run_plan: RunPlan) -> str:
         return (
             f"* memory: tensors {held / GIB:.3f} GiB, the dry run counts {counted / GIB:.3f}: {off}"
         )
-    [static] = of_ranks(run_sizes(config, run_plan.plan, run_plan.layers).static)
+    [memory] = run_memory(config, run_plan.plan, _counts(config, run_plan))
     return (
         f"* memory: this process {held / GIB:.3f} GiB with PyTorch itself; the dry run counts "
-        f"{static / GIB:.3f} GiB for parameters, optimizer and transfers"
+        f"{memory.always / GIB:.3f} GiB for parameters, gradients and optimizer"
     )
+
+
+def _counts(config: RunConfig, run_plan: RunPlan) -> list[RankCount]:
+    return count_ranks(config, plan_of_one(run_plan.plan), run_plan.layers)

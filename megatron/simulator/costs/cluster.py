@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Final, Literal
 
-from megatron.simulator.costs.collective_time import Links
+from megatron.simulator.costs.collective_time import Links, Path
 from megatron.simulator.costs.count import Await, Begin, Collective, CollectiveKind, Launch, Work
 from megatron.simulator.costs.launch_time import Rates
 
@@ -69,6 +69,18 @@ class Cluster:
         """
         return self.links.collective(kind, ranks, size, self._together(axis, ranks))
 
+    def ring(self, axis: SpreadAxis, ranks: int) -> Path:
+        """Return the pace of a ring of an axis, and the seconds of its slowest step.
+
+        Args:
+            axis: ranks that take part.
+            ranks: their number.
+        """
+        together = self._together(axis, ranks)
+        machines = ceil(ranks / together)
+        path = self.links.network if machines > 1 else self.links.link
+        return Path(self.links.bandwidth(machines, together), path.latency)
+
     def crowding(self, axis: SpreadAxis, ranks: int) -> float:
         """Return the share by which a collective of an axis slows the passes beside it.
 
@@ -79,6 +91,16 @@ class Cluster:
         together = self._together(axis, ranks)
         moved = self.links.bandwidth(ceil(ranks / together), together)
         return moved / (self.channel * self.rates.multiprocessors)
+
+    def crowded(self, work: Work) -> float:
+        """Return the seconds that the communications of a work add to passes beside them."""
+        communications = (
+            collective
+            for step in work.steps
+            if isinstance(step, Begin)
+            for collective in step.collectives
+        )
+        return sum(self._crowding(own) * self.collective(own) for own in communications)
 
     def message(self, size: float, *, crossing: bool) -> float:
         """Return the seconds of a message between stages.

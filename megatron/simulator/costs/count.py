@@ -150,9 +150,7 @@ class Parameters:
 
     def with_more(self, more: "Parameters", times: int = 1) -> "Parameters":
         """Return these and others, so many times."""
-        return Parameters(
-            self.matrices + times * more.matrices, self.others + times * more.others
-        )
+        return Parameters(self.matrices + times * more.matrices, self.others + times * more.others)
 
 
 @dataclass(frozen=True)
@@ -244,9 +242,7 @@ _FRONT_TO_BACK: Final = ("F", "R")
 
 def _longer(kind: PassKind, own: PassCount, segments: Sequence[tuple[Segment, int]]) -> PassCount:
     """Return the pass of a stage with further layers before those of ``own``."""
-    works = [
-        (segment.passes[kind], times) for segment, times in segments if kind in segment.passes
-    ]
+    works = [(segment.passes[kind], times) for segment, times in segments if kind in segment.passes]
     if not works:
         return own
     forward = kind in _FRONT_TO_BACK

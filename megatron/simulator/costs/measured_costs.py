@@ -7,7 +7,6 @@ from megatron.schedules.costs import Time
 from megatron.schedules.counted import counted
 from megatron.schedules.passes import CHUNKED_KINDS, PassKind
 from megatron.simulator.costs.cost_file import CostFile, check_measured
-from megatron.simulator.costs.recomputed import Repeated
 from megatron.simulator.costs.stage_costs import StageCosts, Stages
 
 
@@ -46,7 +45,7 @@ def measured_costs(file: CostFile, assumed: StageCosts) -> StageCosts:
         others=others,
         comms=file.costs.comms,
         exchanges=file.costs.exchanges,
-        repeated=Repeated(),  # it is in the times of R or B
+        weights={kind: own for kind, own in assumed.weights.items() if kind in layer},
     )
 
 
@@ -57,7 +56,7 @@ def _passes_of_layers(file: CostFile, assumed: StageCosts) -> set[PassKind]:
     has some, they count where layers are computed again.
     """
     kinds: set[PassKind] = {"F", "B"}
-    measured: set[PassKind] = {"W", "R"} if assumed.repeated.which.group else {"W"}
+    measured: set[PassKind] = {"W", "R"} if "R" in assumed.layer else {"W"}
     return kinds | measured.intersection(file.costs.passes)
 
 

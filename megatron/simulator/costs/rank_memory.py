@@ -1,7 +1,7 @@
 """The memory of a rank while it works through its row, from counts of its passes.
 
-A count says what a pass leaves, lets go of and needs while it runs. The bytes held at any moment are
-those held always and what all passes and communications so far have left.
+A count says how many bytes a pass leaves, lets go of and needs while it runs. The bytes held at any
+moment are those held always, and those that all passes and communications so far have left.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,6 +28,11 @@ class RankMemory:
     count: RankCount
     static: float
     afterwards: float = 0.0
+
+    @property
+    def always(self) -> float:
+        """Bytes held always, without buffers that are reused."""
+        return self.static + self.count.held
 
 
 def held(program: Program, memory: RankMemory, rank: int) -> Iterator[tuple[float, float]]:

@@ -12,15 +12,9 @@ from statistics import fmean
 
 from megatron.schedules.costs import Costs, Exchange, HopTime, Time
 from megatron.schedules.needs import CommKind
-from megatron.schedules.passes import CHUNKED_KINDS, PassKind
+from megatron.schedules.passes import PassKind
 from megatron.schedules.treatments import Treatment
-from megatron.simulator.costs.device import FUSED, NOTIONAL, Device
-from megatron.simulator.costs.from_model import ModelTimes
-from megatron.simulator.costs.machines import ONE_MACHINE, Machines
-from megatron.simulator.costs.recomputed import Repeated
 from megatron.simulator.costs.redistribute import redistribute, redistribute_stages
-from megatron.simulator.costs.shape import Shape
-from megatron.simulator.costs.windows import layer_weights
 
 Stages = Sequence[tuple[int, int]]
 """(rank, chunk) of every stage, in the order in which the data flows, as in ``Plan``."""
@@ -32,8 +26,8 @@ class StageCosts:
 
     Attributes:
         stages: the stages.
-        layer: time that one transformer layer adds to F, B (the input gradient) and W of its stage,
-            and to R if that was measured.
+        layer: time that one transformer layer adds to F, R, B (the input gradient) and W of its
+            stage; no R where nothing is computed again.
         weights: for every layer of the model, what it adds as a share of ``layer``, in kinds of
             passes in which layers differ.
         extras: for every stage, the time of its extra work in F, B and W.
@@ -41,7 +35,6 @@ class StageCosts:
         treatment: the treatment of the vocabulary that these passes belong to.
         comms: times of communications; absent kinds are free.
         exchanges: times of what is exchanged with replicas, as in ``Costs``.
-        repeated: what layers that are computed again add to R.
     """
 
     stages: Stages
@@ -51,7 +44,6 @@ class StageCosts:
     treatment: Treatment
     comms: Mapping[CommKind, HopTime] = field(default_factory=dict)
     exchanges: Mapping[CommKind, Exchange] = field(default_factory=dict)
-    repeated: Repeated = field(default_factory=Repeated)
     weights: Mapping[PassKind, Sequence[float]] = field(default_factory=dict)
 
     def costs(self, layers: Sequence[int]) -> Costs:
@@ -72,9 +64,6 @@ class StageCosts:
             ]
             for kind, cost in self.layer.items()
         }
-        if self.repeated.which.group:
-            first = accumulate(map(int, layers), initial=0)
-            times["R"] = list(map(self.repeated.time, layers, first))
         passes = {kind: self._by_rank(own) for kind, own in times.items()}
         return Costs({**passes, **self.others}, self.comms, self.exchanges)
 
@@ -117,63 +106,8 @@ class StageCosts:
         extras = [sum(extra.values()) for extra in self.extras]
         least = min(*extras, 0.0)  # measured extras may be negative, if a stage's layers are fast
         extras = [extra - least for extra in extras]
-        each = -(-layers // len(self.stages))
         layer = sum(time * fmean(self.weights.get(kind, (1,))) for kind, time in self.layer.items())
-        layer += self.repeated.time(each) / each
         return tuple(redistribute_stages(layers, self.stages, layer, extras, last))
-
-
-def stage_costs(times: ModelTimes, stages: Stages, treatment: Treatment) -> StageCosts:
-    """Return the costs of stages on the device of ``times``, in seconds of that device.
-
-    Args:
-        times: times of the model's parts.
-        stages: the stages of the plan.
-        treatment: how the vocabulary layers are run.
-    """
-    extras: list[dict[PassKind, float]] = [dict.fromkeys(CHUNKED_KINDS, 0.0) for _ in stages]
-    others: dict[PassKind, float] = {}
-    if treatment.is_sharded:
-        shards = times.shape.tensor.ranks * (1 + max(rank for rank, _ in stages))
-        others = times.vocabulary_passes(shards, treatment)
-    else:
-        for extra, whole in ((extras[0], times.whole_input()), (extras[-1], times.whole_output())):
-            for kind, time in whole.items():
-                extra[kind] += time
-    for kind, time in times.further_tokens(treatment).items():
-        extras[-1][kind] += time
-    comms = times.communications(treatment, stages)
-    return StageCosts(
-        stages,
-        times.layer(),
-        extras,
-        others,
-        treatment,
-        comms,
-        repeated=times.repeated(),
-        weights=layer_weights(times),
-    )
-
-
-def notional_costs(
-    shape: Shape,
-    stages: Stages,
-    treatment: Treatment,
-    device: Device = NOTIONAL,
-    machines: Machines = ONE_MACHINE,
-) -> StageCosts:
-    """Return the costs on a notional device, in FLOPs: they place passes until some are measured.
-
-    Args:
-        shape: the model and one microbatch.
-        stages: the stages of the plan.
-        treatment: how the vocabulary layers are run.
-        device: notional, perhaps with links (``Interconnect.notional``); by default communication
-            is free.
-        machines: in which the ranks are, with a network in the unit of time of the device.
-    """
-    times = ModelTimes(shape, device, FUSED, early_whole=True, machines=machines)
-    return stage_costs(times, stages, treatment)
 
 
 def even_layers(layers: int, stages: int) -> tuple[int, ...]:

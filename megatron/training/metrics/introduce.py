@@ -1,14 +1,13 @@
 """Says what a run is before its first iteration, and makes the meter that times it."""
 
 from megatron.config.run_config import RunConfig
-from megatron.simulator.costs.shape import iteration_flops
+from megatron.model.flops import iteration_flops
 from megatron.training.metrics.log import Log
 from megatron.training.metrics.log_line import introduction, vocabulary_words
 from megatron.training.metrics.meter import Meter, Metered
 from megatron.training.metrics.peak_tflops import peak_of_rank
 from megatron.training.metrics.records import Started, now
 from megatron.training.planning.links_in_words import links_in_words
-from megatron.training.planning.model_shape import shape_of
 from megatron.training.planning.run_plan import described
 from megatron.training.progress import Progress, total_iterations
 from megatron.training.setup import TrainState
@@ -22,7 +21,7 @@ def introduce(config: RunConfig, state: TrainState, start: Progress, log: Log) -
     own = sum(p.parameter.numel() for p in state.parameters if p.counts_in_norm)
     everywhere = groups.world.all_gather_object(own)
     counts = [everywhere[rank] for rank in groups.vocabulary.ranks]
-    flops = iteration_flops(shape_of(model, 1), model.num_layers, 1)
+    flops = iteration_flops(model, 1)
     whole = flops * train_config.global_batch_size
     words = vocabulary_words(model.vocab_size, config.data.added_entries)
     schedule = described(config.parallel.pipeline_schedule, state.run_plan)

@@ -21,7 +21,6 @@ from megatron.simulator.costs.accuracy import (
     together,
 )
 from megatron.simulator.costs.gpus import GIB, Gpu
-from megatron.simulator.costs.training_bytes import of_ranks
 from megatron.simulator.draw.text import draw_text
 from megatron.simulator.units import MEMORY, TIME, percent
 from megatron.training.planning.forecast_run import Fullest, RunForecast, forecast_run
@@ -70,7 +69,7 @@ def dry_run(config: RunConfig, gpu: Gpu, watch: Watch | None = None) -> Iterator
     yield _head(found)
     yield draw_text(found.timeline, unit="s", most=STRIPS)
     yield _figures(found)
-    if config.parallel.interconnect is not None:
+    if config.parallel.gpu is not None:
         yield links_in_words(config.parallel)
     if found.exchanges is not None:
         yield "\n".join(replica_lines(found, found.exchanges))
@@ -144,12 +143,11 @@ def _figures(found: RunForecast) -> str:
         _checked(found),
         *_recomputed(found),
     ]
-    static = of_ranks(found.sizes.static)
-    for rank, (peak, held) in enumerate(zip(outcome.peak, static, strict=True)):
+    for rank, (peak, memory) in enumerate(zip(outcome.peak, found.memories, strict=True)):
         verdict = "" if peak <= found.gpu.usable else "  does not fit"
         lines.append(
-            f"rank {rank}: peak {MEMORY.write(peak)} (parameters, optimizer and transfers "
-            f"{MEMORY.write(held)}){verdict}"
+            f"rank {rank}: peak {MEMORY.write(peak)} (parameters, gradients and optimizer "
+            f"{MEMORY.write(memory.always)}){verdict}"
         )
     return "\n".join(lines)
 
@@ -206,7 +204,7 @@ def _ranking(config: RunConfig, ranked: Sequence[Candidate], gpu: Gpu) -> str:
 
 def _transfers(parallel: ParallelConfig) -> str:
     """Return what transfers count for where plans are made by FLOPs."""
-    if parallel.interconnect is None:
+    if parallel.gpu is None:
         return "communication being free, whatever the GPU"
     return "and transfers by their time"
 

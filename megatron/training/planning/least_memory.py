@@ -7,11 +7,16 @@ input embedding, since a program keeps the last of them (``lower``). A plan of a
 holds no more than that, but for the gradient of embeddings if it comes while T runs.
 """
 
+from dataclasses import replace
+
 from megatron.config.run_config import RunConfig
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import one_microbatch_of
-from megatron.simulator.costs.peak_bytes import peak_bytes
-from megatron.training.planning.forecast_run import Fullest, run_sizes
+from megatron.schedules.plan import plan_of_one
+from megatron.simulator.costs.rank_memory import peaks
+from megatron.training.planning.count.run import count_ranks
+from megatron.training.planning.forecast_run import Fullest
+from megatron.training.planning.run_memory import run_memory
 from megatron.training.planning.run_plan import Candidate
 
 
@@ -25,8 +30,12 @@ def least_memory(config: RunConfig, candidate: Candidate) -> Fullest:
         candidate: the schedule; it has a plan in a file, a block, or one chunk per rank and a split
             backward.
     """
-    is_read = candidate.request.file is not None
-    one = candidate.run_plan.plan if is_read else one_microbatch_of(candidate.request)
-    sizes = run_sizes(config, one, candidate.layers)
-    program = lower(one, candidate.request.costs)
-    return Fullest.of(peak_bytes(program, sizes), sizes)
+    if candidate.request.file is not None:
+        plan = candidate.run_plan.plan
+        one = plan_of_one(plan)
+    else:
+        one = plan = replace(
+            one_microbatch_of(candidate.request), looks_ahead=candidate.looks_ahead
+        )
+    memories = run_memory(config, plan, count_ranks(config, one, candidate.layers))
+    return Fullest.of(peaks(lower(plan, candidate.request.costs), memories), memories)

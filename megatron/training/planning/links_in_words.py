@@ -2,12 +2,12 @@
 
 from megatron.config.run_config import ParallelConfig
 from megatron.schedules.counted import counted
-from megatron.simulator.costs.replicas import Link
+from megatron.simulator.costs.collective_time import Path
 
 
 def links_in_words(parallel: ParallelConfig) -> str:
     """Return the line on a job."""
-    found, links = parallel.placement, parallel.interconnect
+    found, links = parallel.placement, parallel.links
     near = "" if links is None else f", {_speed(links.link)} from rank to rank"
     if found.machines == 1:
         return f"links: all ranks are in one machine{near}"
@@ -32,5 +32,5 @@ def links_in_words(parallel: ParallelConfig) -> str:
     )
 
 
-def _speed(link: Link) -> str:
+def _speed(link: Path) -> str:
     return f"{link.bandwidth / 1e9:g} GB/s and {link.latency * 1e6:g} us"

@@ -14,29 +14,28 @@ from typing import Final
 from megatron.config.recompute_flags import EVERY_LAYER
 from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.layers.recompute import Recomputation
-from megatron.model.distribution import (
-    LayerDistribution,
-    check_no_rank_is_empty,
-    distribute,
-)
+from megatron.model.distribution import check_no_rank_is_empty, distribute
 from megatron.schedules.catalogue import TRAITS, compared_schedules
 from megatron.schedules.costs import Costs
 from megatron.schedules.counted import counted
 from megatron.schedules.held import in_flight
 from megatron.schedules.lower import lower
-from megatron.schedules.make_plan import as_compared, least_time_of, plan_for, stages_of
-from megatron.schedules.plan import Plan
+from megatron.schedules.make_plan import (
+    as_compared,
+    least_time_of,
+    one_microbatch_of,
+    plan_for,
+    stages_of,
+)
+from megatron.schedules.plan import Plan, plan_of_one
 from megatron.schedules.request import Request
 from megatron.schedules.search.fastest import fastest
 from megatron.schedules.search.watch import Watch
-from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.cost_file import load_costs
-from megatron.simulator.costs.device import NOTIONAL
 from megatron.simulator.costs.measured_costs import measured_costs
-from megatron.simulator.costs.shape import Shape
-from megatron.simulator.costs.stage_costs import StageCosts, notional_costs
+from megatron.simulator.costs.stage_costs import StageCosts, even_layers
 from megatron.simulator.simulate import Timeline, simulate
-from megatron.training.planning.model_shape import machines_of, shape_of_run
+from megatron.training.planning.run_costs import planned_costs, stage_costs
 
 NEAR: Final = 0.01
 """Share of the time that a further schedule must be able to save for ``auto`` to plan it.
@@ -280,18 +279,38 @@ def _prepare(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request
         ValueError: the layers cannot be spread over the stages, or a rank would have no parameters.
     """
     request = _request(config.parallel, config.train.num_microbatches, name)
-    shape = shape_of_run(config)
     if request.file is not None:
         _check_file(request, config.train.recomputation)
-    elif config.parallel.layers.kind != "redis":  # of many stages all that follows takes long
+    one = _one_microbatch(config, request)
+    spread, measured = config.parallel.layers, _measured(config, request, one)
+    if spread.kind == "redis":
+        known = measured or stage_costs(config, one, _even(config, one))
+        layers = known.balanced(config.model.num_layers, spread.last)
+    else:
+        layers = distribute(spread, config.model.num_layers, len(one.stages))
+    if not one.treatment.is_sharded:
+        check_no_rank_is_empty(spread, one.stages, layers)
+    if costs is None:
+        costs = planned_costs(config, one, layers) if measured is None else measured.costs(layers)
+    return replace(request, costs=costs), layers
+
+
+def _even(config: RunConfig, plan: Plan) -> tuple[int, ...]:
+    return even_layers(config.model.num_layers, len(plan.stages))
+
+
+def _one_microbatch(config: RunConfig, request: Request) -> Plan:
+    """Return a plan of one microbatch of a schedule; none is searched.
+
+    Raises:
+        ValueError: the layers cannot be spread over the stages.
+    """
+    if config.parallel.layers.kind != "redis" and request.file is None:
+        # A plan of many stages takes long, so layers that do not fit them are told before.
         chunks = request.chunks or request.traits.chunks
         distribute(config.parallel.layers, config.model.num_layers, request.ranks * chunks)
-    stage_costs = _stage_costs(shape, request, config.parallel)
-    layers = _stage_layers(config.parallel.layers, config.model.num_layers, stage_costs)
-    if not stage_costs.treatment.is_sharded:
-        check_no_rank_is_empty(config.parallel.layers, stage_costs.stages, layers)
-    costs = stage_costs.costs(layers) if costs is None else costs
-    return replace(request, costs=costs), layers
+    one = one_microbatch_of(request) if request.file is None else plan_of_one(plan_for(request))
+    return replace(one, looks_ahead=config.model.mtp_num_layers > 0)
 
 
 def _check_file(request: Request, recomputation: Recomputation) -> None:
@@ -327,24 +346,17 @@ def _request(parallel: ParallelConfig, microbatches: int, name: str) -> Request:
     return as_compared(request) if TRAITS[parallel.pipeline_schedule].compares else request
 
 
-def _stage_costs(shape: Shape, request: Request, parallel: ParallelConfig) -> StageCosts:
-    """Return the costs of a schedule's stages, by FLOPs or from a file.
+def _measured(config: RunConfig, request: Request, one: Plan) -> StageCosts | None:
+    """Return the costs from the file of measured costs, if the run has one.
 
     Raises:
         ValueError: there is no such file, or it is about other stages or passes.
     """
-    links, file = parallel.interconnect, parallel.measured_costs
-    assumed = notional_costs(
-        shape,
-        stages_of(request),
-        TREATMENTS[request.vocabulary],
-        NOTIONAL if links is None else links.notional,
-        machines_of(parallel, None if links is None else links.notional_network),
-    )
+    file = config.parallel.measured_costs
     if file is None:
-        return assumed
+        return None
     try:
-        found = measured_costs(load_costs(file), assumed)
+        found = measured_costs(load_costs(file), stage_costs(config, one, _even(config, one)))
         if request.traits.split and "W" not in found.layer:
             raise ValueError(
                 f"no W passes, which {request.schedule} runs: measure with a schedule that splits "
@@ -358,16 +370,3 @@ def _stage_costs(shape: Shape, request: Request, parallel: ParallelConfig) -> St
     except ValueError as error:
         raise ValueError(f"--measured-costs {file}: {error}") from error
     return found
-
-
-def _stage_layers(
-    distribution: LayerDistribution, num_layers: int, stage_costs: StageCosts
-) -> tuple[int, ...]:
-    """Return the transformer layers of every stage.
-
-    Raises:
-        ValueError: the layers cannot be spread as the flags say.
-    """
-    if distribution.kind == "redis":
-        return stage_costs.balanced(num_layers, distribution.last)
-    return distribute(distribution, num_layers, len(stage_costs.stages))

@@ -40,6 +40,12 @@ _ONLY_WRITTEN: Final = {"adamw_": ("quotients", "weights"), "_foreach_copy_": ("
 """Arguments of operations in place that are written and not read."""
 
 
+_EXECUTED_PRODUCTS: Final = 5
+_COUNTED_PRODUCTS: Final = 4
+"""Products in the backward of flash attention, which forms the scores again, and those that count
+as a model's."""
+
+
 def launch_of(function: Any, args: Any, kwargs: Any, result: Any) -> Launch | None:
     """Return an operation as a launch; ``None``: nothing is launched.
 
@@ -60,6 +66,8 @@ def launch_of(function: Any, args: Any, kwargs: Any, result: Any) -> Launch | No
     sizes = _rows_touched(function, args, kwargs)
     again = _read_again(function, args, kwargs, writes)
     moved = [*reads, *writes, *again, *made]
+    if not moved:
+        return None  # it asks about types
     size = sum(sizes.get(id(each), _bytes(each)) for each in moved)
     counter = flop_registry.get(function.overloadpacket)
     if counter is None:
@@ -70,6 +78,8 @@ def launch_of(function: Any, args: Any, kwargs: Any, result: Any) -> Launch | No
     executed = flops
     if product is None and _is_causal(function, args, kwargs):
         executed = flops // 2
+    if product is None and name.endswith("_backward"):
+        flops = flops * _COUNTED_PRODUCTS // _EXECUTED_PRODUCTS
     return Launch(name, size, flops, product, executed)
 
 
@@ -112,8 +122,9 @@ def _is_causal(function: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _named(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    names = [argument.name for argument in function._schema.arguments]
-    return dict(zip(names, args, strict=False)) | kwargs
+    names: list[str] = [argument.name for argument in function._schema.arguments]
+    named: dict[str, Any] = dict(zip(names, args, strict=False))
+    return named | kwargs
 
 
 def _read_again(function: Any, args: Any, kwargs: Any, writes: list[Tensor]) -> list[Tensor]:

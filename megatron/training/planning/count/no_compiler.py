@@ -1,9 +1,9 @@
 """Keeps PyTorch from importing its compiler where shapes are asked for and nothing is compiled.
 
-The rules by which operations on ``meta`` find their shapes are marked as functions that the compiler
-leaves alone. When such a function is first called, PyTorch imports ``torch._dynamo`` to mark it:
-2 CPU seconds and 800 modules (PyTorch 2.13), as long as all else that a process imports. Within
-``no_compiler`` the mark is the function itself.
+The rules by which operations on ``meta`` find their shapes are marked as functions that the
+compiler leaves alone. When such a function is first called, PyTorch imports ``torch._dynamo`` to
+mark it: 2 CPU seconds and 800 modules (PyTorch 2.13), as long as all else that a process imports.
+Within ``no_compiler`` the mark is the function itself.
 """
 
 import sys

@@ -81,6 +81,4 @@ def _count(
 
 def _per_element(work: Work, state: int, gradient: int, elements: int) -> StepCount:
     moved = sum(launch.bytes for launch in work.launches)
-    return StepCount(
-        state / elements, gradient / elements, moved / elements, work.flops / elements
-    )
+    return StepCount(state / elements, gradient / elements, moved / elements, work.flops / elements)

@@ -10,18 +10,18 @@ from megatron.config.run_config import ParallelConfig, ReplicaConfig, RunConfig,
 from megatron.kernels.counted import counted_kernels
 from megatron.layers.recompute import Recomputation
 from megatron.model.config import ModelConfig
+from megatron.model.ownership import OwnedParameter
 from megatron.model.placement import Placement
 from megatron.model.stage import RankModel
-from megatron.parallel.context import ContextParallel
-from megatron.parallel.grid import Grid, Tiling
-from megatron.parallel.groups import Groups, connect_grid
-from megatron.model.ownership import OwnedParameter
 from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.make import takes_muon
 from megatron.optimizer.parameters import OptimizedParameter
+from megatron.parallel.context import ContextParallel
+from megatron.parallel.grid import Grid, Tiling
+from megatron.parallel.groups import Groups, connect_grid
 from megatron.parallel.tensor import ALONE, SharedTokens, SplitTokens, TensorParallel
 from megatron.runtime.batch import DeviceMicrobatch
-from megatron.runtime.communicator import Communicator, links_of
+from megatron.runtime.communicator import Communicator, ends_with_copies, links_of
 from megatron.runtime.stage_passes import StagePasses
 from megatron.runtime.store import ActivationStore
 from megatron.schedules.lower import Program, Run, Start
@@ -37,7 +37,6 @@ from megatron.simulator.costs.count import (
     Work,
 )
 from megatron.training.planning.count.recorder import ListedGroup, ListedLane, Recorder
-from megatron.training.setup import ends_with_copies
 
 META: Final = torch.device("meta")
 
@@ -161,6 +160,8 @@ class CountedRank:
             samples=train.micro_batch_size,
             valid_tokens=float(tokens),
         )
+        if model.eight_bits is not None and model.eight_bits.delayed is not None:
+            model.eight_bits.end(lambda _: None)  # so that scales have a history
         self._passes.begin([batch], 0, training=True, predicts_ahead=True)
 
     def segment(self) -> Segment:
@@ -230,7 +231,9 @@ class CountedRank:
                 else:
                     ended[_key(step.comm)] = own
             reused = recorder.held - held
-        return _without_reused(RankCount(passes, begun, ended, self._parameters, held, reused), self._plan)
+        return _without_reused(
+            RankCount(passes, begun, ended, self._parameters, held, reused), self._plan
+        )
 
 
 def _elements(owned: Sequence[OwnedParameter]) -> Parameters:
@@ -270,9 +273,7 @@ def _groups(config: Subject, plan: Plan, rank: int, recorder: Recorder) -> Group
         if rows.issuperset(tiling):
             axis = "tensor"
         ranks = next((ranks for ranks in tiling if own in ranks), tiling[0])
-        return ListedGroup(
-            recorder, axis, ranks.index(own) if own in ranks else 0, len(ranks)
-        )
+        return ListedGroup(recorder, axis, ranks.index(own) if own in ranks else 0, len(ranks))
 
     ends = ends_with_copies(plan, config.model.embeds_at_both_ends)
     return connect_grid(grid, own, META, ends, connect, links_of(plan))

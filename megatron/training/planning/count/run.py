@@ -219,7 +219,10 @@ def _renumbered(count: RankCount, known: Sequence[int], own: Sequence[int]) -> R
     """Return the count of a rank with other stages; messages are known by theirs."""
     if tuple(known) == tuple(own):
         return count
-    other = {"X": -1, "G": 1}  # a receiver's message is known by the stage before, or behind
+    other: dict[CommKind, int] = {
+        "X": -1,
+        "G": 1,
+    }  # a receiver's message is known by the stage before, or behind
 
     def renumber(counts: Counts) -> Counts:
         places = {

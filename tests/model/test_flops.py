@@ -8,8 +8,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from megatron.model.config import ModelConfig
-from megatron.simulator.costs.shape import iteration_flops
-from megatron.training.planning.model_shape import shape_of
+from megatron.model.flops import iteration_flops
 
 GPT: dict[str, Any] = {
     "num_layers": 3,
@@ -24,16 +23,12 @@ GPT: dict[str, Any] = {
 }
 
 
-def flops_of(config: ModelConfig, batch: int) -> int:
-    return iteration_flops(shape_of(config, 1), config.num_layers, batch)
-
-
 @pytest.mark.parametrize("batch", [1, 6])
 def test_plain_gpt_is_the_papers_formula(batch: int) -> None:
     h, s, ffn, layers, vocabulary = 64, 32, 192, 3, 1000
     layer = 8 * batch * s * h**2 + 4 * batch * s**2 * h + 4 * batch * s * h * ffn
     expected = 3 * (2 * batch * s * h * vocabulary + layers * layer)
-    assert flops_of(ModelConfig(**GPT), batch) == expected
+    assert iteration_flops(ModelConfig(**GPT), batch) == expected
 
 
 def counted_by_pytorch(config: ModelConfig, batch: int) -> int:
@@ -75,7 +70,7 @@ def counted_by_pytorch(config: ModelConfig, batch: int) -> int:
 )
 def test_variants_equal_three_forwards_counted_by_pytorch(changes: dict[str, Any]) -> None:
     config = ModelConfig(**(GPT | changes))
-    assert flops_of(config, 2) == 3 * counted_by_pytorch(config, 2)
+    assert iteration_flops(config, 2) == 3 * counted_by_pytorch(config, 2)
 
 
 @pytest.mark.parametrize(
@@ -89,4 +84,4 @@ def test_a_window_counts_in_both_directions(window: int, pattern: tuple[int, ...
     has = [bool((pattern or (1,))[layer % len(pattern or (1,))]) for layer in range(3)]
     hidden = sum(32**2 - close for own in has if own)
     attention = 3 * 4 * hidden * 64  # both products, forward and backward, of all heads together
-    assert flops_of(ModelConfig(**GPT), 1) - flops_of(config, 1) == attention
+    assert iteration_flops(ModelConfig(**GPT), 1) - iteration_flops(config, 1) == attention

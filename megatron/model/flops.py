@@ -1,0 +1,40 @@
+"""The FLOPs of a model, by which MFU is defined."""
+
+from megatron.model.config import ModelConfig
+
+
+def iteration_flops(config: ModelConfig, samples: int) -> int:
+    """Return the FLOPs of a replica's iteration, without recomputation (arXiv 2411.05288).
+
+    Only matrix products count, and the backward counts twice the forward. For a GPT with an MLP of
+    width ffn and B samples, the FLOPs are
+
+        3 (2 BshV + L (8 Bsh^2 + 4 Bs^2 h + 4 Bsh ffn)).
+
+    Attention counts in full; Megatron-LM counts half of it. Positions that a window hides do not
+    count: where attention counts in full, a window reaches as far to later positions as to earlier
+    ones. V is the real vocabulary, because padding is no useful work. Every further token that is
+    predicted adds a layer like the last, a product [n, 2h] x [2h, h] and the output layer.
+
+    Args:
+        config: the model.
+        samples: of the iteration.
+    """
+    h, tokens, depths = config.hidden_size, samples * config.seq_length, config.mtp_num_layers
+    queries = config.num_attention_heads * config.kv_channels
+    keys_values = 2 * config.num_query_groups * config.kv_channels
+    inner = (3 if config.gated_mlp else 2) * config.ffn_hidden_size
+    products = 2 * tokens * h * (2 * queries + keys_values + inner)
+    layers = [*range(config.num_layers), *[config.num_layers - 1] * depths]
+    scores = sum(_positions_seen(config, layer) for layer in layers)
+    attention = 4 * samples * queries * scores
+    output = 2 * tokens * h * config.vocab_size
+    joining = 4 * tokens * h * h
+    return 3 * (len(layers) * products + attention + depths * joining + (1 + depths) * output)
+
+
+def _positions_seen(config: ModelConfig, layer: int) -> int:
+    """Return the pairs of a query and a position that it sees in a sample, later ones included."""
+    s, window = config.seq_length, config.window_of(layer)
+    hidden = 0 if window is None or window >= s - 1 else (s - window) * (s - window - 1)
+    return s * s - hidden

@@ -1,0 +1,185 @@
+"""Costs of the passes and communications of a plan, from the counts of its ranks."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Final, Protocol
+
+from megatron.schedules.costs import Costs, HopTime, Time
+from megatron.schedules.needs import CommKind
+from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS, PassKind
+from megatron.schedules.plan import Plan
+from megatron.simulator.costs.count import (
+    NO_PASS,
+    Begin,
+    Collective,
+    PassCount,
+    RankCount,
+    Work,
+)
+
+FLOPS_PER_BYTE: Final = 100
+"""FLOPs that count for moving one byte where the machine is not known: real devices do about a
+hundred operations in that time."""
+
+Crossing = frozenset[tuple[int, int]]
+"""Pairs of pipeline ranks, ascending, whose messages leave a machine."""
+
+
+class Price(Protocol):
+    """What counts cost, in any one unit of time."""
+
+    def seconds(self, work: Work) -> float:
+        """Return the time of a work."""
+        ...
+
+    def message(self, size: float, *, crossing: bool) -> float:
+        """Return the time of a message of ``size`` bytes from stage to stage."""
+        ...
+
+    def crowded(self, work: Work) -> float:
+        """Return the time that the communications of a work add to passes beside them."""
+        ...
+
+
+class Flops:
+    """The price where the machine is not known: FLOPs, and communication is free.
+
+    Of a work with products only they count; other kernels overlap with them. The price depends on
+    no hardware, so it is the same on every rank.
+    """
+
+    def seconds(self, work: Work) -> float:
+        """Return the FLOPs of a work, or what its bytes count for if it has no products."""
+        if flops := work.flops:
+            return float(flops)
+        if any(isinstance(step, Begin | Collective) for step in work.steps):
+            return 0.0
+        return float(FLOPS_PER_BYTE * sum(launch.bytes for launch in work.launches))
+
+    def message(self, size: float, *, crossing: bool) -> float:
+        """Return nothing."""
+        return 0.0
+
+    def crowded(self, work: Work) -> float:
+        """Return nothing."""
+        return 0.0
+
+
+BY_FLOPS: Final = Flops()
+
+
+def costs_of(
+    counts: Sequence[RankCount], plan: Plan, price: Price, crossing: Crossing = frozenset()
+) -> Costs:
+    """Return the costs of a plan.
+
+    Args:
+        counts: of every pipeline rank.
+        plan: any with the passes and stages of the one that was counted.
+        price: of counts.
+        crossing: pipeline ranks that are in different machines.
+    """
+    seconds = _remembered(price.seconds)
+    begun = _vocabulary_communications(counts)
+    comms: dict[CommKind, HopTime] = {kind: max(map(seconds, each)) for kind, each in begun.items()}
+    passes: dict[PassKind, Time] = {}
+    for kind in PASS_KINDS:
+        if any(known == kind for known, _ in counts[0].passes):
+            passes[kind] = _table(counts, kind, plan, seconds)
+    beside = _remembered(price.crowded)
+    barriers = {barrier.kind for barrier in plan.treatment.barriers}
+    crowded = sum(
+        max(map(beside, each))
+        for kind, each in begun.items()
+        if not (plan.treatment.synchronous and kind in barriers)
+    )
+    if crowded:
+        passes = _slower(passes, plan, crowded)
+    for message in _MESSAGES:
+        hops = _hops(counts, plan, message, price, crossing)
+        comms[message] = hops if len(set(hops)) > 1 else (hops or [0.0])[0]
+    return Costs(passes, comms)
+
+
+_MESSAGES: Final[tuple[CommKind, ...]] = ("X", "G")
+
+
+def _remembered(price: Callable[[Work], float]) -> Callable[[PassCount], float]:
+    """Return the price of passes, which finds that of each work once."""
+    known: dict[int, float] = {}
+
+    def total(count: PassCount) -> float:
+        for work, _ in count.parts:
+            if id(work) not in known:
+                known[id(work)] = price(work)
+        return sum(times * known[id(work)] for work, times in count.parts)
+
+    return total
+
+
+def _vocabulary_communications(
+    counts: Sequence[RankCount],
+) -> Mapping[CommKind, list[PassCount]]:
+    """Return the collectives of the vocabulary of every rank, by their kind."""
+    found: dict[CommKind, list[PassCount]] = {}
+    for count in counts:
+        for (kind, _), own in count.begun.items():
+            if kind not in _MESSAGES:
+                found.setdefault(kind, []).append(own)
+    return found
+
+
+def _table(
+    counts: Sequence[RankCount],
+    kind: PassKind,
+    plan: Plan,
+    seconds: Callable[[PassCount], float],
+) -> Time:
+    """Return the times of a kind of pass, by rank, and by chunk where it belongs to one."""
+    chunks = plan.chunks if kind in CHUNKED_KINDS else 1
+    table = [
+        [seconds(count.passes.get((kind, chunk), NO_PASS)) for chunk in range(chunks)]
+        for count in counts
+    ]
+    return table if kind in CHUNKED_KINDS else [times for [times] in table]
+
+
+def _slower(passes: Mapping[PassKind, Time], plan: Plan, crowded: float) -> dict[PassKind, Time]:
+    """Spread the time that communications add to a microbatch over the passes of its layers."""
+    kinds = [kind for kind in CHUNKED_KINDS if kind in passes]
+    tables = {kind: [list(_of_rank(own)) for own in _of_all(passes[kind])] for kind in kinds}
+    for rank in range(plan.ranks):
+        total = sum(sum(tables[kind][rank]) for kind in kinds)
+        factor = 1 + crowded / total if total else 1.0
+        for kind in kinds:
+            tables[kind][rank] = [factor * time for time in tables[kind][rank]]
+    return {**passes, **tables}
+
+
+def _of_all(time: Time) -> Sequence[float | Sequence[float]]:
+    assert not isinstance(time, (int, float))
+    return time
+
+
+def _of_rank(time: float | Sequence[float]) -> Sequence[float]:
+    assert not isinstance(time, (int, float))
+    return time
+
+
+def _hops(
+    counts: Sequence[RankCount], plan: Plan, kind: CommKind, price: Price, crossing: Crossing
+) -> list[float]:
+    """Return the time of the message over every hop from stage to stage."""
+    found = []
+    for before, (one, other) in enumerate(pairwise(rank for rank, _ in plan.stages)):
+        sender, stage = (one, before) if kind == "X" else (other, before + 1)
+        own = counts[sender].begun.get((kind, stage), NO_PASS)
+        size = sum(
+            step.bytes
+            for work, _ in own.parts
+            for step in work.steps
+            if isinstance(step, Collective)
+        )
+        pair = min(one, other), max(one, other)
+        found.append(price.message(size, crossing=pair in crossing) if size else 0.0)
+    return found

@@ -1,0 +1,128 @@
+"""The costs of a run's plan: counts of the code, priced for the machine that is asked about."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.parallel.grid import AxisName
+from megatron.schedules.costs import Costs
+from megatron.schedules.passes import CHUNKED_KINDS, Pass, PassKind
+from megatron.schedules.plan import Plan
+from megatron.simulator.costs.cluster import Cluster, SpreadAxis
+from megatron.simulator.costs.count import NO_WORK
+from megatron.simulator.costs.counted_costs import BY_FLOPS, Crossing, Price, costs_of
+from megatron.simulator.costs.gpus import Gpu
+from megatron.simulator.costs.stage_costs import StageCosts
+from megatron.training.planning.count.run import count_layer, count_ranks
+
+_AXES: dict[SpreadAxis, AxisName] = {
+    "tensor": "tensor",
+    "context": "context",
+    "column": "pipeline",
+    "data": "data",
+}
+
+
+def cluster_of(parallel: ParallelConfig, gpu: Gpu) -> Cluster:
+    """Return the GPUs of a job and what connects them.
+
+    Args:
+        parallel: the layout of the job, its links and the ranks of a machine.
+        gpu: of every rank.
+    """
+    links = gpu.links() if parallel.links is None else parallel.links
+    together = {axis: _together(parallel, name) for axis, name in _AXES.items()}
+    return Cluster(gpu.rates, links, together)
+
+
+def _together(parallel: ParallelConfig, axis: AxisName) -> int:
+    """Return how many ranks of a group share a machine: the fewest that do, of any group."""
+    placement = parallel.placement
+    return min(
+        min(Counter(rank // placement.ranks_per_machine for rank in ranks).values())
+        for ranks in placement.grid.groups(axis)
+    )
+
+
+def crossing_of(parallel: ParallelConfig) -> Crossing:
+    """Return the pairs of pipeline ranks that are in different machines, if machines are known."""
+    return frozenset() if parallel.gpu is None else parallel.placement.crossing
+
+
+def price_of(parallel: ParallelConfig) -> Price:
+    """Return what plans are made by: seconds of the job's GPUs, or FLOPs if they are not known."""
+    return BY_FLOPS if parallel.gpu is None else cluster_of(parallel, parallel.gpu)
+
+
+def planned_costs(config: RunConfig, plan: Plan, layers: Sequence[int]) -> Costs:
+    """Return the costs by which passes are placed.
+
+    Args:
+        config: the run.
+        plan: of one microbatch.
+        layers: transformer layers of every stage.
+    """
+    parallel = config.parallel
+    counts = count_ranks(config, plan, layers)
+    return costs_of(counts, plan, price_of(parallel), crossing_of(parallel))
+
+
+def stage_costs(config: RunConfig, plan: Plan, layers: Sequence[int]) -> StageCosts:
+    """Return costs for any distribution of the layers, W and R always apart.
+
+    Args:
+        config: the run.
+        plan: of one microbatch.
+        layers: some distribution, which may be another one than that of the run.
+    """
+    again = config.train.recomputation.group > 0
+    apart = _with_all_passes(plan, recomputes=again)
+    costs, price = planned_costs(config, apart, layers), price_of(config.parallel)
+    kinds = [kind for kind in CHUNKED_KINDS if kind in costs.passes]
+    of_layers: dict[PassKind, list[float]] = {kind: [] for kind in kinds}
+    for layer in range(config.model.num_layers):
+        passes = count_layer(config, apart, layer).passes
+        for kind in kinds:
+            of_layers[kind].append(price.seconds(passes.get(kind, NO_WORK)))
+    longest = {kind: max(times) for kind, times in of_layers.items()}
+    found = StageCosts(
+        plan.stages,
+        longest,
+        [{} for _ in plan.stages],
+        {kind: time for kind, time in costs.passes.items() if kind not in kinds},
+        plan.treatment,
+        costs.comms,
+        weights={
+            kind: [time / longest[kind] for time in times]
+            for kind, times in of_layers.items()
+            if len(set(times)) > 1
+        },
+    )
+    return replace(found, extras=_extras(found, costs, layers))
+
+
+def _extras(found: StageCosts, costs: Costs, layers: Sequence[int]) -> list[dict[PassKind, float]]:
+    """Return what stages take beside their layers."""
+    extras: list[dict[PassKind, float]] = [{} for _ in found.stages]
+    for kind, longest in found.layer.items():
+        worth = found.weighed(kind, layers)
+        for extra, (rank, chunk), count in zip(extras, found.stages, worth, strict=True):
+            extra[kind] = max(0.0, costs.time(kind, rank, chunk) - count * longest)
+    return extras
+
+
+def _with_all_passes(plan: Plan, *, recomputes: bool) -> Plan:
+    """Return a plan of one microbatch with W and R as passes of their own."""
+    own: set[PassKind] = {"W"} if plan.split_backward else set()
+    if plan.recomputes:
+        own.add("R")
+
+    def passes(item: Pass) -> list[Pass]:
+        if item.kind != "B":
+            return [item]
+        before = [item._replace(kind="R")] if recomputes and "R" not in own else []
+        return [*before, item, *([] if "W" in own else [item._replace(kind="W")])]
+
+    rows = tuple(tuple(made for item in row for made in passes(item)) for row in plan.rows)
+    return replace(plan, rows=rows)
