@@ -22,6 +22,7 @@ from megatron.parallel.context import own_positions
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups
 from megatron.runtime.batch import DeviceMicrobatch, to_device, token_counts
+from megatron.runtime.communicator import ends_with_copies
 from megatron.training.iteration import evaluate, run_iteration
 from megatron.training.make_step import make_train_step
 from megatron.training.planning.run_plan import make_run_plan

@@ -124,7 +124,8 @@ def _is_causal(function: Any, args: Any, kwargs: Any) -> bool:
 def _named(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     names: list[str] = [argument.name for argument in function._schema.arguments]
     named: dict[str, Any] = dict(zip(names, args, strict=False))
-    return named | kwargs
+    named.update(kwargs)
+    return named
 
 
 def _read_again(function: Any, args: Any, kwargs: Any, writes: list[Tensor]) -> list[Tensor]:

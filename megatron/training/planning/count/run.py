@@ -219,10 +219,8 @@ def _renumbered(count: RankCount, known: Sequence[int], own: Sequence[int]) -> R
     """Return the count of a rank with other stages; messages are known by theirs."""
     if tuple(known) == tuple(own):
         return count
-    other: dict[CommKind, int] = {
-        "X": -1,
-        "G": 1,
-    }  # a receiver's message is known by the stage before, or behind
+    # A receiver knows a message by the stage before its own, or behind.
+    other: dict[CommKind, int] = {"X": -1, "G": 1}
 
     def renumber(counts: Counts) -> Counts:
         places = {
