@@ -163,6 +163,9 @@ class PipelineFlags:
     search_seconds: float | None = flag(None,
         "Time to look for a good plan; then all ranks take the best that rank 0 has found.",
         NOT_NEGATIVE, unset="no limit")
+    advice_seconds: float = flag(20.0,
+        "Time of a dry run to look for settings that fit, or to plan the other schedules that auto "
+        "compares; then it says which were not tried.", NOT_NEGATIVE, idle_without="--dry-run")
     enable_zero_bubble: bool = flag(False,
         "zb-auto with --zero-bubble-max-pending-backward, else zb-1p, which holds as much as 1f1b.")
     zero_bubble_v_schedule: bool = flag(False,

@@ -76,6 +76,7 @@ class ParallelConfig:
         replicas: data parallelism.
         search_seconds: time of the search for a plan; ``None``: as long as it takes. With a limit
             the plan depends on the machine, so all ranks take that of rank 0.
+        advice_seconds: time to look for other settings if a dry run does not fit.
         tensor_size: tensor-parallel ranks t.
         sequence_parallel: whether each of them has its own part of the sequence outside of
             attention and MLP.
@@ -102,6 +103,7 @@ class ParallelConfig:
     measured_costs: Path | None = None
     replicas: ReplicaConfig = field(default_factory=ReplicaConfig)
     search_seconds: float | None = None
+    advice_seconds: float = 20.0
     tensor_size: int = 1
     sequence_parallel: bool = False
     context_size: int = 1

@@ -47,7 +47,7 @@ def dry_run(config: RunConfig, gpu: Gpu, watch: Watch | None = None) -> Iterator
         config: the run.
         gpu: the GPU of every rank.
         watch: shows how far the search for the plan is, and ends it when its time is up. The search
-            for other settings that would fit has as much time.
+            for other settings that would fit has a time of its own, that of the configuration.
 
     Raises:
         ValueError: no plan can be made, or the run is in fp32, for which no costs are counted.
@@ -61,7 +61,7 @@ def dry_run(config: RunConfig, gpu: Gpu, watch: Watch | None = None) -> Iterator
         least = min((least_memory(config, one) for one in compared), key=lambda each: each.peak)
         if least.peak > gpu.usable:
             yield f"{_job(config, gpu)}\n{_never_fits(config, least, gpu)}"
-            yield what_would_fit(config, gpu, least, watch.again())
+            yield what_would_fit(config, gpu, least, watch.again(config.parallel.advice_seconds))
             return
     ranked = ranking(compared) if traits.compares else []
     run_plan = (ranked or compared)[0].run_plan
@@ -77,7 +77,9 @@ def dry_run(config: RunConfig, gpu: Gpu, watch: Watch | None = None) -> Iterator
     if ranked:
         yield _ranking(config, ranked, gpu)
     if not found.fits:
-        yield what_would_fit(config, gpu, found.fullest, watch.again())
+        yield what_would_fit(
+            config, gpu, found.fullest, watch.again(config.parallel.advice_seconds)
+        )
 
 
 def _head(found: RunForecast) -> str:

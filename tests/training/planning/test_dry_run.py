@@ -380,11 +380,6 @@ def test_without_time_the_dry_run_names_what_it_has_planned_and_says_so() -> Non
     text = "\n\n".join(dry_run(run, gpu("A100"), Watch(0.0, stream)))
     assert "the 0 s of the search are over" in stream.getvalue()
     assert 1 <= len(ranked(text)) < len(SCHEDULES)
-    small = "\n\n".join(
-        dry_run(config(vocabulary="none", schedule="gpipe"), gpu("RTX4090"), Watch(0.0))
-    )
-    assert "nothing nearby fits" not in small, "it was not looked for"
-    assert "--search-seconds was over before a setting was found that fits" in small
 
 
 def test_a_run_that_no_other_schedule_can_take_has_no_neighbours(tmp_path: Path) -> None:
