@@ -4,6 +4,7 @@ A field with the same name as a flag is copied by itself.
 """
 
 import os
+import re
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -34,6 +35,7 @@ from megatron.config.guard_flags import parse_iterations
 from megatron.config.layer_fields import layer_fields
 from megatron.config.lengths import growth_of, iterations
 from megatron.config.long_run_flags import CheckpointFlags, GuardFlags
+from megatron.config.pipeline_asks import treatments_of
 from megatron.config.pipeline_flags import settle_pipeline
 from megatron.config.precision_flags import PrecisionFlags
 from megatron.config.recompute_flags import recomputation_of
@@ -57,7 +59,7 @@ from megatron.model.config import ModelConfig
 from megatron.parallel.grid import Grid, Order
 from megatron.parallel.placement import fewest_hops
 from megatron.schedules.treatments import TREATMENTS
-from megatron.simulator.costs.gpus import Gpu, gpu, gpu_of_driver
+from megatron.simulator.costs.gpus import GIB, Gpu, gpu, gpu_of_driver
 from megatron.simulator.costs.machines import Interconnect
 
 
@@ -74,9 +76,14 @@ def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> R
     """
     vocab_size, eod_token = vocabulary(flags)
     replicas = number_of_replicas(flags, world_size)
+    layouts = tuple(
+        parallel_config(flags, vocab_size, replicas, treatment)
+        for treatment in treatments_of(flags)
+    )
     return RunConfig(
         model=model_config(flags, vocab_size),
-        parallel=parallel_config(flags, vocab_size, replicas),
+        parallel=layouts[0],
+        alternatives=layouts if len(layouts) > 1 else (),
         train=train_config(flags, replicas),
         checkpoint=checkpoint_config(flags.checkpoint, flags.train.skip_train),
         guard=guard_config(flags.guard, flags.parallel.distributed_timeout_minutes),
@@ -231,9 +238,17 @@ def model_config(flags: Flags, vocab_size: int) -> ModelConfig:
     )
 
 
-def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelConfig:
-    """The layout; the vocabulary is padded so that every shard has the same, round, size."""
-    parallel, pipeline = flags.parallel, settle_pipeline(flags)
+def parallel_config(flags: Flags, vocab_size: int, replicas: int, treatment: str) -> ParallelConfig:
+    """The layout; the vocabulary is padded so that every shard has the same, round, size.
+
+    Args:
+        flags: as given.
+        vocab_size: entries of the vocabulary.
+        replicas: of the model.
+        treatment: of the vocabulary.
+    """
+    parallel, pipeline = flags.parallel, settle_pipeline(flags, treatment)
+    found = known_gpu(flags)
     cuda = on_cuda(flags)
     layout = copied(
         ParallelConfig,
@@ -242,7 +257,7 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         tensor_size=parallel.tensor_model_parallel_size,
         sequence_parallel=parallel.sequence_parallel and parallel.tensor_model_parallel_size > 1,
         context_size=parallel.context_parallel_size,
-        vocab_parallel=pipeline.treatment,
+        vocab_parallel=treatment,
         pipeline_schedule=pipeline.schedule,
         padded_vocab_size=vocab_size,
         device="cuda" if cuda else "cpu",
@@ -256,7 +271,8 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         ranks_per_machine=ranks_of_machine(flags.cluster, dry_run=flags.log.dry_run),
         numa_binding=cuda and not flags.cluster.no_numa_binding,
         nccl_blocks=block_limits(flags.cluster),
-        interconnect=known_interconnect(flags, pipeline.treatment),
+        interconnect=known_interconnect(flags, treatment, found),
+        gpu=found,
     )
     multiple = parallel.make_vocab_size_divisible_by * layout.vocab_shards
     return replace(layout, padded_vocab_size=-(-vocab_size // multiple) * multiple)
@@ -273,16 +289,25 @@ def on_cuda(flags: Flags) -> bool:
     return flags.parallel.device != "cpu" and torch.cuda.is_available()
 
 
-def known_interconnect(flags: Flags, treatment: str) -> Interconnect | None:
-    """Return the links of the GPUs of a job or a dry run; ``None`` if they are not known.
+def known_gpu(flags: Flags) -> Gpu | None:
+    """Return the GPU of a job or a dry run; ``None`` if there is none, or nothing is known of it.
 
-    A rank asks only for the name of its own GPU.
+    A rank asks only for the name of its own GPU, which is the same on all ranks. If the name tells
+    the memory, that counts.
     """
-    found: Gpu | None = None
     if flags.log.dry_run:
-        found = gpu(flags.log.dry_run_gpu or DRY_RUN_GPU)
-    elif on_cuda(flags):
-        found = gpu_of_driver(torch.cuda.get_device_name(int(os.environ.get("LOCAL_RANK") or 0)))
+        return gpu(flags.log.dry_run_gpu or DRY_RUN_GPU)
+    if not on_cuda(flags):
+        return None
+    name = torch.cuda.get_device_name(int(os.environ.get("LOCAL_RANK") or 0))
+    found, told = gpu_of_driver(name), re.search(r"(\d+) ?GB\b", name)
+    if found is None or told is None:
+        return found
+    return replace(found, memory=min(found.memory, int(told[1]) * GIB))
+
+
+def known_interconnect(flags: Flags, treatment: str, found: Gpu | None) -> Interconnect | None:
+    """Return the links of the GPUs of a job or a dry run; ``None`` if they are not known."""
     if found is None:
         return None
     return interconnect_of(flags.cluster, found, TREATMENTS[treatment])

@@ -5,7 +5,7 @@ below the entrypoint sees a flag. The narrow configurations of the layers below 
 are.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +23,7 @@ from megatron.parallel.grid import Grid, Order
 from megatron.parallel.nccl import BlockLimits
 from megatron.parallel.placement import Placement
 from megatron.schedules.treatments import TREATMENTS
+from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.costs.machines import Interconnect
 
 
@@ -86,6 +87,8 @@ class ParallelConfig:
         ranks_per_machine: of the job; ``None``: all are in one machine.
         interconnect: the links of the job; ``None``: not known, so plans by FLOPs take
             communication for free.
+        gpu: the GPU of every rank, by whose seconds plans are compared; ``None``: there is none, or
+            it is not known, so they are compared by FLOPs.
     """
 
     pipeline_size: int
@@ -111,6 +114,7 @@ class ParallelConfig:
     ranks_per_machine: int | None = None
     numa_binding: bool = False
     interconnect: Interconnect | None = None
+    gpu: Gpu | None = None
 
     @property
     def grid(self) -> Grid:
@@ -353,6 +357,8 @@ class RunConfig:
         guard: what happens when something goes wrong, or the time is over.
         notes: sentences about accepted flags that change nothing here, for the log.
         dry_run: what to predict instead of training; ``None``: train.
+        alternatives: layouts with other treatments of the vocabulary, of which the plan takes the
+            best; ``parallel`` is the first of them. Empty: the treatment is decided.
     """
 
     model: ModelConfig
@@ -365,3 +371,12 @@ class RunConfig:
     guard: GuardConfig = field(default_factory=GuardConfig)
     notes: tuple[str, ...] = ()
     dry_run: DryRun | None = None
+    alternatives: tuple[ParallelConfig, ...] = ()
+
+    def with_treatment(self, name: str) -> "RunConfig":
+        """Return the run with a treatment of the vocabulary that is among the alternatives."""
+        if not self.alternatives:
+            assert name == self.parallel.vocab_parallel, f"{name} is not an alternative"
+            return self
+        parallel = next(own for own in self.alternatives if own.vocab_parallel == name)
+        return replace(self, parallel=parallel, alternatives=())

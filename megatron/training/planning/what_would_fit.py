@@ -71,7 +71,7 @@ class _Search:
         Settings whose guessed memory fits come first, by their least time. The others follow by
         their guessed memory.
         """
-        able = []
+        able = list[Setting]()
         for at, setting in enumerate(settings):
             if self.watch.is_over:
                 self.unknown += settings[at:]
