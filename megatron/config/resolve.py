@@ -292,14 +292,18 @@ def on_cuda(flags: Flags) -> bool:
 def known_gpu(flags: Flags) -> Gpu | None:
     """Return the GPU of a job or a dry run; ``None`` if there is none, or nothing is known of it.
 
-    A rank asks only for the name of its own GPU, which is the same on all ranks. If the name tells
-    the memory, that counts.
+    A rank asks only for the name of its own GPU, which is the same on all ranks.
     """
     if flags.log.dry_run:
         return gpu(flags.log.dry_run_gpu or DRY_RUN_GPU)
     if not on_cuda(flags):
         return None
-    name = torch.cuda.get_device_name(int(os.environ.get("LOCAL_RANK") or 0))
+    index = int(os.environ.get("LOCAL_RANK") or 0)
+    return gpu_with_memory(torch.cuda.get_device_name(index))
+
+
+def gpu_with_memory(name: str) -> Gpu | None:
+    """Return the GPU that the driver calls ``name``, with the memory that the name tells."""
     found, told = gpu_of_driver(name), re.search(r"(\d+) ?GB\b", name)
     if found is None or told is None:
         return found
