@@ -67,7 +67,8 @@ def pretrain() -> None:
         train(prepared.config, state, prepared.data, signals, begin)
         leave(state.groups)
     except Exception as error:
-        end_the_job(rendezvous, explained(error, config, state, rank), detector.find_lost)
+        told = explained(error, config.log, state, rank, prepared.advice)
+        end_the_job(rendezvous, told, detector.find_lost)
 
 
 def print_any_text() -> None:

@@ -21,6 +21,7 @@ from megatron.training.open_data import Data, open_data
 from megatron.training.out_of_memory import record_memory
 from megatron.training.outputs import check_outputs
 from megatron.training.planning.must_fit import check_memory
+from megatron.training.planning.prepared_advice import prepared_advice
 from megatron.training.planning.run_plan import RunPlan, make_run_plan, settled
 from megatron.training.planning.shared_plan import shared_plan
 from megatron.training.rendezvous import Rendezvous
@@ -38,6 +39,7 @@ class Prepared:
         run_plan: the plan that they run.
         data: the data that they train on.
         digests: digests of everything that all ranks must agree on.
+        advice: lines for a rank that runs out of memory.
     """
 
     asked: RunConfig
@@ -46,6 +48,7 @@ class Prepared:
     run_plan: RunPlan
     data: Data
     digests: Digests
+    advice: tuple[str, ...] = ()
 
 
 def prepare(config: RunConfig, rank: int) -> Prepared:
@@ -64,7 +67,8 @@ def prepare(config: RunConfig, rank: int) -> Prepared:
     place, vocab_size = grid.coordinates(rank), config.model.vocab_size
     data = open_data(config.data, config.train, vocab_size, place, grid.context_size)
     digests = run_digests(config, run_plan) | data_digests(config.train, data)
-    return Prepared(asked, config, grid, run_plan, data, digests)
+    advice = prepared_advice(config, run_plan, grid.axis("pipeline", rank).rank)
+    return Prepared(asked, config, grid, run_plan, data, digests, advice)
 
 
 def _planned(config: RunConfig, rank: int) -> RunPlan:

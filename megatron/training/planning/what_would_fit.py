@@ -126,7 +126,13 @@ class _Search:
             self.tried.remove(each if better else self.tried[-1])
 
 
-def what_would_fit(config: RunConfig, gpu: Gpu, own: Fullest, watch: Watch) -> str:
+def what_would_fit(
+    config: RunConfig,
+    gpu: Gpu,
+    own: Fullest,
+    watch: Watch,
+    more: str = "--advice-seconds N gives more time",
+) -> str:
     """Return the fastest similar settings that fit, or the reason why none does.
 
     Args:
@@ -134,13 +140,14 @@ def what_would_fit(config: RunConfig, gpu: Gpu, own: Fullest, watch: Watch) -> s
         gpu: of every rank.
         own: what the run itself holds.
         watch: over the time of the advice. Bounds and plans that are begun are brought to an end.
+        more: how to have the settings tried that this time is too short for.
     """
     search = _Search(gpu, watch)
     search.plan(search.bound(list(neighbours(config))))
     search.improve()
     watch.close("the settings that were tried are named")
     lines = [*(_named(search) if search.fitting else _nothing_fits(search, own))]
-    return "\n".join([*lines, *_not_tried(search)])
+    return "\n".join([*lines, *_not_tried(search, more)])
 
 
 def _named(search: _Search) -> Iterator[str]:
@@ -181,7 +188,7 @@ def _nothing_fits(search: _Search, own: Fullest) -> Iterator[str]:
             f"below and of which {MEMORY.write(held.static)} are there all the time, and {usable}"
         )
     if search.unknown:
-        yield f"no setting that fits was found in {_time(search.watch)} of --advice-seconds"
+        yield f"no setting that fits was found in {_time(search.watch)}"
         if search.tried:
             yield said
         return
@@ -194,11 +201,12 @@ def _nothing_fits(search: _Search, own: Fullest) -> Iterator[str]:
     )
 
 
-def _not_tried(search: _Search) -> Iterator[str]:
+def _not_tried(search: _Search, more: str) -> Iterator[str]:
     """Yield how many settings the time was too short for, and their flags."""
     if not search.unknown:
         return
-    yield f"not tried in {_time(search.watch)}: {counted(len(search.unknown), 'setting')}"
+    number = counted(len(search.unknown), "setting")
+    yield f"not tried in {_time(search.watch)}: {number} ({more})"
     ordered = sorted(search.unknown, key=lambda setting: setting.others)
     for others, settings in groupby(ordered, key=lambda setting: setting.others):
         schedules = ", ".join(setting.candidate.schedule for setting in settings)
