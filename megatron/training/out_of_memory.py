@@ -1,6 +1,6 @@
 """What a rank says that runs out of GPU memory: where it was, what it held, and what would fit.
 
-The settings that would fit are known before training begins (``planning/prepared_advice``). The rank
+Settings that would fit are known before training begins (``planning/prepared_advice``). The rank
 also writes a snapshot of its allocator, for https://pytorch.org/memory_viz.
 """
 

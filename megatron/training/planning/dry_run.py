@@ -14,7 +14,6 @@ from megatron.config.precision_rules import NEEDS_16_BITS
 from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.counted import counted
-from megatron.schedules.held import in_flight
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.accuracy import (
     ALLOCATED_WITHIN,
@@ -30,7 +29,7 @@ from megatron.training.planning.forecast_run import Fullest, RunForecast
 from megatron.training.planning.least_memory import least_memory
 from megatron.training.planning.links_in_words import links_in_words
 from megatron.training.planning.replica_report import replica_lines
-from megatron.training.planning.run_plan import asked, chosen, compares
+from megatron.training.planning.run_plan import Candidate, asked, chosen, compares
 from megatron.training.planning.what_would_fit import what_would_fit
 
 STRIPS: Final = 2
@@ -67,10 +66,11 @@ def dry_run(config: RunConfig, gpu: Gpu, watch: Watch | None = None) -> Iterator
             yield what_would_fit(own, gpu, least, _for_advice(config, watch))
             return
     first = chosen(compared) if compares(config) else compared[0]
-    found = first.forecast
+    _ = first.run_plan
     watch.close()
+    yield _head(config, first, gpu)
+    found = first.forecast
     assert found is not None, "a dry run asks about a GPU"
-    yield _head(config, found)
     yield draw_text(found.timeline, unit="s", most=STRIPS)
     yield _figures(found)
     if config.parallel.interconnect is not None:
@@ -94,37 +94,34 @@ def _for_advice(config: RunConfig, watch: Watch) -> Watch:
     return watch.again(config.parallel.advice_seconds)
 
 
-def _head(config: RunConfig, found: RunForecast) -> str:
+def _head(config: RunConfig, first: Candidate, gpu: Gpu) -> str:
     """Return the job and its plan.
 
     Args:
         config: the run as it is asked for.
-        found: forecast of the plan that it takes.
+        first: the candidate that it takes.
+        gpu: of every rank.
     """
-    plan, gpu = found.run_plan.plan, found.gpu
+    plan, counts = first.run_plan.plan, first.run_plan.layers
     layers = " ".join(
-        f"{rank}.{chunk}:{count}"
-        for (rank, chunk), count in zip(plan.stages, found.run_plan.layers, strict=True)
+        f"{rank}.{chunk}:{count}" for (rank, chunk), count in zip(plan.stages, counts, strict=True)
     )
     depths = config.model.mtp_num_layers
     further = f", and behind them {counted(depths, 'layer')} of further tokens" if depths else ""
     return (
-        f"{_job(found.config, gpu)}\n"
-        f"schedule {config.parallel.pipeline_schedule}{_taken(config, found)}\n"
+        f"{_job(first.config, gpu)}\n"
+        f"schedule {config.parallel.pipeline_schedule}{_taken(config, first)}\n"
         f"layers by stage (rank.chunk:layers): {layers}{further}"
     )
 
 
-def _taken(config: RunConfig, found: RunForecast) -> str:
+def _taken(config: RunConfig, first: Candidate) -> str:
     """Return what a run takes that leaves its schedule or its treatment to be chosen."""
     if not compares(config):
         return ""
-    own, treatment = found.run_plan, ""
-    if config.alternatives:
-        treatment = f" with --vocab-parallel {own.treatment}"
-    held = counted(max(in_flight(own.plan)), "microbatch in flight")
-    seconds = TIME.write(found.outcome.seconds)
-    return f" takes {own.schedule}{treatment}: {held}, {seconds} an iteration"
+    treatment = f" with --vocab-parallel {first.treatment}" if config.alternatives else ""
+    held = counted(first.in_flight, "microbatch in flight")
+    return f" takes {first.schedule}{treatment}: {held}, {TIME.write(first.time)} an iteration"
 
 
 def _job(config: RunConfig, gpu: Gpu) -> str:
@@ -186,10 +183,10 @@ def _verdict(found: RunForecast) -> str:
     """Return whether the plan fits, by the rank that holds the most."""
     fullest, gpu = found.fullest, found.gpu
     holds = f"rank {fullest.rank} holds the most, {MEMORY.write(fullest.peak)}"
-    usable = f"the {MEMORY.write(gpu.usable)} of {gpu.name} that tensors can use"
-    return (
-        f"the plan fits: {holds} of {usable}" if found.fits else f"too much: {holds}; of {usable}"
-    )
+    usable = MEMORY.write(gpu.usable)
+    if found.fits:
+        return f"the plan fits: {holds} of the {usable} of {gpu.name} that tensors can use"
+    return f"the plan is too large: {holds}, and tensors can use {usable} of {gpu.name}"
 
 
 def _recomputed(found: RunForecast) -> Iterator[str]:
