@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Predict iterations that others published, and compare.
 
-python tools/predict_published.py docs/reference/published_runs.csv
+python tools/predict_published.py docs/reference
 
-Each row of the table is a run of Megatron-LM. Every third row was kept out of the calibration of
-the constants. ``--update`` writes the tables into the page that has them, docs/predictions.md.
+Each row of the first table is a run of Megatron-LM. Every third row was kept out of the calibration
+of the constants. The last table has the passes that 8 A100s were measured at. ``--update`` writes
+all tables into the page that has them, docs/predictions.md.
 """
 
 import argparse
@@ -15,6 +16,9 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tools.predictions.paper_tables import MEASURED
+from tools.predictions.pass_times import HEADING as PASSES
+from tools.predictions.pass_times import pass_rows
 from tools.predictions.published import MACHINE, Prediction, PublishedRun, predict, read_published
 
 HEADING: Final = (
@@ -22,6 +26,7 @@ HEADING: Final = (
 )
 CLASSES: Final = "| class | rows | mean | largest |"
 KEPT_OUT: Final = 3
+PUBLISHED: Final = "published_runs.csv"
 
 
 def is_kept_out(index: int) -> bool:
@@ -108,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("table", type=Path, help="docs/reference/published_runs.csv")
+    parser.add_argument("reference", type=Path, help=f"folder with {PUBLISHED} and {MEASURED}")
     parser.add_argument("--rows", type=int, nargs="+", help="only these rows, by their id")
     parser.add_argument("--update", type=Path, metavar="PAGE", help="also replace the tables there")
     arguments = parser.parse_args(argv)
@@ -116,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError("--update replaces whole tables: leave --rows out")
     lines, best = [], []
     print(HEADING, f"|{'---|' * (HEADING.count('|') - 1)}", sep="\n")
-    for index, run in enumerate(read_published(arguments.table)):
+    for index, run in enumerate(read_published(arguments.reference / PUBLISHED)):
         if arguments.rows and run.number not in arguments.rows:
             continue
         found = predict(run)
@@ -127,7 +132,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     classes = list(class_rows(best))
     print("", CLASSES, "|---|--:|--:|--:|", *classes, sep="\n")
+    passes = list(pass_rows(arguments.reference / MEASURED))
+    print("", PASSES, "|---|---|--:|--:|--:|--:|", *passes, sep="\n")
     if arguments.update is not None:
+        update(arguments.update, PASSES, passes)
         update(arguments.update, HEADING, lines)
         update(arguments.update, CLASSES, classes)
 

@@ -6,6 +6,9 @@ import pytest
 
 import tools.predict_published as predict_published
 from tools.predict_published import CLASSES, HEADING, is_kept_out, line, update
+from tools.predictions.paper_tables import MEASURED
+from tools.predictions.pass_times import HEADING as PASSES
+from tools.predictions.pass_times import pass_rows
 from tools.predictions.published import (
     Choice,
     Prediction,
@@ -15,7 +18,8 @@ from tools.predictions.published import (
     read_published,
 )
 
-TABLE = Path("docs/reference/published_runs.csv")
+REFERENCE = Path("docs/reference")
+TABLE = REFERENCE / "published_runs.csv"
 PAGE = Path("docs/predictions.md")
 RUNS = read_published(TABLE)
 QUICK = 20
@@ -33,6 +37,13 @@ def test_a_line_of_the_docs_is_a_new_prediction(index: int, run: PublishedRun) -
     found = predict(run)
     assert line(index, found) in PAGE.read_text(encoding="utf-8").splitlines()
     assert abs(found[0].error) < (0.15 if is_kept_out(index) else 0.12)
+
+
+def test_pass_times_of_the_docs_are_new_predictions() -> None:
+    page = PAGE.read_text(encoding="utf-8").splitlines()
+    start = page.index(PASSES) + 2
+    rows = list(pass_rows(REFERENCE / MEASURED))
+    assert page[start : start + len(rows)] == rows
 
 
 def _class_errors() -> dict[str, tuple[float, float]]:
@@ -97,9 +108,9 @@ def test_tables_are_replaced_where_they_stand(tmp_path: Path) -> None:
 
 
 def test_single_rows_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    predict_published.main([str(TABLE), "--rows", "22"])
+    predict_published.main([str(REFERENCE), "--rows", "22"])
     heading, _, row = capsys.readouterr().out.splitlines()
     assert heading == HEADING
     assert row.startswith("| 22 | GPT-22B, A100, full | 8 |")
     with pytest.raises(ValueError, match="leave --rows out"):
-        predict_published.main([str(TABLE), "--rows", "22", "--update", "page.md"])
+        predict_published.main([str(REFERENCE), "--rows", "22", "--update", "page.md"])
