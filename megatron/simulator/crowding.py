@@ -4,13 +4,13 @@ A rank issues a collective as early as it can. From then on the collective's ker
 multiprocessors, also while it waits for other ranks. Passes beside it have the others only.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from megatron.schedules.costs import Costs, Time
 from megatron.schedules.lower import Instruction, Program, Run, Start
-from megatron.schedules.needs import CommKind
+from megatron.schedules.needs import REPLICA_KINDS, CommKind
 from megatron.simulator.simulate import Timeline, simulate
 
 CHANNELS: Final = 16
@@ -19,44 +19,64 @@ this, F and B of the runs on 8 A100s (docs/reference/a100_8gpu_seq2048.csv) are 
 with vocab-1 than without vocabulary passes, 5.4 to 6.2 % with vocab-2 and 5.5 to 6.7 % interlaced,
 means over the inner ranks. Measured: 6.4, 6.6 and 2.7 %."""
 
-_TRANSFERS: Final[frozenset[CommKind]] = frozenset({"X", "G"})
-"""Not counted: a transfer has fewer channels, and is under way in the runs compared with, too."""
+_VOCABULARY: Final[tuple[CommKind, ...]] = ("C0", "C1", "C2", "C3", "CIF", "CIB")
+"""Transfers are not counted: a transfer has fewer channels, and is under way in the runs compared
+with, too."""
 
 Interval = tuple[float, float]
 
 
-def crowded(program: Program, costs: Costs, share: float) -> Costs:
+def crowded(program: Program, costs: Costs, share: float, replicas: float = 0.0) -> Costs:
     """Return costs in which passes beside collectives are slower.
 
     Args:
         program: of an iteration.
         costs: of passes that have the GPU alone.
-        share: by which a pass is slower beside a collective: ``CHANNELS`` over multiprocessors.
+        share: by which a pass is slower beside a collective of the vocabulary: the
+            multiprocessors of its kernel over all, ``CHANNELS`` of them in Megatron-LM.
+        replicas: the same of a collective with replicas.
     """
     timeline = simulate(program, costs)
-    beside = occupied(program, timeline)
-    factors = [
-        1 + share * time / max(timeline.work(rank), time) if time else 1.0
-        for rank, time in enumerate(beside)
-    ]
-    if not any(beside):
+    works = [timeline.work(rank) for rank in range(timeline.ranks)]
+    slower = [0.0] * timeline.ranks
+    for kinds, own in ((_VOCABULARY, share), (REPLICA_KINDS, replicas)):
+        if own:
+            for rank, time in enumerate(occupied(program, timeline, kinds)):
+                slower[rank] += own * time / max(works[rank], time) if time else 0.0
+    if not any(slower):
         return costs
-    passes = {kind: _scaled(time, factors) for kind, time in costs.passes.items()}
+    factors = [1 + own for own in slower]
+    passes = dict(costs.passes)
+    for kind, time in costs.passes.items():
+        if kind != "U":  # it moves bytes, and multiplies nothing
+            passes[kind] = _scaled(time, factors)
     return replace(costs, passes=passes)
 
 
-def occupied(program: Program, timeline: Timeline) -> list[float]:
-    """Return for every rank the time of its passes beside which a collective is under way."""
+def occupied(
+    program: Program, timeline: Timeline, kinds: Collection[CommKind] = _VOCABULARY
+) -> list[float]:
+    """Return for every rank the time of its passes beside which a collective is under way.
+
+    Args:
+        program: of an iteration.
+        timeline: of the program.
+        kinds: of the collectives.
+    """
     ends = {span.label: span.end for span in timeline.spans if span.lane == "comm"}
     found = []
     for rank, row in enumerate(program.rows):
         passes = {span.label: (span.start, span.end) for span in timeline.compute(rank)}
-        found.append(_common(list(passes.values()), _under_way(row, passes, ends)))
+        under_way = _under_way(row, passes, ends, kinds)
+        found.append(_common(list(passes.values()), under_way))
     return found
 
 
 def _under_way(
-    row: Sequence[Instruction], passes: Mapping[str, Interval], ends: Mapping[str, float]
+    row: Sequence[Instruction],
+    passes: Mapping[str, Interval],
+    ends: Mapping[str, float],
+    kinds: Collection[CommKind],
 ) -> list[Interval]:
     """Return from when to when a collective is under way on a rank, in order and without overlap.
 
@@ -64,6 +84,7 @@ def _under_way(
         row: of the rank.
         passes: begin and end of its passes, by name.
         ends: of communications, by name.
+        kinds: of the collectives.
     """
     clock = 0.0
     found: list[Interval] = []
@@ -74,7 +95,7 @@ def _under_way(
         end = ends.get(str(step.comm), clock)
         if not isinstance(step, Start):
             clock = max(clock, end)
-        elif step.comm.kind not in _TRANSFERS:
+        elif step.comm.kind in kinds:
             start = max(clock, found[-1][1]) if found else clock
             if end > start:
                 found.append((start, end))
