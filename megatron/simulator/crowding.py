@@ -47,9 +47,9 @@ def crowded(program: Program, costs: Costs, share: float, replicas: float = 0.0)
         return costs
     factors = [1 + own for own in slower]
     passes = dict(costs.passes)
-    for kind, time in costs.passes.items():
+    for kind, alone in costs.passes.items():
         if kind != "U":  # it moves bytes, and multiplies nothing
-            passes[kind] = _scaled(time, factors)
+            passes[kind] = _scaled(alone, factors)
     return replace(costs, passes=passes)
 
 
