@@ -13,11 +13,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from megatron.parallel.grid import Grid
+from megatron.parallel.placement import Placement
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import CommKind
-from megatron.simulator.costs.cluster import Cluster
+from megatron.simulator.costs.cluster import Cluster, SpreadAxis
 from megatron.simulator.costs.count import Collective, Launch, Work, in_order
 from megatron.simulator.costs.dense_gpt import HALF, DenseGpt, Recomputation, layer
 from megatron.simulator.costs.gpus import GPUS, Gpu
@@ -147,10 +149,13 @@ class PublishedRun:
     @cached_property
     def cluster(self) -> Cluster:
         """GPUs and links. Ranks of a layer are neighbours, then replicas, then stages."""
-        data = max(1, MACHINE // self.tensor)
-        column = max(1, data // self.replicas)
-        together = {"tensor": MACHINE, "data": data, "column": column}
-        return Cluster(self.gpu.rates, self.gpu.links(), together)  # type: ignore[arg-type]
+        where = Placement(Grid(self.tensor, self.replicas, self.pipeline), MACHINE)
+        together: dict[SpreadAxis, int] = {
+            "tensor": where.together("tensor"),
+            "data": where.together("data"),
+            "column": where.together("pipeline"),
+        }
+        return Cluster(self.gpu.rates, self.gpu.links(), together)
 
 
 @dataclass(frozen=True)
