@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tools.predictions.paper_tables import MEASURED
 from tools.predictions.pass_times import HEADING as PASSES
 from tools.predictions.pass_times import pass_rows
-from tools.predictions.published import MACHINE, Prediction, PublishedRun, predict, read_published
+from tools.predictions.published import Prediction, predict
+from tools.predictions.published_runs import MACHINE, PublishedRun, read_published
 
 HEADING: Final = (
     "| row | run | GPUs | t, p, d | micro batch, chunks | measured s | predicted s | error | |"

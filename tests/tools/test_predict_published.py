@@ -10,14 +10,8 @@ from tools.predict_published import CLASSES, HEADING, is_kept_out, line, update
 from tools.predictions.paper_tables import MEASURED
 from tools.predictions.pass_times import HEADING as PASSES
 from tools.predictions.pass_times import pass_rows
-from tools.predictions.published import (
-    Choice,
-    Prediction,
-    PublishedRun,
-    exposed,
-    predict,
-    read_published,
-)
+from tools.predictions.published import Prediction, exposed, predict
+from tools.predictions.published_runs import Choice, PublishedRun, read_published
 
 REFERENCE = Path("docs/reference")
 TABLE = REFERENCE / "published_runs.csv"
