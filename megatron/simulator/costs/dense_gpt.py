@@ -5,7 +5,8 @@ is launched as this project's GPU kernels launch it. Activations are those of ta
 2205.05198 with flash attention, communications those of its section 4. All other models are counted
 from the code (``training/planning/count``), and a test holds both equal.
 
-n tokens, h hidden size, V/P vocabulary rows of a shard; u = 2nh bytes is one activation.
+n tokens, h hidden size; u = 2nh bytes is one activation.
+The vocabulary is in ``dense_vocabulary.py``.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ from megatron.simulator.costs.count import (
     Product,
     Step,
     Work,
-    in_order,
 )
 
 HALF: Final = 2
@@ -179,14 +179,14 @@ def _norm(gpt: DenseGpt, tensors: int) -> Launch:
     return Launch("norm", tensors * gpt.own + vectors + 2 * FULL * gpt.own_tokens)
 
 
-def _entering(gpt: DenseGpt) -> list[Collective]:
+def entering(gpt: DenseGpt) -> list[Collective]:
     """Return what all ranks need before a column-parallel product: tokens of the others."""
     if gpt.tensor == 1 or not gpt.sequence_parallel:
         return []
     return [Collective("all_gather", "tensor", gpt.tensor, gpt.activation)]
 
 
-def _leaving(gpt: DenseGpt) -> list[Collective]:
+def leaving(gpt: DenseGpt) -> list[Collective]:
     """Return the sum of the parts after a row-parallel product."""
     if gpt.tensor == 1:
         return []
@@ -205,18 +205,18 @@ def _forward(gpt: DenseGpt) -> Steps:
     activation = Launch("activation", HALF * n * (gpt.inner_width + gpt.ffn_width))
     return [
         _norm(gpt, 2),
-        *_entering(gpt),
+        *entering(gpt),
         product("addmm", n, gpt.qkv_width, h, bias=gpt.qkv_width),
         _attention(gpt),
         product("addmm", n, h, gpt.query_width, bias=h),
-        *_leaving(gpt),
+        *leaving(gpt),
         *_dropped(gpt),
         _norm(gpt, 4),
-        *_entering(gpt),
+        *entering(gpt),
         product("addmm", n, gpt.inner_width, h, bias=gpt.inner_width),
         activation,
         product("addmm", n, h, gpt.ffn_width, bias=h),
-        *_leaving(gpt),
+        *leaving(gpt),
         *_dropped(gpt),
         Launch("add", 3 * gpt.own),
     ]
@@ -252,7 +252,7 @@ def _row_parallel_backward(gpt: DenseGpt, width: int, unsplit: bool) -> Steps:
     return [
         *_dropped(gpt),
         bias,
-        *_entering(gpt),
+        *entering(gpt),
         product("mm", n, width, h),
         *weights,
         _added(h),
@@ -266,7 +266,7 @@ def _column_parallel_backward(gpt: DenseGpt, width: int, unsplit: bool, *adds: L
     summed beside the product of the weight's (arXiv 2205.05198, section 4.2.2).
     """
     n, h = gpt.tokens, gpt.hidden_size
-    gathered, summed = _entering(gpt), _leaving(gpt)
+    gathered, summed = entering(gpt), leaving(gpt)
     if not unsplit:
         return [product("mm", n, h, width), *summed, *adds]
     steps: Steps = [Begin(tuple(gathered))] if gathered else []
@@ -284,7 +284,7 @@ def _weight_gradients(gpt: DenseGpt) -> Steps:
     widths = (gpt.ffn_width, gpt.inner_width, gpt.query_width, gpt.qkv_width)
     steps: Steps = []
     for width in widths:
-        steps += [*_entering(gpt), product("addmm", h, width, n, adds=True)]
+        steps += [*entering(gpt), product("addmm", h, width, n, adds=True)]
     return steps
 
 
@@ -303,56 +303,3 @@ def _norm_backward(gpt: DenseGpt) -> Steps:
         _added(h),
         _added(h),
     ]
-
-
-def output_layer(gpt: DenseGpt, shards: int, *, early: bool = True) -> dict[PassKind, Work]:
-    """Return S and T of a shard of the output layer, and the work between, which is F's or B's.
-
-    Args:
-        gpt: the model.
-        shards: ranks that the vocabulary is split over.
-        early: whether S computes the input gradient (Algorithm 2), not T.
-    """
-    n, h, rows = gpt.tokens, gpt.hidden_size, -(-gpt.vocab_size // shards)
-    logits = HALF * n * rows
-    wide = FULL * n * h
-    gradient = product("mm", n, h, rows)._replace(bytes=logits + HALF * rows * h + wide)
-    statistics: Steps = [
-        product("mm", n, rows, h),
-        Launch("column_maxima", logits),
-        Launch("exponentials_", 2 * logits),
-    ]
-    weights: Steps = [
-        Launch("scale_rows", 2 * gpt.activation),
-        product("addmm", rows, h, n, adds=True),
-        Launch("subtract_targets_", 2 * wide + gpt.activation),
-    ]
-    merged = Launch("merge_input_gradient", wide + 2 * gpt.activation)
-    s = [*statistics, *([gradient] if early else [])]
-    t = [*([] if early else [gradient, merged]), *weights]
-    return {"S": Work(tuple(s), logits), "T": Work(tuple(t), -logits)}
-
-
-def input_layer(gpt: DenseGpt) -> dict[PassKind, Work]:
-    """Return IF and IB of a shard of the input layer, as if every token were its own."""
-    u = gpt.activation
-    return {
-        "IF": Work((Launch("embedding", 2 * u + 8 * gpt.tokens),), u, u),
-        "IB": Work((Launch("index_add_", u + 2 * FULL * gpt.tokens * gpt.hidden_size),), -u),
-    }
-
-
-def whole_output_layer(gpt: DenseGpt) -> dict[PassKind, Work]:
-    """Return what an output layer that the tensor ranks of the last stage share adds to F and B.
-
-    They gather the input if they have parts of it, merge three numbers of every token, and sum the
-    input's gradient.
-    """
-    passes = output_layer(gpt, gpt.tensor)
-    statistics: Steps = []
-    if gpt.tensor > 1:
-        size = 3 * FULL * gpt.tokens * gpt.tensor
-        statistics.append(Collective("all_gather", "tensor", gpt.tensor, size))
-    merged = Launch("merge_input_gradient", 4 * gpt.activation)
-    around = Work((*statistics, merged, *_leaving(gpt)))
-    return {"F": in_order(Work(tuple(_entering(gpt))), passes["S"], around), "B": passes["T"]}

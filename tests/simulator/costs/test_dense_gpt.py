@@ -1,4 +1,4 @@
-"""dense_gpt.py: FLOPs of the papers, bytes of this project's kernels, and the cut of a layer."""
+"""The closed form of a dense GPT: FLOPs of the papers, bytes of this project, cut layers."""
 
 import pytest
 from hypothesis import given
@@ -8,8 +8,10 @@ from megatron.simulator.costs.count import Begin, Collective, Work
 from megatron.simulator.costs.dense_gpt import (
     DenseGpt,
     Recomputation,
-    input_layer,
     layer,
+)
+from megatron.simulator.costs.dense_vocabulary import (
+    input_layer,
     output_layer,
     whole_output_layer,
 )
