@@ -186,7 +186,7 @@ def _embedding(place: _Place) -> Work:
     gpt, whole = place.gpt, not place.treatment.is_sharded
     steps = [*_lookup(gpt), *leaving(gpt), *scattered(gpt)] if whole else []
     if not gpt.llama:
-        steps.append(Launch("add", 3 * gpt.own))
+        steps.append(Launch("add", 2 * gpt.own + gpt.own // gpt.micro_batch_size))
     left = gpt.own * (whole + (not gpt.llama)) + gpt.dropout * gpt.own // 2
     return Work((*steps, *dropped(gpt)), left, left + gpt.own)
 

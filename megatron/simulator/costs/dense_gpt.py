@@ -168,7 +168,7 @@ def layer(gpt: DenseGpt, *, split: bool = False) -> dict[PassKind, Work]:
 
     Memory is exact where the MLP is as wide as the layer or wider.
     """
-    forward = _forward(gpt, copies=gpt.recomputation != "full")
+    forward = _forward(gpt)
     again = [_attention(gpt)] if gpt.recomputation == "selective" else []
     own, peak = gpt.own, gpt.stored + max(gpt.own + gpt.activation, _drawn(gpt))
     if gpt.recomputation == "full":
@@ -183,7 +183,7 @@ def layer(gpt: DenseGpt, *, split: bool = False) -> dict[PassKind, Work]:
         gathered = gpt.activation * gpt.splits_tokens
         passes["W"] = Work(tuple(_weight_gradients(gpt)), -factors, gathered)
     if gpt.recomputation == "full":
-        passes["R"] = Work(tuple(_forward(gpt, copies=True)), gpt.stored - own, gpt.stored)
+        passes["R"] = Work(tuple(forward), gpt.stored - own, gpt.stored)
     return passes
 
 
@@ -203,7 +203,9 @@ def _room(gpt: DenseGpt, split: bool) -> int:
     gathered, summed = gpt.activation * gpt.splits_tokens, gpt.own * (gpt.tensor > 1)
     first = gathered + narrow + gpt.dropout * gpt.own // 2 + _bias_bytes(gpt)
     second = wide + _activation_sums(gpt) + narrow * split
-    third = gpt.activation + summed + (0 if split else gathered - narrow)
+    third = (
+        gpt.activation + summed + (0 if split else gathered - narrow - gpt.dropout * gpt.own // 2)
+    )
     fourth = 2 * gpt.own + norm_sums(gpt) if split else 0
     return max(first, second, third, fourth)
 
@@ -279,8 +281,8 @@ def dropped(gpt: DenseGpt, *, backward: bool = False) -> Steps:
         return []
     if not gpt.splits_tokens:
         return [Launch("native_dropout", 5 * gpt.own // 2)]
-    drawn = [] if backward else [Launch("native_dropout", 19 * gpt.activation // 4)]
-    return [*drawn, Launch("native_dropout", 9 * gpt.own // 2)]
+    drawn = [Launch("native_dropout", (7 * gpt.activation + 5 * gpt.own) // 2)]
+    return [*([] if backward else drawn), Launch("native_dropout", 9 * gpt.own // 2)]
 
 
 def scattered(gpt: DenseGpt) -> Steps:
@@ -304,11 +306,12 @@ def _linear(gpt: DenseGpt, m: int, k: int) -> Launch:
     return product("addmm", gpt.tokens, m, k, bias=m)
 
 
-def _forward(gpt: DenseGpt, *, copies: bool) -> Steps:
-    """Return a layer's forward, which ``copies`` queries before it rotates them for a backward."""
+def _forward(gpt: DenseGpt) -> Steps:
     n, h = gpt.tokens, gpt.hidden_size
     activation = Launch("activation", HALF * n * (gpt.inner_width + gpt.ffn_width))
-    copied = [Launch("clone", 2 * HALF * n * gpt.query_width)] if gpt.llama and copies else []
+    # Queries that share keys do not lie next to each other, so they are copied to be rotated.
+    grouped = gpt.llama and gpt.num_query_groups not in (0, gpt.num_attention_heads)
+    copied = [Launch("clone", 2 * HALF * n * gpt.query_width)] if grouped else []
     return [
         norm(gpt, 2),
         *entering(gpt),
