@@ -16,8 +16,14 @@ from megatron.schedules.search.automatic import one_by_one
 from megatron.schedules.search.lengthen import PERIODS, Target, lengthened
 from megatron.schedules.search.shorten import shorten
 from megatron.schedules.search.watch import Watch
-from megatron.schedules.treatments import Treatment
+from megatron.schedules.timing import earliest
 from megatron.schedules.with_recomputation import with_recomputation
+
+LATE: Final = (0.0, 0.25, 0.5, 0.75)
+"""Shares of an interval by which S may wait for the output of the last stage."""
+
+GAIN: Final = 0.005
+"""Share of the time that a later S has to save."""
 
 SEARCHED_WHOLE: Final = 25_000
 """A plan of more passes is searched with fewer microbatches, and then lengthened."""
@@ -172,15 +178,33 @@ def _treated_block(request: Request, schedule: Schedule) -> Block:
     block = block_of(request, schedule)
     if request.split_backward and not schedule.split:
         block = _split(block)
-    return _treated(block, request.treatment)
-
-
-def _treated(block: Block, treatment: Treatment) -> Block:
-    """Return ``block`` with the vocabulary passes of a treatment."""
+    treatment = request.treatment
     if not treatment.is_sharded:
         return block
-    insert = interlaced if treatment.synchronous else with_vocabulary
-    return insert(block, treatment)
+    if treatment.synchronous:
+        return interlaced(block, treatment)
+    if not request.shortened:
+        return with_vocabulary(block, treatment)
+    return _with_timely_output(block, request)
+
+
+def _with_timely_output(block: Block, request: Request) -> Block:
+    """Return a block with vocabulary passes whose S comes when its input is there.
+
+    Real passes take other times than those of the block, so several moments are tried with the
+    costs of the request, on as many microbatches as show a steady state.
+    """
+    few = min(request.microbatches, 3 * request.ranks + max(block.group, 1))
+    best = with_vocabulary(block, request.treatment)
+    if few < 2 * request.ranks:
+        return best
+    least = (1 - GAIN) * earliest(unroll(best, few), request.costs).end
+    for late in LATE[1:]:
+        tried = with_vocabulary(block, request.treatment, late)
+        taken = earliest(unroll(tried, few), request.costs).end
+        if taken < least:
+            best, least = tried, taken
+    return best
 
 
 def _split(block: Block) -> Block:

@@ -3,8 +3,9 @@
 The input and output layers are split over all ranks, so each rank runs its share once per
 microbatch:
 
-* S follows the last stage's F as soon as the rank is between two passes; each further pass of the
-  output layer follows one interval later, when the barrier before it is done;
+* S follows the last stage's F as soon as the rank is between two passes, or a share of an interval
+  later; each further pass of the output layer follows one interval after the one before it, when
+  the barrier between them is done;
 * every barrier delays the backwards by one interval, in which other passes overlap its collective;
 * IF runs one interval before the first F and IB one interval after the first stage's B, so that
   other passes overlap CIF and CIB too.
@@ -20,12 +21,16 @@ from megatron.schedules.blocks.block import Block, Slot
 from megatron.schedules.treatments import Treatment
 
 
-def with_vocabulary(block: Block, treatment: Treatment) -> Block:
+def with_vocabulary(block: Block, treatment: Treatment, late: float = 0.0) -> Block:
     """Return ``block`` with the passes of ``treatment`` on every rank.
 
     Args:
         block: any block without vocabulary passes.
         treatment: one that splits the vocabulary and whose collectives overlap with other passes.
+        late: share of an interval by which S waits on all ranks but that of the last stage. Passes
+            that take other times than in the block, and messages that take time, bring the output
+            of the last stage later than the block has it; a rank whose S comes at once then waits.
+            The barrier has an interval, so S may take a part of it.
 
     Raises:
         ValueError: if the block already has vocabulary passes, or for another treatment.
@@ -43,8 +48,9 @@ def with_vocabulary(block: Block, treatment: Treatment) -> Block:
     first_forward = waiting.slot(0, "F").start
     first_backward = waiting.slot(0, "B").end
     rows = []
-    for row in held:
-        s_time = _boundary_after(row, last_forward, block.interval)
+    for rank, row in enumerate(held):
+        waits = late * block.interval * (rank != block.stages[-1][0])
+        s_time = _boundary_after(row, last_forward + waits, block.interval)
         inserted = (
             *(
                 Slot(s_time + i * block.interval, 0, kind)
