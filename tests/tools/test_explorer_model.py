@@ -85,13 +85,14 @@ REPLICA_FLAGS: Final = {
     ids=["at the end", "beside passes", "sharded"],
 )
 def test_replicas_take_about_the_time_and_memory_of_a_dry_run(replicas: Mapping[str, bool]) -> None:
-    """Not quite: the page has buckets of one size, so that others are hidden, and no padding."""
-    case = {"schedule": "1f1b", "vocab": "vocab-2", "model": GPT}
+    """Not quite: the page has buckets of one size, no padding, and no passes slowed beside them."""
+    case = {"schedule": "1f1b", "vocab": "vocab-2", "model": {**GPT, "machine": 4}}
     asked = {**case, "p": 4, "m": 6, "replicas": {"count": 4, **replicas}}
     found, alone = (
         Simulations().of(Case.of_json(own)) for own in (asked, {**case, "p": 4, "m": 6})
     )
     words = [flag for name, flag in REPLICA_FLAGS.items() if replicas.get(name)]
+    words += ["--rank-order", "tp-pp-dp"]  # a replica in a machine, as on the page
     config = parse([*flags(case, replicas=4), *words], world_size=16, speak=False)
     job, costs, request = found.case.model, found.model, found.scenario.request
     assert job is not None
@@ -100,7 +101,7 @@ def test_replicas_take_about_the_time_and_memory_of_a_dry_run(replicas: Mapping[
     expected = forecast_run(config, plan, gpu(job.gpu)).outcome
     timeline = found.done.timeline
     outcome = job.forecast(request, found.done.program, timeline, costs, found.case.replicas)
-    assert outcome.seconds == pytest.approx(expected.seconds, rel=0.05)
+    assert outcome.seconds == pytest.approx(expected.seconds, rel=0.08)
     assert list(outcome.peak) == pytest.approx(expected.peak, rel=0.02)
     assert timeline.end > 1.05 * alone.done.timeline.end
 
