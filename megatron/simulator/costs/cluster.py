@@ -47,7 +47,7 @@ class Cluster:
                     clock = beside(clock, self.rates.seconds(step), lane, crowding)
                 case Begin(collectives):
                     lane = max(lane, clock) + sum(map(self.collective, collectives))
-                    crowding = max(map(self._crowding, collectives))
+                    crowding = max(map(self._crowding, collectives), default=0.0)
                 case Await():
                     clock = max(clock, lane)
                 case Collective():

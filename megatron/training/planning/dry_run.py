@@ -207,7 +207,7 @@ def _checked(found: RunForecast) -> str:
     own = RunClass(family, shared, across=parallel.placement.machines > 1)
     known = {own: PUBLISHED[own]} if own in PUBLISHED else _nearest(own)
     runs = "; ".join(
-        f"{counted(errors.runs, 'published iteration')} of Megatron-LM ({like}) were off by "
+        f"{counted(errors.runs, 'run')} of Megatron-LM that others published ({like}) were off by "
         f"{errors.mean:g}% in the mean, {errors.most:g}% at most"
         for like, errors in known.items()
     )
