@@ -170,7 +170,10 @@ def _around(place: _Place, kind: PassKind, chunk: int) -> tuple[Work, Work]:
     stage = place.rank, chunk
     first, last = stage == plan.stages[0], stage == plan.stages[-1]
     if kind == "F":
-        return _embedding(place) if first else NO_WORK, _head(place) if last else NO_WORK
+        head = _head(place) if last else NO_WORK
+        # The words' embeddings go once positions were added and the stage is through.
+        words = place.gpt.own * (first and not place.gpt.llama)
+        return _embedding(place) if first else NO_WORK, in_order(head, Work((), -words))
     whole = NO_WORK
     if last and not place.treatment.is_sharded and kind == ("W" if plan.split_backward else "B"):
         whole = whole_output_weights(place.gpt, place.rows)
@@ -203,7 +206,7 @@ def _embedding_backward(place: _Place) -> Work:
             steps += [Launch("zeros", others), Launch("cat", 2 * HALF * elements)]
         steps.append(Launch("add_", (HALF + 2 * FULL) * elements))
     steps += entering(gpt)
-    left = -_embedding(place).left
+    left = gpt.own * (not gpt.llama) - _embedding(place).left
     if sharded:
         parts = 2 * HALF * gpt.seq_length * gpt.hidden_size
         room = parts if gpt.splits_tokens and not gpt.llama else gpt.own
