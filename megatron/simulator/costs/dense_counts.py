@@ -170,10 +170,10 @@ def _around(place: _Place, kind: PassKind, chunk: int) -> tuple[Work, Work]:
     stage = place.rank, chunk
     first, last = stage == plan.stages[0], stage == plan.stages[-1]
     if kind == "F":
-        behind = _head(place) if last else NO_WORK
-        if first and not place.gpt.llama:  # the words' embeddings go after the pass
-            behind = in_order(behind, Work((), -place.gpt.own))
-        return _embedding(place) if first else NO_WORK, behind
+        head = _head(place) if last else NO_WORK
+        # The words' embeddings go once positions were added and the stage is through.
+        words = place.gpt.own * (first and not place.gpt.llama)
+        return _embedding(place) if first else NO_WORK, in_order(head, Work((), -words))
     whole = NO_WORK
     if last and not place.treatment.is_sharded and kind == ("W" if plan.split_backward else "B"):
         whole = whole_output_weights(place.gpt, place.rows)
